@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeGuard
 
 import httpx2
 import lightkube
@@ -45,6 +45,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
 _SILENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 500
+_LIST = "List"
 _SWITCHED = 101
 # Of OpenSSL's message; no patience helps.
 _DISTRUST = "CERTIFICATE_VERIFY_FAILED"
@@ -72,7 +73,7 @@ class Cluster:
     def __init__(
         self, namespace: str | None = None, *, patience_seconds: float | None = None, tell: Callable[[str], None] = say
     ) -> None:
-        login = read_login()
+        login = read_login(tell)
         self.namespace = namespace or login.namespace
         self.address = login.server
         self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
@@ -114,7 +115,7 @@ class Cluster:
     def get(self, kind: str, name: str) -> Object | None:
         """One object, or None where there is none of that name (or no such kind)."""
         response = self._send("GET", Question("get", KINDS[kind], self.namespace, name), missing_ok=True)
-        return _object(response) if response is not None else None
+        return _object(response, KINDS[kind].name) if response is not None else None
 
     def list(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
         """The objects with these labels; none where the kind is not installed."""
@@ -126,9 +127,11 @@ class Cluster:
         """The objects with these labels and fields, and the revision at which it was so, for a watch to go on from."""
         question = Question("list", KINDS[kind], self.namespace)
         response = self._send("GET", question, _selectors(labels, fields), missing_ok=True)
-        answer = _object(response) if response is not None else {}
+        if response is None:
+            return [], ""
+        answer = _object(response, _LIST)
         # The items of a list do not say what they are.
-        facts = {"apiVersion": KINDS[kind].api_version, "kind": kind}
+        facts = {"apiVersion": KINDS[kind].api_version, "kind": KINDS[kind].name}
         items = [{**facts, **item} for item in answer.get("items") or []]
         return items, str((answer.get("metadata") or {}).get("resourceVersion") or "")
 
@@ -136,7 +139,7 @@ class Cluster:
         """Raise NoNamespace where there is no such namespace: it lists as an empty one. Who may not know is let go."""
         question = Question("get", KINDS["Namespace"], "", self.namespace)
         try:
-            _object(self._asked("GET", question))
+            _object(self._asked("GET", question), "Namespace")
         except Refused as error:
             if isinstance(error, NoNamespace) or error.code != 403:
                 raise
@@ -145,17 +148,17 @@ class Cluster:
         """Server-side apply, checked strictly: fields the server does not know are errors."""
         question = Question("apply", KINDS[key(obj)], self.namespace, obj["metadata"]["name"])
         params = {"fieldManager": MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
-        return _object(self._asked("PATCH", question, params, obj, _APPLY))
+        return _object(self._asked("PATCH", question, params, obj, _APPLY), obj["kind"])
 
     def create(self, obj: Object) -> Object:
         """Make an object that must not exist: Refused with code 409 where it does."""
         question = Question("create", KINDS[key(obj)], self.namespace, obj["metadata"]["name"])
-        return _object(self._asked("POST", question, {"fieldManager": MANAGER}, obj))
+        return _object(self._asked("POST", question, {"fieldManager": MANAGER}, obj), obj["kind"])
 
     def merge(self, kind: str, name: str, change: Object) -> Object:
         """Change only the fields that `change` holds."""
         question = Question("patch", KINDS[kind], self.namespace, name)
-        return _object(self._asked("PATCH", question, {"fieldManager": MANAGER}, change, _MERGE))
+        return _object(self._asked("PATCH", question, {"fieldManager": MANAGER}, change, _MERGE), KINDS[kind].name)
 
     def delete(self, kind: str, name: str, *, grace_seconds: int | None = None) -> bool:
         """Delete an object and then what it owns; False where there was none."""
@@ -164,13 +167,13 @@ class Cluster:
             options["gracePeriodSeconds"] = grace_seconds
         question = Question("delete", KINDS[kind], self.namespace, name)
         response = self._send("DELETE", question, body=options, missing_ok=True)
-        return response is not None and _object(response) is not None
+        return response is not None and bool(_object(response, KINDS[kind].name, "Status"))
 
     def serves(self, kind: str) -> bool:
         """The API server knows this kind."""
         question = Question("list", KINDS[kind], self.namespace)
         response = self._send("GET", question, {"limit": "1"}, missing_ok=True)
-        return response is not None and _object(response) is not None
+        return response is not None and bool(_object(response, _LIST))
 
     def may(self, verb: str, kind: str, subresource: str = "") -> bool:
         """We have the right to do this in the namespace, as the API server sees it."""
@@ -181,7 +184,7 @@ class Cluster:
         }  # fmt: skip
         review = KINDS["SelfSubjectAccessReview"]
         body = {"apiVersion": review.api_version, "kind": review.name, "spec": {"resourceAttributes": attributes}}
-        answer = _object(self._asked("POST", Question("create", review, self.namespace), body=body))
+        answer = _object(self._asked("POST", Question("create", review, self.namespace), body=body), review.name)
         return bool((answer.get("status") or {}).get("allowed"))
 
     def watch(
@@ -206,11 +209,14 @@ class Cluster:
             for line in _lines(response.iter_bytes()):
                 try:
                     event = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     raise Unreachable(f"{question}: the connection broke off within a line") from None
-                if event["type"] == "ERROR":
-                    raise refusal(question, event["object"].get("code", 500), event["object"])
-                yield event["type"], event["object"]
+                change, obj = (event.get("type"), event.get("object")) if isinstance(event, dict) else (None, None)
+                if change == "ERROR" and isinstance(obj, dict) and isinstance(obj.get("code", 500), int):
+                    raise refusal(question, obj.get("code", 500), obj)
+                if not isinstance(change, str) or not _is_object(obj) or "resourceVersion" not in obj["metadata"]:
+                    raise _foreign(response, line.decode(errors="replace"))
+                yield change, obj
 
     # -- pods
     def log(
@@ -408,27 +414,46 @@ def _declined(question: Question, response: httpx2.Response) -> EnvironmentFault
     return refusal(question, response.status_code, _status(response))
 
 
-def _object(response: httpx2.Response) -> Object:
+def _object(response: httpx2.Response, *kinds: str) -> Object:
+    """The answer, an object of one of these kinds. Raises EnvironmentFault where something else has answered."""
+    answer = _decoded(response)
+    kind = str(answer.get("kind"))
+    items = answer.get("items") or []
+    if _LIST in kinds and kind.endswith(_LIST) and isinstance(items, list) and all(map(_is_object, items)):
+        return answer
+    if kind in kinds and _is_object(answer):
+        return answer
+    raise _foreign(response, response.text)
+
+
+def _is_object(found: object) -> TypeGuard[Object]:
+    return isinstance(found, dict) and isinstance(found.get("metadata"), dict)
+
+
+def _foreign(response: httpx2.Response, said: str) -> EnvironmentFault:
+    """The error for an answer that no API server gives to what was asked."""
+    return EnvironmentFault(
+        f"{response.url.copy_with(query=None)} answered with what is no object of Kubernetes "
+        f"({said[:_SHOWN_CHARACTERS]!r}); does the kubeconfig's `server` lead to an API server, "
+        "and no login page stand in between?"
+    )
+
+
+def _decoded(response: httpx2.Response) -> Object:
     try:
         answer = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
-    if not isinstance(answer, dict):
-        said = response.text[:_SHOWN_CHARACTERS]
-        raise EnvironmentFault(
-            f"{response.url.copy_with(query=None)} answered with what is no object of Kubernetes ({said!r}); does the "
-            "kubeconfig's `server` lead to an API server, and no login page stand in between?"
-        )
-    return answer
+    return answer if isinstance(answer, dict) else {}
 
 
 def _status(response: httpx2.Response) -> Object:
     """The Status of a refusal; what a proxy in between says instead is kept as its message."""
-    try:
-        found = response.json()
-    except ValueError:
-        found = response.text[:_SHOWN_CHARACTERS]
-    return found if isinstance(found, dict) else {"message": str(found).strip() or response.reason_phrase}
+    found = _decoded(response)
+    if found.get("kind") == "Status" and isinstance(found.get("details") or {}, dict):
+        return found
+    said = found.get("message") or response.text.strip() or response.reason_phrase
+    return {"message": str(said)[:_SHOWN_CHARACTERS]}
 
 
 def _is_missing_namespace(response: httpx2.Response) -> bool:

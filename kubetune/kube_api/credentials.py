@@ -14,16 +14,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from kubetune.base.reminders import reminding
 from kubetune.errors import EnvironmentFault
 
 Section = dict[str, Any]
@@ -33,6 +35,17 @@ _DEFAULT = "~/.kube/config"
 _VERSIONS = tuple(f"client.authentication.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1"))
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 _UNAUTHORIZED = 401
+# Fields as kubectl takes them; others are not looked at.
+_TEXTS = (
+    "cluster", "user", "namespace", "server", "tls-server-name", "proxy-url", "certificate-authority",
+    "certificate-authority-data", "client-certificate", "client-certificate-data", "client-key", "client-key-data",
+    "token", "tokenFile", "username", "password", "as", "as-uid", "apiVersion", "command", "interactiveMode",
+    "installHint", "name", "value", "clientCertificateData", "clientKeyData", "expirationTimestamp",
+)  # fmt: skip
+_OF_HEADERS = ("token", "as", "as-uid")
+_LISTS = ("args", "as-groups")
+_SWITCHES = ("insecure-skip-tls-verify", "provideClusterInfo")
+_REMINDER_SECONDS = 15.0
 # A token is not used up to its last moment: clocks differ, and a request takes its time.
 _MARGIN_SECONDS = 10.0
 
@@ -50,15 +63,16 @@ class Login:
     headers: list[tuple[str, str]] = field(default_factory=list)
 
 
-def read_login() -> Login:
+def read_login(tell: Callable[[str], None]) -> Login:
     """The login of the current context, as kubectl finds it; in a pod without a kubeconfig, that of its account.
 
-    Raises EnvironmentFault saying what is wrong with it, and in which file.
+    `tell` learns that a program which logs in takes long. Raises EnvironmentFault saying what is wrong, and in which
+    file.
     """
-    named = [Path(name).expanduser() for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
-    files = [path for path in named or [Path(_DEFAULT).expanduser()] if path.is_file()]
+    named = [Path(os.path.expanduser(name)) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
+    files = [path for path in named or [Path(os.path.expanduser(_DEFAULT))] if os.path.isfile(path)]
     if files:
-        return _login(_merged(files))
+        return _login(_merged(files), tell)
     if not named and (_IN_CLUSTER / "token").is_file() and "KUBERNETES_SERVICE_HOST" in os.environ:
         return _account()
     where = " or ".join(map(str, named)) or _DEFAULT
@@ -73,10 +87,10 @@ def _merged(files: list[Path]) -> Section:
             found = YAML(typ="safe", pure=True).load(path) or {}
             for plural, singular in (("clusters", "cluster"), ("users", "user"), ("contexts", "context")):
                 for entry in found.get(plural) or []:
-                    section = {**(entry.get(singular) or {}), "file": path}
+                    section = {**_checked(entry.get(singular) or {}, f"{singular} {entry['name']}: "), "file": path}
                     merged[plural].setdefault(str(entry["name"]), section)
             current = found.get("current-context")
-        except (OSError, ValueError, YAMLError, AttributeError, KeyError, TypeError) as error:
+        except (OSError, ValueError, YAMLError, AttributeError, KeyError, TypeError, RecursionError) as error:
             said = str(error).replace("\n", " ") or type(error).__name__
             raise EnvironmentFault(f"{path}: no kubeconfig can be read from it: {said}") from None
         if current and "current" not in merged:
@@ -85,7 +99,30 @@ def _merged(files: list[Path]) -> Section:
     return merged
 
 
-def _login(config: Section) -> Login:
+def _checked(section: Section, where: str) -> Section:
+    """A part of a kubeconfig, or of what a login program prints. Raises ValueError where kubectl would refuse it."""
+    for key, value in section.items():
+        if value is None:
+            continue
+        is_text = isinstance(value, str) and "\0" not in value
+        if key in _OF_HEADERS:
+            is_text = is_text and value.strip().isprintable()
+        if key in _TEXTS and not is_text:
+            raise ValueError(f"{where}{key} is no text")
+        if key in _LISTS and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+            raise ValueError(f"{where}{key} is no list of texts")
+        if key in _SWITCHES and not isinstance(value, bool):
+            raise ValueError(f"{where}{key} is neither true nor false")
+        if key == "as-user-extra":
+            _checked({"args": [text for texts in value.values() for text in texts]}, f"{where}{key}: ")
+        if key == "exec":
+            _checked(value, f"{where}exec: ")
+            for entry in value.get("env") or []:
+                _checked({"name": entry["name"], "value": entry.get("value")}, f"{where}exec: env: ")
+    return section
+
+
+def _login(config: Section, tell: Callable[[str], None]) -> Login:
     if "current" not in config:
         raise EnvironmentFault(
             f"{config['files']}: no current context; choose one of {_names(config['contexts'])}: "
@@ -102,11 +139,19 @@ def _login(config: Section) -> Login:
             "have the kubeconfig made anew by your cloud's command, which writes `exec` instead"
         )
     verify = _trusted(cluster)
+    try:
+        server = urlsplit(cluster["server"])
+        is_address = server.scheme in ("http", "https") and bool(server.hostname) and (server.port or 1) > 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        expected = "expected https://HOST:PORT"
+        raise EnvironmentFault(f"{cluster['file']}: `server` is {cluster['server']}; {expected}")
     return Login(
         server=str(cluster["server"]),
         namespace=str(context.get("namespace") or "default"),
         verify=verify,
-        auth=_auth(user, cluster, verify),
+        auth=_auth(user, cluster, verify, tell),
         proxy=cluster.get("proxy-url"),
         tls_server_name=cluster.get("tls-server-name"),
         headers=_impersonation(user),
@@ -141,9 +186,12 @@ def _path(section: Section, name: str) -> Path:
 
 def _text(section: Section, key: str, path: Path) -> str:
     try:
-        return path.read_text().strip()
+        text = path.read_text().strip()
     except (OSError, ValueError) as error:
         raise EnvironmentFault(f"{section['file']}: {key}: {error}") from None
+    if not text.isprintable():
+        raise EnvironmentFault(f"{section['file']}: {key}: {path} holds more than one line of text")
+    return text
 
 
 def _bytes(section: Section, key: str) -> bytes | None:
@@ -170,7 +218,11 @@ def _trusted(cluster: Section) -> ssl.SSLContext:
             raise EnvironmentFault(
                 f"{cluster['file']}: certificate-authority: no certificates in PEM: {error}"
             ) from None
-    return httpx2.create_ssl_context(verify=not cluster.get("insecure-skip-tls-verify", False))
+    try:
+        return httpx2.create_ssl_context(verify=not cluster.get("insecure-skip-tls-verify"))
+    except OSError as error:
+        where = f" of SSL_CERT_FILE ({os.environ['SSL_CERT_FILE']})" if "SSL_CERT_FILE" in os.environ else ""
+        raise EnvironmentFault(f"the certificates{where} that servers are known by cannot be read: {error}") from None
 
 
 def _load_certificate(verify: ssl.SSLContext, certificate: bytes, key: bytes, where: str) -> None:
@@ -186,7 +238,7 @@ def _load_certificate(verify: ssl.SSLContext, certificate: bytes, key: bytes, wh
             raise EnvironmentFault(f"{where}: the client certificate cannot be used: {error}") from None
 
 
-def _auth(user: Section, cluster: Section, verify: ssl.SSLContext) -> httpx2.Auth | None:
+def _auth(user: Section, cluster: Section, verify: ssl.SSLContext, tell: Callable[[str], None]) -> httpx2.Auth | None:
     certificate, key = _bytes(user, "client-certificate"), _bytes(user, "client-key")
     if certificate and key:
         _load_certificate(verify, certificate, key, str(user["file"]))
@@ -194,13 +246,13 @@ def _auth(user: Section, cluster: Section, verify: ssl.SSLContext) -> httpx2.Aut
         missing = "client-key" if certificate else "client-certificate"
         raise EnvironmentFault(f"{user['file']}: {missing} (or {missing}-data) is missing")
     if user.get("exec"):
-        return _ExecLogin(user, cluster, verify)
+        return _ExecLogin(user, cluster, verify, tell)
     if user.get("tokenFile"):
         return _FileToken(user, _path(user, user["tokenFile"]))
     if user.get("token"):
-        return _Token(str(user["token"]))
+        return _Token(user["token"].strip())
     if user.get("username") and user.get("password"):
-        return httpx2.BasicAuth(str(user["username"]), str(user["password"]))
+        return httpx2.BasicAuth(user["username"], user["password"])
     return None
 
 
@@ -240,8 +292,8 @@ class _FileToken(httpx2.Auth):
 class _ExecLogin(httpx2.Auth):
     """A program that gives us a token or a client certificate, asked when the first request is made."""
 
-    def __init__(self, user: Section, cluster: Section, verify: ssl.SSLContext) -> None:
-        self._program, self._cluster, self._verify = dict(user["exec"]), cluster, verify
+    def __init__(self, user: Section, cluster: Section, verify: ssl.SSLContext, tell: Callable[[str], None]) -> None:
+        self._program, self._cluster, self._verify, self._tell = dict(user["exec"]), cluster, verify, tell
         self._file = user["file"]
         self._lock = threading.Lock()
         self._token: str | None = None
@@ -287,35 +339,40 @@ class _ExecLogin(httpx2.Auth):
         is_interactive = mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
         if mode == "Always" and not is_interactive:
             raise EnvironmentFault(f"{self._who()} asks for a terminal, and there is none; log in from one first")
-        command = str(program.get("command", ""))
+        if not (command := program.get("command")):
+            raise EnvironmentFault(f"{self._file}: `command` of the login program is missing")
         argv = [str(_path({"file": self._file}, command)) if os.sep in command else command]
-        environ = {str(entry["name"]): str(entry["value"]) for entry in program.get("env") or []}
+        environ = {entry["name"]: entry.get("value") or "" for entry in program.get("env") or []}
         environ["KUBERNETES_EXEC_INFO"] = json.dumps(self._info(is_interactive))
         try:
-            done = subprocess.run(
-                [*argv, *map(str, program.get("args") or [])],
-                env={**os.environ, **environ},
-                stdin=None if is_interactive else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                # What it says is for the person who is to open a page or type a code.
-                stderr=None if is_interactive else subprocess.PIPE,
-                text=True,
-                check=False,
-            )
-        except OSError as error:
+            with reminding(lambda taken: self._tell(f"{self._who()} has said nothing for {taken}"), _REMINDER_SECONDS):
+                done = subprocess.run(
+                    [*argv, *(program.get("args") or [])],
+                    env={**os.environ, **environ},
+                    stdin=None if is_interactive else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    # What it says is for the person who is to open a page or type a code.
+                    stderr=None if is_interactive else subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    check=False,
+                )
+        except (OSError, ValueError) as error:
             hint = f"; {program['installHint'].strip()}" if program.get("installHint") else "; is it on the PATH?"
-            raise EnvironmentFault(f"{self._who()} cannot be started: {error.strerror}{hint}") from None
+            said = error.strerror if isinstance(error, OSError) else error
+            raise EnvironmentFault(f"{self._who()} cannot be started: {said}{hint}") from None
         if done.returncode != 0:
             said = (done.stderr or "").strip() or "it said nothing"
             raise EnvironmentFault(f"{self._who()} ended with exit code {done.returncode}: {said}")
         try:
             answer = json.loads(done.stdout)
-            status = answer["status"] if answer.get("kind") == "ExecCredential" else None
-        except (ValueError, KeyError, AttributeError):
-            status = None
-        if not isinstance(status, dict):
-            raise EnvironmentFault(f"{self._who()} printed no ExecCredential with a status")
-        return status
+            if answer["kind"] == "ExecCredential" and isinstance(answer["status"], dict):
+                return _checked(answer["status"], "")
+            what = "no ExecCredential with a status"
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            told = type(error) is ValueError  # by _checked
+            what = f"an ExecCredential of which {error}" if told else "no ExecCredential with a status"
+        raise EnvironmentFault(f"{self._who()} printed {what}")
 
     def _info(self, is_interactive: bool) -> Section:
         """Facts that the program is told of us, as KUBERNETES_EXEC_INFO."""

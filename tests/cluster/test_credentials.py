@@ -7,7 +7,7 @@ import json
 import os
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,6 +34,7 @@ class Server(ThreadingHTTPServer):
         self.paths: list[str] = []
         self.subjects: list[Any] = []
         self.good_tokens: set[str] | None = None
+        self.answer = ""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -48,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         good = self.server.good_tokens is None or token in self.server.good_tokens
         body = {"kind": "List", "items": []} if good else {"kind": "Status", "message": "Unauthorized", "code": 401}
-        text = json.dumps(body).encode()
+        text = (self.server.answer or json.dumps(body)).encode()
         self.send_response(200 if good else 401)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
@@ -154,7 +155,7 @@ def plugin(folder: Path, script: str, **facts: Any) -> dict[str, Any]:
     return {"exec": {"apiVersion": V1, "command": "./log-in", "interactiveMode": "Never", **facts}}
 
 
-def credential(**status: str) -> str:
+def credential(**status: str | int) -> str:
     return json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": status})
 
 
@@ -173,6 +174,13 @@ def url(server: Server, scheme: str = "http") -> str:
         ("echo '{}'", {}, "printed no ExecCredential"),
         (f"echo '{credential(expirationTimestamp='2030-01-01T00:00:00Z')}'", {}, "neither a token nor a client cert"),
         (f"echo '{credential(clientCertificateData='x', clientKeyData='y')}'", {}, "certificate cannot be used"),
+        (r"printf '\377\376'", {}, "printed no ExecCredential"),
+        (r"printf '\377\376' >&2; exit 1", {}, "ended with exit code 1"),
+        ("python3 -c 'print(chr(91) * 100_000)'", {}, "printed no ExecCredential"),
+        (f"echo '{credential(token=5)}'", {}, "an ExecCredential of which token is no text"),
+        (f"echo '{credential(token='t', expirationTimestamp=5)}'", {}, "of which expirationTimestamp is no text"),
+        (f"echo '{credential(clientCertificateData=5, clientKeyData=6)}'", {}, "clientCertificateData is no text"),
+        ("true", {"env": [{"name": "A=B", "value": "x"}]}, "cannot be started: illegal environment variable name"),
         ("true", {"apiVersion": "client.authentication.k8s.io/v9"}, "found apiVersion .*/v9; expected"),
         ("true", {"interactiveMode": "Always"}, "asks for a terminal"),
     ],
@@ -306,6 +314,20 @@ def test_several_files_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ({"users": [{"name": "u", "user": {"tokenFile": "none"}}]}, "tokenFile: .*No such file"),
         ({"clusters": [{"name": "c", "cluster": {"server": "x", "certificate-authority-data": "!"}}]}, "not base64"),
         ({"clusters": [{"name": "c", "cluster": {"server": "x", "certificate-authority": "no"}}]}, "No such file"),
+        ({"clusters": [{"name": "c", "cluster": {"server": "127.0.0.1:6443"}}]}, "expected https://HOST:PORT"),
+        ({"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:99999"}}]}, "expected https://HOST:PORT"),
+        ({"clusters": [{"name": "c", "cluster": {"server": "http://x", "proxy-url": 5}}]}, "proxy-url is no text"),
+        ({"users": [{"name": "u", "user": {"token": "a\nb"}}]}, "user u: token is no text"),
+        ({"users": [{"name": "u", "user": {"tokenFile": 5}}]}, "user u: tokenFile is no text"),
+        ({"users": [{"name": "u", "user": {"client-key-data": 5}}]}, "user u: client-key-data is no text"),
+        ({"users": [{"name": "u", "user": {"as": "b", "as-groups": 5}}]}, "as-groups is no list of texts"),
+        ({"users": [{"name": "u", "user": {"as": "b", "as-user-extra": {"why": 5}}}]}, "no kubeconfig can be read"),
+        ({"users": [{"name": "u", "user": {"exec": [1]}}]}, "no kubeconfig can be read"),
+        ({"users": [{"name": "u", "user": {"exec": {"command": "x", "args": 5}}}]}, "exec: args is no list of texts"),
+        ({"users": [{"name": "u", "user": {"exec": {"command": "x", "env": [{"name": 1}]}}}]}, "env: name is no text"),
+        ({"users": [{"name": "u", "user": {"exec": {"apiVersion": V1}}}]}, "`command` of the login program is missing"),
+        ({"users": [{"name": "u", "user": {"as": "a\nb"}}]}, "user u: as is no text"),
+        ({"users": [{"name": "u", "user": {"tokenFile": "config"}}]}, "tokenFile: .* more than one line of text"),
         ({"clusters": "c"}, "no kubeconfig can be read from it"),
     ],
 )
@@ -324,3 +346,65 @@ def test_no_kubeconfig_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "none").write_text("a: [")
     with pytest.raises(EnvironmentFault, match=r"none: no kubeconfig can be read from it"):
         Cluster()
+    (tmp_path / "none").write_text("[" * 1_000)
+    with pytest.raises(EnvironmentFault, match=r"none: no kubeconfig can be read from it"):
+        Cluster()
+    monkeypatch.setenv("KUBECONFIG", "~nobody-of-that-name/config")
+    with pytest.raises(EnvironmentFault, match=r"there is no kubeconfig at ~nobody-of-that-name/config"):
+        Cluster()
+
+
+def test_certificates_that_the_environment_names_and_that_are_none_are_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": "https://127.0.0.1:1"})
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "config"))
+    with pytest.raises(EnvironmentFault, match=r"SSL_CERT_FILE \(.*/config\) that servers are known by cannot be read"):
+        Cluster()
+
+
+def test_a_login_program_that_takes_long_is_spoken_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    monkeypatch.setattr("kubetune.kube_api.credentials._REMINDER_SECONDS", 0.01)
+    user = plugin(tmp_path, f"until test -e {tmp_path}/told; do sleep 0.02; done; echo '{credential(token='t')}'")
+    kubeconfig(tmp_path / "config", monkeypatch, user, {"server": url(server)})
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        (tmp_path / "told").touch()
+
+    assert Cluster(tell=tell).list("ConfigMap") == []
+    assert "the login program ./log-in has said nothing for " in told[0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"error": "login required"}',
+        '{"kind": "List", "items": {"a": 1}}',
+        '{"kind": "List", "items": [1]}',
+        '{"kind": "ConfigMap", "metadata": NaN}',
+        '{"type": "ADDED", "object": {"kind": "Pod", "metadata": {}}}',
+        '{"type": "ERROR", "object": {"code": "x"}}',
+        "[" * 10_000,
+    ],
+)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda cluster: cluster.list("ConfigMap"),
+        lambda cluster: cluster.get("ConfigMap", "fit"),
+        lambda cluster: cluster.serves("JobSet"),
+        lambda cluster: cluster.require_namespace(),
+        lambda cluster: list(cluster.watch("Pod", seconds=1)),
+    ],
+)
+def test_json_of_somebody_else_is_never_taken_for_the_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server, answer: str, ask: Callable[[Cluster], object]
+) -> None:
+    server.answer = answer
+    kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": url(server)})
+    with pytest.raises(EnvironmentFault, match=r"is no object of Kubernetes|broke off within a line"):
+        ask(Cluster(patience_seconds=0))
