@@ -6,6 +6,7 @@ of a container would not be stopped at all. After the end the exit code is known
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it, and shells for what runs in the background
             signal.signal(number, _leave)
+    _furnish_streams()
     from kubetune.cli import main as run
 
     try:
@@ -31,6 +33,16 @@ def main() -> int:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(_INTERRUPTED if number == signal.SIGINT and sys.argv[1:2] != ["train"] else _STOPPED)
+
+
+def _furnish_streams() -> None:
+    """Have all standard streams, so that no file gets the number of a closed one, and none that a character can end."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # the locale may not be UTF-8
 
 
 if __name__ == "__main__":

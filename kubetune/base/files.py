@@ -83,6 +83,8 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
     for cause in causes(error, hidden=True):
         if shortage := _shortage_of(cause):
             return shortage
+    if isinstance(error, FileNotFoundError) and not _has_folder():
+        return EnvironmentFault("the folder that this was started in is gone; go to another one (cd)")
     if not isinstance(error, OSError) or error.errno not in _OF_THE_SYSTEM:
         return None
     name = error.filename2 or error.filename  # of two names the second is the one that was to be made
@@ -91,6 +93,14 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
     if error.errno in (*DISK_FULL, errno.EFBIG):
         advice = "free some space" if error.errno in DISK_FULL else _LARGER_FILES
     return EnvironmentFault(f"{where}{error.strerror}; {advice}, and run the same command again")
+
+
+def _has_folder() -> bool:
+    """The working folder is still there."""
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def known(error: BaseException) -> KubetuneError | None:

@@ -8,6 +8,7 @@ rooms above), but for what is typed and printed. Read `overview` first.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import keyword
 import os
 import signal
@@ -102,8 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except errors.KubetuneError as error:
-        print(visible(scrub(f"kubetune: {error}")), file=sys.stderr)
-        return error.exit_code
+        return _explained(error)
     except KeyboardInterrupt:
         return _interrupted()
     except BrokenPipeError:
@@ -115,8 +115,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if (fault := fault_of(error)) is None:
             raise
-        print(visible(scrub(f"kubetune: {fault}")), file=sys.stderr)
-        return fault.exit_code
+        return _explained(fault)
+
+
+def _explained(error: errors.KubetuneError) -> int:
+    with contextlib.suppress(OSError):  # whoever cannot be told is left the exit code
+        print(visible(scrub(f"kubetune: {error}")), file=sys.stderr)
+    return error.exit_code
 
 
 def _interrupted() -> int:

@@ -51,6 +51,7 @@ def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixtu
     assert cli.main(["watch", str(run_dir)]) == 0
     text = capsys.readouterr().out
     assert "done  step 14/14 (100%)" in text
+    assert "on this machine" in text
     assert f"Next: kubetune chat {run_dir} · kubetune report {run_dir}" in text.replace("\n", "")
     for word in ("loss", "evaluation", "tokens/s", "MFU", "memory", "rank 0", "[DONE] 14 steps"):
         assert word in text, word

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetune.base.files import join_inside, lock, sha256_file, write_atomic
+from kubetune.cli import main
 from kubetune.errors import EnvironmentFault
 
 
@@ -125,3 +126,14 @@ def test_a_joined_path_is_inside(parts: list[str]) -> None:
     except ValueError:
         return
     assert joined.is_relative_to("/some/root")
+
+
+def test_a_working_folder_that_is_gone_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "run.yaml").write_text("model: m\ndata: {train: t.jsonl}\n")
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["render", str(tmp_path / "run.yaml")]) == 3
+    assert "the folder that this was started in is gone; go to another one (cd)" in capsys.readouterr().err

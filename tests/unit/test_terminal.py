@@ -71,3 +71,24 @@ logging.getLogger("httpx").info("a library's note")
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (shown.stdout, shown.stderr) == ("", "a note\n")
+
+
+def kubetune(words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The program as a shell starts it."""
+    command = ["sh", "-c", f"exec {sys.executable} -m kubetune {words}"]
+    return subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_terminal_of_few_letters_is_shown_those_that_it_has() -> None:
+    done = kubetune("--help", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(r"usage: kubetune VERB \u2026")
+
+
+def test_streams_that_are_closed_are_no_fault() -> None:
+    done = kubetune("completion bash >&- <&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_who_cannot_be_told_of_a_mistake_is_left_the_exit_code() -> None:
+    assert kubetune("runs nowhere >/dev/full 2>/dev/full").returncode == 2

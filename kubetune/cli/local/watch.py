@@ -237,7 +237,7 @@ def look_here(run_dir: Path, log_rank: int = 0) -> RunView:
     status = read_status(run_dir, log_rank)
     ended = status["progress"]["exit_status"]
     state, why = state_of(ended, status["ranks"])
-    return RunView(name, state, why, status, is_over=ended is not None)
+    return RunView(name, state, why, status, is_over=ended is not None, where="on this machine")
 
 
 def look_there(cluster: Any, spec: Any, log_rank: int = 0) -> RunView:
