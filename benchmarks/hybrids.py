@@ -1,6 +1,6 @@
 """Hybrids on packed batches beside one sequence at a time: CPU seconds and peak memory of the same ids.
 
-    python -m benchmarks.hybrids [FAMILY …] [--width N] [--repeats N]
+    python -m benchmarks.hybrids [FAMILY …] [--width N] [--dtype bfloat16] [--repeats N]
 
 Each way runs in a process of its own with one thread, over all rows three times, of which the fastest counts; the ways
 take turns. LoRA is on all linear layers; its forwards and the allocator are as a run has them. The last column is the
@@ -17,10 +17,13 @@ import subprocess
 import sys
 import time
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.results import Results, open_results
 from kubetune.base import allocator
+
+if TYPE_CHECKING:
+    import torch
 
 COMMON: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -53,6 +56,8 @@ HEADS = (
 )  # fmt: skip
 WAYS = {"one by one": "sdpa", "packed": "auto"}
 ROWS, BUDGET = 24, 2048
+SAME = {"float32": 1e-6, "bfloat16": 5e-3}
+"""Relative difference of two losses that is rounding, by dtype."""
 
 
 def sizes(width: int) -> dict[str, Any]:
@@ -73,7 +78,7 @@ def settings(name: str, width: int) -> dict[str, Any]:
     return {**sizes(width), **own, **grown}
 
 
-def measure(name: str, way: str, width: int) -> dict[str, float]:
+def measure(name: str, way: str, width: int, precision: str) -> dict[str, float]:
     """Seconds of this process for loss and gradients of all rows, its peak memory, and of its products alone."""
     allocator.keep_memory()  # before torch
 
@@ -93,8 +98,9 @@ def measure(name: str, way: str, width: int) -> dict[str, float]:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    dtype = getattr(torch, precision)
     config = AutoConfig.for_model(name, **settings(name, width))
-    lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+    lm = AutoModelForCausalLM.from_config(config, dtype=dtype).train()
     model = add_lora(lm, LoraConfig(r=8), task_type="CAUSAL_LM", seed=0)
     draw = np.random.default_rng(0)
     lengths = np.clip(draw.lognormal(4.6, 0.8, ROWS), 16, 700).astype(int)
@@ -117,7 +123,7 @@ def measure(name: str, way: str, width: int) -> dict[str, float]:
         learn()
     return {
         "seconds": min(seconds),
-        "product_seconds": counted.get_total_flops() / bare_flops(width),
+        "product_seconds": counted.get_total_flops() / bare_flops(width, dtype),
         "loss": loss,
         "peak_mib": peak,
         "tokens": int(lengths.sum()),
@@ -125,11 +131,11 @@ def measure(name: str, way: str, width: int) -> dict[str, float]:
     }
 
 
-def bare_flops(width: int) -> float:
+def bare_flops(width: int, dtype: torch.dtype) -> float:
     """FLOP/s of a bare product of the feed-forwards' size, the best of several."""
     import torch
 
-    x, weight = torch.randn(1024, width), torch.randn(11 * width // 4, width)
+    x, weight = torch.randn(1024, width, dtype=dtype), torch.randn(11 * width // 4, width, dtype=dtype)
     best = float("inf")
     for _ in range(20):
         began = time.process_time()
@@ -145,17 +151,19 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(CASES))
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--width", type=int, default=COMMON["hidden_size"])
+    parser.add_argument("--dtype", choices=SAME, default="float32", help="what weights and products are in")
     parser.add_argument("--way", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
-        print(json.dumps(measure(args.names[0], args.way, args.width)))
+        print(json.dumps(measure(args.names[0], args.way, args.width, args.dtype)))
         return
     results = open_results(quick=False, fresh=False, subject="hybrids")
     head = ("", "tokens", "one by one, CPU s", "packed, CPU s", "faster", "peak memory, MiB", "at most")
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for name in args.names:
-        pairs = [[_found(results, name, args.width, way, repeat) for way in WAYS] for repeat in range(args.repeats)]
-        assert all(abs(alone["loss"] - both["loss"]) <= 1e-6 * abs(alone["loss"]) for alone, both in pairs)
+        model = {"family": name, "width": args.width, "dtype": args.dtype}
+        pairs = [[_found(results, model, way, repeat) for way in WAYS] for repeat in range(args.repeats)]
+        assert all(abs(alone["loss"] - both["loss"]) <= SAME[args.dtype] * abs(alone["loss"]) for alone, both in pairs)
         alone, together = (min(column, key=lambda one: one["seconds"]) for column in zip(*pairs, strict=True))
         ratio = median(one["seconds"] / other["seconds"] for one, other in pairs)
         bound = median(one["seconds"] / other["product_seconds"] for one, other in pairs)
@@ -166,12 +174,13 @@ def main() -> None:
         )
 
 
-def _found(results: Results, name: str, width: int, way: str, repeat: int) -> dict[str, Any]:
+def _found(results: Results, model: dict[str, Any], way: str, repeat: int) -> dict[str, Any]:
     """One way in a new process, unless it is measured already."""
-    key = {"family": name, "width": width, "way": way, "repeat": repeat}
+    key = {**model, "way": way, "repeat": repeat}
     if (known := results.find("hybrids", key)) is not None:
         return known
-    command = [sys.executable, "-m", "benchmarks.hybrids", name, "--width", str(width), "--way", way]
+    options = ["--width", str(model["width"]), "--dtype", model["dtype"], "--way", way]
+    command = [sys.executable, "-m", "benchmarks.hybrids", model["family"], *options]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environ).stdout.splitlines()[-1]
     results.add("hybrids", key, json.loads(said) | {"load": os.getloadavg()[0]})

@@ -53,7 +53,7 @@ def _way(learner: Learner) -> str:
     route = learner.route
     if not route.padding_free:
         return f"one sequence at a time: {_plain(route.why_not)}"
-    return f"packed, by rows: {', '.join(route.by_rows)}" if route.by_rows else "packed"
+    return f"packed, cut: {', '.join(route.cut)}" if route.cut else "packed"
 
 
 def _plain(said: str) -> str:

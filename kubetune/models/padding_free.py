@@ -37,13 +37,13 @@ FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError,
 
 @dataclass(frozen=True)
 class Route:
-    """Way of sequences through the model. `padding_free`: many per packed batch; `why_not`: what refused it; `by_rows`:
-    classes of its recurrent modules, which get them as rows of padded batches."""
+    """Way of sequences through the model. `padding_free`: many per packed batch; `why_not`: what refused it; `cut`:
+    classes of its recurrent modules, which had to be cut at the boundaries."""
 
     padding_free: bool
     why_not: str = ""
     difference: float = 0.0
-    by_rows: tuple[str, ...] = ()
+    cut: tuple[str, ...] = ()
 
 
 def unwrap(model: nn.Module) -> Any:
@@ -266,7 +266,7 @@ def _proved(model: nn.Module, check: Callable[[nn.Module], float]) -> Route:
         if not cuts.kinds:
             raise
     try:
-        return Route(True, difference=check(model), by_rows=cuts.kinds)
+        return Route(True, difference=check(model), cut=cuts.kinds)
     except BaseException:
         cuts.undo()
         raise

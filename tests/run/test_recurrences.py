@@ -19,6 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kubetune import errors
 from kubetune.batching.batch import collate
 from kubetune.batching.shared_batches import collate_shared
+from kubetune.kernels import short_convolution
+from kubetune.kernels.delta_rule import chunks_of
+from kubetune.kernels.padded_rows import Rows, batches_of
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import padding_free, recurrences
 from kubetune.models.acceleration import recompute_activations
@@ -55,8 +58,8 @@ def cut_route(model: Any) -> Route:
     """The route of a model whose recurrent modules had to be cut."""
     route = choose_attention(model)
     assert route.padding_free, route.why_not
-    assert route.by_rows
-    assert route.difference <= 2 * SAME
+    assert route.cut
+    assert route.difference <= 2.5 * SAME  # OLMo-hybrid's own logits are 1.8e-6 from what float64 gives
     return route
 
 
@@ -106,30 +109,21 @@ def test_what_float32_leaves_of_a_packed_batch_is_as_near_to_the_truth(name: str
     _, ours = learn(model, collate(rows), cut_route(model), labels)
     ours_off, theirs_off = (relative_error({n: g.double() for n, g in each.items()}, truth) for each in (ours, theirs))
     assert ours_off <= 1.25 * theirs_off, (ours_off, theirs_off)
-    assert relative_error(ours, theirs) <= max(SAME, theirs_off)
+    assert relative_error(ours, theirs) <= max(SAME, 1.5 * theirs_off)
 
 
-@pytest.mark.parametrize(
-    ("family", "name", "chunk"),
-    [
-        ("qwen3_5_text", "torch_chunk_gated_delta_rule", recurrences.CHUNK),
-        ("kimi_linear", "chunk_kimi_delta_attention", recurrences.CHANNEL_CHUNK),
-    ],
-)
-def test_a_delta_rule_scans_short_chunks_and_is_left_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, family: str, name: str, chunk: int
-) -> None:
-    model = build_model(family, HYBRIDS[family])
-    source = sys.modules[type(model.get_base_model()).__module__]
+def test_a_scan_goes_by_short_chunks_and_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_model("kimi_linear", HYBRIDS["kimi_linear"])
+    source, name = sys.modules[type(model.get_base_model()).__module__], "chunk_kimi_delta_attention"
     stock, used = vars(source)[name], []
 
-    def watched(*args: Any, chunk_size: int = 64, **kwargs: Any) -> Any:
+    def watched(*args: Any, chunk_size: int = 64, initial_state: Any = None, **kwargs: Any) -> Any:
         used.append(chunk_size)
-        return stock(*args, chunk_size=chunk_size, **kwargs)
+        return stock(*args, chunk_size=chunk_size, initial_state=initial_state, **kwargs)
 
     monkeypatch.setattr(source, name, watched)
-    assert choose_attention(model).by_rows
-    assert chunk in used
+    assert choose_attention(model).cut
+    assert recurrences.CHANNEL_CHUNK in used
     assert vars(source)[name] is watched
 
 
@@ -168,24 +162,50 @@ def test_without_cutting_a_hybrid_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert "see each other" in choose_attention(build_model("minimax", HYBRIDS["minimax"])).why_not
 
 
-def test_a_leak_of_one_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the last token of the sequence before in front of the second row, the check refuses."""
-    stock = recurrences._rows.__wrapped__
+def with_a_neighbour(cu_seqlens: Any, parents: Any, device: Any) -> Rows:
+    """Rows, the second with the last token of the sequence before in front of it."""
+    [batch], places = ROWS.__wrapped__(cu_seqlens, parents, device)
+    shifted = torch.cat([batch[:, :1], batch], 1)  # every row has a place in front, itself once more …
+    rows = places // batch.shape[1]
+    shifted[rows[cu_seqlens[1]], 0] = cu_seqlens[1] - 1  # … but for the second sequence: its neighbour
+    return Rows((shifted,), places + rows + 1)
 
-    def leaking(cu_seqlens: Any, parents: Any, device: Any) -> recurrences.Rows:
-        [batch], places = stock(cu_seqlens, parents, device)
-        shifted = torch.cat([batch[:, :1], batch], 1)  # every row has a place in front, itself once more …
-        rows = places // batch.shape[1]
-        shifted[rows[cu_seqlens[1]], 0] = cu_seqlens[1] - 1  # … but for the second sequence: its neighbour
-        return recurrences.Rows((shifted,), places + rows + 1)
 
-    model = build_model("lfm2", HYBRIDS["lfm2"])
-    assert choose_attention(model).by_rows
+def with_a_tap_too_many(cu_seqlens: Any, width: int, device: Any) -> short_convolution.Boundaries:
+    """Boundaries, at the second of which the first token is filtered with the one before it."""
+    found = BOUNDARIES(cu_seqlens, width, device)
+    own = found.own.clone()
+    own[width - 1, -2] = True
+    return found._replace(own=own)
+
+
+def with_one_state(cu_seqlens: tuple[int, ...], size: int, device: Any) -> Any:
+    """Chunks, those of the second sequence going on from the first."""
+    return chunks_of((0, *cu_seqlens[2:]), size, device)
+
+
+ROWS, BOUNDARIES = recurrences.rows_of, short_convolution.boundaries
+
+
+@pytest.mark.parametrize(
+    ("family", "owner", "name", "leaking"),
+    [
+        ("minimax", recurrences, "rows_of", with_a_neighbour),
+        ("lfm2", short_convolution, "boundaries", with_a_tap_too_many),
+        ("qwen3_5_text", recurrences, "chunks_of", with_one_state),
+    ],
+)
+def test_a_leak_of_one_token_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, family: str, owner: Any, name: str, leaking: Any
+) -> None:
+    """The check refuses; and a function that leaks while a model is looked at has rows in its place."""
+    model = build_model(family, HYBRIDS[family])
+    assert choose_attention(model).cut
     padding_free.self_check(model)
-    monkeypatch.setattr(recurrences, "_rows", leaking)
+    monkeypatch.setattr(owner, name, leaking)
     with pytest.raises(CannotRunPaddingFree, match="see each other"):
         padding_free.self_check(model)
-    assert not choose_attention(build_model("lfm2", HYBRIDS["lfm2"])).padding_free
+    assert choose_attention(build_model(family, HYBRIDS[family])).padding_free == (name != "rows_of")
 
 
 def test_modules_are_as_before_outside_of_packed_batches() -> None:
@@ -194,7 +214,7 @@ def test_modules_are_as_before_outside_of_packed_batches() -> None:
     batch = collate([(ids, trained)])
     with torch.no_grad():
         expected = model(input_ids=batch.input_ids[None], use_cache=False).logits
-        assert choose_attention(model).by_rows == ("Qwen3_5GatedDeltaNet",)
+        assert choose_attention(model).cut == ("Qwen3_5GatedDeltaNet",)
         with packed(batch.cu_seqlens):
             alone = model.get_output_embeddings()(hidden_states(model.get_base_model(), batch))
         with padding_free.own_attention(model.get_base_model()):
@@ -205,9 +225,9 @@ def test_modules_are_as_before_outside_of_packed_batches() -> None:
 
 def test_batches_of_rows_pad_little() -> None:
     lengths = sorted((7, 900, 850, 30, 28, 25, 31, 400), reverse=True)
-    batches = recurrences._batches(lengths)
+    batches = batches_of(lengths)
     assert batches == [(0, 2), (2, 3), (3, 8)]
-    assert recurrences._batches([5]) == [(0, 1)]
+    assert batches_of([5]) == [(0, 1)]
 
 
 def test_an_unknown_rule_of_logits_is_refused() -> None:
@@ -253,7 +273,7 @@ def test_a_kernel_that_is_absent_is_named_once(tmp_path: Path, hybrid: dict[str,
 def test_a_hybrid_goes_on_bit_by_bit(tmp_path: Path, hybrid: dict[str, Any]) -> None:
     config = toy.make_config(**hybrid, lora={"r": 4, "dropout": 0.1})
     whole = toy.finished(tmp_path / "whole", config)
-    assert "Qwen3_5GatedDeltaNet: sequences as rows" in (whole / "logs" / "rank-0.log").read_text()
+    assert "Qwen3_5GatedDeltaNet: cut at" in (whole / "logs" / "rank-0.log").read_text()
     run_dir = toy.make_run(tmp_path / "run", config)
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:micro-batch:9"}) == [-signal.SIGKILL]
     assert toy.train(run_dir, 1) == [0]
@@ -266,5 +286,5 @@ def test_a_hybrid_on_two_ranks_learns_as_on_one(tmp_path: Path, hybrid: dict[str
     alone = toy.finished(tmp_path / "alone", toy.make_config(**hybrid, lora=None))
     config = toy.make_config(**hybrid, lora=None, training={"parallelism": parallelism})
     both = toy.finished(tmp_path / "both", config, 2)
-    assert "sequences as rows" in (both / "logs" / "rank-0.log").read_text()
+    assert "cut at the boundaries" in (both / "logs" / "rank-0.log").read_text()
     assert toy.losses(both) == pytest.approx(toy.losses(alone), abs=1e-5)

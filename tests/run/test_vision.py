@@ -311,7 +311,7 @@ def build(folder: Path, name: str, vision: VisionConfig | None = None) -> tuple[
     model = add_lora(model, LoraConfig(r=4), task_type="CAUSAL_LM", seed=0, frozen=frozen)
     randomize_lora(model)
     route = padding_free.choose_attention(model, check=lambda m: vision_language.self_check(m, processor))
-    assert bool(route.by_rows) == name.startswith("qwen3_5")
+    assert bool(route.cut) == name.startswith("qwen3_5")
     return vision_language.seeing(model, route), processor
 
 

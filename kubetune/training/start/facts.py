@@ -62,8 +62,8 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
     logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
     if learner.route.padding_free:
         logs.MODEL.info("padding-free packed batches of many sequences (self-check: %.1e)", learner.route.difference)
-        if learner.route.by_rows:
-            logs.MODEL.info("%s: sequences as rows of padded batches", ", ".join(learner.route.by_rows))
+        if learner.route.cut:
+            logs.MODEL.info("%s: cut at the boundaries of sequences", ", ".join(learner.route.cut))
     else:
         logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
 
