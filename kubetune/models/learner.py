@@ -47,12 +47,11 @@ class Learner:
     """A model, with what is known of it written here and not on its modules, which are others'.
 
     `route`: how sequences go through it. `labels`: what a classifier tells apart. `preference`: which answers are to be
-    preferred, and how. `hidden`: the final hidden states
-    `[tokens, hidden]` of a packed batch. `sums_once_per_step`: a sharded model keeps whole gradients until the last
-    micro-batch of a step. `compiled_layers`: decoder layers that are compiled once the first step is done.
-    `kernels`: its pointwise functions, plain or compiled. `gradient_sums`: where the optimizer adds up the gradients of
-    parameters. `undo`: takes back what was changed in transformers for this model. `routing`: how the routers of a
-    mixture load its experts.
+    preferred, and how. `hidden`: the final hidden states `[tokens, hidden]` of a packed batch. `sums_once_per_step`: a
+    sharded model keeps whole gradients until the last micro-batch of a step. `compiled_layers`: decoder layers that are
+    compiled once the first step is done. `kernels`: its pointwise functions, plain or compiled. `gradient_sums`: where
+    the optimizer adds up the gradients of parameters. `undo`: takes back what was changed in transformers for this
+    model. `routing`: how the routers of a mixture load its experts.
     """
 
     model: nn.Module

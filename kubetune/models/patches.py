@@ -53,7 +53,10 @@ SCAN = Patch("transformers.utils.import_utils", "define_import_structure", "tran
 NAMES = Patch("transformers.utils.import_utils", "fetch__all__", "transformers>=5.23,<5.24")
 """Names that a file of a model exports, for which transformers looks at each line of each file of all models."""
 
-PATCHES = (CUTTING, ROTARY, LOAD_REPORT, PACKING, SCAN, NAMES)
+CHUNKED = Patch("transformers.models.qwen3_5.modeling_qwen3_5", "torch_chunk_gated_delta_rule", "transformers<5.24")
+"""Recurrence in chunks: functions of the files of architectures, of which one is named for all (recurrences.py)."""
+
+PATCHES = (CUTTING, ROTARY, LOAD_REPORT, PACKING, SCAN, NAMES, CHUNKED)
 
 
 class Replaced(AbstractContextManager[None]):

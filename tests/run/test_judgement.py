@@ -65,10 +65,13 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, inpu
     assert choose_attention(model).padding_free, "and it trains as before"
 
 
-def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(inputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("several", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(
+    inputs: Path, tmp_path: Path, several: int
+) -> None:
     config = toy.make_config(inputs, {"max_steps": 3}, evaluation={**EVALUATION, "forget": f"{inputs}/train.jsonl#9"})
     lines = []
-    for ranks in (1, 2, 3):
+    for ranks in (1, several):
         run_dir = toy.finished(tmp_path / str(ranks), config, ranks)
         lines.append((run_dir / metrics.ANSWERS / "step-000003.jsonl").read_text())
         assert len(lines[-1].splitlines()) == 13, "each row once"
@@ -76,7 +79,7 @@ def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(inputs:
         base = json.loads((run_dir / metrics.BASE).read_text())["metrics"]
         assert {"eval_exact_match", "eval_contains", "eval_forget_loss"} <= found.keys() & base.keys()
         assert base["eval_forget_loss"] != found["eval_forget_loss"]
-    assert lines[0] == lines[1] == lines[2]
+    assert lines[0] == lines[1]
 
 
 @pytest.mark.slow

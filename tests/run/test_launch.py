@@ -206,12 +206,6 @@ def test_two_processes_leave_a_log_each_and_run_nothing_of_the_current_folder(in
     assert [line for line in done.stderr.splitlines() if not line.startswith("import time:")] == []
 
 
-def test_bad_data_end_with_2_before_any_training(inputs: Path, tmp_path: Path) -> None:
-    (tmp_path / "bad.jsonl").write_text('{"prompt": 3}\n' * 20)
-    done = train(inputs, tmp_path / "run", f"data.train={tmp_path / 'bad.jsonl'}", "compute.processes=2")
-    require_nothing_trained(tmp_path / "run", done)
-
-
 def require_nothing_trained(run_dir: Path, done: subprocess.CompletedProcess[str]) -> None:
     """A start with `bad.jsonl` ended before its first step, and said what is there all the same."""
     assert done.returncode == 2, done.stdout + done.stderr
@@ -327,18 +321,22 @@ def pod(folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_without_output_each_run_gets_a_directory_of_its_own(inputs: Path) -> None:
+def test_without_output_each_run_gets_a_directory_of_its_own_and_bad_data_end_it_before_any_training(
+    inputs: Path, tmp_path: Path
+) -> None:
     # Of several processes none imports torch before the data are prepared.
-    bad = ["--data", "train.jsonl", "data.max_length=8", "data.overlong=error", "compute.processes=2"]
-    for _ in range(2):
+    (tmp_path / "bad.jsonl").write_text('{"prompt": 3}\n' * 20)
+    bad = ["--data", str(tmp_path / "bad.jsonl"), "data.max_length=8", "compute.processes=2"]
+    for number in (1, 2):
+        earlier = set(inputs.glob("outputs/model/*"))
         done = subprocess.run(
             [sys.executable, "-m", "kubetune", "train", "--model", "model", *bad],
             cwd=inputs, env=environ(), capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-        assert done.returncode == 2, done.stdout + done.stderr
-    names = sorted(path.name for path in (inputs / "outputs" / "model").iterdir())
-    assert len(names) == 2
-    assert all(name.startswith("full-len8-") for name in names)
+        assert len(earlier) == number - 1
+        (made,) = set(inputs.glob("outputs/model/*")) - earlier
+        assert made.name.startswith("full-len8-")
+        require_nothing_trained(made, done)
 
 
 def test_gpus_that_are_not_there_are_an_error_of_the_environment(inputs: Path, tmp_path: Path) -> None:

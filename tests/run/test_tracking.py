@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -91,6 +92,16 @@ def test_mlflow_holds_one_run_over_two_starts(
     assert sqlite3.connect(tmp_path / "mlruns" / "mlflow.db").execute("select count(*) from runs").fetchone() == (1,)
 
 
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with MLflow's tables, whose making takes longer than all that a test does with them."""
+    from mlflow import MlflowClient
+
+    folder = tmp_path_factory.mktemp("store") / "mlruns"
+    MlflowClient(tracking_uri=find_store(str(folder))[0]).search_experiments()
+    return folder
+
+
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
     """Address of MLflow's own server, which keeps artifacts itself."""
@@ -114,8 +125,9 @@ def mlflow_server(folder: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("place", ["folder", pytest.param("server", marks=pytest.mark.slow)])
 def test_mlflow_holds_files_tags_data_and_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str, empty_store: Path
 ) -> None:
+    shutil.copytree(empty_store, tmp_path / "mlruns")
     with mlflow_server(tmp_path) if place == "server" else nullcontext(str(tmp_path / "mlruns")) as uri:
         send_and_find(tmp_path / "run", uri, monkeypatch)
     assert not any("did not take" in message or "lacks" in message for message in caplog.messages)
@@ -190,9 +202,10 @@ def test_the_report_that_mlflow_holds_is_that_of_a_run_that_is_done(
     assert "unfinished" not in Path(kept["report.html"]).read_text()
 
 
-def test_mlflow_is_told_why_a_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_is_told_why_a_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> None:
     from mlflow import MlflowClient
 
+    shutil.copytree(empty_store, tmp_path / "mlruns")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("HF_TOKEN", "canary-value")
     wanted = config(tmp_path, mlflow={"uri": str(tmp_path / "mlruns")})
@@ -207,10 +220,11 @@ def test_mlflow_is_told_why_a_run_ended(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_files_that_are_not_taken_end_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, empty_store: Path
 ) -> None:
     from mlflow import MlflowClient
 
+    shutil.copytree(empty_store, tmp_path / "mlruns")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     uri = str(tmp_path / "mlruns")
     (tmp_path / "run").mkdir()
@@ -256,11 +270,16 @@ def test_mlflow_goes_on_in_a_folder_of_its_older_form(tmp_path: Path, monkeypatc
     assert not (tmp_path / "old" / "mlflow.db").exists()
 
 
-def test_the_environment_names_the_mlflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "from-environment"))
+def test_the_environment_names_the_mlflow_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_store: Path
+) -> None:
+    from mlflow import MlflowClient
+
+    shutil.copytree(empty_store, named := tmp_path / "from-environment")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(named))
     with open_tracker(config(tmp_path, mlflow={"uri": str(tmp_path / "from-file")}), tmp_path):
         pass
-    assert (tmp_path / "from-environment" / "mlflow.db").exists()
+    assert len(runs(MlflowClient(tracking_uri=find_store(str(named))[0]))) == 1
     assert not (tmp_path / "from-file").exists()
 
 
