@@ -107,6 +107,8 @@ class LoadedModel:
         seen = {"images": [os.path.abspath(image) for image in images]} if images else {}
         chat = convert({"messages": list(prompt), "tools": list(tools), **seen})
         assert isinstance(chat, Chat)
+        if chat.images and not images:
+            raise ValueError("has images in the parts of its messages; name them in `images`, in their order")
         if not images and not self.answers_once:
             return EncodedPrompt(self.tokenizer.encode_prompt(chat.messages, chat.tools))
         if self.reader is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import io
 import json
@@ -16,11 +17,11 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.cli import main
 from kubetune.cli.result.chat import Conversation, obey, tell_what_is_left_out
-from kubetune.cli.result.generate import Question, encode
+from kubetune.cli.result.generate import Question, answered, encode, read_questions
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.inference import generate
-from kubetune.inference.generate import LoadedModel
+from kubetune.inference.generate import EncodedPrompt, LoadedModel, Sampling
 from kubetune.models import loading
 from tests import tiny, toy
 
@@ -92,6 +93,32 @@ def test_who_generates_is_told_what_the_model_does_not_see(
     assert "which the model does not see; so it does in 1 other prompt\n" in said
     with pytest.raises(errors.DataError, match=r"in.jsonl:1: has `system` and another message of the system"):
         encode(deaf, [Question("in.jsonl:1", {"messages": asked, "system": "Rhyme."}, ())])
+
+
+def test_prompts_are_asked_whole_or_refused(deaf: LoadedModel, tmp_path: Path) -> None:
+    image = {"type": "image", "image": "a.png"}
+    with pytest.raises(errors.DataError, match="has images in the parts of its messages; name them in `images`"):
+        encode(deaf, [Question("in.jsonl:1", {"messages": [{"role": "user", "content": [image]}]}, ())])
+    lines = [
+        '{"prompt": "a", "prompt": "b"}',
+        '{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}',
+        '{"prompt": "a", "chat_template_kwargs": {"enable_thinking": false}}',
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    with pytest.raises(errors.DataError) as caught:
+        read_questions(argparse.Namespace(file=tmp_path / "in.jsonl", image=[], prompts=[]))
+    told_of = ('the key "prompt" twice', "has `prompt` and `messages`", "chat_template_kwargs")
+    for number, told in enumerate(told_of, 1):
+        assert re.search(f"in.jsonl:{number}: .*{told}", str(caught.value))
+
+
+def test_an_answer_that_a_prompt_has_stays_beside_the_models(
+    deaf: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "answers", lambda *_: iter(["mine"]))
+    row = {"prompt": "Ping", "answer": "gold", "id": 3}
+    (found,) = answered(deaf, [Question("in.jsonl:1", row, ())], [EncodedPrompt([1])], Sampling(), compare=False)
+    assert found == {"prompt": "Ping", "id": 3, "given_answer": "gold", "answer": "mine"}
 
 
 @pytest.mark.slow

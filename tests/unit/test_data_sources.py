@@ -17,9 +17,11 @@ import pytest
 
 from kubetune.config.schema import SourceConfig
 from kubetune.data.reading.convert import convert_source
+from kubetune.data.reading.formats import convert
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.selection import select_rows
 from kubetune.data.reading.sources import count_rows, locate, read_source
+from kubetune.data.text.encode import trained_messages
 from kubetune.errors import DataError, EnvironmentFault
 
 
@@ -202,10 +204,35 @@ TREE = [
 )
 def test_conversions(values: list[Any], to: str, expected: list[Any], tmp_path: Path) -> None:
     file = write(tmp_path / "in.jsonl", values)
-    counts = convert_source(SourceConfig(path=str(file)), tmp_path / "out.jsonl", to)
+    counts, _ = convert_source(SourceConfig(path=str(file)), tmp_path / "out.jsonl", to)
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == expected
     assert counts["written"] == len(expected)
     assert counts["read"] == len(values)
+
+
+def test_converted_records_keep_what_is_trained(tmp_path: Path) -> None:
+    """Read again, they have the answers that are trained, and no others; a key that is not written is counted."""
+    user, answer = {"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}
+    values: list[Any] = [
+        {"messages": [user, answer | {"weight": 0}, user, answer], "id": 7},
+        {"prompt": [user, answer, user], "completion": "Pong"},
+    ]
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps(value) + "\n" for value in values))
+    assert convert_source(SourceConfig(path=str(file)), output, "messages")[1] == {"id": 1}
+    for line in output.read_text().splitlines():
+        assert trained_messages(convert(json.loads(line))) == [3]  # type: ignore[arg-type]
+    file.write_text(json.dumps({"messages": [user, answer, user, answer | {"weight": 0}]}))
+    with pytest.raises(DataError, match="ends with an answer that is not trained, as a completion is"):
+        convert_source(SourceConfig(path=str(file)), output, "prompt_completion")
+    pair = {
+        "prompt": [user],
+        "chosen": [answer, user, answer | {"weight": 0}],
+        "rejected": [answer | {"content": "No"}],
+    }
+    file.write_text(json.dumps(pair))
+    convert_source(SourceConfig(path=str(file)), output, "preference")
+    assert [message.get("train") for message in json.loads(output.read_text())["chosen"]] == [None, None, False]
 
 
 def test_csv_to_jsonl_keeps_line_breaks_and_a_bad_record_leaves_no_file(tmp_path: Path) -> None:

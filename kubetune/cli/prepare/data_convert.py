@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -112,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _convert_shape(args: argparse.Namespace) -> int:
+    from kubetune.base.humanize import unused_keys
     from kubetune.config.schema import SourceConfig
     from kubetune.data.reading.convert import convert_source
 
@@ -127,11 +127,13 @@ def _convert_shape(args: argparse.Namespace) -> int:
         split=args.split or "train",
     )
     seed = 42 if args.seed is None else args.seed
-    counts: Counter[str] = convert_source(source, args.output, args.to or "messages", seed)
+    counts, unused = convert_source(source, args.output, args.to or "messages", seed)
     skipped = f", {counts['skipped']:,} without an answer left out" if counts["skipped"] else ""
     written, read = counts["written"], counts["read"]  # two answers of each pair are more
     said = f"{written:,} of {read:,} records" if written <= read else f"{written:,} records, of {read:,},"
     print(f"{said} written to {args.output}{skipped}")
+    if unused:
+        print(unused_keys(unused))
     return OK
 
 
@@ -204,11 +206,11 @@ def _listed(text: str | None) -> tuple[str, ...] | None:
 
 
 def _tell(stats: dict[str, Any], output: Path, done: bool) -> None:
-    from kubetune.base.humanize import unused_keys
+    from kubetune.base.humanize import counted, unused_keys
 
     for split, facts in stats.items():
         print(
-            f"{split}: {facts['examples_generated']:,} rows of {facts['samples_used']:,} records, "
+            f"{split}: {counted(facts['examples_generated'], 'row')} of {counted(facts['samples_used'], 'record')}, "
             f"{facts['skipped']:,} of {facts['samples_processed']:,} skipped"
         )
         for kind in ("skipped_by_reason", "notes"):

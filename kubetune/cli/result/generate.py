@@ -108,7 +108,7 @@ def encode(loaded: LoadedModel, questions: Sequence[Question]) -> list[EncodedPr
 
     problems, encoded, unseen = Problems(), [], []
     for question in questions:
-        tools = question.row.get("tools") or ()
+        tools = question.row.get("tools") or question.row.get("functions") or ()
         try:
             prompt = prompt_of(question.row)
             encoded.append(loaded.encode(prompt, question.images, tools))
@@ -128,7 +128,7 @@ def prompt_of(row: dict[str, Any]) -> Prompt:
 
     Raises ValueError where that message has no place.
     """
-    messages, system = row.get("messages"), row.get("system")
+    messages, system = row.get("messages"), row.get("system") or row.get("system_prompt")
     if not system:
         prompt: Prompt = messages or row["prompt"]
         return prompt
@@ -162,7 +162,8 @@ def answered(
             with loaded.as_base() as base:
                 before = [{"base_answer": text} for text in answers(base, encoded[part], drawn)]
         for question, text, said in zip(questions[part], answers(loaded, encoded[part], drawn), before, strict=True):
-            yield {**question.row, "answer": text, **said}
+            given = {"given_answer": question.row["answer"]} if "answer" in question.row else {}
+            yield {**question.row, **given, "answer": text, **said}
 
 
 def is_classifier(run_dir: Path) -> bool:
@@ -308,6 +309,7 @@ def read_questions(args: argparse.Namespace) -> list[Question]:
         lines = args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()]
         return [Question(f"{name}:{number}", {"prompt": line}, given) for number, line in enumerate(lines, 1)]
     from kubetune.data.reading.problems import Problems
+    from kubetune.data.reading.strict_json import parse
 
     questions, problems = [], Problems()
     try:
@@ -319,7 +321,7 @@ def read_questions(args: argparse.Namespace) -> list[Question]:
             continue
         where = f"{args.file}:{number}"
         try:
-            value = _row(json.loads(line))
+            value = _row(parse(line))
             own = value.get("images") or value.get("image") or []
             paths = [str(args.file.parent / path) for path in ([own] if isinstance(own, str) else own)]
         except json.JSONDecodeError as error:
@@ -334,8 +336,14 @@ def read_questions(args: argparse.Namespace) -> list[Question]:
 
 def _row(value: Any) -> dict[str, Any]:
     """A line of a file as a prompt. Raises ValueError for what is none."""
+    from kubetune.data.reading.fields import Fields
+    from kubetune.data.reading.refusals import require_readable
+
     if not isinstance(value, dict) or not (isinstance(value.get("prompt"), str) or value.get("messages")):
         raise ValueError("expected an object with `prompt` or `messages`")
+    if value.get("prompt") and value.get("messages"):
+        raise ValueError("has `prompt` and `messages`; expected one of them")
+    require_readable(Fields(value))
     messages = value.get("messages")
     if messages and not isinstance(messages, list):
         raise ValueError("expected a list of messages in `messages`")

@@ -20,10 +20,11 @@ from kubetune.data.reading.formats import (
     Pair,
     Preference,
     Text,
-    convert,
+    read,
     with_images,
 )
 from kubetune.data.reading.images import ADDRESS, image_of_row
+from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import Record
@@ -33,36 +34,38 @@ from kubetune.errors import DataError
 _TREE_KEYS: Final = frozenset(("message_id", "parent_id", "role", "text"))
 
 
-def convert_source(source: SourceConfig, output: Path, to: str, seed: int = 42) -> Counter[str]:
+def convert_source(source: SourceConfig, output: Path, to: str, seed: int = 42) -> tuple[Counter[str], Counter[str]]:
     """Write all records of a source to a JSONL file, whole or not at all.
 
-    `to` is a key of SHAPERS. Returns how many were `read`, `written` and `skipped` (no
-    answer to learn). Raises DataError with every record that is bad or cannot take the shape.
+    `to` is a key of SHAPERS. Returns how many were `read`, `written` and `skipped` (no answer to learn), and how often
+    each key was not used. Raises DataError with every record that is bad or cannot take the shape.
     """
-    problems, counts = Problems(), Counter[str](read=0, written=0, skipped=0)
+    problems, counts, unused = Problems(), Counter[str](read=0, written=0, skipped=0), Counter[str]()
     with written_whole(output) as file:
-        for value in _converted(source, output, to, seed, problems, counts):
+        for value in _converted(source, output, to, seed, problems, counts, unused):
             file.write((json.dumps(value, ensure_ascii=False) + "\n").encode())
             counts["written"] += 1
         problems.raise_if_any()
         if not counts["written"]:
             raise DataError(f"{source.path} holds no record to convert. Nothing was written.")
-    return counts
+    return counts, unused
 
 
 def _converted(
-    source: SourceConfig, output: Path, to: str, seed: int, problems: Problems, counts: Counter[str]
+    source: SourceConfig, output: Path, to: str, seed: int, problems: Problems, *counters: Counter[str]
 ) -> Iterator[dict[str, Any]]:
+    counts, unused = counters
     for record in _threads(read_taken(source, seed, problems), counts):
         try:
             kind = _KINDS[to](record.value) if to in _KINDS else "text"
-            example = convert(record.value, source.format, source.columns, kind=kind)
+            example, ignored = read(record.value, source.format, source.columns, kind=kind)
             example = _placed(example, record.file, output)
             found = [SHAPERS[to](part) for part in _parts(example, to)]
         except ValueError as error:
             problems.add(record.where, str(error))
             continue
         counts["skipped"] += found.count(None)
+        unused.update(key for key in ignored if key not in OF_TEMPLATES)  # those are written
         yield from (value for value in found if value is not None)
 
 
@@ -80,7 +83,7 @@ def _to_messages(example: Example) -> dict[str, Any] | None:
         case Chat(messages, tools):
             if not any(message["role"] == "assistant" for message in messages):
                 return None
-            return {"messages": list(messages)} | _beside(tools, example.images)
+            return {"messages": _marked(example)} | _beside(tools, example.images)
         case Pair(prompt, completion):
             return {"messages": _messages(prompt, completion)}
         case Labelled(text, second, label):
@@ -91,6 +94,15 @@ def _to_messages(example: Example) -> dict[str, Any] | None:
 
 def _beside(tools: Sequence[Any], images: Sequence[str]) -> dict[str, Any]:
     return ({"tools": list(tools)} if tools else {}) | ({"images": list(images)} if images else {})
+
+
+def _marked(chat: Chat) -> list[dict[str, Any]]:
+    """The messages; an answer that is not trained says so."""
+    untrained = {*range(chat.context), *chat.not_trained}
+    return [
+        {**message, "train": False} if i in untrained and message["role"] == "assistant" else message
+        for i, message in enumerate(chat.messages)
+    ]
 
 
 def _messages(question: str, answer: str) -> list[dict[str, str]]:
@@ -105,6 +117,10 @@ def _to_pair(example: Example) -> dict[str, Any] | None:
             answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
             if not answers:
                 return None
+            if answers[-1] in example.not_trained:
+                raise ValueError(
+                    "ends with an answer that is not trained, as a completion is; convert it --to messages"
+                )
             before, answer = list(messages[: answers[-1]]), messages[answers[-1]]
             tags = sum(message["content"].count(IMAGE_TAG) for message in (*before, answer))
             more = _beside(tools, example.images[:tags])
@@ -153,7 +169,7 @@ def _halves(answer: Chat | Pair) -> tuple[Any, Any, dict[str, Any]]:
     """The prompt and the answer, as texts or messages, and what stands beside them."""
     if isinstance(answer, Pair):
         return answer.prompt, answer.completion, {}
-    before, after = list(answer.messages[: answer.context]), list(answer.messages[answer.context :])
+    before, after = list(answer.messages[: answer.context]), _marked(answer)[answer.context :]
     return before, after, _beside(answer.tools, answer.images)
 
 
