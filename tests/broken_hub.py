@@ -23,11 +23,13 @@ WAYS = (
     "other JSON",
     "cut",
     "stalled",
+    "swapped",
     "401",
     "403",
     "404",
 )
-"""`cut` and `stalled`: all is well until half of a file has been sent. `refused` is no way: serve nothing."""
+"""`cut` and `stalled`: all is well until half of a file has been sent; `swapped`: until a
+page comes in place of each file. `refused` is no way: serve nothing."""
 
 
 class BrokenHub(ThreadingHTTPServer):
@@ -64,7 +66,7 @@ class _Connection(hub.Connection):
         self.server.asked += 1
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         way = self.server.way
-        if way in ("cut", "stalled"):
+        if way in ("cut", "stalled") or (way == "swapped" and (self.command == "HEAD" or "/resolve/" not in self.path)):
             super().do_GET()
         elif way == "reset":
             self._reset()
@@ -74,7 +76,7 @@ class _Connection(hub.Connection):
             self._answer(429, b"{}", {"Retry-After": "3600"})
         elif way == "truncated":
             self._answer(200, b'{"id": "org/mo', {"Content-Length": "1000"})
-        elif way == "garbage":
+        elif way in ("garbage", "swapped"):
             self._answer(200, b"<html><body>Log in to the hotel's network</body></html>")
         elif way == "other JSON":
             self._answer(200, b'{"status": "logged out"}')

@@ -99,7 +99,9 @@ def test_a_stopped_run_tells_how_far_it_was(desk: Desk) -> None:
     desk.submit_script(TRAINING)
     for pod in desk.cluster.wait_ready("fit", pods=2):
         desk.cluster.wait_log(name_of(pod), "step 5/20")
-    desk.quick("stop", "fit")
+    (desk.folder / "fit").mkdir()  # of that name, and not meant
+    desk.quick("stop", "fit", "-n", desk.cluster.namespace)
+    (desk.folder / "fit").rmdir()
     headline, numbers = desk.quick("status", "fit").stdout.splitlines()
     assert headline == f"fit: Job in {desk.cluster.namespace}, stopped"
     assert numbers == "step 7/20 · loss 2.5000 · 1,234 tokens/s · saved step 7"

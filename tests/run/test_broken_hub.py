@@ -75,6 +75,7 @@ FIND = {
     "other JSON": (OUT, NOT_ONE),
     "cut": (OUT, LOST),
     "stalled": (OUT, LOST),
+    "swapped": (OUT, NOT_ONE),
     "429": (OUT, "too many requests"),
     "come back later": (OUT, "too many requests"),
     "401": (OURS, TOKEN),
@@ -90,7 +91,7 @@ CASES = {
     },
     "data": FIND | {"404": (OURS, "org/")},
     "convert": FIND | {"truncated": (OUT, LOST)},
-    "images": FIND | {"404": (OURS, "org/")},
+    "images": FIND | {"404": (OURS, "org/"), "swapped": (OUT, "cannot be read as rows")},
     "push": {
         "refused": (OUT, "could not be reached"),
         "reset": (OUT, "could not be reached"),
@@ -108,7 +109,7 @@ CASES = {
 }
 QUICK = {
     "find": ("refused", "garbage", "other JSON", "429", "come back later"),
-    "fetch": ("reset", "slow", "cut", "401"),
+    "fetch": ("reset", "slow", "cut", "swapped", "401"),
     "data": ("reset", "slow", "garbage", "429"),
     "convert": ("garbage", "other JSON", "cut", "404"),
     "images": ("reset", "other JSON", "429"),

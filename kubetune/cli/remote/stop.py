@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Stop, and say what each node said last. Raises ConfigError when the run is not running."""
-    if Path(args.run_name).is_dir():
+    if args.namespace is None and Path(args.run_name).is_dir():
         return _stop_here(Path(args.run_name), wait=not args.no_wait)
     from kubetune.cluster.log_follow import LogFollower, Source
     from kubetune.cluster.runs import read_progress, trainer_pods
@@ -64,7 +64,10 @@ def _stop_here(run_dir: Path, *, wait: bool) -> int:
 
     read_config(run_dir)  # raises ConfigError for a folder that is no run
     if not (found := holders(run_dir)):
-        raise ConfigError(f"{run_dir} does not run on this machine, or has ended; stop it where it was started")
+        raise ConfigError(
+            f"{run_dir}, a folder here, does not run on this machine, or has ended; stop it where it was started. "
+            "A run on a cluster is named with -n NAMESPACE"
+        )
     for process in found:
         process.send_signal(signal.SIGTERM)
     if not wait:

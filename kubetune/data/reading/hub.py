@@ -194,6 +194,11 @@ def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
         return EnvironmentFault(f"the hub refused {kind} {repo} ({status}): {again}, and run the same command again")
     if found := misread(chain):
         return EnvironmentFault(f"what answers for the hub about {kind} {repo} {NOT_THE_HUB.format(found=found)}")
+    if unread := next((e for e in chain if type(e).__module__ == "pyarrow.lib"), None):
+        return EnvironmentFault(
+            f"what came from the hub as {kind} {repo} cannot be read as rows ({' '.join(str(unread).split())}): a file "
+            "of it is damaged, or a page of somebody else came in its place"
+        )
     lost = next((e for e in chain if is_lost(e)), None)
     said = " ".join(str(lost or chain[-1]).split()) or type(lost or chain[-1]).__name__
     has_begun = lost is not None and type(lost).__name__ not in ("ConnectError", "ConnectTimeout")
@@ -273,9 +278,11 @@ def misread(chain: Sequence[BaseException]) -> str:
             return "expected JSON"
         if isinstance(error, FileMetadataError):
             return "expected the commit and the checksum of a file"
-        # It takes the fields of an answer for granted.
-        if isinstance(error, KeyError | TypeError | AttributeError) and _origin(error).startswith(client):
-            return f"expected another answer ({type(error).__name__}: {error})"
+        # It takes the fields of an answer for granted, and says of others, such as sizes, that they are not right.
+        is_odd = isinstance(error, KeyError | TypeError | AttributeError)
+        is_refused = type(error) is ValueError or (type(error) is OSError and error.errno is None)
+        if (is_odd or is_refused) and _origin(error).startswith(client):
+            return f"expected another answer ({type(error).__name__}: {' '.join(str(error).split())})"
     return ""
 
 
