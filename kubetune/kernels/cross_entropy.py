@@ -133,7 +133,7 @@ def opened(parameter: Tensor, collected: GradientSum | None) -> Tensor:
 
 
 class FusedLinearCrossEntropy(Function):
-    """Sum of cross-entropies of `hidden @ weight.T + bias`, times `scale`, as an fp32 scalar.
+    """Sum of cross-entropies of `hidden @ weight.T + bias` `[labels, vocabulary]`, times `scale`, as an fp32 scalar.
 
     A head that is trained by FlatAdamW has its gradient added to the optimizer's buffer in the forward, which spares
     a second `[vocabulary, hidden]` in fp32: call it to be differentiated, once, by a gradient of 1.

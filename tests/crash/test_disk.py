@@ -61,7 +61,9 @@ def train_with_small_files(run_dir: str, largest: int) -> int:
     return worker.main([run_dir])
 
 
-@pytest.mark.parametrize(("sections", "largest"), [({}, 60_000), ({"lora": None}, 200_000)], ids=["lora", "full"])
+@pytest.mark.parametrize(
+    ("sections", "largest"), [pytest.param({}, 60_000, marks=slow), ({"lora": None}, 200_000)], ids=["lora", "full"]
+)
 def test_a_write_that_fails_inside_a_library(
     toy_inputs: Path, tmp_path: Path, uninterrupted: Any, sections: dict[str, Any], largest: int
 ) -> None:

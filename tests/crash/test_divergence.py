@@ -43,7 +43,7 @@ def poisoned(toy_inputs: Path, tmp_path: Path) -> Config:
     return config
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_poisoned_row_stops_all_ranks_before_the_update(tmp_path: Path, poisoned: Config, world_size: int) -> None:
     run_dir = toy.make_run(tmp_path / "run", poisoned, world_size)
     assert toy.train(run_dir, world_size) == [errors.DIVERGED] * world_size
@@ -65,7 +65,7 @@ def test_a_poisoned_row_stops_all_ranks_before_the_update(tmp_path: Path, poison
 RUNAWAY = {"learning_rate": 5.0, "warmup_steps": 4, "save_steps": 1, "lr_scheduler_type": "constant"}
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_loss_above_the_threshold_for_so_many_steps_ends_the_run(
     toy_inputs: Path, tmp_path: Path, world_size: int
 ) -> None:

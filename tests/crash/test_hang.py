@@ -153,8 +153,10 @@ def test_a_process_that_does_not_run_any_more_is_named_by_the_agent(toy_inputs: 
     assert toy.train(run_dir, 2) == [0, 0]
 
 
-@pytest.mark.parametrize("code", [0, 7])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "code"),
+    [(1, 0), (0, 7), *(pytest.param(rank, code, marks=pytest.mark.slow) for rank, code in ((0, 0), (1, 7)))],
+)
 def test_a_rank_that_leaves_early_is_no_success(patient_run: Path, rank: int, code: int) -> None:
     """Even with exit code 0: the others do not wait for ever, and do not end well."""
     codes = break_at(patient_run, 2, f"exit {code}:micro-batch:9:{rank}")

@@ -45,7 +45,7 @@ def hidden(run_dir: Path) -> list[Path]:
     [
         pytest.param(1, {}, {"lora": {"r": 4, "dropout": 0.2}}, id="dropout"),
         pytest.param(2, {}, {}, id="two ranks", marks=slow),
-        pytest.param(2, {"parallelism": "fsdp"}, {"lora": None, "evaluation": ASKED}, id="sharded"),
+        pytest.param(2, {"parallelism": "fsdp"}, {"lora": None, "evaluation": ASKED}, id="sharded", marks=slow),
         pytest.param(1, {"async_save": True}, {"lora": None, "model_dtype": "bfloat16"}, id="bf16", marks=slow),
     ],
 )

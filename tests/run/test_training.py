@@ -183,7 +183,7 @@ def test_losses_are_those_of_plain_torch(inputs: Path, tmp_path: Path, sections:
     assert len(found) == 2 * toy.STEPS_PER_EPOCH
 
 
-@pytest.mark.parametrize("sections", [{}, FULL], ids=["lora", "full"])
+@pytest.mark.parametrize("sections", [{}, pytest.param(FULL, marks=pytest.mark.slow)], ids=["lora", "full"])
 def test_two_ranks_train_as_one_process(inputs: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
     config = toy.make_config(inputs, {"learning_rate": 1e-3}, **sections)
     one, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
