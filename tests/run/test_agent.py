@@ -257,7 +257,7 @@ def test_process_1_is_stopped_while_it_imports(tmp_path: Path) -> None:
 def test_two_ranks_run_under_torchrun_share_the_cores_and_are_both_reached_by_sigterm(
     tmp_path: Path, start: Start
 ) -> None:
-    variables = {"OMP_NUM_THREADS": None, "PET_NNODES": "7", "PET_MAX_RESTARTS": "3"}
+    variables = {"OMP_NUM_THREADS": None, "GOMP_SPINCOUNT": None, "PET_NNODES": "7", "PET_MAX_RESTARTS": "3"}
     agent = start({"0": {"wait": True}, "1": {"wait": True}}, processes=2, environ=variables)
     agent.wait_for_starts(2)
     agent.process.terminate()
@@ -268,6 +268,7 @@ def test_two_ranks_run_under_torchrun_share_the_cores_and_are_both_reached_by_si
     assert first["MASTER_ADDR"] == "127.0.0.1"
     assert first["MASTER_PORT"] == second["MASTER_PORT"]
     assert first["OMP_NUM_THREADS"] == str(max(1, processes.usable_cores() // 2))
+    assert first["GOMP_SPINCOUNT"] == "10000"
     assert "Traceback" not in agent.errors
 
 

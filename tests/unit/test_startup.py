@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kubetune.supervisor import only_rank
 from tests.tiny import train_tokenizer
 
 CLUSTER_RUN = Path(__file__).parents[1] / "golden" / "full.yaml"
@@ -153,3 +154,13 @@ def test_torchs_library_is_opened_beside_other_imports() -> None:
     folder = importlib.util.find_spec("torch").submodule_search_locations[0]  # type: ignore[union-attr,index]
     has_cuda = (Path(folder) / "lib" / "libtorch_cuda.so").exists()
     assert done.stdout.split() == [str(not has_cuda), "False"]
+
+
+def test_threads_of_a_rank_sleep_soon_unless_somebody_says_how_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    assert only_rank.environment()["GOMP_SPINCOUNT"] == "10000"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "GOMP_SPINCOUNT" not in only_rank.environment()
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert only_rank.environment()["GOMP_SPINCOUNT"] == "7"
