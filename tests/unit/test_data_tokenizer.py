@@ -16,6 +16,7 @@ from tokenizers import models, pre_tokenizers
 
 from kubetune.config.schema import ModelConfig
 from kubetune.data.text import tokenizer_files
+from kubetune.data.text.templates import Rendered
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.errors import ModelError
 from tests.tiny import CHATML, train_tokenizer
@@ -164,6 +165,47 @@ def test_saving_copies_the_files_byte_for_byte(tiny: Path, tmp_path: Path) -> No
     again = ours(tmp_path / "other")
     assert again.chat
     assert again.chat.source == template.read_text()
+
+
+WITH_TOOLS = (
+    "\n{%- if tools %}{{- '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' }}{% endif %}"
+    "{% set names = namespace(last='') %}" + CHATML
+)
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["a file", "a list"])
+def test_a_template_for_tools_is_taken_where_there_are_any(is_file: bool, tmp_path: Path) -> None:
+    folder, saved = train_tokenizer(tmp_path / "model"), tmp_path / "saved"
+    if is_file:
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(WITH_TOOLS)
+        (folder / "chat_template.jinja").write_text(CHATML)
+    else:
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        named = {"rag": "?", "default": f"\n\n{CHATML}\n", "tool_use": f"\n{WITH_TOOLS}\n"}
+        config["chat_template"] = [{"name": name, "template": template} for name, template in named.items()]
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    load_tokenizer(ModelConfig(path=str(folder))).save(saved)
+    from transformers import AutoTokenizer
+
+    for place in (folder, saved):
+        ours = load_tokenizer(ModelConfig(path=str(place))).require_chat()
+        theirs = AutoTokenizer.from_pretrained(place)
+        for tools in (None, [{"type": "function", "function": {"name": "f", "parameters": {}}}]):
+            found = ours.render_all([(messages, tools or (), [1])])[0]
+            assert isinstance(found, Rendered)
+            assert found.text == theirs.apply_chat_template(messages, tools=tools, tokenize=False)
+            assert [found.text[start:end] for start, end in found.spans] == ["Hello<|im_end|>"]
+
+
+def test_the_template_of_a_processor_is_the_models_where_it_has_no_other(tmp_path: Path) -> None:
+    folder = train_tokenizer(tmp_path / "model", None)
+    (folder / "config.json").write_text('{"vision_config": {}}')
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": CHATML}))
+    chat = load_tokenizer(ModelConfig(path=str(folder))).chat
+    assert chat is not None
+    assert chat.source == CHATML
 
 
 def test_the_fingerprint_follows_every_file_and_the_template(tiny: Path, tmp_path: Path) -> None:

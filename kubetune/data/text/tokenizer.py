@@ -29,6 +29,7 @@ from kubetune.data.text.tokenizer_files import (
     FILES,
     MODEL_FILES,
     PROCESSOR_FILES,
+    TOOL_TEMPLATE,
     load_backend,
     read_json,
     special_tokens,
@@ -152,13 +153,18 @@ class Tokenizer:
         return self.chat
 
     def _own_template(self) -> str:
-        if file := self.files.get("chat_template.jinja"):
-            return file.read_text(encoding="utf-8")
-        own = self._config.get("chat_template") or ""
-        if isinstance(own, list):
-            named = {entry["name"]: entry["template"] for entry in own}
-            own = named.get("default") or next(iter(named.values()), "")
-        return str(own)
+        """The template that is the model's; where it has another one for tools, both, of which the tools choose."""
+        own = self._config.get("chat_template") or read_json(self.files.get("chat_template.json")).get("chat_template")
+        named = {entry["name"]: entry["template"] for entry in own} if isinstance(own, list) else {"default": own or ""}
+        for name, place in (("default", "chat_template.jinja"), ("tool_use", TOOL_TEMPLATE)):
+            if file := self.files.get(place):
+                named[name] = file.read_text(encoding="utf-8")
+        plain, tools = (str(named.get(name) or "") for name in ("default", "tool_use"))
+        if not plain or not tools:
+            return plain
+        # The empty texts keep a line break that a template begins with; that which it ends with is never written.
+        tools, other = (f"{{{{ '' }}}}{one.removesuffix(chr(10))}" for one in (tools, plain))
+        return f"{{% if tools %}}{tools}{{% else %}}{other}{{% endif %}}"
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -260,6 +266,7 @@ class Tokenizer:
         folder.mkdir(exist_ok=True)
         for name, file in self.files.items():
             if name not in MODEL_FILES:
+                (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, folder / name)
         if self._given_template:
             (folder / "chat_template.jinja").write_text(self._given_template[1], encoding="utf-8")

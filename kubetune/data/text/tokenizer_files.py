@@ -20,12 +20,14 @@ from tokenizers import AddedToken
 from kubetune.base.files import write_atomic
 from kubetune.errors import EnvironmentFault, ModelError
 
+TOOL_TEMPLATE: Final = "additional_chat_templates/tool_use.jinja"
 FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    TOOL_TEMPLATE,
     "tokenizer.model",
     "vocab.json",
     "merges.txt",
