@@ -248,6 +248,10 @@ def test_good_answers_and_texts_keep_their_verdicts_to_themselves() -> None:
         ({"instruction": "Ping", "output": "Pong", "text": "both"}, ("text",)),
         ({"sentence": "x", "label": 1, "idx": 0}, ("idx",)),
         (
+            {"messages": [USER | {"content": [{"type": "image_url", "image_url": {"url": "a", "detail": "low"}}]}]},
+            ("messages[].content[].image_url.detail",),
+        ),
+        (
             {"conversations": [{"from": "human", "value": "Ping", "weight": None, "markdown": "x"}]},
             ("messages[].markdown",),
         ),
@@ -285,6 +289,7 @@ def test_answers_that_are_not_to_be_trained(switch: dict[str, Any], key: str) ->
         (ANSWER | {"train": "no"}, 'train is "no"; expected 0, 1, false or true'),
         (ANSWER | {"loss": [True, False]}, "loss is .* expected 0, 1, false or true"),
         (ANSWER | {"weight": 1, "train": False}, "says by `weight` and `train` both that it is trained and not"),
+        (ANSWER | {"Weight": 0}, r"messages\[0\] has the key 'Weight'; did you mean `weight`"),
         (ANSWER | {"masked": True}, r"messages\[0\].masked is true; write `train: false`"),
         (USER | {"train": True}, "train would have a message of the user trained"),
         (ANSWER | {"train_detail": [{"begin_offset": 0}]}, "train_detail marks parts of a message"),
@@ -301,6 +306,7 @@ def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], told:
     [
         {"weight": 0}, {"loss_weight": 0.0}, {"train": False}, {"training": False}, {"loss": False}, {"train": 0},
         {"weight": "0"}, {"weight": "0.0"}, {"train": "False"}, {"loss": "false"}, {"loss_mask": 0}, {"loss_scale": 0},
+        {" Weight": "0 "},
     ],
 )  # fmt: skip
 def test_a_record_that_is_not_to_be_trained_is_refused(switch: dict[str, Any]) -> None:

@@ -121,6 +121,8 @@ def _turn(clean: dict[str, Any], where: str, record: Fields, content_key: str) -
     may_be_empty = bool(calls) or role in ("system", "tool")
     clean["content"] = text_of(clean.get("content", ""), f"{where}.{content_key}", may_be_empty=may_be_empty)
     for key in clean.keys() - _READ:
+        if (switch := key.strip().lower()) in _SWITCHES:
+            raise ValueError(f"{where} has the key {key!r}; did you mean `{switch}`?")
         record.note_unused(f"messages[].{key}")
     return Turn(clean, trained, where)
 
@@ -194,6 +196,8 @@ def _take_image(part: dict[str, Any], where: str, record: Fields) -> None:
     if not given:
         return
     image = part.pop(given[0])
+    for key in image.keys() - {"url", "path", "bytes"} if isinstance(image, dict) else ():
+        record.note_unused(f"messages[].content[].{given[0]}.{key}")
     record.images.append(image["url"] if isinstance(image, dict) and "url" in image else image)
 
 

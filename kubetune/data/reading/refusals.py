@@ -70,11 +70,12 @@ def _is_zero(said: Any) -> bool:
 
 def require_trained(record: Mapping[str, Any]) -> None:
     """Raise ValueError for a record that a switch beside its text forbids to train on; tables hold it as text."""
-    for key in _SWITCHES:
-        found = record.get(key)
+    for key, found in record.items():
+        if (name := key.strip().lower()) not in _SWITCHES:
+            continue
         said = found.strip().lower() if isinstance(found, str) else found
         # A number beside `loss` is one that somebody measured.
-        if said is False or said == "false" or (key != "loss" and _is_zero(said)):
+        if said is False or said == "false" or (name != "loss" and _is_zero(said)):
             raise ValueError(
                 f"has `{key}: {show(found)}`, so it is not to be trained, as a whole; leave such records out, or give "
                 "it to the answers that are read and not trained"
