@@ -42,20 +42,23 @@ settings.load_profile("kubetune")
 
 # By what they take. Handed out first, so that no worker is left alone with one of them when all else is done.
 LONGEST = (
-    "test_demo.py",
     "test_agent.py",
-    "test_operate_training.py",
     "test_operate.py",
-    "test_launch.py",
-    "test_judgement.py",
-    "test_training.py",
     "test_fsdp.py",
+    "test_launch.py",
+    "test_training.py",
+    "test_judgement.py",
+    "test_operate_training.py",
     "test_vision.py",
+    "test_stop.py",
+    "test_demo.py",
+    "test_tracking.py",
     "test_classifiers.py",
     "test_kill.py",
-    "test_stop.py",
-    "test_prefix.py",
     "test_broken_hub.py",
+    "test_padding_free.py",
+    "test_preference.py",
+    "test_prefix.py",
     "test_async_checkpoint.py",
 )
 

@@ -54,7 +54,7 @@ NAMES = Patch("transformers.utils.import_utils", "fetch__all__", "transformers>=
 """Names that a file of a model exports, for which transformers looks at each line of each file of all models."""
 
 CHUNKED = Patch("transformers.models.qwen3_5.modeling_qwen3_5", "torch_chunk_gated_delta_rule", "transformers<5.24")
-"""Recurrence in chunks: functions of the files of architectures, of which one is named for all (recurrences.py)."""
+"""Convolutions and recurrences: functions of the files of architectures, of which one is named for all."""
 
 PATCHES = (CUTTING, ROTARY, LOAD_REPORT, PACKING, SCAN, NAMES, CHUNKED)
 
