@@ -29,7 +29,7 @@ WAYS = (
     "404",
 )
 """`cut` and `stalled`: all is well until half of a file has been sent; `swapped`: until a
-page comes in place of each file. `refused` is no way: serve nothing."""
+page comes in place of each file; `well`: all is well, with the files of `held`. `refused` is no way: serve nothing."""
 
 
 class BrokenHub(ThreadingHTTPServer):
@@ -41,6 +41,7 @@ class BrokenHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Connection)
         self.way = "500"
         self.asked = 0
+        self.held: Mapping[str, bytes] = {"config.json": b"{}" * 5000, "train.jsonl": b'{"a": 1}\n' * 2000}
         self.ended = threading.Event()
 
     @property
@@ -52,21 +53,26 @@ class BrokenHub(ThreadingHTTPServer):
 
 
 class _Repositories(dict[str, Mapping[str, bytes]]):
-    """Any that is asked for."""
+    """Any that is asked for, each with the same files."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        super().__init__()
+        self._files = files
 
     def get(self, name: object, default: object = None) -> Mapping[str, bytes]:  # type: ignore[override]
-        return {"config.json": b"{}" * 5000, "train.jsonl": b'{"a": 1}\n' * 2000}
+        return self._files
 
 
 class _Connection(hub.Connection):
     server: BrokenHub
-    held = _Repositories()
 
     def do_GET(self) -> None:
         self.server.asked += 1
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         way = self.server.way
-        if way in ("cut", "stalled") or (way == "swapped" and (self.command == "HEAD" or "/resolve/" not in self.path)):
+        self.held = _Repositories(self.server.held)
+        is_content = self.command == "GET" and "/resolve/" in self.path
+        if way in ("well", "cut", "stalled") or (way == "swapped" and not is_content):
             super().do_GET()
         elif way == "reset":
             self._reset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -178,3 +179,27 @@ def test_what_the_user_hears(ask: Ask, port: int, home: Path, tmp_path: Path, wh
     whole = [name for name in names if "/snapshots/" in name or name.endswith((".arrow", ".parquet"))]
     marks = [name for name in names if name.startswith("fetched/") and not name.endswith(".lock")]
     assert whole + marks == [], "nothing arrived whole"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"set.py": b"import datasets"}, "Dataset scripts are no longer supported"),
+        ({"README.md": b"rows to come"}, "doesn't contain any data files"),
+        ({"train.jsonl": b'{"a": 1}\n{"a": '}, "JSON parse error"),
+        pytest.param({"train.jsonl": b""}, "they have none", marks=pytest.mark.slow),
+        pytest.param({"a.jsonl": b'{"a": 1}', "b.jsonl": b'{"b": {"c": 1}}'}, "Couldn't cast", marks=pytest.mark.slow),
+        pytest.param({"train.jsonl.gz": b"{}"}, "Not a gzipped file", marks=pytest.mark.slow),
+    ],
+)
+def test_files_that_are_no_data_set_are_told_of(
+    ask: Ask, port: int, home: Path, tmp_path: Path, files: dict[str, bytes], words: str
+) -> None:
+    with serving(port) as hub:
+        hub.way, hub.held = "well", files
+        code, told = ask("data", "org/set", tmp_path)
+    for folder in (home / "hub", home / "datasets"):
+        shutil.rmtree(folder, ignore_errors=True)
+    assert (code, "Traceback" in told) == (errors.USER, False), told
+    assert "no rows can be made of its files (" in told
+    assert words in told

@@ -174,6 +174,11 @@ def explained_hub_errors(repo: str, revision: str | None = None, kind: str = "mo
         raise explained from error
 
 
+def is_of_hub(error: Exception) -> bool:
+    """An error tells of the hub, or of the way there."""
+    return isinstance(error, KubetuneError) or _explained(error, "", "") is not None
+
+
 def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
     """Meaning of an answer of the hub, or of none, for the user; None for what is not the hub's."""
     from huggingface_hub import errors as hub
@@ -194,7 +199,8 @@ def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
         return EnvironmentFault(f"the hub refused {kind} {repo} ({status}): {again}, and run the same command again")
     if found := misread(chain):
         return EnvironmentFault(f"what answers for the hub about {kind} {repo} {NOT_THE_HUB.format(found=found)}")
-    if unread := next((e for e in chain if type(e).__module__ == "pyarrow.lib"), None):
+    unread = next((e for e in chain if type(e).__module__ == "pyarrow.lib"), None)
+    if unread is not None and not isinstance(error, KubetuneError):
         return EnvironmentFault(
             f"what came from the hub as {kind} {repo} cannot be read as rows ({' '.join(str(unread).split())}): a file "
             "of it is damaged, or a page of somebody else came in its place"

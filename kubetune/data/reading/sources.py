@@ -16,9 +16,9 @@ from itertools import chain
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from kubetune.base.files import sha256_file
+from kubetune.base.files import fault_of, sha256_file
 from kubetune.config.schema import Config, SourceConfig
-from kubetune.data.reading.hub import explained_hub_errors, hub_token
+from kubetune.data.reading.hub import explained_hub_errors, hub_token, is_of_hub
 from kubetune.data.reading.packed import is_packed_otherwise, kind_of
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import (
@@ -30,7 +30,7 @@ from kubetune.data.reading.readers import (
     read_file,
     without_nulls,
 )
-from kubetune.errors import DataError
+from kubetune.errors import DataError, KubetuneError, causes
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -205,6 +205,22 @@ def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
         except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
             advice = "" if subset else "; which part of a data set is meant is said by `subset`"
             raise DataError(f"data set {path} (subset {subset}, split {split}): {error}{advice}") from error
+        except Exception as error:
+            if told := _unread(error, f"data set {path} (subset {subset}, split {split})"):
+                raise told from error
+            raise
+
+
+def _unread(error: Exception, what: str) -> KubetuneError | None:
+    """The error where `datasets` can make no rows of files that are here; None where the hub is to blame."""
+    found = list(causes(error, hidden=True))
+    if fault := next(filter(None, map(fault_of, found)), None):
+        return fault
+    if is_of_hub(error) and not any(type(cause).__module__ == "pyarrow.lib" for cause in found):
+        return None
+    words = [" ".join(str(cause).split())[:500] for cause in causes(error)]
+    said = next(filter(None, reversed(words)), "they have none")
+    return DataError(f"{what}: no rows can be made of its files ({said}). Give some of them by their paths instead")
 
 
 def require_sources(config: Config) -> None:
