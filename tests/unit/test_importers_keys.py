@@ -133,6 +133,13 @@ def test_sections_of_sources_lose_no_key(tmp_path: Path) -> None:
     assert {"dataset_mixture.datasets[0].new", "dataset_mixture.shuffled"} <= set(told)
 
 
+def test_pretraining_trains_every_token(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text("swift pt --model a/model --dataset texts.txt\n")
+    found = import_config(tmp_path / "a.sh")
+    assert "train_on: all" in found.text
+    assert not found.of("dropped")
+
+
 def test_launchers_and_further_commands_of_a_script_are_told(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text(
         "accelerate launch --config_file z3.yaml --num_processes 8 examples/scripts/sft.py \\\n"

@@ -76,6 +76,8 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
             llama_factory.convert(draft, path.absolute().parent)
         else:
             PEERS[peer].convert(draft)
+        if foreign.command == "pt" and not draft.has("data.train_on"):
+            draft.assume("data.train_on", "all", "`swift pt` trains all, without a chat template")
         preferences.finish(draft)
         settle(draft)
     except WRONG_KINDS:

@@ -110,7 +110,7 @@ def _sources(draft: Draft, key: str, text: str) -> list[dict[str, Any]]:
         draft.drop(f"{key}: {text}", "not understood; put the file or hub id in its place")
         return [{"path": text}]
     sample = f"#{found['number']}" if found["number"] else ""
-    path, is_file = found["path"], bool(re.search(r"\.(jsonl?|csv|tsv|parquet)$", found["path"]))
+    path, is_file = found["path"], bool(re.search(r"\.(jsonl?|csv|tsv|txt|parquet)$", found["path"]))
     if not is_file and found["hub"] != "hf" and not as_flag(draft.given.get("use_hf")):
         draft.drop(f"{key}: {path}", "is looked for on Hugging Face's hub, not on ModelScope; see that it is there")
     source = {"path": f"{path}{sample}"}
