@@ -51,6 +51,10 @@ class Fields(Mapping[str, Any]):
         """The key is there and has something to say."""
         return self._value.get(key) not in NOTHING
 
+    def has_read(self, key: str) -> bool:
+        """The key was asked for."""
+        return key in self._read
+
     def peek(self, key: str) -> Any:
         """The value of a key, which is not used by this."""
         return self._value.get(key)

@@ -17,7 +17,7 @@ from kubetune.data.reading.images import data_address
 from kubetune.data.reading.messages import IMAGE_TAG as IMAGE_TAG
 from kubetune.data.reading.messages import Turn, read_message, read_tools, read_turn
 from kubetune.data.reading.preferences import Side, Unusable, judged_side_of, sides_of
-from kubetune.data.reading.refusals import require_no_preference, require_readable, require_trained
+from kubetune.data.reading.refusals import DECIDING, require_no_preference, require_readable, require_trained
 
 Value = Mapping[str, Any]
 
@@ -146,7 +146,14 @@ def read(
     shape = detect(value, kind=kind) if shape == "auto" else shape
     if SHAPES[shape] in (_from_messages, _from_sharegpt, _from_alpaca, _from_pair):
         require_readable(record)
-    return SHAPES[shape](record), record.unused
+    found = SHAPES[shape](record)
+    unread = (key for key in columns if key not in DECIDING and record.holds(key) and not record.has_read(key))
+    if idle := next(unread, None):
+        raise ValueError(
+            f"is read as {shape}, in which `data.columns` has no `{idle}` ({columns[idle]!r} is given for it); set "
+            "`data.format`, or leave it out"
+        )
+    return found, record.unused
 
 
 def _read_preference(value: Value, shape: str, kind: RecordKind) -> tuple[Preference | Judged, set[str]]:

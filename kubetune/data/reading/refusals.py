@@ -28,6 +28,8 @@ _ANSWERED: Final = ("messages", "conversations", "completion", "output", "respon
 _TELLING: Final = frozenset((*_PREFERENCES, *_VERDICTS))
 _MEDIA: Final = ("video", "videos", "audio", "audios", "objects")
 _SWITCHES: Final = ("weight", "loss_weight", "loss_scale", "loss_mask", "train", "training", "trainable", "loss")
+DECIDING: Final = frozenset((*_TELLING, *_SWITCHES))
+"""Keys that decide whether a record is trained, and are no part of it."""
 _UNREADABLE: Final = frozenset((*_MEDIA, "chat_template_kwargs"))
 
 
