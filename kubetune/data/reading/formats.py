@@ -146,14 +146,14 @@ def read(
     shape = detect(value, kind=kind) if shape == "auto" else shape
     if SHAPES[shape] in (_from_messages, _from_sharegpt, _from_alpaca, _from_pair):
         require_readable(record)
-    found = SHAPES[shape](record)
+    whole = SHAPES[shape](record)
     unread = (key for key in columns if key not in DECIDING and record.holds(key) and not record.has_read(key))
     if idle := next(unread, None):
         raise ValueError(
             f"is read as {shape}, in which `data.columns` has no `{idle}` ({columns[idle]!r} is given for it); set "
             "`data.format`, or leave it out"
         )
-    return found, record.unused
+    return whole, record.unused
 
 
 def _read_preference(value: Value, shape: str, kind: RecordKind) -> tuple[Preference | Judged, set[str]]:
