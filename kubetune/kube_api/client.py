@@ -46,6 +46,7 @@ _SILENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 500
 _LIST = "List"
+_NAMELESS = ("Status", "SelfSubjectAccessReview")
 _SWITCHED = 101
 # Of OpenSSL's message; no patience helps.
 _DISTRUST = "CERTIFICATE_VERIFY_FAILED"
@@ -110,6 +111,14 @@ class Cluster:
             raise EnvironmentFault(f"no connection can be made to {login.server}{proxy}: {error}") from None
         weakref.finalize(self, client.close)
         return client
+
+    def tell_once(self, text: str) -> None:
+        """Tell the user something, however often it comes up."""
+        with self._lock:
+            is_new = text not in self._warned
+            self._warned.add(text)
+        if is_new:
+            self._tell(text)
 
     # -- objects
     def get(self, kind: str, name: str) -> Object | None:
@@ -334,7 +343,7 @@ class Cluster:
         yield False
         while (left := deadline - time.monotonic()) > 0:
             if pause == _LONGEST_PAUSE_SECONDS:
-                self._warn(f"{self.address} does not answer; trying for {self._patience_seconds:.0f} s")
+                self.tell_once(f"{self.address} does not answer; trying for {self._patience_seconds:.0f} s")
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             yield False
@@ -367,14 +376,7 @@ class Cluster:
         """Warning headers: `299 - "text"`. A pod template that pod security will refuse shows only here."""
         for header in response.headers.get_list("warning"):
             text = header.split(" ", 2)[-1].strip('"').replace('\\"', '"')
-            self._warn(f"the cluster warns: {text}")
-
-    def _warn(self, text: str) -> None:
-        with self._lock:
-            is_new = text not in self._warned
-            self._warned.add(text)
-        if is_new:
-            self._tell(text)
+            self.tell_once(f"the cluster warns: {text}")
 
 
 class _Channel(WebsocketDriver):
@@ -421,7 +423,7 @@ def _object(response: httpx2.Response, *kinds: str) -> Object:
     items = answer.get("items") or []
     if _LIST in kinds and kind.endswith(_LIST) and isinstance(items, list) and all(map(_is_object, items)):
         return answer
-    if kind in kinds and _is_object(answer):
+    if kind in kinds and (kind in _NAMELESS or _is_object(answer)):
         return answer
     raise _foreign(response, response.text)
 
