@@ -1,9 +1,10 @@
 """LoRA on stacked experts beside PEFT's own forward, which merges the adapters of all experts each time.
 
-    python -m benchmarks.experts [--repeats N] [--write]
+    python -m benchmarks.experts [--dtype bfloat16] [--repeats N] [--write]
 
 The same model, adapters, ids and steps (forward and backward of one packed batch), each way in a process of its own
-with one thread, taking turns; CPU seconds a step and peak memory above that before the first step are compared.
+with one thread and the allocator of a run, taking turns; CPU seconds a step and peak memory above that before the first
+step are compared.
 Everything but the experts' forward is the same in both; how long the experts take alone is measured after it.
 """
 
@@ -23,6 +24,7 @@ from typing import Any
 from benchmarks.corpus import FIRST_WORD, Corpus, lengths
 from benchmarks.results import Results, open_results
 from benchmarks.table import PAGE, markdown
+from kubetune.base import allocator
 from kubetune.base.files import write_atomic
 
 BEGIN, END = "<!-- experts: begin, written by benchmarks.experts -->", "<!-- experts: end -->"
@@ -48,17 +50,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
     parser.add_argument("--write", action="store_true", help="write the table into docs/performance.md")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="what the weights are in")
     parser.add_argument("--one", nargs=2, metavar=("WAY", "ROWS"), help="measure this alone, in this process")
     args = parser.parse_args(argv)
     if args.one:
-        print(json.dumps(step(args.one[0], int(args.one[1]))))
+        print(json.dumps(step(args.one[0], int(args.one[1]), args.dtype)))
         return
     results = open_results(quick=False, fresh=args.fresh, subject="experts")
     for repeat in range(args.repeats):
         for rows in ROWS:
             for way in ("peft", "kubetune"):
-                measure(results, {"way": way, "rows": rows, "repeat": repeat})
-    text = render(results)
+                measure(results, {"way": way, "rows": rows, "dtype": args.dtype, "repeat": repeat})
+    text = render(results, args.dtype)
     print(text)
     if args.write:
         before, rest = PAGE.read_text("utf-8").split(BEGIN)
@@ -69,6 +72,7 @@ def measure(results: Results, key: dict[str, Any]) -> None:
     """One way in a new process, unless it is measured already."""
     if results.find("experts", key) is None:
         command = [sys.executable, "-m", "benchmarks.experts", "--one", key["way"], str(key["rows"])]
+        command += ["--dtype", key["dtype"]]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         said = subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stdout
         found = json.loads(said.splitlines()[-1]) | {"load": os.getloadavg()[0]}
@@ -76,8 +80,10 @@ def measure(results: Results, key: dict[str, Any]) -> None:
         print(key, found, flush=True)
 
 
-def step(way: str, rows: int) -> dict[str, float]:
+def step(way: str, rows: int, dtype: str) -> dict[str, float]:
     """CPU seconds of a step, memory above that before the first, and what was computed."""
+    allocator.keep_memory()  # before torch
+
     import numpy as np
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -91,7 +97,8 @@ def step(way: str, rows: int) -> dict[str, float]:
 
     torch.manual_seed(0)
     config = AutoConfig.for_model("qwen3_moe", **SIZES, max_position_embeddings=4096)
-    model: Any = add_lora(AutoModelForCausalLM.from_config(config), LoraConfig(r=16), task_type="CAUSAL_LM", seed=0)
+    lm = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model: Any = add_lora(lm, LoraConfig(r=16), task_type="CAUSAL_LM", seed=0)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.02)
@@ -142,9 +149,9 @@ def alone(model: Any, run: Callable[[], Any]) -> float:
     return min(found[1:])
 
 
-def render(results: Results) -> str:
+def render(results: Results, dtype: str) -> str:
     """Medians of both ways for each size of a micro-batch, and the median of the repeats' ratios."""
-    found = {(m["way"], m["rows"], m["repeat"]): m for m in results.measurements}
+    found = {(m["way"], m["rows"], m["repeat"]): m for m in results.measurements if m["dtype"] == dtype}
     whole = 2 * len(ROWS)
     repeats = [r for r in sorted({repeat for _, _, repeat in found}) if sum(key[2] == r for key in found) == whole]
     shown = ("tokens", "PEFT, CPU s", "kubetune, CPU s", "faster by", "experts alone")
@@ -167,10 +174,10 @@ def render(results: Results) -> str:
             ]
         )
     machine = results.data["machine"]
-    loads = [m["load"] for m in results.measurements if m["repeat"] in repeats]
+    loads = [m["load"] for m in found.values() if m["repeat"] in repeats]
     said = (
-        f"{machine['cpu']}, one thread, fp32, {results.data['started'][:10]}; medians of {len(repeats)}, taking turns; "
-        f"load of the machine {min(loads):.0f} to {max(loads):.0f}:"
+        f"{machine['cpu']}, one thread, {dtype}, {results.data['started'][:10]}; medians of {len(repeats)}, "
+        f"taking turns; load of the machine {min(loads):.0f} to {max(loads):.0f}:"
     )
     return "\n".join([said, "", markdown(head, table)])
 

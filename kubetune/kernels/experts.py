@@ -6,6 +6,7 @@ large as these, is never made, neither in the forward nor in the backward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -15,6 +16,8 @@ from torch.autograd import Function
 
 ALIGNED = 16
 """Bytes that rows of grouped products are multiples of, those of factors too."""
+STRIDES = (16, 32, 64, 128, 256)
+"""Rows of products where their code is made by size: few, that all of it is kept (`allocator.KEPT_PRODUCTS`)."""
 
 
 class Routing(NamedTuple):
@@ -130,17 +133,18 @@ class _WeightedSwiGlu(Function):
 class _GroupedLora(Function):
     """With s the scale, of each expert y = x Wᵀ + s (x Aᵀ) Bᵀ, so that
         dx = dy W + (s dy B) A        dA = (s dy B)ᵀ x        dB = s dyᵀ (x Aᵀ)
-    as in `pointwise.lora_backward`, each product over the rows of one expert. Adapters are kept in fp32, the arithmetic
-    is in x's dtype.
+    as in `pointwise.lora_backward`, each product over the rows of one expert. Adapters are kept in fp32; the arithmetic
+    is in x's dtype, but in fp32 beside frozen weights of 16 bits on a CPU, see `_in_strides`.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, a: Tensor, b: Tensor, ends: Tensor, scaling: float, transposed: bool
     ) -> Tensor:
-        down, up = _stacked(a, b, len(weight), x)
-        y = F.grouped_mm(x, weight if transposed else weight.mT, offs=ends)
-        low = F.grouped_mm(x, down.mT, offs=ends).mul_(scaling)
+        rows = _exact(x)
+        down, up = _stacked(a, b, len(weight), rows)
+        y = _grouped(x, weight if transposed else weight.mT, ends)
+        low = F.grouped_mm(rows, down.mT, offs=ends).mul_(scaling)
         y.add_(F.grouped_mm(low, up.mT, offs=ends))
         ctx.save_for_backward(x, low, weight, a, b, ends)
         ctx.scaling, ctx.transposed = scaling, transposed
@@ -150,16 +154,41 @@ class _GroupedLora(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, low, weight, a, b, ends = ctx.saved_tensors
         grad, experts = grad.contiguous(), len(weight)
-        rank = len(a) // experts
-        down, up = _stacked(a, b, experts, x)
-        d_low = F.grouped_mm(grad, up, offs=ends).mul_(ctx.scaling)
+        rank, rows = len(a) // experts, _exact(grad)
+        down, up = _stacked(a, b, experts, rows)
+        d_low = F.grouped_mm(rows, up, offs=ends).mul_(ctx.scaling)
         d_x = None
         if ctx.needs_input_grad[0]:
-            d_x = F.grouped_mm(grad, weight.mT if ctx.transposed else weight, offs=ends)
+            d_x = _grouped(grad, weight.mT if ctx.transposed else weight, ends)
             d_x.add_(F.grouped_mm(d_low, down, offs=ends))
-        d_a = F.grouped_mm(d_low.t(), x, offs=ends)[:, :rank].float().reshape(a.shape)
-        d_up = F.grouped_mm(grad.t(), low, offs=ends)[..., :rank].float().reshape(experts, -1)
+        d_a = F.grouped_mm(d_low.t(), _exact(x), offs=ends)[:, :rank].float().reshape(a.shape)
+        d_up = F.grouped_mm(rows.t(), low, offs=ends)[..., :rank].float().reshape(experts, -1)
         return d_x, None, d_a, d_up.t().reshape(b.shape), None, None, None
+
+
+def _is_compiled_by_size(x: Tensor) -> bool:
+    """16 bits on a CPU, where oneDNN makes code for each size of a product, which takes longer than a small product."""
+    return x.device.type == "cpu" and x.element_size() == 2
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x.float() if _is_compiled_by_size(x) else x
+
+
+def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return _in_strides(x, weight, ends.tolist()) if _is_compiled_by_size(x) else F.grouped_mm(x, weight, offs=ends)
+
+
+def _in_strides(x: Tensor, weight: Tensor, ends: Sequence[int]) -> Tensor:
+    """Grouped product in few sizes: rows of the next experts are taken along, whose own product comes after."""
+    rows = F.pad(x, (0, 0, 0, STRIDES[-1]))
+    y, start = x.new_empty(len(rows), weight.shape[-1]), 0
+    for expert, end in enumerate(ends):
+        while start < end:
+            stride = next((each for each in STRIDES if each >= end - start), STRIDES[-1])
+            torch.mm(rows[start : start + stride], weight[expert], out=y[start : start + stride])
+            start = min(start + stride, end)
+    return y[: len(x)]
 
 
 def _stacked(a: Tensor, b: Tensor, experts: int, x: Tensor) -> tuple[Tensor, Tensor]:
