@@ -36,6 +36,7 @@ Confirm = Callable[[str], bool]
 
 _VOLUMES = "PersistentVolumeClaim"
 _LOOK_SECONDS = 0.5
+_GOING_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,22 @@ def _apply(cluster: Cluster, obj: Manifest) -> None:
         found = cluster.get("Pod", obj["metadata"]["name"])
         if found is not None and pods.has_ended(found):
             cluster.delete("Pod", obj["metadata"]["name"], grace_seconds=0)
+    if obj["kind"] == _VOLUMES:
+        _wait_until_new(cluster, obj["metadata"]["name"])
     cluster.apply(obj)
+
+
+def _wait_until_new(cluster: Cluster, claim: str) -> None:
+    """Wait while a claim of that name is being deleted, for what is applied to it would go with it."""
+    deadline = time.monotonic() + _GOING_SECONDS
+    while (found := cluster.get(_VOLUMES, claim)) is not None and "deletionTimestamp" in found["metadata"]:
+        if time.monotonic() > deadline:
+            raise EnvironmentFault(
+                f"claim {claim} is to be deleted, and pods that use it are still there: kubectl describe pvc {claim} "
+                f"-n {cluster.namespace} names them. Submit again when it has gone"
+            )
+        cluster.tell_once(f"claim {claim} is being deleted; waiting until the pods that use it have gone")
+        time.sleep(_LOOK_SECONDS)
 
 
 def _wait_in_silence(cluster: Cluster, spec: RunSpec) -> None:

@@ -22,6 +22,8 @@ class Context:
     faults: Faults
     not_before: dict[tuple[str, int | None], float] = field(default_factory=dict)
     """Loop time of the next new pod by Job uid and, with a limit by index, index."""
+    bound: set[tuple[str, str]] = field(default_factory=set)
+    """Namespace and name of each claim that was ever given its folder."""
     index_failures: dict[tuple[str, int], Object] = field(default_factory=dict)
     """Annotations of the next pod of a Job's index: how often it has failed."""
 

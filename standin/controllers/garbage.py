@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+
 from standin.controllers.context import Context
-from standin.node.volumes import claim_name
-from standin.state.objects import Object, name_of, namespace_of, owner_uids, terminating, uid_of
+from standin.state.objects import Object, claim_name, name_of, namespace_of, owner_uids, terminating, uid_of
+from standin.state.store import PROTECTION
 
 _FOREGROUND = "foregroundDeletion"
 
@@ -16,6 +18,9 @@ def reconcile(context: Context) -> None:
         _reconcile_namespace(context, namespace)
     for claim in context.store.list("PersistentVolumeClaim"):
         _bind(context, claim)
+        if terminating(claim) and PROTECTION in _finalizers(claim) and not context.store.is_mounted(claim):
+            _finalizers(claim).remove(PROTECTION)
+            context.store.touch(claim)
     for pod in context.store.list("Pod"):
         _create_ephemeral_claims(context, pod)
 
@@ -71,6 +76,10 @@ def _bind(context: Context, claim: Object) -> None:
         return
     spec = claim["spec"]
     spec["volumeName"] = "pvc-" + uid_of(claim)
+    place = (namespace_of(claim), name_of(claim))
+    if place in context.bound:  # what an earlier claim of that name held has gone with it
+        shutil.rmtree(context.settings.state.joinpath("claims", *place), ignore_errors=True)
+    context.bound.add(place)
     bound = {"phase": "Bound", "accessModes": spec["accessModes"], "capacity": spec["resources"]["requests"]}
     claim["status"] = bound
     context.store.touch(claim)

@@ -10,20 +10,13 @@ from typing import TYPE_CHECKING
 from standin.node import runtime
 from standin.node.environment import Waiting, project
 from standin.node.loopback import translate
-from standin.state.objects import Object, quantity
+from standin.state.objects import Object, claim_name, quantity
 
 if TYPE_CHECKING:
     from standin.node.pod import PodWorker
 
 _PROJECTED = {"configMap", "secret"}
 _DEFAULT_MEMORY_VOLUME = "1Gi"
-
-
-def claim_name(pod_name: str, volume: Object) -> str | None:
-    """The claim behind a volume: named, or made for this pod by a generic ephemeral volume."""
-    if "ephemeral" in volume:
-        return f"{pod_name}-{volume['name']}"
-    return (volume.get("persistentVolumeClaim") or {}).get("claimName")
 
 
 def set_up_volume(worker: PodWorker, volume: Object) -> None:

@@ -138,3 +138,10 @@ def pod_templates(obj: Object) -> list[tuple[str, Object]]:
             (f"spec.pytorchReplicaSpecs[{role}].template.spec", entry.get("template", {})) for role, entry in replicas
         ]
     return []
+
+
+def claim_name(pod_name: str, volume: Object) -> str | None:
+    """The claim behind a volume: named, or made for this pod by a generic ephemeral volume."""
+    if "ephemeral" in volume:
+        return f"{pod_name}-{volume['name']}"
+    return (volume.get("persistentVolumeClaim") or {}).get("claimName")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from standin.state.errors import already_exists, forbidden, not_found
 from standin.state.objects import (
     Object,
+    claim_name,
     finished,
     name_of,
     namespace_of,
@@ -28,6 +29,7 @@ from standin.state.resources import BY_KIND, Resource, resource_of
 
 Key = tuple[Resource, str, str]
 
+PROTECTION = "kubernetes.io/pvc-protection"
 _HISTORY = 20_000
 _WITHOUT_GENERATION = ("Service", "Namespace", "PersistentVolumeClaim")
 
@@ -126,11 +128,19 @@ class Store:
             meta["deletionGracePeriodSeconds"] = grace_seconds
         if obj["kind"] == "Namespace":
             meta.setdefault("finalizers", ["kubernetes"])
+        if obj["kind"] == "PersistentVolumeClaim" and self.is_mounted(obj):
+            meta["finalizers"] = sorted({*meta.get("finalizers", []), PROTECTION})
         if meta.get("finalizers") or _graceful(obj):
             meta.setdefault("deletionTimestamp", now(grace_seconds or 0))
             self.touch(obj)
         else:
             self._remove(obj)
+
+    def is_mounted(self, claim: Object) -> bool:
+        """Some pod, ended or not, names the claim."""
+        pods = self.list("Pod", namespace_of(claim))
+        volumes = ((name_of(pod), volume) for pod in pods for volume in pod["spec"].get("volumes", []))
+        return any(claim_name(*volume) == name_of(claim) for volume in volumes)
 
     def event(self, obj: Object, type_: str, reason: str, message: str) -> None:
         """Record an event about an object; a repeated one only counts up."""

@@ -124,3 +124,26 @@ def test_an_end_that_another_start_follows_is_none(desk: Desk) -> None:
         write_exit_status(folder, ExitStatus(code, "said so", 3))
         told = json.loads(desk.quick("status", "fit", "--json").stdout)
         assert (told["state"], told["why"]) == (state, "said so" if state in ("failed", "done") else "")
+
+
+def test_a_volume_that_is_going_is_waited_for(desk: Desk) -> None:
+    """As on any cluster, a deleted claim stays while a pod mounts it; what is applied to it would go with it."""
+    desk.submit_script("echo old > /outputs/old", compute__nodes=1)
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    volume = {"name": "v", "persistentVolumeClaim": {"claimName": "fit-outputs"}}
+    container = {"name": "c", "image": "busybox", "command": ["sleep", "600"]}
+    spec = {"volumes": [volume], "containers": [container], "terminationGracePeriodSeconds": 0}
+    desk.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "reader"}, "spec": spec})
+    before = desk.cluster.get("PersistentVolumeClaim", "fit-outputs")["metadata"]["uid"]
+    desk.quick("delete", "fit", "--yes", "--volumes")
+    assert "deletionTimestamp" in desk.cluster.get("PersistentVolumeClaim", "fit-outputs")["metadata"]
+    with popen(desk, "submit", "run.yaml") as process:
+        assert process.stderr is not None
+        assert any("claim fit-outputs is being deleted; waiting" in line for line in process.stderr)
+        desk.cluster.delete("Pod", "reader")
+        assert process.stdout is not None
+        assert "was submitted" in process.stdout.read()
+    after = desk.cluster.wait("PersistentVolumeClaim", "fit-outputs", lambda claim: "phase" in claim.get("status", {}))
+    assert after["metadata"]["uid"] != before
+    assert "deletionTimestamp" not in after["metadata"]
+    assert not (desk.cluster.claim_folder("fit-outputs") / "old").exists()
