@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.\[\]-]*=")
+_MORE = ("inputs", "prompts", "overrides")
+"""Names of positional arguments of which a verb takes any number."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,18 +95,19 @@ def _share_or_path(text: str) -> float | str:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """`parser.parse_args`, but `key=value` may also stand after flags, where argparse would not recognise it.
+    """`parser.parse_args`, but `key=value` and prompts may also stand after flags, where argparse knows them no more.
 
     What is not recognised is told by `args.parser`, the verb's own, where that is set.
     """
     args, rest = parser.parse_known_args(argv)
-    given = getattr(args, "inputs", getattr(args, "overrides", None))
-    unknown = [word for word in rest if word.startswith("-") or not ("inputs" in args or _OVERRIDE.match(word))]
+    given, any_word = next(((vars(args)[name], name != "overrides") for name in _MORE if name in args), (None, False))
+    at = rest.index("--") if any_word and "--" in rest else len(rest)
+    unknown = [word for word in rest[:at] if word.startswith("-") or not (any_word or _OVERRIDE.match(word))]
     if rest and (given is None or unknown):
         verb = getattr(args, "parser", parser)
         verb.error(f"unrecognized arguments: {' '.join(rest)}{_meant(verb, rest)}")
     if given is not None:
-        given += rest
+        given += rest[:at] + rest[at + 1 :]
     return args
 
 

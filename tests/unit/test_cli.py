@@ -46,6 +46,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "a", "b"], "did you mean `report --compare`?"),
         (["frobnicate"], "no verb is called so"),
         (["plan", "--jsn"], "unrecognized arguments: --jsn; did you mean --json?"),
+        (["generate", "run", "--sed", "1", "a"], "unrecognized arguments: --sed 1 a; did you mean --seed?"),
     ],
 )
 def test_mistyped_words_are_met_with_what_was_meant(
@@ -53,6 +54,12 @@ def test_mistyped_words_are_met_with_what_was_meant(
 ) -> None:
     assert ended(*words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_prompts_stand_before_and_after_options() -> None:
+    words = ["generate", "run", "a", "--seed", "1", "b c", "--", "-d", "key=value"]
+    args = parse(make_parser("generate"), words)
+    assert (args.prompts, args.seed) == (["a", "b c", "-d", "key=value"], 1)
 
 
 @pytest.mark.parametrize("verb", ["logs", "status"])

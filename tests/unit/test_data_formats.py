@@ -320,6 +320,8 @@ def test_a_record_that_is_not_to_be_trained_is_refused(switch: dict[str, Any]) -
     for record in (*records, {"sentence": "Hi", "label": 1}):
         with pytest.raises(ValueError, match=rf"has `{next(iter(switch))}: .*not to be trained, as a whole"):
             convert(record | switch, kind="labelled" if "label" in record else "text")
+    with pytest.raises(ValueError, match=r"leave such records out$"):
+        convert({"prompt": "Hi", "completion": "Yes", "label": True} | switch, kind="labelled")
     assert read({"messages": [USER, GOOD], "loss": 0.0, "weight": 0.5})[1] == ("loss", "weight")
 
 

@@ -273,8 +273,9 @@ def test_variables_of_a_job_are_settings_where_they_have_a_meaning(tmp_path: Pat
 def test_models_that_see_and_results_that_are_uploaded(tmp_path: Path) -> None:
     sees = "freeze_vision_tower: false\nimage_max_pixels: 262144\nimage_min_pixels: 1024\n"
     more = f"{sees}push_to_hub: true\nhub_model_id: team/bot\nfsdp: full_shard\n"
-    _, config = imported(tmp_path, FACTORY + more)
+    found, config = imported(tmp_path, FACTORY + more)
     assert config.task == "vision_language"
+    assert "`causal_lm` for one that reads texts alone" in notes(found, "assumed")["task"]
     assert not config.vision.freeze_vision_tower
     assert (config.vision.image_max_tokens, config.vision.image_min_tokens) == (334, 1)
     assert config.push is not None
@@ -561,6 +562,10 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
         ),
         ("base_model: x\nsequence_len: 512\n", "names no data to train on"),
         ("model_name_or_path: x\nfinetuning_type: lora\nmax_samples: 5\n", "names no data to train on"),
+        (
+            f"{FACTORY}max_samples: 0\n".replace("max_samples: 300\n", ""),
+            "max_samples: 0 leaves no records to train on",
+        ),
         ("base_model: x\nbase_model: y\n", ":2: base_model: given twice"),
         ("compute_environment: LOCAL\n", "is a config of accelerate"),
         ("model: x\nmodel_class: llm\n", "is a config of LLaMA-Factory's second trainer"),

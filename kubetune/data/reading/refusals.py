@@ -26,6 +26,7 @@ _PROMPTS: Final = ("instruction", "prompt", "messages", "conversations", "questi
 _VERDICTS: Final = ("label", "kto_tag")
 _ANSWERED: Final = ("messages", "conversations", "completion", "output", "response")
 _TELLING: Final = frozenset((*_PREFERENCES, *_VERDICTS))
+_TALKS: Final = ("messages", "conversations")
 _MEDIA: Final = ("video", "videos", "audio", "audios", "objects")
 _SWITCHES: Final = ("weight", "loss_weight", "loss_scale", "loss_mask", "train", "training", "trainable", "loss")
 DECIDING: Final = frozenset((*_TELLING, *_SWITCHES))
@@ -78,9 +79,10 @@ def require_trained(record: Mapping[str, Any]) -> None:
         said = found.strip().lower() if isinstance(found, str) else found
         # A number beside `loss` is one that somebody measured.
         if said is False or said == "false" or (name != "loss" and _is_zero(said)):
+            talk = record.keys().isdisjoint(_TELLING) and not record.keys().isdisjoint(_TALKS)
+            answers = ", or give it to the answers that are read and not trained" if talk else ""
             raise ValueError(
-                f"has `{key}: {show(found)}`, so it is not to be trained, as a whole; leave such records out, or give "
-                "it to the answers that are read and not trained"
+                f"has `{key}: {show(found)}`, so it is not to be trained, as a whole; leave such records out{answers}"
             )
 
 

@@ -145,7 +145,7 @@ def say_it_sees(draft: Draft, key: str) -> None:
         draft.assume("preference.images", True, f"{key} {why}")
     elif task != "vision_language":
         draft.settings.pop(("task",), None)
-        draft.assume("task", "vision_language", f"{key} {why}")
+        draft.assume("task", "vision_language", f"{key} {why}; `causal_lm` for one that reads texts alone")
 
 
 def pixels(path: str) -> Rule:

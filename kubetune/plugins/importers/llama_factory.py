@@ -97,7 +97,8 @@ def _data(draft: Draft, folder: Path) -> None:
     directory = Path(str(draft.take("dataset_dir") or "data"))
     if "dataset_dir" in draft.given:
         draft.unneeded("dataset_dir", "only says where dataset_info.json lies")
-    number = draft.take("max_samples")
+    if (number := draft.take("max_samples")) == 0:
+        draft.refuse("max_samples", "0 leaves no records to train on")
     registry = _registry(folder, directory)
     for key, path in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
         given = draft.take(key)
