@@ -46,7 +46,8 @@ class Disk:
     def mend(self) -> None:
         """What an administrator does: unmount, check, mount again."""
         subprocess.run(["umount", str(self.folder)], check=True)
-        subprocess.run(["e2fsck", "-fy", self._device], capture_output=True)
+        check = ["e2fsck", "-fy", self._device]
+        wait_until(lambda: subprocess.run(check, capture_output=True).returncode <= 1)  # more: the device is still held
         subprocess.run(["mount", "-o", "errors=remount-ro", self._device, str(self.folder)], check=True)
 
 
