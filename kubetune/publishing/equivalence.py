@@ -22,8 +22,7 @@ from kubetune.config.schema import Config
 from kubetune.data.prepared import kept_rows
 from kubetune.data.prepared.kept_rows import PROOF_ROWS, KeptRow
 from kubetune.data.prepared.prepare import prepare
-from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.data.text.tokenizer_files import MODEL_FILES
+from kubetune.data.text.tokenizer import Tokenizer, joined
 from kubetune.data.vision.image_processor import ImageProcessor
 from kubetune.inference.result import Result
 from kubetune.tasks.protocol import Task
@@ -127,7 +126,7 @@ def check_tokenizer(tokenizer: Tokenizer, folder: Path, sample: Sample, spared: 
     """
     wrong, names = [], []
     for name, file in tokenizer.files.items():
-        if name in MODEL_FILES or name in spared or (name == "chat_template.jinja" and tokenizer.has_given_template):
+        if name in tokenizer.spared or name in spared:
             continue
         names.append(name)
         if files.sha256_file(folder / name) != files.sha256_file(file):
@@ -136,7 +135,12 @@ def check_tokenizer(tokenizer: Tokenizer, folder: Path, sample: Sample, spared: 
         names.append("chat_template.jinja")
     loaded = _load_plain(folder)
     if loaded is not None:
-        if tokenizer.chat is not None and loaded.chat_template != tokenizer.chat.source:
+        theirs = loaded.chat_template
+        # A processor's own file, whose bytes are the same, is nothing that a tokenizer reads.
+        is_processors = theirs is None and not tokenizer.has_given_template and "chat_template.json" in tokenizer.files
+        if isinstance(theirs, dict):
+            theirs = joined(theirs)
+        if tokenizer.chat is not None and not is_processors and theirs != tokenizer.chat.source:
             wrong.append("the chat template is not the one that was trained with")
         texts = [tokenizer.decode(batch.input_ids.tolist()) for batch in sample.batches]
         if any(loaded(text, add_special_tokens=False).input_ids != tokenizer.encode_text(text, special=False)

@@ -129,6 +129,10 @@ def _serving(config: Config, kind: str, base: str) -> list[str]:
         lines = ["$ vllm serve . --runner pooling --pooler-config '{\"use_activation\": false}'    # asked at /pooling"]
     elif task_module(config).AUTO_CLASS != "AutoModelForCausalLM":
         return []
+    elif kind == "adapter" and config.lora and (config.lora.use_dora or config.lora.modules_to_save):
+        what = "weights of DoRA" if config.lora.use_dora else "modules trained whole"
+        text = f"Neither vLLM nor llama.cpp loads adapters with {what}. `kubetune export --merge` makes what both do."
+        return [f"## How to serve\n\n{text}"]
     elif kind == "adapter":
         rank = config.lora.r if config.lora else 16
         lines = [
@@ -165,6 +169,7 @@ def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
         found["target modules"] = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(
             lora.target_modules
         )  # fmt: skip
+        found |= {"modules trained whole": ", ".join(lora.modules_to_save)} if lora.modules_to_save else {}
         found |= {name: "yes" for name, is_set in (("DoRA", lora.use_dora), ("rsLoRA", lora.use_rslora)) if is_set}
     if config.sees:
         found["image tokens"] = f"at most {config.vision.image_max_tokens:,}, as the image processor here makes them"

@@ -19,6 +19,7 @@ from kubetune.data.text import tokenizer_files
 from kubetune.data.text.templates import Rendered
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.errors import ModelError
+from kubetune.publishing.equivalence import Sample, check_tokenizer
 from tests.tiny import CHATML, train_tokenizer
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -197,6 +198,25 @@ def test_a_template_for_tools_is_taken_where_there_are_any(is_file: bool, tmp_pa
             assert isinstance(found, Rendered)
             assert found.text == theirs.apply_chat_template(messages, tools=tools, tokenize=False)
             assert [found.text[start:end] for start, end in found.spans] == ["Hello<|im_end|>"]
+    tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
+    assert {*check_tokenizer(tokenizer, saved, Sample((), ""))} == {*tokenizer.files}
+    tokenizer = load_tokenizer(ModelConfig(path=str(folder), chat_template="chatml"))
+    tokenizer.save(tmp_path / "given")
+    assert "chat_template.jinja" in check_tokenizer(tokenizer, tmp_path / "given", Sample((), ""))
+    assert AutoTokenizer.from_pretrained(tmp_path / "given").chat_template == tokenizer.given_template
+
+
+def test_files_of_templates_go_before_a_list_of_them(tmp_path: Path) -> None:
+    folder = train_tokenizer(tmp_path / "model")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = [{"name": name, "template": "?"} for name in ("default", "tool_use")]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(CHATML)
+    chat = ours(folder).chat
+    assert chat
+    from transformers import AutoTokenizer
+
+    assert chat.source == AutoTokenizer.from_pretrained(folder).chat_template == CHATML
 
 
 def test_the_template_of_a_processor_is_the_models_where_it_has_no_other(tmp_path: Path) -> None:
@@ -206,6 +226,9 @@ def test_the_template_of_a_processor_is_the_models_where_it_has_no_other(tmp_pat
     chat = load_tokenizer(ModelConfig(path=str(folder))).chat
     assert chat is not None
     assert chat.source == CHATML
+    tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
+    tokenizer.save(tmp_path / "saved")
+    assert "chat_template.json" in check_tokenizer(tokenizer, tmp_path / "saved", Sample((), ""))
 
 
 def test_the_fingerprint_follows_every_file_and_the_template(tiny: Path, tmp_path: Path) -> None:

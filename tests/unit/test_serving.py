@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from kubetune import cli
+from kubetune.config.load import load_config
 from kubetune.lint.objects import check_objects
 from kubetune.plugins.serving.manifests import LORA_RANKS, Adapter, Serving, command
+from kubetune.publishing.model_card import _serving
 from standin.schemas import NEWEST, OLDEST, problems
 from tests.golden.serving import CASES, golden, rendered, write_run
 
@@ -164,3 +166,10 @@ def test_runs_that_cannot_be_served_say_why(tmp_path: Path, capsys: pytest.Captu
     whole = write_run(tmp_path / "whole", "lora=null")
     assert cli.main(["serve", "--render", str(whole), "--merged"]) == 2
     assert "leave --merged out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lora", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}])
+def test_a_card_has_no_command_that_loads_what_nobody_loads(lora: dict[str, Any]) -> None:
+    config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": lora})
+    assert "$ vllm" not in "".join(_serving(config, "adapter", "org/base"))
+    assert "$ vllm serve .\n" in "".join(_serving(config, "merged", "org/base"))

@@ -142,6 +142,11 @@ class Tokenizer:
         """The run's own chat template replaces the tokenizer's."""
         return self._given_template is not None
 
+    @property
+    def spared(self) -> tuple[str, ...]:
+        """Files that are not copied with the tokenizer: the model's, and templates that the run's own replaces."""
+        return (*MODEL_FILES, *(("chat_template.jinja", TOOL_TEMPLATE) if self.has_given_template else ()))
+
     def require_chat(self) -> LimitedTemplate:
         """The chat template. Raises ModelError, saying how to give one, when there is none."""
         if self.chat is None:
@@ -153,18 +158,12 @@ class Tokenizer:
         return self.chat
 
     def _own_template(self) -> str:
-        """The template that is the model's; where it has another one for tools, both, of which the tools choose."""
+        """The template that is the model's, from its files, or else from a list of its settings, as transformers."""
         own = self._config.get("chat_template") or read_json(self.files.get("chat_template.json")).get("chat_template")
         named = {entry["name"]: entry["template"] for entry in own} if isinstance(own, list) else {"default": own or ""}
-        for name, place in (("default", "chat_template.jinja"), ("tool_use", TOOL_TEMPLATE)):
-            if file := self.files.get(place):
-                named[name] = file.read_text(encoding="utf-8")
-        plain, tools = (str(named.get(name) or "") for name in ("default", "tool_use"))
-        if not plain or not tools:
-            return plain
-        # The empty texts keep a line break that a template begins with; that which it ends with is never written.
-        tools, other = (f"{{{{ '' }}}}{one.removesuffix(chr(10))}" for one in (tools, plain))
-        return f"{{% if tools %}}{tools}{{% else %}}{other}{{% endif %}}"
+        places = {"default": "chat_template.jinja", "tool_use": TOOL_TEMPLATE}
+        found = {name: self.files[place].read_text("utf-8") for name, place in places.items() if place in self.files}
+        return joined(found or named)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -265,7 +264,7 @@ class Tokenizer:
         """Copy the tokenizer's files, byte for byte, and the chat template that replaced its own."""
         folder.mkdir(exist_ok=True)
         for name, file in self.files.items():
-            if name not in MODEL_FILES:
+            if name not in self.spared:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, folder / name)
         if self._given_template:
@@ -280,6 +279,16 @@ class Tokenizer:
         if self.date is not None and self.writes_date:
             digest.update(f"\0{self.date}".encode())
         return digest.hexdigest()
+
+
+def joined(named: Mapping[str, str]) -> str:
+    """One chat template from those that a tokenizer names: where it has another one for tools, the tools choose."""
+    plain, tools = (str(named.get(name) or "") for name in ("default", "tool_use"))
+    if not plain or not tools:
+        return plain
+    # The empty texts keep a line break that a template begins with; that which it ends with is never written.
+    tools, other = (f"{{{{ '' }}}}{one.removesuffix(chr(10))}" for one in (tools, plain))
+    return f"{{% if tools %}}{tools}{{% else %}}{other}{{% endif %}}"
 
 
 def load_tokenizer(model: ModelConfig, cache: Path | None = None, *, date: str | None = None) -> Tokenizer:
