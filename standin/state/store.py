@@ -137,10 +137,13 @@ class Store:
             self._remove(obj)
 
     def is_mounted(self, claim: Object) -> bool:
-        """Some pod, ended or not, names the claim."""
-        pods = self.list("Pod", namespace_of(claim))
-        volumes = ((name_of(pod), volume) for pod in pods for volume in pod["spec"].get("volumes", []))
-        return any(claim_name(*volume) == name_of(claim) for volume in volumes)
+        """Some pod, ended or not, names the claim. One that was made for its pod is held until that is shut down."""
+        for pod in self.list("Pod", namespace_of(claim)):
+            shut_down = terminating(pod) and not _graceful(pod)
+            for volume in pod["spec"].get("volumes", []):
+                if claim_name(name_of(pod), volume) == name_of(claim) and not (shut_down and "ephemeral" in volume):
+                    return True
+        return False
 
     def event(self, obj: Object, type_: str, reason: str, message: str) -> None:
         """Record an event about an object; a repeated one only counts up."""

@@ -120,12 +120,16 @@ def test_a_stale_update_is_a_conflict(cluster: Cluster) -> None:
 
 
 def test_deleting_an_owner_deletes_what_it_owns(cluster: Cluster) -> None:
-    cluster.apply(job("fit", pod_spec("exec sleep 600", terminationGracePeriodSeconds=0), completions=2, parallelism=2))
+    """A pod's own claim as well, though the one waits for the other: it is free as soon as the pod is shut down."""
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}
+    volumes = [{"name": "own", "ephemeral": {"volumeClaimTemplate": {"spec": spec}}}]
+    template = pod_spec("exec sleep 600", terminationGracePeriodSeconds=0, volumes=volumes)
+    cluster.apply(job("fit", template, completions=2, parallelism=2))
     cluster.wait_ready("fit", pods=2)
     path = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs/fit"
     cluster.request("DELETE", path, {"propagationPolicy": "Foreground"})
     cluster.wait_gone("Job", "fit")
-    assert cluster.find("Pod") == []
+    assert cluster.find("Pod") == cluster.find("PersistentVolumeClaim") == []
 
 
 # -- patches, without a server
