@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,6 +16,7 @@ from kubetune.config.schema import Config, SourceConfig
 from kubetune.config.schema.evaluation import FORGET_LOSS, GenerateConfig
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
+from kubetune.data.reading.splits import told
 from kubetune.distributed.process_group import World
 from kubetune.inference.result import default_device, open_result
 from kubetune.planning.plan import make_plan
@@ -29,13 +31,15 @@ from kubetune.training.start import reference
 class Evaluation:
     """Findings of an evaluation. `confusion[i][j]`: rows of class i taken for class j, of those in `names`.
 
-    `predictions`: the file that holds what a classifier said of each row.
+    `predictions`: the file that holds what a classifier said of each row. `remarks`: lines on records that are no rows,
+    or hold more than these.
     """
 
     metrics: dict[str, float]
     predictions: Path | None = None
     confusion: list[list[int]] | None = None
     names: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def other_sources(config: Config, data: str) -> tuple[SourceConfig, ...]:
@@ -56,19 +60,21 @@ def other_sources(config: Config, data: str) -> tuple[SourceConfig, ...]:
     )
 
 
-def _rows(config: Config, *, is_given: bool) -> tuple[Rows, Rows | None]:
-    """The rows to evaluate on, and those that must not be forgotten.
+def _rows(config: Config, *, is_given: bool) -> tuple[Rows, Rows | None, tuple[str, ...]]:
+    """The rows to evaluate on, those that must not be forgotten, and remarks on them.
 
     `is_given`: those of `--data`, which stand where those of training do; nothing else is measured then.
     """
     if not is_given:
         prepared = prepare(config)
         assert prepared.eval is not None
-        return prepared.eval, prepared.forget
+        lines = (told(split, stats) for split, stats in prepared.stats.items() if split != "train")
+        return prepared.eval, prepared.forget, tuple(chain.from_iterable(lines))
     try:
-        return prepare(config).train, None
+        prepared = prepare(config)
     except errors.DataError as error:
         raise errors.DataError([problem.replace("data.train", "--data") for problem in error.problems]) from None
+    return prepared.train, None, tuple(told("--data", prepared.stats["train"]))
 
 
 def _asking(config: Config) -> Config:
@@ -111,7 +117,7 @@ def evaluate_run(
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
     whole_reference = config.lora is None and config.task == "preference" and config.preference.needs_reference
     with result.checked(base=whole_reference or None):
-        rows, kept = _rows(config, is_given=data is not None)
+        rows, kept, remarks = _rows(config, is_given=data is not None)
         learner = task.load(config, folder, device)
     world = World(device=device)
     plan = make_plan(config, world_size=1)
@@ -129,7 +135,7 @@ def evaluate_run(
     judge = judge_of(config, result.tokenizer, rows, world, "eval" if data is None else "train", own)
     if judge is not None:
         metrics |= judge.score(answer(judge, learner, world, lambda: False) or {})[0]
-    found = Evaluation(metrics, predictions, matrix, names)
+    found = Evaluation(metrics, predictions, matrix, names, remarks)
     facts = {
         **asdict(found),
         "predictions": str(predictions) if predictions else None,

@@ -198,9 +198,12 @@ def test_evaluate_prints_the_table_and_writes_predictions(
     out, data = tmp_path / "said.jsonl", tmp_path / "good.tsv"
     lines = (inputs / "eval.tsv").read_text().splitlines()
     good = [line for line in lines[1:] if line.endswith("1")]
-    data.write_text("\n".join([lines[0], *good]))  # one of the classes does not occur at all
+    # One of the classes does not occur at all, and one column holds something that nothing reads.
+    data.write_text("\n".join([f"{lines[0]}\thint", *(f"{line}\tx" for line in good)]))
     assert cli.main(["evaluate", str(full_run), "--data", str(data), "--predictions", str(out)]) == 0
-    printed = capsys.readouterr().out
+    printed, told = capsys.readouterr()
+    assert f"--data: keys not used: hint × {len(good)}" in told
+    assert "hint" in json.loads((full_run / "evaluation.json").read_text())["remarks"][0]
     said = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["record"] for row in said] == list(range(len(good)))
     assert {row["label"] for row in said} == {"1"}

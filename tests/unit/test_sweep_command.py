@@ -122,6 +122,7 @@ def test_what_a_search_cannot_do_is_refused(tmp_path: Path, capsys: pytest.Captu
     )
     for more, code, said in (
         (["--json"], errors.USER, "--json is for"),
+        (["--output", "x"], errors.USER, "-o FOLDER says where all trials go"),
         (["-o", str(file)], errors.ENVIRONMENT, "cannot write"),
     ):
         assert cli.main(["sweep", str(file), "lora.r=2,4", *more]) == code

@@ -88,6 +88,8 @@ def _require_alone(action: str, args: argparse.Namespace) -> None:
 def _search(args: argparse.Namespace) -> int:
     if args.json:
         raise ConfigError("command line: --json is for `kubetune sweep status` and `best`. Nothing was written.")
+    if args.output is not None:
+        raise ConfigError("command line: --output is the directory of one run; -o FOLDER says where all trials go")
     from kubetune.config.load import read_tree
     from kubetune.sweep import ranges as texts
     from kubetune.sweep.budget import parse as parse_budgets

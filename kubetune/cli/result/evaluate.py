@@ -10,6 +10,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 
 from kubetune import errors
+from kubetune.base.humanize import shown_on
 from kubetune.cli.result.export import add_result
 
 TITLE = "true \\ predicted"
@@ -58,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     with fast_import.sparingly():
         from kubetune.inference.evaluate import evaluate_run
     found = evaluate_run(args.run_dir, args.checkpoint, args.data, args.predictions, model=args.model)
+    for line in found.remarks:
+        print(shown_on(sys.stderr, line), file=sys.stderr)
     if found.predictions is not None:
         print(f"predictions: {found.predictions}", file=sys.stderr)
     if args.json:

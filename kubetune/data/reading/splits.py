@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kubetune.base.humanize import counted
+from kubetune.base.humanize import counted, unused_keys
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.prepared.pipeline import Batch, Split, Tally, make_batches
 from kubetune.data.reading.problems import Problems
@@ -87,6 +87,13 @@ def remarks(stats: dict[str, Any]) -> list[str]:
     if stats.get("split"):
         found.append(f"{stats['split']:,} split into {stats['pieces']:,} rows")
     return [*found, *changes(stats), *answers(stats)]
+
+
+def told(split: str, stats: dict[str, Any]) -> list[str]:
+    """Lines on what became of a split's records, where rows are not all that they hold."""
+    found, keys = remarks(stats), unused_keys(stats.get("unused_keys", {}))  # not in data that were prepared before
+    lines = [f"of {stats['records']:,} records {', '.join(found)}"] if found else []
+    return [f"{split}: {line}" for line in (*lines, *([keys] if keys else ()))]
 
 
 def answers(stats: dict[str, Any]) -> list[str]:

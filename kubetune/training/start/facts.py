@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from kubetune.base import logs
-from kubetune.base.humanize import unused_keys
 from kubetune.batching.feed import evaluated
 from kubetune.data.prepared.prepare import Prepared
-from kubetune.data.reading.splits import remarks
+from kubetune.data.reading.splits import told
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
@@ -43,10 +42,8 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
     if data.labels is not None:
         logs.DATA.info("%s", data.labels)
     for split, stats in data.stats.items():
-        if found := remarks(stats):
-            logs.DATA.info("%s: of %s records %s", split, f"{stats['records']:,}", ", ".join(found))
-        if found_keys := unused_keys(stats.get("unused_keys", {})):  # not in data that were prepared before
-            logs.DATA.info("%s: %s", split, found_keys)
+        for line in told(split, stats):
+            logs.DATA.info("%s", line)
     logs.DATA.info("%s", plan.batch_line())
 
 
