@@ -159,8 +159,8 @@ class Relay:
             if list(command[:-1]) == begun and child.poll() is None:
                 pipe.write(os.fsencode(command[-1]))
                 return child
-        child.kill()
-        child.wait()
+            child.kill()  # while the pipe is open: one that is closed says a run without a name
+            child.wait()
         return None
 
     def wait_for_stop(self) -> None:
