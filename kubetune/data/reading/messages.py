@@ -30,10 +30,10 @@ SPEAKERS: Final = {
     "function_response": "tool",
 }
 
-_SWITCHES: Final = (
+SWITCHES: Final = (
     "weight", "train", "training", "loss", "loss_weight", "loss_scale", "loss_mask", "trainable"
 )  # fmt: skip
-"""Switches for learning a message: OpenAI's and axolotl's, axolotl's, ms-swift's, LLaMA-Factory's, ms-swift's …"""
+"""Switches for learning a message, or a whole record: of OpenAI, axolotl, ms-swift, LLaMA-Factory and others."""
 _MASKS: Final = ("mask", "masked")
 """Keys that switch it off, if they are switches: which way they are meant is not known."""
 _OF_ANSWERS_ONLY: Final = ("loss", "loss_scale")
@@ -121,7 +121,7 @@ def _turn(clean: dict[str, Any], where: str, record: Fields, content_key: str) -
     may_be_empty = bool(calls) or role in ("system", "tool")
     clean["content"] = text_of(clean.get("content", ""), f"{where}.{content_key}", may_be_empty=may_be_empty)
     for key in clean.keys() - _READ:
-        if (switch := key.strip().lower()) in _SWITCHES:
+        if (switch := key.strip().lower()) in SWITCHES:
             raise ValueError(f"{where} has the key {key!r}; did you mean `{switch}`?")
         record.note_unused(f"messages[].{key}")
     return Turn(clean, trained, where)
@@ -138,7 +138,7 @@ def _switch(clean: dict[str, Any], role: str, where: str, record: Fields) -> boo
     if mask := next((key for key in _MASKS if isinstance(clean.get(key), (bool, int))), None):
         raise ValueError(f"{where}.{mask} is {show(clean[mask])}; write `train: false` where a message is not trained")
     said: dict[str, bool] = {}
-    for key in _SWITCHES:
+    for key in SWITCHES:
         if (found := clean.pop(key, None)) is None:
             continue
         if not isinstance(found, (bool, int, float)) or found not in (0, 1):
@@ -166,7 +166,7 @@ def _joined(message: dict[str, Any], where: str, record: Fields) -> dict[str, An
         place = f"{where}[{i}]"
         part = {key: item for key, item in given.items() if item is not None} if isinstance(given, dict) else {}
         kind = part.pop("type", None)
-        if any(part.get(key) not in (None, True, 1) for key in _SWITCHES):
+        if any(part.get(key) not in (None, True, 1) for key in SWITCHES):
             raise ValueError(f"{place} is not to be trained, as a part of a message; one is trained whole or not")
         if kind in ("image", "image_url"):
             _take_image(part, place, record)
@@ -182,7 +182,7 @@ def _joined(message: dict[str, Any], where: str, record: Fields) -> dict[str, An
                 f'{place} is {show(given)}; expected {{"type": "text", "text": …}}, {{"type": "image"}} for the next '
                 "of `images`, or parts as LLaMA-Factory writes them: text, reasoning, tool_call, image_url"
             )
-        for key in part.keys() - set(_SWITCHES):
+        for key in part.keys() - set(SWITCHES):
             record.note_unused(f"messages[].content[].{key}")
     if reasoning and any(message.get(key) for key in _REASONING):
         raise ValueError(f"{where} holds reasoning, and so does the message beside it; expected one of them")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kubetune.data.reading.fields import Fields, show
+from kubetune.data.reading.messages import SWITCHES
 
 _PREFERENCES: Final = (
     "chosen",
@@ -28,8 +29,7 @@ _ANSWERED: Final = ("messages", "conversations", "completion", "output", "respon
 _TELLING: Final = frozenset((*_PREFERENCES, *_VERDICTS))
 _TALKS: Final = ("messages", "conversations")
 _MEDIA: Final = ("video", "videos", "audio", "audios", "objects")
-_SWITCHES: Final = ("weight", "loss_weight", "loss_scale", "loss_mask", "train", "training", "trainable", "loss")
-DECIDING: Final = frozenset((*_TELLING, *_SWITCHES))
+DECIDING: Final = frozenset((*_TELLING, *SWITCHES))
 """Keys that decide whether a record is trained, and are no part of it."""
 _UNREADABLE: Final = frozenset((*_MEDIA, "chat_template_kwargs"))
 
@@ -74,7 +74,7 @@ def _is_zero(said: Any) -> bool:
 def require_trained(record: Mapping[str, Any]) -> None:
     """Raise ValueError for a record that a switch beside its text forbids to train on; tables hold it as text."""
     for key, found in record.items():
-        if (name := key.strip().lower()) not in _SWITCHES:
+        if (name := key.strip().lower()) not in SWITCHES:
             continue
         said = found.strip().lower() if isinstance(found, str) else found
         # A number beside `loss` is one that somebody measured.
