@@ -106,6 +106,13 @@ def split(words: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], l
     return rest, found, problems
 
 
+def settings_in(ranges: Sequence[Range]) -> int | None:
+    """The number of different settings that the ranges hold; None where one of them has no end of values."""
+    if any(one.kind == "float" for one in ranges):
+        return None
+    return math.prod(len(one.choices) or int(one.high - one.low) + 1 for one in ranges)
+
+
 def _twice(places: Sequence[str]) -> Iterator[str]:
     return (place for place in places if places.count(place) > 1)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kubetune.config.load import dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.planning.plan import Plan
@@ -21,6 +22,14 @@ FACTOR: Final = 3
 """Of successive halving: a third goes on at each rung."""
 _MOST_RUNGS = 3
 _QUARTERS = 4
+_NOT_USED: Final = ("output", "push", "logging.before_after", "logging.report_json", "training.pause_at_step")
+"""Keys of the run file in whose place `Recipe` sets values of its own."""
+
+
+def not_used(config: Config) -> list[str]:
+    """The keys that a run file sets, and that no trial heeds."""
+    values = dict(dotted_values(resolved(config)))
+    return [key for key in _NOT_USED if any(values[one] for one in values if one == key or one.startswith(f"{key}."))]
 
 
 @dataclass(frozen=True)

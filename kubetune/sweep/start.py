@@ -23,8 +23,8 @@ from kubetune.sweep.budget import Budget
 from kubetune.sweep.driver import Driver, Place
 from kubetune.sweep.local import Local, Slot, slots_of
 from kubetune.sweep.page import write_page
-from kubetune.sweep.ranges import Range
-from kubetune.sweep.recipe import Load, Recipe, rungs_of
+from kubetune.sweep.ranges import Range, settings_in
+from kubetune.sweep.recipe import Load, Recipe, not_used, rungs_of
 from kubetune.sweep.record import (
     LOCK,
     SWEEP,
@@ -89,7 +89,7 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
         )  # fmt: skip
         if not (folder / SWEEP).exists():
             write_search(folder, search)
-        _head(folder, search, wishes, place)
+        _head(folder, search, wishes, place, config)
         if not wishes.on_cluster:
             prepare(base)  # once, before several would
         study = Study(
@@ -154,8 +154,10 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _head(folder: Path, search: Search, wishes: Wishes, place: Place) -> None:
+def _head(folder: Path, search: Search, wishes: Wishes, place: Place, config: Config) -> None:
     most = f"at most {counted(wishes.trials, 'trial')}" if wishes.trials < ENDLESS else "as long as the budget lasts"
+    if wishes.trials == settings_in(search.ranges):
+        most += ", for these ranges hold no more settings"
     lines = [
         ("sweep", " ".join(f"{one.key}={one}" for one in search.ranges)),
         ("by", f"{search.metric}, {'highest' if search.greater else 'lowest'} is best"),
@@ -164,6 +166,9 @@ def _head(folder: Path, search: Search, wishes: Wishes, place: Place) -> None:
         ("budget", ", ".join(map(str, wishes.budgets)) or "none"),
         ("folder", str(folder)),
     ]
+    if unused := not_used(config):
+        kept = f"each trial has a directory below {folder / 'trials'}"
+        lines.append(("not used", f"{', '.join(unused)} of the run file: {kept}"))
     for label, text in lines:
         print(f"{label:<10} {text}", flush=True)
 
@@ -177,7 +182,9 @@ def _write_best(folder: Path, search: Search, record: Record, recipe: Recipe, co
 
 def _conclude(folder: Path, search: Search, record: Record, crown: Callable[[], Path]) -> None:
     """Say what came of it, and write the winner's run file and the page."""
-    print(f"\n{'trials':<10} {summary(record)}; {record.device_hours:.3g} device hours")
+    tried = {tuple(trial.values.items()) for trial in record.trials if trial.state != "open"}
+    every = "; every setting of these ranges was tried" if len(tried) == settings_in(search.ranges) else ""
+    print(f"\n{'trials':<10} {summary(record)}{every}; {record.device_hours:.3g} device hours")
     if record.ranked(greater=search.greater):
         path = crown()
         for label, text in zip(("best", *[""] * 9), told(record, search), strict=False):

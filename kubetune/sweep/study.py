@@ -8,6 +8,7 @@ same again. The only file that knows Optuna.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -21,13 +22,14 @@ from optuna.exceptions import StorageInternalError
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, RDBStorage
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from kubetune.errors import EnvironmentFault
-from kubetune.sweep.ranges import Range, Values
+from kubetune.sweep.ranges import Range, Values, settings_in
 from kubetune.sweep.record import TRIALS, Outcome
 
 FILE: Final = "study.db"
+_DRAWS: Final = 20
 _NAME: Final = "sweep"
 _STATES: Final[dict[Outcome, TrialState]] = {
     "done": TrialState.COMPLETE,
@@ -47,14 +49,53 @@ def make_pruner(name: str, rungs: Sequence[int]) -> BasePruner:
     return MedianPruner() if name == "median" else NopPruner()
 
 
-def make_sampler(name: str, ranges: Sequence[Range], seed: int, number: int) -> BaseSampler:
-    """Optuna's sampler for the trial of that number."""
+class _Untried(BaseSampler):
+    """Optuna's sampler, asked again until it gives a setting that is not among those `tried`.
+
+    Training one again would give the same value; `--repeat` is there for other seeds.
+    """
+
+    def __init__(self, inner: BaseSampler, ranges: Sequence[Range], tried: Sequence[Mapping[str, Any]]) -> None:
+        self._inner, self._tried = inner, tried
+        self._space = {one.key: distribution(one) for one in ranges}
+        self._random = RandomSampler(seed=len(tried))
+        settings = {
+            tuple(params[key] for key in self._space) for params in tried if params.keys() == self._space.keys()
+        }
+        self._is_spent = len(settings) == settings_in(ranges)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """All keys, since only whole settings are the same or not."""
+        return self._space
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """A setting that was not tried; any where all were."""
+        for draws in itertools.count():
+            sampler = self._inner if draws < _DRAWS else self._random  # TPE may insist on its best
+            params = {key: sampler.sample_independent(study, trial, key, one) for key, one in search_space.items()}
+            if self._is_spent or params not in self._tried:
+                break
+        return params
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """The inner sampler's value; Optuna asks for none, since `sample_relative` gives all."""
+        return self._inner.sample_independent(study, trial, param_name, param_distribution)
+
+
+def make_sampler(
+    name: str, ranges: Sequence[Range], seed: int, number: int, tried: Sequence[Mapping[str, Any]] = ()
+) -> BaseSampler:
+    """Optuna's sampler for the trial of that number; it gives a setting of those `tried` only where all were."""
     if name == "grid":
         # The order of the grid's points hangs on this seed, so it is the same for every trial.
         return GridSampler({one.key: list(one.choices or _whole(one)) for one in ranges}, seed=seed)
-    if name == "tpe":
-        return TPESampler(seed=_mixed(seed, number), constant_liar=True)
-    return RandomSampler(seed=_mixed(seed, number))
+    mixed = _mixed(seed, number)
+    sampler = TPESampler(seed=mixed, constant_liar=True) if name == "tpe" else RandomSampler(seed=mixed)
+    return sampler if settings_in(ranges) is None else _Untried(sampler, ranges, tried)
 
 
 def _mixed(seed: int, number: int) -> int:
@@ -114,8 +155,8 @@ class Study:
     def ask(self) -> tuple[int, Values]:
         """The number and values of a new trial."""
         # Trials are numbered in the order in which they are asked for, by this process alone.
-        number = len(self._study.get_trials(deepcopy=False))
-        self._study.sampler = make_sampler(self._sampler, self._ranges, self._seed, number)
+        tried = [trial.params for trial in self._study.get_trials(deepcopy=False)]
+        self._study.sampler = make_sampler(self._sampler, self._ranges, self._seed, len(tried), tried)
         trial = self._study.ask({one.key: distribution(one) for one in self._ranges})
         self._study.sampler = RandomSampler()
         self._trials[trial.number] = trial

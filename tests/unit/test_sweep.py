@@ -170,6 +170,18 @@ def test_decisions_are_optunas(tmp_path: Path, sampler: str, pruner: str, rungs:
     assert set(driver.record.importances) == {one.key for one in search.ranges}
 
 
+@pytest.mark.parametrize(("sampler", "pruner"), [("random", "none"), ("random", "hyperband"), ("tpe", "none")])
+def test_no_setting_is_tried_twice_while_there_are_others(tmp_path: Path, sampler: str, pruner: str) -> None:
+    search = search_of("lora.r=1..5", "lora.dropout=0,0.1,0.2", sampler=sampler, pruner=pruner)
+    place = Functions(search, measure=lambda values, share, seed: float(values["lora.r"]))
+    storage = optuna.storages.InMemoryStorage()
+    driver_of(tmp_path, search, place, total=4, storage=storage).drive()
+    driver = driver_of(tmp_path, search, place, total=15, storage=storage)  # as after a kill
+    driver.drive()
+    found = [tuple(trial.values.values()) for trial in driver.record.trials]
+    assert len(found) == len(set(found)) == 15
+
+
 def test_ranges_are_checked_all_at_once_in_the_words_of_overrides() -> None:
     rest, found, _ = ranges.split(
         ["run.yaml", "training.max_steps=9", *WORDS, "lora.target_modules=[q_proj,v_proj],all-linear"]

@@ -17,12 +17,12 @@ import pytest
 from kubetune import cli, errors
 from kubetune.base.files import lock
 from kubetune.cli.local.demo import EMBEDDED
-from kubetune.cli.local.sweep import _require_grid, add_arguments
+from kubetune.cli.local.sweep import _limit_trials, add_arguments
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.sweep import ranges
 from kubetune.sweep.record import LOCK, Record, Trial, TrialRun, read_record, write_record, write_search
-from tests.unit.test_sweep import search_of
+from tests.unit.test_sweep import Functions, load, search_of
 
 
 def test_a_range_that_would_be_dropped_or_drop_another_value_is_refused() -> None:
@@ -106,12 +106,48 @@ def test_a_process_that_does_not_hold_the_sweep_is_not_asked_to_stop(tmp_path: P
     assert foreign.returncode == 0
 
 
-def test_a_grid_has_no_more_trials_than_points() -> None:
-    found = ranges.split(["lora.r=1..3", "lora.dropout=0,0.1"])[1]
-    for wished, trials in ((None, 6), (9, 6), (2, 2)):
-        args = argparse.Namespace(sampler="grid", trials=wished)
-        _require_grid(args, found)
-        assert args.trials == trials
+@pytest.mark.parametrize(
+    ("sampler", "words", "wished", "trials"),
+    [
+        ("grid", ["lora.r=1..3", "lora.dropout=0,0.1"], None, 6),
+        ("grid", ["lora.r=1..3", "lora.dropout=0,0.1"], 9, 6),
+        ("grid", ["lora.r=1..3", "lora.dropout=0,0.1"], 2, 2),
+        ("random", ["lora.r=1..3", "lora.dropout=0,0.1"], None, 6),
+        ("tpe", ["lora.r=8,16"], 5, 2),
+        ("random", ["lora.r=8,16", "lora.dropout=0.1..0.5"], None, 20),
+    ],
+)
+def test_a_sweep_has_no_more_trials_than_settings(
+    sampler: str, words: list[str], wished: int | None, trials: int
+) -> None:
+    args = argparse.Namespace(sampler=sampler, trials=wished, budget=[])
+    _limit_trials(args, ranges.split(words)[1])
+    assert args.trials == trials
+
+
+def test_what_a_sweep_does_not_heed_and_how_few_settings_there_are_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    from kubetune.sweep.start import Wishes, _conclude, _head
+
+    search = search_of("lora.r=8,16")
+    wishes = Wishes(search.ranges, "eval_loss", False, "random", "none", 1, 0, 2, None, ())
+    for more, said in (
+        (["output=here", "push=me/it", "logging.before_after=3"], "output, push, logging.before_after of the run file"),
+        ([], None),
+    ):
+        _head(tmp_path, search, wishes, Functions(search), load(more))
+        found = capsys.readouterr().out
+        assert "at most 2 trials, for these ranges hold no more settings" in found
+        assert (f"not used   {said}: each trial has a directory below {tmp_path}" in found) is (said is not None)
+        assert "not used" not in found or said
+    write_search(tmp_path, search)
+    trials = [Trial(i, {"lora.r": r}, [TrialRun(f"00{i}", 42)], state="failed") for i, r in enumerate(["8", "16"])]
+    for record, is_said in ((Record(trials[:1]), False), (Record(trials), True)):
+        write_record(tmp_path, record)
+        _conclude(tmp_path, search, record, lambda: tmp_path)
+        assert ("every setting of these ranges was tried" in capsys.readouterr().out) is is_said
 
 
 def test_what_a_search_cannot_do_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -112,7 +111,7 @@ def _search(args: argparse.Namespace) -> int:
     load = _loader(read_tree(path, **settings)[0].data, settings)
     budgets = parse_budgets(args.budget, config.compute.price_per_gpu_hour)
     metric, greater = _metric(args, config)
-    _require_grid(args, ranges)
+    _limit_trials(args, ranges)
     name = config.name or (path.stem if path is not None else "run")
     folder = args.folder or Path("outputs") / f"sweep-{name}"
 
@@ -147,17 +146,17 @@ def _metric(args: argparse.Namespace, config: Config) -> tuple[str, bool]:
     return training.metric_for_best_model, greater
 
 
-def _require_grid(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
+def _limit_trials(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
     endless = [one for one in ranges if one.kind == "float"]
     if args.sampler == "grid" and endless:
         raise ConfigError(
             [f"--sampler grid: {one.key}={one} has no end of values; write those to try: KEY=a,b,c" for one in endless]
         )
-    if args.sampler == "grid":
-        points = math.prod(len(one.choices) or int(one.high - one.low) + 1 for one in ranges)
-        args.trials = min(args.trials or points, points)
-    elif args.trials is None:
-        args.trials = _TRIALS if not args.budget else 1_000_000
+    from kubetune.sweep.ranges import settings_in
+
+    settings = settings_in(ranges)
+    wished = args.trials or (1_000_000 if args.budget or args.sampler == "grid" else _TRIALS)
+    args.trials = min(wished, settings or wished)
 
 
 def _status(folder: Path, args: argparse.Namespace) -> int:
