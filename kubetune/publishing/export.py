@@ -23,16 +23,16 @@ from kubetune.base.logs import scrub
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
 from kubetune.config.schema.model import DTYPE_NAMES
+from kubetune.data.text.tokenizer_files import read_json
 from kubetune.inference.result import Result, default_device, open_result
 from kubetune.models import loading
-from kubetune.publishing import equivalence, ollama_modelfile
+from kubetune.publishing import equivalence, ollama_modelfile, serving
 from kubetune.publishing.equivalence import Comparison
 from kubetune.publishing.model_card import CURVES, base_name, write_card
 from kubetune.publishing.provenance import PROVENANCE, facts_of
 from kubetune.publishing.writers import WRITERS, Job, Kind, Tell
 from kubetune.reporting.picture import draw
 from kubetune.rundir import checkpoints, metrics
-from kubetune.tasks import task_module
 from kubetune.training.full_disk import explained_full_disk
 
 SHARD = "5GB"
@@ -137,9 +137,9 @@ def _require_proof(comparisons: Sequence[Comparison]) -> None:
 
 
 def _write_modelfile(folder: Path, result: Result, kind: Kind) -> None:
-    """Write the Modelfile that Ollama wants beside weights, for models that it can run."""
+    """Write the Modelfile that Ollama wants beside weights, for exports that it can run."""
     tokenizer = result.tokenizer
-    if task_module(result.config).AUTO_CLASS != "AutoModelForCausalLM":
+    if serving.OLLAMA not in serving.served_by(result.config, kind):
         return
     bos = tokenizer.backend.id_to_token(tokenizer.bos_id) if tokenizer.bos_id is not None else None
 
@@ -150,7 +150,12 @@ def _write_modelfile(folder: Path, result: Result, kind: Kind) -> None:
 
     stop = [token for id in tokenizer.eos_ids if (token := tokenizer.backend.id_to_token(id))]
     base = base_name(result.config.model.path) if kind == "adapter" else None
-    text = ollama_modelfile.modelfile(render if tokenizer.chat else None, stop=stop, base=base)
+    described = tokenizer.files.get("config.json") if base else folder / "config.json"
+    architectures = set(read_json(described).get("architectures") or ())
+    gguf = None if architectures & serving.CONVERTED_BY_OLLAMA["adapter" if base else "model"] else (
+        serving.ADAPTER_GGUF if base else serving.MODEL_GGUF
+    )  # fmt: skip
+    text = ollama_modelfile.modelfile(render if tokenizer.chat else None, stop=stop, base=base, gguf=gguf)
     files.write_atomic(folder / ollama_modelfile.MODELFILE, scrub(text))
 
 

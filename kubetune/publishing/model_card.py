@@ -13,6 +13,7 @@ from typing import Any
 from kubetune.base.humanize import counted, sparkline
 from kubetune.config.naming import method_label, model_short_name
 from kubetune.config.schema import Config
+from kubetune.publishing import serving
 from kubetune.tasks import task_module
 
 PIPELINES = {
@@ -58,7 +59,7 @@ def write_card(
         _front_matter(config, kind, base),
         f"# {name}\n\n{_summary(config, kind, base, facts)}",
         f"## How to load\n\n```python\n{_snippet(config, kind, base)}\n```",
-        *_serving(config, kind, base),
+        *serving.commands(config, kind, base),
         f"## Training\n\n{_table(_settings(config, facts))}",
         f"## Metrics\n\n{_curves(lines, pictured)}{_against_base(verdict or {})}",
         f"## Proof of export\n\n{_proof(facts['proof'])}",
@@ -121,32 +122,6 @@ def _snippet(config: Config, kind: str, base: str) -> str:
         f"{'processor' if reader == 'AutoProcessor' else 'tokenizer'} = {reader}.from_pretrained({here})",
     ]
     return "\n".join(lines)
-
-
-def _serving(config: Config, kind: str, base: str) -> list[str]:
-    """Commands that serve an export, as a person would type them in its folder; none for what none of them serves."""
-    if config.task == "reward_model" and kind != "adapter":
-        lines = ["$ vllm serve . --runner pooling --pooler-config '{\"use_activation\": false}'    # asked at /pooling"]
-    elif task_module(config).AUTO_CLASS != "AutoModelForCausalLM":
-        return []
-    elif kind == "adapter" and config.lora and (config.lora.use_dora or config.lora.modules_to_save):
-        what = "weights of DoRA" if config.lora.use_dora else "modules trained whole"
-        text = f"Neither vLLM nor llama.cpp loads adapters with {what}. `kubetune export --merge` makes what both do."
-        return [f"## How to serve\n\n{text}"]
-    elif kind == "adapter":
-        rank = config.lora.r if config.lora else 16
-        lines = [
-            f"$ vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules tuned=.",
-            f"$ python llama.cpp/convert_lora_to_gguf.py . --base {base} --outfile adapter.gguf",
-            "$ ollama create tuned -f Modelfile    # the base in its FROM line is to be one that Ollama has",
-        ]
-    else:
-        lines = [
-            "$ vllm serve .",
-            "$ python llama.cpp/convert_hf_to_gguf.py . --outfile model-q8_0.gguf --outtype q8_0",
-            "$ ollama create tuned -f Modelfile",
-        ]
-    return ["\n".join(["## How to serve", "", "```console", *lines, "```"])]
 
 
 def _global_batch(checkpoint: Mapping[str, Any]) -> str:

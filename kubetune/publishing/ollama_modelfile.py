@@ -79,16 +79,18 @@ def pieces_of(render: Render) -> Pieces | None:
     return None if any("{{" in text or '"""' in text for text in texts) else found
 
 
-def modelfile(render: Render | None, *, stop: Sequence[str], base: str | None) -> str:
+def modelfile(render: Render | None, *, stop: Sequence[str], base: str | None, gguf: str | None = None) -> str:
     """The text of a Modelfile. `base`: the model that the folder's adapter is for; None for whole weights.
 
-    `render`: None where the model has no chat template; `stop`: the tokens that end an answer.
+    `render`: None where the model has no chat template; `stop`: the tokens that end an answer; `gguf`: the file that
+    Ollama takes in place of weights or an adapter that it does not convert.
     """
     lines = ["# ollama create NAME -f Modelfile && ollama run NAME"]
-    if base is None:
-        lines.append("FROM .")
-    else:
-        lines += ["# the base as Ollama calls it, or a folder with its weights", f"FROM {base}", "ADAPTER ."]
+    if gguf:
+        lines.append(f"# README.md has the command that makes {gguf}, which Ollama does not make of this model itself")
+    if base is not None:
+        lines += ["# the base as Ollama calls it, or a folder with its weights", f"FROM {base}"]
+    lines.append(f"{'FROM' if base is None else 'ADAPTER'} {f'./{gguf}' if gguf else '.'}")
     pieces = pieces_of(render) if render is not None else None
     if pieces is not None:
         lines.append(f'TEMPLATE """{pieces.template()}"""')

@@ -9,6 +9,7 @@ from kubetune.base import files
 from kubetune.config.load import read_config, resolved
 from kubetune.publishing.equivalence import Comparison, Sample
 from kubetune.publishing.model_card import base_name
+from kubetune.publishing.serving import served_by
 from kubetune.publishing.writers import Job
 from kubetune.rundir import checkpoints, metrics
 
@@ -30,6 +31,7 @@ def facts_of(
         "time": metrics.now(),
         "kind": job.kind,
         "dtype": notes.get("dtype", job.dtype_name),
+        "served_by": list(served_by(config, job.kind)),
         "run": {"name": config.name, "directory": result.run_dir.name, "config": resolved(config)},
         "checkpoint": {
             "name": result.checkpoint.name,

@@ -21,11 +21,14 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from kubetune import errors
 from kubetune.base import fault_injection, whole_folder
 from kubetune.cli import main
+from kubetune.cli.result.export import describe
 from kubetune.data.prepared import kept_rows
 from kubetune.inference.result import open_result
 from kubetune.publishing import merge
-from kubetune.publishing.export import Export, _dtype_name, export_run
+from kubetune.publishing.export import Export, _dtype_name, _write_modelfile, export_run
+from kubetune.publishing.ollama_modelfile import MODELFILE
 from kubetune.publishing.provenance import PROVENANCE
+from kubetune.publishing.serving import served_by
 from kubetune.reporting import picture
 from kubetune.rundir import checkpoints
 from tests import reviews, toy
@@ -98,6 +101,20 @@ def test_a_merged_model_says_what_its_adapter_said(lora: dict[str, Any], inputs:
     assert adapter < 1e-5
     assert reloaded == 0.0
     assert not {name for name in dict(model.named_modules()) if "lora" in name}
+    assert (tmp_path / "out" / MODELFILE).read_text().count("\nFROM .\n") == 1
+    assert next(text for label, text in describe(found) if label == "next").endswith("serve it: vLLM, GGUF, Ollama")
+    (tmp_path / "out" / MODELFILE).unlink()
+    _write_modelfile(tmp_path / "out", open_result(run_dir), "adapter")
+    assert (tmp_path / "out" / MODELFILE).exists() is not lora.get("use_dora", False), "Ollama loads no such adapter"
+    alone = Export(
+        found.path, "adapter", {**found.facts, "served_by": served_by(open_result(run_dir).config, "adapter")}
+    )
+    assert next(text for label, text in describe(alone) if label == "next").endswith("how to load it") is bool(
+        lora.get("use_dora")
+    )
+    (found.path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    _write_modelfile(found.path, open_result(run_dir), "merged")
+    assert "FROM ./model-q8_0.gguf\n" in (found.path / MODELFILE).read_text(), "Ollama does not convert it"
 
 
 def test_the_dtype_is_that_of_the_base_and_not_what_a_cpu_computed_with(

@@ -70,6 +70,8 @@ def test_prompts_are_those_of_the_chat_template(source: str) -> None:
     assert "FROM .\n" in text
     assert 'PARAMETER stop "<|eot|>"' in text
     assert "ADAPTER .\n" in modelfile(render, stop=[], base="org/base")
+    assert "FROM ./a.gguf\n" in modelfile(render, stop=[], base=None, gguf="a.gguf")
+    assert "FROM org/base\nADAPTER ./a.gguf\n" in modelfile(render, stop=[], base="org/base", gguf="a.gguf")
 
 
 @pytest.mark.parametrize("source", [INST, "{{ 'x' }}", "{{ messages[0].content }}{{ messages[0].content }}"])

@@ -13,7 +13,7 @@ from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.lint.objects import check_objects
 from kubetune.plugins.serving.manifests import LORA_RANKS, Adapter, Serving, command
-from kubetune.publishing.model_card import _serving
+from kubetune.publishing.serving import commands, served_by
 from standin.schemas import NEWEST, OLDEST, problems
 from tests.golden.serving import CASES, golden, rendered, write_run
 
@@ -168,8 +168,21 @@ def test_runs_that_cannot_be_served_say_why(tmp_path: Path, capsys: pytest.Captu
     assert "leave --merged out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("lora", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}])
-def test_a_card_has_no_command_that_loads_what_nobody_loads(lora: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("lora", "able"),
+    [
+        ({"use_dora": True}, ()),
+        ({"modules_to_save": ["lm_head"]}, ()),
+        ({"use_rslora": True}, ("$ vllm",)),
+        ({}, ("$ vllm", "$ python llama.cpp", "$ ollama")),
+    ],
+)
+def test_a_card_has_no_command_that_loads_what_nobody_loads(lora: dict[str, Any], able: tuple[str, ...]) -> None:
     config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": lora})
-    assert "$ vllm" not in "".join(_serving(config, "adapter", "org/base"))
-    assert "$ vllm serve .\n" in "".join(_serving(config, "merged", "org/base"))
+    said = "".join(commands(config, "adapter", "org/base"))
+    assert [one for one in ("$ vllm", "$ python llama.cpp", "$ ollama") if one in said] == list(able)
+    assert len(served_by(config, "adapter")) == len(able)
+    assert ("`kubetune export --merge` makes" in said) is (len(able) < 3)
+    assert "$ vllm serve .\n" in "".join(commands(config, "merged", "org/base"))
+    seeing = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": lora, "task": "vision_language"})
+    assert commands(seeing, "adapter", "org/base") == []

@@ -96,5 +96,5 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
             yield "", "rounding takes much of that away: the adapter has changed little, or use --dtype float32"
     yield "tokenizer", f"{', '.join(found['tokenizer_files_equal'])}: equal byte by byte; template as trained"
     yield "wrote", str(export.path)
-    served = " and serve it: vLLM, GGUF, Ollama" if "Modelfile" in export.files else " it"
+    served = f" and serve it: {', '.join(facts['served_by'])}" if facts["served_by"] else " it"
     yield "next", f"{export.path / 'README.md'} says how to load{served}"
