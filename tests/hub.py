@@ -58,6 +58,9 @@ class Connection(BaseHTTPRequestHandler):
         return "/".join(parts[:end]), parts[end:]
 
     def _tell(self, name: str, files: Mapping[str, bytes], asked: list[str]) -> None:
+        if asked and asked[0] == "tree" and "recursive=true" in self.path.lower():
+            self._answer(200, _json([_entry(path, content) for path, content in files.items()]))
+            return
         if asked and asked[0] == "tree":
             self._answer(200, _json(_listing(files, "".join(f"{part}/" for part in asked[2:]))))
             return

@@ -26,7 +26,7 @@ from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.inference.result import Result, default_device, open_result
 from kubetune.models import loading
-from kubetune.publishing import equivalence, ollama_modelfile, serving
+from kubetune.publishing import base_files, equivalence, ollama_modelfile, serving
 from kubetune.publishing.equivalence import Comparison
 from kubetune.publishing.model_card import CURVES, base_name, write_card
 from kubetune.publishing.provenance import PROVENANCE, facts_of
@@ -107,10 +107,12 @@ def _fill(job: Job, folder: Path) -> dict[str, Any]:
         comparisons, notes = WRITERS[kind](job, folder, sample)
     processor = result.image_processor
     told = processor.tell_limits(folder) if processor else []
-    names = equivalence.check_tokenizer(result.tokenizer, folder, sample, spared=told)
+    licences, templates = base_files.copy(job, folder)
+    names = sorted([*equivalence.check_tokenizer(result.tokenizer, folder, sample, spared=told), *templates])
     _require_proof(comparisons)
     fault_injection.reach("export.proved")
     facts = facts_of(job, sample, comparisons, names, notes)
+    facts["base"]["licence_files"] = licences
     lines = [line for line in metrics.read_metrics(result.run_dir) if line["step"] <= facts["checkpoint"]["step"]]
     if picture := draw(lines):
         files.write_atomic(folder / CURVES, picture)

@@ -64,7 +64,7 @@ def write_card(
         f"## Metrics\n\n{_curves(lines, pictured)}{_against_base(verdict or {})}",
         f"## Proof of export\n\n{_proof(facts['proof'])}",
         "## Licence\n\nTo be filled in by whoever publishes this model. It has to agree with the licence of the base "
-        f"model `{base}` and of the training data.",
+        f"model `{base}`{_licence_files(facts['base']['licence_files'])} and of the training data.",
         "Made with kubetune. `provenance.json` holds the whole config, versions, and the checksum of every file.",
     ]
     return "\n\n".join(parts) + "\n"
@@ -198,6 +198,10 @@ def _against_base(verdict: Mapping[str, Any]) -> str:
         rows.append(f"| {name} | {value:.4g} | {'' if tuned is None else f'{tuned:.4g}'} | {sure}")
     where = ", and benchmarks of lm-evaluation-harness" if benchmarks else ""
     return f"\n\nThe base model against this one, on the evaluation data{where}:\n\n" + "\n".join(rows)
+
+
+def _licence_files(names: Sequence[str]) -> str:
+    return f" (copied from it: {', '.join(f'[{name}](<{name}>)' for name in names)})" if names else ""
 
 
 def _proof(proof: Mapping[str, Any]) -> str:

@@ -38,6 +38,8 @@ def ask(what, repo, folder):
         match what:
             case "find":
                 hub.find_files(ModelConfig(path=repo), repo, ["config.json"])
+            case "list":
+                print(hub.list_files(ModelConfig(path=repo), repo))
             case "fetch":
                 fetch_worker.fetch(ModelConfig(path=repo))
             case "data":
@@ -85,6 +87,8 @@ FIND = {
 }
 CASES = {
     "find": FIND,
+    "list": {way: said for way, said in FIND.items() if way not in ("cut", "stalled", "swapped")}
+    | {"truncated": (OUT, LOST)},
     "fetch": FIND
     | {
         "500": (OUT, "hub"),
@@ -110,6 +114,7 @@ CASES = {
 }
 QUICK = {
     "find": ("refused", "garbage", "other JSON", "429", "come back later"),
+    "list": ("refused", "garbage", "401"),
     "fetch": ("reset", "slow", "cut", "swapped", "401"),
     "data": ("reset", "slow", "garbage", "429"),
     "convert": ("garbage", "other JSON", "cut", "404"),
@@ -179,6 +184,13 @@ def test_what_the_user_hears(ask: Ask, port: int, home: Path, tmp_path: Path, wh
     whole = [name for name in names if "/snapshots/" in name or name.endswith((".arrow", ".parquet"))]
     marks = [name for name in names if name.startswith("fetched/") and not name.endswith(".lock")]
     assert whole + marks == [], "nothing arrived whole"
+
+
+def test_the_files_of_a_model_are_listed(ask: Ask, port: int, tmp_path: Path) -> None:
+    with serving(port) as hub:
+        hub.way, hub.held = "well", {"config.json": b"{}", "additional_chat_templates/rag.jinja": b"x", "LICENSE": b"y"}
+        code, told = ask("list", "org/listed", tmp_path)
+    assert (code, told) == (0, "['LICENSE', 'additional_chat_templates/rag.jinja', 'config.json']\n")
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,21 @@ from tests.architectures import save_model
 from tests.tiny import CHATML
 
 ONE_EPOCH = {"num_train_epochs": 1, "eval_steps": 7, "save_steps": 7}
+BESIDE = {
+    "LICENSE": "Ours", "USE_POLICY.md": "Be good", "chat_template.jinja": CHATML,
+    "additional_chat_templates/rag.jinja": "{{ 'x' }}",
+}  # fmt: skip
+"""What the base has besides model and tokenizer."""
 IDS = torch.tensor([[5, 9, 200, 31, 77, 8, 300, 12]])
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("inputs"))
+    folder = toy.make_inputs(tmp_path_factory.mktemp("inputs"))
+    for name, text in BESIDE.items():
+        (folder / "model" / name).parent.mkdir(exist_ok=True)
+        (folder / "model" / name).write_text(text)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -228,17 +237,20 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     found = export(lora_run, tmp_path / "out", merged=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (found.path / name).read_bytes() == (inputs / "model" / name).read_bytes()
-    assert AutoTokenizer.from_pretrained(found.path).chat_template == CHATML
+    theirs = AutoTokenizer.from_pretrained(inputs / "model").chat_template
+    assert AutoTokenizer.from_pretrained(found.path).chat_template == theirs == {"default": CHATML, "rag": "{{ 'x' }}"}
+    assert {name: (found.path / name).read_text() for name in BESIDE} == BESIDE
+    assert ("licence", "LICENSE, USE_POLICY.md, copied from the base") in describe(found)
     assert GenerationConfig.from_pretrained(found.path).eos_token_id == 2
     facts = json.loads((found.path / "provenance.json").read_text())
-    modes = {
-        path.name: path.stat().st_mode for path in (*found.path.iterdir(), *checkpoints.choose(lora_run).iterdir())
-    }
+    written = (*found.path.rglob("*"), *checkpoints.choose(lora_run).rglob("*"))
+    modes = {path.name: path.stat().st_mode for path in written if path.is_file()}
     (tmp_path / "usual").touch()
     assert set(modes.values()) == {(tmp_path / "usual").stat().st_mode}, "who may read the folder may read the weights"
     for name, file in facts["files"].items():
         assert hashlib.sha256((found.path / name).read_bytes()).hexdigest() == file["sha256"]
-    assert facts["files"].keys() == {path.name for path in found.path.iterdir()} - {"provenance.json"}
+    names = {str(path.relative_to(found.path)) for path in found.path.rglob("*") if path.is_file()}
+    assert facts["files"].keys() == names - {"provenance.json"}
     assert facts["checkpoint"]["step"] == 7
     assert facts["run"]["config"]["lora"]["r"] == 4
     card = (found.path / "README.md").read_text()
@@ -250,6 +262,7 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     drawn = ElementTree.parse(found.path / "curves.svg")
     assert len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")) == 1  # of one evaluation there is no line
     assert "Licence\n\nTo be filled in" in card
+    assert "(copied from it: [LICENSE](<LICENSE>), [USE_POLICY.md](<USE_POLICY.md>))" in card
     assert whole_folder.is_whole(found.path, PROVENANCE)
 
 

@@ -95,6 +95,8 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
         if worst > effect / 2:
             yield "", "rounding takes much of that away: the adapter has changed little, or use --dtype float32"
     yield "tokenizer", f"{', '.join(found['tokenizer_files_equal'])}: equal byte by byte; template as trained"
+    licences = ", ".join(facts["base"]["licence_files"])
+    yield "licence", f"{licences}, copied from the base" if licences else "the base has no file that says it"
     yield "wrote", str(export.path)
     served = f" and serve it: {', '.join(facts['served_by'])}" if facts["served_by"] else " it"
     yield "next", f"{export.path / 'README.md'} says how to load{served}"

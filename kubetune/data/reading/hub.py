@@ -77,6 +77,23 @@ def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str,
     return found
 
 
+def list_files(model: ModelConfig, path: str) -> list[str]:
+    """Paths of the files that the model at `path` has: all on the hub, those of a folder and of its folders here.
+
+    Raises as `find_files` does, also where the hub is not to be asked.
+    """
+    if is_local(path):
+        folder = Path(path).expanduser()
+        return sorted(str(file.relative_to(folder)) for glob in ("*", "*/*") for file in folder.glob(glob))
+    if model.local_files_only or _is_offline():
+        raise EnvironmentFault(_not_here("list of files of model", path, ", or is not to be asked"))
+    from huggingface_hub import HfApi
+
+    revision = model.revision if path == model.path else None
+    with explained_hub_errors(path, revision):
+        return sorted(HfApi(token=hub_token()).list_repo_files(path, revision=revision))
+
+
 def _download(repo: str, name: str, revision: str | None, local_files_only: bool) -> Path | None:
     """One file of a hub repository, or None when the repository does not have it."""
     from huggingface_hub import hf_hub_download
