@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -11,6 +11,8 @@ from types import MappingProxyType
 
 from kubetune import errors
 from kubetune.base.files import write_atomic
+from kubetune.base.humanize import counted
+from kubetune.batching.feed import evaluated
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.config.schema.evaluation import FORGET_LOSS, GenerateConfig
@@ -51,6 +53,11 @@ def other_sources(config: Config, data: str) -> tuple[SourceConfig, ...]:
     is_section = data.lstrip()[:1] in ("{", "[") and not Path(data).exists()
     flags = {"model.path": config.model.path} | ({} if is_section else {"data.train": data})
     given = load_config(None, overrides=[f"data.train={data}"] if is_section else [], flags=flags).data.train
+    if len(weights := {source.weight for source in given}) == 1 and weights != {1.0}:
+        raise errors.ConfigError(
+            f"--data: found weight {weights.pop():g}, and no source of another weight; weights are the mix that "
+            "several sources are evaluated in: leave it out. Nothing was evaluated."
+        )
     own = config.data.eval if isinstance(config.data.eval, tuple) else config.data.train
     alike = {key: getattr(own[0], key) for key in ("columns", "format")}
     alike = {key: value for key, value in alike.items() if all(getattr(source, key) == value for source in own)}
@@ -69,12 +76,18 @@ def _rows(config: Config, *, is_given: bool) -> tuple[Rows, Rows | None, tuple[s
         prepared = prepare(config)
         assert prepared.eval is not None
         lines = (told(split, stats) for split, stats in prepared.stats.items() if split != "train")
-        return prepared.eval, prepared.forget, tuple(chain.from_iterable(lines))
+        return prepared.eval, prepared.forget, (*chain.from_iterable(lines), *_mix(prepared.eval))
     try:
         prepared = prepare(config)
     except errors.DataError as error:
         raise errors.DataError([problem.replace("data.train", "--data") for problem in error.problems]) from None
-    return prepared.train, None, tuple(told("--data", prepared.stats["train"]))
+    return prepared.train, None, (*told("--data", prepared.stats["train"]), *_mix(prepared.train))
+
+
+def _mix(rows: Rows) -> Iterator[str]:
+    """The rows that are left out so that the others have the mix that the weights of their sources ask for."""
+    if (number := len(evaluated(rows))) < len(rows):
+        yield f"{number:,} of {counted(len(rows), 'row')} evaluated, the mix that their sources' weights make"
 
 
 def _asking(config: Config) -> Config:

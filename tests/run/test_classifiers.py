@@ -254,9 +254,16 @@ def test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_th
         (str(plain), "plain.tsv:2: has no column 'review', which data.columns gives for 'text'"),
         (f"{{path: {plain}, spilt: test}}", "data.train.spilt: unknown key; did you mean split?"),
         (str(tmp_path / "none.tsv"), "none.tsv does not exist; expected a file"),
+        (f"{{path: {plain}, columns: {{}}, weight: 2}}", "--data: found weight 2, and no source of another weight"),
     ):
         assert cli.main(["evaluate", str(run_dir), "--data", data]) == errors.USER
         assert told in capsys.readouterr().err
+    mix = f"[{{path: {plain}, columns: {{}}}}, {{path: {table}, weight: 0.5}}]"
+    assert cli.main(["evaluate", str(run_dir), "--data", mix]) == 0
+    whole, half = len(rows), round(len(rows) / 2)
+    assert (
+        f"{whole + half} of {2 * whole} rows evaluated, the mix that their sources' weights" in capsys.readouterr().err
+    )
     (tmp_path / "empty.csv").write_text("review,stars\n")
     assert cli.main(["evaluate", str(run_dir), "--data", str(tmp_path / "empty.csv")]) == errors.USER
     assert "--data holds no records" in capsys.readouterr().err
