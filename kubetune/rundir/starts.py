@@ -5,8 +5,10 @@ settings that move a number. All others may change.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,6 +32,21 @@ def moved_numbers(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and not any(f"{key}.".startswith(f"{free}.") for free in _FREE_TO_CHANGE)
     ]
+
+
+def train_again(run_dir: Path) -> list[str]:
+    """Words after `kubetune` by which a run here goes on: its file, and what its first start was told beside it.
+
+    Raises ConfigError for a folder that is no run.
+    """
+    from kubetune.config.load import dotted_values, load_config, read_config, resolved
+    from kubetune.rundir import metrics
+
+    given = [str(run_dir / metrics.CONFIG), f"output={run_dir}"]
+    known = read_config(run_dir)
+    file = load_config(Path(given[0]), overrides=given[1:], environ=os.environ)
+    now, then = (dict(dotted_values(resolved(config))) for config in (file, known))
+    return ["train", *given, *(f"{key}={value}" for key, _, value in moved_numbers(now, then))]
 
 
 def today() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import signal
@@ -13,10 +12,8 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kubetune.config.load import dotted_values, load_config, read_config, resolved
 from kubetune.errors import ConfigError, KubetuneError
-from kubetune.rundir import metrics
-from kubetune.rundir.starts import moved_numbers
+from kubetune.rundir.starts import train_again
 from kubetune.supervisor.place import holders
 from kubetune.ui.site import Site, answer, body_of, find_run, site_of
 
@@ -76,11 +73,3 @@ async def go_on(request: Request) -> Response:
         return answer({"problems": [], "job": name, "command": shlex.join(["kubetune", *words])})
 
     return await to_thread.run_sync(begin)
-
-
-def train_again(run_dir: Path) -> list[str]:
-    """Words by which a run goes on: its file, and what its first start was told beside it."""
-    given = [str(run_dir / metrics.CONFIG), f"output={run_dir}"]
-    file = load_config(Path(given[0]), overrides=given[1:], environ=os.environ)
-    now, then = (dict(dotted_values(resolved(config))) for config in (file, read_config(run_dir)))
-    return ["train", *given, *(f"{key}={value}" for key, _, value in moved_numbers(now, then))]

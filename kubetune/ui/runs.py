@@ -15,8 +15,9 @@ from kubetune.base.humanize import brief
 from kubetune.errors import GATE, OK, ConfigError, KubetuneError
 from kubetune.library.listing import SORTS, in_order, is_like, metric_names, value_of
 from kubetune.reporting.page import page_of
+from kubetune.rundir.starts import train_again
 from kubetune.rundir.status import read_status, state_of
-from kubetune.ui.commands import launchers, train_again
+from kubetune.ui.commands import launchers
 from kubetune.ui.site import Site, page, run_of, runs_of, site_of
 
 MOST_COMPARED = 12

@@ -11,10 +11,14 @@ from pathlib import Path
 import pytest
 
 from kubetune import __version__
+from kubetune.base.files import lock
 from kubetune.cli import main, make_parser
 from kubetune.cli.installation.doctor import Finding
+from kubetune.cli.local.demo import EMBEDDED
 from kubetune.cli.overview import EXAMPLES, VERBS
+from kubetune.config.load import load_config
 from kubetune.supervisor.command_line import parse
+from kubetune.supervisor.local import create_run_dir
 
 
 def ended(*words: str) -> int:
@@ -66,6 +70,27 @@ def test_prompts_stand_before_and_after_options() -> None:
 def test_a_folder_is_no_run_on_a_cluster(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(verb, str(tmp_path)) == 2
     assert f"{tmp_path} is a folder of this machine; expected the name of a run" in capsys.readouterr().err
+
+
+def test_a_run_of_this_machine_is_resumed_by_the_command_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+    assert ended("resume", str(tmp_path)) == 2
+    assert f"{tmp_path} is no run directory" in capsys.readouterr().err
+    (tmp_path / "run.yaml").write_text(f"{{model: {EMBEDDED / 'model'}, data: {{train: {tmp_path / 't.jsonl'}}}}}")
+    config = load_config(tmp_path / "run.yaml", overrides=["training.seed=7"])
+    create_run_dir(config, tmp_path / "a run", source=tmp_path / "run.yaml")
+    assert ended("resume", "a run") == 2
+    said = capsys.readouterr().err
+    words = shlex.split(said.partition("by: ")[2].strip())
+    assert words == ["kubetune", "train", "a run/config.yaml", "output=a run", "training.seed=7"]
+    assert "kubeconfig" not in said
+    assert make_parser("train").parse_args(words[1:]).inputs == words[2:]
+    with lock(tmp_path / "a run" / "logs" / "node-0.lock", wait=False):
+        assert ended("resume", "a run") == 2
+    assert "is running; see kubetune watch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", VERBS)

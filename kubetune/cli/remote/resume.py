@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from pathlib import Path
 
 from kubetune.cli.remote.run_on_cluster import add_run, find
-from kubetune.errors import OK
+from kubetune.errors import OK, ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,10 +16,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Resume. Raises ConfigError when the run is not stopped."""
+    """Resume. Raises ConfigError when the run is not stopped, and for one of this machine, which is trained on here."""
+    if args.namespace is None and Path(args.run_name).is_dir():
+        raise ConfigError(_told_of(Path(args.run_name)))
     from kubetune.cluster.submit import resume
 
     cluster, spec = find(args)
     resume(cluster, spec)
     print(f"kubetune: {spec.name} goes on; see kubetune status {spec.typed}")
     return OK
+
+
+def _told_of(run_dir: Path) -> str:
+    """Words for how a run of this machine goes on. Raises ConfigError for a folder that is none."""
+    from kubetune.rundir.starts import train_again
+    from kubetune.supervisor.place import holders
+
+    words = shlex.join(["kubetune", *train_again(run_dir)])
+    if holders(run_dir):
+        return f"{run_dir} is a run of this machine and is running; see kubetune watch {run_dir}"
+    return (
+        f"{run_dir} is a run of this machine, and `resume` is for those of a cluster (named with -n NAMESPACE where a "
+        f"folder here has the same name); this one goes on from its newest checkpoint by: {words}"
+    )
