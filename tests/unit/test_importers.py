@@ -229,7 +229,7 @@ def test_ms_swift_from_a_script(tmp_path: Path) -> None:
     assert config.lora is not None
     assert (config.lora.r, config.lora.alpha) == (8, 32)
     assert "system" in notes(found, "dropped")
-    assert notes(found, "unneeded")["CUDA_VISIBLE_DEVICES"] == "a setting of the machine, not of the run"
+    assert notes(found, "unneeded")["CUDA_VISIBLE_DEVICES"].startswith("an environment variable")
 
 
 def test_resources_of_a_job(tmp_path: Path) -> None:
@@ -284,6 +284,28 @@ def test_models_that_see_and_results_that_are_uploaded(tmp_path: Path) -> None:
     _, config = imported(tmp_path, FACTORY.replace("finetuning_type: lora", "finetuning_type: full") + more)
     assert config.lora is None
     assert config.training.parallelism == "fsdp"
+
+
+@pytest.mark.parametrize(
+    ("model", "frozen", "task"),
+    [
+        ("org/text-7B", "true", "causal_lm"),
+        ("org/text-7B", "false", "vision_language"),
+        ("org/Qwen2.5-VL-7B", "true", "vision_language"),
+        ("text", "true", "causal_lm"),
+        ("text", "false", "causal_lm"),
+        ("seeing", "true", "vision_language"),
+    ],
+)
+def test_a_frozen_tower_makes_no_model_see(model: str, frozen: str, task: str, tmp_path: Path) -> None:
+    """ms-swift freezes by default, and its files for models of text say so too."""
+    for name, facts in (("text", "{}"), ("seeing", '{"vision_config": {}}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"model_type": "x", "all": {facts}}}')
+    path = str(tmp_path / model) if (tmp_path / model).is_dir() else model
+    found, config = imported(tmp_path, f"model: {path}\ntuner_type: lora\ndataset: y\nfreeze_vit: {frozen}\n")
+    assert config.task == task
+    assert ("freeze_vit" in notes(found, "unneeded")) is (task == "causal_lm")
 
 
 PACKED = {

@@ -176,7 +176,7 @@ def test_pairs_about_images_are_carried_over(case: str, tmp_path: Path) -> None:
         ("a.yaml", f"{FACTORY}stage: dpo\npref_loss: kto_pair\n", "is a loss that kubetune does not have"),
         ("a.yaml", f"{TRL}beta: 0.1\nloss_type: [sigmoid, bco_pair]\n", "is a loss that kubetune does not have"),
         ("a.sh", f"{SWIFT}--rlhf_type gkd\n", "rlhf_type is gkd"),
-        ("a.sh", f"{SWIFT}--rlhf_type rm --freeze_vit true\n", "a reward model scores texts alone"),
+        ("a.sh", f"{SWIFT}--rlhf_type rm --freeze_vit false\n", "a reward model scores texts alone"),
         ("a.yaml", f"{TRL}beta: 0.1\nnum_generations: 8\n", "num_generations is 8"),
     ],
 )

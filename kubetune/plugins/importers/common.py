@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from typing import Any
 
 from kubetune.config.aliases import ALIASES
 from kubetune.config.schema import DataConfig
+from kubetune.planning.model_shapes import read_config
 from kubetune.plugins.importers.draft import (
     Draft,
     Rule,
@@ -34,6 +36,9 @@ OPTIMIZERS = {
 }  # fmt: skip
 _ALL_LINEAR = ("all", "all-linear", "ALL")
 _PAGED = {"paged_adamw_8bit": "adamw_8bit", "paged_adamw_32bit": "adamw", "paged_adamw": "adamw"}
+_SEEING = re.compile(r"vl|vision|llava|omni|ocr|pixtral|gemma-?3|minicpm-?[vo]|ovis|molmo|llama-?4|glm-?[\d.]+v", re.I)
+"""Names of models that see, where their config.json is not here."""
+_MODEL = ("model", "model_name_or_path", "model_id_or_path")
 FAST_ATTENTION = "kubetune chooses the fastest attention that its self-check proves exact"
 
 schedule = choice(
@@ -127,11 +132,16 @@ def hub_model(draft: Draft, key: str, value: Any) -> None:
 
 
 def sees(path: str) -> Rule:
-    """A setting of the parts of a model that see, which also says that it does."""
+    """A setting of the parts of a model that see; freezing these, which is the default there, is set for others too."""
 
     def rule(draft: Draft, key: str, value: Any) -> None:
-        draft.carry(key, path, as_flag(value))
-        say_it_sees(draft, key)
+        model = next((str(draft.given[name]) for name in _MODEL if draft.given.get(name)), "")
+        facts = read_config(model, os.environ)
+        if "vision_config" in str(facts) or (not facts and (as_flag(value) is False or _SEEING.search(model))):
+            draft.carry(key, path, as_flag(value))
+            say_it_sees(draft, key)
+        else:
+            draft.unneeded(key, "nothing here says that the model sees; where it does, set task: vision_language")
 
     return rule
 

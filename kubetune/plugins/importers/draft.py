@@ -79,9 +79,7 @@ class Draft:
         """The file leaves this out and their default is not ours, so theirs is written down."""
         if not self.has(path):
             self._put(path, value)
-            self.notes.append(
-                Note("assumed", path, value if value is not None else {}, why or f"{self.peer}'s default")
-            )
+            self.notes.append(Note("assumed", path, {} if value is None else value, why or f"{self.peer}'s default"))
 
     def drop(self, key: str, why: str) -> None:
         """Note that what the key does is not done here."""

@@ -239,11 +239,6 @@ RULES: dict[str, Rule] = {
         unneeded("a checkpoint holds all that a run needs to go on; `kubetune export` leaves the rest out"),
     ),
     **each(
-        "CUDA_VISIBLE_DEVICES MASTER_PORT MASTER_ADDR NODE_RANK PYTORCH_CUDA_ALLOC_CONF OMP_NUM_THREADS "
-        "VIDEO_MAX_PIXELS FPS_MAX_FRAMES ENV",
-        unneeded("a setting of the machine, not of the run"),
-    ),
-    **each(
         "load_from_cache_file use_hf model_type add_version check_model tuner_backend "
         "lazy_tokenize save_only_model max_new_tokens temperature infer_backend "
         "create_checkpoint_symlink label_names use_logits_to_keep "
