@@ -141,7 +141,10 @@ def _require_plain(model: ModelConfig) -> None:
     facts = read_json(found["config.json"])
     layers = facts.get("num_hidden_layers")
     if isinstance(layers, int) and not 0 < layers <= model_shapes.MOST_LAYERS:
-        raise errors.ModelError(f"model {model.path}: its config.json has {layers:,} layers; expected a model's number")
+        raise errors.ModelError(
+            f"model {model.path}: its config.json has num_hidden_layers: {layers}; expected 1 to "
+            f"{model_shapes.MOST_LAYERS}; put the file back as it was published. Nothing was loaded."
+        )
     for key, value in _implementations(facts):
         if not value.replace("_", "").isalnum():  # transformers takes `owner/name` for a kernel of the hub, and runs it
             raise errors.ModelError(
