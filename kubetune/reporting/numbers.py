@@ -124,12 +124,17 @@ class _Known:
         """Take up lines of timings.jsonl."""
         self._axes["hours"].extend(chunk, "seconds", self._totals.seconds)
         self._totals.seconds += math.fsum([line["seconds"] for line in chunk])
-        columns = _thin(self._thinners, OF_TIMINGS, chunk)
-        known = [value for value in (self._peak, *columns["peak_memory_bytes"]) if value is not None]
-        self._peak = max(known, default=None)
-        shared = _shared(chunk)
-        skews = self._waits.add([line["rank_seconds"] for line in shared])
-        self._thinners[SKEW].extend([line["step"] for line in shared], skews)
+        steps, columns = _thin(self._thinners, OF_TIMINGS, chunk)
+        self._peak = _highest(self._peak, columns["peak_memory_bytes"])
+        try:
+            rows = [line["rank_seconds"] for line in chunk]
+            is_shared = min(map(len, rows), default=0) > 1
+        except (KeyError, TypeError):
+            is_shared = False
+        if not is_shared:  # of a run that had one rank for a while
+            shared = [line for line in chunk if len(line.get("rank_seconds") or ()) > 1]
+            steps, rows = [line["step"] for line in shared], [line["rank_seconds"] for line in shared]
+        self._thinners[SKEW].extend(steps, self._waits.add(rows))
 
     def numbers(self) -> Numbers:
         """All of it, as it is now."""
@@ -178,18 +183,16 @@ class _Milestones:
         return [step for step, _ in known], [value for _, value in known]
 
 
-def _shared(lines: Lines) -> Lines:
-    """Lines of steps that several ranks computed: mostly all of them."""
+def _highest(before: int | None, values: Sequence[int | None]) -> int | None:
+    """The highest that is known."""
     try:
-        if min([len(line["rank_seconds"]) for line in lines], default=0) > 1:
-            return lines
-    except (KeyError, TypeError):  # of a run that had one rank for a while
-        pass
-    return [line for line in lines if len(line.get("rank_seconds") or ()) > 1]
+        return max(values) if before is None else max(before, *values)  # type: ignore[type-var]
+    except (TypeError, ValueError):  # one of them is None, or there is none
+        return max((value for value in (before, *values) if value is not None), default=None)
 
 
-def _thin(thinners: Mapping[str, Thinner], keys: Sequence[str], lines: Lines) -> dict[str, list[Any]]:
-    """Columns of lines, which the thinners have taken up."""
+def _thin(thinners: Mapping[str, Thinner], keys: Sequence[str], lines: Lines) -> tuple[list[int], dict[str, list[Any]]]:
+    """Steps and columns of lines, which the thinners have taken up."""
     columns: dict[str, list[Any]] = {}
     all_steps = [line["step"] for line in lines]
     for key in keys:
@@ -200,7 +203,7 @@ def _thin(thinners: Mapping[str, Thinner], keys: Sequence[str], lines: Lines) ->
             steps = [line["step"] for line in lines if key in line]
             columns[key] = [line[key] for line in lines if key in line]
         thinners[key].extend(steps, columns[key])
-    return columns
+    return all_steps, columns
 
 
 @dataclass
@@ -223,8 +226,7 @@ class _Waits:
             sums = map(math.fsum, zip(*of_world, strict=True))
             before = self.seconds.get(world, [0.0] * world)
             self.seconds[world] = [one + two for one, two in zip(before, sums, strict=True)]
-            found = Counter(map(list.index, of_world, highest))
-            self.slowest[world] = self.slowest.get(world, Counter()) + found
+            self.slowest.setdefault(world, Counter()).update(map(list.index, of_world, highest))
             self.longest[world] += math.fsum(highest)  # type: ignore[assignment]
             self.count[world] += len(of_world)
         self.world = len(rows[-1]) if rows else self.world
