@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, replace
+from datetime import date, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,8 @@ FILE = "choices.json"
 PINNED = "KUBETUNE_CPU_DTYPE"
 """The environment variable that decides instead of a measurement."""
 DTYPES = ("float32", "bfloat16")
+DAYS = 30
+"""Age at which the dtype of a CPU is measured again: what was wrong once, or of another machine, does not stay."""
 NARROW = 512
 """Hidden size below which other things than products take the time on a CPU, and those are slower in bf16."""
 
@@ -35,6 +38,7 @@ class Choices:
     """The faster of each pair on a device; None where that was not measured. `why`: what was measured, in words."""
 
     dtype: Literal["bfloat16", "float32"] | None = None
+    dtype_time: str = ""
     compile: Literal["layers"] | bool | None = None
     compile_from: float | None = None
     """Floating-point operations of a run from which `compile` saves more seconds here than it takes."""
@@ -67,6 +71,7 @@ def keep(gpu: str | None, **measured: Any) -> Choices:
     """Add what was measured to what is known of a device. Never ends the run that calls it."""
     path = place()
     found = replace(read(gpu), **measured, time=now(), torch=_torch())
+    found = replace(found, dtype_time=found.time) if "dtype" in measured else found
     try:
         with files.lock(path.with_name(f".{FILE}.lock"), wait=False):
             entries = {**_entries(), earlier_runs.device_name(gpu): asdict(found)}
@@ -88,7 +93,10 @@ def cpu_dtype(width: int | None) -> tuple[str, str] | None:
     if width is not None and width < NARROW:
         return "float32", f"the model is narrow: its hidden size is {width}"
     known = read(None)
-    return None if known.dtype is None else (known.dtype, f"{known.why} (measured on {known.time[:10]})")
+    day = known.dtype_time[:10]
+    if known.dtype is None or day < str(date.today() - timedelta(days=DAYS)):
+        return None
+    return known.dtype, f"{known.why} (measured on {day})"
 
 
 def compiles(config: Config, known: Choices, parameters: int, tokens: float, device: str) -> bool | str:

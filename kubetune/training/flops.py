@@ -6,7 +6,6 @@ What is counted is said in planning/flops.py; this file finds it in a model at h
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,16 +14,13 @@ from torch import nn
 
 from kubetune.config.schema import Config
 from kubetune.data.prepared.rows import Rows
-from kubetune.distributed.process_group import wait_for_device
+from kubetune.kernels.product_speed import of_device
 from kubetune.models.acceleration import device_bytes
 from kubetune.models.classifier_pooling import pools_last
 from kubetune.models.padding_free import unwrap
 from kubetune.planning.flops import Cost, Linear, causal_pairs, cost, visited_share
 from kubetune.planning.gpu_specs import stated_tflops
 from kubetune.planning.linears import is_expert
-
-_CPU_SIZE, _GPU_SIZE = 512, 8192
-_SECONDS = 0.05
 
 
 def cost_of(model: nn.Module, *, has_vocabulary: bool) -> Cost:
@@ -94,24 +90,7 @@ def peak_of(device: torch.device, dtype: torch.dtype, stated: float | None) -> t
         known = stated_tflops(name)
         if known is not None:
             return known, f"stated for {name}"
-    return measured(device, dtype)
-
-
-def measured(device: torch.device, dtype: torch.dtype, size: int | None = None) -> tuple[float, str]:
-    """TFLOP/s of the fastest bare matrix product of a twentieth of a second, three at least, and what was multiplied:
-    squares of `size`. The fastest, since what else the machine does only slows them."""
-    size = size or (_GPU_SIZE if device.type == "cuda" else _CPU_SIZE)
-    left = torch.full((size, size), 0.5, dtype=dtype, device=device)
-    right, took = left.clone(), list[float]()
-    left @ right  # the first prepares the kernel
-    while len(took) < 3 or sum(took) < _SECONDS:
-        wait_for_device(device)
-        began = time.perf_counter()
-        left @ right
-        wait_for_device(device)
-        took.append(time.perf_counter() - began)
-    kind = str(dtype).removeprefix("torch.")
-    return 2 * size**3 / min(took) / 1e12, f"measured: a {size} × {size} {kind} product"
+    return of_device(device, dtype)
 
 
 def _linears(lm: nn.Module, skip: nn.Module | None) -> Iterator[Linear]:

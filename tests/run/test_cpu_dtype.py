@@ -17,9 +17,9 @@ from kubetune.base import logs
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
 from kubetune.inference.evaluate import evaluate_run
+from kubetune.kernels import product_speed
 from kubetune.planning import measured
 from kubetune.rundir import checkpoints, metrics
-from kubetune.training import flops
 from kubetune.training.start import cpu_dtype
 from tests import toy
 from tests.ranks import run_ranks
@@ -51,7 +51,9 @@ def chosen_on(world: World, config: Config, run_dir: Path) -> str:
 def test_two_ranks_take_what_the_first_measured(inputs: Path, tmp_path: Path) -> None:
     first, second = run_ranks(chosen_on, 2, toy.make_config(inputs), tmp_path)
     assert first == second
-    said = r"auto -> (\w+), because matrices are multiplied at ([\d.e+]+) GFLOP/s here in bfloat16, ([\d.e+]+) in float"
+    said = (
+        r"auto -> (\w+), because a core multiplies matrices at ([\d.e+]+) GFLOP/s here in bfloat16, ([\d.e+]+) in float"
+    )
     found = re.search(said, log_of(tmp_path))
     assert found, log_of(tmp_path)
     assert found[1] == first
@@ -78,14 +80,13 @@ def test_the_faster_is_taken(
     chosen: str,
 ) -> None:
     caplog.set_level("INFO", "kubetune")
-    speeds = {torch.float32: 0.135, torch.bfloat16: halves}
     monkeypatch.delenv(PINNED)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(flops, "measured", lambda device, dtype, size: (speeds[dtype], ""))
+    monkeypatch.setattr(product_speed, "_series", lambda *_: {"float32": 0.135, "bfloat16": halves})
     config = toy.make_config(inputs)
     assert cpu_dtype.decide(config, tmp_path, World()).model.dtype == chosen
     # Of the machine, and so not measured again, until another torch is there.
-    monkeypatch.setattr(cpu_dtype, "speeds", lambda: {"float32": 1.0, "bfloat16": 1.0})
+    monkeypatch.setattr(product_speed, "of_core", lambda: ({"float32": 1.0, "bfloat16": 1.0}, True))
     assert cpu_dtype.decide(config, tmp_path / "next", World(), 4096).model.dtype == chosen
     assert "(measured on 2" in caplog.messages[-1]
     assert measured.cpu_dtype(4096) == (chosen, caplog.messages[-1].partition("because ")[2])
@@ -97,10 +98,50 @@ def test_the_faster_is_taken(
 
 
 def test_measuring_takes_few_products_where_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flops, "_SECONDS", 0.0)  # where they are fast, as many as that long takes
+    monkeypatch.setattr(product_speed, "SECONDS", 0.0)  # where they are fast, as many as that long takes
+    threads = torch.get_num_threads()
     with FlopCounterMode(display=False) as counter:
-        assert all(speed > 0 for speed in cpu_dtype.speeds().values())
+        assert all(speed > 0 for speed in product_speed.of_core()[0].values())
     assert 0 < counter.get_total_flops() < 1e9
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("readings", "dtype", "is_kept"),
+    [
+        ([(0.1, 0.4), (0.1, 0.4)], "bfloat16", True),
+        ([(0.0014, 0.09), (0.1, 0.09), (0.1, 0.1)], "float32", True),  # the first was disturbed
+        ([(0.1, 0.05), (0.01, 0.05), (0.1, 0.05), (0.01, 0.05), (0.1, 0.05)], "float32", False),
+    ],
+)
+def test_readings_that_differ_are_repeated_and_not_kept(
+    readings: list[tuple[float, float]], dtype: str, is_kept: bool, inputs: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    caplog.set_level("INFO", "kubetune")
+    left = iter([readings[0], *readings])  # the first prepares the kernels
+    monkeypatch.delenv(PINNED)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        product_speed, "_series", lambda *_: dict(zip(("float32", "bfloat16"), next(left), strict=True))
+    )
+    assert cpu_dtype.decide(toy.make_config(inputs), tmp_path, World()).model.dtype == dtype
+    assert next(left, None) is None
+    assert (measured.cpu_dtype(4096) is not None) is is_kept
+    assert ("readings differed widely, so they hold for this run alone" in caplog.text) is not is_kept
+
+
+def test_an_old_reading_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PINNED)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    measured.keep(None, dtype="bfloat16", why="w")
+    measured.keep(None, compile=False)
+    assert measured.cpu_dtype(4096) is not None
+    for old in ('"dtype_time": "2026-01-', '"was": "20'):  # long ago, and by a version that kept no day
+        written = re.sub(r'"dtype_time": "(.{8}|2026-01-)', old, measured.place().read_text())
+        measured.place().write_text(written)
+        assert measured.cpu_dtype(4096) is None
+        assert measured.read(None).compile is False
 
 
 def test_what_is_pinned_must_be_one_of_two(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

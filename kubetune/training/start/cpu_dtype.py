@@ -1,4 +1,4 @@
-"""The dtype of a run without a GPU where `model.dtype` is auto: measured once on a machine, kept for the whole run.
+"""The dtype of a run without a GPU where `model.dtype` is auto: measured once a month, kept for the whole run.
 
 Some CPUs multiply bf16 four times as fast as fp32, others at half the speed, and their flags do not tell which.
 """
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
 LEAD = 1.2
 """Speed-up that bf16 has to bring: what is gained must show beside what is not a product."""
-
-SIZE = 256
-"""Of the square matrices multiplied: the smallest whose products take the time, and not what is around them."""
-TURNS = 2
 
 
 def decide(config: Config, run_dir: Path, world: World, width: int | None = None) -> Config:
@@ -62,24 +58,15 @@ def _choose(run_dir: Path, width: int | None) -> str:
     if (known := measured.cpu_dtype(width)) is not None:
         logs.MODEL.info("model.dtype: auto -> %s, because %s", *known)
         return known[0]
-    speed = speeds()
+    from kubetune.kernels import product_speed
+
+    speed, agrees = product_speed.of_core()
     chosen = "bfloat16" if speed["bfloat16"] >= LEAD * speed["float32"] else "float32"
-    why = "matrices are multiplied at {:.3g} GFLOP/s here in bfloat16, {:.3g} in float32".format(
+    why = "a core multiplies matrices at {:.3g} GFLOP/s here in bfloat16, {:.3g} in float32".format(
         *(1000 * speed[name] for name in ("bfloat16", "float32"))
     )
-    measured.keep(None, dtype=chosen, why=why)
-    logs.MODEL.info("model.dtype: auto -> %s, because %s", chosen, why)
+    if agrees:
+        measured.keep(None, dtype=chosen, why=why)
+    kept = "" if agrees else "; these readings differed widely, so they hold for this run alone"
+    logs.MODEL.info("model.dtype: auto -> %s, because %s%s", chosen, why, kept)
     return chosen
-
-
-def speeds() -> dict[str, float]:
-    """TFLOP/s of bare products in each dtype: the best of a few small ones, so that a core is done in a moment."""
-    import torch
-
-    from kubetune.training import flops
-
-    speed = dict.fromkeys(measured.DTYPES, 0.0)
-    for name in measured.DTYPES * TURNS:  # in turns, as others may use the machine at one moment and not at the next
-        rate, _ = flops.measured(torch.device("cpu"), getattr(torch, name), SIZE)
-        speed[name] = max(speed[name], rate)
-    return speed
