@@ -356,6 +356,7 @@ def test_packing_that_is_off_counts_samples(tmp_path: Path) -> None:
     [
         ("chat_template: llama3\n", "dropped", "chat_template"),
         ("chat_template: tokenizer_default\n", "unneeded", "chat_template"),
+        ("chat_template: tokenizer_default_fallback_chatml\n", "unneeded", "chat_template"),
         ("chat_template: chatml\n", "carried", "chat_template"),
         ("chat_template: jinja\nchat_template_jinja: my.jinja\n", "carried", "chat_template_jinja"),
         ("chat_template_jinja: '{{ messages }}'\n", "dropped", "chat_template_jinja"),
@@ -416,6 +417,7 @@ def test_variables_that_a_script_does_not_set_are_no_values(tmp_path: Path) -> N
         imported(tmp_path, script, "train.sh")
     assert "train.sh:2: dataset: " in str(caught.value)
     assert "holds $MORE, which the file does not set; put its value there" in str(caught.value)
+    assert "names no" not in str(caught.value)
     _, config = imported(tmp_path, script.replace("$MORE/", ""), "train.sh")
     assert config.output == "/runs/x"
     found, config = imported(tmp_path, script.replace("$MORE/", "").replace("$OUT", "$ELSEWHERE"), "train.sh")

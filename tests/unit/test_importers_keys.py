@@ -175,6 +175,7 @@ def test_every_key_of_a_source_of_axolotl_is_carried_or_told(tmp_path: Path) -> 
         ("axolotl", "model_type", "LlamaForSequenceClassification"),
         ("LLaMA-Factory", "template", "qwen3"),
         ("LLaMA-Factory", "enable_thinking", True),
+        ("LLaMA-Factory", "enable_thinking", False),
         ("LLaMA-Factory", "tokenized_path", "kept"),
         ("TRL", "loss_type", "dft"),
         ("TRL", "resume_from_checkpoint", "elsewhere/checkpoint-5"),
@@ -188,3 +189,27 @@ def test_every_key_of_a_source_of_axolotl_is_carried_or_told(tmp_path: Path) -> 
 def test_what_changes_a_result_is_never_called_not_needed(peer: str, key: str, value: Any, tmp_path: Path) -> None:
     notes = notes_of(peer, {**SMALLEST[peer], key: value}, tmp_path)
     assert [note.kind for note in notes if note.key == key] == ["dropped"]
+
+
+@pytest.mark.parametrize(
+    ("peer", "data", "share"),
+    [
+        ("axolotl", {"test_datasets": [SOURCE]}, "val_set_size"),
+        ("LLaMA-Factory", {"eval_dataset": "held"}, "val_size"),
+        ("ms-swift", {"val_dataset": "a/set"}, "split_dataset_ratio"),
+    ],
+)
+def test_a_share_beside_data_for_evaluations_replaces_none_of_them(
+    peer: str, data: dict[str, Any], share: str, tmp_path: Path
+) -> None:
+    notes = {note.key: note for note in notes_of(peer, {**SMALLEST[peer], **data, share: 0.1}, tmp_path)}
+    assert [notes[key].kind for key in (*data, share)] == ["carried", "unneeded"]
+    assert next(iter(data)) in notes[share].text
+
+
+@pytest.mark.parametrize("peer", ["axolotl", "TRL"])
+def test_numbers_of_16_bits_switched_off_are_float32_there(peer: str, tmp_path: Path) -> None:
+    (off,) = (n for n in notes_of(peer, {**SMALLEST[peer], "bf16": False}, tmp_path) if n.key == "bf16")
+    assert (off.kind, off.text) == ("carried", "model.dtype: float32")
+    notes = notes_of(peer, {**SMALLEST[peer], "fp16": True, "bf16": False}, tmp_path)
+    assert {n.key: n.kind for n in notes if n.key.endswith("16")} == {"fp16": "carried", "bf16": "unneeded"}

@@ -119,14 +119,13 @@ def _require_whole(path: Path, draft: Draft) -> None:
     missing = [what for needed, what in needs.items() if not draft.has(needed)]
     if not missing:
         return
-    keys = list(draft.given)[:8]
     why = [
         f"{path}:{note.line}: {note.key}: {note.text}."
         for note in draft.notes
         if note.kind == "dropped" and note.line and " holds $" in note.text
     ]
-    found = f"found as a config of {draft.peer}: {', '.join(keys)}. Nothing was written."
-    raise ConfigError([*why, f"{path}: names no {' and no '.join(missing)}; {found}"])
+    found = f"found as a config of {draft.peer}: {', '.join(list(draft.given)[:8])}. Nothing was written."
+    raise ConfigError(why or f"{path}: names no {' and no '.join(missing)}; {found}")
 
 
 def _text(path: Path, draft: Draft) -> str:

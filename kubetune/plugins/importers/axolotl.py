@@ -142,8 +142,6 @@ def _data(draft: Draft) -> None:
     if tests is not None:
         sources = [_source(draft, f"test_datasets[{i}]", item) for i, item in enumerate(tests)]
         draft.carry("test_datasets", "data.eval", sources)
-        if draft.take("val_set_size"):
-            draft.unneeded("val_set_size", "test_datasets are given")
 
 
 def _source(draft: Draft, key: str, item: Any) -> Any:
@@ -345,7 +343,6 @@ RULES: dict[str, Rule] = {
     "warmup_steps": warmup_steps,
     "evals_per_epoch": _per_epoch("training.eval_steps", "eval_steps"),
     "saves_per_epoch": _per_epoch("training.save_steps", "save_steps"),
-    "bf16": choice("model.dtype", {True: "bfloat16", "auto": "auto", "full": "bfloat16", False: "auto"}),
     "lora_target_modules": modules,
     "lora_modules_to_save": names("lora.modules_to_save"),
     "peft_use_dora": flag("lora.use_dora", True),

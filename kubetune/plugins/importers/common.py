@@ -239,6 +239,16 @@ def of_tracker(name: str, rule: Rule) -> Rule:
     return asked
 
 
+def bfloat16(draft: Draft, key: str, value: Any) -> None:
+    """Switched off, with no other kind named, it means float32 to axolotl and TRL; ours is chosen by the GPU."""
+    if as_flag(value):
+        draft.carry(key, "model.dtype", "auto" if value == "auto" else "bfloat16")
+    elif draft.peer in ("axolotl", "TRL") and not any(as_flag(draft.given.get(kind)) for kind in _OTHER_KINDS):
+        draft.carry(key, "model.dtype", "float32")
+    else:
+        draft.unneeded(key, "off; another setting says the kind of numbers, or the model does")
+
+
 def remote_code(draft: Draft, key: str, value: Any) -> None:
     """Ours needs a commit, which no peer asks for."""
     if not as_flag(value):
@@ -305,6 +315,8 @@ def share(draft: Draft, key: str, value: Any) -> None:
     """Part held out for evaluation: a share, or a number of rows, which depends on how many there are."""
     if value == 0:
         draft.unneeded(key, "off, as here")
+    elif draft.has("data.eval"):
+        draft.unneeded(key, f"{draft.origins['data', 'eval']} names the data of evaluations")
     elif isinstance(value, (int, float)) and 0 < value < 1:
         draft.carry(key, "data.eval", float(value))
     else:
@@ -323,6 +335,7 @@ def number(path: str) -> Rule:
     return rule
 
 
+_OTHER_KINDS = ("fp16", "float16", "bfloat16", "dtype", "torch_dtype", "load_in_8bit")
 _ROWS = "a step holds as many tokens as there"
 TRACKERS, _SWITCHES = ("mlflow", "wandb", "trackio"), ("", "_project", "_project_name", "_experiment_name")
 _NO_MODE = "online or offline; take tracking.wandb out to leave it off"
@@ -355,7 +368,7 @@ TRAINING: dict[str, Rule] = {
     **each("eval_strategy evaluation_strategy", strategy("training.eval_steps")),
     "optim": optimizer,
     "lr_scheduler_type": schedule,
-    "bf16": flag("model.dtype", "bfloat16"),
+    "bf16": bfloat16,
     "fp16": flag("model.dtype", "float16"),
     "tf32": unneeded("matrix products of float32 use TF32 where the GPU has it"),
     "run_name": run_name,

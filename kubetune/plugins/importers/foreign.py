@@ -65,9 +65,7 @@ def read_foreign(path: Path) -> Foreign:
         if key in settings:
             raise ConfigError(f"{path}: is {what}; expected the config of a training run. Nothing was written.")
     if isinstance(settings.get("data"), dict) and "train" in settings["data"]:
-        raise ConfigError(
-            f"{path}: is a run file of kubetune already; see `kubetune plan {path}`. Nothing was written."
-        )
+        raise ConfigError(f"{path}: is a run file of kubetune already; see `kubetune plan`. Nothing was written.")
     lines: dict[str, int] = {}
     for entry in entries:
         lines.setdefault(str(entry.path[0]), entry.origin.line)

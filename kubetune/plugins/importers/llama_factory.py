@@ -206,7 +206,7 @@ RULES: dict[str, Rule] = {
     "pure_bf16": flag("model.dtype", "bfloat16"),
     "template": template(("chatml",)),
     "default_system": dropped("put a system message into the data; the model then sees it at inference too"),
-    "enable_thinking": dropped("no empty thoughts are added to answers; a template shows the thinking that data hold"),
+    "enable_thinking": only((), "", "thoughts are trained as the data hold them: none is added, and none taken out"),
     "tokenized_path": dropped("data are prepared from their sources, and kept by fingerprint"),
     "upcast_layernorm": dropped("norms compute as the model's code says"),
     "cache_dir": unneeded("a folder of the machine: set HF_HOME where the run is started"),

@@ -118,13 +118,6 @@ def _sources(draft: Draft, key: str, text: str) -> list[dict[str, Any]]:
     return [{**source, "subset": subset} for subset in subsets] or [source]
 
 
-def _ratio(draft: Draft, key: str, value: Any) -> None:
-    if draft.has("data.eval"):
-        draft.unneeded(key, "val_dataset is given")
-    else:
-        share(draft, key, value)
-
-
 def _accumulation(draft: Draft, key: str, value: Any) -> None:
     if isinstance(value, int):
         draft.carry(key, "training.gradient_accumulation_steps", value)
@@ -169,7 +162,7 @@ RULES: dict[str, Rule] = {
     "truncation_strategy": choice(
         "data.overlong", {"delete": "drop", "right": "truncate", "split": "split"}, "truncate", "a row's end is cut"
     ),
-    "split_dataset_ratio": _ratio,
+    "split_dataset_ratio": share,
     "packing": packing,
     "packing_length": _packing_length,
     "padding_free": unneeded("nothing is padded here either way"),

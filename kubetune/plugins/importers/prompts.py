@@ -27,8 +27,7 @@ def template(same: tuple[str, ...] = ()) -> Rule:
         if name in _OWN:
             draft.unneeded(key, "the tokenizer's own chat template, as here")
         elif name.startswith(_FALLBACK):
-            other = name.removeprefix(_FALLBACK)
-            draft.unneeded(key, f"the tokenizer's own; a run stops where it has none: then give {other} as a file")
+            draft.unneeded(key, "the tokenizer's own; where it has none, name one in model.chat_template, as `chatml`")
         elif name in same:
             draft.carry(key, "model.chat_template", name)
         else:
