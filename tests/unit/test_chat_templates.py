@@ -366,3 +366,14 @@ def test_no_plain_chat_is_refused(family: str) -> None:
         assert all(spans(template, chat))
         if family not in ("gemma", "r1", "wordless"):
             assert all(spans(template, [SYSTEM, *chat]))
+
+
+def test_results_in_another_order_than_their_calls_are_refused_where_no_id_is_written() -> None:
+    source = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.tool_calls or '' }}{% endfor %}"
+    calls = [{**CALL, "id": one} for one in "ab"]
+    results = [{"role": "tool", "tool_call_id": one, "content": f"of {one}."} for one in "ab"]
+    for turns in ([user("?"), answer("", tool_calls=calls)], [*CALLING, user("?"), answer("", tool_calls=calls)]):
+        ChatTemplate(source, TOKENS).render_answers([*turns, *results])
+        with pytest.raises(ValueError, match=rf"another order than their calls \(messages\[{len(turns) + 1}\]\)"):
+            ChatTemplate(source, TOKENS).render_answers([*turns, *results[::-1]])
+        ChatTemplate(source.replace("m.role", "m.tool_call_id"), TOKENS).render_answers([*turns, *results[::-1]])

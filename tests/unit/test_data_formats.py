@@ -109,6 +109,9 @@ def test_arguments_of_tool_calls_become_objects() -> None:
     chat = convert({"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]})
     assert isinstance(chat, Chat)
     assert chat.messages[1]["tool_calls"] == [CALL | {"id": "1"}]
+    given = {"id": "1", "type": "function", "function": {"arguments": {}, "name": "f"}}
+    chat = convert({"messages": [USER, {"role": "assistant", "tool_calls": [given]}]})
+    assert json.dumps(chat.messages[1]["tool_calls"]) == json.dumps([given])  # in the order of keys that it has
     assert chat.messages[1]["content"] == ""
 
 
@@ -153,6 +156,15 @@ def test_named_columns_and_a_named_shape() -> None:
         ({"messages": [ANSWER | {"tool_calls": [{"x": 1}]}]}, r"tool_calls\[0\] is .* expected an object with"),
         ({"messages": [ANSWER | {"tool_calls": [{"name": "f", "arguments": "{"}]}]}, r"arguments is .* not JSON"),
         ({"messages": [ANSWER | {"tool_calls": [{"name": "f", "args": {"a": 1}}]}]}, "no `arguments`, and `args` in"),
+        (
+            {
+                "messages": [
+                    ANSWER | {"tool_calls": [{"id": "a", "name": "f"}]},
+                    {"role": "tool", "tool_call_id": "b", "content": "1"},
+                ]
+            },
+            r'messages\[1\]\.tool_call_id is "b", which no call before it has; "a" is',
+        ),
         ({"messages": [ANSWER | {"tool_calls": [{"name": "f", "arguments": "3"}]}]}, "arguments is 3; expected an obj"),
         ({"messages": [{"role": "assistant", "content": None, "refusal": "No."}]}, "content is missing, beside a `ref"),
         ({"instruction": "x", "input": "y", "completion": "z"}, "has an `instruction` beside `input`, which would be"),

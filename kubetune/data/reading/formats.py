@@ -15,7 +15,7 @@ from kubetune.config.schema import RecordKind
 from kubetune.data.reading.fields import Fields, keys, listed, parsed, required, show, text_of
 from kubetune.data.reading.images import data_address
 from kubetune.data.reading.messages import IMAGE_TAG as IMAGE_TAG
-from kubetune.data.reading.messages import Turn, read_message, read_tools, read_turn
+from kubetune.data.reading.messages import Turn, read_message, read_tools, read_turn, require_known_calls
 from kubetune.data.reading.preferences import Side, Unusable, judged_side_of, sides_of
 from kubetune.data.reading.refusals import DECIDING, require_no_preference, require_readable, require_trained
 
@@ -355,6 +355,7 @@ def _chat(record: Fields, turns: list[Turn], context: int = 0) -> Chat:
         turns, context = [system, *turns], context + bool(context)
     if trained := next((turn.where for turn in turns[:context] if turn.trained), None):
         raise ValueError(f"{trained} says that it is trained; a prompt never is")
+    require_known_calls(turns)
     not_trained = frozenset(i for i, turn in enumerate(turns) if turn.trained is False)
     messages = [turn.message for turn in turns]
     images, tools = _images(record), read_tools(record)

@@ -6,6 +6,7 @@ them. Nothing here knows the records that messages stand in (formats.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from kubetune.data.reading.fields import Fields, parsed, show, text_of
@@ -220,8 +221,21 @@ def _call(call: Any, where: str, record: Fields) -> dict[str, Any]:
         record.note_unused(f"messages[].tool_calls[].{key}")
     for key in function.keys() - ours if function is not call else ():
         record.note_unused(f"messages[].tool_calls[].function.{key}")
-    own = {key: call[key] for key in ("id", "type") if call.get(key) is not None}
-    return {"type": "function", **own, "function": {"name": function["name"], "arguments": arguments}}
+    written = {key: function[key] for key in function if key in ours} | {"arguments": arguments}
+    # In the order given, in which templates that write whole calls write them.
+    own = {key: call[key] for key in call if key in ("id", "type", "function") and call[key] is not None}
+    return {**({} if "type" in own else {"type": "function"}), **own, "function": written}
+
+
+def require_known_calls(turns: Sequence[Turn]) -> None:
+    """Raise ValueError for the result of a tool that names a call which nobody made, where calls have ids."""
+    made: list[Any] = []
+    for turn in turns:
+        made += [call.get("id") for call in turn.message.get("tool_calls", ())]
+        answered = turn.message.get("tool_call_id") if turn.message["role"] == "tool" else None
+        if answered is not None and made and None not in made and answered not in made:
+            known = " or ".join(map(show, made[-4:]))
+            raise ValueError(f"{turn.where}.tool_call_id is {show(answered)}, which no call before it has; {known} is")
 
 
 def read_tools(record: Fields) -> tuple[Any, ...]:

@@ -48,6 +48,25 @@ def words_of(error: Exception, template: jinja2.Template) -> str:
     return f"it fails{f' in its line {line}' if line else ''}: {error}"
 
 
+def require_order(name: str, source: str, messages: Sequence[Message]) -> None:
+    """Raise ValueError for results of tools in another order than their calls, whose ids a template does not write."""
+    if "tool_call_id" in source:
+        return
+    places: dict[Any, int] = {}
+    number, last = 0, -1
+    for i, message in enumerate(messages):
+        for call in message.get("tool_calls") or ():
+            places[call.get("id")] = number = number + 1
+        answered = message.get("tool_call_id") if message["role"] == "tool" else None
+        if answered is not None and (place := places.get(answered)) is not None:
+            if place < last:
+                raise ValueError(
+                    f"results of tools stand in another order than their calls (messages[{i}]), and {name} chat "
+                    "template does not write which call each answers; put them in the order of the calls"
+                )
+            last = place
+
+
 def explained(refusal: Refusal, write: Write, messages: Sequence[Message], tools: Sequence[Any] | None) -> ValueError:
     """The error for a conversation that a template refused, naming the part that it does not take."""
 

@@ -21,7 +21,7 @@ import jinja2.sandbox
 from jinja2.runtime import Context
 
 from kubetune.data.text.marks import IMAGE_MARK, REASONING_FIELDS, Marked, Message, Part, Place, mark, missing
-from kubetune.data.text.refusals import Refusal, explained, words_of
+from kubetune.data.text.refusals import Refusal, explained, require_order, words_of
 from kubetune.data.text.turns import HiddenText, Span, Turns
 
 CHATML = """\
@@ -166,6 +166,7 @@ class ChatTemplate:
         the template leaves out a message, a tool call or the tools; reasoning it may leave out, as Qwen3's does before
         the last question.
         """
+        require_order(self.name, self.source, messages)
         raw = self._written(messages, tools)
         try:
             marked, places = self._turns.locate(raw, messages, tools)
