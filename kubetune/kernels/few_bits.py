@@ -16,6 +16,7 @@ from torch.autograd import Function
 
 from kubetune.base import allocator
 from kubetune.kernels.lora import Adapters, Layer, flattened, lora_backward, lora_forward
+from kubetune.kernels.products import add_times, times_into
 
 
 class Bits(Protocol):
@@ -70,7 +71,7 @@ def _times_weight(bits: Bits, rows: Tensor, bias: Tensor | None, width: int) -> 
     given = rows.new_empty(len(rows), width)  # before the weight, lest it come to lie behind what will be a hole
     weight = bits.weight(rows.dtype).t()
     if bias is None:
-        return torch.mm(rows, weight, out=given)
+        return times_into(given, rows, weight)
     return torch.addmm(bias.to(rows.dtype), rows, weight, out=given)
 
 
@@ -86,7 +87,7 @@ def _room(size: int, dtype: torch.dtype) -> Tensor:
 
 def _times_transposed(bits: Bits, total: Tensor | None, d_y: Tensor) -> Tensor:
     weight = bits.weight(d_y.dtype)
-    return d_y @ weight if total is None else total.addmm_(d_y, weight)
+    return add_times(total, d_y, weight)
 
 
 class _LoraLinear(Function):

@@ -15,6 +15,7 @@ from torch.autograd import Function
 
 from kubetune.kernels.cross_entropy import GradientSum
 from kubetune.kernels.dropout import draw
+from kubetune.kernels.products import add_times, times
 
 
 class Rounded(NamedTuple):
@@ -137,11 +138,11 @@ def flattened(layers: Sequence[Layer]) -> Iterator[Tensor | None]:
 
 
 def _times(rows: Tensor, bias: Tensor | None, w: Tensor) -> Tensor:
-    return rows @ w if bias is None else torch.addmm(bias, rows, w)
+    return times(rows, w, bias)
 
 
 def _times_transposed(total: Tensor | None, d_y: Tensor, w: Tensor) -> Tensor:
-    return torch.mm(d_y, w.t()) if total is None else total.addmm_(d_y, w.t())
+    return add_times(total, d_y, w.t())
 
 
 class _LoraLinears(Function):

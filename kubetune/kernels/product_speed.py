@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kubetune.distributed.process_group import wait_for_device
+from kubetune.kernels.products import times
 from kubetune.planning.measured import DTYPES
 
 _CPU_SIZE, _GPU_SIZE = 512, 8192
@@ -26,11 +27,11 @@ def of_device(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     size = _GPU_SIZE if device.type == "cuda" else _CPU_SIZE
     left = torch.full((size, size), 0.5, dtype=dtype, device=device)
     right, took = left.clone(), list[float]()
-    left @ right  # the first prepares the kernel
+    times(left, right)  # the first prepares the kernel
     while len(took) < 3 or sum(took) < _SECONDS:
         wait_for_device(device)
         began = time.perf_counter()
-        left @ right
+        times(left, right)
         wait_for_device(device)
         took.append(time.perf_counter() - began)
     kind = str(dtype).removeprefix("torch.")
@@ -59,7 +60,7 @@ def _series(operands: Mapping[str, Tensor], seconds: float) -> dict[str, float]:
     while not min(best.values()) or time.thread_time() < until:
         for name, matrix in operands.items():  # in turns, as the clock of a core changes
             began = time.thread_time()
-            matrix @ matrix
+            times(matrix, matrix)
             best[name] = max(best[name], 2e-12 * SIZE**3 / max(time.thread_time() - began, 1e-9))
     return best
 

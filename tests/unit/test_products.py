@@ -1,0 +1,81 @@
+"""Products by oneDNN where MKL is narrow, beside torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from kubetune.kernels import products
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
+
+ROWS, IN, OUT = 40, 64, 2500
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "as it is": lambda w: w,
+    "turned": lambda w: w.t().contiguous().t(),
+    "columns of a wider one": lambda w: torch.cat([w, w], 1)[:, : w.shape[1]],
+    "every second row": lambda w: w.repeat_interleave(2, 0)[::2],
+}
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "is_mkl_narrow", lambda: True)
+
+
+def require_onednn(compute: Callable[[], Tensor], expected: Tensor) -> None:
+    with FlopCounterMode(display=False) as counter:
+        found = compute()
+    counts = counter.get_flop_counts()["Global"]
+    assert counts == {torch.ops.mkldnn._linear_pointwise: 2 * ROWS * IN * OUT}
+    assert (found - expected).norm() <= 1e-6 * expected.norm()
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("of_x", LAYOUTS)
+@pytest.mark.parametrize("of_w", LAYOUTS)
+def test_products_of_all_layouts_are_the_same_by_onednn(of_x: str, of_w: str) -> None:
+    torch.manual_seed(0)
+    x, w = LAYOUTS[of_x](torch.randn(ROWS, IN)), LAYOUTS[of_w](torch.randn(IN, OUT))
+    bias, total, wide = torch.randn(OUT), torch.randn(ROWS, OUT), torch.empty(ROWS + 3, OUT)
+    expected = x @ w
+    require_onednn(lambda: products.times(x, w), expected)
+    require_onednn(lambda: products.times(x, w, bias), expected + bias)
+    require_onednn(lambda: products.add_times(None, x, w), expected)
+    require_onednn(lambda: products.add_times(total.clone(), x, w), expected + total)
+    require_onednn(lambda: products.times_into(wide[:ROWS], x, w), expected)
+    assert torch.equal(products.times_into(wide[:ROWS], x, w), wide[:ROWS])
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize(("rows", "dtype"), [(8, torch.float32), (400, torch.float64), (400, torch.bfloat16)])
+def test_small_products_and_other_dtypes_are_torchs_own(rows: int, dtype: torch.dtype) -> None:
+    x, w = torch.randn(rows, IN).to(dtype), torch.randn(IN, OUT).to(dtype)
+    assert torch.equal(products.times(x, w), x @ w)
+    assert torch.equal(products.add_times(torch.ones_like(x @ w), x, w), torch.ones_like(x @ w).addmm_(x, w))
+    assert torch.equal(products.times_into(torch.empty_like(x @ w), x, w), x @ w)
+
+
+@pytest.mark.parametrize(
+    ("capability", "maker", "is_narrow"),
+    [
+        ("AVX512", "vendor_id\t: AuthenticAMD\n", True),
+        ("AVX512", "vendor_id\t: GenuineIntel\n", False),
+        ("AVX512", "", False),
+        ("AVX2", "vendor_id\t: AuthenticAMD\n", False),
+    ],
+)
+def test_mkl_is_narrow_on_processors_of_other_makers(
+    capability: str, maker: str, is_narrow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\n{maker}flags\t: avx512f\n")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert products.is_mkl_narrow.__wrapped__(info) is is_narrow
+    assert not products.is_mkl_narrow.__wrapped__(tmp_path / "absent")
