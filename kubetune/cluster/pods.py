@@ -226,12 +226,20 @@ def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> s
         if terminated.get("reason") == "OOMKilled":
             return f"exit code {code}: out of memory (OOMKilled)"
         told = message_of(pod)
-        return ended_with(code, str(told["reason"]) if told else "")
-    if status.get("reason"):
-        return f"{status['reason']}: {status.get('message', '')}".strip(": ")
+        said = str(told["reason"]).partition("\n")[0] if told else ""
+        return ended_with(code, "; ".join(filter(None, (said, _taken_away(pod)))))
+    if phase_of(pod) != "Succeeded" and (taken := _taken_away(pod)):
+        return taken
     if phase_of(pod) == "Pending":
         return next((words_of(event) for event in reversed(events) if event.get("type") == "Warning"), "")
     return ""
+
+
+def _taken_away(pod: Object) -> str:
+    """Kubernetes' own reason to end a pod, or not to begin it: evicted, preempted, too old, its node lost."""
+    status = pod.get("status") or {}
+    found = status if status.get("reason") else condition(pod, "DisruptionTarget") or {}
+    return f"{found.get('reason') or ''}: {found.get('message') or ''}".strip(": ")
 
 
 def ended_with(code: int, reason: str = "") -> str:

@@ -22,6 +22,7 @@ from kubetune.cluster.pods import State
 from kubetune.cluster.termination import left_progress, logged_progress, noted_progress
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
+from kubetune.config.schema.cluster import DNS_NAME
 from kubetune.errors import FINAL, OK, ConfigError, EnvironmentFault
 from kubetune.kube_api.api_errors import Refused
 from kubetune.kube_api.client import Cluster, Object
@@ -99,14 +100,16 @@ def find_run(cluster: Cluster, name: str) -> RunSpec:
         cluster.require_namespace()
         there = ", ".join(list_runs(cluster)) or "none"
         raise ConfigError(
-            f"there is no run {name} in namespace {cluster.namespace}; runs there: {there}. -n names another namespace"
+            f"there is no run {name or repr(name)} in namespace {cluster.namespace}; runs there: {there}. "
+            "-n names another namespace"
         )
     return found
 
 
 def read_run(cluster: Cluster, name: str) -> RunSpec | None:
     """The run of that name, with the files that travel with it, by their name in the ConfigMap; or None."""
-    found = cluster.get("ConfigMap", name)
+    # Names that no object can have, such as none or two dots, would ask for something else.
+    found = cluster.get("ConfigMap", name) if re.fullmatch(DNS_NAME, name) else None
     if found is None:
         return None
     text = (found.get("data") or {}).get(CONFIG_KEY)

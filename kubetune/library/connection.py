@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
-from kubetune.errors import EnvironmentFault
+from kubetune.errors import ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:
     from kubetune.kube_api.client import Cluster
@@ -13,8 +14,16 @@ if TYPE_CHECKING:
 def open_cluster(namespace: str | None, **settings: Any) -> Cluster:
     """The cluster of the kubeconfig. Raises EnvironmentFault, also where lightkube is not installed.
 
+    Raises ConfigError for a namespace that none can be called: an empty one is not taken for the kubeconfig's.
+
     `settings` are those of `client.Cluster`.
     """
+    if namespace is not None:
+        from kubetune.config.schema.cluster import DNS_LABEL
+
+        if not re.fullmatch(DNS_LABEL, namespace):
+            expected = "63 lower-case letters, digits and dashes at most"
+            raise ConfigError(f"namespace: found {namespace!r}; expected {expected}. Nothing was asked of the cluster.")
     try:
         from kubetune.kube_api.client import Cluster
     except ModuleNotFoundError as error:

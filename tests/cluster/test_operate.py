@@ -211,6 +211,15 @@ def test_an_unknown_run_is_named_with_those_there_are(desk: Desk) -> None:
     desk.quick("submit", "run.yaml")
     refused = desk.quick("status", "fti", "-n", desk.cluster.namespace, code=2).stderr
     assert f"there is no run fti in namespace {desk.cluster.namespace}; runs there: fit" in refused
+    for nameless, shown in (("", "''"), ("..", "..")):
+        refused = desk.quick("delete", nameless, "--yes", "-n", desk.cluster.namespace, code=2).stderr
+        assert f"there is no run {shown} in namespace" in refused
+
+
+@pytest.mark.parametrize("namespace", ["", "..", "a/b", "Upper"])
+def test_a_namespace_that_none_can_be_called_is_refused_before_anything_is_asked(desk: Desk, namespace: str) -> None:
+    refused = desk.quick("status", "-n", namespace, code=2).stderr
+    assert f"namespace: found {namespace!r}; expected" in refused
 
 
 # -- exec, cp, gpus, top
@@ -321,6 +330,7 @@ def test_a_stopped_run_holds_no_pod_until_it_is_resumed(desk: Desk, kind: str) -
     assert "node 0: saved step 7" in told
     assert desk.cluster.find("Pod", "app.kubernetes.io/component=trainer") == []
     assert ", stopped" in desk.quick("status", "fit").stdout
+    assert "fit has no pod now; see kubetune status fit" in desk.quick("logs", "-f", "fit").stderr
     assert "kubetune resume fit" in desk.quick("submit", "run.yaml").stdout
     desk.quick("resume", "fit")
     desk.cluster.wait_pods("app.kubernetes.io/component=trainer", 2)

@@ -138,6 +138,18 @@ def test_a_pod_says_why() -> None:
     assert pods.why(pod(phase="Failed", containerStatuses=[{**trainer, "state": killed}])).endswith("(OOMKilled)")
     assert pods.why(pod(phase="Failed", reason="Evicted", message="disk pressure")) == "Evicted: disk pressure"
     assert pods.why(pod(phase="Running", containerStatuses=[{**trainer, "state": {"running": {}}}])) == ""
+    dead = {"terminated": {"exitCode": 137, "reason": "Error"}}
+    evicted = {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
+    told = pods.why(pod(phase="Failed", containerStatuses=[{**trainer, "state": dead}], **evicted))
+    assert told == "exit code 137: Evicted: The node was low on resource: ephemeral-storage."
+    saved = {"terminated": {"exitCode": 143, "message": '{"code": 143, "reason": "stopped after step 4", "step": 4}'}}
+    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "by x-1"}
+    for told, state in {
+        "exit code 143: stopped after step 4; PreemptionByScheduler: by x-1": saved,
+        "PreemptionByScheduler: by x-1": {"running": {}},
+    }.items():
+        found = pod(phase="Running", containerStatuses=[{**trainer, "state": state}], conditions=[disrupted])
+        assert pods.why(found) == told
     event = {"type": "Warning", "message": "Multi-Attach error"}
     assert pods.why(pod(phase="Pending"), [event]) == "Multi-Attach error"
 

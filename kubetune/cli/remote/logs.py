@@ -70,17 +70,21 @@ def run(args: argparse.Namespace) -> int:
         follower.follow()
     else:
         follower.read()
-        if is_silent:
-            _say_nothing_yet(spec)
+    if is_silent:
+        there = [*find_pods(cluster, spec), *trainer_pods(cluster, spec)]
+        _say_nothing_yet(spec, "no pod" if there else "")
+        if not args.follow:
             warnings, _ = cluster.list_with_revision("Event", fields={"type": "Warning"})
-            tell([*find_pods(cluster, spec), *trainer_pods(cluster, spec)], warnings)
+            tell(there, warnings)
     return OK
 
 
-def _say_nothing_yet(spec: RunSpec, who: str = "no pod") -> None:
+def _say_nothing_yet(spec: RunSpec, who: str) -> None:
+    """Say that nobody has printed; `who`: the pods or starts that might have, empty where there is none."""
     from kubetune.kube_api.client import say
 
-    say(f"{who} of {spec.name} has printed anything so far")
+    gone = f"{spec.name} has no pod now; see kubetune status {spec.typed}, and --rank 0 for what it logged before"
+    say(f"{who} of {spec.name} has printed anything so far" if who else gone)
 
 
 def printer(spec: RunSpec) -> Callable[[Source, str], None]:
