@@ -208,7 +208,6 @@ def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> s
 
     `advise`: with what to do about it, where that is known.
     """
-    status = pod.get("status") or {}
     unschedulable = condition(pod, "PodScheduled", "False")
     if unschedulable is not None and unschedulable.get("reason") == "SchedulingGated":
         return "held back: something, such as a queue, has to let it go first"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from kubetune.base.secrets import is_secret, names_secret, seems_random
@@ -193,7 +194,8 @@ def _volumes(spec: RunSpec) -> Iterator[Finding]:
     k = spec.kubernetes
     seen: dict[str, str] = dict.fromkeys(TAKEN, "kubetune's own volumes")
     for index, mount in enumerate(k.mounts):
-        key, path = f"kubernetes.mounts.{index}.path", mount.path.rstrip("/") or "/"
+        # As the kernel reads it: `//outputs` and `/data/../outputs` are /outputs.
+        key, path = f"kubernetes.mounts.{index}.path", "/" + normpath(mount.path).lstrip("/")
         if path in seen or path in ("/", "/etc", "/usr", "/proc", "/sys", "/dev"):
             yield error(key, f"{path} is taken by {seen.get(path, 'the image itself')}; choose another folder")
         seen[path] = f"mounts[{index}]"
@@ -280,8 +282,10 @@ def _kind(spec: RunSpec) -> Iterator[Finding]:
 def _gang(spec: RunSpec) -> Iterator[Finding]:
     k, who = spec.kubernetes, gang(spec)
     key = "kubernetes.scheduling.gang"
-    if who == "kueue" and not k.queue:
-        yield error(key, "kueue: Kueue looks at runs that name a queue only; give kubernetes.queue")
+    if not k.queue:
+        kueues = {key: who == "kueue", "kubernetes.queue_priority": k.queue_priority is not None}
+        for asking in (name for name, is_asked in kueues.items() if is_asked):
+            yield error(asking, "Kueue looks at runs that name a queue only; give kubernetes.queue")
     for name, owner in (("queue", "volcano"), ("timeout_seconds", "coscheduling")):
         if getattr(k.scheduling, name) is not None and who != owner:
             hint = "; Kueue's is kubernetes.queue" if name == "queue" else ""
@@ -381,3 +385,6 @@ def _names(spec: RunSpec) -> Iterator[Finding]:
     for key in spec.kubernetes.labels:
         if key in ours:
             yield error(f"kubernetes.labels.{key}", "is one of kubetune's own labels; remove it")
+    for key in spec.kubernetes.annotations:
+        if key.startswith("kubetune/"):
+            yield error(f"kubernetes.annotations.{key}", "is one of kubetune's own annotations; remove it")

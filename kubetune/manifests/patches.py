@@ -18,6 +18,7 @@ from kubetune.manifests.pod_templates import pod_templates, pods_of
 from kubetune.manifests.spec import Manifest, kind_and_name
 
 _DIRECTIVE: Final = "$patch"
+_MEMBERS: Final = ("op", "path", "value", "from")
 _MERGE_KEYS: Final[dict[str, tuple[str, ...]]] = {
     "containers": ("name",),
     "initContainers": ("name",),
@@ -67,9 +68,12 @@ def _meant(objects: Sequence[Manifest], patch: PatchConfig) -> Iterator[int]:
             yield place
 
 
-def titles(objects: Sequence[Manifest], patch: PatchConfig) -> list[str]:
-    """Objects that a patch changes, as `Job/name`."""
-    return [kind_and_name(objects[place]) for place in _meant(objects, patch)]
+def effects(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> Iterator[list[str]]:
+    """Objects that each patch changes, as `Job/name`; `objects` are as they were before the first."""
+    for patch in patches:
+        made = patched(objects, [patch])
+        yield [kind_and_name(new) for old, new in zip(objects, made, strict=True) if old != new]
+        objects = made
 
 
 def _apply(obj: Manifest, patch: PatchConfig) -> Manifest:
@@ -86,6 +90,9 @@ def _apply(obj: Manifest, patch: PatchConfig) -> Manifest:
 def _by_operations(obj: Manifest, operations: Sequence[Mapping[str, Any]]) -> Any:
     import jsonpatch
 
+    for operation in operations:
+        if unknown := sorted(operation.keys() - _MEMBERS):
+            raise _Unfit(f"not a JSON Patch that fits: {', '.join(unknown)} is none of {', '.join(_MEMBERS)}")
     try:
         return jsonpatch.apply_patch(obj, [dict(operation) for operation in operations])
     except jsonpatch.JsonPatchTestFailed as error:

@@ -54,6 +54,8 @@ def test_what_we_render_has_no_errors(kind: str) -> None:
         ("kubernetes.storage.outputs.access=ReadWriteOncePod", "kubernetes.storage.outputs.access", "7 pods"),
         ("kubernetes.mounts=[{path: /outputs/, claim: x}]", "kubernetes.mounts.0.path", "is taken"),
         ("kubernetes.mounts=[{path: /a, claim: x}, {path: /a, claim: y}]", "kubernetes.mounts.1.path", "mounts[0]"),
+        ("kubernetes.mounts=[{path: //outputs, claim: x}]", "kubernetes.mounts.0.path", "/outputs is taken"),
+        ("kubernetes.mounts=[{path: /a/../cache, claim: x}]", "kubernetes.mounts.0.path", "/cache is taken"),
         ("kubernetes.mounts=[{path: /etc, claim: x}]", "kubernetes.mounts.0.path", "the image itself"),
         ("data.train=/somewhere/train.jsonl", "data.train.0.path", "not in the pods"),
         ("data.eval=[{path: a/b/c}]", "data.eval.0.path", "not in the pods"),
@@ -65,6 +67,8 @@ def test_what_we_render_has_no_errors(kind: str) -> None:
         ("kubernetes.profile=rdma", "kubernetes.profile", "kubernetes.rdma.resource"),
         ("name=7b", "name", "begins with a digit"),
         ("kubernetes.labels={app.kubernetes.io/name: x}", "kubernetes.labels.app.kubernetes.io/name", "own labels"),
+        ("kubernetes.annotations={kubetune/stopped: x}", "kubernetes.annotations.kubetune/stopped", "own annotations"),
+        ("kubernetes.queue=null", "kubernetes.queue_priority", "give kubernetes.queue"),
     ],
 )
 def test_errors(override: str, key: str, words: str) -> None:
@@ -291,3 +295,11 @@ def test_strict_makes_errors_of_advice(capsys: pytest.CaptureFixture[str]) -> No
     command = ["render", str(FULL), "compute.cpu=null", "-o", "/nowhere/at/all", "--strict"]
     assert main(command) == 2
     assert "compute.cpu: advice: left out" in capsys.readouterr().err
+
+
+def test_a_patch_that_changes_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    patch = "{target: {kind: Job}, patch: {metadata: {labels: {a: b}}}}"
+    assert main(["render", str(FULL), "kubernetes.kind=job", f"kubernetes.patches=[{patch}, {patch}]"]) == 0
+    told = capsys.readouterr().err
+    assert "kubernetes.patches[0] changes Job/support-bot" in told
+    assert "kubernetes.patches[1]: advice: changes nothing" in told

@@ -116,6 +116,7 @@ def test_without_a_name_all_of_a_kind_are_meant() -> None:
         ({"kind": "Job"}, [{"op": "remove", "path": "/spec/template/spec/containers/0"}], "may not be removed"),
         ({"kind": "Job"}, [{"op": "change", "path": "/spec"}], "not a JSON Patch that fits"),
         ({"kind": "Job"}, [{"op": "test", "path": "/kind", "value": "x"}], "its test does not hold"),
+        ({"kind": "Job"}, [{"op": "test", "path": "/kind", "value": "Job", "valeu": 1}], "valeu is none of op, path"),
         ({"kind": "Job"}, [{}], "not a JSON Patch that fits"),
         ({"kind": "Job", "name": "support-bot"}, {"spec": {"parallelism": 1}}, "how many pods there are"),
         ({"kind": "Job", "name": "support-bot"}, {"spec": {"completions": 7}}, "how many pods there are"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kubetune.base.files import write_atomic
@@ -18,10 +18,10 @@ from kubetune.config.load import read_tree
 from kubetune.config.schema import Config
 from kubetune.errors import OK, ConfigError
 from kubetune.lint.config import lint
-from kubetune.lint.finding import Finding
+from kubetune.lint.finding import Finding, advice
 from kubetune.manifests import KINDS, dump, local_files, render, secret_templates
 from kubetune.manifests.kustomize import CONFIGURATION, configuration
-from kubetune.manifests.patches import titles
+from kubetune.manifests.patches import effects
 from kubetune.manifests.smoke import smoke_config, testing
 from kubetune.manifests.spec import Manifest, plan_there
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
@@ -55,8 +55,23 @@ def rendered(args: argparse.Namespace, *, strict: bool) -> tuple[Config, dict[st
     files, plan = local_files(config), plan_there(config)
     objects = render(config, plan, files)
     objects = testing(objects, plan) if args.smoke else objects
-    report(lint(config, plan, objects, files), run_file(args), strict=strict)
+    findings = [*lint(config, plan, objects, files), *_patches_without_effect(config, files)]
+    report(findings, run_file(args), strict=strict)
     return config, files, objects
+
+
+def _effects(config: Config, files: dict[str, str]) -> Iterator[list[str]]:
+    """Objects that each of the config's patches changes."""
+    k = config.kubernetes
+    if k is not None and k.patches:
+        plain = config.model_copy(update={"kubernetes": k.model_copy(update={"patches": ()})})
+        yield from effects(render(plain, plan_there(plain), files), k.patches)
+
+
+def _patches_without_effect(config: Config, files: dict[str, str]) -> Iterator[Finding]:
+    for number, changed in enumerate(_effects(config, files)):
+        if not changed:
+            yield advice(f"kubernetes.patches.{number}", "changes nothing: all it asks for is so already; leave it out")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"kubetune: wrote {len(names)} files to {args.to}; apply: kubectl apply --server-side -k {args.to}")
     for path in files:
         print(f"kubetune: {path} travels along in a ConfigMap", file=sys.stderr)
-    for number, patch in enumerate(config.kubernetes.patches if config.kubernetes else ()):
-        print(f"kubetune: kubernetes.patches[{number}] changes {', '.join(titles(objects, patch))}", file=sys.stderr)
+    for number, changed in enumerate(_effects(config, files)):
+        print(f"kubetune: kubernetes.patches[{number}] changes {', '.join(changed) or 'nothing'}", file=sys.stderr)
     for secret in secrets:
         name, keys = secret["metadata"]["name"], ", ".join(secret["stringData"])
         print(f"kubetune: Secret {name} (key {keys}) must exist before the pods start", file=sys.stderr)
@@ -90,8 +105,9 @@ def report(findings: Sequence[Finding], path: Path | None, *, strict: bool) -> N
     tree = origins(path)
     lines = {True: list[str](), False: list[str]()}
     for finding in findings:
-        # the user's own names of labels may have dots
-        parts = finding.key.split(".", 2 if finding.key.startswith("kubernetes.labels.") else -1)
+        # names of labels and annotations may have dots
+        has_dots = finding.key.startswith(("kubernetes.labels.", "kubernetes.annotations."))
+        parts = finding.key.split(".", 2 if has_dots else -1)
         key = tuple(int(part) if part.isdigit() else part for part in parts)
         word = "" if finding.fatal else "advice: "
         lines[finding.fatal or strict].append(f"{tree.origin(key)}: {dotted(key)}: {word}{finding.text}")
