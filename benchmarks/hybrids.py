@@ -90,7 +90,7 @@ def measure(name: str, way: str, width: int, precision: str) -> dict[str, float]
     from kubetune.adapters.lora import add_lora
     from kubetune.batching.batch import collate
     from kubetune.config.schema import LoraConfig
-    from kubetune.data.prepared.order import pack
+    from kubetune.data.prepared.shares import pack
     from kubetune.models.fused_forwards import swap_forwards
     from kubetune.models.learner import Learner
     from kubetune.models.padding_free import choose_attention

@@ -7,24 +7,15 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.batching.image_batches import PictureReader, collate_pictured, picture_reader
 from kubetune.batching.shared_batches import collate_shared
-from kubetune.data.prepared.order import (
-    Ids,
-    deal,
-    epoch_order,
-    epoch_size,
-    fill,
-    global_batch,
-    hash_ids,
-    pack,
-    split_batch,
-    step_boundaries,
-)
+from kubetune.data.prepared.order import Ids, epoch_order, epoch_size, global_batch, hash_ids, step_boundaries
 from kubetune.data.prepared.prefixes import split_shared
 from kubetune.data.prepared.prepare import Rows
+from kubetune.data.prepared.shares import deal, fill, pack, split_batch
 from kubetune.data.reading.sources import evaluated_rows
 from kubetune.distributed.process_group import World
 from kubetune.planning.plan import Plan
@@ -54,7 +45,8 @@ class Feed:
     """Training batches. With `padding_free` False every sequence is a micro-batch of its own.
 
     `even`: every rank gets equally many micro-batches, because each takes all ranks; some may hold no sample then.
-    `shares`: rows that begin alike are put together, and their beginnings computed once.
+    `shares`: rows that begin alike are put together, and their beginnings computed once. `costs`: of every row, of
+    which ranks get equal shares; left out, or where rows share beginnings, shares are of tokens.
     """
 
     def __init__(
@@ -67,7 +59,9 @@ class Feed:
         padding_free: bool = True,
         even: bool = False,
         shares: bool = False,
+        costs: NDArray[np.float64] | None = None,
     ) -> None:
+        self._costs = None if costs is None or not costs.any() else whole(costs)
         self._rows, self._plan, self._seed, self._world, self._even = rows, plan, seed, world, even
         self.shares = shares
         self._reader = picture_reader(rows)
@@ -125,9 +119,22 @@ class Feed:
         if self.shares and self._token_budget is not None:
             split, computed = split_shared(ids, self._rows.beginnings, size, self._token_budget)
         else:
-            split = split_batch(ids, self._lengths, size, token_budget=self._token_budget, sequences=self._sequences)
+            split = split_batch(
+                ids,
+                self._lengths,
+                size,
+                token_budget=self._token_budget,
+                sequences=self._sequences,
+                costs=self._costs,
+            )
             computed = int(self._lengths[ids].sum())
         return (_evened(split) if self._even else split)[self._world.rank], computed
+
+
+def whole(costs: NDArray[np.float64]) -> Ids:
+    """Costs as whole numbers, about a million in the mean: they have one sum, in whatever order each rank adds."""
+    found: Ids = np.rint(costs * (2**20 / costs.mean())).astype(np.int64)
+    return found
 
 
 def rows_per_epoch(rows: Rows) -> int:

@@ -6,10 +6,12 @@ What is counted is said in planning/flops.py; this file finds it in a model at h
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from kubetune.config.schema import Config
@@ -17,8 +19,9 @@ from kubetune.data.prepared.rows import Rows
 from kubetune.kernels.product_speed import of_device
 from kubetune.models.acceleration import device_bytes
 from kubetune.models.classifier_pooling import pools_last
+from kubetune.models.learner import Learner
 from kubetune.models.padding_free import unwrap
-from kubetune.planning.flops import Cost, Linear, causal_pairs, cost, visited_share
+from kubetune.planning.flops import Cost, Linear, cost, visited_share
 from kubetune.planning.gpu_specs import stated_tflops
 from kubetune.planning.linears import is_expert
 
@@ -48,34 +51,36 @@ def _attention_width(config: Any) -> float:
     return float(heads * (getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)))
 
 
-def flops_per_token(each: Cost, rows: Rows, *, is_causal: bool, spared: float = 0.0) -> float:
-    """Mean over an epoch of the data, labels and attention shared out over all tokens.
+def flops_of(learner: Learner, config: Config, rows: Rows, spared: float = 0.0) -> NDArray[np.float64] | None:
+    """FLOPs of each row, `[rows]`; None where the model hides its sizes.
 
-    `spared`: share of these that stands in beginnings which other rows have computed.
+    `spared`: share of the tokens that stands in beginnings which other rows have computed.
     """
-    lengths: Sequence[float] = rows.lengths.astype("float64").tolist()
-    pairs = math.fsum(map(causal_pairs, lengths) if is_causal else (length**2 for length in lengths))
-    tokens = math.fsum(lengths)
-    return each.sparing(spared).of(tokens, pairs, float(rows.trained_counts.sum())) / max(1.0, tokens)
+    try:
+        each = cost_of(learner.model, has_vocabulary=not config.classifies).sparing(spared)
+    except AttributeError:
+        return None
+    lengths = rows.lengths.astype(np.float64)
+    is_causal = not config.classifies or pools_last(unwrap(learner.model))
+    pairs = lengths * (lengths + 1) / 2 if is_causal else lengths**2
+    found: NDArray[np.float64] = each.token * lengths + each.pair * pairs + each.label * rows.trained_counts
+    return found
 
 
 def describe(
-    learner: Any, config: Config, rows: Rows, device: torch.device, dtype: torch.dtype, spared: float = 0.0
+    learner: Learner, config: Config, rows: Rows, device: torch.device, dtype: torch.dtype, spared: float = 0.0
 ) -> dict[str, Any]:
-    """Device and dtype, and what report.json needs to speak of MFU, unless the model hides its sizes: FLOPs per token
-    and the peak."""
-    classifies = config.classifies
+    """Device and dtype, and what report.json needs to speak of MFU, unless the model hides its sizes: FLOPs per token,
+    a mean over an epoch with labels and attention shared out over all tokens, and the peak."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     known = {"device": name, "device_bytes": device_bytes(device), "dtype": str(dtype).removeprefix("torch.")}
-    try:
-        found = cost_of(learner.model, has_vocabulary=not classifies)
-    except AttributeError:
+    flops = flops_of(learner, config, rows, spared)
+    if flops is None:
         return known
-    is_causal = not classifies or pools_last(unwrap(learner.model))
     peak, source = peak_of(device, dtype, config.compute.peak_tflops)
     return {
         **known,
-        "flops_per_token": flops_per_token(found, rows, is_causal=is_causal, spared=spared),
+        "flops_per_token": math.fsum(flops.tolist()) / max(1, int(rows.lengths.sum())),
         "peak_tflops": peak,
         "peak_source": source,
     }

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kubetune.batching.batch import collate
-from kubetune.data.prepared.order import pack
+from kubetune.data.prepared.shares import pack
 from kubetune.kernels.attention.blockwise import Rule, block_attention
 from kubetune.kernels.attention.joined import joined_attention
 from kubetune.kernels.pointwise import Kernels

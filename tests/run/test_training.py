@@ -34,7 +34,9 @@ from kubetune.rundir.checkpoints import State
 from kubetune.supervisor.local import check_run_dir
 from kubetune.tasks import causal_lm
 from kubetune.training.evaluation import evaluate
+from kubetune.training.flops import flops_of
 from kubetune.training.run_log import RunLog
+from kubetune.training.start.feeding import make_feed
 from tests import toy
 from tests.architectures import randomize_lora, reference_gradients
 from tests.ranks import run_ranks, started, wait_all
@@ -118,6 +120,24 @@ def test_steps_of_so_many_tokens_are_the_same_at_every_world_size(inputs: Path, 
     seen = [s for step in range(plan.steps_per_epoch) for s in Feed(rows, plan, 0, World()).samples(step).tolist()]
     assert sorted(seen) == list(range(len(rows)))
     assert Feed(rows, plan, 0, World()).largest().num_tokens >= rows.lengths.max()
+
+
+def test_ranks_have_equally_much_to_compute(inputs: Path) -> None:
+    config = toy.make_config(inputs, data={"share_prefixes": False})
+    data, learner = prepare(config), causal_lm.build(config, World(), NO_WORK)
+    flops = flops_of(learner, config, data.train)
+    assert flops is not None
+    plan = make_plan(config, rows_per_epoch(data.train), world_size=2)
+
+    def uneven(feeds: list[Feed]) -> float:
+        """By how much one rank has more to compute, over all of it."""
+        steps = [[feed.step(step) for feed in feeds] for step in range(plan.num_steps)]
+        loads = [[sum(flops[[*b.samples]].sum() for b in work.batches) for work in works] for works in steps]
+        return sum(abs(ours - theirs) for ours, theirs in loads) / sum(map(sum, loads))
+
+    ranks = [World(rank, rank, 2) for rank in range(2)]
+    by_tokens = uneven([Feed(data.train, plan, config.training.seed, world) for world in ranks])
+    assert uneven([make_feed(config, plan, data, world, learner)[0] for world in ranks]) < 0.8 * by_tokens
 
 
 def row_copy(rows: Rows, index: int) -> tuple[np.ndarray, np.ndarray]:

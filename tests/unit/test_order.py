@@ -11,18 +11,14 @@ from hypothesis import strategies as st
 
 from kubetune.data.prepared.order import (
     Ids,
-    balance_ranks,
-    deal,
     epoch_order,
     epoch_size,
-    fill,
     global_batch,
     hash_ids,
     mixed_seed,
-    pack,
-    split_batch,
     step_boundaries,
 )
+from kubetune.data.prepared.shares import balance_ranks, deal, fill, pack, split_batch
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=500).map(lambda values: np.array(values, np.int64))
 SEEDS = st.integers(0, 2**63 - 1)
@@ -113,6 +109,26 @@ def test_ranks_hold_about_equally_many_tokens(lengths: Ids, world: int) -> None:
     loads = [int(lengths[share].sum()) for share in balance_ranks(ids, lengths, world)]
     # Whoever was dealt a sample last had the fewest tokens then.
     assert max(loads) - min(loads) <= lengths.max()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_no_rank_waits_long_where_samples_can_be_exchanged(world: int) -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(50):  # steps of 8 rows for each rank, of lengths as in instruction data
+        costs = (np.exp(draw.normal(0, 0.5, 8 * world)) * 2**20).astype(np.int64)
+        loads = [int(costs[share].sum()) for share in balance_ranks(np.arange(8 * world), costs, world)]
+        assert max(loads) * world <= 1.006 * sum(loads)
+
+
+@given(lengths=LENGTHS, data=st.data())
+def test_costs_decide_which_rank_and_lengths_which_batch(lengths: Ids, data: st.DataObject) -> None:
+    costs = np.array(data.draw(st.lists(st.integers(1, 400), min_size=len(lengths), max_size=len(lengths))), np.int64)
+    ids = np.arange(len(lengths), dtype=np.int64)
+    split = split_batch(ids, lengths, 3, token_budget=500, sequences=1, costs=costs)
+    assert ids_of([micro for rank in split for micro in rank]) == ids.tolist()
+    assert all(len(micro) == 1 or lengths[micro].sum() <= 500 for rank in split for micro in rank)
+    loads = [sum(int(costs[micro].sum()) for micro in rank) for rank in split]
+    assert max(loads) - min(loads) <= costs.max()
 
 
 @given(lengths=LENGTHS, budget=st.integers(1, 2000))

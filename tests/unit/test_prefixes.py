@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetune.data.prepared.order import Ids, split_batch
+from kubetune.data.prepared.order import Ids
 from kubetune.data.prepared.prefixes import GRAIN, Tokens, beginnings, split_shared, tree
+from kubetune.data.prepared.shares import split_batch
 
 PIECES = [np.random.default_rng(number).integers(0, 50, 5 + 9 * number).astype(np.uint32) for number in range(8)]
 ROWS = st.lists(

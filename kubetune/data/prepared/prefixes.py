@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kubetune.data.prepared.order import Ids, balance_ranks, pack
+from kubetune.data.prepared.order import Ids
+from kubetune.data.prepared.shares import balance_ranks, pack
 from kubetune.data.prepared.spared import GRAIN
 
 Tokens = NDArray[np.uint32]
@@ -104,7 +105,7 @@ class _Line(NamedTuple):
 def split_shared(
     ids: Ids, sequences: Callable[[int], Sequence[Tokens]], world_size: int, token_budget: int
 ) -> tuple[list[list[Ids]], int]:
-    """Micro-batches of every rank as `order.split_batch` has them, like beginnings together; and the tokens of all.
+    """Micro-batches of every rank as `shares.split_batch` has them, like beginnings together; and the tokens of all.
 
     `sequences` are those of a row, of which the first is compared with other rows'. Rows that share stand in a line,
     which is cut where a rank or a micro-batch is full: each cut costs the beginning once more. Rows that share nothing

@@ -14,6 +14,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models import fsdp, prefix_sharing
 from kubetune.models.learner import Learner
 from kubetune.planning.plan import Plan
+from kubetune.training.flops import flops_of
 
 STEPS = 4
 """So many are looked at, to see whether rows begin alike."""
@@ -21,6 +22,7 @@ STEPS = 4
 
 def make_feed(config: Config, plan: Plan, data: Prepared, world: World, learner: Learner) -> tuple[Feed, Plan]:
     """The batches of a run, and its plan with the share of the tokens that they spare. All ranks call it."""
+    flops = flops_of(learner, config, data.train) if world.size > 1 else None
     feed = partial(
         Feed,
         data.train,
@@ -29,6 +31,7 @@ def make_feed(config: Config, plan: Plan, data: Prepared, world: World, learner:
         world,
         padding_free=learner.route.padding_free,
         even=fsdp.is_sharded(learner.model),
+        costs=flops,
     )
     if not may_share(config):
         return feed(), plan
