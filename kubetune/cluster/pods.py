@@ -182,10 +182,12 @@ def failed_container(pod: Object) -> str | None:
 
 
 def age_seconds(stamp: str | None) -> float | None:
-    """Seconds since a time such as `2026-11-20T10:15:00Z`."""
-    if not stamp:
+    """Seconds since a time such as `2026-11-20T10:15:00Z`; None for what is no time."""
+    try:
+        then = datetime.fromisoformat((stamp or "").replace("Z", "+00:00"))
+    except ValueError:
         return None
-    return (datetime.now(UTC) - datetime.fromisoformat(stamp.replace("Z", "+00:00"))).total_seconds()
+    return (datetime.now(UTC) - then.replace(tzinfo=then.tzinfo or UTC)).total_seconds()
 
 
 def times_seen(event: Object) -> int:

@@ -19,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 
 from kubetune.cluster import pods, preparation
 from kubetune.cluster.pods import State
-from kubetune.cluster.termination import left_progress, logged_progress, noted_progress
+from kubetune.cluster.termination import left_progress, logged_progress, noted_progress, trusted
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import DNS_NAME
@@ -143,7 +143,7 @@ def running(cluster: Cluster, spec: RunSpec) -> list[Target]:
     return [Target(pods.name_of(pod), pods.trainer_container(pod), pods.node_number(pod)) for pod in found]
 
 
-def belongs_to(cluster: Cluster, spec: RunSpec) -> Callable[[str], bool]:
+def _belongs_to(cluster: Cluster, spec: RunSpec) -> Callable[[str], bool]:
     """A test of names: whether an object of that name is one of the run's, of which some begin with its name."""
     others = [name for name in list_runs(cluster) if name.startswith(f"{spec.name}-")]
 
@@ -154,15 +154,23 @@ def belongs_to(cluster: Cluster, spec: RunSpec) -> Callable[[str], bool]:
     return is_ours
 
 
-def events_of(cluster: Cluster, spec: RunSpec) -> list[Object]:
-    """Events about anything of the run, oldest first: objects of its name, or whose name begins with it.
+def concerns(cluster: Cluster, spec: RunSpec) -> Callable[[Object], bool]:
+    """A test of events: whether one is about anything of the run: objects of its name, or whose name begins with it.
 
     Those of an earlier run of the name, whose objects had other uids, came before this one's ConfigMap was made.
     """
-    is_ours, marker = belongs_to(cluster, spec), cluster.get("ConfigMap", spec.name)
+    is_ours, marker = _belongs_to(cluster, spec), cluster.get("ConfigMap", spec.name)
     began = str(marker["metadata"].get("creationTimestamp", "")) if marker else ""
-    found = [event for event in cluster.list("Event") if is_ours(pods.about(event).get("name", ""))]
-    return sorted((event for event in found if _seconds(event_time(event)) >= began[:_STAMP]), key=event_time)
+
+    def is_of_run(event: Object) -> bool:
+        return is_ours(pods.about(event).get("name", "")) and _seconds(event_time(event)) >= began[:_STAMP]
+
+    return is_of_run
+
+
+def events_of(cluster: Cluster, spec: RunSpec) -> list[Object]:
+    """Events about anything of the run, oldest first."""
+    return sorted(filter(concerns(cluster, spec), cluster.list("Event")), key=event_time)
 
 
 def _seconds(stamp: str) -> str:
@@ -290,7 +298,9 @@ def ask_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> tu
         target = Target(pods.name_of(pod), pods.trainer_container(pod))
         try:
             (answer,) = ask(cluster, target, "progress", spec.run_dir, seconds=ASK_SECONDS)
-            return dict(answer), ""
+            if (told := trusted(answer)) is not None:
+                return told, ""
+            raise EnvironmentFault(f"pod {target.pod} answered progress with {str(answer)[:200]!r}")
         except (EnvironmentFault, ValueError) as error:
             # It has ended meanwhile, its node is down, or exec is not allowed: what is known without it is shown.
             silence = silence or str(error)

@@ -25,11 +25,40 @@ _TAIL_LINES = 100
 _STEP = re.compile(r"\[TRAIN\] step (?P<step>\d+)/(?P<steps>\d+) .*loss (?P<loss>\S+) .*tokens/s (?P<speed>[\d.]+)")
 
 
+_Kinds = dict[str, Any]
+_NUMBER, _END = (int, float), {"code": int, "reason": str}
+_KINDS: _Kinds = {
+    **dict.fromkeys(("step", "steps", "saved_step", "restarts"), int),
+    **dict.fromkeys(("loss", "tokens_per_second", "seconds_left"), _NUMBER),
+    "phase": str,
+    "evaluation": {"step": int, "eval_loss": _NUMBER},
+    "last_exit": {**_END, "time": str},
+    "exit_status": _END,
+    "ending": _END,
+}
+
+
+def trusted(found: object) -> Progress | None:
+    """Progress without what is not of its kind: anybody in a pod, or with a hand on an annotation, may have written it.
+
+    Such a part is not known; None where nothing is.
+    """
+    if not isinstance(found, dict):
+        return None
+    return {name: told if name not in _KINDS or _is(told, _KINDS[name]) else None for name, told in found.items()}
+
+
+def _is(value: object, kind: Any) -> bool:
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(_is(value.get(name), of) for name, of in kind.items())
+    return isinstance(value, kind)
+
+
 def left_progress(found: Sequence[Object]) -> Progress | None:
     """Progress when node 0 ended last, as its agent left it with Kubernetes; None where it could not, or has not."""
     younger_last = sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
     left = [message for pod in younger_last if pods.node_number(pod) == 0 and (message := pods.message_of(pod))]
-    return dict(left[-1]["progress"]) if left and isinstance(left[-1].get("progress"), dict) else None
+    return trusted(left[-1].get("progress")) if left else None
 
 
 def note_progress(cluster: Cluster, spec: RunSpec, progress: Mapping[str, Any] | None) -> None:
@@ -47,7 +76,8 @@ def noted_progress(cluster: Cluster, spec: RunSpec) -> Progress | None:
         noted = json.loads((marker["metadata"].get("annotations") or {}).get(_NOTE, "null"))
     except (ValueError, RecursionError):
         return None  # written by hand
-    return {name: noted.get(name) for name in _NOTED} if isinstance(noted, dict) else None
+    known = trusted(noted)
+    return None if known is None else {name: known.get(name) for name in _NOTED}
 
 
 def logged_progress(cluster: Cluster, found: Sequence[Object]) -> Progress | None:

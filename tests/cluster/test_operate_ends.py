@@ -121,6 +121,7 @@ def test_silence_is_explained(desk: Desk) -> None:
     desk.cluster.never_schedule("fit-[01]-")
     desk.submit_script("true")
     desk.cluster.wait_event("0/2 nodes are available")
+    desk.cluster.add_event("Job", "fit", "FailedCreate", "of an earlier run", time="2026-01-01T00:00:00Z")
     silent = desk.quick("logs", "fit")
     assert silent.stdout == ""
     first, *reasons = silent.stderr.splitlines()

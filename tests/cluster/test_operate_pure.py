@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 from kubetune.base.gpus import parse_gpus
 from kubetune.base.humanize import visible
 from kubetune.cli.remote.events import row
-from kubetune.cli.remote.status import facts, warning_lines
+from kubetune.cli.remote.status import facts, headline, warning_lines
+from kubetune.cli.remote.submit import exit_code
 from kubetune.cluster import in_pod, pods
 from kubetune.cluster.log_follow import Kept, Position
 from kubetune.cluster.runs import ObservedRun
-from kubetune.cluster.termination import last_step
+from kubetune.cluster.submit import spec_of
+from kubetune.cluster.termination import last_step, trusted
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ENVIRONMENT, ConfigError
@@ -209,6 +211,31 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 def test_whatever_a_pod_leaves_as_its_last_word_ends_no_verb(word: str) -> None:
     ended = {"name": "trainer", "state": {"terminated": {"exitCode": 1, "message": word}}}
     assert pods.why(pod(phase="Failed", containerStatuses=[ended])).startswith("exit code 1")
+
+
+@pytest.mark.parametrize("wrong", ["x", [1], {}, {"step": 1, "code": "x", "reason": 3, "eval_loss": "y"}])
+def test_progress_that_is_none_ends_no_verb(wrong: object) -> None:
+    """Pods, and whoever may change a ConfigMap, write what they like there."""
+    named = ("step", "steps", "loss", "tokens_per_second", "seconds_left", "evaluation", "saved_step", "last_exit")
+    found = trusted({**dict.fromkeys(named, wrong), "exit_status": wrong, "phase": 3, "restarts": wrong})
+    config = load_resolved({"name": "fit", "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}})
+    states: tuple[pods.State, ...] = ("running", "stopped", "failed")
+    for state in states:
+        observed = ObservedRun(spec_of(config), None, [], [], state, "", found)
+        assert next(headline(observed)).startswith("fit: job in default")
+        assert exit_code(observed) in (1, 143)
+
+
+@pytest.mark.parametrize("wrong", [[], "x", None, 3])
+def test_progress_is_known_or_not(wrong: object) -> None:
+    assert trusted(wrong) is None
+    assert trusted({"step": 3, "loss": 2, "measures": {"a": 1}}) == {"step": 3, "loss": 2, "measures": {"a": 1}}
+
+
+def test_what_is_no_time_has_no_age() -> None:
+    assert [pods.age_seconds(stamp) for stamp in (None, "", "yesterday")] == [None] * 3
+    ages = [pods.age_seconds(stamp) for stamp in ("2026-11-20T10:15:00", "2026-11-20T10:15:00Z")]
+    assert ages[0] == pytest.approx(ages[1], abs=9)
 
 
 TEXT = st.one_of(st.none(), st.text("ab é\x1b\n", max_size=6))

@@ -101,13 +101,13 @@ def printer(spec: RunSpec) -> Callable[[Source, str], None]:
 def teller(cluster: Cluster, spec: RunSpec) -> Look:
     """Tells, once each, why pods do not come and what the cluster warns of; not what is over."""
     from kubetune.cluster.pods import about, component_of, has_ended, is_running, name_of, why, words_of
-    from kubetune.cluster.runs import belongs_to, event_time
+    from kubetune.cluster.runs import concerns, event_time
     from kubetune.kube_api.client import say
     from kubetune.manifests.initialisers import PREPROCESS
     from kubetune.manifests.spec import TRAINER
 
     told, began = set[str](), datetime.now(UTC).isoformat()[:_SECONDS]
-    is_ours = belongs_to(cluster, spec)
+    is_ours = concerns(cluster, spec)
 
     def look(pods: Sequence[Object], warnings: Sequence[Object]) -> None:
         there = [pod for pod in pods if component_of(pod) in (PREPROCESS, TRAINER)]
@@ -119,7 +119,7 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
         def matters(event: Object) -> bool:
             name = about(event).get("name", "")
             is_over = all_run or name in settled
-            return is_ours(name) and (not is_over or event_time(event)[:_SECONDS] >= began)
+            return is_ours(event) and (not is_over or event_time(event)[:_SECONDS] >= began)
 
         found = sorted(filter(matters, warnings), key=event_time)
         news = [(about(event).get("name", "?"), words_of(event)) for event in found]
