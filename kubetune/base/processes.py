@@ -164,7 +164,8 @@ def try_threads() -> None:
 
     C++ that is refused a thread ends the process without a word that anybody could pass on.
     """
-    count, go_on = 2 * int(os.environ.get("OMP_NUM_THREADS") or usable_cores()) + 8, threading.Event()
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # "4,2" is of nested regions
+    count, go_on = 2 * (int(asked) if asked.isdecimal() else usable_cores()) + 8, threading.Event()
     started: list[threading.Thread] = []
     try:
         for _ in range(count):

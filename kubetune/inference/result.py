@@ -113,15 +113,23 @@ class Result:
     def checked(self, *, base: bool | None = None) -> Iterator[None]:
         """Within, what the result needs is loaded; at the end it is known to be what the run was trained with.
 
-        `base`: whether the base is loaded; left out, whether the checkpoint is an adapter. Raises ConfigError.
+        `base`: whether the base is loaded; left out, whether the checkpoint is an adapter. Raises ConfigError, and
+        EnvironmentFault where what fails is a damaged checkpoint.
         """
         if base and self.config.model.path == str(self.checkpoint):
             raise _not_here(self.run_dir, self.trained.model.path)
         needs_base = self.trained.lora is not None if base is None else base
         parts = [*(["model"] if needs_base else []), *(["tokenizer"] if not self._has_own_tokenizer else [])]
         said = f"--model {self.given}" if self.given else "its config"
-        with identity.checked(identity.Check(self.config, self.run_dir, said, tuple(parts))):
-            yield
+        try:
+            with identity.checked(identity.Check(self.config, self.run_dir, said, tuple(parts))):
+                yield
+        except errors.KubetuneError:
+            raise
+        except Exception as error:
+            if damage := checkpoints.verify(self.checkpoint):
+                raise errors.EnvironmentFault(f"{self.checkpoint} {damage}; choose another --checkpoint") from error
+            raise
 
     @property
     def _has_own_tokenizer(self) -> bool:

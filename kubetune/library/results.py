@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -105,7 +106,7 @@ def require_sampling(
     problems = []
     if max_new_tokens < 1:
         problems.append(f"{written('max_new_tokens')} is {max_new_tokens}; expected at least 1")
-    if temperature < 0:
+    if not 0 <= temperature < math.inf:
         problems.append(f"{written('temperature')} is {temperature:g}; expected 0 or more")
     if not 0 < top_p <= 1:
         problems.append(f"{written('top_p')} is {top_p:g}; expected more than 0 and at most 1")

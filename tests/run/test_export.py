@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from kubetune.base import fault_injection, whole_folder
 from kubetune.cli import main
 from kubetune.cli.result.export import describe
 from kubetune.data.prepared import kept_rows
+from kubetune.inference.generate import load_run
 from kubetune.inference.result import open_result
 from kubetune.publishing import merge
 from kubetune.publishing.export import Export, _dtype_name, _write_modelfile, export_run
@@ -134,6 +136,25 @@ def test_the_dtype_is_that_of_the_base_and_not_what_a_cpu_computed_with(
     result = open_result(lora_run, model=str(tmp_path))
     assert result.trained.model.dtype == "float32"
     assert _dtype_name(result, None) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("adapter_model.safetensors", b"torn", r"adapter_model\.safetensors has 4 bytes instead of \d+"),
+        ("adapter_model.safetensors", None, r"lacks adapter_model\.safetensors"),
+        ("adapter_config.json", b"{", r"adapter_config\.json has 1 bytes instead of \d+"),
+    ],
+)
+def test_a_damaged_checkpoint_is_said_to_be_one_by_whoever_asks_it(
+    file: str, content: bytes | None, said: str, lora_run: Path, tmp_path: Path
+) -> None:
+    run_dir = Path(shutil.copytree(lora_run, tmp_path / "run", symlinks=True))
+    (damaged := checkpoints.choose(run_dir) / file).unlink()
+    if content is not None:
+        damaged.write_bytes(content)
+    with pytest.raises(errors.EnvironmentFault, match=rf"step-\d+ {said}; choose another --checkpoint"):
+        load_run(run_dir)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import os
 import pkgutil
 import re
@@ -15,6 +16,7 @@ import pytest
 
 import kubetune
 from kubetune import errors
+from kubetune.library.results import require_sampling
 
 
 @pytest.mark.parametrize("name", kubetune.__all__)
@@ -196,3 +198,9 @@ def test_importing_the_package_imports_nothing_heavy():
     code = "import sys, kubetune; print([m for m in ('torch', 'numpy', 'pydantic') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("temperature", [-1.0, math.nan, math.inf])
+def test_a_temperature_is_a_number_of_0_or_more(temperature: float) -> None:
+    with pytest.raises(errors.ConfigError, match=r"temperature is .*; expected 0 or more"):
+        require_sampling(1, temperature, 1.0)

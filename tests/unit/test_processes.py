@@ -91,3 +91,9 @@ def test_a_process_that_was_not_waited_for_is_not_alive() -> None:
 
 def test_this_process_is_alive() -> None:
     assert processes.is_alive(os.getpid())
+
+
+@pytest.mark.parametrize("asked", ["2,1", " 3 ", "many", ""])
+def test_a_number_of_threads_that_openmp_takes_or_ignores_is_tried(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    processes.try_threads()
