@@ -105,12 +105,12 @@ def place(path: Any) -> str:
     return str(path).removeprefix(f"{Path.cwd()}/")
 
 
-def unused_keys(counts: Mapping[str, int]) -> str:
+def unused_keys(counts: Mapping[str, int], what: str = "keys not used") -> str:
     """`keys not used: id × 300, source × 12`: what records hold and nothing reads; nothing where there is none."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     shown = ", ".join(f"{visible(key, keep='') or '(no name)'} × {count:,}" for key, count in ordered[:_KEYS_SHOWN])
     more = f" and {len(ordered) - _KEYS_SHOWN:,} more" if len(ordered) > _KEYS_SHOWN else ""
-    return f"keys not used: {shown}{more}" if ordered else ""
+    return f"{what}: {shown}{more}" if ordered else ""
 
 
 def visible(text: str, keep: str = "\n\t") -> str:

@@ -253,6 +253,21 @@ def test_an_evaluation_has_the_mix_of_training(held_out: float | str, folder: Pa
     assert alike.fingerprint == prepare(given).fingerprint  # so that runs from before go on
 
 
+def test_the_check_counts_files_of_a_folder_that_it_does_not_read(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data := tmp_path / "data").mkdir()
+    for name in ("a.jsonl", "b.jsonl.tmp", "notes.txt", "LICENSE", ".hidden"):
+        (data / name).write_text((folder / "a.jsonl").read_text())
+    told = "files not read: .tmp × 1, .txt × 1, LICENSE × 1"
+    for words in ([], ["--model", str(folder / "model"), "--samples", "0"]):
+        assert cli.main(["data", "check", str(data), *words]) == 0
+        assert told in capsys.readouterr().out
+        assert cli.main(["data", "check", str(data), "--json", *words]) == 0
+        found = json.loads(capsys.readouterr().out)["files_not_read"]
+        assert found == {".tmp": 1, ".txt": 1, "LICENSE": 1}
+
+
 def test_the_check_says_how_many_rows_an_evaluation_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sources = f"[{{path: {folder}/b.jsonl}}, {{path: {folder}/a.jsonl, weight: 0.1}}]"
     (folder / "run.yaml").write_text(f"model: {folder}/model\ndata: {{train: {sources}, eval: 0.5}}\n")

@@ -139,21 +139,30 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> int:
     from kubetune.config.schema import SourceConfig
     from kubetune.data.inspect.check import check_shapes
     from kubetune.data.reading.problems import SHOWN
+    from kubetune.data.reading.sources import not_read
 
     if args.overrides:
         raise ConfigError(f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out")
-    problems, kinds, unused = check_shapes(SourceConfig(path=args.target), keep=None if args.json else SHOWN)
+    source = SourceConfig(path=args.target)
+    problems, kinds, unused = check_shapes(source, keep=None if args.json else SHOWN)
+    left = not_read(source)
     is_empty = not problems.total and not kinds
     if args.json:
         found = {"total": problems.total, "first": problems.first}
         ok = not problems.total and not is_empty
-        print(json.dumps({"ok": ok, "records": kinds, "unused_keys": unused, "problems": found}, indent=2))
+        print(
+            json.dumps(
+                {"ok": ok, "records": kinds, "unused_keys": unused, "files_not_read": left, "problems": found}, indent=2
+            )
+        )
     else:
         for kind, number in kinds.most_common():
             console.print(f"{counted(number, 'record')} of kind {kind}")
         if problems.total:
             console.print(f"{counted(problems.total, 'record')} that cannot be used")
         if line := unused_keys(unused):
+            console.print(line, markup=False)
+        if line := unused_keys(left, "files not read"):
             console.print(line, markup=False)
         console.print("Tokens were not looked at; give --model, or a run file, for that.")
     problems.raise_if_any()
@@ -193,6 +202,8 @@ def _show(report: Report, console: Console) -> None:
     for sample, answer in zip(report.samples, report.sample_answers, strict=True):
         number += answer != "rejected"
         _show_sample(number, answer, [(visible(text), trained) for text, trained in shortened(sample)], console)
+    if line := unused_keys(report.files_not_read, "files not read"):
+        console.print(line, style="yellow", markup=False)
     if report.date:
         console.print(f"the chat template writes a date: {report.date} (data.date)", highlight=False)
     if report.spared:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import Any
 
 from kubetune.base.humanize import counted
@@ -26,7 +26,7 @@ from kubetune.data.reading.images import ADDRESS, image_of_row
 from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import SHOWN, Problems
-from kubetune.data.reading.sources import evaluated_rows, read_source
+from kubetune.data.reading.sources import evaluated_rows, not_read, read_source
 from kubetune.data.reading.splits import answers, changes, plan_batches, require_rows, split_sources, summarise
 from kubetune.data.text.encode_labelled import within_positions
 from kubetune.data.text.labels import Labels, find_labels
@@ -53,7 +53,8 @@ class Report:
     are taken. `labels` are a classifier's, and `classes` count the rows of each; `profiles` are there for a page.
     `positions` says what becomes of rows that are longer than the model has positions. `date` is what the chat template
     is told that asks for today's. `spared`: of the tokens of the first
-    rows, the share in beginnings that rows share, which are computed once.
+    rows, the share in beginnings that rows share, which are computed once. `files_not_read`: files by their kinds
+    that lie in folders of data, and are no records.
     """
 
     problems: Problems = field(default_factory=Problems)
@@ -70,6 +71,7 @@ class Report:
     positions: str = ""
     date: str = ""
     spared: float = 0.0
+    files_not_read: Counter[str] = field(default_factory=Counter)
     verdict: str = "ok"
 
     @property
@@ -93,6 +95,7 @@ class Report:
             "positions": self.positions,
             "date": self.date,
             "spared_share": self.spared,
+            "files_not_read": dict(self.files_not_read),
             "problems": problems,
             "splits": splits,
             "eval_rows_also_in_train": self.leaked,
@@ -115,6 +118,7 @@ def check(
     `samples` rows are rendered for show; `keep` problems are kept, None for all. A `gallery` picks rows for a page.
     """
     report = Report(Problems(keep), date=(tokenizer.date or "") if tokenizer.writes_date else "")
+    report.files_not_read = sum(map(not_read, chain(*config.sources.values())), Counter())
     sources = split_sources(config)
     tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
     report.lengths = {split: Counter() for split in sources}

@@ -9,6 +9,7 @@ import errno
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -242,10 +243,22 @@ def _is_saved_dataset(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def _files_in(folder: Path) -> tuple[Path, ...]:
-    found = sorted(
+def not_read(source: SourceConfig) -> Counter[str]:
+    """Number of files of each kind that lie in the folder that a source is, and hold none of its records."""
+    located = locate(source)
+    folder, taken = Path(located.path).expanduser(), set(located.files)
+    left = (file for file in _all_in(folder) if file not in taken and file.is_file()) if taken else ()
+    return Counter(file.suffix or file.name for file in left)
+
+
+def _all_in(folder: Path) -> list[Path]:
+    return sorted(
         file for file in folder.rglob("*") if not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
+
+
+def _files_in(folder: Path) -> tuple[Path, ...]:
+    found = _all_in(folder)
     for file in found:
         if why := _why_not_read(file):
             raise DataError(f"{file} {why}, or move it out of {folder}: what it holds is not read")
