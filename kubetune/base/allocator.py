@@ -22,15 +22,27 @@ KEPT_PRODUCTS = 64
 change from step to step, as those of labels do, and the more are kept, the more holes they leave: with 128 full
 fine-tuning in bf16 grew to 1,433 MiB in 24 steps, with 64 it stayed at 1,318. Those of one micro-batch must fit, or
 each layer makes them anew: with 32 rows of many lengths took a fifth more CPU time."""
+KEPT_PRODUCTS_OF_CLASSIFIERS = 256
+"""The same where texts are classified: batches and attention within them are padded to few sizes, so that nearly all
+come again, and in a step of a small encoder a product takes less time than its code does to make."""
 _CACHES_OF_PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """oneDNN's own, and that of ideep, by which torch calls it: what either holds lives on."""
 
 
-def keep_memory() -> bool:
-    """Never serve blocks by mmap, never give memory back. Returns whether it was done."""
+def kept_products(classifies: bool) -> int:
+    """Products that are kept in a run, which classifies texts or does not."""
+    return KEPT_PRODUCTS_OF_CLASSIFIERS if classifies else KEPT_PRODUCTS
+
+
+def keep_memory(*, classifies: bool = False) -> bool:
+    """Never serve blocks by mmap, never give memory back. Returns whether it was done.
+
+    How many products are kept can be said anew until the first is made, which is when oneDNN asks.
+    """
     if os.environ.get("KUBETUNE_MALLOC") != "off":
         for name in _CACHES_OF_PRODUCTS:
-            os.environ.setdefault(name, str(KEPT_PRODUCTS))
+            if os.environ.get(name) in (None, str(KEPT_PRODUCTS)):
+                os.environ[name] = str(kept_products(classifies))
     return _set(_M_MMAP_MAX, 0) and _set(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 

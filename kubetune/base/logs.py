@@ -180,7 +180,9 @@ def scrub(text: str, environ: Mapping[str, str] | None = None) -> str:
     values would tear holes into innocent words), and passwords inside URLs.
     """
     environ = os.environ if environ is None else environ
-    values = {v for name, v in environ.items() if len(v) >= _SHORTEST_SECRET and _is_secret(name)}
+    # Names first: os.environ decodes each value anew, and every line of a log comes by here.
+    values = {environ.get(name, "") for name in environ if _is_secret(name)}
+    values = {value for value in values if len(value) >= _SHORTEST_SECRET}
     if values:
         text = _secret_pattern(frozenset(values)).sub(_REDACTED, text)
     return _URL_PASSWORD.sub(rf"\1:{_REDACTED}@", text)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kubetune.base.allocator import KEPT_PRODUCTS
+from kubetune.base.allocator import kept_products
 from kubetune.config.schema import Config
 from kubetune.planning.activations import activations, expects_compiling, goes_alone
 from kubetune.planning.linears import EXPERT, adapter_parameters, linears, shape_of, stacks
@@ -38,7 +38,7 @@ and moments are a few blocks of their own, made before the first step and kept t
 holes. By least squares over 23 measured cases, in which what was lost did not grow with these."""
 KEPT_PRODUCT_BYTES = 1280 * 2**10
 """Code that oneDNN makes for a product of matrices in 16 bits, and the holes it leaves in the heap, as measured; it
-keeps allocator.KEPT_PRODUCTS of them."""
+keeps allocator.kept_products of them."""
 
 GLOO_THREADS = 2
 """Each gathers into memory of its own before it copies that to where it is wanted, and keeps it for the next time."""
@@ -130,7 +130,7 @@ def forecast(
     lost = _lost_bytes(config, plan, sum(parts.values()), sum(kept.values()), chunk)
     parts |= {**kept, "logits, a chunk at a time": chunk, "allocator": lost}
     if plan.device == "cpu":
-        parts["code of matrix products"] = KEPT_PRODUCTS * KEPT_PRODUCT_BYTES if element == 2 else 0
+        parts["code of matrix products"] = KEPT_PRODUCT_BYTES * kept_products(config.classifies) * (element == 2)
         parts["bitsandbytes"] = BITSANDBYTES_BYTES * (is_quantized or config.training.optim == "adamw_8bit")
         parts["trackers"] = sum(size for name, size in TRACKER_BYTES.items() if getattr(config.tracking, name))
     parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]

@@ -27,6 +27,7 @@ from kubetune.data.prepared.order import mixed_seed
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
+from kubetune.kernels.dropout import seed
 from kubetune.models import fp8
 from kubetune.models.acceleration import Workload
 from kubetune.models.loading import check_positions, check_rows, choose_dtype
@@ -203,7 +204,7 @@ def _backward(run: Run, state: State, micro: int, batch: Batch, work: Work) -> t
     began = time.perf_counter()
     batch = batch.to(run.world.device)
     # Dropout depends on where we are, not on what ran before: a resumed run draws the same masks.
-    torch.manual_seed(mixed_seed(run.config.training.seed, state.step, micro, run.world.rank))
+    seed(mixed_seed(run.config.training.seed, state.step, micro, run.world.rank), run.world.device)
     found = run.task.backward(run.learner, batch, state.loss_scale / max(work.divisor, 1)) / state.loss_scale
     if logs.BATCH.isEnabledFor(10):
         log_batch(run.config, micro, len(work.batches), batch, float(found.reshape(-1)[0]), began)

@@ -103,7 +103,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
 
 def work(config: Config, run_dir: Path, stop: StopRequest, begun: Preparation | None = None) -> tuple[State, str]:
     """Prepare, join the others, train, report; the state at the end and, on rank 0, what is to be said of it."""
-    allocator.keep_memory()
+    allocator.keep_memory(classifies=config.classifies)
     processes.try_threads()
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
     alone = os.environ.get("WORLD_SIZE", "1") == "1"

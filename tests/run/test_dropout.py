@@ -14,7 +14,7 @@ from kubetune.adapters.lora import add_lora
 from kubetune.adapters.shared_input import is_plain_lora
 from kubetune.config.schema import LoraConfig
 from kubetune.kernels import lora
-from kubetune.kernels.dropout import draw, dropout
+from kubetune.kernels.dropout import draw, dropout, seed
 from kubetune.models.fused_forwards import swap_forwards
 from tests.architectures import PROMISED, build_model
 
@@ -47,6 +47,14 @@ def test_the_seed_decides() -> None:
     torch.manual_seed(7)
     assert torch.equal(dropout(x, 0.3), first)
     assert not torch.equal(first, second)
+
+
+def test_seeding_is_that_of_torch_and_keeps_no_stack_of_every_step() -> None:
+    torch.manual_seed(7)
+    wanted, kept = torch.rand(4), len(torch.cuda._queued_calls)
+    seed(7, torch.device("cpu"))
+    assert torch.equal(torch.rand(4), wanted)
+    assert len(torch.cuda._queued_calls) == kept
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-9, 1.0])

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from kubetune import cli, errors
+from kubetune.batching.batch import collate_labelled
+from kubetune.batching.filling import filled_up
 from kubetune.cli.result.evaluate import confusion_lines
 from kubetune.config.schema.cluster import ComputeConfig
 from kubetune.data.reading.formats import Labelled, convert
@@ -267,6 +269,37 @@ def test_padded_attention_equals_attention_one_by_one(causal: bool, cu_seqlens: 
     assert torch.allclose(out, wanted, atol=1e-6)
     for a, b in zip(ours, torch.autograd.grad(wanted.square().sum(), (q, k, v)), strict=True):
         assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_padded_attention_adds_up_no_gradient_of_padding() -> None:
+    q, k, v = (torch.randn(40, 2, 8, requires_grad=True) for _ in range(3))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        padded_attention(q, k, v, (0, 3, 20, 40), Rule(1.0, False)).sum().backward()
+    assert not {event.key for event in found.key_averages()} & {"aten::index_add_", "aten::scatter_add_"}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "ends"),
+    [
+        ((7, 9, 8), (7, 16, 24)),
+        ((9, 7, 20), (9, 16, 36)),
+        ((30, 3, 30), (30, 33, 63, 64)),
+        ((3,) * 43, (132, 135, 136)),
+    ],
+    ids=["short", "even", "one more", "several more"],
+)
+def test_a_batch_is_filled_up_to_one_of_few_lengths(lengths: tuple[int, ...], ends: tuple[int, ...]) -> None:
+    rows = [np.arange(5, 5 + length, dtype=np.uint32) for length in lengths]
+    batch = collate_labelled(rows, [row.astype(np.uint8) for row in rows], np.ones((len(rows), 1), np.float32))
+    filled = filled_up(batch)
+    assert filled.cu_seqlens[-len(ends) :] == ends
+    assert filled.labels is batch.labels
+    assert filled.segments is not None
+    tokens = batch.num_tokens
+    assert filled.input_ids[tokens:].tolist() == [5] * (ends[-1] - tokens)
+    assert len(filled.input_ids) == len(filled.position_ids) == len(filled.segments) == ends[-1]
+    for start, stop in pairwise(filled.cu_seqlens):
+        assert filled.position_ids[start:stop].tolist() == list(range(stop - start))
 
 
 def test_padded_attention_drops_the_share_asked_for() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -37,13 +37,57 @@ class Group(NamedTuple):
     hidden: Tensor | None
 
 
+class Layout(NamedTuple):
+    """The groups of a packed batch, laid end to end: `source` are those of all, `place` `[tokens]` is where among them
+    each token of the packed batch stands."""
+
+    groups: tuple[Group, ...]
+    source: Tensor
+    place: Tensor
+
+
+class _Padded(torch.autograd.Function):
+    """Rows of a packed batch at the places of the groups. Copies in padding get no gradient, as they count nowhere:
+    keys and values there are hidden, and what queries there find is not taken."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, source: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        return x.index_select(0, source)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (place,) = ctx.saved_tensors
+        return gradients[0].index_select(0, place), None, None
+
+
+class _Packed(torch.autograd.Function):
+    """The way back: rows at the places of the groups, without the padding."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, place: Tensor) -> Tensor:
+        ctx.save_for_backward(place)
+        ctx.rows = len(x)
+        return x.index_select(0, place)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (place,), gradient = ctx.saved_tensors, gradients[0]
+        return gradient.new_zeros(ctx.rows, *gradient.shape[1:]).index_copy_(0, place, gradient), None
+
+
 @lru_cache(maxsize=8)
-def _groups(cu_seqlens: tuple[int, ...], device: torch.device) -> tuple[Group, ...]:
+def _layout(cu_seqlens: tuple[int, ...], device: torch.device) -> Layout:
     """Made once per packed batch, not once per layer."""
     by_class: dict[int, list[tuple[int, int]]] = {}
     for start, stop in pairwise(cu_seqlens):
         by_class.setdefault(max(SHORTEST - 1, stop - start - 1).bit_length(), []).append((start, stop))
-    return tuple(_group(spans, device) for _, spans in sorted(by_class.items()))
+    groups = tuple(_group(spans, device) for _, spans in sorted(by_class.items()))
+    first, place = 0, torch.empty(cu_seqlens[-1], dtype=torch.long, device=device)
+    for group in groups:
+        place[group.real] = first + group.place
+        first += group.size * group.length
+    return Layout(groups, torch.cat([group.source for group in groups]), place)
 
 
 def _group(spans: list[tuple[int, int]], device: torch.device) -> Group:
@@ -73,20 +117,19 @@ def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-    out = v.new_empty(q.shape[0], q.shape[1], v.shape[2])
-    for group in _groups(cu_seqlens, q.device):
-        attended = _attend(_pad(q, group), _pad(k, group), _pad(v, group), group, rule)
-        rows = attended.transpose(1, 2).reshape(group.size * group.length, *out.shape[1:])
-        out = out.index_copy(0, group.real, rows.index_select(0, group.place))
-    return out
+    groups, source, place = _layout(cu_seqlens, q.device)
+    sizes = [group.size * group.length for group in groups]
+    padded = [_Padded.apply(x, source, place).split(sizes) for x in (q, k, v)]  # type: ignore[no-untyped-call]
+    rows = []
+    for group, *parts in zip(groups, *padded, strict=True):
+        # `[size, heads, length, dim]`. What stands in padding is finite, and counts nowhere.
+        mine = (x.view(group.size, group.length, *x.shape[1:]).transpose(1, 2) for x in parts)
+        attended = _attend(group, rule, *mine)
+        rows.append(attended.transpose(1, 2).reshape(-1, q.shape[1], v.shape[2]))
+    return cast(Tensor, _Packed.apply(torch.cat(rows), place))  # type: ignore[no-untyped-call]
 
 
-def _pad(x: Tensor, group: Group) -> Tensor:
-    """`[tokens, heads, dim]` -> `[size, heads, length, dim]`. What stands in padding is finite, and counts nowhere."""
-    return x.index_select(0, group.source).view(group.size, group.length, *x.shape[1:]).transpose(1, 2)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, group: Group, rule: Rule) -> Tensor:
+def _attend(group: Group, rule: Rule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     hidden = group.hidden
     if rule.causal:
         future = torch.ones(group.length, group.length, dtype=torch.bool, device=q.device).triu(1)
