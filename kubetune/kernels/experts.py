@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from kubetune.kernels.products import pays, times
+
 ALIGNED = 16
 """Bytes that rows of grouped products are multiples of, those of factors too."""
-STRIDES = (16, 32, 64, 128, 256)
+STRIDES = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 """Rows of products where their code is made by size: few, that all of it is kept (`allocator.KEPT_PRODUCTS`)."""
 
 
@@ -176,19 +178,22 @@ def _exact(x: Tensor) -> Tensor:
 
 
 def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    return _in_strides(x, weight, ends.tolist()) if _is_compiled_by_size(x) else F.grouped_mm(x, weight, offs=ends)
+    if _is_compiled_by_size(x) or pays(x[: len(x) // len(weight)], weight[0]):
+        return _in_strides(x, weight, ends.tolist())
+    return F.grouped_mm(x, weight, offs=ends)
 
 
 def _in_strides(x: Tensor, weight: Tensor, ends: Sequence[int]) -> Tensor:
-    """Grouped product in few sizes: rows of the next experts are taken along, whose own product comes after."""
-    rows = F.pad(x, (0, 0, 0, STRIDES[-1]))
-    y, start = x.new_empty(len(rows), weight.shape[-1]), 0
+    """Grouped product in few sizes: rows of other experts, before or behind, are taken along and left out again."""
+    y, start = x.new_empty(len(x), weight.shape[-1]), 0
     for expert, end in enumerate(ends):
         while start < end:
             stride = next((each for each in STRIDES if each >= end - start), STRIDES[-1])
-            torch.mm(rows[start : start + stride], weight[expert], out=y[start : start + stride])
-            start = min(start + stride, end)
-    return y[: len(x)]
+            first, stop = max(0, min(start, len(x) - stride)), min(start + stride, end)
+            found = times(x[first : first + stride], weight[expert])
+            y[start:stop] = found[start - first : stop - first]
+            start = stop
+    return y
 
 
 def _stacked(a: Tensor, b: Tensor, experts: int, x: Tensor) -> tuple[Tensor, Tensor]:

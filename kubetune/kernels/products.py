@@ -25,7 +25,7 @@ STRIPE = 2048
 def times(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x w + bias` of `x` `[rows, in]`, `w` `[in, out]` and `bias` `[out]`; for forwards and backwards written out:
     autograd sees nothing of it."""
-    if not _pays(x, w):
+    if not pays(x, w):
         return x @ w if bias is None else torch.addmm(bias, x, w)
     return _by_onednn(x, w, bias)
 
@@ -34,12 +34,12 @@ def add_times(total: Tensor | None, x: Tensor, w: Tensor) -> Tensor:
     """`x w`, added to `total` `[rows, out]` where there is one."""
     if total is None:
         return times(x, w)
-    return total.add_(_by_onednn(x, w, None)) if _pays(x, w) else total.addmm_(x, w)
+    return total.add_(_by_onednn(x, w, None)) if pays(x, w) else total.addmm_(x, w)
 
 
 def times_into(out: Tensor, x: Tensor, w: Tensor) -> Tensor:
     """`x w`, written to `out` `[rows, out]`."""
-    if not _pays(x, w):
+    if not pays(x, w):
         return torch.mm(x, w, out=out)
     if not w.t().is_contiguous():
         return out.copy_(_by_onednn(x, w, None))
@@ -63,7 +63,8 @@ def is_mkl_narrow(info: Path = Path("/proc/cpuinfo")) -> bool:
     return maker is not None and maker[1] != "GenuineIntel"
 
 
-def _pays(x: Tensor, w: Tensor) -> bool:
+def pays(x: Tensor, w: Tensor) -> bool:
+    """Test for products that are oneDNN's though torch's own would be MKL's."""
     if x.device.type != "cpu" or not x.dtype == w.dtype == torch.float32 or torch.compiler.is_compiling():
         return False
     return is_mkl_narrow() and len(x) * w.numel() >= LEAST

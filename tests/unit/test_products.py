@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from kubetune.kernels import products
+from kubetune.kernels import experts, products
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
 
@@ -79,3 +79,22 @@ def test_mkl_is_narrow_on_processors_of_other_makers(
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     assert products.is_mkl_narrow.__wrapped__(info) is is_narrow
     assert not products.is_mkl_narrow.__wrapped__(tmp_path / "absent")
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("counts", [(0, 300, 17, 100, 1), (1, 0, 0, 2, 400), (48, 64, 0, 300, 0)])
+def test_rows_of_experts_are_multiplied_in_few_sizes(
+    counts: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(sum(counts), IN).to(dtype), torch.randn(len(counts), 1000, IN).to(dtype)
+    parts = [rows @ one.t() for rows, one in zip(x.split(counts), weight, strict=True)]
+    multiplied = list[int]()
+    monkeypatch.setattr(
+        experts, "times", lambda rows, one: (multiplied.append(len(rows)), products.times(rows, one))[1]
+    )
+    found = experts._grouped(x, weight.mT, torch.tensor(counts).cumsum(0, dtype=torch.int32))
+    assert multiplied
+    assert set(multiplied) <= set(experts.STRIDES)
+    assert (found - torch.cat(parts)).norm() <= (1e-6 if dtype == torch.float32 else 4e-3) * found.norm()
