@@ -127,6 +127,8 @@ def _explained(error: errors.KubetuneError) -> int:
 def _interrupted() -> int:
     """The exit code after Ctrl-C, unless threads are left: the interpreter would wait for those of open connections."""
     if threading.active_count() > 1:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # who is impatient presses it twice
         # One of them may hold standard output, when whoever reads it has stopped reading.
         flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
         flushing.start()

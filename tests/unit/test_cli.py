@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from kubetune import __version__
+from kubetune import __version__, cli
 from kubetune.base.files import lock
 from kubetune.cli import main, make_parser
 from kubetune.cli.installation.doctor import Finding
@@ -137,3 +142,36 @@ def test_the_doctor_finds_what_is_here_and_what_is_not(
     assert found["PyTorch"].found.startswith(found["torch"].found.partition("+")[0])
     assert (found["hub"].level, found["cluster"].level) == ("note", "note")
     assert found["hub"].found.startswith("http://127.0.0.1:1 cannot be reached")  # and no password
+
+
+class _SecondInterrupt(io.StringIO):
+    """Standard output at whose flush Ctrl-C is pressed once more."""
+
+    def flush(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+class _Left(Exception):
+    """The process has ended; holds its exit code."""
+
+
+def test_ctrl_c_twice_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(args: object) -> int:
+        raise KeyboardInterrupt
+
+    def leave(code: int) -> None:
+        raise _Left(code)
+
+    monkeypatch.setattr(sys, "stdout", _SecondInterrupt())
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr("kubetune.cli.remote.status.run", interrupt)
+    over, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    reader = threading.Thread(target=over.wait)  # such as one that holds a connection
+    reader.start()
+    try:
+        with pytest.raises(_Left, match="130"):
+            cli.main(["status"])
+    finally:
+        over.set()
+        reader.join()
+        signal.signal(signal.SIGINT, before)
