@@ -165,6 +165,7 @@ def prepare_run(case: Case, model: Path, data: Path, settings: dict[str, Any]) -
         "training.per_device_train_batch_size": BATCH,
         "training.learning_rate": case.learning_rate,
         "training.lr_scheduler_type": "linear",
+        "training.logging_steps": 10,
         "training.warmup_ratio": 0.0,
         "training.save_steps": 1_000_000,
         "output": str(run_dir),
