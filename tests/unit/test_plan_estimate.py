@@ -266,6 +266,8 @@ def test_the_check_counts_files_of_a_folder_that_it_does_not_read(
         assert cli.main(["data", "check", str(data), "--json", *words]) == 0
         found = json.loads(capsys.readouterr().out)["files_not_read"]
         assert found == {".tmp": 1, ".txt": 1, "LICENSE": 1}
+    assert cli.main(["data", "convert", str(data), "-o", str(tmp_path / "all.jsonl"), "--to", "text"]) == 0
+    assert told in capsys.readouterr().out
 
 
 def test_the_check_says_how_many_rows_an_evaluation_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,6 +114,7 @@ def _convert_shape(args: argparse.Namespace) -> int:
     from kubetune.base.humanize import unused_keys
     from kubetune.config.schema import SourceConfig
     from kubetune.data.reading.convert import convert_source
+    from kubetune.data.reading.sources import not_read
 
     columns = args.columns or []
     pairs = [text.partition("=") for text in columns]
@@ -132,8 +133,8 @@ def _convert_shape(args: argparse.Namespace) -> int:
     written, read = counts["written"], counts["read"]  # two answers of each pair are more
     said = f"{written:,} of {read:,} records" if written <= read else f"{written:,} records, of {read:,},"
     print(f"{said} written to {args.output}{skipped}")
-    if unused:
-        print(unused_keys(unused))
+    for line in filter(None, (unused_keys(unused), unused_keys(not_read(source), "files not read"))):
+        print(line)
     return OK
 
 
