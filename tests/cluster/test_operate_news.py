@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from kubetune.cli.remote.logs import teller
 from kubetune.cluster import log_follow
+from kubetune.cluster.runs import find_run
+from kubetune.kube_api.client import Cluster as Client
 from kubetune.rundir.exit_status import ExitStatus, write_exit_status
+from standin.state.objects import name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 
@@ -54,6 +58,22 @@ def test_events_of_an_earlier_run_of_the_name_are_not_todays(desk: Desk) -> None
     assert "the dog" not in shown
     assert "long ago" not in shown + desk.quick("events", "fit").stdout
     assert "the dog" in desk.quick("events", "fit").stdout  # which lists all since the run was submitted
+
+
+def test_a_warning_is_new_by_no_clock_of_this_machine(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    desk.submit_script(WAIT, compute__nodes=1)
+    running = desk.cluster.wait_ready("fit")
+    began = desk.cluster.get("ConfigMap", "fit")["metadata"]["creationTimestamp"]
+    ours = {"type": "Warning", "involvedObject": {"name": name_of(running[0])}, "lastTimestamp": began}
+    old = {**ours, "metadata": {"uid": "1"}, "message": "of before"}
+    with desk.at():
+        client = Client()
+        look = teller(client, find_run(client, "fit"))
+        look(running, [old])
+        look(running, [old, {**ours, "metadata": {"uid": "2"}, "message": "the node is away"}])
+    told = capsys.readouterr().err
+    assert "the node is away" in told
+    assert "of before" not in told
 
 
 def test_a_namespace_that_is_not_there_is_no_empty_one(desk: Desk) -> None:

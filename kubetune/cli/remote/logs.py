@@ -7,7 +7,6 @@ import codecs
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import shown_on, visible
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 _POLL_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 # Without one answer: how long the log of a rank is asked for, and how long while it is followed.
 _PATIENCE_SECONDS, _FOLLOW_PATIENCE_SECONDS = 20.0, 600.0
-# of a time such as 2026-11-20T10:15:00.123Z
-_SECONDS = len("2026-11-20T10:15:00")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,10 +103,15 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
     from kubetune.manifests.initialisers import PREPROCESS
     from kubetune.manifests.spec import TRAINER
 
-    told, began = set[str](), datetime.now(UTC).isoformat()[:_SECONDS]
+    told = set[str]()
+    # Of the warnings at the first look, each with its time then: the clocks of others may differ from the one here.
+    first: dict[object, str] | None = None
     is_ours = concerns(cluster, spec)
 
     def look(pods: Sequence[Object], warnings: Sequence[Object]) -> None:
+        nonlocal first
+        before = {event["metadata"].get("uid"): event_time(event) for event in warnings} if first is None else first
+        first = before
         there = [pod for pod in pods if component_of(pod) in (PREPROCESS, TRAINER)]
         trainers = [pod for pod in there if component_of(pod) == TRAINER]
         reasons = {name_of(pod): reason for pod in there if (reason := why(pod))}
@@ -119,7 +121,7 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
         def matters(event: Object) -> bool:
             name = about(event).get("name", "")
             is_over = all_run or name in settled
-            return is_ours(event) and (not is_over or event_time(event)[:_SECONDS] >= began)
+            return is_ours(event) and (not is_over or before.get(event["metadata"].get("uid")) != event_time(event))
 
         found = sorted(filter(matters, warnings), key=event_time)
         news = [(about(event).get("name", "?"), words_of(event)) for event in found]
