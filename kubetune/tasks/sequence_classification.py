@@ -120,15 +120,16 @@ def running(learner: Learner, batch: Batch) -> AbstractContextManager[None]:
 
 
 def logits(learner: Learner, batch: Batch) -> Tensor:
-    """fp32 logits `[sequences, outputs]`, of those that have labels. Call it, and `.backward()`, inside `running`."""
+    """fp32 logits `[sequences, outputs]`. Call it, and `.backward()`, inside `running`."""
     lm = learner.lm
-    return (packed_logits if learner.route.padding_free else lone_logits)(lm, batch)[: len(batch.labels)].float()
+    return (packed_logits if learner.route.padding_free else lone_logits)(lm, batch).float()
 
 
 def even_length(learner: Learner, batch: Batch) -> Batch:
     """The batch, filled up to one of few lengths where that costs less than oneDNN's compiling of products for another:
     with small layers in bf16 on a CPU. Of a small BERT's step it took a fifth."""
-    if not learner.route.padding_free or learner.lm.dtype == torch.float32 or batch.input_ids.device.type != "cpu":
+    is_exact = learner.lm.dtype == torch.float32 or batch.input_ids.device.type != "cpu"
+    if is_exact or not learner.route.padding_free or learner.routing.counts is not None:  # experts count what they do
         return batch
     weights = sum(m.weight.numel() for m in learner.lm.modules() if isinstance(m, torch.nn.Linear))
     return filled_up(batch) if weights * batch.num_tokens < SMALL_WORK else batch
@@ -136,7 +137,7 @@ def even_length(learner: Learner, batch: Batch) -> Batch:
 
 def loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
     """`scale × Σ loss` over the sequences of one micro-batch: cross-entropy, mean binary one, or squared error."""
-    said = logits(learner, batch)
+    said = logits(learner, batch)[: len(batch.labels)]  # behind them is what fills the batch up
     if _labels(learner).problem_type == "single_label_classification":
         return scale * F.cross_entropy(said, batch.labels[:, 0].long(), reduction="sum")
     if _labels(learner).problem_type == "multi_label_classification":
@@ -158,7 +159,7 @@ def evaluate(learner: Learner, batch: Batch) -> Outputs:
     """Outputs for one micro-batch."""
     batch = even_length(learner, batch)
     with running(learner, batch):
-        said = logits(learner, batch).double().cpu().numpy()
+        said = logits(learner, batch)[: len(batch.labels)].double().cpu().numpy()
     return Outputs(np.asarray(batch.samples, np.int64), said, batch.labels.double().cpu().numpy())
 
 

@@ -112,6 +112,15 @@ def test_prompts_are_asked_whole_or_refused(deaf: LoadedModel, tmp_path: Path) -
         assert re.search(f"in.jsonl:{number}: .*{told}", str(caught.value))
 
 
+def test_keys_of_prompts_that_say_nothing_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.jsonl").write_text(
+        '{"prompt": "a", "temperature": 1}\n{"prompt": "b", "temperature": 0, "id": 2}\n'
+    )
+    rows = read_questions(argparse.Namespace(file=tmp_path / "in.jsonl", image=[], prompts=[]))
+    assert rows[1].row == {"prompt": "b", "temperature": 0, "id": 2}
+    assert "in.jsonl: keys not used: temperature × 2, id × 1; how to answer" in capsys.readouterr().err
+
+
 def test_an_answer_that_a_prompt_has_stays_beside_the_models(
     deaf: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

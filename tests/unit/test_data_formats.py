@@ -141,6 +141,7 @@ def test_named_columns_and_a_named_shape() -> None:
         ({"messages": ["x"]}, r'messages\[0\] is "x"; expected an object'),
         ({"messages": [{"content": "x"}]}, r"messages\[0\].role is missing; expected system, user, assistant or tool"),
         ({"messages": [USER, USER | {"role": "bot"}]}, r'messages\[1\].role is "bot"; expected system, user'),
+        ({"messages": [USER | {"role": "developer"}, USER]}, r"expected system, user, assistant or tool; write system"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\].content is missing"),
         ({"messages": [USER | {"content": 1}]}, r"messages\[0\].content is 1; expected a text"),
         ({"messages": [USER | {"content": " "}]}, r"messages\[0\].content is empty"),

@@ -595,6 +595,7 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
         ("model: x\nmodel_class: llm\n", "is a config of LLaMA-Factory's second trainer"),
         ("model_name_or_path: x\ndataset_name: y\nreward_funcs: [z]\n", ":3: reward_funcs is [z]; kubetune does"),
         ("model: x\ndata: {train: y}\n", "is a run file of kubetune already"),
+        ("model: {model_name: x}\ndata: {train: {datasets: [{dataset_name: y}]}}\n", "not recognised as a config of"),
         ("base_model: [\n", "not valid YAML"),
         ("", "holds no setting"),
         ("base_model: x\ndatasets: [{path: y}]\nlora_r: -3\nadapter: lora\n", "lora.r: found -3; expected"),

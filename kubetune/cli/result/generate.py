@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
 from kubetune.base.files import write_atomic, written_whole
-from kubetune.base.humanize import counted, shown_on, visible
+from kubetune.base.humanize import counted, shown_on, unused_keys, visible
 from kubetune.base.signals import stoppable
 from kubetune.cli.result.export import add_result
 
 if TYPE_CHECKING:
     from kubetune.inference.generate import EncodedPrompt, LoadedModel, Prompt, Sampling
+
+_READ = {"prompt", "messages", "system", "system_prompt", "tools", "functions", "images", "image", "answer"}
+"""Keys of a line of `--file` that mean something; the others are only repeated in the output."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -331,6 +335,9 @@ def read_questions(args: argparse.Namespace) -> list[Question]:
         else:
             questions.append(Question(where, value, paths or given))
     problems.raise_if_any()
+    counts = Counter(key for question in questions for key in question.row if key not in _READ)
+    if unused := unused_keys(counts):
+        print(f"kubetune: note: {args.file}: {unused}; how to answer is said by options alone", file=sys.stderr)
     return questions
 
 

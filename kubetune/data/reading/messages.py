@@ -30,6 +30,13 @@ SPEAKERS: Final = {
     "tool": "tool",
     "function_response": "tool",
 }
+_MEANT: Final = {
+    "developer": "system",
+    "ipython": "tool",
+    "tool_response": "tool",
+    "tool_call": "assistant, with the call in `tool_calls`",
+}
+"""Roles of OpenAI, Llama and ms-swift's agents that are refused, and what stands for each here."""
 
 SWITCHES: Final = (
     "weight", "train", "training", "loss", "loss_weight", "loss_scale", "loss_mask", "trainable"
@@ -93,7 +100,8 @@ def read_message(message: Any, where: str, record: Fields) -> Turn:
     role = "tool" if message.get("role") == "function" else message.get("role")
     if role not in ROLES:
         found = f"is {show(role)}" if "role" in message else "is missing"
-        raise ValueError(f"{where}.role {found}; expected system, user, assistant or tool")
+        meant = f"; write {_MEANT[role]}" if isinstance(role, str) and role in _MEANT else ""
+        raise ValueError(f"{where}.role {found}; expected system, user, assistant or tool{meant}")
     clean = {key: item for key, item in message.items() if item is not None} | {"role": role}
     if call := clean.pop("function_call", None):
         if clean.get("tool_calls"):

@@ -64,7 +64,8 @@ def read_foreign(path: Path) -> Foreign:
     for key, what in _OTHER_FILES.items():
         if key in settings:
             raise ConfigError(f"{path}: is {what}; expected the config of a training run. Nothing was written.")
-    if isinstance(settings.get("data"), dict) and "train" in settings["data"]:
+    data, model = settings.get("data"), settings.get("model")
+    if isinstance(data, dict) and "train" in data and not (isinstance(model, dict) and "model_name" in model):
         raise ConfigError(f"{path}: is a run file of kubetune already; see `kubetune plan`. Nothing was written.")
     lines: dict[str, int] = {}
     for entry in entries:
