@@ -154,12 +154,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--width", type=int, default=COMMON["hidden_size"])
     parser.add_argument("--dtype", choices=SAME, default="float32", help="what weights and products are in")
+    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
     parser.add_argument("--way", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
         print(json.dumps(measure(args.names[0], args.way, args.width, args.dtype)))
         return
-    results = open_results(quick=False, fresh=False, subject="hybrids")
+    results = open_results(quick=False, fresh=args.fresh, subject="hybrids")
     head = ("", "tokens", "one by one, CPU s", "packed, CPU s", "faster", "peak memory, MiB", "at most")
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for name in args.names:
