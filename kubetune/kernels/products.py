@@ -73,9 +73,8 @@ def pays(x: Tensor, w: Tensor) -> bool:
 def _by_onednn(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     turned = w.t()
     if not (w.is_contiguous() or turned.is_contiguous()):
-        turned = (
-            turned.contiguous()
-        )  # for columns cut out of a matrix oneDNN has only a reference, a thousandth as fast
+        # For columns cut out of a matrix oneDNN has only a reference, a thousandth as fast.
+        turned = turned.contiguous()
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, turned, bias, "none", [], ""))
 
 

@@ -36,6 +36,9 @@ OURS = {
 Values = dict[str, str]
 """Values of a trial by key, each as the text of an override."""
 
+ENDLESS = 1_000_000
+"""Trials where only a budget ends the search."""
+
 
 @dataclass(frozen=True)
 class Range:

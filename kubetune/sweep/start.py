@@ -23,7 +23,7 @@ from kubetune.sweep.budget import Budget
 from kubetune.sweep.driver import Driver, Place
 from kubetune.sweep.local import Local, Slot, slots_of
 from kubetune.sweep.page import write_page
-from kubetune.sweep.ranges import Range, settings_in
+from kubetune.sweep.ranges import ENDLESS, Range, settings_in
 from kubetune.sweep.recipe import Load, Recipe, not_used, rungs_of
 from kubetune.sweep.record import (
     LOCK,
@@ -40,8 +40,6 @@ from kubetune.sweep.winner import best_of, told, write_best
 
 _AT_ONCE = 4
 _MARGIN_SECONDS = 30
-ENDLESS = 1_000_000
-"""Trials where only a budget ends the search."""
 
 
 @dataclass(frozen=True)

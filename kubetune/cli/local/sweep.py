@@ -152,10 +152,10 @@ def _limit_trials(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
         raise ConfigError(
             [f"--sampler grid: {one.key}={one} has no end of values; write those to try: KEY=a,b,c" for one in endless]
         )
-    from kubetune.sweep.ranges import settings_in
+    from kubetune.sweep.ranges import ENDLESS, settings_in
 
     settings = settings_in(ranges)
-    wished = args.trials or (1_000_000 if args.budget or args.sampler == "grid" else _TRIALS)
+    wished = args.trials or (ENDLESS if args.budget or args.sampler == "grid" else _TRIALS)
     args.trials = min(wished, settings or wished)
 
 
