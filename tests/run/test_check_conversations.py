@@ -61,3 +61,15 @@ def test_reasoning_left_out_is_counted(tmp_path: Path, capsys: pytest.CaptureFix
         == 0
     )
     assert "1 with reasoning that the chat template leaves out" in capsys.readouterr().out
+
+
+def test_answers_that_begin_where_no_prompt_ends_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DeepSeek-R1's prompt opens a thought, and an answer is written without one."""
+    assert (
+        check(tmp_path, FAMILIES["r1"], [{"messages": [USER, ANSWER]}, {"prompt": "Ping", "completion": "Pong"}]) == 0
+    )
+    told = capsys.readouterr().out
+    assert "1 with an answer that does not begin where the generation prompt ends" in told
+    assert "Set model.chat_template to" in told

@@ -256,6 +256,48 @@ def test_reasoning_may_be_left_out_and_is_noticed() -> None:
         assert template.render_answers(messages, trained=answers_in(messages)).drops_reasoning is drops
 
 
+def prompted(family: str, extra: str = "") -> str:
+    return FAMILIES[family].replace("assistant\\n' if add", f"assistant\\n{extra}' if add")
+
+
+TOOL_PROMPT = (
+    FAMILIES["r1"]
+    .replace("if add_generation_prompt", "if add_generation_prompt and messages[-1].role == 'user'")
+    .replace("'<|Assistant|>' + message", "('<|Assistant|>' if loop.previtem.role == 'user' else '') + message")
+)
+MARKED_HEADER = (
+    "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}{% else %}{% generation %}<assistant>"
+    "{{ m.content }}<eos>{% endgeneration %}{% endif %}{% endfor %}{{ '<assistant>' if add_generation_prompt }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "turns", "unlike"),
+    [
+        (FAMILIES["r1"], PLAIN, [1, 3, 5], True),
+        (FAMILIES["r1"], INLINE, [1, 3], True),  # the template leaves the thoughts out
+        (FAMILIES["prompted"], PLAIN, [1, 3, 5], True),
+        (FAMILIES["prompted"], PLAIN, [5], False),  # it writes an empty thought behind the last question
+        (FAMILIES["prompted"], INLINE, [3], False),
+        (TOOL_PROMPT, CALLING[:4], [3], False),  # it opens no thought behind what a tool returned
+        (TOOL_PROMPT, CALLING[:4], [1], True),
+        (prompted("marked", "<think>\\n"), PLAIN, [1], True),
+        (prompted("marked"), PLAIN, [1], False),
+        (MARKED_HEADER, PLAIN, [1, 3, 5], False),
+        *(
+            (FAMILIES[family], PLAIN, [1, 3, 5], False)
+            for family in sorted({*FAMILIES} - {"r1", "prompted", "shouting"})
+        ),
+        (FAMILIES["channels"], CALLING, [1, 3, 5], False),
+        (FAMILIES["mistral"], [SYSTEM, *PLAIN], [2, 4, 6], False),
+    ],
+)
+def test_answers_that_do_not_begin_where_the_prompt_ends_are_noticed(
+    source: str, messages: Messages, turns: list[int], unlike: bool
+) -> None:
+    assert ChatTemplate(source, TOKENS).render_answers(messages, trained=turns).unlike_prompt is unlike
+
+
 SOME = st.text(st.characters(exclude_categories=["Cs", "Co"]), min_size=1, max_size=12).filter(str.strip)
 
 

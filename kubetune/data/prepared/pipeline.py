@@ -58,13 +58,14 @@ class Tally:
     """Records counted by what became of them. `overlong` and `no_label` were left out, `truncated` cut to `max_length`,
     `split` into `pieces`, each a row.
 
-    `refused` could be read and are bad, `unreadable` are no records. With these, rows (of a record that was split, one)
-    and what is left out are all. Of `reasoning_dropped` the chat template left out reasoning that the record
-    holds; the texts of `special_texts` hold what the tokenizer takes for special tokens. Of the images of all records,
+    `refused` could be read and are bad, `unreadable` are no records. With these, rows (of a record that was split,
+    one) and what is left out are all. Of `reasoning_dropped` the chat template left out reasoning that the record
+    holds; `unlike_prompt` train an answer elsewhere than where the generation prompt ends; the texts of
+    `special_texts` hold what the tokenizer takes for special tokens. Of the images of all records,
     `images_above_budget` have more tokens than `vision.image_max_tokens`, `images_animated` lose all frames but the
     first, and `images_deep` lose what 8 bits of grey cannot hold. `unused_keys` hold something in so many records and
-    decide nothing. `unusable` pairs have no difference to be trained, and were left out; `answers` are counts of those
-    that are compared or judged.
+    decide nothing. `unusable` pairs have no difference to be trained, and were left out; `answers` are counts of
+    those that are compared or judged.
     """
 
     records: int = 0
@@ -78,6 +79,7 @@ class Tally:
     refused: int = 0
     unreadable: int = 0
     reasoning_dropped: int = 0
+    unlike_prompt: int = 0
     special_texts: int = 0
     images: int = 0
     images_above_budget: int = 0
@@ -229,6 +231,7 @@ class Worker:
         tally.tokens += len(encoded.ids)
         tally.answers.update(_answers(example, encoded))
         tally.reasoning_dropped += encoded.drops_reasoning
+        tally.unlike_prompt += encoded.unlike_prompt
         tally.images += len(encoded.images)
         result.chunk.add(index, encoded)
         tally.trained_tokens += result.chunk.labels[-1]

@@ -114,6 +114,10 @@ def changes(stats: dict[str, Any]) -> list[str]:
     """Parts that rows of a split lack or have without a word of it in their records."""
     meanings = {
         "reasoning_dropped": "with reasoning that the chat template leaves out",
+        "unlike_prompt": (
+            "with an answer that does not begin where the generation prompt ends, which may open a thought: such a "
+            "beginning is trained and never asked for. Set model.chat_template to one that begins both alike"
+        ),
         "special_texts": "with special tokens in their texts, which become such tokens",
         "images_above_budget": "images of more tokens than vision.image_max_tokens, since they are so narrow",
         "images_animated": "animated images, of which only the first frame is seen",

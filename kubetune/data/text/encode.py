@@ -43,6 +43,8 @@ class Encoded:
     segments: list[int] = field(default_factory=list)
     drops_reasoning: bool = False
     """The chat template left reasoning out, as Qwen3's does before the last question."""
+    unlike_prompt: bool = False
+    """An answer that is trained begins elsewhere than where the generation prompt ends, which may open a thought."""
     images: tuple[ImageRef, ...] = ()
     """In the order of their tokens."""
     image_notes: tuple[str, ...] = ()
@@ -172,7 +174,7 @@ class Encoder:
             trained.append(True)
         if trained:
             trained[0] = False
-        return Encoded(ids, trained, drops_reasoning=chat.drops_reasoning)
+        return Encoded(ids, trained, drops_reasoning=chat.drops_reasoning, unlike_prompt=chat.unlike_prompt)
 
     def _is_ended(self, text: str, ids: list[int]) -> bool:
         """The rendering ends with what ends a turn; a line break may stand behind it."""

@@ -59,6 +59,7 @@ class PreferenceEncoder:
             [*chosen.trained, *rejected.trained],
             ((margin or 0.0),) if self._margins else (),
             drops_reasoning=chosen.drops_reasoning or rejected.drops_reasoning,
+            unlike_prompt=chosen.unlike_prompt or rejected.unlike_prompt,
             images=chosen.images,
             image_notes=chosen.image_notes,
             split=len(chosen.ids),

@@ -253,7 +253,9 @@ def _answer(template: ChatTemplate | None, call: Call, seconds: int, memory: int
         return "limit", f"{memory >> 20:,} MiB of memory"
     except ValueError as error:
         return "invalid" if template is None else "refused", str(error)
-    return "done", (value.text, value.spans, value.drops_reasoning) if isinstance(value, Rendered) else value
+    if isinstance(value, Rendered):
+        return "done", (value.text, value.spans, value.drops_reasoning, value.unlike_prompt)
+    return "done", value
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes], seconds: int, memory: int) -> None:

@@ -22,7 +22,7 @@ from jinja2.runtime import Context
 
 from kubetune.data.text.marks import IMAGE_MARK, REASONING_FIELDS, Marked, Message, Part, Place, mark, missing
 from kubetune.data.text.refusals import Refusal, explained, require_order, words_of
-from kubetune.data.text.turns import HiddenText, Span, Turns
+from kubetune.data.text.turns import TAGS, HiddenText, Span, Turns
 
 CHATML = """\
 {%- for message in messages %}
@@ -110,11 +110,15 @@ def _plain(message: Message) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as text, where in it is what is trained, and whether the template left reasoning out."""
+    """A conversation as text, where in it is what is trained, and whether the template left reasoning out.
+
+    `unlike_prompt`: something trained begins elsewhere than a model begins that is asked.
+    """
 
     text: str
     spans: list[Span]
     drops_reasoning: bool = False
+    unlike_prompt: bool = False
 
 
 class ChatTemplate:
@@ -148,6 +152,7 @@ class ChatTemplate:
         self._wants_parts = False
         self._wants_parts = self._shows_only_parts()
         self.closing = self._find_closing()
+        self._prompt_end = self._find_prompt_end()
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, generation_prompt: bool = False
@@ -181,10 +186,12 @@ class ChatTemplate:
             if part.kind != "reasoning":
                 raise ValueError(self._leaves_out(part, messages))
         if self._marks_generation:
-            text, spans = self._generated(raw, marked, places, trained)
+            text, found = self._generated(raw, marked, places, trained)
         else:
-            text, spans = raw, [self._find_turn(raw, marked, places, turn) for turn in trained]
-        return Rendered(*self._with_images(text, spans, messages), drops_reasoning=bool(absent))
+            text, found = raw, [(turn, self._find_turn(raw, marked, places, turn)) for turn in trained]
+        begins = {turn: start for turn, (start, _) in reversed(found)}
+        unlike = any(self._is_unlike_prompt(text, start, messages[:turn], tools) for turn, start in begins.items())
+        return Rendered(*self._with_images(text, [span for _, span in found], messages), bool(absent), unlike)
 
     def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str]:
         """Parts of a conversation, but for reasoning, that the template hides from a model that is to go on from it."""
@@ -206,8 +213,8 @@ class ChatTemplate:
 
     def _generated(
         self, raw: str, marked: Marked, places: Sequence[Place], trained: Collection[int]
-    ) -> tuple[str, list[Span]]:
-        """A rendering without the marks of its generation blocks, and those of the spans that are to be trained."""
+    ) -> tuple[str, list[tuple[int, Span]]]:
+        """A rendering without the marks of its generation blocks, and the spans that are trained, with their turns."""
         text, spans, marks = _take_marks(raw)
         if {marked.parts[place.part].message for place in places}.issuperset(trained):
             turns = [_turn_of(*pair, marked, places) for pair in marks] if places else []
@@ -215,8 +222,23 @@ class ChatTemplate:
             turns = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
             if len(turns) != len(spans):
                 raise ValueError(self._cannot_find(next(iter(trained)), "marks other spans than one for each answer"))
-        kept = [span for span, turn in zip(spans, turns, strict=False) if turn in trained]
-        return text, [self.settle(text, *span) for span in kept]
+        kept = [(turn, span) for span, turn in zip(spans, turns, strict=False) if turn in trained]
+        return text, [(turn, self.settle(text, *span)) for turn, span in kept]
+
+    def _is_unlike_prompt(self, text: str, start: int, before: Sequence[Message], tools: Sequence[Any] | None) -> bool:
+        """An answer from `start` on does not begin where the generation prompt ends, which may open a thought."""
+        if not before or _is_behind(self._prompt_end, text, start):
+            return False
+        try:
+            return not _is_behind(_end_of(self.render(before, tools, generation_prompt=True)), text, start)
+        except ValueError:
+            return False  # it is not to be asked after these messages
+
+    def _find_prompt_end(self) -> str:
+        try:
+            return _end_of(self.render([{"role": "user", "content": _ANSWER}], generation_prompt=True))
+        except ValueError:
+            return ""
 
     def _cannot_find(self, turn: int, why: str) -> str:
         return (
@@ -372,6 +394,19 @@ class ChatTemplate:
             if text.startswith(self.closing, end):
                 return start, end + len(self.closing)
         return start, end
+
+
+def _end_of(prompt: str) -> str:
+    """Last tag of a generation prompt with what follows it, or where it has none the last word."""
+    tags = list(TAGS.finditer(prompt))
+    return prompt[tags[-1].start() :].rstrip() if tags else "".join(prompt.split()[-1:])
+
+
+def _is_behind(end: str, text: str, start: int) -> bool:
+    """An answer that begins at `start` has this end of a prompt before it, or itself begins with it."""
+    reach = len(end) + 80  # white space may stand between
+    before, after = text[max(0, start - reach) : start], text[start : start + reach]
+    return before.rstrip().endswith(end) or after.lstrip().startswith(end)
 
 
 def _turn_of(begin: int, end: int, marked: Marked, places: Sequence[Place]) -> int:

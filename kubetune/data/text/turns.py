@@ -19,7 +19,7 @@ Shape = tuple[tuple[int, Kind], ...]
 Layout = tuple[list[tuple[str, int]], str]
 """Texts before each part of a conversation, and the one after the last."""
 
-_TAGS: Final = re.compile(r"(<[^<>\s]+>|\[/?[A-Z_]+\])")
+TAGS: Final = re.compile(r"(<[^<>\s]+>|\[/?[A-Z_]+\])")
 _MOST_FRAMES: Final = 4096
 _MOST_LAYOUTS: Final = 256
 
@@ -114,7 +114,7 @@ class Turns:
         # What the message before ends with depends on what follows; then only what the prompt adds tells.
         bare = read_marks(self._render(marked.messages[:turn], marked.tools))[0]
         added = prompt[_same(prompt, bare) :]
-        headers = (header for form in (asked, added) for header in (form, _TAGS.split(form)[0]))
+        headers = (header for form in (asked, added) for header in (form, TAGS.split(form)[0]))
         found = next((header for header in headers if header.strip() and header in gap), "")
         return gap.rindex(found) + len(found) if found else None
 
@@ -159,7 +159,7 @@ class Turns:
                 between = text[places[asked - 1].offset : places[asked].offset]
                 between = between.removeprefix(marked.parts[place.part].after)
                 return _shared(gap, between) or _first_tag(gap) or _shared_space(gap, between)
-        tags = [match.end() for match in _TAGS.finditer(gap)]
+        tags = [match.end() for match in TAGS.finditer(gap)]
         return tags[-1] if tags else len(gap)
 
     def _end_of_inner(self, gap: str, marked: Marked, place: Place, closes_others: Callable[[str], bool]) -> int | None:
@@ -219,7 +219,7 @@ def _shared(gap: str, other: str, *, to_tag: bool = True) -> int:
 
     With `to_tag` up to the last tag, so that space behind it does not count.
     """
-    pairs = zip(_TAGS.split(gap), _TAGS.split(other), strict=False)
+    pairs = zip(TAGS.split(gap), TAGS.split(other), strict=False)
     equal = [piece for piece, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
     tags = len(equal) // 2 * 2
     return sum(map(len, equal[:tags] if to_tag or not tags else equal))
@@ -227,7 +227,7 @@ def _shared(gap: str, other: str, *, to_tag: bool = True) -> int:
 
 def _first_tag(gap: str) -> int:
     """The length up to the first tag, if only space stands before it; 0 otherwise."""
-    match = _TAGS.search(gap)
+    match = TAGS.search(gap)
     return match.end() if match and not gap[: match.start()].strip() else 0
 
 
