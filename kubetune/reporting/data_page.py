@@ -71,6 +71,8 @@ def _advice(check: Mapping[str, Any], surveys: Sequence[Mapping[str, Any]], sett
     said = []
     if total := check["problems"]["total"]:
         said.append(f"{counted(total, 'record')} cannot be used. The lines are named below.")
+    if left := unused_keys(check["files_not_read"], "files not read"):
+        said.append(f"In folders of data, {left}.")
     for name, stats in check["splits"].items():
         lines = ((source["path"], unused_keys(source["unused_keys"])) for source in stats["sources"])
         said += [f"{place(path)}, {name}: {line}." for path, line in lines if line]

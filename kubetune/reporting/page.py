@@ -15,7 +15,7 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 from markupsafe import Markup
 
 from kubetune.base.files import write_atomic
-from kubetune.base.humanize import counted, duration, number, place, share, short, size
+from kubetune.base.humanize import counted, duration, number, place, share, short, size, unused_keys
 from kubetune.base.logs import scrub
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.naming import prefers_greater
@@ -334,6 +334,7 @@ def _splits(run: RunRecord) -> list[dict[str, Any]]:
             {
                 "name": split,
                 "stats": stats,
+                "files_not_read": unused_keys(stats.get("files_not_read", {}), "files not read"),
                 "bars": [(low, high, count, count / max(1, most)) for low, high, count in lengths],
             }
         )

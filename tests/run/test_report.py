@@ -157,9 +157,13 @@ def test_the_machine_and_how_busy_it_was_are_on_the_page(run_dir: Path, tmp_path
     assert "busy" not in {chart["name"] for chart in Page(write_report([copy], tmp_path / "page.html")).charts}
 
 
-def test_runs_without_a_fingerprint_are_not_said_to_have_the_same_data(run_dir: Path, tmp_path: Path) -> None:
+def test_a_page_tells_of_data_what_is_recorded_and_no_more(run_dir: Path, tmp_path: Path) -> None:
     runs = [shutil.copytree(run_dir, tmp_path / name, symlinks=True) for name in ("one", "two")]
     assert "All have the same prepared data." in Page(write_report(runs, tmp_path / "page.html")).text
+    facts = json.loads((runs[0] / metrics.DATA).read_text())
+    facts["splits"]["train"]["files_not_read"] = {".tmp": 2}
+    (runs[0] / metrics.DATA).write_text(json.dumps(facts))
+    assert "train: files not read: .tmp × 2" in Page(write_report(runs[:1], tmp_path / "page.html")).text
     for run in runs:  # as of a start that was cut off before its data were there
         (run / metrics.REPORT).unlink()
         (run / metrics.DATA).unlink()

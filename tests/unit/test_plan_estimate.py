@@ -13,10 +13,12 @@ import pytest
 from kubetune import cli
 from kubetune.batching.feed import Feed, evaluated, evaluation_batches, rows_per_epoch, tokens_per_epoch
 from kubetune.config.load import load_config
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, SourceConfig
 from kubetune.config.schema.evaluation import EvaluationConfig
 from kubetune.data.inspect.estimate import estimate_forget, estimate_lengths, estimate_rows
 from kubetune.data.prepared.prepare import prepare
+from kubetune.data.reading.sources import not_read
+from kubetune.data.reading.splits import told as told_by_log
 from kubetune.distributed.process_group import World
 from kubetune.errors import USER, DataError
 from kubetune.planning.cost import evaluation_hours
@@ -260,14 +262,22 @@ def test_the_check_counts_files_of_a_folder_that_it_does_not_read(
     for name in ("a.jsonl", "b.jsonl.tmp", "notes.txt", "LICENSE", ".hidden"):
         (data / name).write_text((folder / "a.jsonl").read_text())
     told = "files not read: .tmp × 1, .txt × 1, LICENSE × 1"
-    for words in ([], ["--model", str(folder / "model"), "--samples", "0"]):
+    page = tmp_path / "page.html"
+    for words in ([], ["--model", str(folder / "model"), "--samples", "0", "--html", str(page)]):
         assert cli.main(["data", "check", str(data), *words]) == 0
         assert told in capsys.readouterr().out
         assert cli.main(["data", "check", str(data), "--json", *words]) == 0
         found = json.loads(capsys.readouterr().out)["files_not_read"]
         assert found == {".tmp": 1, ".txt": 1, "LICENSE": 1}
+    assert told in page.read_text()
     assert cli.main(["data", "convert", str(data), "-o", str(tmp_path / "all.jsonl"), "--to", "text"]) == 0
     assert told in capsys.readouterr().out
+    prepared = prepare(config(folder, train=str(data), eval=0.5))
+    assert f"train: {told}" in told_by_log("train", prepared.stats["train"])
+    assert "not read" not in str(told_by_log("eval", prepared.stats["eval"])), "its records are those of training"
+    (data / "seen.PNG").write_bytes(b"")
+    assert not_read([SourceConfig(path=str(data))]).total() == 4
+    assert not_read([SourceConfig(path=str(data))], images=True).total() == 3, "records name images"
 
 
 def test_the_check_says_how_many_rows_an_evaluation_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

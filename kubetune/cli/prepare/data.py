@@ -145,7 +145,7 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> int:
         raise ConfigError(f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out")
     source = SourceConfig(path=args.target)
     problems, kinds, unused = check_shapes(source, keep=None if args.json else SHOWN)
-    left = not_read(source)
+    left = not_read([source], images=any("images" in kind for kind in kinds))
     is_empty = not problems.total and not kinds
     if args.json:
         found = {"total": problems.total, "first": problems.first}

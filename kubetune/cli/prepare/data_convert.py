@@ -133,7 +133,7 @@ def _convert_shape(args: argparse.Namespace) -> int:
     written, read = counts["written"], counts["read"]  # two answers of each pair are more
     said = f"{written:,} of {read:,} records" if written <= read else f"{written:,} records, of {read:,},"
     print(f"{said} written to {args.output}{skipped}")
-    for line in filter(None, (unused_keys(unused), unused_keys(not_read(source), "files not read"))):
+    for line in filter(None, (unused_keys(unused), unused_keys(not_read([source]), "files not read"))):
         print(line)
     return OK
 

@@ -118,7 +118,6 @@ def check(
     `samples` rows are rendered for show; `keep` problems are kept, None for all. A `gallery` picks rows for a page.
     """
     report = Report(Problems(keep), date=(tokenizer.date or "") if tokenizer.writes_date else "")
-    report.files_not_read = sum(map(not_read, chain(*config.sources.values())), Counter())
     sources = split_sources(config)
     tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
     report.lengths = {split: Counter() for split in sources}
@@ -130,6 +129,7 @@ def check(
         report.classes = {split: Counter(dict.fromkeys(report.labels.names, 0)) for split in sources}
     limits = tuple(sorted({*LIMITS, config.data.max_length})) if gallery is not None else ()
     images = load_image_processor(config, tokenizer)
+    report.files_not_read = not_read(chain(*config.sources.values()), images=images is not None)
     worker = Worker(tokenizer, config.data, sources, report.labels, images, limits, config.record_kind)
     batches = plan_batches(config, report.problems, tallies)
     embeddings, largest, holding = embeddings_of(config, os.environ), -1, 0

@@ -22,7 +22,7 @@ from kubetune.data.prepared.pipeline import Tally, Worker, encode_batches
 from kubetune.data.prepared.row_writer import RowWriter
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.sources import input_digests, locate, names_of, require_sources
+from kubetune.data.reading.sources import input_digests, locate, names_of, not_read, require_sources
 from kubetune.data.reading.splits import plan_batches, require_rows, split_sources, summarise
 from kubetune.data.text.encode_labelled import within_positions
 from kubetune.data.text.labels import Labels, find_labels, label_facts
@@ -90,13 +90,17 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepare
         split: Rows(folder / split, [s.weight for s in given], processor, names_of(given))
         for split, given in sources.items()
     }
+    stats: dict[str, Any] = {split: _stats(folder / split, given) for split, given in sources.items()}
+    for split, given in config.sources.items():
+        if given:
+            stats[split]["files_not_read"] = not_read(given, images=processor is not None)
     return Prepared(
         path=folder,
         fingerprint=manifest["fingerprint"],
         tokenizer=tokenizer,
         train=rows["train"],
         eval=rows.get("eval"),
-        stats={split: _stats(folder / split, given) for split, given in sources.items()},
+        stats=stats,
         labels=Labels.read(folder / LABELS) if (folder / LABELS).is_file() else None,
         forget=rows.get("forget"),
     )

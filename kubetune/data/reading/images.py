@@ -22,6 +22,7 @@ from kubetune.base.files import explained_writes, join_inside, write_atomic
 from kubetune.errors import EnvironmentFault
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+IMAGE_SUFFIXES: Final = (".jpg", *(f".{name.lower()}" for name in FORMATS))
 """Formats that are opened at all; Pillow's parsers of rarer formats stay out of reach of data."""
 
 MAX_BYTES: Final = 50 * 2**20

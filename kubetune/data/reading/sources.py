@@ -10,7 +10,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kubetune.base.files import fault_of, sha256_file
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.reading.hub import explained_hub_errors, hub_token, is_of_hub
+from kubetune.data.reading.images import IMAGE_SUFFIXES
 from kubetune.data.reading.packed import is_packed_otherwise, kind_of
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import (
@@ -243,12 +244,17 @@ def _is_saved_dataset(folder: Path) -> bool:
     return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
 
 
-def not_read(source: SourceConfig) -> Counter[str]:
-    """Number of files of each kind that lie in the folder that a source is, and hold none of its records."""
-    located = locate(source)
-    folder, taken = Path(located.path).expanduser(), set(located.files)
-    left = (file for file in _all_in(folder) if file not in taken and file.is_file()) if taken else ()
-    return Counter(file.suffix or file.name for file in left)
+def not_read(sources: Iterable[SourceConfig], *, images: bool = False) -> Counter[str]:
+    """Number of files of each kind that lie in folders that sources are, and hold none of their records.
+
+    With `images` theirs are not counted: records name them.
+    """
+    left: Counter[str] = Counter()
+    for located in map(locate, sources):
+        folder, taken = Path(located.path).expanduser(), set(located.files)
+        found = (file for file in _all_in(folder) if file not in taken and file.is_file()) if taken else ()
+        left.update(f.suffix or f.name for f in found if not (images and f.suffix.lower() in IMAGE_SUFFIXES))
+    return left
 
 
 def _all_in(folder: Path) -> list[Path]:

@@ -92,8 +92,9 @@ def remarks(stats: dict[str, Any]) -> list[str]:
 def told(split: str, stats: dict[str, Any]) -> list[str]:
     """Lines on what became of a split's records, where rows are not all that they hold."""
     found, keys = remarks(stats), unused_keys(stats.get("unused_keys", {}))  # not in data that were prepared before
-    lines = [f"of {stats['records']:,} records {', '.join(found)}"] if found else []
-    return [f"{split}: {line}" for line in (*lines, *([keys] if keys else ()))]
+    became = f"of {stats['records']:,} records {', '.join(found)}" if found else ""
+    left = unused_keys(stats.get("files_not_read", {}), "files not read")
+    return [f"{split}: {line}" for line in (became, keys, left) if line]
 
 
 def answers(stats: dict[str, Any]) -> list[str]:
