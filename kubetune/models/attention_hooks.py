@@ -93,10 +93,17 @@ class MaskRule:
         self.window, self.unknown = window, unknown
 
     def __getattr__(self, name: str) -> Any:
-        raise CannotRunPaddingFree(f"the model computes with its attention mask (.{name})")
+        raise CannotRunPaddingFree(f"{_module_at_work()} computes with the attention mask itself")
 
-    def __getitem__(self, _: Any) -> Any:
-        raise CannotRunPaddingFree("the model computes with its attention mask ([])")
+    __getitem__ = __getattr__
+
+
+def _module_at_work() -> str:
+    """Class of the innermost module whose code runs just now."""
+    frame = inspect.currentframe()
+    while frame is not None and not isinstance(frame.f_locals.get("self"), nn.Module):
+        frame = frame.f_back
+    return "the model" if frame is None else type(frame.f_locals["self"]).__name__
 
 
 def probe_mask(
@@ -109,8 +116,10 @@ def probe_mask(
     alone it is asked here: nothing waits for the GPU.
     """
     cu_seqlens, device = CURRENT.cu_seqlens, settings.get("device", "cpu")
-    if attention_mask is not None or cu_seqlens is None or q_length != cu_seqlens[-1]:
-        raise CannotRunPaddingFree("padding, or no packed batch declared")
+    if cu_seqlens is None or q_length != cu_seqlens[-1]:
+        raise CannotRunPaddingFree("a mask is made outside a packed batch")
+    if attention_mask is not None and not bool(attention_mask.all()):  # some models make one of ones
+        raise CannotRunPaddingFree("a packed batch with padding")
     start, stop = longest_path(cu_seqlens, CURRENT.parents)
     length = stop - start
     if torch.device(device).type != "cpu" and not _holds_tensors(mask_function):
@@ -140,7 +149,7 @@ def probe_mask(
     ends_with_itself = bool(last[length - seen :].all()) and int(first.sum()) == 1 and bool(first[0])
     slides = seen == length or (int(middle.sum()) == seen and bool(middle[length - seen - 1]))
     if not (ends_with_itself and slides):
-        return MaskRule(0, "the model wants neither a causal nor a sliding-window mask")
+        return MaskRule(0, "attention that is neither causal nor a sliding window, but of chunks or the like")
     return MaskRule(0 if seen == length else seen)
 
 

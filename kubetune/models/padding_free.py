@@ -182,7 +182,7 @@ def check_padding_free(
     try:
         set_attention(lm, "padding_free")
         if implementation(lm) != "padding_free" and not lm._is_stateful:  # what is recurrent alone attends to nothing
-            raise CannotRunPaddingFree("its attention cannot be set from outside")
+            raise CannotRunPaddingFree("its attention is code of its own that takes no other")
         together, other = ([t.float() for t in run_packed(lm, lay(parts).to(device))] for parts in (sequences, changed))
         set_attention(lm, "eager")
         alone = [run_lone(lm, lay([ids]).to(device)) for ids in sequences]

@@ -157,7 +157,7 @@ def test_mask_probe_refuses_borders_that_disagree_with_positions():
     model.get_base_model().set_attn_implementation("padding_free")
     batch = collate(random_rows())
     wrong = Batch(batch.input_ids, batch.position_ids, (0, batch.num_tokens), batch.rows, batch.labels, ())
-    with pytest.raises(CannotRunPaddingFree, match="neither a causal nor"):
+    with pytest.raises(CannotRunPaddingFree, match="neither causal nor"):
         backward(Learner(model, Route(True)), wrong, 1.0)
 
 
