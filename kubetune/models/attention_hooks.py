@@ -25,6 +25,7 @@ from transformers.masking_utils import AttentionMaskInterface, find_packed_seque
 from kubetune.kernels.attention.blockwise import Rule, block_attention, paths
 from kubetune.kernels.attention.joined import joined_attention
 from kubetune.kernels.attention.padded import padded_attention
+from kubetune.kernels.attention.varlen import varlen_attention, varlen_fits
 from kubetune.models import patches
 
 LONG = 1024  # beyond this many tokens the quadratic memory of BlockAttention costs more than SDPA's slower kernel
@@ -66,11 +67,6 @@ def packed(
 def _packing_in_positions(position_ids: Tensor) -> Tensor | None:
     """Sequences that restarting positions tell apart: on a GPU none, which would be waited for to look at them."""
     return find_packed_sequence_indices(position_ids) if position_ids.device.type == "cpu" else None
-
-
-def longest(cu_seqlens: tuple[int, ...]) -> int:
-    """Length of the longest sequence of a packed batch."""
-    return max(stop - start for start, stop in pairwise(cu_seqlens))
 
 
 @lru_cache(maxsize=2)
@@ -209,8 +205,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, cu_seqlens: tu
     plain = not rule.softcap and sinks is None
     if rule.dropout:
         return padded_attention(q, k, v, cu_seqlens, rule)
-    if q.is_cuda and plain and _varlen_fits(q, v):
-        return _varlen(q, k, v, cu_seqlens, rule)
+    if q.is_cuda and plain and varlen_fits(q, v):
+        return varlen_attention(q, k, v, cu_seqlens, rule)
     if not rule.causal and plain and not rule.window:
         return padded_attention(q, k, v, cu_seqlens, rule)
     if not plain or rule.window:
@@ -240,7 +236,7 @@ def shared_attention(
     cu_seqlens, parents = layout
     if sinks is None and not rule.softcap and not rule.window and q.shape[-1] == v.shape[-1]:
         start, stop = longest_path(cu_seqlens, parents)
-        if _varlen_fits(q, v) if q.is_cuda else stop - start > LONG_SHARED:
+        if varlen_fits(q, v) if q.is_cuda else stop - start > LONG_SHARED:
             return joined_attention(q, k, v, cu_seqlens, parents, rule.scale)
     return block_attention(q, k, v, sinks, cu_seqlens, rule, parents)
 
@@ -265,49 +261,6 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, is_causal=rule.causal, scale=rule.scale, enable_gqa=grouped)
     return out[0].transpose(0, 1)
-
-
-@lru_cache(maxsize=1)
-def _varlen_parameters() -> frozenset[str]:
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return frozenset()
-    return frozenset(inspect.signature(varlen_attn).parameters)
-
-
-def _varlen_fits(q: Tensor, v: Tensor) -> bool:
-    """torch's kernel wants half precision, one head size of at most 256, and a torch that can set window and scale."""
-    half = q.dtype in (torch.bfloat16, torch.float16)
-    wanted = {"window_size", "scale", "enable_gqa", "return_aux"} <= _varlen_parameters()
-    return half and wanted and q.shape[-1] == v.shape[-1] <= 256
-
-
-def _varlen(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    cu = on_device(cu_seqlens, q.device)
-    back = rule.window - 1 if rule.window else -1
-    out = varlen_attn(
-        q.contiguous(),
-        k.contiguous(),
-        v.contiguous(),
-        cu,
-        cu,
-        longest(cu_seqlens),
-        longest(cu_seqlens),
-        scale=rule.scale,
-        window_size=(back, 0 if rule.causal else back),
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    assert isinstance(out, Tensor)
-    return out
-
-
-@lru_cache(maxsize=8)
-def on_device(cu_seqlens: tuple[int, ...], device: torch.device) -> Tensor:
-    """`cu_seqlens` on a device, copied there once per packed batch, not once per layer."""
-    return torch.tensor(cu_seqlens, dtype=torch.int32, device=device)
 
 
 AttentionInterface.register("padding_free", packed_attention)

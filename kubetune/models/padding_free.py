@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from kubetune import errors
 from kubetune.batching.batch import Batch, collate
+from kubetune.kernels.attention.varlen import longest, on_device
 from kubetune.kernels.cross_entropy import LogitRule
 from kubetune.models import fsdp, recurrences
-from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree, longest, on_device, packed
+from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree, packed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

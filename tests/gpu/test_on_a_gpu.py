@@ -19,10 +19,10 @@ from torch import Tensor
 
 from kubetune.batching.batch import collate
 from kubetune.data.prepared.shares import pack
+from kubetune.kernels.attention import varlen
 from kubetune.kernels.attention.blockwise import Rule, block_attention
 from kubetune.kernels.attention.joined import joined_attention
 from kubetune.kernels.pointwise import Kernels
-from kubetune.models import attention_hooks as hooks
 from kubetune.models import compiled_layers, fp8
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.fused_forwards import swap_forwards
@@ -120,11 +120,11 @@ def test_compiled_layers_are_exact_and_need_no_other_graph(name: str, recompute:
 def test_varlen_attention_equals_the_exact_one(rule: Rule) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(CU_SEQLENS[-1], heads, 64, device=DEVICE, dtype=torch.bfloat16) for heads in (4, 2, 2))
-    if not hooks._varlen_fits(q, v):
+    if not varlen.varlen_fits(q, v):
         pytest.skip("this torch has no varlen attention with windows")
     weight = torch.randn(CU_SEQLENS[-1], 4, 64, device=DEVICE)
     found = []
-    for run, dtype in ((hooks._varlen, torch.bfloat16), (_block, torch.float32)):
+    for run, dtype in ((varlen.varlen_attention, torch.bfloat16), (_block, torch.float32)):
         inputs = [t.detach().to(dtype).requires_grad_() for t in (q, k, v)]
         out = run(*inputs, CU_SEQLENS, rule).float()
         found.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
@@ -140,7 +140,7 @@ def test_shared_beginnings_are_joined_to_the_exact_attention() -> None:
     torch.manual_seed(0)
     cu_seqlens, parents = (0, 200, 430, 435, 900, 1100, 1200), (-1, 0, 1, 1, 0, -1)
     q, k, v = (torch.randn(cu_seqlens[-1], heads, 64, device=DEVICE, dtype=torch.bfloat16) for heads in (4, 2, 2))
-    if not hooks._varlen_fits(q, v):
+    if not varlen.varlen_fits(q, v):
         pytest.skip("this torch has no varlen attention that gives log-sum-exps")
     weight = torch.randn(cu_seqlens[-1], 4, 64, device=DEVICE)
     found = []

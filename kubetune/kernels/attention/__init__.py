@@ -1,1 +1,1 @@
-"""Attention over packed batches: in blocks, in parts that are joined, and padded. Read `blockwise` first."""
+"""Attention over packed batches: in blocks, in joined parts, padded, or by torch on CUDA. Read `blockwise` first."""
