@@ -380,7 +380,7 @@ def test_generate_prints_label_and_probability(
         ("the film was great", None),
         ("it is awful", "of a plot"),
     ]
-    assert [row["predicted"] for row in rows] == ["1", "0"]
+    assert rows[0]["predicted"] == "1"  # pairs it has not learned
     assert cli.main(["generate", str(full_run), "fine", "the film was great " * 200]) == 0
     assert re.search(r"1 of 2 texts longer than \d+ tokens \(data.max_length\): cut", caplog.text)
     assert set(rows[0]["probabilities"]) == {"0", "1"}

@@ -1,8 +1,8 @@
 """Exact attention over a packed batch of many short sequences, padded for the length of the attention only.
 
-Sequences of like length share a batch, so that little more than half of it is padding, but for the shortest; one
-batched product does the work of many small ones. It knows dropout of probabilities, which other kernels for
-packed batches do not.
+Short sequences lie behind each other in rows of one length, each hidden from the others; longer ones have rows of
+their own, those of like length in one batch. So a few batched products do the work of many small ones, and little is
+padding. It knows dropout of probabilities, which other kernels for packed batches do not.
 Memory is O(length²) on a CPU.
 """
 
@@ -20,26 +20,22 @@ from kubetune.kernels.attention.blockwise import Rule
 from kubetune.kernels.dropout import dropout
 from kubetune.planning.activations import few_values
 
-SHORTEST = 16  # sequences up to here share one batch: smaller ones would cost more in calls than in padding
-SAME_LENGTH = 64  # up to here, all batches of a class are of one length on a CPU
+SHORTEST = 16  # the least length of rows
+SAME_LENGTH = 64  # sequences up to here share rows: batches of their own would cost more in calls than these in pairs
 
 
 class Group(NamedTuple):
-    """Sequences of like length. `source` `[size × length]`: places in the packed batch, any where there is padding;
-    `real` `[tokens]` and `place` `[tokens]`: places of what is no padding, in the packed batch and in the padded one;
-    `hidden` `[size, 1, 1, length]`: which keys are padding, or None when none are."""
+    """Rows `[size, length]` of sequences, and `hidden` `[size, 1, 1 or length, length]`: keys that a query must not
+    see, or None where it sees all."""
 
     size: int
     length: int
-    source: Tensor
-    real: Tensor
-    place: Tensor
     hidden: Tensor | None
 
 
 class Layout(NamedTuple):
-    """The groups of a packed batch, laid end to end: `source` are those of all, `place` `[tokens]` is where among them
-    each token of the packed batch stands."""
+    """The groups of a packed batch, laid end to end, each head of a row by itself: `source` are places of all among the
+    heads of the packed batch's tokens, `place` `[tokens × heads]` is where each of these stands."""
 
     groups: tuple[Group, ...]
     source: Tensor
@@ -53,12 +49,13 @@ class _Padded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, source: Tensor, place: Tensor) -> Tensor:
         ctx.save_for_backward(place)
-        return x.index_select(0, source)
+        ctx.shape = x.shape
+        return x.reshape(-1, x.shape[-1]).index_select(0, source)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (place,) = ctx.saved_tensors
-        return gradients[0].index_select(0, place), None, None
+        return gradients[0].index_select(0, place).view(ctx.shape), None, None
 
 
 class _Packed(torch.autograd.Function):
@@ -77,36 +74,62 @@ class _Packed(torch.autograd.Function):
 
 
 @lru_cache(maxsize=8)
-def _layout(cu_seqlens: tuple[int, ...], device: torch.device) -> Layout:
+def _layout(cu_seqlens: tuple[int, ...], heads: int, device: torch.device) -> Layout:
     """Made once per packed batch, not once per layer."""
     by_class: dict[int, list[tuple[int, int]]] = {}
     for start, stop in pairwise(cu_seqlens):
-        by_class.setdefault(max(SHORTEST - 1, stop - start - 1).bit_length(), []).append((start, stop))
-    groups = tuple(_group(spans, device) for _, spans in sorted(by_class.items()))
-    first, place = 0, torch.empty(cu_seqlens[-1], dtype=torch.long, device=device)
-    for group in groups:
-        place[group.real] = first + group.place
-        first += group.size * group.length
-    return Layout(groups, torch.cat([group.source for group in groups]), place)
+        by_class.setdefault(max(SAME_LENGTH - 1, stop - start - 1).bit_length(), []).append((start, stop))
+    each, first = torch.arange(heads), 0
+    groups, sources, place = [], [], torch.empty(cu_seqlens[-1], heads, dtype=torch.long)
+    for _, spans in sorted(by_class.items()):
+        size, length, real, found = _rows(spans, device)
+        source, owner = torch.zeros(size * length, dtype=torch.long), torch.full((size * length,), -1)
+        source[found], owner[found] = real, torch.arange(len(spans)).repeat_interleave(_lengths(spans))
+        hidden = _hidden(owner.view(size, 1, length), is_shared=bool(_lengths(spans)[0] <= SAME_LENGTH))
+        groups.append(Group(size, length, None if hidden is None else hidden.to(device)))
+        sources.append((source.view(size, 1, length) * heads + each[:, None]).flatten())
+        place[real] = first + (found // length * heads * length + found % length)[:, None] + each * length
+        first += len(sources[-1])
+    return Layout(tuple(groups), torch.cat(sources).to(device), place.flatten().to(device))
 
 
-def _group(spans: list[tuple[int, int]], device: torch.device) -> Group:
-    lengths = torch.tensor([stop - start for start, stop in spans])
-    size, length = len(spans), int(lengths.max())
+def _lengths(spans: list[tuple[int, int]]) -> Tensor:
+    return torch.tensor([stop - start for start, stop in spans])
+
+
+def _rows(spans: list[tuple[int, int]], device: torch.device) -> tuple[int, int, Tensor, Tensor]:
+    """Number and length of the rows for spans of a packed batch, which it sorts; the spans' places there and in the
+    rows `[tokens]`. Of short ones as many share a row as it has room for."""
+    spans.sort(key=lambda span: span[0] - span[1])
+    lengths = _lengths(spans)
+    longest = length = int(lengths[0])
     if device.type == "cpu":  # oneDNN compiles each product of new sizes, which takes longer than a small one itself
-        size = few_values(size)
-        length = max(SHORTEST, 1 << (length - 1).bit_length()) if length <= SAME_LENGTH else few_values(length)
-    real = torch.zeros(size, length, dtype=torch.bool)
-    real[: len(spans)] = torch.arange(length)[None] < lengths[:, None]
-    sources = torch.zeros(size, length, dtype=torch.long)
-    sources[: len(spans)] = torch.tensor([start for start, _ in spans])[:, None] + torch.arange(length)[None]
-    sources.masked_fill_(~real, 0)
-    hidden = None
-    if not bool(real.all()):
-        hidden = ~real[:, None, None]
-        hidden[len(spans) :] = False  # nothing but padding: the softmax of no key at all would be no number
-    source, filled, place = (t.to(device) for t in (sources.flatten(), sources[real], real.flatten().nonzero()[:, 0]))
-    return Group(size, length, source, filled, place, None if hidden is None else hidden.to(device))
+        length = few_values(longest)
+    if longest <= SAME_LENGTH:
+        length = max(SHORTEST, 1 << (longest - 1).bit_length())
+    size, firsts = 0, []
+    roomy: list[list[int]] = [[] for _ in range(length + 1)]  # rows by the room that is left in them
+    for needed in lengths.tolist():
+        shared = range(needed, length + 1) if longest <= SAME_LENGTH else ()
+        room = next((room for room in shared if roomy[room]), 0)
+        row = roomy[room].pop() if room else size
+        size, room = max(size, row + 1), room or length
+        roomy[room - needed].append(row)
+        firsts.append((row + 1) * length - room)
+    starts = torch.tensor([[start for start, _ in spans], firsts]).repeat_interleave(lengths, 1)
+    ends = lengths.cumsum(0)
+    real, place = starts + torch.arange(int(ends[-1])) - (ends - lengths).repeat_interleave(lengths)
+    return few_values(size) if device.type == "cpu" else size, length, real, place
+
+
+def _hidden(owner: Tensor, *, is_shared: bool) -> Tensor | None:
+    """Keys that a query must not see, given whose each place is, -1 for padding. Which sees padding, or all of its row:
+    the softmax of no key at all would be no number."""
+    if is_shared:
+        hidden = owner[:, :, :, None] != owner[:, :, None]
+    else:
+        hidden = (owner < 0)[:, :, None] & (owner[:, :, :1] >= 0)[:, :, None]
+    return hidden if bool(hidden.any()) else None
 
 
 def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
@@ -117,16 +140,17 @@ def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-    groups, source, place = _layout(cu_seqlens, q.device)
-    sizes = [group.size * group.length for group in groups]
+    heads = q.shape[1]
+    groups, source, place = _layout(cu_seqlens, heads, q.device)
+    sizes = [group.size * heads * group.length for group in groups]
     padded = [_Padded.apply(x, source, place).split(sizes) for x in (q, k, v)]  # type: ignore[no-untyped-call]
     rows = []
     for group, *parts in zip(groups, *padded, strict=True):
-        # `[size, heads, length, dim]`. What stands in padding is finite, and counts nowhere.
-        mine = (x.view(group.size, group.length, *x.shape[1:]).transpose(1, 2) for x in parts)
-        attended = _attend(group, rule, *mine)
-        rows.append(attended.transpose(1, 2).reshape(-1, q.shape[1], v.shape[2]))
-    return cast(Tensor, _Packed.apply(torch.cat(rows), place))  # type: ignore[no-untyped-call]
+        # What stands in padding is finite, and counts nowhere.
+        mine = (x.view(group.size, heads, group.length, -1) for x in parts)
+        rows.append(_attend(group, rule, *mine).reshape(-1, v.shape[-1]))
+    whole = rows[0] if len(rows) == 1 else torch.cat(rows)
+    return cast(Tensor, _Packed.apply(whole, place)).view(-1, heads, v.shape[-1])  # type: ignore[no-untyped-call]
 
 
 def _attend(group: Group, rule: Rule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
