@@ -37,7 +37,11 @@ class NoNamespace(Refused):
 
 
 class Unreachable(ApiError):
-    """The API server does not answer, or a connection to it broke."""
+    """The API server does not answer, or a connection to it broke. `pause_seconds`: as long as it asks to be spared."""
+
+    def __init__(self, message: str, pause_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.pause_seconds = pause_seconds
 
 
 @dataclass(frozen=True)

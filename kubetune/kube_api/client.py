@@ -24,9 +24,9 @@ from lightkube.core.generic_client import BasicRequest
 from lightkube.core.websocket import WebsocketDriver
 
 from kubetune.base.logs import scrub
-from kubetune.errors import EnvironmentFault
+from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.kube_api.api_errors import NoNamespace, Question, Refused, Unreachable, refusal
-from kubetune.kube_api.credentials import Login, read_login
+from kubetune.kube_api.credentials import Login, not_a_namespace, read_login
 from kubetune.kube_api.kinds import KINDS, key
 
 Object = dict[str, Any]
@@ -74,6 +74,8 @@ class Cluster:
     def __init__(
         self, namespace: str | None = None, *, patience_seconds: float | None = None, tell: Callable[[str], None] = say
     ) -> None:
+        if namespace and (told := not_a_namespace(namespace)):
+            raise ConfigError(told)
         login = read_login(tell)
         self.namespace = namespace or login.namespace
         self.address = login.server
@@ -318,7 +320,8 @@ class Cluster:
             path = question.kind.path(question.namespace)
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": content_type} if body is not None else {}
-        for last in self._attempts():
+        asked: list[float] = []
+        for last in self._attempts(asked):
             try:
                 response = self._http.request(
                     method, path, params=params, content=content, headers=headers, timeout=self._silence_of_one
@@ -328,6 +331,7 @@ class Cluster:
                     raise Unreachable(self._silence(error)) from None
                 continue
             if response.status_code in _TRY_AGAIN and not last:
+                asked.append(_retry_after(response))
                 continue
             self._show_warnings(response)
             if response.status_code == 404 and missing_ok and not _is_missing_namespace(response):
@@ -337,14 +341,19 @@ class Cluster:
             return response
         raise AssertionError("the last attempt returns or raises")
 
-    def _attempts(self) -> Iterator[bool]:
-        """One item for each attempt, with growing pauses between them: whether it is the last."""
+    def _attempts(self, asked: builtins.list[float]) -> Iterator[bool]:
+        """One item for each attempt, with growing pauses between them: whether it is the last.
+
+        `asked` gets the seconds that the server has asked for since.
+        """
         deadline, pause = time.monotonic() + self._patience_seconds, _FIRST_PAUSE_SECONDS
         yield False
         while (left := deadline - time.monotonic()) > 0:
-            if pause == _LONGEST_PAUSE_SECONDS:
-                self.tell_once(f"{self.address} does not answer; trying for {self._patience_seconds:.0f} s")
-            time.sleep(min(pause, left))
+            wanted = asked.pop() if asked else 0.0
+            if max(pause, wanted) >= _LONGEST_PAUSE_SECONDS:
+                how = f"asks for {wanted:.0f} s without requests" if wanted else "does not answer"
+                self.tell_once(f"{self.address} {how}; trying for {self._patience_seconds:.0f} s")
+            time.sleep(min(max(pause, wanted), left))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             yield False
         yield True
@@ -412,8 +421,15 @@ def _declined(question: Question, response: httpx2.Response) -> EnvironmentFault
     """The error for a refused stream: Refused, or Unreachable where another try may do."""
     if response.status_code in _TRY_AGAIN:
         said = str(_status(response).get("message") or "")[:_SHOWN_CHARACTERS]
-        return Unreachable(f"{question}: the API server is not ready ({response.status_code}): {said}")
+        told = f"{question}: the API server is not ready ({response.status_code}): {said}"
+        return Unreachable(told, _retry_after(response))
     return refusal(question, response.status_code, _status(response))
+
+
+def _retry_after(response: httpx2.Response) -> float:
+    """Seconds for which an overloaded server asks to be spared (RFC 9110, 10.2.3), in the form that API servers use."""
+    said = response.headers.get("retry-after", "")
+    return float(said) if said.isascii() and said.isdecimal() else 0.0
 
 
 def _object(response: httpx2.Response, *kinds: str) -> Object:

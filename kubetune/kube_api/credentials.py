@@ -9,6 +9,7 @@ import base64
 import binascii
 import json
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -32,6 +33,7 @@ Section = dict[str, Any]
 
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _DEFAULT = "~/.kube/config"
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _VERSIONS = tuple(f"client.authentication.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1"))
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 _UNAUTHORIZED = 401
@@ -147,15 +149,24 @@ def _login(config: Section, tell: Callable[[str], None]) -> Login:
     if not is_address:
         expected = "expected https://HOST:PORT"
         raise EnvironmentFault(f"{cluster['file']}: `server` is {cluster['server']}; {expected}")
+    namespace = str(context.get("namespace") or "default")
+    if told := not_a_namespace(namespace):
+        raise EnvironmentFault(f"{context['file']}: context {config['current']}: {told}")
     return Login(
         server=str(cluster["server"]),
-        namespace=str(context.get("namespace") or "default"),
+        namespace=namespace,
         verify=verify,
         auth=_auth(user, cluster, verify, tell),
         proxy=cluster.get("proxy-url"),
         tls_server_name=cluster.get("tls-server-name"),
         headers=_impersonation(user),
     )
+
+
+def not_a_namespace(name: str) -> str:
+    """The fault of a name that no namespace can have; empty for others."""
+    expected = "expected lower-case letters, digits and hyphens, up to 63"
+    return "" if _NAMESPACE.fullmatch(name) else f"namespace is {name!r}; {expected}"
 
 
 def _account() -> Login:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
-from kubetune.kube_api.api_errors import ApiError, Refused
-from kubetune.kube_api.client import Cluster, Object
+from kubetune.kube_api.api_errors import ApiError, Refused, Unreachable
+from kubetune.kube_api.client import PATIENCE_SECONDS, Cluster, Object
 
 # A watch begins again where it ended, at the price of a request; bookmarks see to it that it can.
 _WATCH_SECONDS = 20
@@ -84,7 +84,8 @@ class Informer:
                     self._failures += 1
                     if self._failures % _TRIES == 0:
                         self._revision = ""  # some proxies let no watch through: asking now and then has to do
-                    self._over.wait(_PAUSE_SECONDS)
+                    asked = error.pause_seconds if isinstance(error, Unreachable) else 0.0
+                    self._over.wait(min(max(_PAUSE_SECONDS, asked), PATIENCE_SECONDS))
         except Exception as error:  # told to whoever asks for the objects
             self._error = error
             self.changed.set()

@@ -18,7 +18,8 @@ import pytest
 import yaml
 
 from kubetune.cli import main
-from kubetune.errors import EnvironmentFault
+from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.kube_api.api_errors import Unreachable
 from kubetune.kube_api.client import Cluster
 
 V1 = "client.authentication.k8s.io/v1"
@@ -35,6 +36,7 @@ class Server(ThreadingHTTPServer):
         self.subjects: list[Any] = []
         self.good_tokens: set[str] | None = None
         self.answer = ""
+        self.busy: list[tuple[int, str]] = []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -42,6 +44,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.seen.append(dict(self.headers))
+        if self.server.busy:
+            code, seconds = self.server.busy.pop(0)
+            self.send_response(code)
+            self.send_header("Retry-After", seconds)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self.server.groups = self.headers.get_all("Impersonate-Group") or []
         self.server.paths.append(self.path)
         if isinstance(self.connection, ssl.SSLSocket) and (certificate := self.connection.getpeercert()):
@@ -329,6 +338,10 @@ def test_several_files_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ({"users": [{"name": "u", "user": {"as": "a\nb"}}]}, "user u: as is no text"),
         ({"users": [{"name": "u", "user": {"tokenFile": "config"}}]}, "tokenFile: .* more than one line of text"),
         ({"clusters": "c"}, "no kubeconfig can be read from it"),
+        (
+            {"contexts": [{"name": "x", "context": {"cluster": "c", "namespace": "a/b"}}]},
+            "config: context x: namespace is 'a/b'; expected lower-case letters, digits and hyphens, up to 63",
+        ),
     ],
 )
 def test_a_kubeconfig_that_does_not_fit_is_a_sentence(
@@ -337,6 +350,13 @@ def test_a_kubeconfig_that_does_not_fit_is_a_sentence(
     kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": "http://127.0.0.1:1"}, **change)
     with pytest.raises(EnvironmentFault, match=told):
         Cluster(patience_seconds=0).list("ConfigMap")
+
+
+def test_a_namespace_that_none_can_have_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": "http://127.0.0.1:1"})
+    for name in ("a/b", "..", "Team"):
+        with pytest.raises(ConfigError, match=rf"^namespace is '{name}'; expected lower-case letters"):
+            Cluster(name)
 
 
 def test_no_kubeconfig_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,3 +428,35 @@ def test_json_of_somebody_else_is_never_taken_for_the_clusters(
     kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": url(server)})
     with pytest.raises(EnvironmentFault, match=r"is no object of Kubernetes|broke off within a line"):
         ask(Cluster(patience_seconds=0))
+
+
+class Clock:
+    """Time that only sleeping takes."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+    def monotonic(self) -> float:
+        return sum(self.slept)
+
+
+def test_a_server_that_asks_for_a_pause_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": url(server)})
+    clock, told = Clock(), list[str]()
+    monkeypatch.setattr("kubetune.kube_api.client.time", clock)
+    cluster = Cluster(tell=told.append)
+    server.busy = [(429, "7"), (503, "1"), (503, "soon")]
+    assert cluster.list("ConfigMap") == []
+    assert clock.slept == [7, 1, 0.4]
+    assert told == [f"{url(server)} asks for 7 s without requests; trying for 60 s"]
+    server.busy = [(429, "3600")] * 3  # which nobody waits for
+    with pytest.raises(EnvironmentFault, match=r"the API server has a problem \(429\)"):
+        cluster.list("ConfigMap")
+    assert sum(clock.slept) == 7 + 1 + 0.4 + 60
+    server.busy = [(429, "5")]
+    with pytest.raises(Unreachable, match="is not ready") as found:
+        next(cluster.watch("Pod", seconds=1))
+    assert found.value.pause_seconds == 5
