@@ -63,12 +63,20 @@ def _explain_one(path: KeyPath, errors: Sequence[ErrorDetails], tree: Tree) -> l
     if "value_error" in kinds:
         text = next(str(e["ctx"]["error"]) for e in errors if e["type"] == "value_error")
         if path:
-            return [Problem(origin, f"{dotted(path)}: {text}")]
+            return [Problem(origin, f"{dotted(path)}: {text}{_from_elsewhere(path, tree)}")]
         # The checks between sections name the key they blame at the beginning of each line.
         return [Problem(tree.origin(tuple(line.split(":")[0].split("."))), line) for line in text.splitlines()]
     if not path:
         return [Problem(origin, f"{error['msg']}") for error in errors]
     return [Problem(origin, f"{dotted(path)}: found {_shown(tree.get(path))}; expected {_expected(path)}")]
+
+
+def _from_elsewhere(path: KeyPath, tree: Tree) -> str:
+    """The keys of a section that stand in another file than the section does, such as one of defaults; mostly none."""
+    section, here = tree.find(path), tree.origin(path).source
+    origins = {key: tree.origin_of((*path, key)) for key in (section if isinstance(section, dict) else ())}
+    told = [f"{key} of {origin}" for key, origin in origins.items() if origin is not None and origin.source != here]
+    return f" ({', '.join(told)}; where you want another, set that to null)" if told else ""
 
 
 def _needed(path: KeyPath) -> tuple[KeyPath, json_schema.Node]:

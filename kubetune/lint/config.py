@@ -286,6 +286,12 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
         kueues = {key: who == "kueue", "kubernetes.queue_priority": k.queue_priority is not None}
         for asking in (name for name, is_asked in kueues.items() if is_asked):
             yield error(asking, "Kueue looks at runs that name a queue only; give kubernetes.queue")
+    elif who == "volcano":
+        yield advice(
+            key,
+            "volcano beside kubernetes.queue: each has queues and quotas of its own, and Volcano keeps room for the "
+            "run's PodGroup while Kueue still holds its pods back; set kueue here, or leave kubernetes.queue out",
+        )
     for name, owner in (("queue", "volcano"), ("timeout_seconds", "coscheduling")):
         if getattr(k.scheduling, name) is not None and who != owner:
             hint = "; Kueue's is kubernetes.queue" if name == "queue" else ""

@@ -373,6 +373,17 @@ def test_every_mistake_in_the_file_is_told_with_its_line(tmp_path: Path) -> None
     assert last == "Nothing was made."
 
 
+@pytest.mark.parametrize("version", ["nosuch", "latest", "0.19.", "0..2"])
+def test_a_version_that_no_chart_can_have_is_refused(tmp_path: Path, version: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    text = EXAMPLE.read_text()
+    path.write_text(f"{text}\nkueue: {{version: v0.19.2-rc.1+build}}\n")
+    load_cluster(path)
+    path.write_text(f"{text}\nkueue: {{version: {version}}}\n")
+    with pytest.raises(ConfigError, match=f'kueue.version: found "{version}"'):
+        load_cluster(path)
+
+
 def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(

@@ -124,6 +124,7 @@ def test_what_is_left_out_is_decided_by_queue_and_scheduler() -> None:
         (["kubernetes.scheduling.queue=research"], "queue", True, "Kueue's is kubernetes.queue"),
         (["kubernetes.scheduling={gang: native, timeout_seconds: 9}"], "timeout_seconds", True, "gang is native"),
         ([VOLCANO, "kubernetes.kind=trainjob", "kubernetes.initialisers=[model]"], "gang", True, "would ever start"),
+        ([VOLCANO, "kubernetes.queue=gpu"], "gang", False, "while Kueue still holds its pods back"),
         ([VOLCANO, "kubernetes.kind=pytorchjob"], "gang", False, "--gang-scheduler-name=volcano"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,20 @@ def test_mistakes_name_the_file_of_defaults(folder: Path) -> None:
         "defaults.yaml:4: training.sed: unknown key; did you mean seed?",
     ):
         assert expected in told
+
+
+def test_a_mistake_of_two_files_names_both(folder: Path) -> None:
+    outputs = "kubernetes: {image: a, storage: {outputs: {claim: shared}}}\n"
+    (folder / "defaults.yaml").write_text(outputs)
+    run = "kubernetes:\n  storage: {cache: {size: 1Gi}, outputs: {size: 5Gi%s}}\n"
+    with pytest.raises(ConfigError) as caught:
+        load(folder, run % "")
+    place = folder / "defaults.yaml"
+    expected = f"run.yaml:5: kubernetes.storage.outputs: give exactly one of .* size and claim .claim of {place}:1; "
+    assert re.search(expected, str(caught.value)), caught.value
+    config = load(folder, run % ", claim: null")
+    assert config.kubernetes is not None
+    assert config.kubernetes.storage.outputs.size == "5Gi"
 
 
 def test_secrets_are_refused_there_too(folder: Path) -> None:

@@ -27,6 +27,7 @@ HOURS_PER_MONTH = 730
 
 ResourceName = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$", examples=["tune-gpu"])]
 ResourceId = Annotated[str, Field(pattern=r"^[a-z0-9]+-[a-z0-9]+$", examples=["project-e00abc"])]
+ChartVersion = Annotated[str, Field(pattern=r"^v?[0-9]+(\.[0-9]+){0,2}([+-][A-Za-z0-9.+-]+)?$", examples=["0.19.2"])]
 Price = Annotated[float | None, Field(ge=0)]
 
 
@@ -134,7 +135,7 @@ class CsiChartConfig(Section):
         pattern=r"^[A-Za-z0-9:/._-]+$",
         description="Helm chart of the driver that makes volumes of folders on the shared filesystem.",
     )
-    version: str = Field("0.1.3", pattern=r"^[A-Za-z0-9.+-]+$", description="Version of the chart.")
+    version: ChartVersion = Field("0.1.3", description="Version of the chart.")
     namespace: Label = Field("kube-system", description="Where the driver runs.")
     storage_class: Name = Field("csi-mounted-fs-path-sc", description="The storage class that the chart makes.")
     values: dict[str, str] = Field(default_factory=dict, description="More values of the chart, such as tolerations.")
@@ -146,7 +147,7 @@ class JobSetChartConfig(Section):
     chart: str = Field(
         "oci://registry.k8s.io/jobset/charts/jobset", pattern=r"^[A-Za-z0-9:/._-]+$", description="Helm chart."
     )
-    version: str = Field("0.12.0", pattern=r"^[A-Za-z0-9.+-]+$", description="Version of the chart.")
+    version: ChartVersion = Field("0.12.0", description="Version of the chart.")
     namespace: Label = Field("jobset-system", description="Where its controller runs.")
     values: dict[str, str] = Field(default_factory=dict, description="Values of the chart.")
 
@@ -157,7 +158,7 @@ class KueueChartConfig(JobSetChartConfig):
     chart: str = Field(
         "oci://registry.k8s.io/kueue/charts/kueue", pattern=r"^[A-Za-z0-9:/._-]+$", description="Helm chart."
     )
-    version: str = Field("0.19.2", pattern=r"^[A-Za-z0-9.+-]+$", description="Version of the chart.")
+    version: ChartVersion = Field("0.19.2", description="Version of the chart.")
     namespace: Label = Field("kueue-system", description="Where its controller runs.")
 
 
@@ -182,9 +183,7 @@ class NebiusCluster(Section):
     filesystem: FilesystemConfig | None = Field(None, description="Shared filesystem, mounted by every node.")
     node_groups: tuple[NodeGroupConfig, ...] = Field(min_length=1, description="The nodes.")
     csi: CsiChartConfig = Field(default_factory=CsiChartConfig, description="Driver of the shared volumes.")
-    jobset: JobSetChartConfig | None = Field(
-        None, description="JobSet, for runs with `kubernetes.kind: jobset`; `{}` installs it."
-    )
+    jobset: JobSetChartConfig | None = Field(None, description="JobSet, which `kind: jobset` needs; `{}` installs it.")
     kueue: KueueChartConfig | None = Field(None, description="Kueue, for runs with `kubernetes.queue`.")
     claims: tuple[ClaimConfig, ...] = Field((), description="Shared claims (ReadWriteMany) on the filesystem.")
     ready_minutes: int = Field(60, ge=1, le=1440, description="How long each part may take until it runs.")
