@@ -44,6 +44,14 @@ def _target_modules(theirs: Any) -> Any:
     return theirs
 
 
+def _trackers(theirs: Any) -> Any:
+    """The names of transformers' `report_to`, each switched on."""
+    if isinstance(theirs, dict):
+        return theirs
+    names = theirs if isinstance(theirs, list) else [theirs]
+    return SAYS_NOTHING if set(map(str, names)) <= {"none", "None"} else {str(name): True for name in names}
+
+
 _METHOD: dict[Any, Any] = {"lora": {}, "full": None}
 _SWITCH: dict[Any, Any] = {True: {}, False: None}
 
@@ -116,6 +124,7 @@ ALIASES |= {
     "load_in_4bit": Alias("quantization", {True: "4bit", False: SAYS_NOTHING}),
     "load_in_8bit": Alias("quantization", {True: "8bit", False: SAYS_NOTHING}),
     "quantization_bit": Alias("quantization", {4: "4bit", 8: "8bit"}),
+    **dict.fromkeys(("report_to", "training.report_to"), Alias("tracking", _trackers)),
     "resume_from_checkpoint": Alias("training.resume", {True: "must", False: SAYS_NOTHING}),
 }
 

@@ -35,6 +35,25 @@ def test_our_own_earlier_names_are_still_understood(tmp_path: Path, text: str) -
     assert (config.training.fused_forwards, config.training.preflight, config.logging.before_after) == (False, True, 2)
 
 
+@pytest.mark.parametrize(
+    ("text", "tensorboard", "mlflow"),
+    [
+        ("report_to: none", False, False),
+        ("report_to: [tensorboard, mlflow]", True, True),
+        ("training: {report_to: mlflow}", False, True),
+    ],
+)
+def test_report_to_names_trackers(tmp_path: Path, text: str, tensorboard: bool, mlflow: bool) -> None:
+    tracking = load(tmp_path, f"model: a/b\ndata: {{train: a.jsonl}}\n{text}\n").tracking
+    assert (tracking.tensorboard, tracking.mlflow is not None) == (tensorboard, mlflow)
+
+
+@pytest.mark.parametrize("text", ["all", "[comet_ml]", "{a: 1}"])
+def test_a_tracker_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"run.yaml:3: tracking\..*: unknown key; known here: tensorboard, mlflow"):
+        load(tmp_path, f"model: a/b\ndata: {{train: a.jsonl}}\nreport_to: {text}\n")
+
+
 LLAMA_FACTORY = """\
 model_name_or_path: Qwen/Qwen3-4B
 finetuning_type: lora

@@ -84,6 +84,12 @@ def test_the_rank_is_one_that_vllm_takes(rank: int, flag: int) -> None:
     assert f"--max-lora-rank={flag}" in line
 
 
+def test_a_folder_that_no_volume_holds_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    base = "/models/base"
+    assert cli.main(["serve", "--render", "--base", base, "a=/outputs/a/exports/one", "b=/adapters/b"]) == 0
+    assert "no volume of the pods holds /models/base, /adapters/b: --image must" in capsys.readouterr().err
+
+
 def test_the_curl_asks_for_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["a=acme/a", "--base=Qwen/Qwen3-8B", "--api-key-secret=key"]
     assert cli.main(["serve", "--render", *words]) == 0

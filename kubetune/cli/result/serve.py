@@ -22,7 +22,7 @@ from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import OK, ConfigError
 from kubetune.lint.objects import check_objects
 from kubetune.manifests import dump
-from kubetune.manifests.spec import OUTPUTS, RunSpec, on_hub, run_name
+from kubetune.manifests.spec import CACHE, OUTPUTS, RunSpec, on_hub, run_name
 from kubetune.planning.plan import make_plan
 from kubetune.plugins.serving.manifests import IMAGE, LORA_RANKS, WAITING, Adapter, Serving, serve, trial
 
@@ -239,6 +239,13 @@ def _notes(spec: RunSpec, serving: Serving) -> list[str]:
         notes.append(
             f"the exports are read from claim {spec.kubernetes.storage.outputs.claim or 'of the run'}: they must be on "
             "that volume, not only on this machine (`kubetune push` and ORG/NAME need no volume)"
+        )
+    paths = (serving.model, *(adapter.path for adapter in serving.adapters))
+    in_image = [path for path in paths if path.startswith("/") and not path.startswith((f"{OUTPUTS}/", f"{CACHE}/"))]
+    if in_image:
+        notes.append(
+            f"no volume of the pods holds {', '.join(in_image)}: --image must contain it. Volumes are mounted at "
+            f"{OUTPUTS} (exports of runs) and {CACHE} (downloads)"
         )
     if serving.max_replicas:
         notes.append(f"the autoscaler needs the metric {WAITING} in the custom metrics API (prometheus-adapter)")
