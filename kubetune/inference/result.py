@@ -26,7 +26,7 @@ from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.data.prepared import data_facts, identity
 from kubetune.data.prepared.data_facts import DataFacts
 from kubetune.data.reading.hub import is_local
-from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
+from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
 from kubetune.models import loading, quantization
 from kubetune.models.padding_free import unwrap
@@ -111,10 +111,10 @@ class Result:
 
     @contextmanager
     def checked(self, *, base: bool | None = None) -> Iterator[None]:
-        """Within, what the result needs is loaded; at the end it is known to be what the run was trained with.
+        """Within, what the result needs is loaded; at the end it is known to be what the run trained with and saved.
 
         `base`: whether the base is loaded; left out, whether the checkpoint is an adapter. Raises ConfigError, and
-        EnvironmentFault where what fails is a damaged checkpoint.
+        EnvironmentFault where the checkpoint is damaged.
         """
         if base and self.config.model.path == str(self.checkpoint):
             raise _not_here(self.run_dir, self.trained.model.path)
@@ -127,9 +127,24 @@ class Result:
         except errors.KubetuneError:
             raise
         except Exception as error:
-            if damage := checkpoints.verify(self.checkpoint):
-                raise errors.EnvironmentFault(f"{self.checkpoint} {damage}; choose another --checkpoint") from error
+            self._require_whole(error)
             raise
+        self._require_whole(None)
+
+    def _require_whole(self, error: Exception | None) -> None:
+        if self.damage:
+            raise errors.EnvironmentFault(f"{self.checkpoint} {self.damage}; choose another --checkpoint") from error
+
+    @cached_property
+    def damage(self) -> str | None:
+        """The damage of the checkpoint, but for that of the optimizer's state, which no result needs; mostly None.
+
+        What was found whole before and has not changed since is not read again.
+        """
+        cache = cache_folder(self.trained.data.cache)
+        return checkpoints.verify(
+            self.checkpoint, but="optimizer*", digest=lambda path: identity.content_of(path, cache)[0].sha256
+        )
 
     @property
     def _has_own_tokenizer(self) -> bool:

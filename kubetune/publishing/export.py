@@ -74,8 +74,8 @@ def export_run(
     """
     result = open_result(run_dir, which, model)
     config = result.config  # says so at once where the base is not here
-    if problem := checkpoints.verify(result.checkpoint):
-        raise errors.ConfigError(f"{result.checkpoint} {problem}; choose another --step. Nothing was written.")
+    if result.damage:
+        raise errors.ConfigError(f"{result.checkpoint} {result.damage}; choose another --step. Nothing was written.")
     if merged and config.lora is None:
         raise errors.ConfigError(f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out")
     kind = _kind(config, merged)

@@ -225,25 +225,31 @@ class Check:
         return {name: self._content(path, known.get(name), cache) for name, path in sorted(paths.items())}
 
     def _content(self, path: Path, known: Content | None, cache: Path) -> Content:
-        real = path.resolve()
-        facts = real.stat()
-        stamp = (facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns)
-        if known is not None and known.stamp == stamp:
-            return known
-        if _BLOB.fullmatch(real.name) and real.parent.name == "blobs":  # the hub's cache names it by its checksum
-            return Content(real.name, facts.st_size, stamp)
-        kept = cache / "checksums" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json"
-        with suppress(OSError, errors.EnvironmentFault, KeyError):
-            before = files.read_object(kept)
-            if tuple(before["stamp"]) == stamp:
-                return Content(str(before["sha256"]), facts.st_size, stamp)
-        found = Content(files.sha256_file(real), facts.st_size, stamp)
-        self.bytes_read += facts.st_size
-        if facts.st_size < _WORTH_KEEPING_BYTES:
-            return found
+        found, size = content_of(path, cache, known)
+        self.bytes_read += size
+        return found
+
+
+def content_of(path: Path, cache: Path, known: Content | None = None) -> tuple[Content, int]:
+    """A file's content, and the bytes that were read for it: none where it has the stamp that it was `known` by, or
+    that the cache holds."""
+    real = path.resolve()
+    facts = real.stat()
+    stamp = (facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns)
+    if known is not None and known.stamp == stamp:
+        return known, 0
+    if _BLOB.fullmatch(real.name) and real.parent.name == "blobs":  # the hub's cache names it by its checksum
+        return Content(real.name, facts.st_size, stamp), 0
+    kept = cache / "checksums" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json"
+    with suppress(OSError, errors.EnvironmentFault, KeyError):
+        before = files.read_object(kept)
+        if tuple(before["stamp"]) == stamp:
+            return Content(str(before["sha256"]), facts.st_size, stamp), 0
+    found = Content(files.sha256_file(real), facts.st_size, stamp)
+    if facts.st_size >= _WORTH_KEEPING_BYTES:
         with suppress(errors.EnvironmentFault):  # a cache that cannot be written to costs time, no more
             files.write_atomic(kept, json.dumps({"path": str(real), "sha256": found.sha256, "stamp": stamp}) + "\n")
-        return found
+    return found, facts.st_size
 
 
 @contextmanager
