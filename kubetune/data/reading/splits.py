@@ -120,11 +120,16 @@ def changes(stats: dict[str, Any]) -> list[str]:
             "beginning is trained and never asked for. Set model.chat_template to one that begins both alike"
         ),
         "special_texts": "with special tokens in their texts, which become such tokens",
-        "images_above_budget": "images of more tokens than vision.image_max_tokens, since they are so narrow",
-        "images_animated": "animated images, of which only the first frame is seen",
-        "images_deep": "images with more than 8 bits of grey, whose brighter parts become white",
     }
-    return [f"{stats[name]:,} {meaning}" for name, meaning in meanings.items() if stats.get(name)]
+    of_images = {
+        "images_above_budget": ("image", " of more tokens than vision.image_max_tokens, being so narrow"),
+        "images_animated": ("animated image", ", the first frame of which alone is seen"),
+        "images_deep": ("image", " with more than 8 bits of grey, whose brighter parts become white"),
+    }
+    return [
+        *(f"{stats[name]:,} {meaning}" for name, meaning in meanings.items() if stats.get(name)),
+        *(f"{counted(stats[name], unit)}{how}" for name, (unit, how) in of_images.items() if stats.get(name)),
+    ]
 
 
 def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
