@@ -7,7 +7,7 @@ fused update per step, and updates that bf16 weights would round away are kept b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
+from kubetune.optimizer.rows import Collected, OccurringRows
 from kubetune.optimizer.shards import OptimizerShard
 
 STRETCH = 2**12
@@ -46,29 +47,6 @@ def sum_of_squares(vector: Tensor) -> float:
     return float(stretches + torch.linalg.vector_norm(vector[whole:]).double().square())
 
 
-@dataclass
-class Collected:
-    """Sum of one parameter's gradient in fp32: a part of the optimizer's `gradient`."""
-
-    gradient: Tensor
-    is_zero: bool = True
-
-    def add(self, gradient: Tensor) -> None:
-        """Add what autograd made, of whatever dtype, dense or of some rows."""
-        # Adding bf16 to fp32 first makes an fp32 copy: four times the work of writing it where nothing is yet.
-        if gradient.is_sparse:
-            self.opened().index_add_(0, gradient._indices()[0], gradient._values().float())
-        elif self.is_zero:
-            self.opened().copy_(gradient)
-        else:
-            self.gradient.add_(gradient)
-
-    def opened(self) -> Tensor:
-        """The sum, for those who add to it themselves (kernels/cross_entropy.py)."""
-        self.is_zero = False
-        return self.gradient
-
-
 class FlatAdamW:
     """AdamW (arXiv 1711.05101) over flat buffers.
 
@@ -96,6 +74,7 @@ class FlatAdamW:
         for (_, parameter), part in zip(named, held, strict=True):
             span = slice(start, start + part.numel())
             self._adopt(parameter, self.master[span].view_as(part), self.gradient[span].view_as(part))
+            self._watch(parameter, span)
             start = span.stop
 
     def _adopt(self, parameter: nn.Parameter, value: Tensor, gradient: Tensor) -> None:
@@ -115,6 +94,13 @@ class FlatAdamW:
         parameter.register_post_accumulate_grad_hook(collect)
         self._mirrors.append((parameter, value))
 
+    def _watch(self, parameter: nn.Parameter, span: slice) -> None:
+        """Let a table of words be moved by the rows that occur; decay moves all."""
+        collected, is_moved_whole = self.collected.get(parameter), bool(self.settings.weight_decay)
+        if collected and parameter.dtype != torch.float32 and not is_moved_whole and OccurringRows.fit(parameter, span):
+            parts = tuple(part.view(parameter.shape) for part in self._buffers(span))
+            collected.occurring = OccurringRows(parameter, span, parts)
+
     @property
     def size(self) -> int:
         """Trained parameters of the whole model."""
@@ -127,49 +113,83 @@ class FlatAdamW:
 
     def reduce_gradient(self, world: World) -> float:
         """Add `gradient` over all ranks; returns its norm, the same on each."""
+        if world.size > 1:
+            for collected in self.collected.values():
+                collected.opened()  # other ranks have other rows
         process_group.sum_(self.gradient, world)
         return self.gradient_norm()
 
     def gradient_norm(self) -> float:
         """The norm of what this rank holds of the gradient."""
-        return math.sqrt(sum_of_squares(self.gradient))
+        parts = [self.gradient[span] for span in self._around()] + [rows.gradient() for rows in self._occurring()]
+        return math.sqrt(sum(sum_of_squares(part) for part in parts))
 
     def scale_gradient(self, factor: float, norm: float, largest: float) -> None:
         """Multiply the gradient by `factor`, which makes its norm `norm`, and clip that to `largest` (0: never)."""
         if 0 < largest < norm:
             factor *= largest / norm
         if factor != 1.0:
-            self.gradient.mul_(factor)
+            for part in (
+                *(self.gradient[span] for span in self._around()),
+                *(rows.buffers()[1] for rows in self._occurring()),
+            ):
+                part.mul_(factor)
 
     def update(self, learning_rate: float) -> None:
         """One AdamW step from `gradient`, which is zeroed afterwards."""
         self.step_count += 1
-        for span, decay in ((slice(0, self._decayed), self.settings.weight_decay), (slice(self._decayed, None), 0.0)):
-            if len(self.master[span]):
-                # The fused kernel itself: torch.optim.AdamW imports torch._dynamo, which costs a second of start-up.
-                torch._fused_adamw_(
-                    [self.master[span]],
-                    [self.gradient[span]],
-                    [self.exp_avg[span]],
-                    [self.exp_avg_sq[span]],
-                    [],
-                    [self.step_count],
-                    lr=learning_rate,
-                    beta1=self.settings.beta1,
-                    beta2=self.settings.beta2,
-                    weight_decay=decay,
-                    eps=self.settings.epsilon,
-                    amsgrad=False,
-                    maximize=False,
-                )
+        for span in self._around():
+            middle = min(max(span.start, self._decayed), span.stop)
+            self._move(self._buffers(slice(span.start, middle)), learning_rate, self.settings.weight_decay)
+            self._move(self._buffers(slice(middle, span.stop)), learning_rate, 0.0)
+        for rows in self._occurring():
+            self._move(rows.buffers(), learning_rate, 0.0)
         self.clear_gradient()
         self._refresh()
 
+    def _buffers(self, span: slice) -> list[Tensor]:
+        return [buffer[span] for buffer in (self.master, self.gradient, self.exp_avg, self.exp_avg_sq)]
+
+    def _move(self, buffers: Sequence[Tensor], learning_rate: float, decay: float) -> None:
+        """Move what stands in parts of the four buffers by a step."""
+        master, gradient, exp_avg, exp_avg_sq = buffers
+        if len(master):
+            # The fused kernel itself: torch.optim.AdamW imports torch._dynamo, which costs a second of start-up.
+            torch._fused_adamw_(
+                [master],
+                [gradient],
+                [exp_avg],
+                [exp_avg_sq],
+                [],
+                [self.step_count],
+                lr=learning_rate,
+                beta1=self.settings.beta1,
+                beta2=self.settings.beta2,
+                weight_decay=decay,
+                eps=self.settings.epsilon,
+                amsgrad=False,
+                maximize=False,
+            )
+
     def clear_gradient(self) -> None:
         """Forget what was added up, so that the next gradient is the first."""
-        self.gradient.zero_()
+        for span in self._around():
+            self.gradient[span].zero_()
+        for rows in self._occurring():
+            rows.clear_gradient()
         for collected in self.collected.values():
             collected.is_zero = True
+
+    def _occurring(self) -> list[OccurringRows]:
+        return [c.occurring for c in self.collected.values() if c.occurring and not c.occurring.is_empty]
+
+    def _around(self) -> Iterator[slice]:
+        """Stretches of the buffers between tables whose rows are moved by themselves."""
+        start = 0
+        for rows in self._occurring():
+            yield slice(start, rows.span.start)
+            start = rows.span.stop
+        yield slice(start, len(self.gradient))
 
     def mirror(self, copies: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
         """Keep copies of trained parameters, of whatever dtype, equal to them from now on."""
@@ -177,11 +197,17 @@ class FlatAdamW:
         self._refresh()
 
     def _refresh(self) -> None:
-        if self._mirrors:
-            torch._foreach_copy_([process_group.local(p) for p, _ in self._mirrors], [v for _, v in self._mirrors])
+        tables = self._occurring()
+        for rows in tables:
+            rows.refresh()
+        mirrors = [(p, value) for p, value in self._mirrors if not any(p is rows.weight for rows in tables)]
+        if mirrors:
+            torch._foreach_copy_([process_group.local(p) for p, _ in mirrors], [value for _, value in mirrors])
 
     def state(self) -> dict[str, Tensor]:
         """Tensors that a checkpoint needs to go on bit by bit."""
+        for rows in self._occurring():
+            rows.write_back()
         return {name: getattr(self, name) for name in ("master", "exp_avg", "exp_avg_sq", "step_count")}
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -190,4 +216,9 @@ class FlatAdamW:
             if name not in state or (state[name].shape, state[name].dtype) != (tensor.shape, tensor.dtype):
                 raise ValueError(f"optimizer state {name!r} does not fit this model")
             tensor.copy_(state[name])
+        found = [collected.occurring and collected.occurring.read_again() for collected in self.collected.values()]
+        for collected in self.collected.values():
+            collected.occurring = None
         self._refresh()
+        for collected, rows in zip(self.collected.values(), found, strict=True):
+            collected.occurring = rows

@@ -46,6 +46,9 @@ class FlatAdamW8bit(FlatAdamW):
         blocks = sum(-(-(span.stop - span.start) // BLOCK) for span in self._spans)
         self.scale, self.scale_sq = (torch.zeros(blocks, device=device) for _ in range(2))
 
+    def _watch(self, parameter: nn.Parameter, span: slice) -> None:
+        """Numbers that share a scale are moved together, so no row is by itself."""
+
     def update(self, learning_rate: float) -> None:
         """One AdamW step from `gradient`, which is zeroed afterwards."""
         from bitsandbytes.functional import optimizer_update_8bit_blockwise

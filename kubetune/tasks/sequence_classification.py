@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -49,6 +50,9 @@ AUTO_CLASS = "AutoModelForSequenceClassification"
 
 SMALL_WORK = 2**33
 """Weights of layers × tokens up to which products for a new number of tokens cost more to compile than a few tokens."""
+
+_WEIGHTS: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
+"""Of a model's linear layers: they are counted once, not in every micro-batch."""
 
 
 class Outputs(NamedTuple):
@@ -131,8 +135,10 @@ def even_length(learner: Learner, batch: Batch) -> Batch:
     is_exact = learner.lm.dtype == torch.float32 or batch.input_ids.device.type != "cpu"
     if is_exact or not learner.route.padding_free or learner.routing.counts is not None:  # experts count what they do
         return batch
-    weights = sum(m.weight.numel() for m in learner.lm.modules() if isinstance(m, torch.nn.Linear))
-    return filled_up(batch) if weights * batch.num_tokens < SMALL_WORK else batch
+    if learner.lm not in _WEIGHTS:
+        linear = (m for m in learner.lm.modules() if isinstance(m, torch.nn.Linear))
+        _WEIGHTS[learner.lm] = sum(m.weight.numel() for m in linear)
+    return filled_up(batch) if _WEIGHTS[learner.lm] * batch.num_tokens < SMALL_WORK else batch
 
 
 def loss(learner: Learner, batch: Batch, scale: float) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.optimizer.adamw import STRETCH, AdamSettings, FlatAdamW, decays, sum_of_squares
 from kubetune.optimizer.adamw_sharded import ShardedAdamW
+from kubetune.optimizer.rows import LEAST, Collected
 from tests.ranks import run_ranks
 
 WORDS, WIDTH, LABELS = 40, 24, 3
@@ -103,8 +105,64 @@ def test_a_trained_table_of_words_leaves_out_those_that_do_not_occur(dtype: torc
     model(input_ids=torch.tensor([[5, 6, 5]])).logits.float().sum().backward()
     assert sparse == [dtype == torch.bfloat16]
     assert optimizer.gradient.count_nonzero() > 0
-    collected = optimizer.collected[table.weight].gradient
-    assert collected.abs().sum(1).nonzero().flatten().tolist() == [5, 6]
+    gradient = optimizer.collected[table.weight].gradient
+    assert gradient.abs().sum(1).nonzero().flatten().tolist() == [5, 6]
+
+
+def trained_words(*, occurring: bool) -> tuple[nn.Embedding, FlatAdamW]:
+    torch.manual_seed(0)
+    words = nn.Embedding(LEAST // 64, 64, sparse=True).bfloat16()
+    optimizer = FlatAdamW(nn.ModuleList([words, nn.Linear(64, 5)]).named_parameters(), AdamSettings())
+    if not occurring:
+        collected(words, optimizer).opened()
+    return words, optimizer
+
+
+def collected(words: nn.Embedding, optimizer: FlatAdamW) -> Collected:
+    return optimizer.collected[cast(nn.Parameter, words.weight)]
+
+
+def learn(words: nn.Embedding, optimizer: FlatAdamW, step: int, new: int, world: World | None = None) -> float:
+    draw = torch.Generator().manual_seed(step)
+    for _ in range(2):
+        ids = torch.cat([torch.randint(0, 9, (8,), generator=draw), torch.arange(300 * step, 300 * step + new)])
+        (words(ids) * torch.randn(len(ids), 64, generator=draw)).float().square().sum().backward()
+    norm = optimizer.reduce_gradient(world or World())
+    optimizer.scale_gradient(1.0, 2.0, 1.0)
+    optimizer.update(RATE)
+    return norm
+
+
+def is_same(mine: tuple[nn.Embedding, FlatAdamW], theirs: tuple[nn.Embedding, FlatAdamW]) -> bool:
+    state = theirs[1].state()
+    return torch.equal(mine[0].weight, theirs[0].weight) and all(
+        torch.equal(value, state[name]) for name, value in mine[1].state().items()
+    )
+
+
+@pytest.mark.parametrize("new", [20, 1200], ids=["few", "too many in the end"])
+def test_moving_the_words_that_occur_alone_changes_no_bit(new: int) -> None:
+    whole, rare, again = (trained_words(occurring=occurring) for occurring in (False, True, True))
+    for step in range(5):
+        norms = [learn(*each, step, new) for each in (whole, rare, again)]
+        assert norms[1] == norms[2] == pytest.approx(norms[0], rel=1e-6)
+        assert is_same(rare, whole)
+        assert is_same(again, whole)
+        if step == 2:
+            again = trained_words(occurring=True)
+            again[1].load(rare[1].state())
+    assert (collected(*rare).occurring is None) == (new == 1200)
+
+
+def test_words_that_do_not_occur_are_not_moved() -> None:
+    words, optimizer = trained_words(occurring=True)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        learn(words, optimizer, 0, 20)
+    moved = [event.input_shapes[0] for event in profile.events() or () if event.name == "aten::_fused_adamw_"]
+    assert len(moved) == 3  # the head's weights, its bias, and the words
+    occurring = collected(words, optimizer).occurring
+    assert occurring is not None
+    assert [len(buffer) for buffer in occurring.buffers()] == [20 * 64] * 4
 
 
 def drawn(size: int, rank: int = 0) -> Tensor:
@@ -121,7 +179,7 @@ def norm_in_fp64(*gradients: Tensor) -> float:
 
 def holding(kind: type[FlatAdamW], gradient: Tensor) -> FlatAdamW:
     optimizer = object.__new__(kind)
-    optimizer.gradient = gradient
+    optimizer.gradient, optimizer.collected = gradient, {}
     return optimizer
 
 
@@ -153,14 +211,20 @@ def test_a_norm_of_what_is_not_finite_is_not_finite(value: float) -> None:
     assert not math.isfinite(holding(FlatAdamW, gradient).reduce_gradient(World()))
 
 
-def norms(world: World) -> list[float]:
+def norms(world: World) -> tuple[list[float], list[int]]:
     kinds = (FlatAdamW, ShardedAdamW)
-    return [holding(kind, drawn(3_000_000, world.rank)).reduce_gradient(world) for kind in kinds]
+    found = [holding(kind, drawn(3_000_000, world.rank)).reduce_gradient(world) for kind in kinds]
+    words, optimizer = trained_words(occurring=True)
+    before = words.weight.detach().clone()
+    found.append(learn(words, optimizer, 2 * world.rank, 20, world))
+    return found, (before != words.weight).any(1).nonzero().flatten().tolist()
 
 
-def test_the_norm_over_two_ranks_is_that_of_fp64() -> None:
+def test_two_ranks_have_the_norm_of_fp64_and_the_words_of_both() -> None:
     first, second = run_ranks(norms, 2)
     assert first == second
+    (copies, slices, _), words = first
     parts = [drawn(3_000_000, rank) for rank in (0, 1)]
-    assert first[0] == pytest.approx(norm_in_fp64(parts[0] + parts[1]), rel=1e-6)  # copies: gradients are summed
-    assert first[1] == pytest.approx(norm_in_fp64(*parts), rel=1e-6)  # slices: the whole is both
+    assert copies == pytest.approx(norm_in_fp64(parts[0] + parts[1]), rel=1e-6)  # gradients are summed
+    assert slices == pytest.approx(norm_in_fp64(*parts), rel=1e-6)  # the whole is both
+    assert words == [*range(20), *range(600, 620)]
