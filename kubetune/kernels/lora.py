@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from kubetune.kernels.cross_entropy import GradientSum
-from kubetune.kernels.dropout import draw
+from kubetune.kernels.dropout import draw, numbers
 from kubetune.kernels.products import add_times, times
 
 
@@ -64,7 +64,7 @@ def lora_forward(
     if adapters.dropout:
         kept, growth = draw(rows, adapters.dropout)
         scale *= growth
-    low = (down @ (rows if kept is None else rows * kept).t()).t()
+    low = (down @ (rows if kept is None else rows * numbers(kept, rows.dtype)).t()).t()
     ctx.spans = [slice(*span) for span in pairwise(accumulate((len(layer.a) for layer in layers), initial=0))]
     outputs = []
     for layer, up, span in zip(layers, ups, ctx.spans, strict=True):
@@ -108,9 +108,9 @@ def lora_backward(ctx: Any, product: Callable[..., Tensor], grads: Sequence[Tens
         if kept is None:
             d_x.addmm_(d_low.t(), down, alpha=ctx.scale)
         else:
-            d_x.add_((d_low.t() @ down).mul_(kept), alpha=ctx.scale)
+            d_x.add_((d_low.t() @ down).mul_(numbers(kept, d_y.dtype)), alpha=ctx.scale)
         d_x = d_x.view(ctx.shape)
-    d_down = d_low @ (rows if kept is None else rows * kept)
+    d_down = d_low @ (rows if kept is None else rows * numbers(kept, rows.dtype))
     found: list[Tensor | None] = []
     for i, (d_b, span) in enumerate(zip(d_bs, ctx.spans, strict=True)):
         found += [*(_summed(ctx, 2 * i + j, d) for j, d in enumerate((d_down[span], d_b))), *(None,) * (1 + width)]

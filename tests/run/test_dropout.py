@@ -14,7 +14,7 @@ from kubetune.adapters.lora import add_lora
 from kubetune.adapters.shared_input import is_plain_lora
 from kubetune.config.schema import LoraConfig
 from kubetune.kernels import lora
-from kubetune.kernels.dropout import draw, dropout, seed
+from kubetune.kernels.dropout import draw, dropout, numbers, seed
 from kubetune.models.fused_forwards import swap_forwards
 from tests.architectures import PROMISED, build_model
 
@@ -38,6 +38,12 @@ def test_the_share_asked_for_is_dropped_and_the_rest_scaled(p: float, dtype: tor
     for distance in (1, 2, 3, 4):
         both = float((dropped[:-distance] * dropped[distance:]).mean())
         assert both == pytest.approx(p * p, abs=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_mask_is_ones_and_zeros(dtype: torch.dtype) -> None:
+    kept, _ = draw(torch.ones(100, 100), 0.3)
+    assert torch.equal(numbers(kept, dtype), kept.to(dtype))
 
 
 def test_the_seed_decides() -> None:

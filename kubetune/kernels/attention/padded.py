@@ -25,8 +25,8 @@ SAME_LENGTH = 64  # sequences up to here share rows: batches of their own would 
 
 
 class Group(NamedTuple):
-    """Rows `[size, length]` of sequences, and `hidden` `[size, 1, 1 or length, length]`: keys that a query must not
-    see, or None where it sees all."""
+    """Rows `[size, length]` of sequences. `hidden` `[size, 1, 1 or length, length]` is added to scores: minus infinity
+    at keys that a query must not see; None where it sees all."""
 
     size: int
     length: int
@@ -74,7 +74,7 @@ class _Packed(torch.autograd.Function):
 
 
 @lru_cache(maxsize=8)
-def _layout(cu_seqlens: tuple[int, ...], heads: int, device: torch.device) -> Layout:
+def _layout(cu_seqlens: tuple[int, ...], heads: int, device: torch.device, dtype: torch.dtype) -> Layout:
     """Made once per packed batch, not once per layer."""
     by_class: dict[int, list[tuple[int, int]]] = {}
     for start, stop in pairwise(cu_seqlens):
@@ -85,7 +85,7 @@ def _layout(cu_seqlens: tuple[int, ...], heads: int, device: torch.device) -> La
         size, length, real, found = _rows(spans, device)
         source, owner = torch.zeros(size * length, dtype=torch.long), torch.full((size * length,), -1)
         source[found], owner[found] = real, torch.arange(len(spans)).repeat_interleave(_lengths(spans))
-        hidden = _hidden(owner.view(size, 1, length), is_shared=bool(_lengths(spans)[0] <= SAME_LENGTH))
+        hidden = _hidden(owner.view(size, 1, length), dtype, is_shared=bool(_lengths(spans)[0] <= SAME_LENGTH))
         groups.append(Group(size, length, None if hidden is None else hidden.to(device)))
         sources.append((source.view(size, 1, length) * heads + each[:, None]).flatten())
         place[real] = first + (found // length * heads * length + found % length)[:, None] + each * length
@@ -122,14 +122,15 @@ def _rows(spans: list[tuple[int, int]], device: torch.device) -> tuple[int, int,
     return few_values(size) if device.type == "cpu" else size, length, real, place
 
 
-def _hidden(owner: Tensor, *, is_shared: bool) -> Tensor | None:
+def _hidden(owner: Tensor, dtype: torch.dtype, *, is_shared: bool) -> Tensor | None:
     """Keys that a query must not see, given whose each place is, -1 for padding. Which sees padding, or all of its row:
     the softmax of no key at all would be no number."""
     if is_shared:
         hidden = owner[:, :, :, None] != owner[:, :, None]
     else:
         hidden = (owner < 0)[:, :, None] & (owner[:, :, :1] >= 0)[:, :, None]
-    return hidden if bool(hidden.any()) else None
+    # To add these takes a tenth of the time of filling by a mask.
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf")) if bool(hidden.any()) else None
 
 
 def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
@@ -141,7 +142,7 @@ def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     heads = q.shape[1]
-    groups, source, place = _layout(cu_seqlens, heads, q.device)
+    groups, source, place = _layout(cu_seqlens, heads, q.device, q.dtype)
     sizes = [group.size * heads * group.length for group in groups]
     padded = [_Padded.apply(x, source, place).split(sizes) for x in (q, k, v)]  # type: ignore[no-untyped-call]
     rows = []
@@ -156,13 +157,12 @@ def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...
 def _attend(group: Group, rule: Rule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     hidden = group.hidden
     if rule.causal:
-        future = torch.ones(group.length, group.length, dtype=torch.bool, device=q.device).triu(1)
-        hidden = future if hidden is None else hidden | future
+        future = torch.full((group.length, group.length), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+        hidden = future if hidden is None else hidden + future
     if q.is_cuda:
-        seen = None if hidden is None else ~hidden
-        return F.scaled_dot_product_attention(q, k, v, seen, rule.dropout, scale=rule.scale)
+        return F.scaled_dot_product_attention(q, k, v, hidden, rule.dropout, scale=rule.scale)
     # On a CPU plain products are faster than SDPA for short sequences, and SDPA's own fallback with dropout.
     scores = torch.matmul(q, k.transpose(-1, -2) * rule.scale)
     if hidden is not None:
-        scores = scores.masked_fill(hidden, float("-inf"))
+        scores = scores.add_(hidden)
     return torch.matmul(dropout(torch.softmax(scores, -1), rule.dropout), v)
