@@ -555,6 +555,12 @@ def test_the_other_command_of_ms_swift(tmp_path: Path) -> None:
     assert (training.per_device_train_batch_size, training.global_batch_size, training.max_steps) == (2, 16, 100)
     assert (training.learning_rate, training.warmup_ratio) == (1e-4, 0.05)
     assert notes(found, "dropped").keys() == {"tensor_model_parallel_size"}
+    assert config.lora is not None
+    batches = "--micro_batch_size 2 --global_batch_size 16 "
+    _, config = imported(tmp_path, MEGATRON.replace("--tuner_type lora", "").replace(batches, ""), "train.sh")
+    training = config.training
+    assert config.lora is None, "every parameter is trained by default, other than by `swift sft`"
+    assert (training.per_device_train_batch_size, training.global_batch_size) == (1, 16)
 
 
 def test_a_secret_is_not_repeated(tmp_path: Path) -> None:

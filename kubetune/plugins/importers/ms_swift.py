@@ -47,14 +47,21 @@ _DEFAULTS: dict[str, Any] = {
     "data.packing": False, "training.num_train_epochs": 3.0, "training.weight_decay": 0.1, "training.adam_beta2": 0.95,
     "training.logging_steps": 5, "training.save_steps": 500, "training.gradient_checkpointing": True,
 }  # fmt: skip
+# Keys of `megatron sft`, which trains every parameter unless it is told otherwise.
+_MEGATRON = {"micro_batch_size", "global_batch_size", "lr", "lr_warmup_fraction", "train_iters", "min_lr", "finetune",
+             "tensor_model_parallel_size", "recompute_granularity", "no_save_optim", "mcore_adapter"}  # fmt: skip
+_DEFAULTS_OF_MEGATRON = _DEFAULTS | {"training.global_batch_size": 16, "training.per_device_train_batch_size": 1}
 _LORA = {"lora.r": 8, "lora.alpha": 32, "lora.dropout": 0.05, "lora.target_modules": "all-linear"}
 _DATASET = re.compile(r"^(?:(?P<hub>hf|ms)::)?(?P<path>[^:#]+)(?::(?P<subsets>[^#]+))?(?:#(?P<number>\d+))?$")
 
 
 def convert(draft: Draft) -> None:
     """Fill in the draft."""
-    key = "tuner_type" if "tuner_type" in draft.given else "train_type"
-    method = draft.take(key)
+    key = "train_type" if "train_type" in draft.given else "tuner_type"
+    method, defaults = draft.take(key), _DEFAULTS
+    if not _MEGATRON.isdisjoint(draft.given):
+        defaults = _DEFAULTS_OF_MEGATRON
+        method = method or ("lora" if {"adapters", "mcore_adapter"} & set(draft.given) else "full")
     if method == "full":
         draft.unneeded(key, "without a `lora` section every parameter is trained")
         for name in draft.given:
@@ -69,15 +76,13 @@ def convert(draft: Draft) -> None:
     _data(draft)
     pin_fsdp(draft, "fsdp")
     draft.apply(RULES)
-    for path, value in (_DEFAULTS | (_LORA if ("lora",) in draft.settings else {})).items():
+    for path, value in (defaults | (_LORA if ("lora",) in draft.settings else {})).items():
         draft.assume(path, value)
     draft.assume("training.learning_rate", 1e-4 if ("lora",) in draft.settings else 1e-5)
     if not draft.has("training.warmup_steps"):
         draft.assume("training.warmup_ratio", 0.0)
-    draft.assume(
-        "data.max_length", 2048, "ms-swift takes the model's own maximum, which the file does not say; longer rows are "
-        "left out"
-    )  # fmt: skip
+    why = "ms-swift takes the model's own maximum, which the file does not say; longer rows are left out"
+    draft.assume("data.max_length", 2048, why)
     if draft.has("data.eval"):
         draft.assume("training.eval_steps", draft.settings[("training", "save_steps")], "as save_steps")
 

@@ -70,14 +70,9 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
 def _variable(draft: Draft, key: str, name: str, value: Any) -> None:
     """A variable of the container: a secret by reference, a setting of ours, or one more variable."""
     if names_secret(name):
-        secrets = draft.settings.get(("kubernetes", "secrets"), {})
-        secret = name.lower().replace("_", "-")
-        draft.carry(
-            key,
-            "kubernetes.secrets",
-            {**secrets, name: {"secret": secret}},
-            f"kubernetes.secrets: {name} by reference; put it into the cluster: kubetune secret",
-        )
+        secrets, secret = draft.settings.get(("kubernetes", "secrets"), {}), name.lower().replace("_", "-")
+        text = f"kubernetes.secrets: {name} by reference; put it into the cluster: kubetune secret"
+        draft.carry(key, "kubernetes.secrets", {**secrets, name: {"secret": secret}}, text)
     elif name == "RUN_NAME":
         run_name(draft, key, value)
     elif name == "RESULT_MODEL_ID" and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(value)):
