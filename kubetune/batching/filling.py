@@ -20,7 +20,7 @@ def filled_up(batch: Batch) -> Batch:
     if not (added := -tokens % step):
         return batch
     cu_seqlens = (*batch.cu_seqlens, *range(tokens + longest, tokens + added, longest), tokens + added)
-    positions = torch.arange(added) % longest
+    positions = torch.from_numpy(np.arange(added) % longest)  # torch takes a tenth of a millisecond
     return replace(
         batch,
         input_ids=torch.cat([batch.input_ids, batch.input_ids[:1].expand(added)]),

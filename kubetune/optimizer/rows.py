@@ -47,12 +47,12 @@ class OccurringRows:
         return not len(self._ids)
 
     def admit(self, rows: Tensor) -> bool:
-        """Let rows be among those that have occurred; False where they are too many."""
+        """Let sorted rows, each once, be among those that have occurred; False where they are too many."""
         if not self._buffers:
             count, width = self.weight.shape
             self._slots = torch.full((count,), -1)
             self._buffers = tuple(torch.empty(count // SHARE, width) for _ in self._parts)
-        new = rows[self._slots[rows] < 0].unique()
+        new = rows[self._slots.index_select(0, rows) < 0]
         first, stop = len(self._ids), len(self._ids) + len(new)
         if stop > len(self._buffers[0]):
             return False
@@ -62,19 +62,23 @@ class OccurringRows:
             torch.index_select(part, 0, new, out=buffer[first:stop])
         return True
 
+    def add(self, rows: Tensor, values: Tensor) -> bool:
+        """Add to the gradient of rows; False, and nothing, where too many have occurred."""
+        found = rows.unique()
+        if not self.admit(found):
+            return False
+        self._buffers[1].index_add_(0, self._slots.index_select(0, rows), values)
+        self.touched = found if not len(self.touched) else torch.cat([self.touched, found]).unique()
+        return True
+
     def buffers(self) -> list[Tensor]:
         """The four buffers of the rows that have occurred, `[numbers]`."""
         return [buffer[: len(self._ids)].view(-1) for buffer in self._buffers]
 
-    def add(self, rows: Tensor, values: Tensor) -> None:
-        """Add to the gradient of rows that were admitted."""
-        self._buffers[1].index_add_(0, self._slots[rows], values)
-        self.touched = torch.cat([self.touched, rows]).unique()
-
     def gradient(self) -> Tensor:
         """The gradient of the rows that have one, in their order in the table: what is summed must not depend on when
         they occurred."""
-        return self._buffers[1][self._slots[self.touched]].view(-1) if len(self.touched) else torch.zeros(0)
+        return self._buffers[1].index_select(0, self._slots[self.touched]).view(-1) if self._buffers else torch.empty(0)
 
     def clear_gradient(self) -> None:
         """Forget what was added up."""
@@ -117,9 +121,7 @@ class Collected:
         # Adding bf16 to fp32 first makes an fp32 copy: four times the work of writing it where nothing is yet.
         if gradient.is_sparse:
             rows, values = gradient._indices()[0], gradient._values().float()
-            if self.occurring is not None and self.occurring.admit(rows):
-                self.occurring.add(rows, values)
-            else:
+            if self.occurring is None or not self.occurring.add(rows, values):
                 self.opened().index_add_(0, rows, values)
         elif self.is_zero:
             self.opened().copy_(gradient)

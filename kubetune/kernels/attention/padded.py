@@ -8,10 +8,12 @@ Memory is O(length²) on a CPU.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +21,11 @@ from torch import Tensor
 from kubetune.kernels.attention.blockwise import Rule
 from kubetune.kernels.dropout import dropout
 from kubetune.planning.activations import few_values
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Places = NDArray[np.int64]
 
 SHORTEST = 16  # the least length of rows
 SAME_LENGTH = 64  # sequences up to here share rows: batches of their own would cost more in calls than these in pairs
@@ -79,50 +86,47 @@ def _layout(cu_seqlens: tuple[int, ...], heads: int, device: torch.device, dtype
     by_class: dict[int, list[tuple[int, int]]] = {}
     for start, stop in pairwise(cu_seqlens):
         by_class.setdefault(max(SAME_LENGTH - 1, stop - start - 1).bit_length(), []).append((start, stop))
-    each, first = torch.arange(heads), 0
-    groups, sources, place = [], [], torch.empty(cu_seqlens[-1], heads, dtype=torch.long)
+    first, groups, sources = 0, [], []
+    each, place = np.arange(heads), np.empty((cu_seqlens[-1], heads), np.int64)
     for _, spans in sorted(by_class.items()):
         size, length, real, found = _rows(spans, device)
-        source, owner = torch.zeros(size * length, dtype=torch.long), torch.full((size * length,), -1)
-        source[found], owner[found] = real, torch.arange(len(spans)).repeat_interleave(_lengths(spans))
-        hidden = _hidden(owner.view(size, 1, length), dtype, is_shared=bool(_lengths(spans)[0] <= SAME_LENGTH))
+        source, owner = np.zeros(size * length, np.int64), np.full(size * length, -1, np.int32)
+        source[found], owner[found] = real, np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])
+        hidden = _hidden(owner.reshape(size, 1, length), dtype, is_shared=spans[0][1] - spans[0][0] <= SAME_LENGTH)
         groups.append(Group(size, length, None if hidden is None else hidden.to(device)))
-        sources.append((source.view(size, 1, length) * heads + each[:, None]).flatten())
+        sources.append((source.reshape(size, 1, length) * heads + each[:, None]).ravel())
         place[real] = first + (found // length * heads * length + found % length)[:, None] + each * length
         first += len(sources[-1])
-    return Layout(tuple(groups), torch.cat(sources).to(device), place.flatten().to(device))
+    laid = (torch.from_numpy(numbers).to(device) for numbers in (np.concatenate(sources), place.ravel()))
+    return Layout(tuple(groups), *laid)
 
 
-def _lengths(spans: list[tuple[int, int]]) -> Tensor:
-    return torch.tensor([stop - start for start, stop in spans])
-
-
-def _rows(spans: list[tuple[int, int]], device: torch.device) -> tuple[int, int, Tensor, Tensor]:
+def _rows(spans: list[tuple[int, int]], device: torch.device) -> tuple[int, int, Places, Places]:
     """Number and length of the rows for spans of a packed batch, which it sorts; the spans' places there and in the
     rows `[tokens]`. Of short ones as many share a row as it has room for."""
     spans.sort(key=lambda span: span[0] - span[1])
-    lengths = _lengths(spans)
-    longest = length = int(lengths[0])
+    lengths = [stop - start for start, stop in spans]
+    longest = length = lengths[0]
     if device.type == "cpu":  # oneDNN compiles each product of new sizes, which takes longer than a small one itself
         length = few_values(longest)
     if longest <= SAME_LENGTH:
         length = max(SHORTEST, 1 << (longest - 1).bit_length())
     size, firsts = 0, []
     roomy: list[list[int]] = [[] for _ in range(length + 1)]  # rows by the room that is left in them
-    for needed in lengths.tolist():
+    for needed in lengths:
         shared = range(needed, length + 1) if longest <= SAME_LENGTH else ()
         room = next((room for room in shared if roomy[room]), 0)
         row = roomy[room].pop() if room else size
         size, room = max(size, row + 1), room or length
         roomy[room - needed].append(row)
         firsts.append((row + 1) * length - room)
-    starts = torch.tensor([[start for start, _ in spans], firsts]).repeat_interleave(lengths, 1)
-    ends = lengths.cumsum(0)
-    real, place = starts + torch.arange(int(ends[-1])) - (ends - lengths).repeat_interleave(lengths)
+    ends = np.cumsum(lengths)
+    starts = np.array([[start for start, _ in spans], firsts]) - (ends - lengths)
+    real, place = np.repeat(starts, lengths, 1) + np.arange(ends[-1])
     return few_values(size) if device.type == "cpu" else size, length, real, place
 
 
-def _hidden(owner: Tensor, dtype: torch.dtype, *, is_shared: bool) -> Tensor | None:
+def _hidden(owner: NDArray[np.int32], dtype: torch.dtype, *, is_shared: bool) -> Tensor | None:
     """Keys that a query must not see, given whose each place is, -1 for padding. Which sees padding, or all of its row:
     the softmax of no key at all would be no number."""
     if is_shared:
@@ -130,7 +134,11 @@ def _hidden(owner: Tensor, dtype: torch.dtype, *, is_shared: bool) -> Tensor | N
     else:
         hidden = (owner < 0)[:, :, None] & (owner[:, :, :1] >= 0)[:, :, None]
     # To add these takes a tenth of the time of filling by a mask.
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf")) if bool(hidden.any()) else None
+    return (
+        torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -math.inf)
+        if hidden.any()
+        else None
+    )
 
 
 def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
