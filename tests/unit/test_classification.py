@@ -88,6 +88,8 @@ def test_names_of_the_model_are_taken_where_they_fit(tmp_path: Path) -> None:
     [
         (["a"], "only the label 'a'"),
         ([0, -1], "label -1 stands in the data.*without a label"),
+        ([1, "pos", 0, "neg"], r"numbers \(0, 1\) and labels that are names \(neg, pos\).*List all classes in"),
+        ([["x", 0], ["1"], [1]], r"numbers \(0, 1\) and labels that are names \(x\)"),
         ([3, 20261121], r"label 20261121 .* of 20,261,122 only 2 occur. List .*problem_type: regression`; or name"),
     ],
 )

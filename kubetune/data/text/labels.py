@@ -278,7 +278,9 @@ def _names(seen: Seen, named: tuple[str, ...], id2label: dict[str, str]) -> tupl
     numbers = [number for label in flat if (number := _whole(label)) is not None]
     if len(numbers) == len(flat) and numbers:
         return _numbered(numbers)
-    names = tuple(sorted(str(label) for label in flat))
+    names = tuple(sorted({str(label) for label in flat}))
+    if numbers:
+        raise DataError(_of_two_kinds(sorted(map(str, set(numbers))), [n for n in names if _whole(n) is None]))
     if len(names) < 2:
         raise DataError(_too_few(names))
     return names
@@ -299,6 +301,14 @@ def _numbered(numbers: Sequence[int]) -> tuple[str, ...]:
             "written."
         )
     return tuple(str(number) for number in range(max(2, most + 1)))
+
+
+def _of_two_kinds(numbers: Sequence[str], names: Sequence[str]) -> str:
+    return (
+        f"data.train holds labels that are numbers ({_shown(numbers)}) and labels that are names ({_shown(names)}), and "
+        "nothing says whether a number is a class of its own or counts the others. List all classes in "
+        "`classification.labels`, in whose order numbers count, or mend the data. Nothing was written."
+    )
 
 
 def _too_few(names: Sequence[str]) -> str:
