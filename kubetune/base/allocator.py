@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import sys
+from pathlib import Path
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -25,6 +27,8 @@ each layer makes them anew: with 32 rows of many lengths took a fifth more CPU t
 KEPT_PRODUCTS_OF_CLASSIFIERS = 256
 """The same where texts are classified: batches and attention within them are padded to few sizes, so that nearly all
 come again, and in a step of a small encoder a product takes less time than its code does to make."""
+_OF_AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"}
+"""Flags of processors on which torch takes its kernels for AVX-512."""
 _CACHES_OF_PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 """oneDNN's own, and that of ideep, by which torch calls it: what either holds lives on."""
 
@@ -32,6 +36,19 @@ _CACHES_OF_PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 def kept_products(classifies: bool) -> int:
     """Products that are kept in a run, which classifies texts or does not."""
     return KEPT_PRODUCTS_OF_CLASSIFIERS if classifies else KEPT_PRODUCTS
+
+
+def is_mkl_narrow(info: Path = Path("/proc/cpuinfo")) -> bool:
+    """Presence of AVX-512 of another maker than Intel: torch uses it and MKL does not, so that products in fp32 are
+    oneDNN's as well."""
+    try:
+        text = info.read_text()
+    except OSError:
+        return False
+    maker = re.search(r"^vendor_id\s*:\s*(\S+)", text, re.MULTILINE)
+    flags = re.search(r"^flags\s*:(.*)", text, re.MULTILINE)
+    is_able = flags is not None and _OF_AVX512.issubset(flags[1].split())
+    return is_able and maker is not None and maker[1] != "GenuineIntel"
 
 
 def keep_memory(*, classifies: bool = False) -> bool:

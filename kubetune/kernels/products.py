@@ -6,15 +6,15 @@ uses what it finds: on Zen 5 it multiplies twice as fast. Everything else is tor
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
+
+from kubetune.base import allocator
 
 LEAST = 2**22
 """Multiplications of a product that pay for oneDNN, which makes code for each new size in about a millisecond."""
@@ -50,17 +50,10 @@ def times_into(out: Tensor, x: Tensor, w: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def is_mkl_narrow(info: Path = Path("/proc/cpuinfo")) -> bool:
+def is_mkl_narrow() -> bool:
     """Presence of AVX-512 that torch uses and MKL does not."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch.backends.mkl.is_available():
-        return False
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    try:
-        maker = re.search(r"^vendor_id\s*:\s*(\S+)", info.read_text(), re.MULTILINE)
-    except OSError:
-        return False
-    return maker is not None and maker[1] != "GenuineIntel"
+    uses = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.backends.mkl.is_available()
+    return uses and hasattr(torch.ops.mkldnn, "_linear_pointwise") and allocator.is_mkl_narrow()
 
 
 def pays(x: Tensor, w: Tensor) -> bool:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kubetune.base.allocator import kept_products
+from kubetune.base.allocator import is_mkl_narrow, kept_products
 from kubetune.config.schema import Config
 from kubetune.planning.activations import activations, expects_compiling, goes_alone
 from kubetune.planning.linears import EXPERT, adapter_parameters, linears, shape_of, stacks
@@ -39,6 +39,9 @@ holes. By least squares over 23 measured cases, in which what was lost did not g
 KEPT_PRODUCT_BYTES = 1280 * 2**10
 """Code that oneDNN makes for a product of matrices in 16 bits, and the holes it leaves in the heap, as measured; it
 keeps allocator.kept_products of them."""
+FP32_PRODUCTS_BYTES = {"lora": 55 * MIB, "full": 105 * MIB}
+"""The same of all products in fp32 where they are oneDNN's: of adapters, whose cases took 50 to 56 MiB more than with
+MKL, and of a head that is trained, which took 36 to 141, as its gradient comes in blocks that lie between the codes."""
 
 GLOO_THREADS = 2
 """Each gathers into memory of its own before it copies that to where it is wanted, and keeps it for the next time."""
@@ -130,7 +133,7 @@ def forecast(
     lost = _lost_bytes(config, plan, sum(parts.values()), sum(kept.values()), chunk)
     parts |= {**kept, "logits, a chunk at a time": chunk, "allocator": lost}
     if plan.device == "cpu":
-        parts["code of matrix products"] = KEPT_PRODUCT_BYTES * kept_products(config.classifies) * (element == 2)
+        parts["code of matrix products"] = _code_bytes(config, element)
         parts["bitsandbytes"] = BITSANDBYTES_BYTES * (is_quantized or config.training.optim == "adamw_8bit")
         parts["trackers"] = sum(size for name, size in TRACKER_BYTES.items() if getattr(config.tracking, name))
     parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]
@@ -149,6 +152,15 @@ def _lost_bytes(config: Config, plan: Plan, held: int, kept: int, chunk: int) ->
         return LOST_BYTES_OF_FULL + int(LOST_SHARE_OF_FULL * kept)
     is_quantized = quantization_of(config, plan) != "none"
     return int((LOST_SHARE_OF_QUANTIZED if is_quantized else LOST_SHARE["cpu"]) * (held + kept))
+
+
+def _code_bytes(config: Config, element: int) -> int:
+    """Code of oneDNN's products on a CPU. In fp32 they are those of adapters and of a head of words."""
+    if element == 2:
+        return KEPT_PRODUCT_BYTES * kept_products(config.classifies)
+    if not is_mkl_narrow() or (config.lora is None and config.classifies):
+        return 0
+    return FP32_PRODUCTS_BYTES["full" if config.lora is None else "lora"]
 
 
 def _stacking_bytes(

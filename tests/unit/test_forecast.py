@@ -66,6 +66,25 @@ def test_what_the_heap_loses_does_not_grow_with_the_optimizers_flat_buffers() ->
     assert lost[0] == lost[1] < 128 * MIB
 
 
+@pytest.mark.parametrize(
+    ("words", "narrow", "mib"),
+    [
+        (["lora.r=16"], True, 55),
+        (["lora.r=16"], False, 0),
+        (["lora.r=16", "task=sequence_classification"], True, 55),
+        ([], True, 105),
+        (["task=sequence_classification"], True, 0),
+        (["lora.r=16", "model.dtype=bfloat16"], False, 80),
+    ],
+)
+def test_the_code_of_onednns_products_is_counted_where_it_makes_them(
+    words: list[str], narrow: bool, mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubetune.planning.forecast.is_mkl_narrow", lambda: narrow)
+    found = ahead(*words, gpus=0, gib=None)
+    assert found.parts.get("code of matrix products", 0) == mib * MIB
+
+
 def test_the_bases_precision_and_the_method_decide_over_weights_and_state() -> None:
     bf16 = ahead("lora.r=16", "quantization=none")
     assert bf16.parts["weights"] == 2 * WEIGHTS.parameters

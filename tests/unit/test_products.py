@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from kubetune.base import allocator
 from kubetune.kernels import experts, products
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
@@ -62,23 +63,26 @@ def test_small_products_and_other_dtypes_are_torchs_own(rows: int, dtype: torch.
 
 
 @pytest.mark.parametrize(
-    ("capability", "maker", "is_narrow"),
+    ("maker", "flags", "is_narrow"),
     [
-        ("AVX512", "vendor_id\t: AuthenticAMD\n", True),
-        ("AVX512", "vendor_id\t: GenuineIntel\n", False),
-        ("AVX512", "", False),
-        ("AVX2", "vendor_id\t: AuthenticAMD\n", False),
+        ("vendor_id\t: AuthenticAMD\n", "fma avx512f avx512dq avx512bw avx512vl", True),
+        ("vendor_id\t: GenuineIntel\n", "fma avx512f avx512dq avx512bw avx512vl", False),
+        ("vendor_id\t: AuthenticAMD\n", "fma avx2", False),
+        ("", "fma avx512f avx512dq avx512bw avx512vl", False),
     ],
 )
 def test_mkl_is_narrow_on_processors_of_other_makers(
-    capability: str, maker: str, is_narrow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    maker: str, flags: str, is_narrow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "cpuinfo"
-    info.write_text(f"processor\t: 0\n{maker}flags\t: avx512f\n")
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    info.write_text(f"processor\t: 0\n{maker}flags\t: {flags}\n")
+    assert allocator.is_mkl_narrow(info) is is_narrow
+    assert not allocator.is_mkl_narrow(tmp_path / "absent")
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    assert products.is_mkl_narrow.__wrapped__(info) is is_narrow
-    assert not products.is_mkl_narrow.__wrapped__(tmp_path / "absent")
+    monkeypatch.setattr(allocator, "is_mkl_narrow", lambda: is_narrow)
+    for capability in ("AVX512", "AVX2"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        assert products.is_mkl_narrow.__wrapped__() is (is_narrow and capability == "AVX512")
 
 
 @pytest.mark.usefixtures("narrow")

@@ -305,7 +305,7 @@ def _numbered(numbers: Sequence[int]) -> tuple[str, ...]:
 
 def _of_two_kinds(numbers: Sequence[str], names: Sequence[str]) -> str:
     return (
-        f"data.train holds labels that are numbers ({_shown(numbers)}) and labels that are names ({_shown(names)}), and "
+        f"data.train holds labels that are numbers ({_shown(numbers)}) and labels that are names ({_shown(names)}); "
         "nothing says whether a number is a class of its own or counts the others. List all classes in "
         "`classification.labels`, in whose order numbers count, or mend the data. Nothing was written."
     )
