@@ -174,8 +174,9 @@ def choose(run_dir: Path, which: str = "best") -> Path:
     for name in names:
         if (root / name / MANIFEST).is_file():
             return (root / name).resolve()
-    there = ", ".join(str(step) for step in steps(run_dir)) or "none"
-    raise errors.ConfigError(f"{run_dir}: no checkpoint {which!r}; there are best, last and these steps: {there}")
+    there = [name for name in ("best", "last") if (root / name / MANIFEST).is_file()]
+    there += [f"step {step}" for step in steps(run_dir)]
+    raise errors.ConfigError(f"{run_dir}: no checkpoint {which!r}; there are: {', '.join(there) or 'none'}")
 
 
 def load_state(folder: Path) -> State:

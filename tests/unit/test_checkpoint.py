@@ -66,6 +66,16 @@ def test_what_was_committed_is_found_and_holds_its_state(tmp_path: Path) -> None
     assert names(tmp_path) == {"step-000003"}
 
 
+def test_who_asks_for_a_checkpoint_that_is_none_is_told_those_that_are(tmp_path: Path) -> None:
+    commit(tmp_path, 10, 20)
+    (tmp_path / "checkpoints" / "best").symlink_to("step-000010")
+    (tmp_path / "checkpoints" / "last").symlink_to("step-000030")
+    with pytest.raises(errors.ConfigError, match=r"no checkpoint 'last'; there are: best, step 10, step 20$"):
+        checkpoints.choose(tmp_path, "last")
+    with pytest.raises(errors.ConfigError, match=r"no checkpoint 'best'; there are: none$"):
+        checkpoints.choose(tmp_path / "other")
+
+
 @pytest.mark.parametrize("name", EVERY_FILE)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_found_set_aside_and_the_one_before_is_used(tmp_path: Path, name: str, damage: str) -> None:
@@ -138,7 +148,7 @@ def test_links_point_at_steps_and_move(tmp_path: Path) -> None:
         assert checkpoints.choose(tmp_path, "best") == folder_of(tmp_path, step)
     assert os.readlink(tmp_path / "checkpoints" / "last") == "step-000002"
     assert checkpoints.choose(tmp_path, "1") == folder_of(tmp_path, 1)
-    with pytest.raises(errors.ConfigError, match="these steps: 1, 2"):
+    with pytest.raises(errors.ConfigError, match="there are: last, step 1, step 2"):
         checkpoints.choose(tmp_path, "7")
 
 
