@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +147,11 @@ def _split_output(tree: Tree, problems: list[Problem]) -> None:
     output = tree.data.get("output")
     if not isinstance(output, str) or "://" not in output:
         return
+    bucket, _, place = output.strip().partition("://")[2].partition("/")
+    if not bucket or not place.strip("/"):
+        said = f"output: found {output}; expected a folder, or SCHEME://BUCKET/PATH of an object store"
+        problems.append(Problem(tree.origin(("output",)), said))
+        return
     address = output.strip().rstrip("/")
     if tree.data.get("mirror") not in (None, address):
         said = f"output: found {output} beside mirror: {tree.data['mirror']}; leave one out, or make them agree"
@@ -215,6 +221,9 @@ def _renamed(values: Any) -> Any:
 def read_config(run_dir: Path) -> Config:
     """The config of a run. Raises ConfigError when the folder is no run directory."""
     if not run_dir.is_dir():
+        if address := re.fullmatch(r"([a-z][a-z0-9]+):(/.*)?", str(run_dir)):  # a path, which has lost a slash
+            said = f"{address[1]}:/{address[2] or '/'}: is an address of an object store; expected a run directory"
+            raise ConfigError(f"{said}: `kubetune sync {address[1]}://BUCKET/RUN FOLDER` fetches one")
         raise ConfigError(f"{run_dir}: no such folder; expected a run directory (`kubetune runs` lists them)")
     if not (run_dir / RESOLVED).is_file():
         raise ConfigError(f"{run_dir} is no run directory: it has no resolved.json (`kubetune runs` lists them)")

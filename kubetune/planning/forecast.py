@@ -130,7 +130,7 @@ def forecast(
         # Embeddings' comes last, when nothing else is left of the batch; in 16 bits it has only the words that occur.
         parts["gradient of the largest weight"] = max(0, largest - sum(kept.values()))
     is_quantized = plan.device == "cpu" and quantization_of(config, plan) != "none"
-    lost = _lost_bytes(config, plan, sum(parts.values()), sum(kept.values()), chunk)
+    lost = _lost_bytes(config, plan, sum(parts.values()), sum(kept.values()), chunk, is_quantized=is_quantized)
     parts |= {**kept, "logits, a chunk at a time": chunk, "allocator": lost}
     if plan.device == "cpu":
         parts["code of matrix products"] = _code_bytes(config, element)
@@ -141,7 +141,7 @@ def forecast(
     return Forecast({k: v for k, v in parts.items() if v}, trained, weights.parameters, device_bytes, recomputed)
 
 
-def _lost_bytes(config: Config, plan: Plan, held: int, kept: int, chunk: int) -> int:
+def _lost_bytes(config: Config, plan: Plan, held: int, kept: int, chunk: int, *, is_quantized: bool) -> int:
     """Memory lost by the allocator, beside what a run holds from its start, what autograd keeps, and a chunk of logits.
 
     On a CPU logits stay where they are and leave no holes, so that they are no part of it.
@@ -150,7 +150,6 @@ def _lost_bytes(config: Config, plan: Plan, held: int, kept: int, chunk: int) ->
         return int(LOST_SHARE[plan.device] * (held + kept + chunk))
     if not config.lora and config.training.parallelism != "fsdp":
         return LOST_BYTES_OF_FULL + int(LOST_SHARE_OF_FULL * kept)
-    is_quantized = quantization_of(config, plan) != "none"
     return int((LOST_SHARE_OF_QUANTIZED if is_quantized else LOST_SHARE["cpu"]) * (held + kept))
 
 

@@ -128,8 +128,10 @@ def _range(key: str, text: str) -> Range | None:
             raise ValueError(f"found {text}; expected two numbers, as in log(1e-5,1e-3)")
         if len(choices) < 2:
             return None
-        if doubled := sorted({*_twice(choices)}):
-            raise ValueError(f"found {doubled[0]} twice; expected different values")
+        is_number = bool(_types(_path(key)) & {"number", "integer"})
+        values = [float(one) if is_number and re.fullmatch(_NUMBER, one) else one for one in choices]
+        if doubled := [one for i, one in enumerate(choices) if values[i] in values[:i]]:
+            raise ValueError(f"found {doubled[0]} twice in {text}; expected different values")
         return _permitted(Range(key, "choice", choices=tuple(choices)))
     low_text, high_text = (log or between or ()).groups()  # type: ignore[union-attr]
     low, high = float(low_text), float(high_text)

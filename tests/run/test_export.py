@@ -379,7 +379,7 @@ def test_what_cannot_be_exported(lora_run: Path, tmp_path: Path, capsys: pytest.
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     for words, said in (
         (["--out", str(tmp_path / "mine")], "holds other files"),
-        (["--step", "99"], "these steps: 7"),
+        (["--step", "99"], "there are: best, last, step 7"),
         (["--dtype", "int3"], "expected one of bfloat16, float16, float32"),
     ):
         assert main(["export", str(lora_run), *words]) == errors.USER

@@ -17,7 +17,7 @@ import pytest
 from kubetune import errors
 from kubetune.base import fault_injection
 from kubetune.cli import main
-from kubetune.config.load import load_config
+from kubetune.config.load import load_config, read_config
 from kubetune.mirror import copier, lease, sync
 from kubetune.mirror.sync import Mirror
 from kubetune.rundir import checkpoints, metrics
@@ -331,6 +331,12 @@ def test_an_address_is_an_output_and_a_missing_library_is_named(
 ) -> None:
     config = load_config(run_file(tmp_path, inputs, "gs://bucket/some/run"))
     assert (config.output, config.mirror) == ("outputs/bucket/some/run", "gs://bucket/some/run")
+    for wrong in ("s3://", "s3://bucket", "gs:///run"):
+        with pytest.raises(errors.ConfigError, match=f"output: found {wrong}; expected a folder, or SCHEME://BUCKET"):
+            load_config(tmp_path / "run.yaml", overrides=[f"output={wrong}"])
+    for wrong in ("s3://", "s3://b/run"):
+        with pytest.raises(errors.ConfigError, match=f"^{wrong}: is an address of .*: `kubetune sync s3://BUCKET"):
+            read_config(Path(wrong))
     monkeypatch.setattr(sync, "find_spec", lambda name: None)
     with pytest.raises(errors.ConfigError, match=r"leave one out, or make them agree"):
         load_config(tmp_path / "run.yaml", overrides=["mirror=s3://other/run"])

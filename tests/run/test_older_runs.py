@@ -9,6 +9,7 @@ import pytest
 
 from kubetune.config.load import read_config
 from kubetune.rundir import checkpoints, metrics
+from kubetune.training.start import facts
 from tests import toy
 
 TESTS = Path(__file__).parents[1]
@@ -38,3 +39,15 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     assert "is not the" not in (run_dir / "logs" / "rank-0.log").read_text(), "the base is known to be the same"
     for then, now in zip(expected, metrics.read_metrics(run_dir), strict=True):
         assert now == pytest.approx(then, rel=1e-5)
+
+
+def test_ranks_that_get_other_rows_than_before_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copy(BEGUN / metrics.EVENTS, tmp_path)
+    facts.log_other_shares(tmp_path)
+    (told,) = caplog.messages
+    assert "may have dealt rows to ranks otherwise" in told
+    metrics.record_event(tmp_path, "resume", step=2, shares_of=facts.SHARES_OF)
+    facts.log_other_shares(tmp_path)
+    assert caplog.messages == [told]
+    facts.log_other_shares(tmp_path / "new")
+    assert caplog.messages == [told]

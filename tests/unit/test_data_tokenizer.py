@@ -180,6 +180,7 @@ def test_a_template_for_tools_is_taken_where_there_are_any(is_file: bool, tmp_pa
     if is_file:
         (folder / "additional_chat_templates").mkdir()
         (folder / "additional_chat_templates" / "tool_use.jinja").write_text(WITH_TOOLS)
+        (folder / "additional_chat_templates" / "rag.jinja").write_text("?")
         (folder / "chat_template.jinja").write_text(CHATML)
     else:
         config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -190,6 +191,7 @@ def test_a_template_for_tools_is_taken_where_there_are_any(is_file: bool, tmp_pa
     load_tokenizer(ModelConfig(path=str(folder))).save(saved)
     from transformers import AutoTokenizer
 
+    assert AutoTokenizer.from_pretrained(saved).get_chat_template("rag") == "?"
     for place in (folder, saved):
         ours = load_tokenizer(ModelConfig(path=str(place))).require_chat()
         theirs = AutoTokenizer.from_pretrained(place)

@@ -628,5 +628,7 @@ def test_the_command_writes_a_file_that_can_be_planned(
     assert cli.main(["plan", "run.yaml", "--json"]) == 0
     plan: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (plan["rows"], plan["method"]) == (20, "full")
+    assert cli.main(["import", ".", "--json"]) == 2
+    assert ".: is a folder; expected a config of another tool" in capsys.readouterr().err
     assert cli.main(["import", "a.yml", "--json", "--from", "trl"]) == 2
     assert "names no model" in capsys.readouterr().err

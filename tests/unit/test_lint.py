@@ -297,9 +297,14 @@ def test_strict_makes_errors_of_advice(capsys: pytest.CaptureFixture[str]) -> No
     assert "compute.cpu: advice: left out" in capsys.readouterr().err
 
 
-def test_a_patch_that_changes_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_patch_that_changes_nothing_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    monkeypatch.setattr("kubetune.cli.remote.render.render", lambda *given: made.append(given) or render(*given))
     patch = "{target: {kind: Job}, patch: {metadata: {labels: {a: b}}}}"
     assert main(["render", str(FULL), "kubernetes.kind=job", f"kubernetes.patches=[{patch}, {patch}]"]) == 0
     told = capsys.readouterr().err
     assert "kubernetes.patches[0] changes Job/support-bot" in told
     assert "kubernetes.patches[1]: advice: changes nothing" in told
+    assert len(made) == 2, "with and without the patches"

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -191,6 +192,10 @@ def test_ranges_are_checked_all_at_once_in_the_words_of_overrides() -> None:
     assert [str(one) for one in found][:2] == ["log(1e-05,0.1)", "4..64"]
     assert found[3].choices == ("[q_proj,v_proj]", "all-linear")
     assert ranges.split(["lr=1..2"])[1][0].kind == "float"
+    for word in ("lora.dropout=0.1,0.10", "lr=1e-3,0.001", "lora.r=8,08", "training.optim=adamw,adamw"):
+        (told,) = ranges.split([word])[2]
+        assert re.search(r"found [\w.]+ twice in .*; expected different values", told), told
+    assert ranges.split(["model.revision=0.1,0.10"])[1][0].choices == ("0.1", "0.10")
     assert ranges.split(["data.train=../a.jsonl"]) == (["data.train=../a.jsonl"], [], [])
     wrong = ["training.learning_rate=log(1e-5,20)", "lora.r=0.5..8", "training.optim=adamw,sgd", "lora.rr=1,2"]
     _, found, problems = ranges.split([*wrong, "lora.dropout=0.2..0.1"])

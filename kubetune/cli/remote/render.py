@@ -47,36 +47,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_argument("--strict", action="store_true", help="treat advice as errors")
 
 
-def rendered(args: argparse.Namespace, *, strict: bool) -> tuple[Config, dict[str, str], list[Manifest]]:
-    """Config, files that travel along, and objects of the run on a command line. Raises ConfigError with all errors."""
+def rendered(
+    args: argparse.Namespace, *, strict: bool
+) -> tuple[Config, dict[str, str], list[Manifest], list[list[str]]]:
+    """Config, files that travel along, objects of the run on a command line, and which of these each patch changes.
+
+    Raises ConfigError with all errors.
+    """
     # Variables of this machine are left out: the same file gives the same manifests everywhere.
     config = config_from_args(args, environ={})
     config = smoke_config(config) if args.smoke else config
     files, plan = local_files(config), plan_there(config)
     objects = render(config, plan, files)
     objects = testing(objects, plan) if args.smoke else objects
-    findings = [*lint(config, plan, objects, files), *_patches_without_effect(config, files)]
+    changed = _effects(config, files)
+    findings = [*lint(config, plan, objects, files), *_patches_without_effect(changed)]
     report(findings, run_file(args), strict=strict)
-    return config, files, objects
+    return config, files, objects, changed
 
 
-def _effects(config: Config, files: dict[str, str]) -> Iterator[list[str]]:
+def _effects(config: Config, files: dict[str, str]) -> list[list[str]]:
     """Objects that each of the config's patches changes."""
     k = config.kubernetes
-    if k is not None and k.patches:
-        plain = config.model_copy(update={"kubernetes": k.model_copy(update={"patches": ()})})
-        yield from effects(render(plain, plan_there(plain), files), k.patches)
+    if k is None or not k.patches:
+        return []
+    plain = config.model_copy(update={"kubernetes": k.model_copy(update={"patches": ()})})
+    return list(effects(render(plain, plan_there(plain), files), k.patches))
 
 
-def _patches_without_effect(config: Config, files: dict[str, str]) -> Iterator[Finding]:
-    for number, changed in enumerate(_effects(config, files)):
+def _patches_without_effect(of_each: Sequence[Sequence[str]]) -> Iterator[Finding]:
+    for number, changed in enumerate(of_each):
         if not changed:
             yield advice(f"kubernetes.patches.{number}", "changes nothing: all it asks for is so already; leave it out")
 
 
 def run(args: argparse.Namespace) -> int:
     """Render, lint, and write only what has no errors. Raises ConfigError with all of them."""
-    config, files, objects = rendered(args, strict=args.strict)
+    config, files, objects, of_patches = rendered(args, strict=args.strict)
     secrets = secret_templates(config, plan_there(config))
     if args.to == "-":
         sys.stdout.write(HEADER + dump(objects))
@@ -85,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"kubetune: wrote {len(names)} files to {args.to}; apply: kubectl apply --server-side -k {args.to}")
     for path in files:
         print(f"kubetune: {path} travels along in a ConfigMap", file=sys.stderr)
-    for number, changed in enumerate(_effects(config, files)):
+    for number, changed in enumerate(of_patches):
         print(f"kubetune: kubernetes.patches[{number}] changes {', '.join(changed) or 'nothing'}", file=sys.stderr)
     for secret in secrets:
         name, keys = secret["metadata"]["name"], ", ".join(secret["stringData"])

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submit; returns 0, or with --wait the exit code of the run. Raises ConfigError, EnvironmentFault."""
-    config, files, objects = rendered(args, strict=False)
+    config, files, objects, _ = rendered(args, strict=False)
     if args.dry_run == "client":
         print(dump(objects), end="")
         return errors.OK

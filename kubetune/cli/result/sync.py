@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ def _copied(args: argparse.Namespace) -> Mirror:
         raise errors.ConfigError(
             f"{run_dir}: its config has no `mirror`; say where to: kubetune sync {run_dir} s3://bucket/run"
         )
-    mirror = Mirror(run_dir, address.rstrip("/"))
+    mirror = Mirror(run_dir, re.sub(r"(?<![:/])/+$", "", address))
     if fetches:
         persistently(lambda: mirror.fetch(everything=True), args.minutes * 60, what=f"{address} cannot be read")
         if not (run_dir / RESOLVED).is_file():

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import tokenizers
@@ -267,8 +267,19 @@ class Tokenizer:
             if name not in self.spared:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, folder / name)
+        for name, file in self._named_templates().items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, folder / name)
         if self._given_template:
             (folder / "chat_template.jinja").write_text(self._given_template[1], encoding="utf-8")
+
+    def _named_templates(self) -> dict[str, Path]:
+        """Chat templates that lie beside the tokenizer for `apply_chat_template` to name, where its own is a file too:
+        beside them alone transformers would not see another."""
+        own = self.files.get("chat_template.jinja")
+        folder = PurePosixPath(TOOL_TEMPLATE).parent
+        there = own.parent.joinpath(folder).glob("*.jinja") if own and not self.has_given_template else ()
+        return {str(folder / file.name): file for file in sorted(there)}
 
     @cached_property
     def fingerprint(self) -> str:

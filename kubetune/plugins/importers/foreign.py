@@ -49,7 +49,8 @@ class Foreign:
 def read_foreign(path: Path) -> Foreign:
     """The settings of a file. Raises ConfigError where there are none."""
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file; expected a config of another tool. Nothing was written.")
+        found = "is a folder" if path.is_dir() else "no such file"
+        raise ConfigError(f"{path}: {found}; expected a config of another tool. Nothing was written.")
     if path.suffix in _SCRIPTS:
         return _read_script(path)
     entries, problems = read_entries(path)

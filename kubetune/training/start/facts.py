@@ -26,6 +26,9 @@ from kubetune.training import flops
 from kubetune.training.run import Run
 from kubetune.training.start import choices
 
+SHARES_OF = "flops"
+"""Measure of what ranks get equal shares of, in the event of a start; versions that took tokens said nothing."""
+
 
 def gpu_name(world: World) -> str | None:
     """The name of this rank's GPU, None where it has none."""
@@ -74,12 +77,24 @@ def log_padding(tokenizer: Tokenizer, world: World) -> None:
         )
 
 
+def log_other_shares(run_dir: Path) -> None:
+    """Log that the start before may have dealt rows to its ranks otherwise, where it does not say the same."""
+    starts = [event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
+    if starts and starts[-1].get("shares_of") != SHARES_OF:
+        logs.DATA.warning(
+            "an earlier version of kubetune began this run and may have dealt rows to ranks otherwise: each step has "
+            "the same samples as before, and its sums differ in their last digits from those of an uninterrupted run"
+        )
+
+
 def record_start(run: Run, state: State, run_dir: Path) -> None:
     """Note the event of this start, with what speeds are compared by."""
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
     spared = run.plan.spared_share
     facts = flops.describe(run.learner, run.config, run.data.train, run.world.device, dtype, spared)
     facts |= {"spared_share": spared, **choices.as_event(run.config)}
-    facts["machine"] = machine.describe()
+    facts |= {"machine": machine.describe(), "shares_of": SHARES_OF}
+    if run.world.size > 1:
+        log_other_shares(run_dir)
     event = "resume" if state.step else "start"
     metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)
