@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
@@ -18,6 +19,8 @@ from kubetune.base import allocator
 
 LEAST = 2**22
 """Multiplications of a product that pay for oneDNN, which makes code for each new size in about a millisecond."""
+LEAST_OF_MODULES = 2**27
+"""The same of whole modules, whose rows are other in number in each micro-batch: few layers use a code again."""
 STRIPE = 2048
 """Columns of a wide product at a time, which are in the cache when they are put in their place."""
 
@@ -61,6 +64,30 @@ def pays(x: Tensor, w: Tensor) -> bool:
     if x.device.type != "cpu" or not x.dtype == w.dtype == torch.float32 or torch.compiler.is_compiling():
         return False
     return is_mkl_narrow() and len(x) * w.numel() >= LEAST
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear`, and its gradients: `x` `[…, in]`, `weight` `[out, in]`, `bias` `[out]`."""
+    # What is compiled stays torch's own, and asks for no size.
+    fits = not torch.compiler.is_compiling() and x.dim() > 1 and (bias is None or bias.dtype == x.dtype)
+    if fits and x.numel() * len(weight) >= LEAST_OF_MODULES and pays(x.flatten(0, -2), weight.t()):
+        return cast(Tensor, _Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
+    return F.linear(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return times(x.flatten(0, -2), weight.t(), bias).view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), (of_x, of_weight, of_bias) = ctx.saved_tensors, ctx.needs_input_grad
+        d_y = gradients[0].flatten(0, -2)
+        d_x = times(d_y, weight).view(x.shape) if of_x else None
+        d_weight = times(d_y.t(), x.flatten(0, -2)) if of_weight else None
+        return d_x, d_weight, d_y.sum(0) if of_bias else None
 
 
 def _by_onednn(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from kubetune.base import allocator
 from kubetune.kernels import experts, products
+from kubetune.models import fused_forwards
+from kubetune.models.fused_forwards import swap_forwards
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
 
@@ -26,7 +30,8 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "is_mkl_narrow", lambda: True)
+    for module in (products, fused_forwards):
+        monkeypatch.setattr(module, "is_mkl_narrow", lambda: True)
 
 
 def require_onednn(compute: Callable[[], Tensor], expected: Tensor) -> None:
@@ -51,6 +56,33 @@ def test_products_of_all_layouts_are_the_same_by_onednn(of_x: str, of_w: str) ->
     require_onednn(lambda: products.add_times(total.clone(), x, w), expected + total)
     require_onednn(lambda: products.times_into(wide[:ROWS], x, w), expected)
     assert torch.equal(products.times_into(wide[:ROWS], x, w), wide[:ROWS])
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_linear_modules_and_all_their_gradients_are_by_onednn(
+    bias: bool, frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(products, "LEAST_OF_MODULES", ROWS * IN * OUT)
+    module = nn.Linear(IN, OUT, bias=bias)
+    module.weight.requires_grad_(not frozen)
+    model = nn.Sequential(module)
+    x, d_y = torch.randn(2, ROWS // 2, IN, requires_grad=True), torch.randn(2, ROWS // 2, OUT)
+    given = [x, *(p for p in module.parameters() if p.requires_grad)]
+    expected = torch.autograd.grad(module(x), given, d_y)
+    assert swap_forwards(model, None, ExitStack(), packed=False)["linear"] == 1
+    with FlopCounterMode(display=False) as counter:
+        model(x).backward(d_y)
+    made = 2 if frozen else 3
+    counts = counter.get_flop_counts()["Global"]
+    assert counts == {torch.ops.mkldnn._linear_pointwise: made * 2 * ROWS * IN * OUT}
+    monkeypatch.setattr(products, "LEAST_OF_MODULES", ROWS * IN * OUT + 1)
+    assert torch.equal(model(x), F.linear(x, module.weight, module.bias))
+    for leaf, theirs in zip(given, expected, strict=True):
+        assert leaf.grad is not None
+        assert (leaf.grad - theirs).norm() <= 1e-6 * theirs.norm()
 
 
 @pytest.mark.usefixtures("narrow")
