@@ -13,8 +13,8 @@ if _IS_PROGRAM and not sys.flags.safe_path:
     del sys.path[0]
 
 from importlib import import_module  # noqa: E402
-from typing import TYPE_CHECKING, Any  # noqa: E402
 
+TYPE_CHECKING = False  # typing takes longer to import than all else here, and until then nobody hears Ctrl-C
 if TYPE_CHECKING:
     from kubetune import errors as errors
     from kubetune.config.schema import Config as Config
@@ -110,7 +110,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'kubetune' has no attribute {name!r}")
     home = import_module(f"kubetune.{_HOMES[name]}")
