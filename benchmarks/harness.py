@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from benchmarks import models
 from benchmarks.cases import TRAINERS, Case, Home, Job
@@ -171,23 +171,8 @@ def execute(
     driver: str, home: Home, order: Order, *, threads: int = 1, processes: int = 1, timeout: float = TIMEOUT_SECONDS
 ) -> dict[str, Any]:
     """Run a driver with one process per rank; returns what rank 0 reported, or `failed` and why."""
-    log = WORK / "logs" / f"{driver}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    order = Order(**{**asdict(order), "started": time.monotonic()})
-    command = [python_of(home), "-m", f"benchmarks.peers.{driver}", json.dumps(asdict(order))]
-    port = free_port()
     with ExitStack() as stack:
-        outputs = [stack.enter_context(log.with_suffix(f".{rank}.log").open("w+")) for rank in range(processes)]
-        ranks = [
-            subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment(threads) | (rank_variables(rank, processes, port) if processes > 1 else {}),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            for rank, output in enumerate(outputs)
-        ]
+        ranks, outputs = launch(stack, driver, home, order, threads=threads, processes=processes)
         try:
             for process in ranks:
                 process.wait(timeout)
@@ -199,6 +184,31 @@ def execute(
                 process.wait()
         outputs[0].seek(0)
         return read_report(outputs[0].read(), max((p.returncode for p in ranks), key=abs))
+
+
+def launch(
+    stack: ExitStack, driver: str, home: Home, order: Order, *, threads: int = 1, processes: int = 1
+) -> tuple[list[subprocess.Popen[bytes]], list[TextIO]]:
+    """Start a driver with one process per rank; returns these and what they print, closed with `stack`."""
+    log = WORK / "logs" / f"{driver}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    order = Order(**{**asdict(order), "started": time.monotonic()})
+    command = [python_of(home), "-m", f"benchmarks.peers.{driver}", json.dumps(asdict(order))]
+    port = free_port()
+    outputs: list[TextIO] = [
+        stack.enter_context(log.with_suffix(f".{processes}.{rank}.log").open("w+")) for rank in range(processes)
+    ]
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(threads) | (rank_variables(rank, processes, port) if processes > 1 else {}),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        for rank, output in enumerate(outputs)
+    ]
+    return ranks, outputs
 
 
 def read_report(output: str, code: int) -> dict[str, Any]:

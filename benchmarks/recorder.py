@@ -16,6 +16,8 @@ from typing import Any
 
 RESULT = "RESULT "
 """What the line that the harness reads begins with."""
+STEP = "STEP "
+"""What begins a line that kubetune's driver prints after each step."""
 
 
 class Recorder:

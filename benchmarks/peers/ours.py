@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.job import Order, drive
-from benchmarks.recorder import Recorder
+from benchmarks.recorder import STEP, Recorder
 from kubetune.rundir import metrics
 from kubetune.training import worker
 
@@ -53,6 +53,7 @@ def _timed_log(recorder: Recorder, epoch_steps: int) -> type[metrics.MetricsLog]
         def write_timing(self, step: int, values: Mapping[str, Any]) -> None:
             super().write_timing(step, values)
             recorder.step()
+            print(f"{STEP}{step}", flush=True)  # what is in files comes later
             if step % epoch_steps == 0:
                 recorder.epoch()
 
