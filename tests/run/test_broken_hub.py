@@ -19,7 +19,7 @@ from tests.broken_hub import serving
 from tests.ranks import free_port
 
 ASK = """
-import json, os, sys
+import gc, json, os, sys, traceback
 import datasets, huggingface_hub.utils._http as http
 from kubetune import errors
 from kubetune.data.prepared import fetch_worker
@@ -56,13 +56,21 @@ def ask(what, repo, folder):
         return error.exit_code
     return 0
 
+gc.freeze()
 for line in sys.stdin:
     told, *asked = json.loads(line)
     pid = os.fork()
     if pid == 0:
+        code = 1
         for number in (1, 2):
             os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-        sys.exit(ask(*asked))
+        try:
+            code = ask(*asked)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)  # taking all apart that was imported takes longer than what was asked
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 OUT, OURS = errors.ENVIRONMENT, errors.USER
