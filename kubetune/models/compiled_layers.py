@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from kubetune.base import logs
+from kubetune.base.humanize import counted
 from kubetune.kernels import pointwise
 from kubetune.models.attention_hooks import packed_attention
 from kubetune.models.padding_free import TOLERANCE, language_model, unwrap
@@ -114,7 +115,8 @@ def warm_up(compiled: CompiledLayers, learn: Callable[[], tuple[float, float]]) 
             compiled.give_up(ValueError(f"(loss, norm of the gradient) became {found}, without it {plain}"))
     if compiled.is_on:
         seconds = time.perf_counter() - began
-        logs.MODEL.info("%d layers compiled: %d graphs, %.0f s", len(compiled.layers), graphs() - before, seconds)
+        layers, made = counted(len(compiled.layers), "layer"), counted(graphs() - before, "graph")
+        logs.MODEL.info("%s compiled: %s, %.0f s", layers, made, seconds)
 
 
 def _with_seed(seed: int, learn: Callable[[], tuple[float, float]]) -> tuple[float, float]:
