@@ -129,10 +129,8 @@ class FlatAdamW:
         if 0 < largest < norm:
             factor *= largest / norm
         if factor != 1.0:
-            for part in (
-                *(self.gradient[span] for span in self._around()),
-                *(rows.buffers()[1] for rows in self._occurring()),
-            ):
+            rest = [self.gradient[span] for span in self._around()]
+            for part in (*rest, *(rows.buffers()[1] for rows in self._occurring())):
                 part.mul_(factor)
 
     def update(self, learning_rate: float) -> None:
@@ -218,7 +216,7 @@ class FlatAdamW:
             tensor.copy_(state[name])
         found = [collected.occurring and collected.occurring.read_again() for collected in self.collected.values()]
         for collected in self.collected.values():
-            collected.occurring = None
+            collected.occurring = None  # for once all weights follow what was loaded
         self._refresh()
         for collected, rows in zip(self.collected.values(), found, strict=True):
             collected.occurring = rows

@@ -64,6 +64,9 @@ class OccurringRows:
 
     def add(self, rows: Tensor, values: Tensor) -> bool:
         """Add to the gradient of rows; False, and nothing, where too many have occurred."""
+        # Zeros alone, as of a word that stands last in its sequence, leave no moments by which a resume knows the row.
+        is_moved = values.any(1)
+        rows, values = rows[is_moved], values[is_moved]
         found = rows.unique()
         if not self.admit(found):
             return False

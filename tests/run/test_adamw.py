@@ -165,6 +165,21 @@ def test_words_that_do_not_occur_are_not_moved() -> None:
     assert [len(buffer) for buffer in occurring.buffers()] == [20 * 64] * 4
 
 
+@pytest.mark.parametrize(("factors", "moved"), [([[1.0], [0.0]], 1), ([[0.0], [0.0]], 0)])
+def test_a_word_without_a_gradient_counts_neither_before_a_resume_nor_after(
+    factors: list[list[float]], moved: int
+) -> None:
+    words, optimizer = trained_words(occurring=True)
+    (words(torch.tensor([3, 7])) * torch.tensor(factors)).float().square().sum().backward()
+    optimizer.update(RATE)
+    again = trained_words(occurring=True)
+    again[1].load(optimizer.state())
+    for each in ((words, optimizer), again):
+        occurring = collected(*each).occurring
+        assert occurring is not None
+        assert sum(map(len, occurring.buffers())) == 4 * 64 * moved
+
+
 def drawn(size: int, rank: int = 0) -> Tensor:
     """A gradient as large models have them: most of it small, some of it a thousand times larger."""
     draw = torch.Generator().manual_seed(rank)
