@@ -22,8 +22,9 @@ from kubetune.base.files import explained_writes, join_inside, write_atomic
 from kubetune.errors import EnvironmentFault
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-IMAGE_SUFFIXES: Final = (".jpg", *(f".{name.lower()}" for name in FORMATS))
 """Formats that are opened at all; Pillow's parsers of rarer formats stay out of reach of data."""
+IMAGE_SUFFIXES: Final = (".jpg", *(f".{name.lower()}" for name in FORMATS))
+"""Suffixes of their files."""
 
 MAX_BYTES: Final = 50 * 2**20
 MAX_PIXELS: Final = 2**26

@@ -48,11 +48,13 @@ _HUB_ID: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The data of a source: `files` on disk, or else a data set on the hub or saved by `datasets` at `path`."""
+    """The data of a source: `files` on disk, or else a data set on the hub or saved by `datasets` at `path`. `others`:
+    all else that lies in the folder of the files."""
 
     path: str
     files: tuple[Path, ...]
     sample: int | None
+    others: tuple[Path, ...] = ()
 
 
 def locate(source: SourceConfig) -> Located:
@@ -67,11 +69,12 @@ def locate(source: SourceConfig) -> Located:
         raise DataError(f"{path!r} is no path; expected a file, a folder, a pattern such as data/*.jsonl, or a hub id")
     if place.is_dir() and _is_saved_dataset(place):
         return Located(path, (), sample)
-    if files := _files_of(place, path):
+    files, others = _files_in(place) if place.is_dir() else (_files_of(place, path), ())
+    if files:
         if source.subset or source.split != "train":
             asked = f"subset: {source.subset}" if source.subset else f"split: {source.split}"
             raise DataError(f"{path} is read whole, and has no `{asked}`, as data sets of the hub do. {_PART}")
-        return Located(path, files, sample)
+        return Located(path, files, sample, others)
     if place.is_symlink():
         raise DataError(f"{path} is a link to {os.readlink(place)}, {_broken_link(place)}. Nothing was written.")
     if _HUB_ID.fullmatch(path) and kind_of(place) not in (*READERS, *_OTHER_FILES):
@@ -81,8 +84,6 @@ def locate(source: SourceConfig) -> Located:
 
 def _files_of(place: Path, path: str) -> tuple[Path, ...]:
     """The files that a path or pattern means; none where nothing is there. Raises DataError for what is no data."""
-    if place.is_dir():
-        return _files_in(place)
     if place.is_file():
         return (_known(place),)
     if place.exists():
@@ -251,20 +252,16 @@ def not_read(sources: Iterable[SourceConfig], *, images: bool = False) -> Counte
     """
     left: Counter[str] = Counter()
     for located in map(locate, sources):
-        folder, taken = Path(located.path).expanduser(), set(located.files)
-        found = (file for file in _all_in(folder) if file not in taken and file.is_file()) if taken else ()
-        left.update(f.suffix or f.name for f in found if not (images and f.suffix.lower() in IMAGE_SUFFIXES))
+        found = (f for f in located.others if not (images and f.suffix.lower() in IMAGE_SUFFIXES))
+        left.update(file.suffix or file.name for file in found if file.is_file())
     return left
 
 
-def _all_in(folder: Path) -> list[Path]:
-    return sorted(
+def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The files of a folder that hold records, and all else in it. Raises DataError where none does."""
+    found = sorted(
         file for file in folder.rglob("*") if not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
-
-
-def _files_in(folder: Path) -> tuple[Path, ...]:
-    found = _all_in(folder)
     for file in found:
         if why := _why_not_read(file):
             raise DataError(f"{file} {why}, or move it out of {folder}: what it holds is not read")
@@ -273,7 +270,8 @@ def _files_in(folder: Path) -> tuple[Path, ...]:
     files = records or files  # beside records, plain texts are licences and notes
     if not files:
         raise DataError(f"{folder} holds no data; expected files of {_suffixes()}, or a data set saved by `datasets`")
-    return tuple(files)
+    taken = set(files)
+    return tuple(files), tuple(file for file in found if file not in taken)
 
 
 def _why_not_read(file: Path) -> str:
