@@ -133,12 +133,10 @@ def _hidden(owner: NDArray[np.int32], dtype: torch.dtype, *, is_shared: bool) ->
         hidden = owner[:, :, :, None] != owner[:, :, None]
     else:
         hidden = (owner < 0)[:, :, None] & (owner[:, :, :1] >= 0)[:, :, None]
+    if not hidden.any():
+        return None
     # To add these takes a tenth of the time of filling by a mask.
-    return (
-        torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -math.inf)
-        if hidden.any()
-        else None
-    )
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -math.inf)
 
 
 def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
@@ -165,7 +163,7 @@ def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...
 def _attend(group: Group, rule: Rule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     hidden = group.hidden
     if rule.causal:
-        future = torch.full((group.length, group.length), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
+        future = torch.full((group.length, group.length), -math.inf, dtype=q.dtype, device=q.device).triu(1)
         hidden = future if hidden is None else hidden + future
     if q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, hidden, rule.dropout, scale=rule.scale)
