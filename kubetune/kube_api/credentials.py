@@ -27,13 +27,13 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kubetune.base.reminders import reminding
+from kubetune.config.schema.cluster import DNS_LABEL
 from kubetune.errors import EnvironmentFault
 
 Section = dict[str, Any]
 
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _DEFAULT = "~/.kube/config"
-_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _VERSIONS = tuple(f"client.authentication.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1"))
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 _UNAUTHORIZED = 401
@@ -166,7 +166,7 @@ def _login(config: Section, tell: Callable[[str], None]) -> Login:
 def not_a_namespace(name: str) -> str:
     """The fault of a name that no namespace can have; empty for others."""
     expected = "expected lower-case letters, digits and hyphens, up to 63"
-    return "" if _NAMESPACE.fullmatch(name) else f"namespace is {name!r}; {expected}"
+    return "" if re.fullmatch(DNS_LABEL, name) else f"namespace is {name!r}; {expected}"
 
 
 def _account() -> Login:

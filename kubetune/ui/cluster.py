@@ -16,11 +16,11 @@ from starlette.responses import HTMLResponse, Response
 
 from kubetune.base import processes
 from kubetune.base.logs import scrub
+from kubetune.config.schema.cluster import DNS_LABEL
 from kubetune.errors import ConfigError
 from kubetune.ui.site import page, site_of, templates
 
 _SECONDS = 60.0
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def cluster(request: Request) -> Response:
@@ -41,7 +41,7 @@ def part(request: Request) -> Response:
 
 def _name(request: Request) -> str:
     name = request.query_params.get("name", "")
-    if name and not _NAME.fullmatch(name):
+    if name and not re.fullmatch(DNS_LABEL, name):
         raise ConfigError(f"{name}: no name of a run on a cluster")
     return name
 
