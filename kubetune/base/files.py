@@ -83,8 +83,8 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
     for cause in causes(error, hidden=True):
         if shortage := _shortage_of(cause):
             return shortage
-    if isinstance(error, FileNotFoundError) and not _has_folder():
-        return EnvironmentFault("the folder that this was started in is gone; go to another one (cd)")
+    if trouble := _folder_trouble(error):
+        return EnvironmentFault(f"the folder that this was started in {trouble}; go to another one (cd)")
     if not isinstance(error, OSError) or error.errno not in _OF_THE_SYSTEM:
         return None
     name = error.filename2 or error.filename  # of two names the second is the one that was to be made
@@ -95,12 +95,16 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
     return EnvironmentFault(f"{where}{error.strerror}; {advice}, and run the same command again")
 
 
-def _has_folder() -> bool:
-    """The working folder is still there."""
+def _folder_trouble(error: BaseException) -> str:
+    """The working folder's part in an error: gone, or of a name that libraries cannot open; empty where it has none."""
     try:
-        return bool(os.getcwd())
+        os.getcwd().encode()
     except FileNotFoundError:
-        return False
+        return "is gone" if isinstance(error, FileNotFoundError) else ""
+    except UnicodeEncodeError:
+        unreadable = isinstance(error, UnicodeEncodeError) or "not valid UTF-8" in str(error)  # safetensors
+        return "has a name that is not UTF-8" if unreadable else ""
+    return ""
 
 
 def known(error: BaseException) -> KubetuneError | None:

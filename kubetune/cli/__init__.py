@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     verb = argv[0] if argv[0] in VERBS else None
     parser = make_parser(verb)
+    if unclear := [text for text in argv if text.encode(errors="replace").decode() != text]:
+        parser.error(f"{unclear[0]!r} holds bytes that are not UTF-8; expected text, and names of files that are such")
     if verb is None and not argv[0].startswith("-"):
         close = _OPTIONS.get(argv[0]) or nearest(argv[0], VERBS)
         meant = f"did you mean `{close}`?" if close else "no verb is called so"

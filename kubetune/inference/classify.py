@@ -13,6 +13,7 @@ from kubetune.base.humanize import counted
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.data.prepared.data_facts import known
 from kubetune.data.prepared.shares import pack
+from kubetune.data.reading.fields import text_of
 from kubetune.data.reading.formats import Example, Judged, Preference, read
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems
@@ -36,9 +37,16 @@ def classify_texts(
 ) -> list[dict[str, Any]]:
     """Verdict of a run's classifier on each text, or pair of texts; overlong ones are cut as in training.
 
-    `model`: its base, where that lies elsewhere here.
+    `model`: its base, where that lies elsewhere here. Raises DataError naming what is no text.
     """
-    result = open_result(run_dir, which, model)
+    result, problems = open_result(run_dir, which, model), Problems()
+    for number, text in enumerate(texts, 1):
+        try:
+            for part in filter(None, text):
+                text_of(part, "it")
+        except ValueError as error:
+            problems.add(f"texts:{number}", str(error))
+    problems.raise_if_any()
     device = default_device()
     with result.checked():
         learner = task.load(result.config, result.checkpoint, device)

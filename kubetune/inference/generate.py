@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 from kubetune.base.files import StrPath
 from kubetune.batching.image_batches import PictureReader
 from kubetune.config.schema import Config
+from kubetune.data.reading.fields import text_of
 from kubetune.data.reading.formats import Chat, convert
 from kubetune.data.reading.problems import Problems
 from kubetune.data.text.encode import Encoder
@@ -102,7 +103,7 @@ class LoadedModel:
         """
         if isinstance(prompt, str):
             if not self.is_chat and not images and not self.answers_once:
-                return EncodedPrompt(self.tokenizer.encode_prompt(prompt))
+                return EncodedPrompt(self.tokenizer.encode_prompt(text_of(prompt, "it", may_be_empty=True)))
             prompt = [{"role": "user", "content": prompt}]
         seen = {"images": [os.path.abspath(image) for image in images]} if images else {}
         chat = convert({"messages": list(prompt), "tools": list(tools), **seen})

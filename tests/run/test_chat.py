@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,8 @@ def test_prompts_are_asked_whole_or_refused(deaf: LoadedModel, tmp_path: Path) -
     image = {"type": "image", "image": "a.png"}
     with pytest.raises(errors.DataError, match="has images in the parts of its messages; name them in `images`"):
         encode(deaf, [Question("in.jsonl:1", {"messages": [{"role": "user", "content": [image]}]}, ())])
+    with pytest.raises(errors.DataError, match="input:1: it holds half a surrogate pair at position 3; expected text"):
+        encode(replace(deaf, is_chat=False), [Question("input:1", {"prompt": "caf\udce9"}, ())])
     lines = [
         '{"prompt": "a", "prompt": "b"}',
         '{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}',

@@ -374,6 +374,9 @@ def test_generate_prints_label_and_probability(
         "prompt:2: holds an empty text",
         "prompt:3: holds an empty text",
     ]
+    monkeypatch.setattr("sys.stdin", io.StringIO("fine\ncaf\udce9\n"))  # as a line that is not UTF-8 is read
+    assert cli.main(["generate", str(full_run)]) == errors.USER
+    assert "texts:2: it holds half a surrogate pair at position 3" in capsys.readouterr().err
     assert cli.main(["generate", str(full_run), "the film was great", "it is awful\tof a plot", "--json"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(row["text"], row["second"]) for row in rows] == [

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetune.base.files import join_inside, lock, sha256_file, write_atomic
+from kubetune.base.files import fault_of, join_inside, lock, sha256_file, write_atomic
 from kubetune.cli import main
 from kubetune.errors import EnvironmentFault
 
@@ -137,3 +137,11 @@ def test_a_working_folder_that_is_gone_is_told_of(
     (tmp_path / "gone").rmdir()
     assert main(["render", str(tmp_path / "run.yaml")]) == 3
     assert "the folder that this was started in is gone; go to another one (cd)" in capsys.readouterr().err
+
+
+def test_a_working_folder_that_no_library_can_name_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "latin-1 \udce9").mkdir()
+    monkeypatch.chdir(tmp_path / "latin-1 \udce9")
+    fault = fault_of(ValueError("Path …/adapter_model.safetensors is not valid UTF-8"))  # as safetensors has it
+    assert "the folder that this was started in has a name that is not UTF-8; go to another one (cd)" in str(fault)
+    assert fault_of(ValueError("another")) is None

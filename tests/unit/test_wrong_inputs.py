@@ -39,6 +39,7 @@ INPUTS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "binary": ("binary", make_binary),
     "unreadable": ("unreadable", make_unreadable),
     "long": ("x" * 5000, leave_out),
+    "bytes": ("latin-1 \udce9", leave_out),  # as Python is given a name that is not UTF-8
 }
 
 # How the input stands in each command; what comes before it is written to the folder that the command runs in.
