@@ -1,6 +1,6 @@
 """LoRA on stacked experts beside PEFT's own forward, which merges the adapters of all experts each time.
 
-    python -m benchmarks.experts [--dtype bfloat16] [--repeats N] [--write]
+    python -m benchmarks.experts [--experts N …] [--dtype bfloat16] [--repeats N] [--write]
 
 The same model, adapters, ids and steps (forward and backward of one packed batch), each way in a process of its own
 with one thread, taking turns; CPU seconds a step and peak memory above that before the first step are compared.
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -36,11 +37,12 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 64,
     "intermediate_size": 1536,
-    "num_experts": 128,
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 192,
 }
-"""Qwen3-30B-A3B's experts, as many, each a quarter as wide and as deep, in four layers."""
+"""Qwen3-30B-A3B's, each expert a quarter as wide and as deep, in four layers."""
+EXPERTS = (128, 256)
+"""As many as Qwen3-30B-A3B and as Qwen3.5-35B-A3B have, of which both give a token to eight."""
 ROWS, STEPS = (1, 2, 4, 12), 2
 WAYS = ("peft", "peft, our allocator", "kubetune")
 
@@ -52,17 +54,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
     parser.add_argument("--write", action="store_true", help="write the table into docs/performance.md")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="what the weights are in")
+    parser.add_argument("--experts", nargs="+", type=int, default=list(EXPERTS), metavar="N", help="experts of a layer")
     parser.add_argument("--one", nargs=2, metavar=("WAY", "ROWS"), help="measure this alone, in this process")
     args = parser.parse_args(argv)
     if args.one:
-        print(json.dumps(step(args.one[0], int(args.one[1]), args.dtype)))
+        print(json.dumps(step(args.one[0], int(args.one[1]), args.dtype, args.experts[0])))
         return
     results = open_results(quick=False, fresh=args.fresh, subject="experts")
-    for repeat in range(args.repeats):
-        for rows in ROWS:
-            for way in WAYS:
-                measure(results, {"way": way, "rows": rows, "dtype": args.dtype, "repeat": repeat})
-    text = render(results, args.dtype)
+    for repeat, experts, rows, way in product(range(args.repeats), args.experts, ROWS, WAYS):
+        measure(results, {"way": way, "rows": rows, "dtype": args.dtype, "experts": experts, "repeat": repeat})
+    text = "\n\n".join(render(results, args.dtype, experts) for experts in args.experts)
     print(text)
     if args.write:
         before, rest = PAGE.read_text("utf-8").split(BEGIN)
@@ -73,7 +74,7 @@ def measure(results: Results, key: dict[str, Any]) -> None:
     """One way in a new process, unless it is measured already."""
     if results.find("experts", key) is None:
         command = [sys.executable, "-m", "benchmarks.experts", "--one", key["way"], str(key["rows"])]
-        command += ["--dtype", key["dtype"]]
+        command += ["--dtype", key["dtype"], "--experts", str(key["experts"])]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         said = subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stdout
         found = json.loads(said.splitlines()[-1]) | {"load": os.getloadavg()[0]}
@@ -81,7 +82,7 @@ def measure(results: Results, key: dict[str, Any]) -> None:
         print(key, found, flush=True)
 
 
-def step(way: str, rows: int, dtype: str) -> dict[str, float]:
+def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
     """CPU seconds of a step, memory above that before the first, and what was computed."""
     if way != "peft":
         allocator.keep_memory()  # before torch
@@ -98,7 +99,7 @@ def step(way: str, rows: int, dtype: str) -> dict[str, float]:
     from kubetune.tasks import causal_lm
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model("qwen3_moe", **SIZES, max_position_embeddings=4096)
+    config = AutoConfig.for_model("qwen3_moe", **SIZES, num_experts=experts, max_position_embeddings=4096)
     lm = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model: Any = add_lora(lm, LoraConfig(r=16), task_type="CAUSAL_LM", seed=0)
     for name, parameter in model.named_parameters():
@@ -151,9 +152,10 @@ def alone(model: Any, run: Callable[[], Any]) -> float:
     return min(found[1:])
 
 
-def render(results: Results, dtype: str) -> str:
+def render(results: Results, dtype: str, experts: int) -> str:
     """Medians of all ways for each size of a micro-batch, and the median of the repeats' ratios."""
-    found = {(m["way"], m["rows"], m["repeat"]): m for m in results.measurements if m["dtype"] == dtype}
+    measured = [m for m in results.measurements if (m["dtype"], m.get("experts", EXPERTS[0])) == (dtype, experts)]
+    found = {(m["way"], m["rows"], m["repeat"]): m for m in measured}
     whole = len(WAYS) * len(ROWS)
     repeats = [r for r in sorted({repeat for _, _, repeat in found}) if sum(key[2] == r for key in found) == whole]
     head = ("tokens", "PEFT, CPU s", "with our allocator", "kubetune", "faster by", "experts alone faster by")
@@ -171,8 +173,8 @@ def render(results: Results, dtype: str) -> str:
                 f"{taken[0][0]['tokens']:,}",
                 *(f"{median(column):.2f}" for column in zip(*times, strict=True)),
                 *(
-                    " / ".join(f"{median(ways[n] / ways[-1] for ways in measured):.2f}×" for n in (0, 1))
-                    for measured in (times, only)
+                    " / ".join(f"{median(ways[n] / ways[-1] for ways in column):.2f}×" for n in (0, 1))
+                    for column in (times, only)
                 ),
                 *(f"{median(ways[n] for ways in peaks):,.0f}" for n in (0, -1)),
                 f"same norm to {apart:.0e}",
@@ -181,7 +183,7 @@ def render(results: Results, dtype: str) -> str:
     machine = results.data["machine"]
     loads = [m["load"] for m in found.values() if m["repeat"] in repeats]
     said = (
-        f"{machine['cpu']}, one thread, {dtype}, {results.data['started'][:10]}; medians of {len(repeats)}, "
+        f"{experts} experts, {machine['cpu']}, one thread, {dtype}, {results.data['started'][:10]}; medians of {len(repeats)}, "
         f"taking turns; load of the machine {min(loads):.0f} to {max(loads):.0f}:"
     )
     return "\n".join([said, "", markdown(head, table)])
