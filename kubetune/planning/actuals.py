@@ -128,13 +128,13 @@ def tell(found: Mapping[str, Any]) -> Iterator[str]:
     memory, hours, price = found["memory"], found["hours"], found["price"]
     if memory["forecast_bytes"] is not None:
         measured, expected = (size(memory[key]) for key in ("measured_bytes", "forecast_bytes"))
-        yield f"peak memory {measured}, forecast {expected} ({memory['relative_error']:+.0%})"
+        yield f"peak memory {measured}, forecast {expected} ({memory['relative_error']:+z.0%})"
     steps, total, expected = (
         duration(None if hours[key] is None else 3600 * hours[key]) for key in ("step_hours", "total_hours", "forecast")
     )
     time = f"time {steps} in steps, {total} in all"
     if hours["forecast"] is not None:
-        time += f"; forecast for the steps {expected} ({hours['relative_error']:+.0%}), by {hours['source']}"
+        time += f"; forecast for the steps {expected} ({hours['relative_error']:+z.0%}), by {hours['source']}"
         if span := next((span for span in hours.get("spans", ()) if span["source"] == hours["source"]), None):
             is_within = span["low_hours"] <= hours["step_hours"] <= span["high_hours"]
             low, high = (duration(3600 * span[key]) for key in ("low_hours", "high_hours"))
@@ -143,7 +143,7 @@ def tell(found: Mapping[str, Any]) -> Iterator[str]:
     if price is not None:
         line = f"price {price['total']:,.2f}, {price['steps']:,.2f} of it for the steps"
         if price["forecast"] is not None:
-            line += f", forecast {price['forecast']:,.2f} ({price['relative_error']:+.0%})"
+            line += f", forecast {price['forecast']:,.2f} ({price['relative_error']:+z.0%})"
         yield f"{line}, at {price['per_device_hour']:g} a device and hour"
 
 

@@ -35,7 +35,8 @@ and each product makes its weight anew between blocks that stay."""
 LOST_SHARE_OF_FULL, LOST_BYTES_OF_FULL = 0.09, 84 * MIB
 """The same on CPUs where all weights are trained, of what autograd keeps, and whatever the model: weights, gradients
 and moments are a few blocks of their own, made before the first step and kept to the end, so that they leave no
-holes. By least squares over 23 measured cases, in which what was lost did not grow with these."""
+holes. By least squares over 23 measured cases, in which what was lost did not grow with these; a toy, which holds less
+than the allowance, loses no more than it holds."""
 KEPT_PRODUCT_BYTES = 1280 * 2**10
 """Code that oneDNN makes for a product of matrices in 16 bits, and the holes it leaves in the heap, as measured; it
 keeps allocator.kept_products of them."""
@@ -133,7 +134,7 @@ def forecast(
     lost = _lost_bytes(config, plan, sum(parts.values()), sum(kept.values()), chunk, is_quantized=is_quantized)
     parts |= {**kept, "logits, a chunk at a time": chunk, "allocator": lost}
     if plan.device == "cpu":
-        parts["code of matrix products"] = _code_bytes(config, element)
+        parts["code of matrix products"] = _code_bytes(config, element, used=sum(parts.values()) - lost)
         parts["bitsandbytes"] = BITSANDBYTES_BYTES * (is_quantized or config.training.optim == "adamw_8bit")
         parts["trackers"] = sum(size for name, size in TRACKER_BYTES.items() if getattr(config.tracking, name))
     parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]
@@ -149,17 +150,18 @@ def _lost_bytes(config: Config, plan: Plan, held: int, kept: int, chunk: int, *,
     if plan.device != "cpu":
         return int(LOST_SHARE[plan.device] * (held + kept + chunk))
     if not config.lora and config.training.parallelism != "fsdp":
-        return LOST_BYTES_OF_FULL + int(LOST_SHARE_OF_FULL * kept)
+        return min(LOST_BYTES_OF_FULL, held) + int(LOST_SHARE_OF_FULL * kept)
     return int((LOST_SHARE_OF_QUANTIZED if is_quantized else LOST_SHARE["cpu"]) * (held + kept))
 
 
-def _code_bytes(config: Config, element: int) -> int:
-    """Code of oneDNN's products on a CPU. In fp32 they are those of adapters and of a head of words."""
+def _code_bytes(config: Config, element: int, used: int) -> int:
+    """Code of oneDNN's products on a CPU. In fp32 they are those of adapters and of a head of words, and where a whole
+    model uses less memory than the allowance, the holes between them are no larger."""
     if element == 2:
         return KEPT_PRODUCT_BYTES * kept_products(config.classifies)
     if not is_mkl_narrow() or (config.lora is None and config.classifies):
         return 0
-    return FP32_PRODUCTS_BYTES["full" if config.lora is None else "lora"]
+    return FP32_PRODUCTS_BYTES["lora"] if config.lora else min(FP32_PRODUCTS_BYTES["full"], used)
 
 
 def _stacking_bytes(

@@ -162,7 +162,7 @@ class MemoryBudget:
         if reserved is not None:
             said += f" allocated, {size(reserved)} reserved"
         if self.forecast_bytes:
-            said += f", forecast {size(self.forecast_bytes)} ({peak / self.forecast_bytes - 1:+.0%})"
+            said += f", forecast {size(self.forecast_bytes)} ({peak / self.forecast_bytes - 1:+z.0%})"
         share = (reserved or peak) / self.device_bytes
         said += f"; {share:.0%} of {size(self.device_bytes)} ({self.whose})"
         return said if share <= USABLE_SHARE else f"{said}, which leaves little for surprises; {self.advice(1.0, peak)}"
