@@ -116,7 +116,8 @@ def _fill(job: Job, folder: Path) -> dict[str, Any]:
     lines = [line for line in metrics.read_metrics(result.run_dir) if line["step"] <= facts["checkpoint"]["step"]]
     if picture := draw(lines):
         files.write_atomic(folder / CURVES, picture)
-    _write_modelfile(folder, result, kind)
+    if serving.OLLAMA in facts["served_by"]:
+        _write_modelfile(folder, result, kind)
     step = facts["checkpoint"]["step"]
     verdict = metrics.read_verdict(result.run_dir, step)
     verdict["benchmarks"] = metrics.read_benchmarks(result.run_dir, step).get("compared")
@@ -139,10 +140,8 @@ def _require_proof(comparisons: Sequence[Comparison]) -> None:
 
 
 def _write_modelfile(folder: Path, result: Result, kind: Kind) -> None:
-    """Write the Modelfile that Ollama wants beside weights, for exports that it can run."""
+    """Write the Modelfile that Ollama wants beside weights."""
     tokenizer = result.tokenizer
-    if serving.OLLAMA not in serving.served_by(result.config, kind):
-        return
     bos = tokenizer.backend.id_to_token(tokenizer.bos_id) if tokenizer.bos_id is not None else None
 
     def render(turns: Sequence[tuple[str, str]]) -> str:

@@ -23,6 +23,7 @@ from kubetune import errors
 from kubetune.base import fault_injection, files
 from kubetune.config.schema import Config
 from kubetune.data.reading.hub import is_local
+from kubetune.data.text.tokenizer_files import read_json
 from kubetune.inference.result import Result
 from kubetune.models import loading
 from kubetune.models.padding_free import TOLERANCE, unwrap
@@ -96,7 +97,9 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> tuple[list[Compari
     job.tell("loading the exported adapter")
     reloaded = job.ask(job.load(folder), sample)
     same = equivalence.compare("the trained adapter and the exported one", trained, reloaded, TOLERANCE[job.dtype])
-    return [same], {"effect": effect, "dtype": _name(stored)}
+    kind = read_json(job.result.tokenizer.files.get("config.json")).get("model_type")
+    on_experts = kind if facts.get("target_parameters") else None
+    return [same], {"effect": effect, "dtype": _name(stored), "experts_of": on_experts}
 
 
 def _write_merged(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:

@@ -214,6 +214,10 @@ def test_a_trained_adapter_is_loaded_by_peft_alone_and_merged_it_says_the_same(i
     assert relative(logits(adapted), theirs) <= EXACT
     merged = export_run(run_dir, out=tmp_path / "merged", merged=True, tell=lambda _: None)
     assert relative(logits(AutoModelForCausalLM.from_pretrained(merged.path)), theirs) <= 1e-5
+    apart = export_run(run_dir, out=tmp_path / "adapter", tell=lambda _: None)
+    assert (apart.facts["base"]["experts_of"], apart.facts["served_by"]) == ("qwen3_moe", ["vLLM"])
+    assert "is_3d_lora_weight" in (apart.path / "README.md").read_text()
+    assert not (apart.path / "Modelfile").exists()
 
 
 @pytest.mark.parametrize(

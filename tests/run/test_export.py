@@ -114,9 +114,6 @@ def test_a_merged_model_says_what_its_adapter_said(lora: dict[str, Any], inputs:
     assert not {name for name in dict(model.named_modules()) if "lora" in name}
     assert (tmp_path / "out" / MODELFILE).read_text().count("\nFROM .\n") == 1
     assert next(text for label, text in describe(found) if label == "next").endswith("serve it: vLLM, GGUF, Ollama")
-    (tmp_path / "out" / MODELFILE).unlink()
-    _write_modelfile(tmp_path / "out", open_result(run_dir), "adapter")
-    assert (tmp_path / "out" / MODELFILE).exists() is not lora.get("use_dora", False), "Ollama loads no such adapter"
     alone = Export(
         found.path, "adapter", {**found.facts, "served_by": served_by(open_result(run_dir).config, "adapter")}
     )

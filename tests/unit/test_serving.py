@@ -175,6 +175,32 @@ def test_runs_that_cannot_be_served_say_why(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"base": {"experts_of": "qwen3_moe"}, "served_by": ["vLLM"]}, ""),
+        ({"base": {"experts_of": "mixtral"}, "served_by": []}, "not known to load adapters on the experts of mixtral"),
+        ({"base": {}, "served_by": ["vLLM"]}, "is an older export of an adapter on experts; make it anew"),
+    ],
+)
+def test_stacked_experts_are_told_to_vllm_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, Any], said: str
+) -> None:
+    run_dir = write_run(tmp_path / "run")
+    export = run_dir / "exports" / "step-000120-adapter"
+    (export / "provenance.json").write_text(json.dumps(facts))
+    (export / "adapter_config.json").write_text('{"target_parameters": ["experts.down_proj"]}')
+    assert cli.main(["serve", "--render", str(run_dir)]) == (2 if said else 0)
+    printed = capsys.readouterr()
+    assert said in printed.err
+    if not said:
+        (made,) = (obj for obj in yaml.safe_load_all(printed.out) if obj["kind"] == "Deployment")
+        words = made["spec"]["template"]["spec"]["containers"][0]["command"]
+        assert words[-3:-1] == ["--enable-mixed-moe-lora-format", "--lora-modules"]
+        path = "/outputs/support-bot/exports/step-000120-adapter"
+        assert json.loads(words[-1]) == {"name": "support-bot", "path": path, "is_3d_lora_weight": True}
+
+
+@pytest.mark.parametrize(
     ("lora", "able"),
     [
         ({"use_dora": True}, ()),
@@ -192,3 +218,12 @@ def test_a_card_has_no_command_that_loads_what_nobody_loads(lora: dict[str, Any]
     assert "$ vllm serve .\n" in "".join(commands(config, "merged", "org/base"))
     seeing = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": lora, "task": "vision_language"})
     assert commands(seeing, "adapter", "org/base") == []
+
+
+@pytest.mark.parametrize(("experts_of", "able"), [("qwen3_moe", ["$ vllm"]), ("mixtral", [])])
+def test_a_card_knows_whose_experts_vllm_loads(experts_of: str, able: list[str]) -> None:
+    config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": {}})
+    said = "".join(commands(config, "adapter", "org/base", experts_of))
+    assert [one for one in ("$ vllm", "$ python llama.cpp", "$ ollama") if one in said] == able
+    assert ("--enable-mixed-moe-lora-format --lora-modules '{" in said) is bool(able)
+    assert "`kubetune export --merge` makes what all load" in said

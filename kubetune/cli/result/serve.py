@@ -19,12 +19,14 @@ from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
+from kubetune.data.text.tokenizer_files import read_json
 from kubetune.errors import OK, ConfigError
 from kubetune.lint.objects import check_objects
 from kubetune.manifests import dump
 from kubetune.manifests.spec import CACHE, OUTPUTS, RunSpec, on_hub, run_name
 from kubetune.planning.plan import make_plan
 from kubetune.plugins.serving.manifests import IMAGE, LORA_RANKS, WAITING, Adapter, Serving, serve, trial
+from kubetune.publishing.serving import VLLM
 
 DEFAULT_RANK = 64
 """Of an adapter that is not here to be asked; vLLM takes any rank up to the one it was told."""
@@ -64,13 +66,15 @@ _KINDS = {"adapter": "adapter", "merged": "merged weights", "model": "weights"}
 
 @dataclass(frozen=True)
 class Target:
-    """One thing to serve. `run`: the config of the run it comes from; `base`: it is an adapter on that model."""
+    """One thing to serve. `run`: the config of the run it comes from; `base`: it is an adapter on that model;
+    `stacked`: on stacked experts of a mixture too."""
 
     name: str
     path: str
     rank: int = DEFAULT_RANK
     base: str | None = None
     run: Config | None = None
+    stacked: bool = False
 
 
 def run(args: argparse.Namespace) -> int:
@@ -145,7 +149,25 @@ def _of_run(name: str, run_dir: Path, *, merged: bool) -> Target:
         raise ConfigError(
             f"{run_dir}: its base {base} is a path of this machine; serve its merged export with --merged"
         )
-    return Target(name or run_name(config), path, rank, base, config)
+    is_stacked = kind == "adapter" and _is_stacked(run_dir, exports[-1])
+    return Target(name or run_name(config), path, rank, base, config, is_stacked)
+
+
+def _is_stacked(run_dir: Path, provenance: Path) -> bool:
+    """Presence of stacked experts in an exported adapter. Raises ConfigError where vLLM may leave these out."""
+    facts, settings = read_json(provenance), provenance.with_name("adapter_config.json")
+    if not (settings.is_file() and read_json(settings).get("target_parameters")):
+        return False
+    kind = facts.get("base", {}).get("experts_of")
+    if kind is None:
+        older = f"{provenance.parent} is an older export of an adapter on experts"
+        raise ConfigError(f"{older}; make it anew: kubetune export {run_dir}. Nothing was written.")
+    if VLLM not in facts["served_by"]:
+        raise ConfigError(
+            f"{run_dir}: vLLM is not known to load adapters on the experts of {kind}, and leaves some out without a "
+            f"word; serve its merged weights: kubetune export {run_dir} --merge, then --merged. Nothing was written."
+        )
+    return True
 
 
 def _beyond_vllm(config: Config) -> str:
@@ -183,7 +205,7 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
         model=base or first.path,
         names=(own_name,),
         revision=model.revision if model and base else None,
-        adapters=tuple(Adapter(t.name, t.path, t.rank) for t in targets) if base else (),
+        adapters=tuple(Adapter(t.name, t.path, t.rank, t.stacked) for t in targets) if base else (),
         scores=bool(first.run and first.run.task == "reward_model"),
         trust_remote_code=bool(model and model.trust_remote_code),
         dtype=args.dtype,

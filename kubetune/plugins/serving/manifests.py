@@ -1,6 +1,6 @@
 """vLLM on Kubernetes for what was trained: a Deployment with base and adapters or whole weights, a Service, a cache.
 
-Pure, like `render`. Flags and variables are those of `vllm serve` (vLLM's own documentation and source, 0.11 to 0.33).
+Pure, like `render`. Flags and variables are those of `vllm serve` (vLLM's documentation and source, 0.11 to 0.33).
 The pod passes the restricted standard: vLLM's image runs as any user once its caches and HOME are somewhere else.
 """
 
@@ -13,6 +13,7 @@ from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.manifests.pod import container, pod_basics, pod_metadata
 from kubetune.manifests.spec import CACHE, OUTPUTS, Manifest, RunSpec
 from kubetune.manifests.storage import outputs_volume
+from kubetune.publishing.serving import MIXED, lora_module
 
 SERVER = "server"
 PORT = 8000
@@ -27,11 +28,12 @@ PROBE_SECONDS = 10
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter by the name that requests ask for it by; `path` is in the pod, or an id of the hub."""
+    """An adapter by the name of its requests; `path`: in the pod, or an id of the hub; `stacked`: with such experts."""
 
     name: str
     path: str
     rank: int
+    stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,14 +110,9 @@ def command(serving: Serving) -> list[str]:
     """The command line of the server."""
     words = ["vllm", "serve", serving.model, "--host=0.0.0.0", f"--port={PORT}"]
     words += ["--served-model-name", *serving.names]
-    if serving.revision:
-        words.append(f"--revision={serving.revision}")
-    if serving.dtype != "auto":
-        words.append(f"--dtype={serving.dtype}")
-    if serving.max_model_len:
-        words.append(f"--max-model-len={serving.max_model_len}")
-    if serving.gpus > 1:
-        words.append(f"--tensor-parallel-size={serving.gpus}")
+    flags = {"revision": serving.revision, "dtype": serving.dtype, "max-model-len": serving.max_model_len}
+    flags["tensor-parallel-size"] = serving.gpus if serving.gpus > 1 else None
+    words += [f"--{flag}={value}" for flag, value in flags.items() if value and value != "auto"]
     if serving.scores:  # without an activation, which would make a probability of a reward
         words += ["--runner=pooling", f"--pooler-config={json.dumps({'use_activation': False})}"]
     if serving.trust_remote_code:
@@ -124,7 +121,8 @@ def command(serving: Serving) -> list[str]:
         wanted = max(each.rank for each in serving.adapters)
         rank = next(known for known in LORA_RANKS if known >= wanted)
         words += ["--enable-lora", f"--max-loras={len(serving.adapters)}", f"--max-lora-rank={rank}"]
-        words += ["--lora-modules", *(f"{each.name}={each.path}" for each in serving.adapters)]
+        words += [MIXED] if any(each.stacked for each in serving.adapters) else []
+        words += ["--lora-modules", *(lora_module(each.name, each.path, each.stacked) for each in serving.adapters)]
     return words
 
 
