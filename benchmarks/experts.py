@@ -183,8 +183,8 @@ def render(results: Results, dtype: str, experts: int) -> str:
     machine = results.data["machine"]
     loads = [m["load"] for m in found.values() if m["repeat"] in repeats]
     said = (
-        f"{experts} experts, {machine['cpu']}, one thread, {dtype}, {results.data['started'][:10]}; medians of {len(repeats)}, "
-        f"taking turns; load of the machine {min(loads):.0f} to {max(loads):.0f}:"
+        f"{experts} experts, {machine['cpu']}, one thread, {dtype}, {results.data['started'][:10]}; "
+        f"medians of {len(repeats)}, taking turns; load of the machine {min(loads):.0f} to {max(loads):.0f}:"
     )
     return "\n".join([said, "", markdown(head, table)])
 
