@@ -110,9 +110,9 @@ def command(serving: Serving) -> list[str]:
     """The command line of the server."""
     words = ["vllm", "serve", serving.model, "--host=0.0.0.0", f"--port={PORT}"]
     words += ["--served-model-name", *serving.names]
-    flags = {"revision": serving.revision, "dtype": serving.dtype, "max-model-len": serving.max_model_len}
-    flags["tensor-parallel-size"] = serving.gpus if serving.gpus > 1 else None
-    words += [f"--{flag}={value}" for flag, value in flags.items() if value and value != "auto"]
+    flags = {"--revision": serving.revision, "--dtype": serving.dtype, "--max-model-len": serving.max_model_len}
+    flags["--tensor-parallel-size"] = serving.gpus if serving.gpus > 1 else None
+    words += [f"{flag}={value}" for flag, value in flags.items() if value and value != "auto"]
     if serving.scores:  # without an activation, which would make a probability of a reward
         words += ["--runner=pooling", f"--pooler-config={json.dumps({'use_activation': False})}"]
     if serving.trust_remote_code:
