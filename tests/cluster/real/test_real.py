@@ -154,6 +154,11 @@ def kind(request: pytest.FixtureRequest, place: Place) -> str:
     return found
 
 
+def saved_by_running(now: dict[str, Any]) -> int:
+    """The newest checkpoint of a run that goes on; 0 while its pods, just started, cannot be asked for it."""
+    return (now["saved_step"] or 0) if now["state"] == "running" else 0
+
+
 def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, kind: str) -> None:
     name = f"real-{kind}"
     space = ("-n", place.namespace)
@@ -170,15 +175,15 @@ def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, 
     # A step may be one of a start before; a checkpoint that is newer is of this one.
     saved = place.until(name, lambda now: now["saved_step"])["saved_step"]
     place.kubetune("exec", name, "--node", "1", *space, "--", "sh", "-c", "kill -9 -1", code=None)
-    told = place.until(name, lambda now: now["restarts"] and now["saved_step"] > saved)
+    told = place.until(name, lambda now: now["restarts"] and saved_by_running(now) > saved)
 
     node = told["pods"][0]["machine"]
     selector = f"--pod-selector=app.kubernetes.io/instance={name}"
     place.kubectl("drain", node, selector, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
     place.kubectl("uncordon", node)
     restarts = told["restarts"]
-    again = place.until(name, lambda now: (now["restarts"] or 0) > restarts and now["state"] == "running")
-    told = place.until(name, lambda now: (now["saved_step"] or 0) > again["saved_step"])
+    again = place.until(name, lambda now: (now["restarts"] or 0) > restarts and saved_by_running(now))
+    told = place.until(name, lambda now: saved_by_running(now) > saved_by_running(again))
     reached = told["saved_step"]
 
     place.kubetune("stop", name, *space)
@@ -189,7 +194,7 @@ def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, 
     assert int(last.name.removeprefix("step-")) >= reached
     assert told["saved_step"] == int(last.name.removeprefix("step-"))
     place.kubetune("resume", name, *space)
-    place.until(name, lambda now: now["state"] == "running" and (now["saved_step"] or 0) > told["saved_step"])
+    place.until(name, lambda now: saved_by_running(now) > told["saved_step"])
     place.kubetune("delete", name, "--yes", *space)
     assert place.kubectl("get", "pods,configmaps", "-l", f"app.kubernetes.io/instance={name}", "-o", "name") == ""
 
