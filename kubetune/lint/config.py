@@ -18,9 +18,11 @@ from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.config.schema.tracking import EXTRAS
 from kubetune.lint.finding import Finding, advice, error
 from kubetune.lint.objects import check_objects
+from kubetune.lint.pod_security import beyond_restricted
 from kubetune.manifests.configmap import MAX_CARRIED_BYTES
 from kubetune.manifests.environment import RESERVED
 from kubetune.manifests.kinds.gang import SCHEDULERS, by_operator, gang
+from kubetune.manifests.pod_templates import pod_templates
 from kubetune.manifests.spec import (
     CACHE,
     CONFIG_FOLDER,
@@ -57,7 +59,7 @@ def lint(
     # A mistake in the config often shows in each object made from it; it is told once, where it was made.
     told = {finding.key for finding in found}
     more = (f for f in check_objects(objects) if not any(known.startswith(f.key) for known in told))
-    return list(dict.fromkeys([*found, *more]))
+    return list(dict.fromkeys([*found, *more, *_patched(spec, objects)]))
 
 
 def _size(spec: RunSpec) -> Iterator[Finding]:
@@ -253,6 +255,19 @@ def _profile(spec: RunSpec) -> Iterator[Finding]:
             yield advice(
                 key,
                 f"{path} of the node: a namespace that enforces the restricted standard refuses such pods; use a claim",
+            )
+
+
+def _patched(spec: RunSpec, objects: Sequence[Manifest]) -> Iterator[Finding]:
+    """Pods that patches have ask for more than the profile promises."""
+    if spec.kubernetes.profile != "restricted" or not spec.kubernetes.patches:
+        return
+    for where, template in (found for obj in objects for found in pod_templates(obj)):
+        if beyond := list(beyond_restricted(template["spec"])):
+            yield advice(
+                "kubernetes.patches",
+                f"{where}: {'; '.join(beyond)}: a namespace that enforces the restricted standard refuses such pods, "
+                "and the run would wait for them",
             )
 
 

@@ -308,3 +308,34 @@ def test_a_patch_that_changes_nothing_is_told(
     assert "kubernetes.patches[0] changes Job/support-bot" in told
     assert "kubernetes.patches[1]: advice: changes nothing" in told
     assert len(made) == 2, "with and without the patches"
+
+
+@pytest.mark.parametrize(
+    ("pod", "told"),
+    [
+        ("hostIPC: true", "hostIPC is true"),
+        ("volumes: [{name: h, hostPath: {path: /x}}]", "volume h is a hostPath"),
+        ("containers: [{name: side, image: 'a/b:1'}]", "allowPrivilegeEscalation is not false"),
+        ("containers: [{name: side, image: 'a/b:1'}]", "container side: capabilities.drop has no ALL"),
+        ("containers: [{name: trainer, securityContext: {privileged: true}}]", "container trainer: privileged is true"),
+        ("containers: [{name: trainer, securityContext: {capabilities: {add: [SYS_ADMIN]}}}]", "add has SYS_ADMIN"),
+        ("containers: [{name: trainer, securityContext: {runAsUser: 0}}]", "runAsUser is 0"),
+        ("containers: [{name: trainer, securityContext: {runAsNonRoot: false}}]", "runAsNonRoot is not true"),
+        ("containers: [{name: trainer, securityContext: {procMount: Unmasked}}]", "procMount is Unmasked"),
+        ("containers: [{name: trainer, ports: [{containerPort: 1, hostPort: 1}]}]", "a port has a hostPort"),
+        ("securityContext: {seccompProfile: {type: Unconfined}}", "seccompProfile.type is neither"),
+        ("dnsPolicy: None", None),
+    ],
+)  # fmt: skip
+def test_a_patch_that_restricted_namespaces_refuse_is_told(pod: str, told: str | None) -> None:
+    target = "{kind: Job, name: support-bot}"
+    patch = f"kubernetes.patches=[{{target: {target}, patch: {{spec: {{template: {{spec: {{{pod}}}}}}}}}}}]"
+    found = [f for f in findings("kubernetes.kind=job", patch) if f.key == "kubernetes.patches"]
+    assert [told in f.text and not f.fatal for f in found if told] == ([True] if told else [])
+    assert all("namespace that enforces the restricted standard" in f.text for f in found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_rendered_keeps_to_the_restricted_standard(kind: str) -> None:
+    patch = "kubernetes.patches=[{target: {kind: ConfigMap}, patch: {metadata: {annotations: {a: b}}}}]"
+    assert not [f for f in findings(f"kubernetes.kind={kind}", patch) if f.key == "kubernetes.patches"]
