@@ -78,7 +78,7 @@ class Cluster:
             raise ConfigError(told)
         login = read_login(tell)
         self.namespace = namespace or login.namespace
-        self.address = login.server
+        self.address = login.way
         self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         # Who has little patience with many requests has little with the silence after one.
         silence = min(_SILENCE_SECONDS, max(_CONNECT_SECONDS, self._patience_seconds))
@@ -109,8 +109,7 @@ class Cluster:
                 event_hooks={"request": [name_server], "response": [_read_refusal]},
             )
         except (ValueError, httpx2.InvalidURL, ImportError) as error:
-            proxy = f" by proxy {login.proxy}" if login.proxy else ""
-            raise EnvironmentFault(f"no connection can be made to {login.server}{proxy}: {error}") from None
+            raise EnvironmentFault(f"no connection can be made to {login.way}: {error}") from None
         weakref.finalize(self, client.close)
         return client
 

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx2
 from ruamel.yaml import YAML
@@ -63,6 +64,17 @@ class Login:
     proxy: str | None = None
     tls_server_name: str | None = None
     headers: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def way(self) -> str:
+        """The server, and the proxy that requests to it go by: the kubeconfig's, or the environment's (HTTPS_PROXY)."""
+        try:
+            parts = urlsplit(self.server)
+            known = {} if proxy_bypass(parts.hostname or "") else getproxies()
+        except ValueError:  # no address at all
+            known = {}
+        proxy = self.proxy or (known.get(parts.scheme) or known.get("all") if known else None)
+        return f"{self.server} (by proxy {proxy})" if proxy else self.server
 
 
 def read_login(tell: Callable[[str], None]) -> Login:

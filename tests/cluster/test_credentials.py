@@ -286,8 +286,14 @@ def test_a_proxy_is_gone_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Cluster().list("ConfigMap")
     assert server.paths == ["http://api.invalid:6443/base/api/v1/namespaces/ml/configmaps"]
     kubeconfig(tmp_path / "config", monkeypatch, {}, {**cluster, "proxy-url": "gopher://x"})
-    with pytest.raises(EnvironmentFault, match=r"no connection can be made to .* by proxy gopher"):
+    with pytest.raises(EnvironmentFault, match=r"no connection can be made to .* \(by proxy gopher"):
         Cluster()
+    kubeconfig(tmp_path / "config", monkeypatch, {}, {"server": "http://api.invalid:6443"})
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with pytest.raises(Unreachable, match=r"api.invalid:6443 \(by proxy http://127.0.0.1:9\) does not answer"):
+        Cluster(patience_seconds=0.0).list("ConfigMap")
+    monkeypatch.setenv("NO_PROXY", "api.invalid")
+    assert Cluster().address == "http://api.invalid:6443"
 
 
 def test_several_files_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
