@@ -72,6 +72,8 @@ _COUNTED = (
 _ENDS = 10
 _FAR, _FLOOR = 2.0, 0.1
 """Of medians of losses: one beyond twice the other, and the noise of a tenth, lies far above it."""
+_FAR_OF_ONE, _FLOOR_OF_ONE = 4.0, 1.0
+"""The same of the first step's loss alone, which the rows of one batch decide."""
 
 
 class MetricsLog:
@@ -300,21 +302,25 @@ def _losses(steps: Iterable[Mapping[str, Any]]) -> Iterator[float]:
 def runaway(totals: Totals) -> dict[str, Any] | None:
     """Losses that rose: the medians of so many `steps` at each end; None where the last do not lie above the first.
 
-    Every one of the last must lie above every one of the first, so that single bad steps are not taken for a trend.
+    Every one of the last must lie above every one of the first, so that single bad steps are not taken for a trend. A
+    loss that ran away within the first steps is seen by that of the very first, before which no weight had moved.
     """
     count = min(_ENDS, totals.steps // 4)
     first, last = totals.first_losses[:count], totals.last_losses[-count:] if count else []
-    if not first or not last or min(last) <= max(first):
+    if not first or not last:
         return None
     low, high = statistics.median(first), statistics.median(last)
-    return {"steps": count, "first": low, "last": high} if high > _FAR * low + _FLOOR else None
+    if min(last) > max(first) and high > _FAR * low + _FLOOR:
+        return {"steps": count, "first": low, "last": high}
+    is_far = min(last) > _FAR_OF_ONE * first[0] + _FLOOR_OF_ONE
+    return {"steps": count, "first": first[0], "last": high} if is_far else None
 
 
 def runaway_line(found: Mapping[str, Any]) -> str:
     """The same in words."""
     return (
         f"the loss ran away: {found['last']:.4g} over the last {counted(found['steps'], 'step')}, {found['first']:.4g} "
-        "over the first; the result may be worse than the model it was made from. Lower training.learning_rate, or set "
+        "at first; the result may be worse than the model it was made from. Lower training.learning_rate, or set "
         "training.loss_watchdog_threshold"
     )
 

@@ -24,6 +24,7 @@ from kubetune.rundir.metrics import (
     read_metrics,
     read_totals,
     record_event,
+    runaway,
 )
 
 STEP = {"epoch": 0.5, "loss": 1.9312345678901234, "samples": 4, "tokens": 600, "trained_tokens": 200}
@@ -290,3 +291,19 @@ def test_a_growing_file_is_told_whole_however_it_changes(
             told = lines if follower.has_begun_anew else told + lines
             assert told == there
             assert list(follower.read()) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "found"),
+    [
+        ([4.1, 128, 447, 1548, 2421] + [3500.0] * 60 + [3400.0] * 15, (4.1, 3400.0)),  # within the first steps
+        ([4.0] * 40 + [9.0] * 40, (4.0, 9.0)),
+        ([0.3, 2.0, 1.9, 2.1] + [2.0] * 76, None),  # the first batch was an easy one
+        ([4.0, 90.0] + [3.0] * 78, None),  # it came back
+    ],
+)
+def test_a_loss_that_ran_away_is_known(losses: list[float], found: tuple[float, float] | None) -> None:
+    totals = Totals()
+    totals.add([{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)])
+    ran = runaway(totals)
+    assert (ran and (ran["first"], ran["last"])) == found
