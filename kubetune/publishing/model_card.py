@@ -59,7 +59,7 @@ def write_card(
         _front_matter(config, kind, base),
         f"# {name}\n\n{_summary(config, kind, base, facts)}",
         f"## How to load\n\n```python\n{_snippet(config, kind, base)}\n```",
-        *serving.commands(config, kind, base, facts["base"].get("experts_of")),
+        *serving.commands(config, kind, base, facts["base"]),
         f"## Training\n\n{_table(_settings(config, facts))}",
         f"## Metrics\n\n{_curves(lines, pictured)}{_against_base(verdict or {})}",
         f"## Proof of export\n\n{_proof(facts['proof'])}",

@@ -31,7 +31,7 @@ def facts_of(
         "time": metrics.now(),
         "kind": job.kind,
         "dtype": notes.get("dtype", job.dtype_name),
-        "served_by": list(served_by(config, job.kind, notes.get("experts_of"))),
+        "served_by": list(served_by(config, job.kind, notes.get("base", {}))),
         "run": {"name": config.name, "directory": result.run_dir.name, "config": resolved(config)},
         "checkpoint": {
             "name": result.checkpoint.name,
@@ -45,7 +45,7 @@ def facts_of(
             "name": base_name(job.config.model.path),
             "revision": job.config.model.revision,
             "quantization": job.config.quantization,
-            "experts_of": notes.get("experts_of"),
+            **notes.get("base", {}),
         },
         "proof": {
             "rows": len(sample.batches),

@@ -9,9 +9,10 @@ itself (its convert/convert.go), and takes GGUF of all. vLLM was tried, the othe
 from __future__ import annotations
 
 import json
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, LoraConfig
 from kubetune.tasks import task_module
 
 VLLM, GGUF, OLLAMA = "vLLM", "GGUF", "Ollama"
@@ -31,70 +32,99 @@ CONVERTED_BY_OLLAMA: Final = {
 """Architectures whose weights, or whose adapters, Ollama itself makes GGUF of."""
 
 EXPERTS_IN_VLLM: Final = {
-    "deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "lfm2_moe", "olmoe", "phimoe", "qwen3_moe",
-    "qwen3_next",
+    "deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "lfm2_moe", "olmoe", "phimoe", "qwen3_5_moe",
+    "qwen3_5_moe_text", "qwen3_moe", "qwen3_next",
 }  # fmt: skip
 """Kinds of mixtures (`model_type`) whose adapters on stacked experts vLLM 0.32 holds exactly as PEFT does, if it is
 told that they are stacked. Mixtral's it leaves out without a word. `python -m tests.peers.vllm_adapters` tries all."""
 
 
-def served_by(config: Config, kind: str, experts_of: str | None = None) -> tuple[str, ...]:
+NAMES_IN_VLLM: Final = {"qwen3_5": "model.language_model.", "qwen3_5_moe": "model.language_model."}
+"""Kinds of models that see, of which transformers trains the text model alone: what its `model.` is called in the whole
+one, which vLLM loads. An adapter with other names it takes, and leaves out without a word."""
+FOR_VLLM = "vllm"
+"""Folder of an export with such an adapter under vLLM's names."""
+
+
+def served_by(config: Config, kind: str, base: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of what can serve an export (`adapter`, `merged` or `model`) of a run.
 
-    `experts_of`: the kind of mixture whose stacked experts the adapter is on.
+    `base`, as provenance.json has it: `experts_of`, the kind of mixture whose stacked experts an adapter is on;
+    `text_of`, the kind of model that sees whose text model it is on.
     """
     if config.task == "reward_model" and kind != "adapter":
         return (VLLM,)
     lora = config.lora if kind == "adapter" else None
     if not _generates(config) or (lora and (lora.use_dora or lora.modules_to_save)):
         return ()
-    if experts_of:
-        return (VLLM,) if experts_of in EXPERTS_IN_VLLM else ()
-    return (VLLM,) if lora and lora.use_rslora else (VLLM, GGUF, OLLAMA)
+    able = {VLLM, GGUF, OLLAMA}
+    if lora and (lora.use_rslora or base.get("experts_of")):
+        able = {VLLM}
+    if lora and not is_known_to_vllm(base):
+        able.remove(VLLM)
+    return tuple(name for name in (VLLM, GGUF, OLLAMA) if name in able)
 
 
-def lora_module(name: str, path: str, stacked: bool) -> str:
-    """A word for vLLM's `--lora-modules`: an adapter, maybe one whose experts lie in one tensor."""
-    return json.dumps({"name": name, "path": path, "is_3d_lora_weight": True}) if stacked else f"{name}={path}"
+def is_known_to_vllm(base: Mapping[str, Any]) -> bool:
+    """vLLM was seen to load all of an adapter on such a base."""
+    experts_of, text_of = base.get("experts_of"), base.get("text_of")
+    return (not experts_of or experts_of in EXPERTS_IN_VLLM) and (not text_of or text_of in NAMES_IN_VLLM)
 
 
-def commands(config: Config, kind: str, base: str, experts_of: str | None = None) -> list[str]:
-    """A card's part on serving: commands as a person would type them in the export's folder, and what loads it not."""
-    able = served_by(config, kind, experts_of)
+def lora_module(name: str, path: str, base: Mapping[str, Any]) -> str:
+    """A word for vLLM's `--lora-modules`: the adapter of an export, or of anywhere else."""
+    path = f"{path}/{FOR_VLLM}" if base.get("text_of") else path
+    is_stacked = bool(base.get("experts_of"))
+    return json.dumps({"name": name, "path": path, "is_3d_lora_weight": True}) if is_stacked else f"{name}={path}"
+
+
+def commands(config: Config, kind: str, name: str, base: Mapping[str, Any]) -> list[str]:
+    """A card's part on serving: commands as a person would type them in the export's folder, and what loads it not.
+
+    `name`: what the base is called; `base` as in `served_by`.
+    """
+    able = served_by(config, kind, base)
     lora = config.lora if kind == "adapter" else None
     if not able and not _generates(config):
         return []
     if config.task == "reward_model":
-        lines = ["$ vllm serve . --runner pooling --pooler-config '{\"use_activation\": false}'    # asked at /pooling"]
+        lines = {
+            VLLM: "vllm serve . --runner pooling --pooler-config '{\"use_activation\": false}'    # asked at /pooling"
+        }
     elif lora:
-        told = f"{MIXED} --lora-modules '{lora_module('tuned', '.', True)}'" if experts_of else "--lora-modules tuned=."
-        lines = [
-            f"$ vllm serve {base} --enable-lora --max-lora-rank {lora.r} {told}",
-            f"$ python llama.cpp/convert_lora_to_gguf.py . --base {base} --outfile {ADAPTER_GGUF}",
-            "$ ollama create tuned -f Modelfile    # the base in its FROM line is to be one that Ollama has",
-        ]
+        module = lora_module("tuned", ".", base)
+        told = f"{MIXED} --lora-modules '{module}'" if base.get("experts_of") else f"--lora-modules {module}"
+        lines = {
+            VLLM: f"vllm serve {name} --enable-lora --max-lora-rank {lora.r} {told}",
+            GGUF: f"python llama.cpp/convert_lora_to_gguf.py . --base {name} --outfile {ADAPTER_GGUF}",
+            OLLAMA: "ollama create tuned -f Modelfile    # the base in its FROM line is to be one that Ollama has",
+        }
     else:
-        lines = [
-            "$ vllm serve .",
-            f"$ python llama.cpp/convert_hf_to_gguf.py . --outfile {MODEL_GGUF} --outtype q8_0",
-            "$ ollama create tuned -f Modelfile",
-        ]
-    shown = ["\n".join(["```console", *lines[: len(able)], "```"])] if able else []
-    if lora and experts_of and not (lora.use_dora or lora.modules_to_save):
-        who = "llama.cpp and Ollama load no" if able else "None of vLLM, llama.cpp and Ollama is known to load"
-        shown.append(f"{who} adapters on the experts of {experts_of}. `kubetune export --merge` makes what all load.")
-    elif lora and (lora.use_dora or lora.modules_to_save):
-        what = "weights of DoRA" if lora.use_dora else "modules trained whole"
-        shown.append(
-            f"None of vLLM, llama.cpp and Ollama loads adapters with {what}. "
-            "`kubetune export --merge` makes what all of them load."
-        )
-    elif lora and lora.use_rslora:
-        shown.append(
-            "llama.cpp and Ollama would scale this adapter otherwise than it was trained: they know no rsLoRA. "
-            "`kubetune export --merge` makes what they run."
-        )
+        lines = {
+            VLLM: "vllm serve .",
+            GGUF: f"python llama.cpp/convert_hf_to_gguf.py . --outfile {MODEL_GGUF} --outtype q8_0",
+            OLLAMA: "ollama create tuned -f Modelfile",
+        }
+    shown = ["\n".join(["```console", *(f"$ {lines[each]}" for each in able), "```"])] if able else []
+    if lora and (reasons := _reasons(lora, base)):
+        shown.append(" ".join([*reasons, "`kubetune export --merge` makes what all of them run."]))
     return ["\n\n".join(["## How to serve", *shown])] if shown else []
+
+
+def _reasons(lora: LoraConfig, base: Mapping[str, Any]) -> list[str]:
+    """Reasons why some of the three do not serve an adapter, in sentences."""
+    if lora.use_dora or lora.modules_to_save:
+        what = "weights of DoRA" if lora.use_dora else "modules trained whole"
+        return [f"None of vLLM, llama.cpp and Ollama loads adapters with {what}."]
+    said = []
+    if lora.use_rslora:
+        said.append("llama.cpp and Ollama would scale this adapter otherwise than it was trained: they know no rsLoRA.")
+    if experts_of := base.get("experts_of"):
+        said.append(f"llama.cpp and Ollama load no adapters on the experts of {experts_of}.")
+    if not is_known_to_vllm(base):
+        kind = experts_of or base["text_of"]
+        said.append(f"vLLM is not known to load adapters on {kind}, and leaves some out without a word.")
+    return said
 
 
 def _generates(config: Config) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -27,7 +28,7 @@ from kubetune.data.text.tokenizer_files import read_json
 from kubetune.inference.result import Result
 from kubetune.models import loading
 from kubetune.models.padding_free import TOLERANCE, unwrap
-from kubetune.publishing import equivalence, merge
+from kubetune.publishing import equivalence, merge, serving
 from kubetune.publishing.equivalence import Comparison, Sample
 from kubetune.publishing.model_card import base_name
 
@@ -97,9 +98,26 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> tuple[list[Compari
     job.tell("loading the exported adapter")
     reloaded = job.ask(job.load(folder), sample)
     same = equivalence.compare("the trained adapter and the exported one", trained, reloaded, TOLERANCE[job.dtype])
-    kind = read_json(job.result.tokenizer.files.get("config.json")).get("model_type")
-    on_experts = kind if facts.get("target_parameters") else None
-    return [same], {"effect": effect, "dtype": _name(stored), "experts_of": on_experts}
+    described = read_json(job.result.tokenizer.files.get("config.json"))
+    kind, names_whole = described.get("model_type"), any("language_model" in name for name in tensors)
+    of_text = "text_config" in described and not names_whole
+    if of_text and (longer := serving.NAMES_IN_VLLM.get(str(kind))):
+        _write_under_names(folder / serving.FOR_VLLM, tensors, facts, longer)
+    base = {"experts_of": kind if facts.get("target_parameters") else None, "text_of": kind if of_text else None}
+    return [same], {"effect": effect, "dtype": _name(stored), "base": base}
+
+
+def _write_under_names(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], longer: str) -> None:
+    """Write an adapter once more, for a model in which the text model's `model.` is called `longer`."""
+    folder.mkdir()
+    first = "base_model.model."
+    named = {name.replace(f"{first}model.", first + longer, 1): tensor for name, tensor in tensors.items()}
+    save_file(named, folder / ADAPTER[0], metadata={"format": "pt"})
+    targets = {
+        key: [re.sub(r"^model\.", longer, name) for name in facts[key] or ()]
+        for key in ("target_modules", "target_parameters")
+    }
+    files.write_atomic(folder / ADAPTER[1], json.dumps({**facts, **targets}, indent=2, sort_keys=True) + "\n")
 
 
 def _write_merged(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:

@@ -26,7 +26,7 @@ from tests.run.test_experts import MIXTURES
 LOADER = Path(__file__).with_name("vllm_load.py")
 FAMILIES = (
     "qwen3_moe", "gpt_oss", "mixtral", "olmoe", "deepseek_v3", "glm4_moe", "granitemoe", "phimoe", "minimax_m2",
-    "ernie4_5_moe", "qwen3_next", "qwen3_5_moe_text", "lfm2_moe", "granitemoehybrid", "nemotron_h",
+    "ernie4_5_moe", "qwen3_next", "qwen3_5_moe_text", "lfm2_moe",
 )  # fmt: skip
 WIDTHS: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 96}
 """Of a size that vLLM's attention takes on a CPU; nothing is as wide as something else."""

@@ -17,7 +17,13 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 from kubetune import errors
 from kubetune.base import fault_injection, whole_folder
@@ -35,6 +41,7 @@ from kubetune.reporting import picture
 from kubetune.rundir import checkpoints
 from tests import reviews, toy
 from tests.architectures import save_model
+from tests.pictures import save_seeing_model
 from tests.tiny import CHATML
 
 ONE_EPOCH = {"num_train_epochs": 1, "eval_steps": 7, "save_steps": 7}
@@ -100,6 +107,22 @@ def test_an_adapter_loads_with_peft_alone(lora_run: Path, inputs: Path, tmp_path
     assert found.facts["proof"]["origin"] == "held-out rows"
 
 
+def test_an_adapter_on_a_text_model_is_written_for_the_whole_model_that_sees_too(inputs: Path, tmp_path: Path) -> None:
+    """vLLM loads the whole one, and leaves an adapter under the text model's names out without a word."""
+    shutil.copytree(inputs, tmp_path, ignore=shutil.ignore_patterns("model", "lora"), dirs_exist_ok=True)
+    save_seeing_model(tmp_path / "model", "qwen3_5")
+    run_dir = toy.finished(tmp_path / "run", toy.make_config(tmp_path, ONE_EPOCH))
+    found = export(run_dir, tmp_path / "out")
+    assert (found.facts["base"]["text_of"], "vllm/adapter_model.safetensors" in found.files) == ("qwen3_5", True)
+    assert "--lora-modules tuned=./vllm" in (tmp_path / "out" / "README.md").read_text()
+    whole = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
+    text = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    plain = logits(whole)
+    adapted = logits(PeftModel.from_pretrained(whole, tmp_path / "out" / "vllm"))
+    assert distance(plain, adapted) > 1e-3
+    assert distance(logits(PeftModel.from_pretrained(text, tmp_path / "out")), adapted) < 1e-6
+
+
 @pytest.mark.parametrize(
     "lora", [pytest.param({"r": 4}, marks=pytest.mark.slow), {"r": 4, "use_dora": True, "use_rslora": True}]
 )
@@ -115,7 +138,7 @@ def test_a_merged_model_says_what_its_adapter_said(lora: dict[str, Any], inputs:
     assert (tmp_path / "out" / MODELFILE).read_text().count("\nFROM .\n") == 1
     assert next(text for label, text in describe(found) if label == "next").endswith("serve it: vLLM, GGUF, Ollama")
     alone = Export(
-        found.path, "adapter", {**found.facts, "served_by": served_by(open_result(run_dir).config, "adapter")}
+        found.path, "adapter", {**found.facts, "served_by": served_by(open_result(run_dir).config, "adapter", {})}
     )
     assert next(text for label, text in describe(alone) if label == "next").endswith("how to load it") is bool(
         lora.get("use_dora")

@@ -177,9 +177,10 @@ def test_runs_that_cannot_be_served_say_why(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"base": {"experts_of": "qwen3_moe"}, "served_by": ["vLLM"]}, ""),
-        ({"base": {"experts_of": "mixtral"}, "served_by": []}, "not known to load adapters on the experts of mixtral"),
-        ({"base": {}, "served_by": ["vLLM"]}, "is an older export of an adapter on experts; make it anew"),
+        ({"base": {"experts_of": "qwen3_moe"}}, ""),
+        ({"base": {"experts_of": "mixtral"}}, "not known to load adapters on mixtral"),
+        ({"base": {"experts_of": None, "text_of": "nobodys"}}, "not known to load adapters on nobodys"),
+        ({"base": {}}, "is an older export of an adapter on experts; make it anew"),
     ],
 )
 def test_stacked_experts_are_told_to_vllm_or_refused(
@@ -211,19 +212,31 @@ def test_stacked_experts_are_told_to_vllm_or_refused(
 )
 def test_a_card_has_no_command_that_loads_what_nobody_loads(lora: dict[str, Any], able: tuple[str, ...]) -> None:
     config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": lora})
-    said = "".join(commands(config, "adapter", "org/base"))
+    said = "".join(commands(config, "adapter", "org/base", {}))
     assert [one for one in ("$ vllm", "$ python llama.cpp", "$ ollama") if one in said] == list(able)
-    assert len(served_by(config, "adapter")) == len(able)
+    assert len(served_by(config, "adapter", {})) == len(able)
     assert ("`kubetune export --merge` makes" in said) is (len(able) < 3)
-    assert "$ vllm serve .\n" in "".join(commands(config, "merged", "org/base"))
+    assert "$ vllm serve .\n" in "".join(commands(config, "merged", "org/base", {}))
     seeing = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": lora, "task": "vision_language"})
-    assert commands(seeing, "adapter", "org/base") == []
+    assert commands(seeing, "adapter", "org/base", {}) == []
 
 
 @pytest.mark.parametrize(("experts_of", "able"), [("qwen3_moe", ["$ vllm"]), ("mixtral", [])])
 def test_a_card_knows_whose_experts_vllm_loads(experts_of: str, able: list[str]) -> None:
     config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": {}})
-    said = "".join(commands(config, "adapter", "org/base", experts_of))
+    said = "".join(commands(config, "adapter", "org/base", {"experts_of": experts_of}))
     assert [one for one in ("$ vllm", "$ python llama.cpp", "$ ollama") if one in said] == able
     assert ("--enable-mixed-moe-lora-format --lora-modules '{" in said) is bool(able)
-    assert "`kubetune export --merge` makes what all load" in said
+    assert "`kubetune export --merge` makes what all of them run" in said
+
+
+@pytest.mark.parametrize(("text_of", "command"), [("qwen3_5", "--lora-modules tuned=./vllm\n"), ("nobodys", "")])
+def test_an_adapter_on_the_text_model_of_one_that_sees_has_vllms_names_or_no_command(
+    text_of: str, command: str
+) -> None:
+    config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": {}})
+    said = "".join(commands(config, "adapter", "org/base", {"text_of": text_of}))
+    assert command in said
+    assert ("$ vllm" in said) is bool(command)
+    assert ("on nobodys, and leaves some out without a word" in said) is not bool(command)
+    assert "$ python llama.cpp" in said

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from kubetune.manifests import dump
 from kubetune.manifests.spec import CACHE, OUTPUTS, RunSpec, on_hub, run_name
 from kubetune.planning.plan import make_plan
 from kubetune.plugins.serving.manifests import IMAGE, LORA_RANKS, WAITING, Adapter, Serving, serve, trial
-from kubetune.publishing.serving import VLLM
+from kubetune.publishing.serving import is_known_to_vllm
 
 DEFAULT_RANK = 64
 """Of an adapter that is not here to be asked; vLLM takes any rank up to the one it was told."""
@@ -66,15 +66,15 @@ _KINDS = {"adapter": "adapter", "merged": "merged weights", "model": "weights"}
 
 @dataclass(frozen=True)
 class Target:
-    """One thing to serve. `run`: the config of the run it comes from; `base`: it is an adapter on that model;
-    `stacked`: on stacked experts of a mixture too."""
+    """One thing to serve. `run`: the config of the run it comes from; `base`: it is an adapter on that model, of which
+    provenance.json says what is `known`."""
 
     name: str
     path: str
     rank: int = DEFAULT_RANK
     base: str | None = None
     run: Config | None = None
-    stacked: bool = False
+    known: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -149,25 +149,24 @@ def _of_run(name: str, run_dir: Path, *, merged: bool) -> Target:
         raise ConfigError(
             f"{run_dir}: its base {base} is a path of this machine; serve its merged export with --merged"
         )
-    is_stacked = kind == "adapter" and _is_stacked(run_dir, exports[-1])
-    return Target(name or run_name(config), path, rank, base, config, is_stacked)
+    known = _base_of(run_dir, exports[-1]) if kind == "adapter" else {}
+    return Target(name or run_name(config), path, rank, base, config, known)
 
 
-def _is_stacked(run_dir: Path, provenance: Path) -> bool:
-    """Presence of stacked experts in an exported adapter. Raises ConfigError where vLLM may leave these out."""
+def _base_of(run_dir: Path, provenance: Path) -> dict[str, Any]:
+    """Facts of an exported adapter's base. Raises ConfigError where vLLM may leave the adapter out."""
     facts, settings = read_json(provenance), provenance.with_name("adapter_config.json")
-    if not (settings.is_file() and read_json(settings).get("target_parameters")):
-        return False
-    kind = facts.get("base", {}).get("experts_of")
-    if kind is None:
+    base: dict[str, Any] = facts.get("base", {})
+    if "experts_of" not in base and settings.is_file() and read_json(settings).get("target_parameters"):
         older = f"{provenance.parent} is an older export of an adapter on experts"
         raise ConfigError(f"{older}; make it anew: kubetune export {run_dir}. Nothing was written.")
-    if VLLM not in facts["served_by"]:
+    if not is_known_to_vllm(base):
+        kind = base.get("experts_of") or base["text_of"]
         raise ConfigError(
-            f"{run_dir}: vLLM is not known to load adapters on the experts of {kind}, and leaves some out without a "
-            f"word; serve its merged weights: kubetune export {run_dir} --merge, then --merged. Nothing was written."
+            f"{run_dir}: vLLM is not known to load adapters on {kind}, and leaves some out unsaid; serve its merged "
+            f"weights: kubetune export {run_dir} --merge, then --merged. Nothing was written."
         )
-    return True
+    return base
 
 
 def _beyond_vllm(config: Config) -> str:
@@ -205,7 +204,7 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
         model=base or first.path,
         names=(own_name,),
         revision=model.revision if model and base else None,
-        adapters=tuple(Adapter(t.name, t.path, t.rank, t.stacked) for t in targets) if base else (),
+        adapters=tuple(Adapter(t.name, t.path, t.rank, t.known) for t in targets) if base else (),
         scores=bool(first.run and first.run.task == "reward_model"),
         trust_remote_code=bool(model and model.trust_remote_code),
         dtype=args.dtype,

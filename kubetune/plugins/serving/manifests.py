@@ -7,7 +7,9 @@ The pod passes the restricted standard: vLLM's image runs as any user once its c
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.manifests.pod import container, pod_basics, pod_metadata
@@ -28,12 +30,12 @@ PROBE_SECONDS = 10
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter by the name of its requests; `path`: in the pod, or an id of the hub; `stacked`: with such experts."""
+    """An adapter by the name of its requests. `path`: in the pod, or a hub id; `base`: as provenance.json has it."""
 
     name: str
     path: str
     rank: int
-    stacked: bool = False
+    base: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,8 @@ def command(serving: Serving) -> list[str]:
         wanted = max(each.rank for each in serving.adapters)
         rank = next(known for known in LORA_RANKS if known >= wanted)
         words += ["--enable-lora", f"--max-loras={len(serving.adapters)}", f"--max-lora-rank={rank}"]
-        words += [MIXED] if any(each.stacked for each in serving.adapters) else []
-        words += ["--lora-modules", *(lora_module(each.name, each.path, each.stacked) for each in serving.adapters)]
+        words += [MIXED] if any(each.base.get("experts_of") for each in serving.adapters) else []
+        words += ["--lora-modules", *(lora_module(each.name, each.path, each.base) for each in serving.adapters)]
     return words
 
 
