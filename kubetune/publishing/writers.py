@@ -103,6 +103,10 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> tuple[list[Compari
     of_text = "text_config" in described and not names_whole
     if of_text and (longer := serving.NAMES_IN_VLLM.get(str(kind))):
         _write_under_names(folder / serving.FOR_VLLM, tensors, facts, longer)
+        job.tell(
+            f"vLLM reads this adapter in {serving.FOR_VLLM}/, under the names of all of {kind}; from the hub it takes "
+            "what lies at the top and leaves that out without a word, so push --merge"
+        )
     base = {"experts_of": kind if facts.get("target_parameters") else None, "text_of": kind if of_text else None}
     return [same], {"effect": effect, "dtype": _name(stored), "base": base}
 

@@ -112,7 +112,9 @@ def test_an_adapter_on_a_text_model_is_written_for_the_whole_model_that_sees_too
     shutil.copytree(inputs, tmp_path, ignore=shutil.ignore_patterns("model", "lora"), dirs_exist_ok=True)
     save_seeing_model(tmp_path / "model", "qwen3_5")
     run_dir = toy.finished(tmp_path / "run", toy.make_config(tmp_path, ONE_EPOCH))
-    found = export(run_dir, tmp_path / "out")
+    told: list[str] = []
+    found = export_run(run_dir, out=tmp_path / "out", tell=told.append)
+    assert any("so push --merge" in line for line in told)
     assert (found.facts["base"]["text_of"], "vllm/adapter_model.safetensors" in found.files) == ("qwen3_5", True)
     assert "--lora-modules tuned=./vllm" in (tmp_path / "out" / "README.md").read_text()
     whole = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
