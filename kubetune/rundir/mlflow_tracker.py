@@ -25,7 +25,7 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import MlflowConfig
 from kubetune.rundir import metrics
 from kubetune.rundir.machine import git_commit
-from kubetune.rundir.tracker_queue import SECONDS_FOR_FILES, SECONDS_TO_SEND_THE_REST, Numbers, said_by
+from kubetune.rundir.tracker_queue import SECONDS_FOR_FILES, SECONDS_TO_SEND_THE_REST, Numbers, Sink, said_by
 
 _log = family_logger("TRACKING")
 _LONGEST_PARAM = 500
@@ -39,7 +39,7 @@ _LIBRARIES: Final = ("torch", "transformers", "peft", "kubetune")
 WritePage = Callable[[Path], object]
 
 
-class MlflowSink:
+class MlflowSink(Sink):
     """One MLflow run, begun or gone on with. `close` ends it."""
 
     def __init__(self, settings: MlflowConfig, config: Config, run_dir: Path, write_page: WritePage | None) -> None:

@@ -52,8 +52,12 @@ class Sink(Protocol):
         ...
 
     def load_of(self, load: Mapping[str, Any]) -> Mapping[str, float]:
-        """Numbers of a look at the machine, under names that the tracker knows; none where it has no place for them."""
-        ...
+        """Numbers of a look at the machine, under names that the tracker knows.
+
+        None: TensorBoard has no place for them, Trackio's page has system metrics of its own making only, and wandb
+        looks at the machine itself.
+        """
+        return {}
 
     def closing(self, status: str) -> Iterable[tuple[float, Callable[[], object]]]:
         """Work that is left at the end, each with the seconds that it may take."""

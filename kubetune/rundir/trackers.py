@@ -142,7 +142,7 @@ def open_tracker(
     return Tracker(sinks)
 
 
-class _TensorBoard:
+class _TensorBoard(Sink):
     """Event files in `RUN_DIR/tensorboard`, with the config as text and in the hparams tab."""
 
     def __init__(self, config: Config, folder: Path, resume_step: int) -> None:
@@ -177,10 +177,6 @@ class _TensorBoard:
             self._step = step
         self._writer.flush()
         self._disk.require()
-
-    def load_of(self, load: Mapping[str, Any]) -> Mapping[str, float]:
-        """Nothing: TensorBoard has no place for it."""
-        return {}
 
     def tell(self, name: str, text: str) -> None:
         """A text."""

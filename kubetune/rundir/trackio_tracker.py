@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from kubetune.base.logs import family_logger, scrub
 from kubetune.config.load import dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import TrackioConfig
-from kubetune.rundir.tracker_queue import SECONDS_FOR_FILES, SECONDS_TO_SEND_THE_REST, Numbers, curve
+from kubetune.rundir.tracker_queue import SECONDS_FOR_FILES, SECONDS_TO_SEND_THE_REST, Numbers, Sink, curve
 
 _log = family_logger("TRACKING")
 
 
-class TrackioSink:
+class TrackioSink(Sink):
     """The run of this run directory's name; trackio knows runs by their names."""
 
     def __init__(self, settings: TrackioConfig, config: Config, run_dir: Path) -> None:
@@ -55,10 +55,6 @@ class TrackioSink:
         """Hand numbers to trackio's own thread."""
         for step, _, values in numbers:
             self._run.log({curve(name): value for name, value in values.items()}, step=step)
-
-    def load_of(self, load: Mapping[str, Any]) -> Mapping[str, float]:
-        """Nothing: its page has system metrics of its own making only."""
-        return {}
 
     def tell(self, name: str, text: str) -> None:
         """An alert."""

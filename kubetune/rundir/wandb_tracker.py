@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import netrc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from kubetune.config.load import resolved
 from kubetune.config.naming import method_label
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import WandbConfig
-from kubetune.rundir.tracker_queue import SECONDS_FOR_FILES, SECONDS_TO_SEND_THE_REST, Numbers, curve
+from kubetune.rundir.tracker_queue import SECONDS_FOR_FILES, SECONDS_TO_SEND_THE_REST, Numbers, Sink, curve
 
 _log = family_logger("TRACKING")
 
@@ -40,7 +40,7 @@ def _mode(settings: WandbConfig) -> Any:
     return os.environ.get("WANDB_MODE") or settings.mode
 
 
-class WandbSink:
+class WandbSink(Sink):
     """The run whose id follows from its directory, so that every start goes on with it."""
 
     def __init__(self, settings: WandbConfig, config: Config, run_dir: Path) -> None:
@@ -82,10 +82,6 @@ class WandbSink:
         for step, moment, values in numbers:
             curves = {curve(name): value for name, value in values.items()}
             self._run.log({"step": step, "_timestamp": moment, **curves})
-
-    def load_of(self, load: Mapping[str, Any]) -> Mapping[str, float]:
-        """Nothing: wandb looks at the machine itself."""
-        return {}
 
     def tell(self, name: str, text: str) -> None:
         """A value of the run's summary."""
