@@ -121,9 +121,9 @@ def visible(text: str, keep: str = "\n\t") -> str:
     return _ACTED_UPON.sub(lambda found: found[0] if found[0] in keep else _spelt(found[0]), text)
 
 
-def shown_on(stream: TextIO, text: str, keep: str = "\n\t") -> str:
+def shown_on(stream: TextIO, text: str) -> str:
     """A text of unknown origin for this stream: on a terminal as `visible` has it, into a file or a pipe as it is."""
-    return visible(text, keep) if stream.isatty() else text
+    return visible(text) if stream.isatty() else text
 
 
 def visible_json(text: str) -> str:

@@ -162,17 +162,14 @@ def evaluated(rows: Rows) -> Ids:
 
 
 def evaluation_batches(
-    rows: Rows, plan: Plan, world: World, *, padding_free: bool = True, even: bool = False, limit: int | None = None
+    rows: Rows, plan: Plan, world: World, *, padding_free: bool = True, even: bool = False
 ) -> list[list[Ids]]:
     """Every row of `evaluated` once: `[rank][batch] -> row ids`. Batches hold at most training's budget of tokens.
 
     Which rows share a batch does not depend on the world, so that the last bit of every output does not either.
     `even`: equally many batches for every rank, some of them empty.
     """
-    ids = evaluated(rows)
-    if limit is not None:
-        ids = np.sort(ids[np.argsort(hash_ids(ids, "evaluation sample"), kind="stable")][:limit])
-    split = deal(groups(rows, plan, ids, padding_free=padding_free), rows.lengths, world.size)
+    split = deal(groups(rows, plan, evaluated(rows), padding_free=padding_free), rows.lengths, world.size)
     return _evened(split) if even else split
 
 

@@ -30,8 +30,3 @@ def load_config(
 def config_of(given: ConfigLike) -> Config:
     """The config that an argument stands for. Raises ConfigError."""
     return given if isinstance(given, Config) else load_config(given)
-
-
-def load_with(source: StrPath | Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
-    """The config of a run file or mapping with `settings`, by dotted path, laid over it. Raises ConfigError."""
-    return load.load_config(source, flags=settings)

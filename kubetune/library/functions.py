@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune.config.load import load_resolved, resolved
+from kubetune.config.load import load_config, load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.library.configs import ConfigLike, config_of, load_with
+from kubetune.library.configs import ConfigLike, config_of
 from kubetune.rundir.metrics import EVENTS, METRICS, follower
 
 Metric = Callable[[str, str, str, dict[str, Any]], float]
@@ -31,7 +31,7 @@ def with_metrics(config: ConfigLike, functions: Sequence[Metric]) -> Config:
         return config_of(config)
     section = _named(functions)
     if not isinstance(config, Config):
-        return load_with(config, {"evaluation.generate": {}, "evaluation.metrics": section})
+        return load_config(config, flags={"evaluation.generate": {}, "evaluation.metrics": section})
     values = resolved(config)
     if values["evaluation"]["metrics"] not in (None, section):
         raise ConfigError(f"metrics: the config has evaluation.metrics already, {values['evaluation']['metrics']}")

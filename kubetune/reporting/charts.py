@@ -252,7 +252,7 @@ def _loss_axis(runs: Sequence[RunRecord]) -> str:
 
 
 def _of_steps(
-    name: str, title: str, unit: str, key: str, *, about: str = "", axis: str = ""
+    name: str, title: str, unit: str, key: str, *, about: str = ""
 ) -> Callable[[Sequence[RunRecord]], Chart | None]:
     def make(runs: Sequence[RunRecord]) -> Chart | None:
         lines = [
@@ -260,7 +260,7 @@ def _of_steps(
             for run, record in enumerate(runs)
             if (found := record.numbers.curves.get(key)) is not None
         ]
-        return Chart(name, title, unit, lines, about, axis) if lines else None
+        return Chart(name, title, unit, lines, about) if lines else None
 
     return make
 

@@ -6,7 +6,7 @@ Everything but resolved.json may be missing: a run that has just begun, or was c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,7 @@ def read_run(
     wrong = reader.damaged if reader is not None else wrong
     for name, lines in wrong.items():
         _tell(name, lines, damage)
-    events, report = _lines(run_dir / metrics.EVENTS, damage), _report(run_dir, damage)
+    events, report = _lines(run_dir / metrics.EVENTS, damage), _object(run_dir, damage, metrics.read_report)
     return RunRecord(
         path=run_dir,
         config=config,
@@ -155,9 +155,9 @@ def _tell(name: str, wrong: list[int], damage: list[str]) -> None:
         damage.append(f"{name}: {jsonl.describe(wrong)} damaged and left out")
 
 
-def _object(path: Path, damage: list[str]) -> dict[str, Any]:
+def _object(path: Path, damage: list[str], read: Callable[[Path], dict[str, Any]] = read_object) -> dict[str, Any]:
     try:
-        return read_object(path)
+        return read(path)
     except FileNotFoundError:
         return {}
     except EnvironmentFault as error:
@@ -171,16 +171,6 @@ def _experts(path: Path, damage: list[str]) -> ExpertLoad | None:
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
         damage.append(f"{path.name}: not what a run writes, and left out")
         return None
-
-
-def _report(run_dir: Path, damage: list[str]) -> dict[str, Any]:
-    try:
-        return metrics.read_report(run_dir)
-    except FileNotFoundError:
-        return {}
-    except EnvironmentFault as error:
-        damage.append(str(error))
-        return {}
 
 
 def _plan(path: Path, damage: list[str]) -> Plan | None:

@@ -10,11 +10,12 @@ import numpy as np
 
 RESAMPLES = 2000
 FLIPS = 10_000
+_CONFIDENCE = 0.95
 _BLOCK = 2**20
 """Signs drawn at a time: those of many rows would fill the memory."""
 
 
-def interval(scores: Sequence[float], confidence: float = 0.95, seed: int = 0) -> tuple[float, float]:
+def interval(scores: Sequence[float]) -> tuple[float, float]:
     """Bounds of the mean of `scores` `[rows]` by the percentile bootstrap (Efron 1979), the same each time.
 
     Where all are 0 or 1, Wilson's (1927), which is no point where all rows are right. NaN for no rows.
@@ -23,18 +24,18 @@ def interval(scores: Sequence[float], confidence: float = 0.95, seed: int = 0) -
     if not len(values):
         return math.nan, math.nan
     if np.isin(values, (0.0, 1.0)).all():
-        return _wilson(int(values.sum()), len(values), confidence)
-    draw = np.random.default_rng(seed)
+        return _wilson(int(values.sum()), len(values))
+    draw = np.random.default_rng(0)
     # One sample at a time: all of them at once would take gigabytes of many rows.
     means = [values[draw.integers(0, len(values), len(values))].mean() for _ in range(RESAMPLES)]
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(means, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
     return float(low), float(high)
 
 
-def _wilson(right: int, rows: int, confidence: float) -> tuple[float, float]:
+def _wilson(right: int, rows: int) -> tuple[float, float]:
     from statistics import NormalDist
 
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
     share, scale = right / rows, 1 + z * z / rows
     middle = (share + z * z / (2 * rows)) / scale
     half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / scale

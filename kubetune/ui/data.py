@@ -129,7 +129,7 @@ def bad(request: Request) -> Response:
     target, at = _target(site, run, file), _query(asked).at
     name = _job_of("check", run or file)
     seen, path = site.jobs.look(name), site.jobs.result(name)
-    total, found = bad_records(path, at, MOST_BAD) if path.is_file() and not seen["running"] else (None, [])
+    total, found = bad_records(path, at) if path.is_file() and not seen["running"] else (None, [])
     kept = urlencode({"dir": run} if run else {"file": file})
     facts = {
         "title": "Bad records", "run": run, "file": file, "target": str(target), "kept": kept, "seen": seen, "at": at,
@@ -140,7 +140,7 @@ def bad(request: Request) -> Response:
     return page(request, "bad.html", f"kubetune data check {quote(str(target))} --json", facts)
 
 
-def bad_records(path: Path, at: int, most: int) -> tuple[int | None, list[tuple[str, str, str]]]:
+def bad_records(path: Path, at: int) -> tuple[int | None, list[tuple[str, str, str]]]:
     """Number of records that `kubetune data check --json` refused, and some of them: file, line, what was found there.
 
     Each stands on a line of its own, so that none but these are held. None where the check came to no end.
@@ -150,7 +150,7 @@ def bad_records(path: Path, at: int, most: int) -> tuple[int | None, list[tuple[
             return None, []
         total = int(next(lines).partition(": ")[2].rstrip(",\n"))
         next(lines)  # the head of the list
-        kept = [json.loads(line.strip().rstrip(",")) for line in islice(lines, at, min(at + most, total))]
+        kept = [json.loads(line.strip().rstrip(",")) for line in islice(lines, at, min(at + MOST_BAD, total))]
     parts = (re.fullmatch(r"(.*?):(\d+): (.*)", text, re.DOTALL) for text in kept)
     return total, [found.groups() if found else ("", "", text) for found, text in zip(parts, kept, strict=True)]  # type: ignore[misc]
 

@@ -240,6 +240,6 @@ def pillow() -> Any:
     return Image
 
 
-def verifier(entries: int = 4096) -> Callable[[Path], ImageFacts]:
+def verifier() -> Callable[[Path], ImageFacts]:
     """`verify_image` that remembers the last images: neighbouring records often share one."""
-    return lru_cache(maxsize=entries)(verify_image)
+    return lru_cache(maxsize=4096)(verify_image)

@@ -64,7 +64,7 @@ def _write_tokenizer(folder: Path, vocabulary: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({**named, "pad_token": "<pad>"}))
 
 
-def write_rows(path: Path, rows: int, vocabulary: int, shared: int, longest: int = LONGEST) -> None:
+def write_rows(path: Path, rows: int, vocabulary: int, shared: int) -> None:
     """Prompts and completions, of which all begin with the same `shared` words."""
     draw = random.Random(0)
 
@@ -74,7 +74,7 @@ def write_rows(path: Path, rows: int, vocabulary: int, shared: int, longest: int
     beginning = words(shared)
     with path.open("w") as file:
         for _ in range(rows):
-            length = int(min(longest - 1, max(16.0, draw.lognormvariate(MEAN, SPREAD))))
+            length = int(min(LONGEST - 1, max(16.0, draw.lognormvariate(MEAN, SPREAD))))
             prompt = max(1, int(length * draw.uniform(0.25, 0.65)))
             row = {"prompt": f"{beginning} {words(prompt)}".strip(), "completion": f" {words(length - prompt)}"}
             file.write(json.dumps(row) + "\n")

@@ -77,9 +77,7 @@ def _all_reduce(world: World, size: int) -> Reduction:
     right = process_group.gather(torch.equal(total, expected), world)
 
     numbers = torch.zeros(count, device=world.device)
-    seconds = max(
-        process_group.gather(_median_seconds(lambda: process_group.sum_(numbers, world), world, _REPEATS), world)
-    )
+    seconds = max(process_group.gather(_median_seconds(lambda: process_group.sum_(numbers, world), world), world))
     speed = size / seconds / 1e9
     return Reduction(
         bytes=size,
@@ -106,7 +104,7 @@ def _link_seconds(pair: tuple[int, int], world: World) -> float:
     if world.rank not in pair:
         return 0.0
     message, is_first = torch.zeros(_LINK_BYTES // 4, device=world.device), world.rank == pair[0]
-    there_and_back = _median_seconds(lambda: _ping(message, pair[is_first], is_first), world, _REPEATS)
+    there_and_back = _median_seconds(lambda: _ping(message, pair[is_first], is_first), world)
     return there_and_back / 2
 
 
@@ -179,10 +177,10 @@ def outliers(seconds: Sequence[float], factor: float) -> dict[int, float]:
     return {index: ratio for index, ratio in enumerate(ratios) if ratio > factor}
 
 
-def _median_seconds(work: Callable[[], object], world: World, repeats: int) -> float:
+def _median_seconds(work: Callable[[], object], world: World) -> float:
     """Typical seconds of `work`; the first time, which sets things up, does not count."""
     found = []
-    for _ in range(repeats + 1):
+    for _ in range(_REPEATS + 1):
         wait_for_device(world.device)
         began = time.perf_counter()
         work()
