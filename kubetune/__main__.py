@@ -21,7 +21,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it, and shells for what runs in the background
             signal.signal(number, _leave)
-    _furnish_streams()
+    furnish_streams()
     from kubetune.cli import main as run
 
     try:
@@ -35,7 +35,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(_INTERRUPTED if number == signal.SIGINT and sys.argv[1:2] != ["train"] else _STOPPED)
 
 
-def _furnish_streams() -> None:
+def furnish_streams() -> None:
     """Have all standard streams, so that no file gets the number of a closed one, and none that a character can end."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:

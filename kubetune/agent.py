@@ -5,6 +5,9 @@ if __name__ == "__main__":
 
     # Before imports, which take a while: the kernel drops what process 1 neither blocks nor handles (`Relay` does).
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    from kubetune.__main__ import furnish_streams
+
+    furnish_streams()
     from kubetune.supervisor.agent import run
 
     run()

@@ -16,6 +16,8 @@ import re
 import resource
 import shutil
 import socket
+import sys
+import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -83,6 +85,12 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
     for cause in causes(error, hidden=True):
         if shortage := _shortage_of(cause):
             return shortage
+    if library := _library_loaded(error):
+        said = next(filter(None, str(error).splitlines()), "it says no more")
+        advice = "correct the environment variable that it names, or else install its package again"
+        if sys.flags.optimize > 1:
+            advice = "unset PYTHONOPTIMIZE, by which libraries lose the docstrings that they read"
+        return EnvironmentFault(f"{library} cannot be loaded: {type(error).__name__}: {said}; {advice}")
     if trouble := _folder_trouble(error):
         return EnvironmentFault(f"the folder that this was started in {trouble}; go to another one (cd)")
     if not isinstance(error, OSError) or error.errno not in _OF_THE_SYSTEM:
@@ -93,6 +101,13 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
     if error.errno in (*DISK_FULL, errno.EFBIG):
         advice = "free some space" if error.errno in DISK_FULL else _LARGER_FILES
     return EnvironmentFault(f"{where}{error.strerror}; {advice}, and run the same command again")
+
+
+def _library_loaded(error: BaseException) -> str | None:
+    """The package of others that was being imported when an error came up in its own code."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>")
+    packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
+    return packages[-1] if packages and packages[-1] not in ("kubetune", "__main__") else None
 
 
 def _folder_trouble(error: BaseException) -> str:

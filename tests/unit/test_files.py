@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import subprocess
 import sys
@@ -145,3 +146,15 @@ def test_a_working_folder_that_no_library_can_name_is_told_of(tmp_path: Path, mo
     fault = fault_of(ValueError("Path …/adapter_model.safetensors is not valid UTF-8"))  # as safetensors has it
     assert "the folder that this was started in has a name that is not UTF-8; go to another one (cd)" in str(fault)
     assert fault_of(ValueError("another")) is None
+
+
+def test_a_library_that_cannot_be_loaded_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch has it with TORCH_LOGS=bogus; what fails in a call of ours is another matter."""
+    (tmp_path / "broken_library.py").write_text("raise ValueError('\\nLEVEL is no number')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        importlib.import_module("broken_library")
+    except ValueError as error:
+        told = str(fault_of(error))
+    assert told.startswith("broken_library cannot be loaded: ValueError: LEVEL is no number; correct the environment")
+    assert fault_of(ValueError("of ours")) is None
