@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kubetune.cli import main
 from kubetune.supervisor import only_rank
 from tests.tiny import train_tokenizer
 
@@ -104,23 +105,23 @@ def test_a_plan_with_a_tokenizer_reads_it_once_and_takes_no_more_than_its_librar
     require_light(done, CONFIG | TOKENIZER, 110, tokenizers=1)
 
 
-def test_mistakes_are_explained_with_exit_code_2(folder: Path) -> None:
-    done = run_verb(folder, "plan", "run.yaml", "training.sed=1", "lora.r=0")
-    assert done.returncode == 2
-    assert "override: training.sed: unknown key; did you mean seed?" in done.stderr
-    assert "override: lora.r: found 0" in done.stderr
-    assert "Traceback" not in done.stderr
-    missing = run_verb(folder, "plan", "run.yaml", "data.train=none.jsonl")
-    assert (missing.returncode, "does not exist" in missing.stderr) == (2, True)
+def test_mistakes_are_explained_with_exit_code_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_file = str(folder / "run.yaml")
+    assert main(["plan", run_file, "training.sed=1", "lora.r=0"]) == 2
+    told = capsys.readouterr().err
+    assert "override: training.sed: unknown key; did you mean seed?" in told
+    assert "override: lora.r: found 0" in told
+    assert "Traceback" not in told
+    assert main(["plan", run_file, "data.train=none.jsonl"]) == 2
+    assert "does not exist" in capsys.readouterr().err
 
 
-def test_init_writes_once(folder: Path) -> None:
-    done = run_verb(folder, "init", "-o", "new.yaml")
-    assert (done.returncode, (folder / "new.yaml").is_file()) == (0, True)
-    (folder / "new.yaml").write_text("mine")
-    again = run_verb(folder, "init", "-o", "new.yaml")
-    assert (again.returncode, (folder / "new.yaml").read_text()) == (2, "mine")
-    assert "exists already" in again.stderr
+def test_init_writes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = tmp_path / "new.yaml"
+    assert (main(["init", "-o", str(new)]), new.is_file()) == (0, True)
+    new.write_text("mine")
+    assert (main(["init", "-o", str(new)]), new.read_text()) == (2, "mine")
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_a_closed_pipe_is_no_error(folder: Path) -> None:
