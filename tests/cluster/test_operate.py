@@ -229,7 +229,7 @@ def test_exec_runs_in_one_pod_or_all_and_passes_the_exit_code_on(desk: Desk) -> 
     assert desk.quick("exec", "fit", "--node", "1", "--", "hostname").stdout == "fit-1\n"
     everywhere = desk.quick("exec", "fit", "--all", "--", "sh", "-c", "hostname; exit 7", code=7).stdout
     assert sorted(everywhere.splitlines()) == ["[node 0] fit-0", "[node 1] fit-1"]
-    assert "found no command" in desk.kubetune("exec", "fit", code=2).stderr
+    assert "found no command" in desk.quick("exec", "fit", code=2).stderr
     done = subprocess.run(
         desk.command("exec", "fit", "--stdin", "--", "cat"),
         cwd=desk.folder, env=desk.environment(), input=bytes(range(256)), capture_output=True, check=True,
@@ -358,7 +358,7 @@ def test_delete_says_what_goes_and_keeps_the_results(desk: Desk) -> None:
 def test_a_secret_is_set_unseen_and_beside_others(desk: Desk) -> None:
     (desk.folder / ".env").write_text("# mine\nexport HF_TOKEN='hf_from_the_file'\n")
     desk.write({"kubernetes.secrets": {"HF_TOKEN": {"secret": "keys", "key": "hf"}}})
-    told = desk.kubetune("secret", "set", "HF_TOKEN", "run.yaml")
+    told = desk.quick("secret", "set", "HF_TOKEN", "run.yaml")
     assert "hf_from" not in told.stdout + told.stderr
     environ = {**desk.environment(), "OTHER_KEY": "another value"}
     command = desk.command("secret", "set", "OTHER_KEY", "--secret", "keys", "-n", desk.cluster.namespace)

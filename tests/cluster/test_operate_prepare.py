@@ -43,7 +43,7 @@ def test_training_begins_after_what_prepares(desk: Desk, kind: str) -> None:
     assert [line for line in shown if "trained" in line] == ["[node 0] trained", "[node 1] trained"]
     (desk.cluster.claim_folder("fit-outputs") / "heard").touch()
     if kind != "statefulset":  # which never ends
-        desk.kubetune("logs", "-f", "fit")
+        desk.quick("logs", "-f", "fit")
         assert "done" in desk.quick("status", "fit").stdout
     before = desk.cluster.find("Pod", "app.kubernetes.io/component=preprocess")
     assert [pod["status"]["phase"] for pod in before] == ["Succeeded"]
