@@ -187,7 +187,8 @@ def _account() -> Login:
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     namespace = _text({"file": _IN_CLUSTER}, "namespace", _IN_CLUSTER / "namespace")
     verify = _trusted({"certificate-authority": str(_IN_CLUSTER / "ca.crt"), "file": _IN_CLUSTER})
-    return Login(server, namespace, verify, _FileToken({"file": _IN_CLUSTER}, _IN_CLUSTER / "token"))
+    auth = _bearer(lambda: _text({"file": _IN_CLUSTER}, "tokenFile", _IN_CLUSTER / "token"))
+    return Login(server, namespace, verify, auth)
 
 
 def _entry(config: Section, plural: str, name: object, who: str) -> Section:
@@ -271,9 +272,11 @@ def _auth(user: Section, cluster: Section, verify: ssl.SSLContext, tell: Callabl
     if user.get("exec"):
         return _ExecLogin(user, cluster, verify, tell)
     if user.get("tokenFile"):
-        return _FileToken(user, _path(user, user["tokenFile"]))
+        file = _path(user, user["tokenFile"])
+        return _bearer(lambda: _text(user, "tokenFile", file))
     if user.get("token"):
-        return _Token(user["token"].strip())
+        token = user["token"].strip()
+        return _bearer(lambda: token)
     if user.get("username") and user.get("password"):
         return httpx2.BasicAuth(user["username"], user["password"])
     return None
@@ -290,26 +293,14 @@ def _impersonation(user: Section) -> list[tuple[str, str]]:
     return headers + [(f"Impersonate-Extra-{key}", str(text)) for key, texts in extra.items() for text in texts]
 
 
-class _Token(httpx2.Auth):
-    """A token that stays what it is."""
+def _bearer(token: Callable[[], str]) -> httpx2.Auth:
+    """Requests with a token that is looked up for each of them, as somebody else may renew the file that it is in."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token
+    def sign(request: httpx2.Request) -> httpx2.Request:
+        request.headers["Authorization"] = f"Bearer {token()}"
+        return request
 
-    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        request.headers["Authorization"] = f"Bearer {self._token}"
-        yield request
-
-
-class _FileToken(httpx2.Auth):
-    """A token in a file, which somebody else renews."""
-
-    def __init__(self, section: Section, path: Path) -> None:
-        self._section, self._path = section, path
-
-    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
-        request.headers["Authorization"] = f"Bearer {_text(self._section, 'tokenFile', self._path)}"
-        yield request
+    return httpx2.FunctionAuth(sign)
 
 
 class _ExecLogin(httpx2.Auth):

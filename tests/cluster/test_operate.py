@@ -355,14 +355,13 @@ def test_delete_says_what_goes_and_keeps_the_results(desk: Desk) -> None:
 
 
 # -- secrets, ports, dev
-def test_a_secret_is_set_unseen_and_beside_others(desk: Desk) -> None:
+def test_a_secret_is_set_unseen_and_beside_others(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     (desk.folder / ".env").write_text("# mine\nexport HF_TOKEN='hf_from_the_file'\n")
     desk.write({"kubernetes.secrets": {"HF_TOKEN": {"secret": "keys", "key": "hf"}}})
     told = desk.quick("secret", "set", "HF_TOKEN", "run.yaml")
     assert "hf_from" not in told.stdout + told.stderr
-    environ = {**desk.environment(), "OTHER_KEY": "another value"}
-    command = desk.command("secret", "set", "OTHER_KEY", "--secret", "keys", "-n", desk.cluster.namespace)
-    subprocess.run(command, cwd=desk.folder, env=environ, check=True, capture_output=True)
+    monkeypatch.setenv("OTHER_KEY", "another value")
+    desk.quick("secret", "set", "OTHER_KEY", "--secret", "keys", "-n", desk.cluster.namespace)
     data = desk.cluster.get("Secret", "keys")["data"]
     assert {key: base64.b64decode(value) for key, value in data.items()} == {
         "hf": b"hf_from_the_file", "OTHER_KEY": b"another value",
