@@ -287,6 +287,8 @@ def _from_flags(flags: Mapping[str, Any]) -> Iterator[Entry]:
 
 
 def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]:
+    """The overrides in their order. One that a later one would undo is a problem, as in a file."""
+    seen: list[Entry] = []
     for override in overrides:
         key, equals, text = override.partition("=")
         key = key.strip()
@@ -294,7 +296,15 @@ def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]
             origin = Origin("command line")
             problems.append(Problem(origin, f"found {override!r}; expected key=value, such as training.seed=1"))
             continue
-        yield from _parsed(key, text.strip(), Origin("override"), problems)
+        for entry in _parsed(key, text.strip(), Origin("override"), problems):
+            ours = canonical(entry) or entry
+            parts = [ours, *(_from_mapping(ours.value, ours.path, []) if isinstance(ours.value, Mapping) else ())]
+            repeated = any((twin.path, twin.value) == (ours.path, ours.value) for twin in seen)
+            undone = any(t.path[: len(p.path)] == p.path and t.value != p.value for p in parts for t in seen)
+            if undone and not repeated:
+                problems.append(Problem(entry.origin, f"{key}: given twice, with other values; keep one"))
+            seen += parts
+            yield entry
 
 
 def _parsed(key: str, text: str, origin: Origin, problems: list[Problem]) -> Iterator[Entry]:

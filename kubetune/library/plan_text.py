@@ -108,8 +108,8 @@ def _tokens(config: Config, plan: Plan, lengths: Lengths | None) -> str:
         return "unknown, as the rows are"
     if tokens is None or lengths is None:
         return "unknown: the tokenizer is not on this machine, or none of the first rows can be read"
-    sampled = "records" if lengths.rows_per_record > 1 else "rows"
-    text = f"about {tokens:,} an epoch, {lengths.tokens_per_row:,.0f} a row (from {lengths.sampled} {sampled})"
+    sampled = counted(lengths.sampled, "record" if lengths.rows_per_record > 1 else "row")
+    text = f"about {tokens:,} an epoch, {lengths.tokens_per_row:,.0f} a row (from {sampled})"
     if lengths.overlong_share:
         text += f"; {lengths.overlong_share:.1%} longer than {lengths.limit:,}: {config.data.overlong}"
     if lengths.bad_share:

@@ -159,6 +159,27 @@ def test_null_takes_back_a_whole_section(write: Any) -> None:
     assert (config.training.seed, config.training.max_steps) == (42, 3)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["training.seed=1", "training.seed=2"], "training.seed"),
+        (["lr=1e-5", "training.learning_rate=1e-4"], "training.learning_rate"),
+        (["lora.r=4", "lora={alpha: 5}"], "lora"),
+        (["lora.r=4", "lora=null"], "lora"),
+        (["lora={r: 4}", "lora.r=5"], "lora.r"),
+    ],
+)
+def test_no_override_undoes_one_before_it(write: Any, overrides: list[str], named: str) -> None:
+    found = problems_of(write(MINIMAL), overrides=overrides)
+    assert found == [f"override: {named}: given twice, with other values; keep one"]
+
+
+def test_overrides_that_agree_are_taken(write: Any) -> None:
+    words = ["training.seed=1", "training.seed=1", "lora={r: 4}", "lora={r: 4}", "lora.alpha=5"]
+    config = load_config(write(MINIMAL), overrides=words)
+    assert (config.training.seed, config.lora and config.lora.r, config.lora and config.lora.alpha) == (1, 4, 5)
+
+
 def test_a_section_may_be_given_for_the_model(write: Any) -> None:
     config = load_config(write(MINIMAL), overrides=["model={path: other/model, dtype: bf16}"])
     assert (config.model.path, config.model.dtype) == ("other/model", "bfloat16")
