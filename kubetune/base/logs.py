@@ -102,7 +102,15 @@ class _Lines(logging.Formatter):
         return visible(scrub(line))
 
 
-class _Console(logging.StreamHandler[TextIO]):
+class _Lenient(logging.Handler):
+    """Leaves lines to the other handler where the disk is full or the terminal gone: none of them may end a run."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+class _Console(_Lenient, logging.StreamHandler[TextIO]):
     """Writes to whatever sys.stdout is at the moment: while a progress bar runs that is the bar's own stream."""
 
     def __init__(self, rank: int, *, hide_train_lines: bool) -> None:
@@ -123,7 +131,7 @@ class _Console(logging.StreamHandler[TextIO]):
         return self._prefix + super().format(record)
 
 
-class _RankFile(logging.FileHandler):
+class _RankFile(_Lenient, logging.FileHandler):
     """`logs/rank-N.log`, appended to, so that it tells of every start of a run."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
@@ -131,11 +139,6 @@ class _RankFile(logging.FileHandler):
         path.parent.mkdir(parents=True, exist_ok=True)
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
         self.setFormatter(_Lines())
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Leave it to the console where the disk is full: whoever needs the disk says so, and no line may end a run."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
 
 
 def scrub_tracebacks() -> None:

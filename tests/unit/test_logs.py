@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote_plus
 
@@ -63,6 +65,21 @@ def test_console_shows_rank_0_and_the_errors_of_others(tmp_path: Path, capsys: p
     assert out.startswith("[rank 3] ")
     assert out.endswith("[DATA] ERROR: no rows\n")
     assert "[DATA] rows" in rank_file(tmp_path, 3)
+
+
+def test_a_line_that_nobody_reads_is_in_the_file_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)  # as after `kubetune train | head`
+    with open(writing, "w", buffering=1) as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        logs.configure("INFO", tmp_path)
+        logs.STEP.info("said")
+        with suppress(BrokenPipeError):
+            gone.close()
+    assert "[STEP] said" in rank_file(tmp_path)
+    assert capsys.readouterr().err == ""
 
 
 def test_the_bar_replaces_train_lines_on_the_console_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
