@@ -35,6 +35,11 @@ _USUAL: dict[signal.Signals, Any] = {
 }
 _OPTIONS = {"compare": "report --compare"}
 """Verbs of other tools that are options here."""
+_WORKING = {
+    "bench", "cp", "delete", "demo", "evaluate", "export", "push", "resume", "smoke", "stop", "submit", "sweep", "sync",
+    "train", "verify-resume",
+}  # fmt: skip
+"""Verbs that do more than show something: without a reader of what they print, what they do is not done."""
 _FLUSH_SECONDS = 1.0
 
 
@@ -111,7 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (`| head`) has what it wants; without this the interpreter complains while flushing at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return errors.OK
+        if verb not in _WORKING:
+            return errors.OK
+        return _explained(errors.EnvironmentFault("nobody reads what is printed any more, so the work was broken off"))
     except Exception as error:
         from kubetune.base.files import fault_of
 

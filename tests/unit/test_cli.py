@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import __version__, cli
+from kubetune import __version__, cli, errors
 from kubetune.base.files import lock
-from kubetune.cli import main, make_parser
+from kubetune.cli import main, make_parser, verb_module
 from kubetune.cli.installation.doctor import Finding
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.cli.overview import EXAMPLES, VERBS
@@ -175,3 +175,16 @@ def test_ctrl_c_twice_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         over.set()
         reader.join()
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("verb", "code"), [("train", errors.ENVIRONMENT), ("plan", errors.OK)])
+def test_work_that_a_lost_reader_broke_off_is_not_done(
+    verb: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)  # as after `kubetune train | head -1`
+    monkeypatch.setattr(verb_module(verb), "run", lambda args: print("the first line", flush=True))
+    with open(writing, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert main([verb, "run.yaml"]) == code
+    assert ("the work was broken off" in capsys.readouterr().err) == (code != errors.OK)
