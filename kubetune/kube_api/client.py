@@ -288,7 +288,7 @@ class Cluster:
         except TimeoutError:
             raise Unreachable(f"{question}: no answer within {seconds:.0f} s") from None
         except (HTTPXWSException, httpx2.HTTPError, ValueError) as error:  # ValueError: what came is none of exec's
-            raise Unreachable(f"{question}: the connection broke off ({error or type(error).__name__})") from None
+            raise Unreachable(f"{question}: the connection broke off ({str(error) or type(error).__name__})") from None
 
     # -- inside
     def _asked(

@@ -161,11 +161,20 @@ def judge(
     )
 
 
+_KILLERS = {
+    "SIGKILL": "out of memory, somebody's kill -9, or its CPU time used up: `ulimit -t`",
+    "SIGXCPU": "its CPU time is used up: `ulimit -t`",
+    "SIGXFSZ": "a file as large as it may be: `ulimit -f`",
+    "SIGSEGV": "a library failed, as it does where `ulimit -s` leaves it no room",
+}
+"""Senders of a signal of this name, as far as the system says."""
+
+
 def of_death(death: Death) -> ExitStatus:
     """Exit status of a rank that left no word, by its status alone."""
     if death.was_killed:
         name = signal.Signals(-death.status).name
-        hint = " (out of memory, or somebody's kill -9)" if name == "SIGKILL" else ""
+        hint = f" ({_KILLERS[name]})" if name in _KILLERS else ""
         return ExitStatus(errors.LOST_PEER, f"rank {death.rank} was killed by {name}{hint}")
     if death.status < 0:
         return ExitStatus(errors.PREEMPTED, _STOPPED_EARLY)

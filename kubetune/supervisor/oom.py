@@ -40,7 +40,7 @@ def explain(
     kills = cgroup.oom_kills()
     known = kills is not None and kills_before is not None
     if known and kills == kills_before:
-        said = "not for memory, as the kernel counts no such kill here: somebody's kill -9"
+        said = "not for memory, as the kernel counts no such kill here: somebody's kill -9, or `ulimit -t`"
         return replace(status, reason=f"rank {death.rank} was killed by SIGKILL ({said})")
     step, before = _newest_step(run_dir), _killed_before(run_dir, node)
     with suppress(errors.EnvironmentFault):  # a full disk must not hide the cause

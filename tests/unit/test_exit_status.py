@@ -48,6 +48,7 @@ def said(**codes: int) -> dict[int, ExitStatus]:
         # torchrun asks the others to stop once one has failed: their 143 is no cause.
         (said(r0=1, r1=143), [Death(0, 1, 0), Death(1, 143, 0)], 1, "rank 0: said 1"),
         (said(r0=1), [Death(0, 1, 0), Death(1, TERMINATED, 0)], 1, "rank 0: said 1"),
+        ({}, [Death(0, -signal.SIGXCPU, 0)], 145, "rank 0 was killed by SIGXCPU (its CPU time is used up: "),
         (said(r0=145), [Death(0, 145, 0), Death(1, KILLED, 0)], 145, "rank 1 was killed by SIGKILL"),
         # The same, though the survivor did not understand what happened to it.
         (said(r0=1), [Death(0, 1, 0), Death(1, KILLED, 1)], 145, "rank 1 was killed by SIGKILL"),

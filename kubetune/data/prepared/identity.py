@@ -105,7 +105,9 @@ def read(run_dir: Path) -> dict[str, Part]:
     except FileNotFoundError:
         return {}
     except (errors.EnvironmentFault, KeyError, TypeError, AttributeError) as error:
-        logs.MODEL.warning("%s is damaged (%s): the base of the run is not compared", run_dir / IDENTITY, error)
+        is_told = isinstance(error, errors.EnvironmentFault)
+        damage = error if is_told else f"{run_dir / IDENTITY} is damaged ({type(error).__name__}: {error})"
+        logs.MODEL.warning("the base of the run is not compared: %s", damage)
         return {}
 
 
