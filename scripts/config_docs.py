@@ -26,7 +26,7 @@ _INTRODUCTION = """\
 
 - **Precedence**, later wins: [defaults of an organisation](kubernetes.md#what-all-runs-of-an-organisation-share), the
   file, [environment variables](#environment-variables), flags, `key=value` words on the command line, such as
-  `training.learning_rate=1e-4`. `key=null` takes a setting back. A word that would undo one before it is an error.
+  `training.learning_rate=1e-4`. `key=null` takes a setting back. Of two that disagree the last counts, and is told.
 - The file is YAML 1.2: `2e-5` is a number, `no` is a text, and a key given twice is an error, as
   are tags but YAML's own (`!!str`).
 - A key that is not known is an error. All mistakes are shown at once, each with its line.

@@ -287,7 +287,7 @@ def _from_flags(flags: Mapping[str, Any]) -> Iterator[Entry]:
 
 
 def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]:
-    """The overrides in their order. One that a later one would undo is a problem, as in a file."""
+    """The overrides in their order. One that a later one undoes, as wrappers want it, is told of."""
     seen: list[Entry] = []
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -299,12 +299,18 @@ def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]
         for entry in _parsed(key, text.strip(), Origin("override"), problems):
             ours = canonical(entry) or entry
             parts = [ours, *(_from_mapping(ours.value, ours.path, []) if isinstance(ours.value, Mapping) else ())]
-            repeated = any((twin.path, twin.value) == (ours.path, ours.value) for twin in seen)
-            undone = any(t.path[: len(p.path)] == p.path and t.value != p.value for p in parts for t in seen)
-            if undone and not repeated:
-                problems.append(Problem(entry.origin, f"{key}: given twice, with other values; keep one"))
+            if any(_undoes(parts, earlier) for earlier in seen):
+                log.warning("override %s: given twice, with other values; the last one counts", key)
             seen += parts
             yield entry
+
+
+def _undoes(parts: Sequence[Entry], earlier: Entry) -> bool:
+    """An override, whole and in its `parts`, puts another value, or none, in the place of an earlier one."""
+    path = parts[0].path
+    return earlier.path[: len(path)] == path and all(
+        (earlier.path, earlier.value) != (part.path, part.value) for part in parts
+    )
 
 
 def _parsed(key: str, text: str, origin: Origin, problems: list[Problem]) -> Iterator[Entry]:
