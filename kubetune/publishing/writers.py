@@ -99,9 +99,9 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> tuple[list[Compari
     reloaded = job.ask(job.load(folder), sample)
     same = equivalence.compare("the trained adapter and the exported one", trained, reloaded, TOLERANCE[job.dtype])
     described = read_json(job.result.tokenizer.files.get("config.json"))
-    kind, names_whole = described.get("model_type"), any("language_model" in name for name in tensors)
+    kind, names_whole = str(described.get("model_type", "unknown")), any("language_model" in name for name in tensors)
     of_text = "text_config" in described and not names_whole
-    if of_text and (longer := serving.NAMES_IN_VLLM.get(str(kind))):
+    if of_text and (longer := serving.NAMES_IN_VLLM.get(kind)):
         _write_under_names(folder / serving.FOR_VLLM, tensors, facts, longer)
         job.tell(
             f"vLLM reads this adapter in {serving.FOR_VLLM}/, under the names of all of {kind}; from the hub it takes "
@@ -117,11 +117,13 @@ def _write_under_names(folder: Path, tensors: Mapping[str, Tensor], facts: Mappi
     first = "base_model.model."
     named = {name.replace(f"{first}model.", first + longer, 1): tensor for name, tensor in tensors.items()}
     save_file(named, folder / ADAPTER[0], metadata={"format": "pt"})
-    targets = {
-        key: [re.sub(r"^model\.", longer, name) for name in facts[key] or ()]
-        for key in ("target_modules", "target_parameters")
-    }
-    files.write_atomic(folder / ADAPTER[1], json.dumps({**facts, **targets}, indent=2, sort_keys=True) + "\n")
+    parameters = [re.sub(r"^model\.", longer, name) for name in facts["target_parameters"] or ()]
+    stacks = tuple(name.rpartition(".")[0] for name in parameters)
+    # Each by its whole name: a pattern would miss the new ones, or hit layers that see.
+    adapted = {re.sub(r"(\.base_layer)?\.lora_.*", "", name.removeprefix(first)) for name in named}
+    modules = sorted(name for name in adapted if not (stacks and name.endswith(stacks)))
+    changed = {**facts, "target_modules": modules, "target_parameters": parameters or None}
+    files.write_atomic(folder / ADAPTER[1], json.dumps(changed, indent=2, sort_keys=True) + "\n")
 
 
 def _write_merged(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:

@@ -107,11 +107,15 @@ def test_an_adapter_loads_with_peft_alone(lora_run: Path, inputs: Path, tmp_path
     assert found.facts["proof"]["origin"] == "held-out rows"
 
 
-def test_an_adapter_on_a_text_model_is_written_for_the_whole_model_that_sees_too(inputs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("targets", ["all-linear", r".*\.(q_proj|v_proj)"])
+def test_an_adapter_on_a_text_model_is_written_for_the_whole_model_that_sees_too(
+    inputs: Path, tmp_path: Path, targets: str
+) -> None:
     """vLLM loads the whole one, and leaves an adapter under the text model's names out without a word."""
     shutil.copytree(inputs, tmp_path, ignore=shutil.ignore_patterns("model", "lora"), dirs_exist_ok=True)
     save_seeing_model(tmp_path / "model", "qwen3_5")
-    run_dir = toy.finished(tmp_path / "run", toy.make_config(tmp_path, ONE_EPOCH))
+    lora = {"r": 4, "target_modules": targets}
+    run_dir = toy.finished(tmp_path / "run", toy.make_config(tmp_path, ONE_EPOCH, lora=lora))
     told: list[str] = []
     found = export_run(run_dir, out=tmp_path / "out", tell=told.append)
     assert any("so push --merge" in line for line in told)
