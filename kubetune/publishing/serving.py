@@ -9,7 +9,8 @@ itself (its convert/convert.go), and takes GGUF of all. vLLM was tried, the othe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kubetune.config.schema import Config, LoraConfig
@@ -18,8 +19,6 @@ from kubetune.tasks import task_module
 VLLM, GGUF, OLLAMA = "vLLM", "GGUF", "Ollama"
 MODEL_GGUF, ADAPTER_GGUF = "model-q8_0.gguf", "adapter.gguf"
 """Files that the commands make, in the folder of the export."""
-MIXED = "--enable-mixed-moe-lora-format"
-"""vLLM's switch that lets an adapter be told to have its experts in one tensor (`is_3d_lora_weight`)."""
 
 CONVERTED_BY_OLLAMA: Final = {
     "model": {
@@ -37,8 +36,6 @@ EXPERTS_IN_VLLM: Final = {
 }  # fmt: skip
 """Kinds of mixtures (`model_type`) whose adapters on stacked experts vLLM 0.32 holds exactly as PEFT does, if it is
 told that they are stacked. Mixtral's it leaves out without a word. `python -m tests.peers.vllm_adapters` tries all."""
-
-
 NAMES_IN_VLLM: Final = {"qwen3_5": "model.language_model.", "qwen3_5_moe": "model.language_model."}
 """Kinds of models that see, of which transformers trains the text model alone: what its `model.` is called in the whole
 one, which vLLM loads. An adapter with other names it takes, and leaves out without a word."""
@@ -71,11 +68,17 @@ def is_known_to_vllm(base: Mapping[str, Any]) -> bool:
     return (not experts_of or experts_of in EXPERTS_IN_VLLM) and (not text_of or text_of in NAMES_IN_VLLM)
 
 
-def lora_module(name: str, path: str, base: Mapping[str, Any]) -> str:
-    """A word for vLLM's `--lora-modules`: the adapter of an export, or of anywhere else."""
-    path = f"{path}/{FOR_VLLM}" if base.get("text_of") else path
-    is_stacked = bool(base.get("experts_of"))
-    return json.dumps({"name": name, "path": path, "is_3d_lora_weight": True}) if is_stacked else f"{name}={path}"
+def lora_words(adapters: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[str]:
+    """Words of vLLM's command line for adapters, each by its name, its path, and its base as in `served_by`."""
+    modules, switches = [], []
+    for name, path, base in adapters:
+        path = f"{path}/{FOR_VLLM}" if base.get("text_of") else path
+        if base.get("experts_of"):  # in one tensor, which vLLM takes only where it is told
+            switches = ["--enable-mixed-moe-lora-format"]
+            modules.append(json.dumps({"name": name, "path": path, "is_3d_lora_weight": True}))
+        else:
+            modules.append(f"{name}={path}")
+    return [*switches, "--lora-modules", *modules]
 
 
 def commands(config: Config, kind: str, name: str, base: Mapping[str, Any]) -> list[str]:
@@ -92,8 +95,7 @@ def commands(config: Config, kind: str, name: str, base: Mapping[str, Any]) -> l
             VLLM: "vllm serve . --runner pooling --pooler-config '{\"use_activation\": false}'    # asked at /pooling"
         }
     elif lora:
-        module = lora_module("tuned", ".", base)
-        told = f"{MIXED} --lora-modules '{module}'" if base.get("experts_of") else f"--lora-modules {module}"
+        told = shlex.join(lora_words([("tuned", ".", base)]))
         lines = {
             VLLM: f"vllm serve {name} --enable-lora --max-lora-rank {lora.r} {told}",
             GGUF: f"python llama.cpp/convert_lora_to_gguf.py . --base {name} --outfile {ADAPTER_GGUF}",

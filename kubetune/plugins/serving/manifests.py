@@ -15,7 +15,7 @@ from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.manifests.pod import container, pod_basics, pod_metadata
 from kubetune.manifests.spec import CACHE, OUTPUTS, Manifest, RunSpec
 from kubetune.manifests.storage import outputs_volume
-from kubetune.publishing.serving import MIXED, lora_module
+from kubetune.publishing.serving import lora_words
 
 SERVER = "server"
 PORT = 8000
@@ -112,9 +112,10 @@ def command(serving: Serving) -> list[str]:
     """The command line of the server."""
     words = ["vllm", "serve", serving.model, "--host=0.0.0.0", f"--port={PORT}"]
     words += ["--served-model-name", *serving.names]
-    flags = {"--revision": serving.revision, "--dtype": serving.dtype, "--max-model-len": serving.max_model_len}
-    flags["--tensor-parallel-size"] = serving.gpus if serving.gpus > 1 else None
-    words += [f"{flag}={value}" for flag, value in flags.items() if value and value != "auto"]
+    dtype, split = serving.dtype, serving.gpus if serving.gpus > 1 else None
+    flags: dict[str, Any] = {"--revision": serving.revision, "--dtype": None if dtype == "auto" else dtype}
+    flags |= {"--max-model-len": serving.max_model_len, "--tensor-parallel-size": split}
+    words += [f"{flag}={value}" for flag, value in flags.items() if value]
     if serving.scores:  # without an activation, which would make a probability of a reward
         words += ["--runner=pooling", f"--pooler-config={json.dumps({'use_activation': False})}"]
     if serving.trust_remote_code:
@@ -123,8 +124,7 @@ def command(serving: Serving) -> list[str]:
         wanted = max(each.rank for each in serving.adapters)
         rank = next(known for known in LORA_RANKS if known >= wanted)
         words += ["--enable-lora", f"--max-loras={len(serving.adapters)}", f"--max-lora-rank={rank}"]
-        words += [MIXED] if any(each.base.get("experts_of") for each in serving.adapters) else []
-        words += ["--lora-modules", *(lora_module(each.name, each.path, each.base) for each in serving.adapters)]
+        words += lora_words((each.name, each.path, each.base) for each in serving.adapters)
     return words
 
 
