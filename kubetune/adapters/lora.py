@@ -13,6 +13,7 @@ from kubetune import errors
 from kubetune.config.schema import LoraConfig
 from kubetune.mixtures.experts import swap_experts
 from kubetune.mixtures.targets import find_targets, has_matrix
+from kubetune.planning.linears import UNREACHED
 
 
 def add_lora(
@@ -54,6 +55,7 @@ def add_lora(
         adapted = get_peft_model(model, settings)
     except ValueError as error:
         raise errors.ConfigError(_explained(error, model, lora.target_modules)) from error
+    _require_plain_head(model)
     saved: Any = adapted.peft_config["default"]
     if not isinstance(saved.target_modules, str):
         # PEFT keeps sets; lists make equal runs save equal files.
@@ -66,6 +68,18 @@ def add_lora(
     for head in heads:
         adapted.get_base_model().get_submodule(head).register_forward_pre_hook(_to_float)
     return adapted
+
+
+def _require_plain_head(model: nn.Module) -> None:
+    """Raise ConfigError for an adapter on the output head, which no logits are made by while a model learns."""
+    head = cast(Any, model).get_output_embeddings()
+    if hasattr(head, "base_layer"):
+        name = next(name for name, module in model.named_modules() if module is head).rpartition(".")[2]
+        raise errors.ConfigError(
+            f"lora.target_{'parameters' if hasattr(head, 'parameter_name') else 'modules'}: {name} is the output head, "
+            "whose product and the loss are one here, so that an adapter on it would learn nothing; leave it out, or "
+            f"write lora.modules_to_save: [{name}], which trains it whole"
+        )
 
 
 def _to_float(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -94,5 +108,6 @@ def _last_parts(model: nn.Module, kind: type[nn.Module]) -> list[str]:
     """Last parts of the names of a model's modules that hold a matrix, but for its head; of one half adapted too."""
     head = cast(Any, model).get_output_embeddings()
     named = [(name.removesuffix(".base_layer"), module) for name, module in model.named_modules() if module is not head]
-    found = [name for name, m in named if name and ".lora_" not in name and isinstance(m, kind) and has_matrix(m)]
+    held = [name for name, m in named if name and ".lora_" not in name and isinstance(m, kind) and has_matrix(m)]
+    found = [name for name in held if kind is nn.Module or not UNREACHED.fullmatch(name)]
     return sorted({name.rpartition(".")[2] for name in found})

@@ -18,6 +18,8 @@ from kubetune.kernels.experts import Factors, combine, dispatch, grouped_linear,
 
 ROUTERS = ("gate", "router")
 """Names of what sends tokens to experts, beside these."""
+ALWAYS_ROUTERS = ("router", "router_gate")
+"""Those that mean it also where transformers stacks no experts beside (JetMoE, Doge)."""
 
 
 def is_described(module: nn.Module) -> bool:
@@ -36,12 +38,13 @@ def stacks_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def routers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules that send tokens to stacked experts, by their whole names."""
+    """Modules that send tokens to experts, by their whole names."""
     parents = {name.rpartition(".")[0] for name in stacks_of(model)}
     return {
         name: module
         for name, module in model.named_modules()
-        if name.rpartition(".")[0] in parents and name.rpartition(".")[2] in ROUTERS
+        if (name.rpartition(".")[0] in parents and name.rpartition(".")[2] in ROUTERS)
+        or name.rpartition(".")[2] in ALWAYS_ROUTERS
     }
 
 

@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +40,15 @@ class Routing:
     """Choices of a mixture's routers in the step under way; of a model without experts, nothing.
 
     `counts` `[layers, experts]`: tokens of this rank that each expert was given. `coefficients`: of balance and z-loss.
-    `layers`: names of the stacks of experts. `load`: tokens of all ranks in the `steps` since the start;
-    `dropped`: those that an expert had no room for.
+    `layers`: names of the stacks of experts; `routers`: how many of theirs are balanced. `load`: tokens of all ranks in
+    the `steps` since the start; `dropped`: those that an expert had no room for.
     """
 
     counts: Tensor | None = None
     coefficients: tuple[float, float] = (0.0, 0.0)
     choices: int = 0
     layers: tuple[str, ...] = ()
+    routers: int = 0
     load: Tensor | None = None
     steps: int = 0
     dropped: int = 0
@@ -73,7 +75,7 @@ class Routing:
         self._logits.clear()
         if not self.balances:
             return False
-        self._rows, self._divisor = max(1.0, float(work.tokens * len(self.counts))), max(work.divisor, 1)
+        self._rows, self._divisor = max(1.0, float(work.tokens * self.routers)), max(work.divisor, 1)
         self._losses, self._frequencies = None, None
         if world.size == 1 and len(work.batches) == 1:
             return False  # known when its forward is done
@@ -148,31 +150,42 @@ class Routing:
 
 def watch(lm: Any, training: TrainingConfig) -> Routing:
     """The routing of a transformers model from now on; raises ConfigError for losses that its routers cannot have."""
-    stacks, routers = stacks_of(lm), routers_of(lm)
-    coefficients = _coefficients(lm, list(routers.values()), training)
+    stacks, routers = stacks_of(lm), list(routers_of(lm).values())
+    coefficients = _coefficients(lm, routers, training, is_known=bool(stacks))
     if not stacks:
         return Routing()
     config = lm.config.get_text_config()
     tensor = next(p for p in next(iter(stacks.values())).parameters() if p.dim() == 3)
     counts = torch.zeros(len(stacks), tensor.shape[0], dtype=torch.int64, device=tensor.device)
-    routing = Routing(counts, coefficients, getattr(config, "num_experts_per_tok", 0) or 0, tuple(stacks))
+    choosing = [router for router in routers if not _goes_by_ids(router)]
+    choices = getattr(config, "num_experts_per_tok", 0) or 0
+    routing = Routing(counts, coefficients, choices, tuple(stacks), len(choosing))
     for layer, name in enumerate(stacks):
         lm.get_submodule(name).register_forward_pre_hook(routing._count(layer), with_kwargs=True)
     if routing.balances:
-        for router in routers.values():
+        for router in choosing:
             router.register_forward_hook(routing._keep)
     return routing
 
 
-def _coefficients(lm: Any, routers: list[nn.Module], training: TrainingConfig) -> tuple[float, float]:
-    """Weights of balance and z-loss: none where no router learns, or transformers has none for the family."""
+def _goes_by_ids(router: Any) -> bool:
+    """Choice of experts by a table of tokens, which no loss moves (DeepSeek-V4's first layers)."""
+    base = router.get_base_layer() if hasattr(router, "get_base_layer") else router
+    return "input_ids" in signature(base.forward).parameters
+
+
+def _coefficients(
+    lm: Any, routers: list[nn.Module], training: TrainingConfig, *, is_known: bool
+) -> tuple[float, float]:
+    """Weights of balance and z-loss: none where no router learns, or none `is_known` for the family."""
     wanted, z = training.router_aux_loss_coef, training.router_z_loss_coef
     # Sharding makes a class of its own from the model's.
-    known = any(hasattr(sys.modules[kind.__module__], "load_balancing_loss_func") for kind in type(lm).__mro__)
+    sources = (sys.modules[kind.__module__] for kind in type(lm).__mro__)
+    known = is_known and any(hasattr(source, "load_balancing_loss_func") for source in sources)
     learn = any(parameter.requires_grad for router in routers for parameter in router.parameters())
     for name, value in (("router_aux_loss_coef", wanted), ("router_z_loss_coef", z)):
         if value and not (learn and known):
-            why = "no router learns here" if known or not routers else "transformers has none for this family"
+            why = "no router learns here" if known or not routers else "there is none for this family here"
             raise ConfigError(
                 f"training.{name}: found {value:g}, but {why}; leave it out"
                 + (", or name the router in lora.target_parameters ([mlp.gate.weight])" if known and routers else "")

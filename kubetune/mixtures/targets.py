@@ -17,7 +17,7 @@ from kubetune.base import logs
 from kubetune.base.humanize import nearest
 from kubetune.config.schema import LoraConfig
 from kubetune.mixtures.experts import routers_of, stacks_of
-from kubetune.planning.linears import is_target
+from kubetune.planning.linears import UNREACHED, is_target
 
 _BEFORE_STACKING = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
@@ -42,7 +42,8 @@ def find_targets(model: nn.Module, lora: LoraConfig, *, frozen: Callable[[str], 
     wanted = lora.target_modules
     parameters = list(_asked(model, lora.target_parameters))
     stacks = stacks_of(model)
-    if not stacks:
+    takes_in_too_much = wanted == "all-linear" and (routers_of(model) or _unreached(model))
+    if not stacks and not takes_in_too_much:
         if not isinstance(wanted, str):
             _require(wanted, linear_names(model))
         found = Targets(wanted if isinstance(wanted, str) else list(wanted), parameters)
@@ -76,9 +77,9 @@ def _in_mixture(
     linear = {
         name: module
         for name, module in model.named_modules()
-        if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
-        and module is not head
-        and not frozen(name)
+        if _is_adaptable(module) and not frozen(name)
+        if wanted != "all-linear"
+        or not (module is head or isinstance(module, nn.Embedding) or UNREACHED.fullmatch(name))
     }
     if wanted == "all-linear":
         modules = [name for name in linear if not any(f"{name}.".startswith(f"{router}.") for router in routers)]
@@ -87,6 +88,12 @@ def _in_mixture(
         if not isinstance(wanted, str):
             _require(wanted, [*linear_names(model), *_names_in(stacks)])
         modules = [name for name in linear if is_target(name, wanted)]
+        others = [name for name in linear_names(model) if name not in {*linear, *routers} and not frozen(name)]
+        if lost := [name for name in others if is_target(name, wanted)]:
+            raise errors.ConfigError(
+                f"lora.target_modules: {lost[0].rpartition('.')[2]} can have no adapter, as this model computes with "
+                f"its weight by itself ({type(model.get_submodule(lost[0])).__name__}); leave it out"
+            )
         tensors = {f"{name}.{tensor}" for name, stack in stacks.items() for tensor in _meant(name, stack, wanted)}
         tensors |= {f"{name}.weight" for name in routers if name not in linear and is_target(name, wanted)}
     modules, beside = _kept_by_peft(model, modules)
@@ -99,6 +106,18 @@ def _in_mixture(
     every = [name for name, _ in model.named_parameters()]
     parameters = [*parameters, *_short(sorted(tensors), every, parts=2)]
     return Targets(_short(modules, [name for name, _ in model.named_modules()]), sorted(set(parameters)))
+
+
+def _unreached(model: nn.Module) -> list[str]:
+    return [name for name in linear_names(model) if UNREACHED.fullmatch(name)]
+
+
+def _is_adaptable(module: nn.Module) -> bool:
+    """A matrix that PEFT's layers compute with; those of families compute otherwise, though they are linear too."""
+    is_own = (
+        type(module).__module__.startswith("transformers.models.") and type(module).forward is not nn.Linear.forward
+    )
+    return type(module).__name__ == "Conv1D" or (isinstance(module, (nn.Linear, nn.Embedding)) and not is_own)
 
 
 def _tensors(stack: nn.Module) -> list[str]:

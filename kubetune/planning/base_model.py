@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.planning.linears import stacks
+from kubetune.planning.linears import HEADS, is_target, stacks
 from kubetune.planning.model_shapes import Weights, read_config, read_weights
 
 _ENCODERS = ("ForMaskedLM", "ForPreTraining")
@@ -114,6 +114,8 @@ def may_lack_targets(config: Config, weights: Weights) -> bool:
     if targets == "all-linear":
         return weights.text_config.get("model_type") in _FEW_TARGETS
     modules = [name.removesuffix(".weight") for name, shape in weights.shapes.items() if len(shape) > 1]
+    if any(HEADS.search(module) and is_target(module, targets) for module in modules):
+        return True
     if isinstance(targets, str):
         return not any(re.fullmatch(targets, module) for module in modules)
     return any(not any(f".{module}".endswith(f".{target}") for module in modules) for target in targets)

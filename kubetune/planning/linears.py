@@ -20,6 +20,9 @@ EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
 EXPERT = re.compile(r"(?P<stack>(?:.*\.)?experts)\.\d+\.(?P<layer>\w+)\.weight")
 FUSED = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "w1": "gate_up_proj", "w3": "gate_up_proj"}
 ROUTER = re.compile(r"\.(gate|router)(\.|$)")
+UNREACHED = re.compile(r"(.*\.)?(indexer\..*|(mamba|mixer)\.dt_proj|o_a_proj)")
+"""Linear modules an adapter of which nothing would reach: indexers choose keys without a gradient (DeepSeek-V3.2,
+GLM-5), and of the other two only the weight is read (Mamba, Jamba; DeepSeek-V4)."""
 PARTS = (
     *(
         (part, re.compile(rf"(^|\.)({'|'.join(names)})(\.|$)"))
@@ -59,13 +62,13 @@ class Stack(NamedTuple):
     columns: int
 
 
-def linears(weights: Weights) -> Iterator[tuple[str, int, int]]:
-    """Name and two sizes of each linear module inside the model: no embeddings, no head, no experts."""
+def linears(weights: Weights, *, embeddings: bool = False) -> Iterator[tuple[str, int, int]]:
+    """Name and two sizes of each linear module inside the model: no head, no experts; embeddings if asked."""
     for name, shape in weights.shapes.items():
         module = name.removesuffix(".weight")
         if len(shape) != 2 or module == name or EXPERT.fullmatch(name):
             continue
-        if not HEADS.search(module) and not EMBEDDINGS.search(module):
+        if not HEADS.search(module) and (embeddings or not EMBEDDINGS.search(module)):
             yield module, shape[0], shape[1]
 
 
@@ -148,10 +151,10 @@ def adapted_linears(config: Config, weights: Weights) -> Iterator[tuple[str, int
     assert config.lora is not None
     lora, targets = config.lora, config.lora.target_modules
     left, has_experts = _left(config, weights), any(True for _ in stacks(weights))
-    for name, *sizes in linears(weights):
-        is_router = targets == "all-linear" and has_experts and ROUTER.search(name)
+    for name, *sizes in linears(weights, embeddings=targets != "all-linear"):
+        is_left = targets == "all-linear" and ((has_experts and ROUTER.search(name)) or UNREACHED.fullmatch(name))
         is_named = bool(lora.target_parameters) and is_target(f"{name}.weight", lora.target_parameters)
-        if is_named or (is_target(name, targets) and not is_router and not left.fullmatch(name)):
+        if is_named or (is_target(name, targets) and not is_left and not left.fullmatch(name)):
             yield name, *sizes  # type: ignore[misc]  # two of them
 
 

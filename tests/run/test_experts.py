@@ -26,14 +26,16 @@ from kubetune.planning.linears import part_of, trained_by_part
 from kubetune.planning.model_shapes import read_weights
 from kubetune.publishing.export import export_run
 from kubetune.tasks.causal_lm import backward
-from tests import toy
+from tests import small_configs, toy
 from tests.architectures import (
     COMMON,
     LORA_TARGETS,
     MIXTURE,
     PADDING_FREE,
+    PROMISED,
     build_model,
     random_rows,
+    randomize_lora,
     reference_gradients,
     relative_error,
     save_model,
@@ -101,6 +103,7 @@ MIXTURES = {
     "minimax_m2": {**MIXTURE, "num_experts_per_tok": 2},
     "ernie4_5_moe": {**COMMON, "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 48},
 }
+ALL = PROMISED | MIXTURES
 FAMILIES = [
     "qwen3_moe",
     "gpt_oss",
@@ -232,18 +235,36 @@ def test_a_trained_adapter_is_loaded_by_peft_alone_and_merged_it_says_the_same(i
 def test_a_plan_foresees_what_is_trained_of_each_part(tmp_path, name, settings):
     model = AutoModelForCausalLM.from_pretrained(save_model(tmp_path, name))
     whole = sum(parameter.numel() for parameter in model.parameters())
-    found = add_lora(model, LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0)
-    trained = Counter[str]()
-    for parameter_name, parameter in found.named_parameters():
-        trained[part_of(parameter_name)] += parameter.numel() if parameter.requires_grad else 0
+    trained = trained_of(model, settings)
     config = Config.model_validate({"model": str(tmp_path), "data": {"train": "x"}, "lora": {"r": 4, **settings}})
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
-    assert trained_by_part(config, weights) == +trained
+    assert trained_by_part(config, weights) == trained
     dropping = config.model_copy(update={"lora": LoraConfig(dropout=0.1)})
     assert may_lack_targets(dropping, weights), "a plan asks the model itself, which refuses it"
     # A file may hold what is no parameter: biases of a router that no gradient moves.
     assert trained_by_part(config.model_copy(update={"lora": None}), weights).total() == pytest.approx(whole, rel=1e-4)
+
+
+def trained_of(model: Any, settings: dict[str, Any]) -> Counter[str]:
+    """Parameters that adapters have on each part of a model."""
+    trained = Counter[str]()
+    adapted = add_lora(model, LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0)
+    for name, parameter in adapted.named_parameters():
+        trained[part_of(name)] += parameter.numel() if parameter.requires_grad else 0
+    return +trained
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("glm_moe_dsa", {}), ("qwen3", {"target_modules": ["q_proj", "embed_tokens"]})]
+)
+def test_a_plan_knows_what_is_left_out_and_what_is_asked_for(tmp_path, name, settings):
+    model = of(name)
+    model.save_pretrained(tmp_path)
+    config = Config.model_validate({"model": str(tmp_path), "data": {"train": "x"}, "lora": {"r": 4, **settings}})
+    weights = read_weights(str(tmp_path), {})
+    assert weights is not None
+    assert trained_by_part(config, weights) == trained_of(model, settings)
 
 
 @pytest.mark.parametrize(
@@ -255,11 +276,44 @@ def test_a_plan_foresees_what_is_trained_of_each_part(tmp_path, name, settings):
         ({"target_modules": ["q_prj"]}, "no module named q_prj; it has .*q_proj"),
         ({"target_modules": [], "target_parameters": ["experts.down_prj"]}, "did you mean experts.down_proj"),
         ({"target_parameters": ["input_layernorm.weight"]}, "input_layernorm.weight is no matrix"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "_modules: lm_head is the output head, .* write lora.modules_to"),
+        ({"target_modules": [], "target_parameters": ["lm_head.weight"]}, "_parameters: lm_head is the output head"),
     ],
 )
 def test_targets_that_cannot_be_are_refused(settings, said):
     with pytest.raises(ConfigError, match=said):
         add_lora(bare(), LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "said"),
+    [
+        ("qwen3", ["q_proj", "lm_head"], "lm_head is the output head, whose product and the loss are one"),
+        ("qwen3_next", ["q_proj", "conv1d"], "conv1d can have no adapter, as .* by itself .Conv1d."),
+        ("deepseek_v4", ["o_a_proj"], "o_a_proj can have no adapter, as .* by itself .DeepseekV4GroupedLinear."),
+    ],
+)
+def test_targets_whose_adapters_would_learn_nothing_are_refused(name, targets, said):
+    with pytest.raises(ConfigError, match=said):
+        add_lora(of(name), LoraConfig(r=4, target_modules=targets), task_type="CAUSAL_LM", seed=0)
+
+
+def of(name: str) -> Any:
+    """A model of any family, without adapters."""
+    return build_model(name, ALL[name] if name in ALL else small_configs.settings(name), lora=False)
+
+
+@pytest.mark.parametrize("name", ["jamba", "glm_moe_dsa", "jetmoe", "deepseek_v4"])
+def test_all_linear_leaves_out_what_would_learn_nothing_and_routers(name):
+    model = add_lora(of(name), LoraConfig(r=4), task_type="CAUSAL_LM", seed=0)
+    randomize_lora(model)
+    ids, trained = random_rows((200,))[0]  # as long as it takes that DeepSeek-V4 compresses
+    take_gradients(model)
+    backward(Learner(model, choose_attention(model)), collate([(ids, trained)]), 0.01)
+    adapted = {parameter: p.grad for parameter, p in model.named_parameters() if ".lora_B" in parameter}
+    assert adapted
+    assert not [parameter for parameter in adapted if "router" in parameter or ".mlp.gate." in parameter]
+    assert not [parameter for parameter, gradient in adapted.items() if gradient is None or not gradient.any()]
 
 
 def bare() -> Any:
@@ -270,6 +324,7 @@ def bare() -> Any:
     ("settings", "modules", "parameters"),
     [
         ({"target_modules": ["q_proj"]}, ["q_proj"], None),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, ["embed_tokens", "q_proj"], None),
         (
             {"target_modules": ["q_proj", "gate_proj", "up_proj", "down_proj"]},
             ["q_proj"],

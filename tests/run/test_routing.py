@@ -40,12 +40,14 @@ from tests.architectures import (
     take_gradients,
 )
 from tests.hybrids import HYBRIDS
+from tests.small_configs import settings
 
 slow = pytest.mark.slow
 FAMILIES = {
     **{name: PADDING_FREE[name] for name in ("qwen3_moe", "mixtral", "olmoe", "gpt_oss")},
     "granitemoe": {**MIXTURE, "num_experts_per_tok": 2},
     "qwen3_next": HYBRIDS["qwen3_next"],
+    "deepseek_v4": settings("deepseek_v4"),  # whose first layer goes by a table of tokens
 }
 COEFFICIENT, Z = 0.3, 0.05
 ROWS = random_rows((37, 5, 60, 21))
@@ -128,15 +130,20 @@ def test_the_start_names_the_z_loss(caplog):
     assert "balanced by a loss of weight 0.001; their z-loss has weight 0.1" in caplog.text
 
 
-def test_a_frozen_router_is_not_balanced_and_may_not_be_asked_to():
+def test_a_frozen_router_is_not_balanced_and_may_not_be_asked_to(caplog):
     adapted = build_model("qwen3_moe", FAMILIES["qwen3_moe"])
     assert not learner_of(adapted).routing.balances
     with pytest.raises(ConfigError, match=r"_aux_loss_coef: found 0.1, but no router learns here; .*mlp.gate.weight"):
         learner_of(adapted, router_aux_loss_coef=0.1)
     free = build_model("deepseek_v3", PADDING_FREE["deepseek_v3"], lora=False)
     assert not learner_of(free).routing.balances
-    with pytest.raises(ConfigError, match=r"transformers has none for this family; leave it out$"):
+    with pytest.raises(ConfigError, match=r"there is none for this family here; leave it out$"):
         learner_of(free, router_z_loss_coef=0.1)
+    assert watch(build_model("deepseek_v4", FAMILIES["deepseek_v4"], lora=False), TrainingConfig()).routers == 3
+    jetmoe = build_model("jetmoe", settings("jetmoe"), lora=False)
+    caplog.set_level("INFO", "kubetune")
+    assert not watch(jetmoe, TrainingConfig()).balances
+    assert "the routers learn, and nothing balances the load of the experts" in caplog.text
     trained = learner_of(build_model("qwen3_moe", FAMILIES["qwen3_moe"], lora=False))
     assert trained.routing.coefficients == (0.001, 0.0)
     assert "balance loss" in why_not(trained)

@@ -123,9 +123,9 @@ def test_targets_that_a_mamba_can_have_are_told_and_work(folder: Path, capsys: p
     capsys.readouterr()
     assert cli.main(["plan", "run.yaml"]) == errors.USER
     said = capsys.readouterr().err
-    assert "all-linear takes in out_proj, which can have no adapter in mamba; write [dt_proj, in_proj, x_proj]" in said
+    assert "all-linear takes in out_proj, which can have no adapter in mamba; write [in_proj, x_proj]" in said
     assert cli.main(["plan", "run.yaml", f"lora.target_modules={said[said.index('[') :].strip()}"]) == errors.OK
-    lora = LoraConfig(target_modules=("dt_proj", "in_proj", "x_proj"))
+    lora = LoraConfig(target_modules=("in_proj", "x_proj"))
     config = Config.model_validate({"model": str(folder / "model"), "data": {"train": "x"}})
     model = skeleton(AutoModelForCausalLM, config.model)
     assert any(
