@@ -82,12 +82,9 @@ def _code_files(root: Path) -> Iterable[Path]:
         listed = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode().split("\0")
         found = [root / name for name in listed if name]
     except (FileNotFoundError, subprocess.CalledProcessError):
-        found = [path for path in sorted(root.rglob("*")) if not _is_hidden(path.relative_to(root))]
+        parts = ((path, path.relative_to(root).parts) for path in sorted(root.rglob("*")))
+        found = [path for path, inside in parts if not any(part[0] == "." or part in _NOT_CODE for part in inside)]
     return [path for path in found if path.is_file() and path.name != ".env"]
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") or part in _NOT_CODE for part in path.parts)
 
 
 def start_training(cluster: Cluster, spec: RunSpec, targets: Sequence[Target], tree: Path) -> None:

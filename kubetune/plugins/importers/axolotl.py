@@ -4,23 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetune.plugins.importers.common import (
-    FAST_ATTENTION,
-    TRACKERS,
-    TRAINING,
-    fp8,
-    modules,
-    names,
-    of_tracker,
-    optimizer,
-    packing,
-    pin_fsdp,
-    plain,
-    say_it_sees,
-    schedule,
-    share,
-    warmup_steps,
-)
+from kubetune.plugins.importers import common
 from kubetune.plugins.importers.draft import (
     Draft,
     Note,
@@ -33,6 +17,7 @@ from kubetune.plugins.importers.draft import (
     each,
     flag,
     only,
+    rule_with,
     same,
     unneeded,
 )
@@ -71,11 +56,8 @@ def convert(draft: Draft) -> None:
     _data(draft)
     if ("lora",) in draft.settings and as_flag(draft.take("lora_target_linear")):
         draft.carry("lora_target_linear", "lora.target_modules", "all-linear")
-    pin_fsdp(draft, "fsdp", "fsdp_config", "fsdp_version", "dp_shard_size")
-    later = draft.take("fp8")
+    common.pin_fsdp(draft, "fsdp", "fsdp_config", "fsdp_version", "dp_shard_size")
     draft.apply(RULES)
-    if later is not None:
-        fp8(draft, "fp8", later)
     draft.assume("data.max_length", 512)
     draft.assume("data.packing", False)
     if draft.has("lora.r") and not draft.has("lora.target_modules"):
@@ -242,15 +224,7 @@ def _answers(draft: Draft, key: str, item: dict[str, Any], source: dict[str, Any
             draft.notes.append(Note("approximated", f"{key}.type", kind, f"format: messages; {why}"))
 
 
-_ANSWER_FIELDS = {
-    "field_messages": "messages",
-    "field_prompt": "prompt",
-    "field_system": "system",
-    "field_chosen": "chosen",
-    "field_rejected": "rejected",
-    "field_completion": "completion",
-    "field_label": "label",
-}
+_ANSWER_FIELDS = {f"field_{ours}": ours for ours in "messages prompt system chosen rejected completion label".split()}
 
 
 def _own_type(draft: Draft, key: str, kind: dict[str, Any], source: dict[str, Any]) -> None:
@@ -264,20 +238,18 @@ def _own_type(draft: Draft, key: str, kind: dict[str, Any], source: dict[str, An
     draft.drop(f"{key}.type", f"prompt formats are the chat template's, or the data's own; left out: {rest or 'none'}")
 
 
-def _per_epoch(path: str, other: str) -> Rule:
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if other in draft.given and draft.given[other] is not None:
-            draft.unneeded(key, f"{other} is given")
-        elif value == 1:
-            draft.carry(key, path, "epoch")
-        elif as_flag(value) is False or value == 0:
-            draft.unneeded(key, "off; the last step is evaluated and saved all the same")
-        else:
-            draft.approximate(
-                key, path, "epoch", f"or the steps of an epoch (`kubetune plan` shows them) divided by {value}"
-            )
-
-    return rule
+@rule_with
+def _per_epoch(draft: Draft, key: str, value: Any, path: str, other: str) -> None:
+    if other in draft.given and draft.given[other] is not None:
+        draft.unneeded(key, f"{other} is given")
+    elif value == 1:
+        draft.carry(key, path, "epoch")
+    elif as_flag(value) is False or value == 0:
+        draft.unneeded(key, "off; the last step is evaluated and saved all the same")
+    else:
+        draft.approximate(
+            key, path, "epoch", f"or the steps of an epoch (`kubetune plan` shows them) divided by {value}"
+        )
 
 
 def _batch_size(draft: Draft, key: str, value: Any) -> None:
@@ -300,7 +272,7 @@ def _plugins(draft: Draft, key: str, value: Any) -> None:
 
 
 def _processor(draft: Draft, key: str, _: Any) -> None:
-    say_it_sees(draft, key)
+    common.say_it_sees(draft, key)
     draft.unneeded(key, "images go through the model's own processor")
 
 
@@ -321,41 +293,42 @@ def _config_of_base(draft: Draft, key: str, value: Any) -> None:
 _KERNEL = unneeded("kubetune uses its own fused parts where they are proved equal")
 
 RULES: dict[str, Rule] = {
-    **TRAINING,
-    **plain(
+    **common.TRAINING,
+    **common.plain(
         "base_model sequence_len micro_batch_size eval_batch_size num_epochs lora_r lora_alpha "
         "lora_dropout dataset_processes dataset_num_proc loss_watchdog_threshold loss_watchdog_patience"
     ),
     **each("revision_of_model model_revision", same("model.revision")),
     **{name: flag("model.dtype", name) for name in ("float32", "float16", "bfloat16")},
-    **each("eager_attention flex_attention", unneeded(FAST_ATTENTION)),
+    **each("eager_attention flex_attention", unneeded(common.FAST_ATTENTION)),
     "pretraining_dataset": dropped("datasets are given as well; write both into data.train"),
     "batch_size": _batch_size,
     "base_model_config": _config_of_base,
     "tokenizer_config": same("model.tokenizer"),
-    "sample_packing": packing,
+    "sample_packing": common.packing,
     "excess_length_strategy": choice("data.overlong", {"drop": "drop", "truncate": "truncate", "raise": "error"}),
     "train_on_inputs": choice("data.train_on", {True: "all", False: "assistant"}),
-    "val_set_size": share,
+    "val_set_size": common.share,
     "learning_rate": lambda draft, key, value: draft.carry(key, "training.learning_rate", float(value)),
-    "optimizer": optimizer,
-    "lr_scheduler": schedule,
-    "warmup_steps": warmup_steps,
+    "optimizer": common.optimizer,
+    "lr_scheduler": common.schedule,
+    "warmup_steps": common.warmup_steps,
     "evals_per_epoch": _per_epoch("training.eval_steps", "eval_steps"),
     "saves_per_epoch": _per_epoch("training.save_steps", "save_steps"),
-    "lora_target_modules": modules,
-    "lora_modules_to_save": names("lora.modules_to_save"),
+    "lora_target_modules": common.modules,
+    "lora_modules_to_save": common.names("lora.modules_to_save"),
     "peft_use_dora": flag("lora.use_dora", True),
     "peft_use_rslora": flag("lora.use_rslora", True),
     "load_in_4bit": flag("quantization", "4bit"),
     "load_in_8bit": flag("quantization", "8bit"),
+    "fp8": common.fp8,
     "use_tensorboard": flag("tracking.tensorboard", True),
-    **{f"use_{name}": flag(f"tracking.{name}", None) for name in TRACKERS},
+    **{f"use_{name}": flag(f"tracking.{name}", None) for name in common.TRACKERS},
     "wandb_project": same("tracking.wandb.project"),
     "trackio_project_name": same("tracking.trackio.project"),
     "mlflow_experiment_name": same("tracking.mlflow.experiment"),
-    "mlflow_tracking_uri": of_tracker("mlflow", same("tracking.mlflow.uri")),
-    "hf_mlflow_log_artifacts": of_tracker("mlflow", same("tracking.mlflow.log_model")),
+    "mlflow_tracking_uri": common.of_tracker("mlflow", same("tracking.mlflow.uri")),
+    "hf_mlflow_log_artifacts": common.of_tracker("mlflow", same("tracking.mlflow.log_model")),
     "special_tokens": dropped("tokens are the tokenizer's own; padding needs none, since nothing is padded"),
     **each("tokens added_tokens_overrides resize_token_embeddings_to_32x", dropped("the vocabulary is not extended")),
     "gradient_checkpointing": choice(
@@ -379,7 +352,7 @@ RULES: dict[str, Rule] = {
     "dataset_exact_deduplication": dropped("`kubetune data check` counts repeated rows; none is left out"),
     **each("use_ray ray_num_workers", dropped("several nodes: see compute.nodes and `kubetune submit`")),
     "activation_offloading": dropped("activations are recomputed (gradient_checkpointing), not moved to the host"),
-    "lora_target_parameters": names("lora.target_parameters"),
+    "lora_target_parameters": common.names("lora.target_parameters"),
     "plugins": _plugins,
     "model_type": _model_type,
     "processor_type": _processor,

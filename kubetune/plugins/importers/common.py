@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from kubetune.config.aliases import ALIASES
@@ -22,6 +23,7 @@ from kubetune.plugins.importers.draft import (
     flag,
     is_empty,
     only,
+    rule_with,
     same,
     unneeded,
 )
@@ -62,36 +64,30 @@ def optimizer(draft: Draft, key: str, value: Any) -> None:
         draft.approximate(key, "training.optim", "adamw", why)
 
 
-def steps(path: str) -> Rule:
+@rule_with
+def steps(draft: Draft, key: str, value: Any, path: str) -> None:
     """Steps between events; a share of the whole run, which peers allow, is not known before the data are read."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if isinstance(value, (int, float)) and value >= 1:
-            draft.carry(key, path, int(value))
-        else:
-            draft.approximate(key, path, "epoch", "a share of all steps; `kubetune plan` shows how many there are")
-
-    return rule
+    if isinstance(value, (int, float)) and value >= 1:
+        draft.carry(key, path, int(value))
+    else:
+        draft.approximate(key, path, "epoch", "a share of all steps; `kubetune plan` shows how many there are")
 
 
-def strategy(path: str) -> Rule:
+@rule_with
+def strategy(draft: Draft, key: str, value: Any, path: str) -> None:
     """`epoch` sets the interval; `steps` leaves it to the key with the number."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if value == "epoch":
-            draft.carry(key, path, "epoch")
-        elif value == "steps":
-            draft.unneeded(key, "follows from the number of steps")
-        elif value == "no" or as_flag(value) is False:
-            saved, evaluated = "the last step is saved", "what data.eval holds out is evaluated"
-            what = f"{saved}, and each epoch's," if path == "training.save_steps" else evaluated
-            draft.unneeded(key, f"{what} all the same, which changes no result")
-        elif value == "best":
-            draft.unneeded(key, "the best checkpoint is always kept")
-        else:
-            draft.drop(key, "expected steps, epoch or no")
-
-    return rule
+    if value == "epoch":
+        draft.carry(key, path, "epoch")
+    elif value == "steps":
+        draft.unneeded(key, "follows from the number of steps")
+    elif value == "no" or as_flag(value) is False:
+        saved, evaluated = "the last step is saved", "what data.eval holds out is evaluated"
+        what = f"{saved}, and each epoch's," if path == "training.save_steps" else evaluated
+        draft.unneeded(key, f"{what} all the same, which changes no result")
+    elif value == "best":
+        draft.unneeded(key, "the best checkpoint is always kept")
+    else:
+        draft.drop(key, "expected steps, epoch or no")
 
 
 def warmup_steps(draft: Draft, key: str, value: Any) -> None:
@@ -131,19 +127,16 @@ def hub_model(draft: Draft, key: str, value: Any) -> None:
         draft.drop(key, f"push.repo wants ORG/NAME, found {value}")
 
 
-def sees(path: str) -> Rule:
+@rule_with
+def sees(draft: Draft, key: str, value: Any, path: str) -> None:
     """A setting of the parts of a model that see; freezing these, which is the default there, is set for others too."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        model = next((str(draft.given[name]) for name in _MODEL if draft.given.get(name)), "")
-        facts = read_config(model, os.environ)
-        if "vision_config" in str(facts) or (not facts and (as_flag(value) is False or _SEEING.search(model))):
-            draft.carry(key, path, as_flag(value))
-            say_it_sees(draft, key)
-        else:
-            draft.unneeded(key, "nothing here says that the model sees; where it does, set task: vision_language")
-
-    return rule
+    model = next((str(draft.given[name]) for name in _MODEL if draft.given.get(name)), "")
+    facts = read_config(model, os.environ)
+    if "vision_config" in str(facts) or (not facts and (as_flag(value) is False or _SEEING.search(model))):
+        draft.carry(key, path, as_flag(value))
+        say_it_sees(draft, key)
+    else:
+        draft.unneeded(key, "nothing here says that the model sees; where it does, set task: vision_language")
 
 
 def say_it_sees(draft: Draft, key: str) -> None:
@@ -158,18 +151,15 @@ def say_it_sees(draft: Draft, key: str) -> None:
         draft.assume("task", "vision_language", f"{key} {why}; `causal_lm` for one that reads texts alone")
 
 
-def pixels(path: str) -> Rule:
+@rule_with
+def pixels(draft: Draft, key: str, value: Any, path: str) -> None:
     """A limit of an image in pixels becomes one in tokens of 28 × 28 pixels, as Qwen-VL counts; at least one."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if isinstance(value, int) and value > 0:
-            tokens = max(1, min(16_384, value // (28 * 28)))
-            draft.approximate(key, path, tokens, "tokens of 28 × 28 pixels; other models differ")
-            say_it_sees(draft, key)
-        else:
-            draft.drop(key, f"no number of pixels; see {path}")
-
-    return rule
+    if isinstance(value, int) and value > 0:
+        tokens = max(1, min(16_384, value // (28 * 28)))
+        draft.approximate(key, path, tokens, "tokens of 28 × 28 pixels; other models differ")
+        say_it_sees(draft, key)
+    else:
+        draft.drop(key, f"no number of pixels; see {path}")
 
 
 def max_steps(draft: Draft, key: str, value: Any) -> None:
@@ -225,18 +215,15 @@ def trackers(draft: Draft, key: str, value: Any) -> None:
         draft.unneeded(key, "nothing is reported unless tracking says so")
 
 
-def of_tracker(name: str, rule: Rule) -> Rule:
+@rule_with
+def of_tracker(draft: Draft, key: str, value: Any, name: str, rule: Rule) -> None:
     """A setting of a tracker, which says nothing where the file does not switch that tracker on."""
     switches = [f"{verb}{name}{what}" for verb, what in itertools.product(("", "use_"), _SWITCHES)]
-
-    def asked(draft: Draft, key: str, value: Any) -> None:
-        own = switches if draft.peer == "axolotl" else ()
-        if name in map(str, as_list(draft.given.get("report_to"))) or any(as_flag(draft.given.get(one)) for one in own):
-            rule(draft, key, value)
-        else:
-            draft.unneeded(key, f"{name} is not on in this file")
-
-    return asked
+    own = switches if draft.peer == "axolotl" else ()
+    if name in map(str, as_list(draft.given.get("report_to"))) or any(as_flag(draft.given.get(one)) for one in own):
+        rule(draft, key, value)
+    else:
+        draft.unneeded(key, f"{name} is not on in this file")
 
 
 def bfloat16(draft: Draft, key: str, value: Any) -> None:
@@ -272,33 +259,55 @@ def modules(draft: Draft, key: str, value: Any) -> None:
         draft.approximate(key, "lora.target_modules", "all-linear", f"adapters on {left} are left out")
 
 
+def method(draft: Draft, key: str, value: Any, *of_lora: str) -> None:
+    """LoRA, which is left out too, or every parameter, or what comes near; then keys that begin so say nothing."""
+    if value == "full":
+        draft.unneeded(key, "without a `lora` section every parameter is trained")
+        forget(draft, "says nothing in full fine-tuning", *of_lora)
+    elif value == "lora":
+        draft.carry(key, "lora", None)
+    elif value is None:
+        draft.assume("lora", None)
+    else:
+        draft.approximate(key, "lora", None, f"{value} is not there, LoRA is")
+
+
+def forget(draft: Draft, why: str, *beginnings: str) -> None:
+    """Take all keys that begin so: none is needed."""
+    for key in draft.given:
+        if key.startswith(beginnings) and draft.take(key) is not None:
+            draft.unneeded(key, why)
+
+
+def defaults(draft: Draft, general: Mapping[str, Any], of_lora: Mapping[str, Any]) -> None:
+    """Write down a tool's own, where they are not ours. None of the tools warms up by itself."""
+    for path, value in {**general, **(of_lora if ("lora",) in draft.settings else {})}.items():
+        draft.assume(path, value)
+    if not draft.has("training.warmup_steps"):
+        draft.assume("training.warmup_ratio", 0.0)
+
+
 def names(path: str) -> Rule:
     """A list of names."""
     return lambda draft, key, value: draft.carry(key, path, as_list(value))
 
 
-def four_bits(switch: str, on: Any) -> Rule:
+@rule_with
+def four_bits(draft: Draft, key: str, value: Any, switch: str, on: Any) -> None:
     """The kind of 4 bits, which says nothing unless the key `switch` asks for 4 bits."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if as_flag(draft.given.get(switch)) != on:
-            draft.unneeded(key, f"{switch} does not ask for 4 bits")
-        else:
-            choice("quantization", {"nf4": "4bit", "fp4": "fp4"}, "4bit", "nf4 and fp4 are there")(draft, key, value)
-
-    return rule
+    if as_flag(draft.given.get(switch)) != on:
+        draft.unneeded(key, f"{switch} does not ask for 4 bits")
+    else:
+        choice("quantization", {"nf4": "4bit", "fp4": "fp4"}, "4bit", "nf4 and fp4 are there")(draft, key, value)
 
 
-def seconds(path: str) -> Rule:
+@rule_with
+def seconds(draft: Draft, key: str, value: Any, path: str) -> None:
     """A patience. The enormous ones that peers' examples set hide hangs for years."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if isinstance(value, (int, float)) and 1 <= value <= 24 * 3600:
-            draft.carry(key, path, float(value))
-        else:
-            draft.unneeded(key, "data are prepared before the ranks meet, so no such patience is needed")
-
-    return rule
+    if isinstance(value, (int, float)) and 1 <= value <= 24 * 3600:
+        draft.carry(key, path, float(value))
+    else:
+        draft.unneeded(key, "data are prepared before the ranks meet, so no such patience is needed")
 
 
 def packing(draft: Draft, key: str, value: Any) -> None:
@@ -323,16 +332,13 @@ def share(draft: Draft, key: str, value: Any) -> None:
         draft.approximate(key, "data.eval", 0.05, "a share is held out here, not a number of rows; adjust it")
 
 
-def number(path: str) -> Rule:
+@rule_with
+def number(draft: Draft, key: str, value: Any, path: str) -> None:
     """A whole number, where it is given as one."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if isinstance(value, int):
-            draft.carry(key, path, value)
-        else:
-            draft.drop(key, f"a shell variable; set {path}")
-
-    return rule
+    if isinstance(value, int):
+        draft.carry(key, path, value)
+    else:
+        draft.drop(key, f"a shell variable; set {path}")
 
 
 _OTHER_KINDS = ("fp16", "float16", "bfloat16", "dtype", "torch_dtype", "load_in_8bit")
@@ -427,20 +433,15 @@ TRAINING: dict[str, Rule] = {
 """Rules for the keys of TrainingArguments, under their own names."""
 
 
-def fsdp(draft: Draft, key: str, value: Any) -> None:
-    """Sharding of any kind is FSDP2 here."""
-    if draft.has("training.parallelism"):
-        draft.unneeded(key, "follows from training.parallelism: fsdp")
-    else:
-        draft.carry(key, "training.parallelism", "fsdp")
-
-
 def pin_fsdp(draft: Draft, *keys: str) -> None:
-    """Take whatever switches sharding on."""
+    """Take whatever switches sharding on, which is FSDP2 here, of any kind."""
     for key in keys:
-        value = draft.take(key)
-        if value is not None and as_flag(value) is not False:
-            fsdp(draft, key, value)
+        if as_flag(draft.take(key)) in (None, False):
+            continue
+        if draft.has("training.parallelism"):
+            draft.unneeded(key, "follows from training.parallelism: fsdp")
+        else:
+            draft.carry(key, "training.parallelism", "fsdp")
 
 
 def settle(draft: Draft) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec
 
 from kubetune.base.humanize import nearest
 from kubetune.base.secrets import is_secret
@@ -17,6 +17,7 @@ from kubetune.errors import ConfigError
 from kubetune.plugins.importers.writing import inline
 
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(")
+_NOT_ONE = "kubetune has no such one"
 WRONG_KINDS = (TypeError, ValueError, AttributeError, LookupError, OverflowError)
 """Errors of reading a value where it is of another kind than expected: a text for a number, a list for a name."""
 Kind = Literal["carried", "assumed", "approximated", "dropped", "unneeded"]
@@ -130,7 +131,8 @@ class Draft:
 
     def apply(self, rules: Mapping[str, Rule]) -> None:
         """Every key that nobody took yet goes to its rule; one without a rule is dropped by name."""
-        for key, value in self.given.items():
+        # fp8's rule looks at what became of the others.
+        for key, value in sorted(self.given.items(), key=lambda item: item[0] == "fp8"):
             if key in self.seen or is_empty(value):
                 continue
             if rule := rules.get(key):
@@ -147,6 +149,12 @@ class Draft:
 
 
 Rule = Callable[[Draft, str, Any], None]
+P = ParamSpec("P")
+
+
+def rule_with(function: Callable[Concatenate[Draft, str, Any, P], None]) -> Callable[P, Rule]:
+    """From a rule with more parameters than draft, key and value, a function of these that makes the rule."""
+    return lambda *args, **kwargs: lambda draft, key, value: function(draft, key, value, *args, **kwargs)
 
 
 def is_empty(value: Any) -> bool:
@@ -168,71 +176,52 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def same(path: str) -> Rule:
+@rule_with
+def same(draft: Draft, key: str, value: Any, path: str) -> None:
     """Means the same under our name."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        draft.carry(key, path, as_flag(value))
-
-    return rule
+    draft.carry(key, path, as_flag(value))
 
 
-def choice(path: str, values: Mapping[Any, Any], otherwise: Any = None, why: str = "kubetune has no such one") -> Rule:
+@rule_with
+def choice(
+    draft: Draft, key: str, value: Any, path: str, values: Mapping[Any, Any], otherwise: Any = None, why: str = _NOT_ONE
+) -> None:
     """One of a few values. Another one is approximated by `otherwise`, or dropped."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        value = as_flag(value)
-        found = next((ours for theirs, ours in values.items() if theirs == value and type(theirs) is type(value)), None)
-        if found is not None:
-            draft.carry(key, path, found)
-        elif otherwise is not None:
-            draft.approximate(key, path, otherwise, why)
-        else:
-            draft.drop(key, why)
-
-    return rule
+    value = as_flag(value)
+    found = next((ours for theirs, ours in values.items() if theirs == value and type(theirs) is type(value)), None)
+    if found is not None:
+        draft.carry(key, path, found)
+    elif otherwise is not None:
+        draft.approximate(key, path, otherwise, why)
+    else:
+        draft.drop(key, why)
 
 
-def flag(path: str, on: Any) -> Rule:
+@rule_with
+def flag(draft: Draft, key: str, value: Any, path: str, on: Any) -> None:
     """A switch that sets something when on, and says nothing when off."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if as_flag(value):
-            draft.carry(key, path, on)
-        else:
-            draft.unneeded(key, "off, as here")
-
-    return rule
+    if as_flag(value):
+        draft.carry(key, path, on)
+    else:
+        draft.unneeded(key, "off, as here")
 
 
-def near(path: str, value: Any, why: str) -> Rule:
-    """Something that only comes near, whatever its value."""
-    return lambda draft, key, _: draft.approximate(key, path, value, why)
-
-
-def always(why: str, otherwise: str) -> Rule:
+@rule_with
+def always(draft: Draft, key: str, value: Any, why: str, otherwise: str) -> None:
     """Rule for what is always done here: nothing is lost by asking for it, and it cannot be switched off."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if as_flag(value) is False:
-            draft.drop(key, otherwise)
-        else:
-            draft.unneeded(key, why)
-
-    return rule
+    if as_flag(value) is False:
+        draft.drop(key, otherwise)
+    else:
+        draft.unneeded(key, why)
 
 
-def only(values: Iterable[Any], why: str, otherwise: str) -> Rule:
+@rule_with
+def only(draft: Draft, key: str, value: Any, values: Collection[Any], why: str, otherwise: str) -> None:
     """Nothing is lost without the key where it has one of these values; any other is not done here."""
-    known = set(values)
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if isinstance(value, (str, int, float)) and value in known:
-            draft.unneeded(key, why)
-        else:
-            draft.drop(key, otherwise)
-
-    return rule
+    if value in values:
+        draft.unneeded(key, why)
+    else:
+        draft.drop(key, otherwise)
 
 
 def unneeded(why: str) -> Rule:
@@ -240,16 +229,13 @@ def unneeded(why: str) -> Rule:
     return lambda draft, key, _: draft.unneeded(key, why)
 
 
-def dropped(why: str) -> Rule:
+@rule_with
+def dropped(draft: Draft, key: str, value: Any, why: str) -> None:
     """Not done here. Switched off it is no loss."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if as_flag(value) is False or value in (0, "none", "no"):
-            draft.unneeded(key, "off, as here")
-        else:
-            draft.drop(key, why)
-
-    return rule
+    if as_flag(value) is False or value in (0, "none", "no"):
+        draft.unneeded(key, "off, as here")
+    else:
+        draft.drop(key, why)
 
 
 def each(keys: str | Iterable[str], rule: Rule) -> dict[str, Rule]:

@@ -149,8 +149,7 @@ def _variables(text: str) -> dict[str, Any]:
         words = shlex.split(text)
     except ValueError:
         return {}
-    found = (match for word in words if (match := _VARIABLE.match(word)))
-    return {name: _value(value) for name, value in (match.groups() for match in found)}
+    return {found[1]: _value(found[2]) for word in words if (found := _VARIABLE.match(word))}
 
 
 def _from_file(text: str, path: Path) -> dict[str, Any]:

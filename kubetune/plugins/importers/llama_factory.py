@@ -6,20 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.data.reading.messages import SPEAKERS
-from kubetune.plugins.importers.common import (
-    TRAINING,
-    four_bits,
-    fp8,
-    modules,
-    names,
-    packing,
-    pin_fsdp,
-    pixels,
-    plain,
-    say_it_sees,
-    sees,
-    share,
-)
+from kubetune.plugins.importers import common
 from kubetune.plugins.importers.draft import (
     Draft,
     Note,
@@ -48,26 +35,11 @@ _COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 
 def convert(draft: Draft, folder: Path) -> None:
     """Fill in the draft. `folder`: where the config lies, from which its data are looked for."""
-    method = draft.take("finetuning_type")
-    if method == "full":
-        draft.unneeded("finetuning_type", "without a `lora` section every parameter is trained")
-        _forget_lora(draft)
-    elif method in (None, "lora"):
-        if method:
-            draft.carry("finetuning_type", "lora", None)
-        else:
-            draft.assume("lora", None)
-        rank = draft.given.get("lora_rank") or 8
-        draft.assume("lora.r", rank) if "lora_rank" not in draft.given else None
-        draft.assume("lora.target_modules", "all-linear") if not draft.given.get("lora_target") else None
-    else:
-        draft.approximate("finetuning_type", "lora", None, f"{method} is not there, LoRA is")
+    key = "finetuning_type"
+    common.method(draft, key, draft.take(key), "lora_", "use_dora", "use_rslora")
     _data(draft, folder)
-    pin_fsdp(draft, "fsdp", "fsdp_config")
-    later = draft.take("fp8")
+    common.pin_fsdp(draft, "fsdp", "fsdp_config")
     draft.apply(RULES)
-    if later is not None:
-        fp8(draft, "fp8", later)
     stage_text = draft.given.get("stage") == "pt"
     if stage_text and not draft.has("data.train_on"):
         draft.assume("data.train_on", "all", "stage: pt trains on everything")
@@ -75,22 +47,13 @@ def convert(draft: Draft, folder: Path) -> None:
     if stage_text and not draft.has("data.packing"):
         draft.assume("data.packing", True, "stage: pt packs")
         draft.assume("training.global_batch_tokens", "packed", "stage: pt counts packed rows, not samples")
-    for path, value in _DEFAULTS.items():
-        draft.assume(path, value)
-    if not draft.has("training.warmup_steps"):
-        draft.assume("training.warmup_ratio", 0.0)
+    common.defaults(draft, _DEFAULTS, {"lora.r": 8, "lora.target_modules": "all-linear"})
 
 
 _DEFAULTS: dict[str, Any] = {
     "data.max_length": 2048, "data.packing": False, "training.num_train_epochs": 3.0, "training.save_steps": 500,
     "training.per_device_train_batch_size": 8, "training.learning_rate": 5e-5, "training.lr_scheduler_type": "linear",
 }  # fmt: skip
-
-
-def _forget_lora(draft: Draft) -> None:
-    for key in draft.given:
-        if key.startswith(("lora_", "use_dora", "use_rslora")) and draft.take(key) is not None:
-            draft.unneeded(key, "says nothing in full fine-tuning")
 
 
 def _data(draft: Draft, folder: Path) -> None:
@@ -151,7 +114,7 @@ def _source(draft: Draft, key: str, name: str, registry: tuple[Path, dict[str, A
     elif form in _FORMATS:
         source["format"] = _FORMATS[form]
     if columns.get("images"):
-        say_it_sees(draft, f"{key}: {name}")
+        common.say_it_sees(draft, f"{key}: {name}")
     columns = {ours: theirs for ours, theirs in columns.items() if ours != theirs}
     if columns:
         source["columns"] = columns
@@ -167,7 +130,7 @@ def _source(draft: Draft, key: str, name: str, registry: tuple[Path, dict[str, A
 def _neat_packing(draft: Draft, key: str, value: Any) -> None:
     """Packing with isolated sequences, which packing always is here."""
     if as_flag(value) or "packing" not in draft.given:
-        packing(draft, key, value)
+        common.packing(draft, key, value)
     else:
         draft.unneeded(key, "sequences of a packed row never see each other")
 
@@ -180,25 +143,26 @@ def _stage(draft: Draft, key: str, value: Any) -> None:
 
 
 RULES: dict[str, Rule] = {
-    **TRAINING,
-    **plain(
+    **common.TRAINING,
+    **common.plain(
         "model_name_or_path model_revision cutoff_len preprocessing_num_workers lora_rank lora_alpha "
         "lora_dropout early_stopping_steps"
     ),
     "stage": _stage,
-    "val_size": share,
+    "val_size": common.share,
     "train_on_prompt": choice("data.train_on", {True: "all", False: "assistant"}),
     "mask_history": dropped("all answers of a conversation are trained, not only the last"),
     "interleave_probs": dropped("give each source a `weight`: how often it appears in an epoch"),
     "mix_strategy": only(["concat"], "as here", "sources are concatenated; give each a `weight` instead"),
-    "packing": packing,
+    "packing": common.packing,
     "neat_packing": _neat_packing,
-    "lora_target": modules,
-    "additional_target": names("lora.modules_to_save"),
+    "lora_target": common.modules,
+    "additional_target": common.names("lora.modules_to_save"),
     "use_rslora": flag("lora.use_rslora", True),
     "use_dora": flag("lora.use_dora", True),
+    "fp8": common.fp8,
     "quantization_bit": choice("quantization", {4: "4bit", 8: "8bit"}, None, "4 and 8 bits are there"),
-    "quantization_type": four_bits("quantization_bit", 4),
+    "quantization_type": common.four_bits("quantization_bit", 4),
     "quantization_method": only(
         ["bnb", "bitsandbytes", "BNB"], "bitsandbytes, as here", "the base is quantised by bitsandbytes"
     ),
@@ -217,10 +181,10 @@ RULES: dict[str, Rule] = {
     "loraplus_lr_ratio": dropped("one learning rate for all of an adapter"),
     "pissa_init": dropped("adapters begin at zero"),
     "ray_num_workers": dropped("several nodes: see compute.nodes and `kubetune submit`"),
-    "image_max_pixels": pixels("vision.image_max_tokens"),
-    "image_min_pixels": pixels("vision.image_min_tokens"),
-    "freeze_vision_tower": sees("vision.freeze_vision_tower"),
-    "freeze_multi_modal_projector": sees("vision.freeze_projector"),
+    "image_max_pixels": common.pixels("vision.image_max_tokens"),
+    "image_min_pixels": common.pixels("vision.image_min_tokens"),
+    "freeze_vision_tower": common.sees("vision.freeze_vision_tower"),
+    "freeze_multi_modal_projector": common.sees("vision.freeze_projector"),
     **each("freeze_language_model media_dir", dropped("has no counterpart; see docs/vision.md")),
     **each("video_max_pixels video_fps video_maxlen", dropped("videos are not there; images are")),
     **each(

@@ -5,22 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from kubetune.plugins.importers.common import (
-    FAST_ATTENTION,
-    TRAINING,
-    four_bits,
-    modules,
-    names,
-    number,
-    packing,
-    pin_fsdp,
-    pixels,
-    plain,
-    schedule,
-    sees,
-    share,
-    warmup_steps,
-)
+from kubetune.plugins.importers import common
 from kubetune.plugins.importers.draft import (
     Draft,
     Rule,
@@ -58,29 +43,18 @@ _DATASET = re.compile(r"^(?:(?P<hub>hf|ms)::)?(?P<path>[^:#]+)(?::(?P<subsets>[^
 def convert(draft: Draft) -> None:
     """Fill in the draft."""
     key = "train_type" if "train_type" in draft.given else "tuner_type"
-    method, defaults = draft.take(key), _DEFAULTS
+    named, general = draft.take(key), _DEFAULTS
     if not _MEGATRON.isdisjoint(draft.given):
-        defaults = _DEFAULTS_OF_MEGATRON
-        method = method or ("lora" if {"adapters", "mcore_adapter"} & set(draft.given) else "full")
-    if method == "full":
-        draft.unneeded(key, "without a `lora` section every parameter is trained")
-        for name in draft.given:
-            if name.startswith(("lora_", "target_modules", "quant_")) and draft.take(name) is not None:
-                draft.unneeded(name, "says nothing in full fine-tuning")
-    elif method in (None, "lora"):
-        draft.carry(key, "lora", None) if method else draft.assume("lora", None)
-    else:
-        draft.approximate(key, "lora", None, f"{method} is not there, LoRA is")
+        general = _DEFAULTS_OF_MEGATRON
+        named = named or ("lora" if {"adapters", "mcore_adapter"} & set(draft.given) else "full")
+    common.method(draft, key, named, "lora_", "target_modules", "quant_")
     if not is_preferred(draft):
         _task(draft)
     _data(draft)
-    pin_fsdp(draft, "fsdp")
+    common.pin_fsdp(draft, "fsdp")
     draft.apply(RULES)
-    for path, value in (defaults | (_LORA if ("lora",) in draft.settings else {})).items():
-        draft.assume(path, value)
+    common.defaults(draft, general, _LORA)
     draft.assume("training.learning_rate", 1e-4 if ("lora",) in draft.settings else 1e-5)
-    if not draft.has("training.warmup_steps"):
-        draft.assume("training.warmup_ratio", 0.0)
     why = "ms-swift takes the model's own maximum, which the file does not say; longer rows are left out"
     draft.assume("data.max_length", 2048, why)
     if draft.has("data.eval"):
@@ -157,8 +131,8 @@ def _parallel(draft: Draft, key: str, value: Any) -> None:
 
 
 RULES: dict[str, Rule] = {
-    **TRAINING,
-    **plain(
+    **common.TRAINING,
+    **common.plain(
         "model_revision max_length dataset_num_proc lora_rank lora_alpha lora_dropout "
         "early_stop_interval micro_batch_size global_batch_size lr target_parameters"
     ),
@@ -167,26 +141,26 @@ RULES: dict[str, Rule] = {
     "truncation_strategy": choice(
         "data.overlong", {"delete": "drop", "right": "truncate", "split": "split"}, "truncate", "a row's end is cut"
     ),
-    "split_dataset_ratio": share,
-    "packing": packing,
+    "split_dataset_ratio": common.share,
+    "packing": common.packing,
     "packing_length": _packing_length,
     "padding_free": unneeded("nothing is padded here either way"),
-    "target_modules": modules,
+    "target_modules": common.modules,
     "target_regex": same("lora.target_modules"),
-    "modules_to_save": names("lora.modules_to_save"),
+    "modules_to_save": common.names("lora.modules_to_save"),
     "use_rslora": flag("lora.use_rslora", True),
     "use_dora": flag("lora.use_dora", True),
     "quant_bits": choice("quantization", {4: "4bit", 8: "8bit"}, None, "4 and 8 bits are there"),
     "quant_method": only(["bnb"], "bitsandbytes, as here", "the base is quantised by bitsandbytes"),
-    "bnb_4bit_quant_type": four_bits("quant_bits", 4),
+    "bnb_4bit_quant_type": common.four_bits("quant_bits", 4),
     "loss_scale": choice(
         "data.train_on", {"default": "assistant", "all": "all"}, "assistant", "every answer weighs the same"
     ),
     "deepspeed": _parallel,
     "columns": dropped("name them at the source: data.train[…].columns, ours first"),
     "interleave_prob": dropped("give each source a `weight`: how often it appears in an epoch"),
-    "nproc_per_node": number("compute.processes"),
-    "nnodes": number("compute.nodes"),
+    "nproc_per_node": common.number("compute.processes"),
+    "nnodes": common.number("compute.nodes"),
     "system": dropped("put a system message into the data; the model then sees it at inference too"),
     "init_weights": dropped("adapters begin at zero"),
     "adapters": dropped("training does not begin from an adapter; merge it into the model first"),
@@ -196,10 +170,10 @@ RULES: dict[str, Rule] = {
     "load_data_args": dropped("the data are those of this file"),
     "lora_bias": dropped("biases are not trained with adapters"),
     "freeze_llm": dropped("the language model always learns, through adapters or whole"),
-    "freeze_vit": sees("vision.freeze_vision_tower"),
-    "freeze_aligner": sees("vision.freeze_projector"),
-    **each("max_pixels MAX_PIXELS", pixels("vision.image_max_tokens")),
-    **each("min_pixels MIN_PIXELS", pixels("vision.image_min_tokens")),
+    "freeze_vit": common.sees("vision.freeze_vision_tower"),
+    "freeze_aligner": common.sees("vision.freeze_projector"),
+    **each("max_pixels MAX_PIXELS", common.pixels("vision.image_max_tokens")),
+    **each("min_pixels MIN_PIXELS", common.pixels("vision.image_min_tokens")),
     "template": template(),
     **each(
         "dataset_shuffle train_dataloader_shuffle",
@@ -216,9 +190,9 @@ RULES: dict[str, Rule] = {
     **each("router_aux_loss_coef moe_aux_loss_coeff", dropped("set training.router_aux_loss_coef where routers learn")),
     "clip_grad": same("training.max_grad_norm"),
     "max_epochs": same("training.num_train_epochs"),
-    "lr_warmup_iters": warmup_steps,
-    "lr_decay_style": schedule,
-    "vit_attn_impl": unneeded(FAST_ATTENTION),
+    "lr_warmup_iters": common.warmup_steps,
+    "lr_decay_style": common.schedule,
+    "vit_attn_impl": unneeded(common.FAST_ATTENTION),
     "lr_warmup_fraction": same("training.warmup_ratio"),
     "train_iters": same("training.max_steps"),
     "min_lr": dropped("the learning rate ends at 0, with the last step"),

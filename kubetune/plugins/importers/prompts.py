@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kubetune.plugins.importers.draft import Draft, Rule
+from kubetune.plugins.importers.draft import Draft, rule_with
 
 _OWN = ("tokenizer_default", "tokenizer-default")
 _FALLBACK = "tokenizer_default_fallback_"
@@ -19,21 +19,18 @@ _TO_DO = (
 )
 
 
-def template(same: tuple[str, ...] = ()) -> Rule:
+@rule_with
+def template(draft: Draft, key: str, value: Any, same: tuple[str, ...] = ()) -> None:
     """A template by its name in that tool. `same`: those that are, letter for letter, the one built in here."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        name = str(value)
-        if name in _OWN:
-            draft.unneeded(key, "the tokenizer's own chat template, as here")
-        elif name.startswith(_FALLBACK):
-            draft.unneeded(key, "the tokenizer's own; where it has none, name one in model.chat_template, as `chatml`")
-        elif name in same:
-            draft.carry(key, "model.chat_template", name)
-        else:
-            draft.drop(key, f"a template of {draft.peer}'s own: {_TO_DO}")
-
-    return rule
+    name = str(value)
+    if name in _OWN:
+        draft.unneeded(key, "the tokenizer's own chat template, as here")
+    elif name.startswith(_FALLBACK):
+        draft.unneeded(key, "the tokenizer's own; where it has none, name one in model.chat_template, as `chatml`")
+    elif name in same:
+        draft.carry(key, "model.chat_template", name)
+    else:
+        draft.drop(key, f"a template of {draft.peer}'s own: {_TO_DO}")
 
 
 def template_file(draft: Draft, key: str, value: Any) -> None:

@@ -14,7 +14,7 @@ from kubetune.base.secrets import names_secret
 from kubetune.config.environment import VARIABLES
 from kubetune.config.schema.cluster import ENV_NAME, QUANTITY
 from kubetune.plugins.importers.common import run_name
-from kubetune.plugins.importers.draft import Draft, Rule, is_empty, same
+from kubetune.plugins.importers.draft import Draft, Rule, is_empty, rule_with, same
 
 NAME = "job resources"
 MARKS = ("resources", "replicas", "config_map", "shared_volume")
@@ -87,18 +87,15 @@ def _variable(draft: Draft, key: str, name: str, value: Any) -> None:
         draft.drop(key, "no name that an environment variable may have")
 
 
-def _gigabytes(path: str) -> Rule:
+@rule_with
+def _gigabytes(draft: Draft, key: str, value: Any, path: str) -> None:
     """A number of gigabytes, or a quantity as Kubernetes writes them."""
-
-    def rule(draft: Draft, key: str, value: Any) -> None:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            draft.carry(key, path, f"{value:g}G", f"{path}: {value:g}G, gigabytes")
-        elif re.fullmatch(QUANTITY, str(value)):
-            draft.carry(key, path, str(value))
-        else:
-            draft.drop(key, "expected a number of gigabytes")
-
-    return rule
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        draft.carry(key, path, f"{value:g}G", f"{path}: {value:g}G, gigabytes")
+    elif re.fullmatch(QUANTITY, str(value)):
+        draft.carry(key, path, str(value))
+    else:
+        draft.drop(key, "expected a number of gigabytes")
 
 
 def _accelerator(draft: Draft, key: str, value: Any) -> None:

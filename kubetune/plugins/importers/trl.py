@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetune.plugins.importers.common import TRAINING, four_bits, modules, packing, pin_fsdp, plain, share
+from kubetune.plugins.importers import common
 from kubetune.plugins.importers.draft import (
     Draft,
     Rule,
@@ -41,9 +41,7 @@ def convert(draft: Draft) -> None:
     if as_flag(draft.take("use_peft")):
         draft.carry("use_peft", "lora", None)
     else:
-        for key in draft.given:
-            if key.startswith(("lora_", "use_dora", "use_rslora", "load_in_")) and draft.take(key) is not None:
-                draft.unneeded(key, "says nothing without use_peft")
+        common.forget(draft, "says nothing without use_peft", "lora_", "use_dora", "use_rslora", "load_in_")
     if str(draft.given.get("max_length", "")) == "None":
         why = "no limit there; here a row that is longer than data.max_length stops the run: raise it"
         draft.approximate("max_length", "data.overlong", "error", why)
@@ -51,12 +49,9 @@ def convert(draft: Draft) -> None:
     _data(draft)
     if not is_preferred(draft):
         _loss(draft)
-    pin_fsdp(draft, "fsdp", "fsdp_config")
+    common.pin_fsdp(draft, "fsdp", "fsdp_config")
     draft.apply(RULES)
-    for path, value in (_DEFAULTS | (_LORA if ("lora",) in draft.settings else {})).items():
-        draft.assume(path, value)
-    if not draft.has("training.warmup_steps"):
-        draft.assume("training.warmup_ratio", 0.0)
+    common.defaults(draft, _DEFAULTS, _LORA)
 
 
 def _data(draft: Draft) -> None:
@@ -107,7 +102,7 @@ def _mixture(draft: Draft) -> None:
     draft.drop_rest("dataset_mixture", given, ("datasets", "test_split_size", "seed"))
     draft.carry("dataset_mixture", "data.train", sources)
     if size := given.get("test_split_size"):
-        share(draft, "dataset_mixture.test_split_size", size)
+        common.share(draft, "dataset_mixture.test_split_size", size)
     if "seed" in given:
         draft.unneeded("dataset_mixture.seed", "rows are drawn by training.seed")
 
@@ -153,25 +148,25 @@ def _packing_strategy(draft: Draft, key: str, value: Any) -> None:
 
 
 RULES: dict[str, Rule] = {
-    **TRAINING,
-    **plain(
+    **common.TRAINING,
+    **common.plain(
         "model_name_or_path model_revision max_length max_seq_length dataset_num_proc lora_r lora_alpha lora_dropout "
         "lora_target_parameters lora_modules_to_save"
     ),
     **each("chat_template_path chat_template", template_file),
     "dataset_mixer": dropped("write each data set into data.train as a source with its split and weight"),
     "dataset_splits": dropped("a source has one split; see data.train[…].split"),
-    "packing": packing,
+    "packing": common.packing,
     "packing_strategy": _packing_strategy,
     "padding_free": unneeded("nothing is padded here either way"),
     "truncation_mode": choice("data.overlong", {"keep_start": "truncate"}, "truncate", "the end is cut, not the start"),
     "dataset_streaming": dropped("data are prepared once, into files that need no memory"),
-    "lora_target_modules": modules,
+    "lora_target_modules": common.modules,
     "use_rslora": flag("lora.use_rslora", True),
     "use_dora": flag("lora.use_dora", True),
     "load_in_4bit": flag("quantization", "4bit"),
     "load_in_8bit": flag("quantization", "8bit"),
-    "bnb_4bit_quant_type": four_bits("load_in_4bit", True),
+    "bnb_4bit_quant_type": common.four_bits("load_in_4bit", True),
     "loss_type": only(["nll", "chunked_nll"], "cross-entropy, as here", "cross-entropy is the only loss"),
     "lora_task_type": only(["CAUSAL_LM"], "follows from the task", "the task is causal_lm; see task"),
     "pad_token": unneeded("nothing is padded"),

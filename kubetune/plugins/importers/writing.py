@@ -6,6 +6,7 @@ Not load.as_yaml, which writes what differs from the defaults: here every settin
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,19 +28,12 @@ def run_file(settings: Mapping[tuple[str, ...], Any], comments: Mapping[tuple[st
         for part in path[:-1]:
             node = node.setdefault(part, {})
         node[path[-1]] = value if value is not None else node.get(path[-1], {})
-    blocks, plain = [], []
-    for key in _in_order((), tree):
-        lines = list(_setting((key,), tree[key], comments))
-        if len(lines) == 1:
-            plain += lines
-            continue
-        if plain:
-            blocks.append(_aligned(plain))
-            plain = []
-        blocks.append(_aligned(lines))
-    if plain:
-        blocks.append(_aligned(plain))
-    return "\n\n".join(blocks) + "\n"
+    sections = (list(_setting((key,), tree[key], comments)) for key in _in_order((), tree))
+    blocks: list[list[str]] = []
+    for is_one_line, group in itertools.groupby(sections, lambda lines: len(lines) == 1):
+        found = list(group)
+        blocks += [list(itertools.chain(*found))] if is_one_line else found
+    return "\n\n".join(map(_aligned, blocks)) + "\n"
 
 
 def comment(lines: Iterable[str]) -> str:
@@ -98,14 +92,9 @@ def _aligned(lines: list[str]) -> str:
 
 def _number(value: float) -> str:
     """`2e-4` and `0.05`, and never more digits than were written."""
-    if value == 0 or not math.isfinite(value):
+    if value == 0 or not math.isfinite(value) or 1e-3 <= abs(value) < 1e6:
         return repr(value)
-    if 1e-3 <= abs(value) < 1e6:
-        return repr(value)
-    mantissa, _, exponent = f"{value:e}".partition("e")
-    short = next(
-        (text for digits in range(17) if float(text := f"{value:.{digits}e}") == value), f"{mantissa}e{exponent}"
-    )
+    short = next(text for digits in range(17) if float(text := f"{value:.{digits}e}") == value)
     mantissa, _, exponent = short.partition("e")
     return f"{mantissa}e{int(exponent)}"
 

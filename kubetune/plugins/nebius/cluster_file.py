@@ -27,7 +27,11 @@ HOURS_PER_MONTH = 730
 
 ResourceName = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$", examples=["tune-gpu"])]
 ResourceId = Annotated[str, Field(pattern=r"^[a-z0-9]+-[a-z0-9]+$", examples=["project-e00abc"])]
-ChartVersion = Annotated[str, Field(pattern=r"^v?[0-9]+(\.[0-9]+){0,2}([+-][A-Za-z0-9.+-]+)?$", examples=["0.19.2"])]
+Chart = Annotated[str, Field(pattern=r"^[A-Za-z0-9:/._-]+$", description="Helm chart.")]
+ChartVersion = Annotated[
+    str,
+    Field(pattern=r"^v?[0-9]+(\.[0-9]+){0,2}([+-][A-Za-z0-9.+-]+)?$", examples=["0.19.2"], description="Its version."),
+]
 Price = Annotated[float | None, Field(ge=0)]
 
 
@@ -105,9 +109,7 @@ class NodeGroupConfig(Section):
     preset: str = Field(pattern=r"^[a-z0-9-]+$", description="Size of a node, such as `1gpu-16vcpu-200gb`.")
     boot_disk: DiskConfig = Field(default_factory=DiskConfig, description="Disk of each node.")
     drivers_preset: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9._-]+$",
-        description="GPU drivers of the image, such as `cuda12`.",
+        None, pattern=r"^[A-Za-z0-9._-]+$", description="GPU drivers of the image, such as `cuda12`."
     )
     infiniband_fabric: str | None = Field(
         None, pattern=r"^[a-z0-9-]+$", description="Fabric such as `fabric-3`: a GPU cluster is made for the group."
@@ -130,12 +132,11 @@ class NodeGroupConfig(Section):
 class CsiChartConfig(Section):
     """The driver of volumes on the shared filesystem."""
 
-    chart: str = Field(
+    chart: Chart = Field(
         "oci://cr.eu-north1.nebius.cloud/mk8s/helm/csi-mounted-fs-path",
-        pattern=r"^[A-Za-z0-9:/._-]+$",
         description="Helm chart of the driver that makes volumes of folders on the shared filesystem.",
     )
-    version: ChartVersion = Field("0.1.3", description="Version of the chart.")
+    version: ChartVersion = "0.1.3"
     namespace: Label = Field("kube-system", description="Where the driver runs.")
     storage_class: Name = Field("csi-mounted-fs-path-sc", description="The storage class that the chart makes.")
     values: dict[str, str] = Field(default_factory=dict, description="More values of the chart, such as tolerations.")
@@ -144,10 +145,8 @@ class CsiChartConfig(Section):
 class JobSetChartConfig(Section):
     """The JobSet controller."""
 
-    chart: str = Field(
-        "oci://registry.k8s.io/jobset/charts/jobset", pattern=r"^[A-Za-z0-9:/._-]+$", description="Helm chart."
-    )
-    version: ChartVersion = Field("0.12.0", description="Version of the chart.")
+    chart: Chart = "oci://registry.k8s.io/jobset/charts/jobset"
+    version: ChartVersion = "0.12.0"
     namespace: Label = Field("jobset-system", description="Where its controller runs.")
     values: dict[str, str] = Field(default_factory=dict, description="Values of the chart.")
 
@@ -155,10 +154,8 @@ class JobSetChartConfig(Section):
 class KueueChartConfig(JobSetChartConfig):
     """The Kueue controller."""
 
-    chart: str = Field(
-        "oci://registry.k8s.io/kueue/charts/kueue", pattern=r"^[A-Za-z0-9:/._-]+$", description="Helm chart."
-    )
-    version: ChartVersion = Field("0.19.2", description="Version of the chart.")
+    chart: Chart = "oci://registry.k8s.io/kueue/charts/kueue"
+    version: ChartVersion = "0.19.2"
     namespace: Label = Field("kueue-system", description="Where its controller runs.")
 
 
@@ -265,9 +262,10 @@ def _explain(error: ErrorDetails, tree: Tree) -> Iterator[Problem]:
     origin, name = tree.origin(path), dotted(path)
     match error["type"]:
         case "missing":
-            yield Problem(origin, f"{name}: missing; expected {_field_of(path).description}")
+            field = _model_at(path[:-1]).model_fields[str(path[-1])]
+            yield Problem(origin, f"{name}: missing; expected {field.description}")
         case "extra_forbidden":
-            known = _fields(path[:-1])
+            known = list(_model_at(path[:-1]).model_fields)
             close = nearest(str(path[-1]), known)
             yield Problem(origin, f"{name}: unknown key; known here: {close or ', '.join(known)}")
         case "value_error":
@@ -299,11 +297,3 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for inner in getattr(annotation, "__args__", ()):
         yield from _models(inner)
-
-
-def _fields(path: KeyPath) -> list[str]:
-    return list(_model_at(path).model_fields)
-
-
-def _field_of(path: KeyPath) -> Any:
-    return _model_at(path[:-1]).model_fields[str(path[-1])]

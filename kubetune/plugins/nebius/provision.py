@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kubetune.base.files import write_atomic
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.plugins.nebius.steps import KINDS, TOKEN, Command, Step, is_absent
+from kubetune.plugins.nebius.steps import KINDS, Command, Step, fill, is_absent
 
 INSTALL = {
     "nebius": "https://docs.nebius.com/cli/install",
@@ -69,9 +69,8 @@ class State:
                 raise ValueError("another version")
             return cls(path, content["context"], records)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(
-                f"{path}: not a state file of this version of kubetune: {error}. Nothing was done."
-            ) from None
+            what = "not a state file of this version of kubetune"
+            raise ConfigError(f"{path}: {what}: {error}. Nothing was done.") from None
 
     def put(self, key: str, record: Record | None) -> None:
         """Remember, or with None forget, a record; on disk before this returns."""
@@ -88,17 +87,11 @@ class State:
         write_atomic(self.path, json.dumps(content, indent=2) + "\n")
 
     def fill(self, command: Sequence[str], record: Record | None = None) -> Command:
-        """The command with all `@{…}` replaced; an empty parent leaves its argument out."""
+        """The command with the ids of what is known, and what `record` is called."""
         values = {key: each.id or "" for key, each in self.records.items()} | {"context": self.context}
         if record is not None:
             values |= {"id": record.id or "", "name": record.name, "parent": record.parent}
-        filled: list[str] = []
-        for word in command:
-            if word == "@{parent}" and command[0] == "nebius":
-                filled += ("--parent-id", values["parent"]) if values["parent"] else ()
-            else:
-                filled.append(TOKEN.sub(lambda hit: values[hit[1]], word))
-        return tuple(filled)
+        return fill(command, values)
 
 
 @dataclass(frozen=True)

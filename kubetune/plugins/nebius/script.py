@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from kubetune.plugins.nebius.steps import ABSENT, KINDS, TOKEN, Command, Step
+from kubetune.plugins.nebius.steps import ABSENT, KINDS, TOKEN, Command, Step, fill
 
 HEAD = """\
 #!/usr/bin/env bash
@@ -52,9 +52,8 @@ def script(steps: Sequence[Step], context: str) -> str:
     for number, step in enumerate(steps, 1):
         title = KINDS[step.kind].title if step.kind else step.key
         name = "" if TOKEN.search(step.name) else step.name
-        parts.append(
-            f"\n# [{number}/{len(steps)}] {title} {name}".rstrip() + "\n" + "\n".join(_lines(step, context)) + "\n"
-        )
+        heading = f"\n# [{number}/{len(steps)}] {title} {name}".rstrip()
+        parts.append("\n".join([heading, *_lines(step, context), ""]))
     return "".join(parts)
 
 
@@ -64,25 +63,15 @@ def _lines(step: Step, context: str) -> Iterator[str]:
         return
     kind, variable = KINDS[step.kind], _variable(step.key)
     words = {"name": step.name, "parent": step.parent, "context": context}
-    look = quote(_filled(kind.look, words))
+    look = quote(fill(kind.look, words))
     yield f"{variable}=$(look_up {quote((step.name,))} {shlex.quote(kind.jq)} {look})"
     if not step.make:
         return
     yield f'[ -n "${variable}" ] ||'
     yield f"  {variable}=$({quote(step.make)} | jq -er .metadata.id)"
     if kind.has_state:
-        yield f"until_it_runs {quote(_filled(kind.get, {'id': f'@{{{step.key}}}'}))}"
+        yield f"until_it_runs {quote(fill(kind.get, {'id': f'@{{{step.key}}}'}))}"
     yield f'echo "{kind.title}: ${variable}"'
-
-
-def _filled(command: Command, words: dict[str, str]) -> Command:
-    filled: list[str] = []
-    for word in command:
-        if word == "@{parent}" and command[0] == "nebius":
-            filled += ("--parent-id", words["parent"]) if words["parent"] else ()
-        else:
-            filled.append(TOKEN.sub(lambda hit: words[hit[1]], word))
-    return tuple(filled)
 
 
 def quote(command: Command) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ class Kind:
     title: str
     look: Command
     found: Callable[[str, str], str | None]
-    jq: str
+    jq: str = ""
     remove: Command = ()
     get: Command = ()
     within: str = ""
@@ -94,7 +94,6 @@ def _release(title: str) -> Kind:
         title=title,
         look=("helm", "list", *_HELM_IN, "--filter", "^@{name}$", "--short"),
         found=_whole,
-        jq="",
         remove=("helm", "uninstall", "@{id}", *_HELM_IN),
         within="cluster",
     )
@@ -133,14 +132,12 @@ KINDS: dict[str, Kind] = {
         title="namespace",
         look=(*_KUBECTL, "get", "namespace", "@{name}", "--ignore-not-found", "-o", "name"),
         found=_whole,
-        jq="",
         within="cluster",
     ),
     "claim": Kind(
         title="claim",
         look=(*_KUBECTL, "--namespace", "@{parent}", "get", "pvc", "@{name}", "--ignore-not-found", "-o", "name"),
         found=_whole,
-        jq="",
         remove=(*_KUBECTL, "--namespace", "@{parent}", "delete", "pvc", "@{id}", "--ignore-not-found"),
         within="cluster",
     ),
@@ -171,15 +168,9 @@ def steps(config: NebiusCluster) -> list[Step]:
 def credentials(config: NebiusCluster) -> Step:
     """Puts the cluster into the kubeconfig, as a context of its own."""
     endpoint = "--external" if config.public_endpoint else "--internal"
+    lead = ("nebius", "mk8s", "cluster", "get-credentials", "--id", "@{cluster}")
     return Step(
-        key="credentials",
-        kind="",
-        name="",
-        make=(
-            *("nebius", "mk8s", "cluster", "get-credentials", "--id", "@{cluster}"),
-            *(endpoint, "--force", "--context-name", config.context),
-        ),
-        repeats=True,
+        "credentials", "", "", make=(*lead, endpoint, "--force", "--context-name", config.context), repeats=True
     )
 
 
@@ -197,27 +188,16 @@ def _subnet(wanted: str | None) -> str:
     return wanted if wanted.startswith("vpcsubnet-") else f"@{{subnet/{wanted}}}"
 
 
-def _is_token(word: str) -> bool:
-    return TOKEN.fullmatch(word) is not None
-
-
 def _around(config: NebiusCluster) -> Iterator[Step]:
     for wanted in dict.fromkeys((config.subnet, *(g.subnet for g in config.node_groups if g.subnet))):
-        if _is_token(_subnet(wanted)):
-            yield Step(TOKEN.sub(r"\1", _subnet(wanted)), "subnet", wanted or "", config.project or "")
+        if token := TOKEN.fullmatch(_subnet(wanted)):
+            yield Step(token[1], "subnet", wanted or "", config.project or "")
     if account := config.service_account:
         yield _create(config, "service-account", "service-account", account.name, ())
         if account.group:
-            yield Step(
-                key="group-membership",
-                kind="group-membership",
-                name="@{service-account}",
-                parent=account.group,
-                make=(
-                    *("nebius", "iam", "group-membership", "create", "--parent-id", account.group),
-                    *("--member-id", "@{service-account}", *JSON),
-                ),
-            )
+            key, member = "group-membership", "@{service-account}"
+            make = ("nebius", "iam", key, "create", "--parent-id", account.group, "--member-id", member, *JSON)
+            yield Step(key, key, member, account.group, make)
     if disk := config.filesystem:
         size = ("--size-gibibytes", str(gibibytes(disk.size)))
         block = ("--block-size-bytes", str(disk.block_size_bytes))
@@ -300,19 +280,13 @@ def _install(
     """A Helm chart in the cluster, waited for until it runs."""
     release = chart.chart.rpartition("/")[2]
     own = [] if chart.namespace == "kube-system" else ["--create-namespace"]
-    return Step(
-        key=key,
-        kind=key,
-        name=release,
-        parent=chart.namespace,
-        make=(
-            *("helm", "upgrade", release, chart.chart, "--install", "--version", chart.version),
-            *("--kube-context", config.context, "--namespace", chart.namespace, *own),
-            *(word for name, text in values.items() for word in ("--set", f"{name}={text}")),
-            *("--wait", "--timeout", f"{config.ready_minutes}m"),
-        ),
-        repeats=True,
+    make = (
+        *("helm", "upgrade", release, chart.chart, "--install", "--version", chart.version),
+        *("--kube-context", config.context, "--namespace", chart.namespace, *own),
+        *(word for name, text in values.items() for word in ("--set", f"{name}={text}")),
+        *("--wait", "--timeout", f"{config.ready_minutes}m"),
     )
+    return Step(key, key, release, chart.namespace, make, repeats=True)
 
 
 def _claims(config: NebiusCluster) -> Iterator[Step]:
@@ -331,6 +305,17 @@ def _claim(name: str, namespace: str, size: str, storage_class: str) -> dict[str
     spec = {"accessModes": ["ReadWriteMany"], "storageClassName": storage_class, **wanted}
     metadata = {"name": name, "namespace": namespace}
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+def fill(command: Sequence[str], values: Mapping[str, str]) -> Command:
+    """The command with all `@{…}` replaced; an empty parent leaves its argument out."""
+    filled: list[str] = []
+    for word in command:
+        if word == "@{parent}" and command[0] == "nebius":
+            filled += ("--parent-id", values["parent"]) if values["parent"] else ()
+        else:
+            filled.append(TOKEN.sub(lambda hit: values[hit[1]], word))
+    return tuple(filled)
 
 
 # The code of gRPC, as the CLI prints it; a word such as "profile not found" is none.

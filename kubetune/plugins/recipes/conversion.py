@@ -11,12 +11,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,13 +24,14 @@ from kubetune.base import fault_injection
 from kubetune.base.files import explained_writes, fsync_folder, lock, write_atomic
 from kubetune.data.prepared.workers import map_in_processes
 from kubetune.data.reading.images import UnusableImage
+from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import Record
 from kubetune.errors import ConfigError, DataError
 from kubetune.plugins.recipes import RECIPES
 from kubetune.plugins.recipes.hub_images import fetch_images
 from kubetune.plugins.recipes.image_sources import ImageSources
 from kubetune.plugins.recipes.journal import Journal
-from kubetune.plugins.recipes.origin import NOTHING, Origin, locate_splits, no_records
+from kubetune.plugins.recipes.origin import NOTHING, Origin, locate_splits
 from kubetune.plugins.recipes.recipe import Options, Recipe, image_path, require_source
 from kubetune.plugins.recipes.tally import MOST_ERRORS, Skipped, Tally
 
@@ -194,7 +195,7 @@ def _nothing_left(split: str, tally: Tally) -> str:
 def _needed_images(request: Request, origin: Origin) -> set[str]:
     """The paths of the images that the records of a split name and the hub is to be asked for."""
     needed = set()
-    for record in islice(origin.records(no_records()), request.max_samples):
+    for record in islice(origin.records(Problems(MOST_ERRORS)), request.max_samples):
         path = image_path(record.value)
         if path is not None and request.images.data_set(path) is not None:
             with contextlib.suppress(Skipped):
@@ -206,7 +207,7 @@ def _needed_images(request: Request, origin: Origin) -> set[str]:
 def _convert_split(
     request: Request, origin: Origin, journal: Journal, work: Path, progress: Callable[[int], None]
 ) -> None:
-    problems = no_records()
+    problems = Problems(MOST_ERRORS)
     # What was done already is read again, which takes a small part of the time that converting takes.
     records = islice(origin.records(problems), journal.read, request.max_samples)
     worker = Converter(request, origin.split, work)
@@ -236,19 +237,13 @@ def _results(worker: Converter, records: Iterator[Record], start: int, workers: 
     batches = _batches(records, start)
     first = list(islice(batches, FEW_RECORDS // BATCH_RECORDS + 1))
     if workers > 1 and len(first) * BATCH_RECORDS > FEW_RECORDS:
-        yield from map_in_processes(worker, _chained(first, batches), workers, if_killed=_KILLED)
+        yield from map_in_processes(worker, chain(first, batches), workers, if_killed=_KILLED)
     else:
-        yield from map(worker, _chained(first, batches))
+        yield from map(worker, chain(first, batches))
 
 
 Batch = tuple[int, list[Record]]
 """Records, and the index of the first of them in its split."""
-
-
-def _chained(first: list[Batch], rest: Iterable[Batch]) -> Iterator[Batch]:
-    yield from first
-    first.clear()
-    yield from rest
 
 
 def _batches(records: Iterator[Record], start: int) -> Iterator[Batch]:

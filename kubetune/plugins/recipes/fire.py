@@ -13,19 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kubetune.plugins.recipes.recipe import (
-    ImageOf,
-    Options,
-    Recipe,
-    image_path,
-    messages_json,
-    plain_text,
-    quote,
-    require_source,
-    trimmed,
-    with_one_tag,
-    without_tags,
-)
+from kubetune.plugins.recipes import recipe
+from kubetune.plugins.recipes.recipe import ImageOf, Options, Recipe
 from kubetune.plugins.recipes.tally import Skipped, Tally
 
 _ANSWER: Final = re.compile(r"^[ \t]*Answer:[ \t]*", re.MULTILINE)
@@ -44,13 +33,13 @@ class Round:
 
 def rows_of(record: Mapping[str, Any], name: str, options: Options, image_of: ImageOf, tally: Tally) -> list[str]:
     """The rows of a trajectory. Raises Skipped."""
-    path = image_path(record)
-    found = require_source(path, options)
+    path = recipe.image_path(record)
+    found = recipe.require_source(path, options)
     if path is None:
         raise Skipped("no_image", "names no image")
     question = _question(record, tally)
     rounds = _rounds(record, tally)
-    image = quote(image_of(path))
+    image = recipe.quote(image_of(path))
     tally.rounds += len(rounds)
     tally.sets[found] += 1
     if options.style == "sharegpt":
@@ -63,10 +52,10 @@ def _question(record: Mapping[str, Any], tally: Tally) -> str:
     question = question.get("value") if isinstance(question, dict) else question
     if question is None:
         raise Skipped("no_question", "has no question")
-    text = plain_text(question, "question")
+    text = recipe.plain_text(question, "question")
     if not text.replace("<image>", "").strip():
         raise Skipped("no_question", "its question is empty")
-    return with_one_tag(text, tally)
+    return recipe.with_one_tag(text, tally)
 
 
 def _rounds(record: Mapping[str, Any], tally: Tally) -> list[Round]:
@@ -113,7 +102,7 @@ def _said(turn: Any, where: str, tally: Tally) -> str:
     if speaker is None or (speaker, turn.get("type")) not in _SPEAKERS:
         found = (turn.get("role"), turn.get("type")) if isinstance(turn, dict) else type(turn).__name__
         raise Skipped("bad_turn", f"{where} is by {found}; expected a student or a teacher")
-    text = without_tags(plain_text(turn.get("value"), f"{where}.value"), tally)
+    text = recipe.without_tags(recipe.plain_text(turn.get("value"), f"{where}.value"), tally)
     tally.notes["empty_turns"] += not text
     return text
 
@@ -125,41 +114,41 @@ def _speaker(turn: Any) -> str | None:
 
 def _behaviour(name: str, question: str, rounds: list[Round], image: str, most: int, tally: Tally) -> list[str]:
     """One row for each attempt. An attempt that nothing was said of is no part of later states."""
-    start, rows = ("user", quote(question)), []
+    start, rows = ("user", recipe.quote(question)), []
     history: list[tuple[str, str]] = []
     before: list[tuple[str, str]] | None = None
     for number, round_ in enumerate(rounds, 1):
-        attempt = quote(round_.attempt)
+        attempt = recipe.quote(round_.attempt)
         state = history[max(0, len(history) - 2 * most) :]
         tally.notes["states_cut"] += len(state) < len(history)
         tally.notes["prompts_that_repeat_the_one_before"] += state == before
         before = state
         rows.append(
-            f'{{"id": {quote(name)}, "round": {number}, "prompt": [{messages_json([start, *state])}], '
-            f'"completion": [{messages_json([("assistant", attempt)])}], "images": [{image}]}}'
+            f'{{"id": {recipe.quote(name)}, "round": {number}, "prompt": [{recipe.messages_json([start, *state])}], '
+            f'"completion": [{recipe.messages_json([("assistant", attempt)])}], "images": [{image}]}}'
         )
         if round_.feedback is not None:
-            history += [("assistant", attempt), ("user", quote(round_.feedback))]
+            history += [("assistant", attempt), ("user", recipe.quote(round_.feedback))]
     return rows
 
 
 def _conversation(name: str, question: str, rounds: list[Round], image: str, tally: Tally) -> str:
     """One row for the record. Of attempts with nothing said between them the last one counts."""
-    turns = [("user", quote(question))]
+    turns = [("user", recipe.quote(question))]
     for i, round_ in enumerate(rounds):
         last = i == len(rounds) - 1
         if round_.feedback is None and not last:
             continue
-        turns.append(("assistant", quote(answer_of(round_.attempt))))
+        turns.append(("assistant", recipe.quote(answer_of(round_.attempt))))
         if not last and round_.feedback is not None:
-            turns.append(("user", quote(_feedback(round_.feedback, tally))))
-    return f'{{"id": {quote(name)}, "messages": [{messages_json(turns)}], "images": [{image}]}}'
+            turns.append(("user", recipe.quote(_feedback(round_.feedback, tally))))
+    return f'{{"id": {recipe.quote(name)}, "messages": [{recipe.messages_json(turns)}], "images": [{image}]}}'
 
 
 def answer_of(attempt: str) -> str:
     """Text after `Answer:` in an attempt; the whole of it where there is no such mark, or nothing after it."""
     mark = _ANSWER.search(attempt)
-    return (trimmed(attempt[mark.end() :]) if mark else "") or attempt
+    return (recipe.trimmed(attempt[mark.end() :]) if mark else "") or attempt
 
 
 def _feedback(text: str, tally: Tally) -> str:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kubetune.base import fault_injection
 from kubetune.base.files import join_inside, read_object, temporary_sibling, write_atomic
@@ -93,14 +93,11 @@ def _save(content: bytes, place: Path) -> None:
         temporary.unlink()
 
 
-class HubImage:
+class HubImage(NamedTuple):
     """One image of the stream: its name or number, and the bytes of its file."""
 
-    __slots__ = ("content", "name")
-
-    def __init__(self, name: str, content: bytes) -> None:
-        self.name = name
-        self.content = content
+    name: str
+    content: bytes
 
 
 def _stream(data_set: str, notes: Path, first: tuple[str, ...]) -> Iterator[HubImage]:
@@ -125,9 +122,9 @@ def _stream(data_set: str, notes: Path, first: tuple[str, ...]) -> Iterator[HubI
                 content, path = row[image]["bytes"], row[image]["path"]
                 yield HubImage(str(row[name] if name else path), content)
                 if number % SAVE_EVERY == 0:
-                    _note(note, stopped | {"split": split, "state": stream.state_dict()})
+                    write_atomic(note, json.dumps(stopped | {"split": split, "state": stream.state_dict()}))
             stopped["passed"].append(split)
-            _note(note, stopped | {"split": None, "state": None})
+            write_atomic(note, json.dumps(stopped | {"split": None, "state": None}))
 
 
 def _columns(data_set: str, stream: Any) -> tuple[Any, str, str | None]:
@@ -141,7 +138,3 @@ def _columns(data_set: str, stream: Any) -> tuple[Any, str, str | None]:
     name = next((key for key in _NAMES if key in features), None)
     stream = stream.select_columns([image, *([name] if name else [])])
     return stream.cast_column(image, datasets.Image(decode=False)), image, name
-
-
-def _note(file: Path, value: dict[str, Any]) -> None:
-    write_atomic(file, json.dumps(value))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from kubetune.data.reading.packed import kind_of
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import READERS, Record, count_lines, parquet_rows, read_file
 from kubetune.errors import ConfigError, DataError, EnvironmentFault
-from kubetune.plugins.recipes.tally import MOST_ERRORS
 
 HUB = "hub:"
 
@@ -80,11 +80,6 @@ _KEY = b'"conversations"'
 
 NOTHING = "Nothing was written."
 _DAMAGED = f"The file is damaged, or its download incomplete. {NOTHING}"
-
-
-def no_records() -> Problems:
-    """Lines that are no records, as many as are described."""
-    return Problems(MOST_ERRORS)
 
 
 def locate_splits(source: str, splits: Sequence[str], *, given: bool) -> list[Origin]:
@@ -155,10 +150,5 @@ def _on_hub(repo: str, splits: Sequence[str]) -> list[Origin]:
             return [Origin(split, _files_of(split, files, HUB + repo)) for split in splits]
         paths = sorted(Path(name) for name in names if kind_of(Path(name)) in READERS)
         wanted = {split: _files_of(split, paths, HUB + repo) for split in splits}
-        return [
-            Origin(
-                split,
-                tuple(Path(hf_hub_download(repo, str(p), repo_type="dataset", token=hub_token())) for p in found),
-            )
-            for split, found in wanted.items()
-        ]
+        fetch = partial(hf_hub_download, repo, repo_type="dataset", token=hub_token())
+        return [Origin(split, tuple(Path(fetch(str(path))) for path in found)) for split, found in wanted.items()]

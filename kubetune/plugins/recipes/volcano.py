@@ -6,18 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kubetune.data.reading.formats import IMAGE_TAG
-from kubetune.plugins.recipes.recipe import (
-    ImageOf,
-    Options,
-    Recipe,
-    image_path,
-    messages_json,
-    plain_text,
-    quote,
-    require_source,
-    with_one_tag,
-    without_tags,
-)
+from kubetune.plugins.recipes import recipe
+from kubetune.plugins.recipes.recipe import ImageOf, Options, Recipe
 from kubetune.plugins.recipes.tally import Skipped, Tally
 
 _ROLES: Final = {"human": "user", "gpt": "assistant", "system": "system"}
@@ -27,21 +17,21 @@ Turn = tuple[str, str]
 
 def rows_of(record: Mapping[str, Any], name: str, options: Options, image_of: ImageOf, tally: Tally) -> list[str]:
     """The one row of a record. Raises Skipped."""
-    path = image_path(record)
-    found = require_source(path, options)
+    path = recipe.image_path(record)
+    found = recipe.require_source(path, options)
     system, turns = _turns(record, tally)
     if path is None and any(IMAGE_TAG in text for _, text in turns):
         raise Skipped("no_image", f"holds {IMAGE_TAG}, but names no image")
     images = ""
     if path is not None:
         turns = _with_tag(turns, tally)
-        images = f', "images": [{quote(image_of(path))}]'
+        images = f', "images": [{recipe.quote(image_of(path))}]'
     else:
         tally.notes["text_only"] += 1
     tally.rounds += len(turns) // 2
     tally.sets[found if path is not None else "text"] += 1
-    messages = messages_json([(role, quote(text)) for role, text in [*system, *turns]])
-    return [f'{{"id": {quote(name)}, "messages": [{messages}]{images}}}']
+    messages = recipe.messages_json([(role, recipe.quote(text)) for role, text in [*system, *turns]])
+    return [f'{{"id": {recipe.quote(name)}, "messages": [{messages}]{images}}}']
 
 
 def _turns(record: Mapping[str, Any], tally: Tally) -> tuple[list[Turn], list[Turn]]:
@@ -54,7 +44,7 @@ def _turns(record: Mapping[str, Any], tally: Tally) -> tuple[list[Turn], list[Tu
         role = _ROLES.get(str(turn.get("from"))) if isinstance(turn, dict) else None
         if role is None:
             raise Skipped("bad_turn", f"conversations[{i}] is by nobody known; expected `from` human, gpt or system")
-        text = plain_text(turn.get("value"), f"conversations[{i}].value")
+        text = recipe.plain_text(turn.get("value"), f"conversations[{i}].value")
         if not text:
             raise Skipped("empty_turn", f"conversations[{i}].value is empty")
         turns.append((role, text))
@@ -80,7 +70,7 @@ def _with_tag(turns: list[Turn], tally: Tally) -> list[Turn]:
     place = next(asks, 0)
     tally.notes["images_in_later_questions"] += place > 0
     turns = [
-        (role, with_one_tag(text, tally) if i == place else without_tags(text, tally))
+        (role, recipe.with_one_tag(text, tally) if i == place else recipe.without_tags(text, tally))
         for i, (role, text) in enumerate(turns)
     ]
     if any(not text.replace(IMAGE_TAG, "").strip() for role, text in turns if role == "assistant"):
