@@ -8,6 +8,7 @@ How slices are saved and put together is in optimizer/shards.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -86,7 +87,7 @@ def cutting(
         )
     except ImportError:
         raise errors.EnvironmentFault("training.parallelism: fsdp needs transformers 5.23 or newer") from None
-    with cutting_by:
+    with cutting_by, patches.turning_slices():
         yield {
             "dtype": torch.float32 if trained else compute_dtype,
             "distributed_config": DistributedConfig(fsdp_size=world_size),
@@ -94,7 +95,8 @@ def cutting(
 
 
 def cut(lm: Any, policy: MixedPrecisionPolicy, whole: str = ADAPTED) -> Any:
-    """Shard every decoder layer, and the rest of the model (embeddings, last norm, head) as one group around them.
+    """Shard every decoder layer that shares no weight with others, and the rest of the model (embeddings, last norm,
+    head) as one group around them.
 
     Parameters whose names match `whole` stay so on every rank: what adapters may lie in, as these are whole, and what
     does not learn of a vision tower. The rest of a tower belongs to the group around the layers, which all ranks borrow
@@ -106,8 +108,11 @@ def cut(lm: Any, policy: MixedPrecisionPolicy, whole: str = ADAPTED) -> Any:
     towers = [m for name, m in lm.named_modules() if name.rpartition(".")[2] in TOWERS]
     in_towers = {id(module) for tower in towers for module in tower.modules()}
     lists = (m for m in lm.modules() if isinstance(m, nn.ModuleList) and id(m) not in in_towers)
-    for layer in max(lists, key=len, default=()):
-        fully_shard(layer, mp_policy=policy)
+    layers = max(lists, key=len, default=())
+    holders = Counter(parameter for layer in layers for parameter in layer.parameters())
+    for layer in layers:
+        if all(holders[parameter] == 1 for parameter in layer.parameters()):  # Zamba's share some of theirs
+            fully_shard(layer, mp_policy=policy)
     is_whole = re.compile(whole).fullmatch
     fully_shard(lm, mp_policy=policy, ignored_params={p for name, p in lm.named_parameters() if is_whole(name)})
     for module in lm.modules():

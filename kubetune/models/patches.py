@@ -38,6 +38,9 @@ class Patch:
 CUTTING = Patch("transformers.distributed.mixin:DistributedMixin", "maybe_distribute_model", "transformers>=5.23,<5.24")
 """Sharding within `from_pretrained`: transformers' own plans know some architectures only (fsdp.py)."""
 
+TURNING = Patch("transformers.core_model_loading:Transpose", "convert", "transformers>=5.23,<5.24")
+"""Turning of experts that may lie in files the other way, which it takes slices for (Qwen3-VL-MoE)."""
+
 ROTARY = Patch("transformers.models.llama.modeling_llama", "apply_rotary_pos_emb", "transformers>=5.0,<5.24")
 """Rotary embedding: a function of the file of each architecture, of which Llama's is named for all."""
 
@@ -56,7 +59,7 @@ NAMES = Patch("transformers.utils.import_utils", "fetch__all__", "transformers>=
 CHUNKED = Patch("transformers.models.qwen3_5.modeling_qwen3_5", "torch_chunk_gated_delta_rule", "transformers<5.24")
 """Convolutions and recurrences: functions of the files of architectures, of which one is named for all."""
 
-PATCHES = (CUTTING, ROTARY, LOAD_REPORT, PACKING, SCAN, NAMES, CHUNKED)
+PATCHES = (CUTTING, TURNING, ROTARY, LOAD_REPORT, PACKING, SCAN, NAMES, CHUNKED)
 
 
 class Replaced(AbstractContextManager[None]):
@@ -76,6 +79,21 @@ class Replaced(AbstractContextManager[None]):
 def cutting_by(cut: Any) -> Replaced:
     """`from_pretrained` shards by `cut(model, …)`. Raises ImportError where transformers is too old to shard."""
     return Replaced(CUTTING.owner(), CUTTING.name, staticmethod(cut))
+
+
+def turning_slices() -> Replaced:
+    """Within, weights that a rank reads a slice of, by their first dimension, are turned where the others want it."""
+    stock = TURNING.owner().convert
+
+    def turned(self: Any, input_dict: dict[str, Any], *patterns: Any, **kwargs: Any) -> dict[str, Any]:
+        ((name, each),) = input_dict.items()
+        whole = kwargs["model"].get_parameter(kwargs["full_layer_name"]).shape
+        found = each[0] if isinstance(each, list) else each
+        if self.check_dims and found.shape[1:] == whole[1:]:
+            return {name: found}
+        return stock(self, input_dict, *patterns, **kwargs)  # type: ignore[no-any-return]
+
+    return Replaced(TURNING.owner(), TURNING.name, turned)
 
 
 def rotary_by(source: Any, apply: Any) -> Replaced:

@@ -25,8 +25,10 @@ from kubetune.planning.plan import make_plan
 from kubetune.rundir import checkpoints
 from kubetune.tasks import causal_lm
 from tests import toy
-from tests.architectures import save_model
+from tests.architectures import build_model, save_model
+from tests.hybrids import HYBRIDS
 from tests.ranks import run_ranks
+from tests.tiny import train_tokenizer
 
 slow = pytest.mark.slow
 FULL: dict[str, Any] = {"lora": None}
@@ -91,6 +93,18 @@ def test_tied_heads_and_other_architectures(tmp_path: Path, inputs: Path, name: 
     sections = {"model": str(model), **FULL}
     ours, theirs = (
         toy.finished(tmp_path / kind, make_config(inputs, kind, {"num_train_epochs": 1}, **sections), world_size)
+        for kind in ("fsdp", "ddp")
+    )
+    require_equal(ours, theirs)
+
+
+@slow
+def test_layers_that_share_weights_are_cut_with_what_is_around_them(tmp_path: Path, inputs: Path) -> None:
+    train_tokenizer(tmp_path / "model")
+    build_model("zamba2", {**HYBRIDS["zamba2"], "vocab_size": 512}, lora=False).save_pretrained(tmp_path / "model")
+    training = {"max_steps": 3, "per_device_train_batch_size": 1}
+    ours, theirs = (
+        toy.finished(tmp_path / kind, make_config(inputs, kind, training, model=str(tmp_path / "model"), **FULL), 2)
         for kind in ("fsdp", "ddp")
     )
     require_equal(ours, theirs)

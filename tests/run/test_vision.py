@@ -232,6 +232,18 @@ def test_a_model_cut_over_ranks_trains_as_copies_do(sections: dict[str, Any], in
     toy.require_like(ours, theirs, load_weights if "lora" in sections else None)
 
 
+@pytest.mark.slow
+def test_stacked_experts_that_lie_either_way_in_files_are_cut_over_ranks(inputs: Path, tmp_path: Path) -> None:
+    save_seeing_model(tmp_path / "model", "qwen3_vl_moe")
+    sections: dict[str, Any] = {"lora": None, "model": {"path": str(tmp_path / "model")}}
+    small = {**SHORT, "global_batch_size": 8, "per_device_train_batch_size": 2}
+    ours, theirs = (
+        toy.finished(tmp_path / kind, make_config(inputs, {**small, "parallelism": kind}, **sections), 2)
+        for kind in ("fsdp", "ddp")
+    )
+    toy.require_like(ours, theirs, load_weights)
+
+
 def load_weights(run_dir: Path) -> dict[str, torch.Tensor]:
     """What plain transformers makes of the last checkpoint."""
     folder = run_dir / "checkpoints" / "last"

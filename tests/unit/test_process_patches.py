@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 from packaging.requirements import Requirement
 from transformers.utils import import_utils
@@ -41,6 +42,21 @@ def test_a_patch_is_undone_after_an_error_too() -> None:
             assert getattr(patch.owner(), patch.name) is print
             raise ZeroDivisionError
         assert vars(patch.owner())[patch.name] is theirs
+
+
+def test_slices_of_experts_are_turned_by_what_the_others_of_their_shape_are() -> None:
+    """Half of 4 experts, in files of transformers' own form and of the hub's."""
+    turn, name = patches.TURNING.owner()(1, 2, check_dims=True), "experts.down_proj"
+    model, slices = torch.nn.ParameterDict({"whole": torch.empty(4, 6, 3)}), torch.randn(2, 6, 3)
+
+    def read(tensor: torch.Tensor) -> torch.Tensor:
+        found = turn.convert({name: [tensor]}, [name], [name], model=model, full_layer_name="whole")
+        return found[name]  # type: ignore[no-any-return]
+
+    assert read(slices).shape == (2, 3, 6), "once transformers knows slices, this patch can go"
+    with patches.turning_slices():
+        assert torch.equal(read(slices), slices)
+        assert torch.equal(read(slices.mT), slices)
 
 
 def test_the_list_of_models_files_is_that_which_transformers_makes() -> None:
