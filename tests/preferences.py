@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,14 +64,14 @@ def draw(number: int, seed: int = 0, vocabulary: int = 300) -> list[Row]:
     ]
 
 
-def batch_of(rows: Sequence[Row], first: int = 0) -> Batch:
-    """The micro-batch of some rows, whose ids count from `first`."""
+def batch_of(rows: Sequence[Row], first: int = 0, lay: Callable[..., Batch] = collate) -> Batch:
+    """The micro-batch of some rows, whose ids count from `first`; `lay` may share their beginnings."""
     laid = [
         (np.array(row.prompt + answer, np.uint32), np.arange(len(row.prompt) + len(answer)) >= len(row.prompt))
         for row in rows
         for answer in row.answers
     ]
-    batch = collate(laid, range(first, first + len(rows)))
+    batch = lay(laid, range(first, first + len(rows)))
     reference = torch.tensor([row.reference for row in rows], dtype=torch.float64)
     return replace(batch, reference=reference, targets=torch.tensor([[float(row.good)] for row in rows]))
 

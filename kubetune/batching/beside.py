@@ -68,15 +68,18 @@ class PrefixTree:
     row; a parent comes before its children, and the longest row is not interrupted by others. `places`: int64
     `[labels]`, which of the batch's `rows` predicts each label: the last token of a beginning predicts many. `counts`:
     labels come in runs of those that equally many rows have: how many labels, and how many rows. `entries`,
-    int64: for every label of every row, one row after the other, which of the batch's labels it is.
+    int64: for every label of every row, one row after the other, which of the batch's labels it is. `ends`: int64
+    `[rows]`, where the last token of each row stands.
     """
 
     parents: tuple[int, ...]
     places: Tensor
     counts: tuple[tuple[int, int], ...]
     entries: Tensor
+    ends: Tensor
 
     def to(self, device: torch.device) -> PrefixTree:
         """The same on a device."""
-        moved: dict[str, Any] = {name: moved_tensor(getattr(self, name), device) for name in ("places", "entries")}
+        names = ("places", "entries", "ends")
+        moved: dict[str, Any] = {name: moved_tensor(getattr(self, name), device) for name in names}
         return replace(self, **moved)

@@ -28,6 +28,9 @@ def collate_shared(rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]],
         return collate(rows, samples)
     cu_seqlens = np.cumsum([0, *(segment.end - segment.start for segment in segments)])
     ids = np.concatenate([rows[s.rows[0]][0][s.start : s.end] for s in segments]).astype(np.int64)
+    ends = np.empty(len(rows), np.int64)
+    for segment, stop in zip(segments, cu_seqlens[1:], strict=True):
+        ends[segment.rows] = stop - 1  # the last segment of a row comes behind those it goes on from
     owners, tokens = _labels(rows, segments, cu_seqlens)
     targets, entries, counts = np.unique(tokens, return_inverse=True, return_counts=True)
     in_runs = np.argsort(counts, kind="stable")
@@ -47,6 +50,7 @@ def collate_shared(rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]],
             places=torch.from_numpy(places),
             counts=tuple((len(list(run)), count) for count, run in groupby(counts[in_runs].tolist())),
             entries=torch.from_numpy(np.argsort(in_runs)[entries]),
+            ends=torch.from_numpy(ends),
         ),
     )
 

@@ -97,8 +97,10 @@ def pools_last(lm: Any) -> bool:
 
 def flow(lm: Any, batch: Batch) -> AbstractContextManager[None]:
     """Declaration of a packed batch, to stand around its forward and backward."""
-    ends = torch.tensor(batch.cu_seqlens, device=batch.input_ids.device)
-    return packed(batch.cu_seqlens, ends[1:] - 1 if pools_last(lm) else ends[:-1], causal=pools_last(lm))
+    cu_seqlens = torch.tensor(batch.cu_seqlens, device=batch.input_ids.device)
+    ends = cu_seqlens[1:] - 1 if batch.tree is None else batch.tree.ends
+    rows = ends if pools_last(lm) else cu_seqlens[:-1]
+    return packed(batch.cu_seqlens, rows, pools_last(lm), batch.parents)
 
 
 def packed_logits(lm: Any, batch: Batch) -> Tensor:
@@ -141,10 +143,8 @@ def _first_position(lm: Any) -> int:
 def _hook_pooling(lm: Any) -> None:
     def pick(hidden: Tensor) -> Tensor:
         """`[1, tokens, hidden]` -> `[sequences, 1, hidden]` while a packed batch is run."""
-        rows = CURRENT.rows
-        return (
-            hidden if rows is None or hidden.shape[1] != (CURRENT.cu_seqlens or (0,))[-1] else hidden[0, rows][:, None]
-        )
+        rows, tokens = CURRENT.rows, (CURRENT.cu_seqlens or (0,))[-1]
+        return hidden if rows is None or hidden.shape[1] != tokens else hidden[0, rows][:, None]
 
     def pick_output(_: nn.Module, __: Any, output: Any) -> Any:
         output["last_hidden_state"] = pick(output[0])

@@ -14,6 +14,7 @@ from kubetune.batching.shared_batches import collate_shared
 from kubetune.kernels.attention.blockwise import paths
 from kubetune.models import fsdp
 from kubetune.models.attention_hooks import CannotRunPaddingFree, packed
+from kubetune.models.classifier_pooling import pools_last
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import FOREIGN_ERRORS, TOLERANCE, examples
 
@@ -22,6 +23,8 @@ def why_not(learner: Learner) -> str:
     """Reason why a model, as it trains, cannot compute shared beginnings once; empty where it can."""
     if not learner.route.padding_free:
         return f"it takes one sequence at a time ({learner.route.why_not})"
+    if learner.labels is not None and not pools_last(learner.lm):
+        return "it is an encoder, of which a beginning sees what comes after it"
     if learner.routing.balances:
         return "the balance loss of its routers is over every token of every row"
     if any(isinstance(module, nn.Dropout) and module.p > 0 and module.training for module in learner.model.modules()):

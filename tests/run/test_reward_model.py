@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 import kubetune
 from kubetune import cli, errors
 from kubetune.batching.batch import Batch
+from kubetune.batching.shared_batches import collate_shared
+from kubetune.data.prepared.spared import GRAIN
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
+from kubetune.models.learner import Learner
+from kubetune.models.padding_free import Route
+from kubetune.models.prefix_sharing import why_not
 from kubetune.rundir import metrics
 from kubetune.tasks import reward_model
 from tests import reviews, toy
@@ -30,16 +36,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batch_with_margins(rows: list[Row], first: int) -> Batch:
-    return replace(batch_of(rows, first), reference=None)
+    batch = replace(batch_of(rows, first, collate_shared), reference=None)
+    assert (batch.tree is not None) == (len(rows[0].prompt) > GRAIN)
+    return batch
 
 
-@pytest.mark.parametrize("center", [None, 0.1])
-def test_loss_and_gradient_are_those_of_plain_transformers(folder: Path, center: float | None) -> None:
+def begun_alike(rows: list[Row]) -> list[Row]:
+    """Rows with the same beginning, and of the first pair one answer that the other goes on from."""
+    rows = [row._replace(prompt=[*range(5, 42), *row.prompt]) for row in rows]
+    answer = rows[0].answers[0]
+    return [rows[0]._replace(answers=(answer, answer + answer)), *rows[1:]]
+
+
+@pytest.mark.parametrize(("center", "begun"), [(None, list), (0.1, list), (None, begun_alike)])
+def test_loss_and_gradient_are_those_of_plain_transformers(folder: Path, center: float | None, begun: Any) -> None:
     preference = {} if center is None else {"center_coefficient": center}
     config = toy.make_config(folder, task="reward_model", preference=preference, lora=None)
     learner = reward_model.build(config, World(), Workload(0))
     assert learner.route.padding_free
-    model, rows = learner.lm, draw(ROWS)
+    model, rows = learner.lm, begun(draw(ROWS))
+    assert not why_not(learner)
 
     def gradient() -> torch.Tensor:
         found = torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -50,7 +66,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers(folder: Path, center:
         # Its own code, with an attention of its own: the padding-free one wants a packed batch declared.
         return plain(input_ids=torch.tensor([prompt + answer])).logits[0, 0]
 
-    plain: Any = AutoModelForSequenceClassification.from_config(model.config, attn_implementation="eager")
+    plain: Any = AutoModelForSequenceClassification.from_config(deepcopy(model.config), attn_implementation="eager")
     plain.load_state_dict(model.state_dict())
     said = [[score(row.prompt, answer) for answer in row.answers] for row in rows]
     each = [-torch.log(torch.sigmoid(w - lost - float(row.good))) for (w, lost), row in zip(said, rows, strict=True)]
@@ -62,6 +78,12 @@ def test_loss_and_gradient_are_those_of_plain_transformers(folder: Path, center:
         found = sum(reward_model.backward(learner, batch, 1 / ROWS)[0].item() for batch in batches)
         assert found == pytest.approx(loss.item(), rel=1e-6)
         assert float((gradient() - wanted).norm()) <= 1e-6 * float(wanted.norm())
+
+
+def test_an_encoder_does_not_share_what_it_sees_from_both_sides() -> None:
+    config = BertConfig(vocab_size=320, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_labels=1)
+    learner = Learner(BertForSequenceClassification(config), Route(True), reward_model.REWARD)
+    assert "encoder" in why_not(learner)
 
 
 @pytest.mark.parametrize(

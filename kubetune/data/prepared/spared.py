@@ -21,7 +21,7 @@ def may_share(config: Config) -> bool:
     KTO sets answers beside questions that are not theirs, one by one; labelled texts and images have no such batches.
     """
     data, task = config.data, config.task
-    is_text = task == "causal_lm" or (task == "preference" and config.preference.loss != "kto")
+    is_text = task in ("causal_lm", "reward_model") or (task == "preference" and config.preference.loss != "kto")
     return is_text and not config.sees and data.packing and data.share_prefixes is not False
 
 
