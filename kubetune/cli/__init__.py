@@ -58,12 +58,13 @@ class _Program(_Parser):
 
 
 def make_parser(*verbs: str | None) -> argparse.ArgumentParser:
-    """The parser of the program, in which only `verbs` know their options: their modules are imported."""
+    """The parser of the program, with `verbs` alone, whose modules are imported; without any, all without options."""
     program = _Program(prog="kubetune")
     version = f"kubetune {__version__} (Python {sys.version.split()[0]})"
     program.add_argument("--version", action="version", version=version, help="show the version")
     commands = program.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
-    for name, line in VERBS.items():
+    for name in [verb for verb in VERBS if verb in verbs] or VERBS:
+        line = VERBS[name]
         description = f"{line[0].upper()}{line[1:]}."
         verb = commands.add_parser(name, help=line, description=description, allow_abbrev=False)
         verb.formatter_class = argparse.RawDescriptionHelpFormatter

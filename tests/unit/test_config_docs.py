@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def test_every_key_has_a_meaning() -> None:
     assert not [path for path, node in json_schema.leaves() if not node.get("description")]
 
 
+@cache
 def validator() -> Any:
     schema = json_schema.editor_schema()
     jsonschema.Draft202012Validator.check_schema(schema)

@@ -79,11 +79,18 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file."""
+    return tuple(ast.walk(tree(path)))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forget_the_trees() -> Iterator[None]:
     """Let the process that goes on with other tests be rid of them."""
     yield
     tree.cache_clear()
+    nodes.cache_clear()
 
 
 def imports(path: Path) -> Iterator[Import]:
@@ -110,7 +117,7 @@ def _walk(node: ast.AST, when: str, path: Path) -> Iterator[Import]:
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     """Line and text of every docstring of a file, those of values included."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
 
@@ -212,7 +219,7 @@ def test_no_function_is_longer_than_a_screen() -> None:
     found = (
         (module, node.name, (node.end_lineno or 0) - node.lineno + 1)
         for module, path in MODULES.items()
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     )
     assert not [long for long in found if long[2] > MOST_LINES_OF_A_FUNCTION]
@@ -268,7 +275,7 @@ def test_no_retired_word_is_a_key_of_the_run_file() -> None:
     keys = {
         node.target.id
         for path in (PACKAGE / "config" / "schema").glob("*.py")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
     assert len(keys) > 100
@@ -281,7 +288,7 @@ def test_no_retired_word_comes_back_as_a_name() -> None:
         for module, path in MODULES.items()
         for name in (
             module.rpartition(".")[2],
-            *(node.name for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)),
+            *(node.name for node in nodes(path) if isinstance(node, ast.ClassDef)),
         )
     ]
     wrong = [
@@ -297,7 +304,7 @@ def test_nothing_hangs_on_modules_of_others_but_what_the_page_on_design_names() 
         target.attr
         for name in ("adapters", "mixtures", "models", "tasks")
         for path in (PACKAGE / name).rglob("*.py")
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Assign)
         for each in node.targets
         for target in (each.elts if isinstance(each, ast.Tuple) else [each])

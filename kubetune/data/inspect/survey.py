@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +211,7 @@ def _sizes(sizes: list[tuple[int, int]]) -> dict[str, Any] | None:
     }
 
 
+@cache
 def _language_namer() -> Callable[[str], str] | None:
     """The language of a text, or "unclear"; None where py3langid is not installed."""
     try:

@@ -10,6 +10,7 @@ import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -99,6 +100,7 @@ def _number(value: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
+@cache
 def _text(value: str) -> str:
     """A text, in quotes only where YAML needs them."""
     yaml = YAML(typ="safe", pure=True)
