@@ -86,6 +86,7 @@ def _process_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     if ranks := sys.modules.get("tests.ranks"):
         importlib.import_module("tests.warm")
     gc.freeze()
+    gc.set_threshold(10_000)  # seldom, as looking for garbage takes time that tests show nothing in
     gc.enable()
     if ranks:
         ranks.start_server()
@@ -103,7 +104,8 @@ def _untouched_logging() -> Callable[[], None]:
             for handler in set(logger.handlers) - set(handlers):
                 logger.removeHandler(handler)
                 handler.close()
-            logger.setLevel(level)
+            if logger.level != level:  # setting it makes every logger forget what it knows of levels
+                logger.setLevel(level)
         logging.captureWarnings(False)
         logging.setLogRecordFactory(factory)
         sys.excepthook, threading.excepthook = hook, hook_of_threads

@@ -7,6 +7,7 @@ Each rank is a process of its own with torchrun's variables, so signals, deaths 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import multiprocessing
@@ -141,6 +142,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list
 
 def _enter(variables: Mapping[str, str], target: Callable[..., object], args: tuple[Any, ...]) -> None:
     os.environ.update(variables)
+    gc.set_threshold(700, 10, 10)  # as in a process that users start
     code = target(*args)
     if isinstance(code, int):
         raise SystemExit(code)

@@ -36,7 +36,7 @@ def built(folder: Path, **overlay: Any) -> list[dict[str, Any]]:
     (folder / "overlay").mkdir()
     (folder / "overlay" / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["../base"], **overlay}))
     done = subprocess.run(["kubectl", "kustomize", folder / "overlay"], capture_output=True, text=True, check=True)
-    return list(yaml.safe_load_all(done.stdout))
+    return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
 
 
 def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

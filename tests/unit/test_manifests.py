@@ -36,7 +36,7 @@ def test_output_is_golden(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_strict_servers_accept_it(case: str, version: str) -> None:
     """All but what is younger: an old server refuses that, and does not place the pods without it instead."""
-    objects = list(yaml.safe_load_all(golden(case).read_text()))
+    objects = list(yaml.load_all(golden(case).read_text(), yaml.CSafeLoader))
     refused = {o["kind"] for o in objects if problems(o, version)}
     young = {"native-statefulset": {"PodGroup", "StatefulSet"}, "placed": {"Job"}} if version == OLDEST else {}
     assert refused == young.get(case, set())
@@ -121,7 +121,7 @@ def test_small_local_files_travel_along(tmp_path: Path) -> None:
         "0-a_b.jsonl": '{"text": "ü"}\n',
         "1-chat.jinja": "{{ messages }}\n",
     }
-    inside = yaml.safe_load(the(objects, "ConfigMap", "b")["data"]["run.yaml"])
+    inside = yaml.load(the(objects, "ConfigMap", "b")["data"]["run.yaml"], yaml.CSafeLoader)
     assert [source["path"] for source in inside["data"]["train"][:2]] == [
         "/etc/kubetune-data/0-a_b.jsonl#5",
         str(big),
@@ -327,7 +327,7 @@ def test_what_prepares_comes_before_the_trainer_and_holds_no_gpu(kind: str) -> N
         assert variables(pod["containers"][0])["HF_HOME"] == "/outputs/.cache/hf"
         inits = [c["name"] for c in pod.get("initContainers", ())]
         assert inits == ([] if kind in ("jobset", "trainjob") else ["fetch-model", "prepare-data"])
-    inside = yaml.safe_load(the(objects, "ConfigMap")["data"]["run.yaml"])
+    inside = yaml.load(the(objects, "ConfigMap")["data"]["run.yaml"], yaml.CSafeLoader)
     assert inside["data"]["cache"] == "/outputs/.cache/prepared"
 
 

@@ -17,7 +17,7 @@ FULL = FOLDER / "full.yaml"
 
 
 def by_name(text: str) -> dict[tuple[str, str], Any]:
-    return {(o["kind"], o["metadata"]["name"]): o for o in yaml.safe_load_all(text)}
+    return {(o["kind"], o["metadata"]["name"]): o for o in yaml.load_all(text, yaml.CSafeLoader)}
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed (Debian: kubernetes-client)")

@@ -30,9 +30,9 @@ def trainers(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_the_smoke_test_runs_in_pods_like_the_runs(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     more = ["kubernetes.max_runtime_seconds=null"] if kind == "statefulset" else []
     assert main(["render", str(FULL), f"--kind={kind}", *more, "--smoke"]) == 0
-    objects = list(yaml.safe_load_all(capsys.readouterr().out))
+    objects = list(yaml.load_all(capsys.readouterr().out, yaml.CSafeLoader))
     assert main(["render", str(FULL), f"--kind={'job' if kind == 'statefulset' else kind}", *more]) == 0
-    run = list(yaml.safe_load_all(capsys.readouterr().out))
+    run = list(yaml.load_all(capsys.readouterr().out, yaml.CSafeLoader))
     for ours, theirs in zip(trainers(objects), trainers(run), strict=True):
         (mine,), (its,) = ours["spec"]["containers"], theirs["spec"]["containers"]
         assert mine["command"][4:] == [
