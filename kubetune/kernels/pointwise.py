@@ -171,7 +171,7 @@ class _Untried:
             found = compiled(*args)
         except compiler_errors() as error:
             compile_no_more(error)
-            return self._give_up(expected, " ".join(str(error).split())[:300])
+            return self._give_up(expected, reason_of(error))
         if not _agree(found, expected):
             return self._give_up(expected, "its result differs")
         self.forms[self.plain.__name__] = compiled
@@ -188,6 +188,11 @@ def compiler_errors() -> tuple[type[Exception], ...]:
     from torch._dynamo import exc
 
     return exc.TorchDynamoException, exc.FailOnRecompileLimitHit, CompilingStopped
+
+
+def reason_of(error: BaseException) -> str:
+    """Reason that the compiler gave, in one line, without its advice of how to see more."""
+    return " ".join(str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].split())[:300]
 
 
 def compile_no_more(error: BaseException) -> None:

@@ -65,7 +65,7 @@ class CompiledLayers:
         """Run the layers as they are from now on, and say why."""
         pointwise.compile_no_more(error)
         if self.is_on:
-            said = " ".join(str(error.__cause__ or error).split())[:300]
+            said = pointwise.reason_of(error.__cause__ or error)
             logs.MODEL.warning("layers run without torch.compile from now on (%s): %s", type(error).__name__, said)
         self.is_on = False
 

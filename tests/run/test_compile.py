@@ -59,7 +59,9 @@ def failing(*args: Any) -> Any:
 
 
 @pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.", r"ignore::UserWarning:torch\.")
-def test_a_stop_leaves_the_compiler_and_the_run_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_leaves_the_compiler_and_the_run_goes_on_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """It may take longer than the grace time, within which there has to be a checkpoint."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     stop, made = StopRequest().install(), list[str]()
@@ -86,6 +88,8 @@ def test_a_stop_leaves_the_compiler_and_the_run_goes_on_without(monkeypatch: pyt
             signal.signal(number, handler)
     assert stop.requested
     assert made == ["begun"]
+    said = "<lambda> runs without torch.compile: backend='told' raised: CompilingStopped: the run is to stop"
+    assert [record.getMessage() for record in caplog.records if record.name == "kubetune.MODEL"] == [said]
 
 
 @pytest.mark.parametrize(("function", "reason"), [(wrong, "its result differs"), (failing, "no such loop")])
