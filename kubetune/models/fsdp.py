@@ -87,7 +87,7 @@ def cutting(
         )
     except ImportError:
         raise errors.EnvironmentFault("training.parallelism: fsdp needs transformers 5.23 or newer") from None
-    with cutting_by, patches.turning_slices():
+    with cutting_by, patches.reading_slices():
         yield {
             "dtype": torch.float32 if trained else compute_dtype,
             "distributed_config": DistributedConfig(fsdp_size=world_size),

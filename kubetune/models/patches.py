@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -41,6 +41,16 @@ CUTTING = Patch("transformers.distributed.mixin:DistributedMixin", "maybe_distri
 TURNING = Patch("transformers.core_model_loading:Transpose", "convert", "transformers>=5.23,<5.24")
 """Turning of experts that may lie in files the other way, which it takes slices for (Qwen3-VL-MoE)."""
 
+SLICING = Patch("transformers.distributed.sharding_utils:DtensorShardOperation", "shard_tensor", TURNING.checked)
+"""Reading of a rank's slice from a file, also of what a weight is joined from (Kimi-Linear, OLMo-hybrid)."""
+
+CONVERTING = Patch("transformers.core_model_loading:WeightConverter", "convert", TURNING.checked)
+"""Making of weights from those in files, which gives whole ones of whole ones."""
+
+BEGINNING = Patch("transformers.modeling_utils:PreTrainedModel", "_initialize_weights", TURNING.checked)
+"""First values of what no file has. FSDP's classes count as code of others, whose modules are passed over where all of
+their tensors were read, or where they have none, as that which fills in a buffer of its layers (Falcon-H1)."""
+
 ROTARY = Patch("transformers.models.llama.modeling_llama", "apply_rotary_pos_emb", "transformers>=5.0,<5.24")
 """Rotary embedding: a function of the file of each architecture, of which Llama's is named for all."""
 
@@ -59,7 +69,7 @@ NAMES = Patch("transformers.utils.import_utils", "fetch__all__", "transformers>=
 CHUNKED = Patch("transformers.models.qwen3_5.modeling_qwen3_5", "torch_chunk_gated_delta_rule", "transformers<5.24")
 """Convolutions and recurrences: functions of the files of architectures, of which one is named for all."""
 
-PATCHES = (CUTTING, TURNING, ROTARY, LOAD_REPORT, PACKING, SCAN, NAMES, CHUNKED)
+PATCHES = (CUTTING, TURNING, SLICING, CONVERTING, BEGINNING, ROTARY, LOAD_REPORT, PACKING, SCAN, NAMES, CHUNKED)
 
 
 class Replaced(AbstractContextManager[None]):
@@ -81,19 +91,46 @@ def cutting_by(cut: Any) -> Replaced:
     return Replaced(CUTTING.owner(), CUTTING.name, staticmethod(cut))
 
 
-def turning_slices() -> Replaced:
-    """Within, weights that a rank reads a slice of, by their first dimension, are turned where the others want it."""
-    stock = TURNING.owner().convert
+def reading_slices() -> ExitStack:
+    """Within, what a rank reads of a sharded model is what it would cut from the whole one.
 
-    def turned(self: Any, input_dict: dict[str, Any], *patterns: Any, **kwargs: Any) -> dict[str, Any]:
+    Weights that lie in files the other way are turned by the shape of a slice; where a file holds parts of a weight, or
+    several in one, their slices are none of the weight's: those are read whole and cut when they are made.
+    """
+    from torch import Tensor
+    from torch.distributed.tensor import DTensor
+
+    places, slicing = (TURNING, SLICING, CONVERTING, BEGINNING), SLICING.owner()
+    undo, (turn, read, make, begin) = ExitStack(), (vars(place.owner())[place.name] for place in places)
+
+    def turned(self: Any, input_dict: dict[str, Any], *patterns: Any, **kwargs: Any) -> Any:
         ((name, each),) = input_dict.items()
         whole = kwargs["model"].get_parameter(kwargs["full_layer_name"]).shape
         found = each[0] if isinstance(each, list) else each
-        if self.check_dims and found.shape[1:] == whole[1:]:
-            return {name: found}
-        return stock(self, input_dict, *patterns, **kwargs)  # type: ignore[no-any-return]
+        fits = self.check_dims and found.shape[1:] == whole[1:]
+        return {name: found} if fits else turn(self, input_dict, *patterns, **kwargs)
 
-    return Replaced(TURNING.owner(), TURNING.name, turned)
+    def sliced(self: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        shape = source.shape if isinstance(source, Tensor) else source.get_shape()
+        is_other = len(shape) == self.param_ndim and shape[0] != self._axis0_size
+        return source[...].to(kwargs["device"], kwargs["dtype"]) if is_other else read(self, source, *args, **kwargs)
+
+    def made(self: Any, *args: Any, model: Any, **kwargs: Any) -> Any:
+        def own(name: str, value: Any) -> Any:
+            parameter = parameters.get(name)
+            if not (isinstance(value, Tensor) and isinstance(parameter, DTensor) and parameter.shape == value.shape):
+                return value
+            return read(slicing(parameter), value, device=value.device, dtype=value.dtype)
+
+        found, parameters = make(self, *args, model=model, **kwargs), dict(model.named_parameters())
+        return {name: own(name, value) for name, value in found.items()}
+
+    def begun(self: Any, module: Any, is_custom_code: bool = False) -> None:
+        begin(self, module, is_custom_code and bool({*module._parameters} | {*module._buffers}))
+
+    for patch, new in zip(places, (turned, sliced, made, begun), strict=True):
+        undo.enter_context(Replaced(patch.owner(), patch.name, new))
+    return undo
 
 
 def rotary_by(source: Any, apply: Any) -> Replaced:

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from kubetune import errors
-from kubetune.adapters import shared_input
+from kubetune.adapters import fp8, shared_input
 from kubetune.base import logs
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
@@ -28,7 +28,6 @@ from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.kernels.dropout import seed
-from kubetune.models import fp8
 from kubetune.models.acceleration import Workload
 from kubetune.models.loading import check_positions, check_rows, choose_dtype
 from kubetune.optimizer.adamw_sharded import make_optimizer

@@ -17,13 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from kubetune.adapters import fp8
 from kubetune.batching.batch import collate
 from kubetune.data.prepared.shares import pack
 from kubetune.kernels.attention import varlen
 from kubetune.kernels.attention.blockwise import Rule, block_attention
 from kubetune.kernels.attention.joined import joined_attention
 from kubetune.kernels.pointwise import Kernels
-from kubetune.models import compiled_layers, fp8
+from kubetune.models import compiled_layers
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner

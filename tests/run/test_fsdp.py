@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from kubetune import errors
@@ -24,8 +25,8 @@ from kubetune.optimizer.adamw_sharded import make_optimizer
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import checkpoints
 from kubetune.tasks import causal_lm
-from tests import toy
-from tests.architectures import build_model, save_model
+from tests import small_configs, toy
+from tests.architectures import PADDING_FREE, build_model, save_model
 from tests.hybrids import HYBRIDS
 from tests.ranks import run_ranks
 from tests.tiny import train_tokenizer
@@ -96,6 +97,29 @@ def test_tied_heads_and_other_architectures(tmp_path: Path, inputs: Path, name: 
         for kind in ("fsdp", "ddp")
     )
     require_equal(ours, theirs)
+
+
+def differing(world: World, config: Config) -> list[str]:
+    """Names of weights and buffers that a model cut over the ranks has otherwise than one that is whole."""
+    sharded = fsdp.load(AutoModelForCausalLM, config, world)
+    whole = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
+    ours, theirs = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (sharded, whole))
+    held: dict[str, Any] = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in ours.items()}
+    return [name for name, tensor in theirs.items() if not torch.equal(held[name], tensor)]
+
+
+READ_OTHERWISE = ("kimi_linear", "olmo_hybrid", "bailing_hybrid", "hrm_text", "falcon_h1", "rwkv", "hy_v4", "gpt_oss")
+"""Families with weights that are joined or parted when they are read, or with values that no file has."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "kimi_linear" else slow) for name in READ_OTHERWISE]
+)
+def test_slices_are_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
+    (known,) = [each[name] for each in (HYBRIDS, PADDING_FREE) if name in each] or [small_configs.settings(name)]
+    build_model(name, known, lora=False).save_pretrained(tmp_path / "model")
+    settings = {"model": str(tmp_path / "model"), "data": {"train": "x"}, "training": {"parallelism": "fsdp"}}
+    assert run_ranks(differing, 2, Config.model_validate(settings)) == [[], []]
 
 
 @slow

@@ -54,7 +54,7 @@ def test_slices_of_experts_are_turned_by_what_the_others_of_their_shape_are() ->
         return found[name]  # type: ignore[no-any-return]
 
     assert read(slices).shape == (2, 3, 6), "once transformers knows slices, this patch can go"
-    with patches.turning_slices():
+    with patches.reading_slices():
         assert torch.equal(read(slices), slices)
         assert torch.equal(read(slices.mT), slices)
 
