@@ -7,6 +7,7 @@ line for a scalar and stop at the first duplicate key.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,13 @@ def parse_value(text: str) -> Any:
     return value
 
 
+@lru_cache(maxsize=8)
+def _nodes(text: str) -> Node | None:
+    """A text as nodes, which are only read: a process often reads one file several times."""
+    node: Node | None = YAML(typ="safe", pure=True).compose(text)
+    return node
+
+
 class _BrokenError(Exception):
     """The text cannot be read any further."""
 
@@ -88,9 +96,8 @@ class _Reader:
         return list(self._flatten(tree, ())), self.problems
 
     def compose(self, text: str) -> Node | None:
-        yaml = YAML(typ="safe", pure=True)
         try:
-            node: Node | None = yaml.compose(text)
+            return _nodes(text)
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             # The parser's own message quotes the file, where a secret may stand; its `problem` does not.
@@ -102,7 +109,6 @@ class _Reader:
             ) from None
         except RecursionError:
             raise _BrokenError(Origin(self.source), f"nested deeper than {MAX_DEPTH} levels") from None
-        return node
 
     def build(self, node: Node, path: KeyPath, depth: int) -> Any:
         self._nodes += 1

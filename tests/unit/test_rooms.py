@@ -30,7 +30,7 @@ LATE = {"rundir.trackers", "rundir.mlflow_tracker"}
 
 MOST_FILES, MOST_LINES_OF_A_FILE = 20, 500
 MOST_LINES_OF_A_FUNCTION = 60
-MOST_LINES_OF_A_ROOM, LARGE, MOST_LINES_OF_PLUGINS = 2700, {"data", "cli", "plugins"}, 5290
+MOST_LINES_OF_A_ROOM, LARGE, MOST_LINES_OF_PLUGINS = 2700, {"data", "cli", "plugins"}, 5265
 SPINE, MOST_LINES_OF_THE_SPINE = 15, 2800
 RETIRED = {
     "Snapshots": "Checkpointer", "Piece": "OptimizerShard", "Journal": "RunLog", "Room": "MemoryBudget",

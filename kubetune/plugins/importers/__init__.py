@@ -16,10 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from kubetune.config.load import load_config
+from kubetune.config.schema import DataConfig
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers import axolotl, llama_factory, ms_swift, preferences, resources, trl
-from kubetune.plugins.importers.common import complete, settle
-from kubetune.plugins.importers.draft import WRONG_KINDS, Draft, Note
+from kubetune.plugins.importers.draft import WRONG_KINDS, Draft, Note, is_empty
 from kubetune.plugins.importers.foreign import Foreign, read_foreign
 from kubetune.plugins.importers.writing import comment, inline, run_file
 
@@ -79,13 +79,69 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
         if foreign.command == "pt" and not draft.has("data.train_on"):
             draft.assume("data.train_on", "all", "`swift pt` trains all, without a chat template")
         preferences.finish(draft)
-        settle(draft)
+        _settle(draft)
     except WRONG_KINDS:
         draft.refuse_value(draft.at)
-    complete(draft)
+    _complete(draft)
     why = "a further command of the script; a run file holds one run"
     draft.notes += [Note("dropped", f"line {line}", command, why, line) for line, command in foreign.more.items()]
     return draft
+
+
+def _settle(draft: Draft) -> None:
+    """Take out what our sections do not allow together, and say so."""
+    if draft.settings.get(("training", "global_batch_tokens")) == "packed":
+        _settle_packing(draft)
+    if not draft.has("data.eval"):
+        for key in ("early_stopping_patience", "metric_for_best_model", "greater_is_better", "eval_steps"):
+            draft.withdraw(f"training.{key}", "nothing is evaluated, since no data are given for it; set data.eval")
+    if draft.has("push.private") and not draft.has("push.repo"):
+        del draft.settings[("push", "private")]
+        draft.unneeded("hub_private_repo", "nothing is uploaded")
+    if draft.settings.get(("training", "parallelism")) == "fsdp":
+        _settle_sharding(draft)
+
+
+def _settle_packing(draft: Draft) -> None:
+    """A global batch that counts packed rows, as a number of tokens."""
+    rows = ("training", "global_batch_size")
+    if rows in draft.settings:
+        key, number = draft.origins.pop(rows), draft.settings.pop(rows)
+        draft.comments.pop(rows, None)
+        length = draft.settings.get(("data", "max_length"), DataConfig.model_fields["max_length"].default)
+        said = f"training.global_batch_tokens: {number * length:,}, {number} full rows of {length:,} tokens"
+        draft.carry(key, "training.global_batch_tokens", number * length, said)
+
+
+def _settle_sharding(draft: Draft) -> None:
+    """Settings that FSDP2 cannot be combined with here."""
+    task = draft.settings.get(("task",), "causal_lm")
+    full = ("lora",) not in draft.settings
+    refused = {
+        "a quantised base, which is small,": draft.settings.get(("quantization",), "none") not in ("none", "auto"),
+        f"task: {task}": task == "sequence_classification",
+        "preference.images without lora": full and draft.has("preference.images"),
+        "DoRA": bool(draft.settings.get(("lora", "use_dora"))),
+        "a model with lora.modules_to_save": draft.has("lora.modules_to_save"),
+    }
+    what = next((what for what, is_found in refused.items() if is_found), None)
+    if what is not None:
+        draft.withdraw("training.parallelism", f"{what} is not sharded; each GPU holds a copy")
+    elif draft.settings.get(("training", "optim")) == "adamw_8bit" and full:
+        key = draft.origins[("training", "optim")]
+        draft.approximate(key, "training.optim", "adamw", "8-bit state is not sharded; slices of AdamW's are small")
+
+
+def _complete(draft: Draft) -> None:
+    """One note for each key, and none without: a key whose setting was taken out again counts as dropped."""
+    told = {note.key for note in draft.notes}
+    for key, value in draft.given.items():
+        if key not in told and is_empty(value):
+            draft.unneeded(key, "left empty")
+        elif key not in told:
+            draft.drop(key, "read, but nothing here follows from it")
+    last = {(note.key, note.kind == "assumed"): note for note in draft.notes}
+    draft.notes[:] = [note for note in draft.notes if last[(note.key, note.kind == "assumed")] is note]
 
 
 def _recognise(path: Path, foreign: Foreign) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from kubetune.config.aliases import ALIASES
-from kubetune.config.schema import DataConfig
 from kubetune.planning.model_shapes import read_config
 from kubetune.plugins.importers.draft import (
     Draft,
@@ -21,7 +20,6 @@ from kubetune.plugins.importers.draft import (
     dropped,
     each,
     flag,
-    is_empty,
     only,
     rule_with,
     same,
@@ -359,6 +357,15 @@ TRAINING: dict[str, Rule] = {
         "per_device_eval_batch_size learning_rate warmup_ratio weight_decay max_grad_norm adam_beta1 adam_beta2 "
         "adam_epsilon metric_for_best_model greater_is_better early_stopping_patience seed output_dir"
     ),
+    "packing": packing,
+    "padding_free": unneeded("nothing is padded here either way"),
+    "lora_target_modules": modules,
+    "use_rslora": flag("lora.use_rslora", True),
+    "use_dora": flag("lora.use_dora", True),
+    "load_in_4bit": flag("quantization", "4bit"),
+    "load_in_8bit": flag("quantization", "8bit"),
+    "fp8": fp8,
+    "activation_offloading": dropped("activations are recomputed (gradient_checkpointing), not moved to the host"),
     "adam_eps": same("training.adam_epsilon"),
     "streaming": dropped("data are prepared once, into files that need no memory"),
     **each("dtype torch_dtype", choice("model.dtype", {n: n for n in ("auto", "bfloat16", "float16", "float32")})),
@@ -430,7 +437,7 @@ TRAINING: dict[str, Rule] = {
         unneeded(_NO_EFFECT),
     ),
 }
-"""Rules for the keys of TrainingArguments, under their own names."""
+"""Rules for the keys of TrainingArguments and of PEFT, under their own names."""
 
 
 def pin_fsdp(draft: Draft, *keys: str) -> None:
@@ -442,59 +449,3 @@ def pin_fsdp(draft: Draft, *keys: str) -> None:
             draft.unneeded(key, "follows from training.parallelism: fsdp")
         else:
             draft.carry(key, "training.parallelism", "fsdp")
-
-
-def settle(draft: Draft) -> None:
-    """Take out what our sections do not allow together, and say so."""
-    if draft.settings.get(("training", "global_batch_tokens")) == "packed":
-        _settle_packing(draft)
-    if not draft.has("data.eval"):
-        for key in ("early_stopping_patience", "metric_for_best_model", "greater_is_better", "eval_steps"):
-            draft.withdraw(f"training.{key}", "nothing is evaluated, since no data are given for it; set data.eval")
-    if draft.has("push.private") and not draft.has("push.repo"):
-        del draft.settings[("push", "private")]
-        draft.unneeded("hub_private_repo", "nothing is uploaded")
-    if draft.settings.get(("training", "parallelism")) == "fsdp":
-        _settle_sharding(draft)
-
-
-def _settle_packing(draft: Draft) -> None:
-    """A global batch that counts packed rows, as a number of tokens."""
-    rows = ("training", "global_batch_size")
-    if rows in draft.settings:
-        key, number = draft.origins.pop(rows), draft.settings.pop(rows)
-        draft.comments.pop(rows, None)
-        length = draft.settings.get(("data", "max_length"), DataConfig.model_fields["max_length"].default)
-        said = f"training.global_batch_tokens: {number * length:,}, {number} full rows of {length:,} tokens"
-        draft.carry(key, "training.global_batch_tokens", number * length, said)
-
-
-def _settle_sharding(draft: Draft) -> None:
-    """Settings that FSDP2 cannot be combined with here."""
-    task = draft.settings.get(("task",), "causal_lm")
-    full = ("lora",) not in draft.settings
-    refused = {
-        "a quantised base, which is small,": draft.settings.get(("quantization",), "none") not in ("none", "auto"),
-        f"task: {task}": task == "sequence_classification",
-        "preference.images without lora": full and draft.has("preference.images"),
-        "DoRA": bool(draft.settings.get(("lora", "use_dora"))),
-        "a model with lora.modules_to_save": draft.has("lora.modules_to_save"),
-    }
-    what = next((what for what, is_found in refused.items() if is_found), None)
-    if what is not None:
-        draft.withdraw("training.parallelism", f"{what} is not sharded; each GPU holds a copy")
-    elif draft.settings.get(("training", "optim")) == "adamw_8bit" and full:
-        key = draft.origins[("training", "optim")]
-        draft.approximate(key, "training.optim", "adamw", "8-bit state is not sharded; slices of AdamW's are small")
-
-
-def complete(draft: Draft) -> None:
-    """One note for each key, and none without: a key whose setting was taken out again counts as dropped."""
-    told = {note.key for note in draft.notes}
-    for key, value in draft.given.items():
-        if key not in told and is_empty(value):
-            draft.unneeded(key, "left empty")
-        elif key not in told:
-            draft.drop(key, "read, but nothing here follows from it")
-    last = {(note.key, note.kind == "assumed"): note for note in draft.notes}
-    draft.notes[:] = [note for note in draft.notes if last[(note.key, note.kind == "assumed")] is note]

@@ -207,10 +207,10 @@ def flag(draft: Draft, key: str, value: Any, path: str, on: Any) -> None:
 
 
 @rule_with
-def always(draft: Draft, key: str, value: Any, why: str, otherwise: str) -> None:
+def always(draft: Draft, key: str, value: Any, why: str, otherwise: str | None = None) -> None:
     """Rule for what is always done here: nothing is lost by asking for it, and it cannot be switched off."""
     if as_flag(value) is False:
-        draft.drop(key, otherwise)
+        draft.drop(key, otherwise or why)
     else:
         draft.unneeded(key, why)
 

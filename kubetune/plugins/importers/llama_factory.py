@@ -154,13 +154,9 @@ RULES: dict[str, Rule] = {
     "mask_history": dropped("all answers of a conversation are trained, not only the last"),
     "interleave_probs": dropped("give each source a `weight`: how often it appears in an epoch"),
     "mix_strategy": only(["concat"], "as here", "sources are concatenated; give each a `weight` instead"),
-    "packing": common.packing,
     "neat_packing": _neat_packing,
     "lora_target": common.modules,
     "additional_target": common.names("lora.modules_to_save"),
-    "use_rslora": flag("lora.use_rslora", True),
-    "use_dora": flag("lora.use_dora", True),
-    "fp8": common.fp8,
     "quantization_bit": choice("quantization", {4: "4bit", 8: "8bit"}, None, "4 and 8 bits are there"),
     "quantization_type": common.four_bits("quantization_bit", 4),
     "quantization_method": only(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -49,10 +50,8 @@ def comment(lines: Iterable[str]) -> str:
 
 def inline(value: Any) -> str:
     """A value in one line of YAML."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, float):
         return _number(value)
     if isinstance(value, (list, tuple)):

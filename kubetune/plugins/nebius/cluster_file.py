@@ -216,9 +216,7 @@ class NebiusCluster(Section):
 
 def costs(config: NebiusCluster, there: Collection[str] | None = None) -> Iterator[tuple[str, float | None]]:
     """Price of each part an hour; None where the file states no price. `there`: only of the steps with these keys."""
-    for key, what, price in _costs(config):
-        if there is None or key in there:
-            yield what, price
+    yield from ((what, price) for key, what, price in _costs(config) if there is None or key in there)
 
 
 def _costs(config: NebiusCluster) -> Iterator[tuple[str, str, float | None]]:

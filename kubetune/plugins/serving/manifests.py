@@ -75,9 +75,11 @@ class Serving:
 def serve(spec: RunSpec, serving: Serving) -> list[Manifest]:
     """All objects, in the order in which they are to be applied. `spec` gives name, namespace and pod settings."""
     labels = spec.selector(SERVER)
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     deployment = {
         **({} if serving.max_replicas else {"replicas": serving.replicas}),
-        "strategy": _strategy(serving),
+        # A second pod would wait for ever for the GPUs and the volume of the only one.
+        "strategy": {"type": "Recreate"} if serving.most_replicas == 1 else rolling,
         "selector": {"matchLabels": labels},
         "template": {"metadata": pod_metadata(spec, SERVER), "spec": _pod(spec, serving)},
     }
@@ -99,13 +101,6 @@ def serve(spec: RunSpec, serving: Serving) -> list[Manifest]:
     if serving.max_replicas:
         objects.append(_autoscaler(spec, serving))
     return objects
-
-
-def _strategy(serving: Serving) -> Manifest:
-    """One pod is replaced by stopping it first: a second one would wait for ever for its GPUs and its volume."""
-    if serving.most_replicas == 1:
-        return {"type": "Recreate"}
-    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 
 
 def command(serving: Serving) -> list[str]:
