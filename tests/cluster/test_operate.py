@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 import kubetune
+from kubetune.cli.installation import doctor
 from kubetune.errors import ConfigError, DataError
 from standin.state.objects import find_condition, name_of
 from tests.cluster.harness import Cluster
@@ -40,7 +41,9 @@ def trainers(desk: Desk) -> list[str]:
     return sorted(name_of(pod) for pod in found if pod["status"].get("phase") == "Running")
 
 
-def test_the_doctor_asks_the_cluster(desk: Desk) -> None:
+def test_the_doctor_asks_the_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    # PyTorch, which a process of its own imports for it, is asked in tests/unit/test_cli.py.
+    monkeypatch.setattr(doctor, "CHECKS", [check for check in doctor.CHECKS if check is not doctor._devices])
     desk.write({"kubernetes.kind": "jobset"})
     found = {one["what"]: one for one in json.loads(desk.quick("doctor", "run.yaml", "--json").stdout)}
     assert "jobset" in found["cluster"]["found"], found

@@ -129,11 +129,6 @@ def test_a_single_rank_is_started_directly_and_its_code_passed_on(tmp_path: Path
     assert (agent.errors == "") == (code == 0)
 
 
-def test_ending_well_needs_the_word_of_the_rank(tmp_path: Path, start: Start) -> None:
-    assert start({"0": {"status": 0}}).finish() == 1
-    assert "without saying how" in how_it_ended(tmp_path)[1]
-
-
 def test_a_killed_rank_is_named_and_retryable(tmp_path: Path, start: Start) -> None:
     agent = start({"0": {"kill": signal.SIGKILL}})
     assert agent.finish() == 145
@@ -141,9 +136,12 @@ def test_a_killed_rank_is_named_and_retryable(tmp_path: Path, start: Start) -> N
     assert "rank 0 was killed by SIGKILL" in agent.errors
 
 
-def test_an_earlier_ending_does_not_count(tmp_path: Path, start: Start) -> None:
+def test_ending_well_needs_the_word_of_the_rank_and_an_earlier_ending_does_not_count(
+    tmp_path: Path, start: Start
+) -> None:
     assert start({"0": {"end": 2}}).finish() == 2
     assert start({"0": {"status": 0}}).finish() == 1
+    assert "without saying how" in how_it_ended(tmp_path)[1]
 
 
 def test_sigterm_is_passed_on_once_and_waited_for(tmp_path: Path, start: Start) -> None:
