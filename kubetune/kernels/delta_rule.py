@@ -22,12 +22,14 @@ EPSILON = 1e-6
 
 class Chunks(NamedTuple):
     """Chunks of a packed batch: the token at each of their places, `tokens` `[chunks, size]`, which are `filled`, the
-    `places` `[tokens]` of the batch's tokens among them, and how many sequences have a first, second … chunk."""
+    `places` `[tokens]` of the batch's tokens among them, and how many sequences have a first, second … chunk; and where
+    the sequences begin and end."""
 
     tokens: Tensor
     filled: Tensor
     places: Tensor
     alive: tuple[int, ...]
+    cu_seqlens: tuple[int, ...]
 
 
 @lru_cache(maxsize=4)
@@ -45,7 +47,7 @@ def chunks_of(cu_seqlens: tuple[int, ...], size: int, device: torch.device) -> C
     tokens[places], filled[places] = np.arange(len(places)), True
     found = (torch.from_numpy(each).to(device) for each in (tokens, filled, places))
     flat_tokens, flat_filled, where = found
-    return Chunks(flat_tokens.view(-1, size), flat_filled.view(-1, size), where, tuple(alive))
+    return Chunks(flat_tokens.view(-1, size), flat_filled.view(-1, size), where, tuple(alive), cu_seqlens)
 
 
 def delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunks: Chunks) -> Tensor:
@@ -93,9 +95,12 @@ class _Layout(NamedTuple):
 
 
 class _Decayed(NamedTuple):
-    """Queries and keys of chunks, side by side, after the decays since the chunk's beginning, `kept`, and keys until
-    its end, `late`; those decays, `grown` and `rest`, and from each token to a later one, `pairs`."""
+    """Of chunks: queries and keys times their rates, side by side, `left`, and `keys`; `left` after the decays since
+    the chunk's beginning, `kept`, and keys until its end, `late`; those decays, `grown` and `rest`, and from each token
+    to a later one, `pairs`."""
 
+    left: Tensor
+    keys: Tensor
     kept: Tensor
     late: Tensor
     grown: Tensor
@@ -103,11 +108,15 @@ class _Decayed(NamedTuple):
     pairs: Tensor
 
 
-def _decayed(both: Tensor, sums: Tensor) -> _Decayed:
+def _decayed(left: Tensor, rate: Tensor, sums: Tensor) -> _Decayed:
+    """Decays of queries and keys of length 1, side by side, which become `left`."""
     size = sums.shape[2]
+    keys = left[:, :, size:].clone()
+    left[:, :, :size] *= left.shape[-1] ** -0.5
+    left[:, :, size:] *= rate
     grown, rest = sums.exp(), (sums[:, :, -1:] - sums).exp_()
     pairs = (sums - sums.mT).tril_().exp_().tril_()  # above the diagonal they would overflow
-    return _Decayed(_halves(both).mul(grown.unsqueeze(2)).flatten(2, 3), both[:, :, size:] * rest, grown, rest, pairs)
+    return _Decayed(left, keys, _halves(left).mul(grown.unsqueeze(2)).flatten(2, 3), keys * rest, grown, rest, pairs)
 
 
 def _halves(both: Tensor) -> Tensor:
@@ -115,10 +124,16 @@ def _halves(both: Tensor) -> Tensor:
     return cast(Tensor, both.unflatten(2, (2, -1)))
 
 
-def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Vectors of length 1, and what they were multiplied by."""
-    scale = torch.linalg.vecdot(x, x).add_(EPSILON).rsqrt_().unsqueeze(-1)
-    return x * scale, scale
+def _unit(q: Tensor, k: Tensor, spans: tuple[tuple[int, int], ...]) -> tuple[Tensor, Tensor]:
+    """Vectors of length 1, `[2, tokens, heads, width]`, and what they were multiplied by. A CPU adds squares in an
+    order that depends on number and strides of the vectors: those of each of `spans` are added by themselves."""
+    scales = []
+    for x in (q.float(), k.float()):
+        squares = (x * x).transpose(0, 1)
+        found = [squares[:, start:stop].sum(-1) for start, stop in spans]
+        scales.append(torch.cat(found, 1).add_(EPSILON).rsqrt_().t())
+    scale = torch.stack(scales).unsqueeze(-1)
+    return torch.stack([q, k]).float() * scale, scale
 
 
 def _unit_backward(grad: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
@@ -128,70 +143,76 @@ def _unit_backward(grad: Tensor, unit: Tensor, scale: Tensor) -> Tensor:
 
 
 class _DeltaRule(Function):
-    """Of each chunk, with q and k of length 1, c the sums of g within it and S the state before it:
+    """Of each chunk, with q and k of length 1, q divided by the root of their width, b = β k, c the sums of g within it
+    and S the state before it:
 
-    A = (q kᵀ) e^(cᵢ - cⱼ), j ≤ i        M = (k kᵀ) e^(cᵢ - cⱼ), j < i        R = (1 + β M)⁻¹
-    x = v - e^c (k S)        u = R (β x)        o = e^c (q S) + A u        S' = e^(c_end) S + (e^(c_end - c) k)ᵀ u
+    A = (q kᵀ) e^(cᵢ - cⱼ), j ≤ i        M = (b kᵀ) e^(cᵢ - cⱼ), j < i        U, W = (1 + M)⁻¹ (β v, e^c b)
+    u = U - W S        o = e^c (q S) + A u        S' = e^(c_end) S + (e^(c_end - c) k)ᵀ u
+
+    All of it is rounded where transformers rounds, whose models make a difference of the last digit tenfold.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunks: Chunks) -> Tensor:
-        layout, size = _Layout(chunks, v.shape[1]), chunks.tokens.shape[1]
-        unit, scale = _unit(torch.stack([q, k]).float())
-        both = layout.spread(unit)
+        layout, size, width = _Layout(chunks, v.shape[1]), chunks.tokens.shape[1], v.shape[-1]
+        spans = tuple(pairwise(chunks.cu_seqlens))
+        if k.shape[1] != v.shape[1] or q.device.type != "cpu":  # transformers repeats them, one vector after another
+            q, k, spans = q.contiguous(), k.contiguous(), ((0, len(q)),)
+        unit, scale = _unit(q, k, spans)
         rate, sums = layout.spread_numbers(beta), layout.spread_numbers(g).cumsum(2)
-        decayed = _decayed(both, sums)
-        scores = _halves(torch.matmul(both, both[:, :, size:].mT)).mul_(decayed.pairs.unsqueeze(2))
-        attention, mixing = scores[:, :, 0], scores[:, :, 1].tril_(-1)
-        eye = torch.eye(size, device=q.device).expand_as(mixing)
-        inverse = torch.linalg.solve_triangular(mixing * rate, eye, upper=False, unitriangular=True)
+        decayed = _decayed(layout.spread(unit), rate, sums)
+        scores = _halves(torch.matmul(decayed.left, decayed.keys.mT)).mul_(decayed.pairs.unsqueeze(2))
         x = layout.spread(v.float()[None])
+        known = torch.cat([x * rate, decayed.kept[:, :, size:]], -1)
+        mixing = scores[:, :, 1].contiguous()  # strided, it would be solved by sums in another order
+        solved = torch.linalg.solve_triangular(mixing, known, upper=False, unitriangular=True)
         made, new, states = torch.empty_like(x), torch.empty_like(x), list[Tensor]()
-        state = x.new_zeros(chunks.alive[0], layout.heads, q.shape[-1], v.shape[-1])
+        state = x.new_zeros(chunks.alive[0], layout.heads, q.shape[-1], width)
         for at in layout.steps():
             states.append(state[: at.stop - at.start])
-            seen = torch.matmul(decayed.kept[at], states[-1])
-            made[at] = seen[:, :, :size]
-            new[at] = torch.matmul(inverse[at], x[at].sub_(seen[:, :, size:]) * rate[at])
-            state = torch.matmul(decayed.late[at].mT, new[at]).addcmul_(states[-1], decayed.grown[at, :, -1:])
-        made += torch.matmul(attention, new)
-        ctx.save_for_backward(unit, scale, sums, rate, scores, inverse, x, new, torch.cat(states))
+            torch.sub(solved[at, ..., :width], torch.matmul(solved[at, ..., width:], states[-1]), out=new[at])
+            made[at] = torch.matmul(decayed.kept[at, :, :size], states[-1])
+            state = (states[-1] * decayed.grown[at, :, -1:]).add_(torch.matmul(decayed.late[at].mT, new[at]))
+        made += torch.matmul(scores[:, :, 0], new)
+        ctx.save_for_backward(unit, scale, sums, rate, scores, solved, x, new, torch.cat(states))
         ctx.layout, ctx.dtypes = layout, [each.dtype for each in (q, k, v, g, beta)]
-        return layout.gather(made)[0].mul_(q.shape[-1] ** -0.5).to(q.dtype)
+        return layout.gather(made)[0].to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        unit, scale, sums, rate, scores, inverse, x, new, states = ctx.saved_tensors
-        layout, size = ctx.layout, x.shape[2]
-        both = layout.spread(unit)
-        decayed = _decayed(both, sums)
-        d_made = layout.spread(grad.float()[None])
-        d_made.mul_(layout.chunks.filled[:, None, :, None]).mul_(unit.shape[-1] ** -0.5)
+        unit, scale, sums, rate, scores, solved, x, new, states = ctx.saved_tensors
+        layout, size, width = ctx.layout, x.shape[2], x.shape[-1]
+        decayed = _decayed(layout.spread(unit), rate, sums)
+        d_made = layout.spread(grad.float()[None]).mul_(layout.chunks.filled[:, None, :, None])
         d_new = torch.matmul(scores[:, :, 0].mT, d_made)
-        d_seen, d_states, solved = torch.cat([d_made, d_made], 2), torch.zeros_like(states), torch.empty_like(x)
+        d_seen, d_states = torch.cat([d_made, d_made], 2), torch.zeros_like(states)
+        reading = torch.cat([decayed.kept[:, :, :size], solved[..., width:]], 2)
         state = states[:0]
         for at in reversed(layout.steps()):
             d_states[at][: len(state)] = state
             d_new[at] += torch.matmul(decayed.late[at], d_states[at])
-            solved[at] = torch.matmul(inverse[at].mT, d_new[at])
-            torch.mul(solved[at], -rate[at], out=d_seen[at, :, size:])
-            state = torch.matmul(decayed.kept[at].mT, d_seen[at])
-            state.addcmul_(d_states[at], decayed.grown[at, :, -1:])
-        d_mixing = torch.matmul(solved, new.mT).neg_().tril_(-1)
-        d_rate = torch.linalg.vecdot(solved, x) + torch.linalg.vecdot(d_mixing, scores[:, :, 1])
-        d_scores = torch.stack([torch.matmul(d_made, new.mT).tril_(), d_mixing.mul_(rate)], 2)
+            torch.neg(d_new[at], out=d_seen[at, :, size:])
+            state = torch.matmul(reading[at].mT, d_seen[at]).addcmul_(d_states[at], decayed.grown[at, :, -1:])
+        d_kept, d_late = torch.matmul(d_seen, states.mT), torch.matmul(new, d_states.mT)
+        found = torch.cat([d_new, d_kept[:, :, size:]], -1)
+        mixing = scores[:, :, 1].contiguous()
+        found = torch.linalg.solve_triangular(mixing.mT, found, upper=True, unitriangular=True)
+        d_mixing = torch.matmul(found, solved.mT).neg_().tril_(-1)
+        d_scores = torch.stack([torch.matmul(d_made, new.mT).tril_(), d_mixing], 2)
+        d_x, d_kept[:, :, size:] = found[..., :width], found[..., width:]
         # A sum of g lets what comes after it grow, and what comes before it fall.
         d_pairs = (d_scores * scores).sum(2)
-        d_kept, d_late = torch.matmul(d_seen, states.mT), torch.matmul(new, d_states.mT)
         until = torch.linalg.vecdot(d_late, decayed.late)
         through = torch.linalg.vecdot(d_states.flatten(2), states.flatten(2)) * decayed.grown[:, :, -1, 0]
         d_sums = d_pairs.sum(-1) - d_pairs.sum(-2) - until + _halves(torch.linalg.vecdot(d_kept, decayed.kept)).sum(2)
         d_sums[:, :, -1] += until.sum(-1) + through
         d_scores = d_scores.mul_(decayed.pairs.unsqueeze(2)).flatten(2, 3)
-        d_both = torch.matmul(d_scores, both[:, :, size:]).addcmul_(d_kept, torch.cat([decayed.grown] * 2, 2))
-        d_both[:, :, size:] += torch.matmul(d_scores.mT, both).addcmul_(d_late, decayed.rest)
+        d_both = torch.matmul(d_scores, decayed.keys).addcmul_(d_kept, torch.cat([decayed.grown] * 2, 2))
+        d_rate = torch.linalg.vecdot(d_both[:, :, size:], decayed.keys) + torch.linalg.vecdot(d_x, x)
+        d_both[:, :, :size] *= unit.shape[-1] ** -0.5
+        d_both[:, :, size:] *= rate
+        d_both[:, :, size:] += torch.matmul(d_scores.mT, decayed.left).addcmul_(d_late, decayed.rest)
         d_q, d_k = _unit_backward(layout.gather(d_both), unit, scale)
-        d_v = layout.gather(d_seen[:, :, size:])[0].neg_()
         d_g = layout.gather_numbers(d_sums.flip(2).cumsum(2).flip(2))
-        found = (d_q, d_k, d_v, d_g, layout.gather_numbers(d_rate))
-        return *(each.to(dtype) for each, dtype in zip(found, ctx.dtypes, strict=True)), None
+        results = (d_q, d_k, layout.gather(d_x * rate)[0], d_g, layout.gather_numbers(d_rate))
+        return *(each.to(dtype) for each, dtype in zip(results, ctx.dtypes, strict=True)), None

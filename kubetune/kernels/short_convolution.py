@@ -15,11 +15,13 @@ from torch.autograd import Function
 
 class Boundaries(NamedTuple):
     """First tokens of sequences, whose filters would reach into the sequence before: `rows` `[n]` of the packed batch,
-    what their filters see, `taps` `[n, width]`, the oldest first, and where that is of their own sequence, `own`."""
+    what their filters see, `taps` `[n, width]`, the oldest first, and where that is of their own sequence, `own`; where
+    sequences begin and end, `cu_seqlens`."""
 
     rows: Tensor
     taps: Tensor
     own: Tensor
+    cu_seqlens: tuple[int, ...]
 
 
 @lru_cache(maxsize=4)
@@ -30,7 +32,7 @@ def boundaries(cu_seqlens: tuple[int, ...], width: int, device: torch.device) ->
     rows, starts = torch.tensor(found, dtype=torch.long).reshape(-1, 2).t()
     taps = rows[:, None] + torch.arange(1 - width, 1)
     own = taps >= starts[:, None]
-    return Boundaries(rows.to(device), taps.clamp(min=0).to(device), own.to(device))
+    return Boundaries(rows.to(device), taps.clamp(min=0).to(device), own.to(device), cu_seqlens)
 
 
 def short_convolution(
@@ -41,21 +43,39 @@ def short_convolution(
     return cast(Tensor, _ShortConvolution.apply(x, weight, bias, found, silu))  # type: ignore[no-untyped-call]
 
 
+def _silu(y: Tensor, cu_seqlens: tuple[int, ...]) -> Tensor:
+    """silu of `[tokens, channels]`. A CPU rounds the last tokens of a channel otherwise than those it takes several of
+    at once: each sequence's lie as where it is alone."""
+    lying = y.t().contiguous()
+    made = torch.empty_like(lying)
+    for start, stop in pairwise(cu_seqlens):
+        torch.ops.aten.silu.out(lying[:, start:stop], out=made[:, start:stop])
+    return made.t()
+
+
 class _ShortConvolution(Function):
-    """Filters as shifted products of the whole stream, in fp32; rows at boundaries are made anew."""
+    """Filters as shifted products of the whole stream, in fp32, the oldest token's first, by which they are rounded as
+    those of torch's own convolution; rows at boundaries are made anew."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, edge: Boundaries, silu: bool) -> Tensor:
         wide, taps = x.float(), weight.float().t().contiguous()
-        y = wide * taps[-1]
-        for shift, tap in enumerate(reversed(taps[:-1].unbind()), start=1):
-            y[shift:].addcmul_(wide[:-shift], tap)
-        y.index_copy_(0, edge.rows, (wide[edge.taps] * (edge.own[..., None] * taps)).sum(1))
+        y, last = torch.zeros_like(wide), len(taps) - 1
+        for n, tap in enumerate(taps):
+            y[last - n :].addcmul_(wide[: len(wide) - (last - n)], tap)
+        seen = wide[edge.taps] * edge.own[..., None]
+        first = torch.zeros_like(seen[:, 0])
+        for n, tap in enumerate(taps):
+            first.addcmul_(seen[:, n], tap)
+        y.index_copy_(0, edge.rows, first)
         if bias is not None:
             y.add_(bias.float())
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, taps, y if silu else None)
         ctx.edge, ctx.dtypes = edge, (x.dtype, weight.dtype, bias)
-        return (F.silu(y) if silu else y).to(x.dtype)
+        if silu:
+            exact = y.device.type == "cpu" and x.dtype is torch.float32
+            return (_silu(y, edge.cu_seqlens) if exact else F.silu(y)).to(x.dtype)
+        return y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:

@@ -31,6 +31,8 @@ VARLEN_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k
 """Arguments that tell kernels where sequences begin and end."""
 CHUNK = 32
 """Tokens of a chunk on a CPU, whose length changes nothing but the rounding."""
+EXACT_CHUNK = 64
+"""The same of the delta rule in float32, as in transformers: a packed batch is rounded as its sequences alone."""
 CHANNEL_CHUNK = 8
 """The same where each channel decays by itself, so that all pairs of a chunk's tokens are compared in each."""
 NOTICED = {torch.float32: 1e-6}
@@ -209,7 +211,8 @@ def _convolved(_: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, **
 def _learned_by_differences(stock: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, **kwargs: Any) -> Any:
     if not kwargs.get("use_qk_l2norm_in_kernel"):
         return _scanned(stock, q, k, v, **kwargs)
-    chunks = chunks_of(CURRENT.cu_seqlens or (), CHUNK, q.device)
+    size = EXACT_CHUNK if q.dtype is torch.float32 else CHUNK
+    chunks = chunks_of(CURRENT.cu_seqlens or (), size, q.device)
     return delta_rule(q[0], k[0], v[0], kwargs["g"][0], kwargs["beta"][0], chunks)[None], None
 
 

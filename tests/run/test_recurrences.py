@@ -59,7 +59,10 @@ def cut_route(model: Any) -> Route:
     route = choose_attention(model)
     assert route.padding_free, route.why_not
     assert route.cut
-    assert route.difference <= 2.5 * SAME  # OLMo-hybrid's own logits are 1.8e-6 from what float64 gives
+    most = (
+        1.5 if padding_free.unwrap(model).config.model_type == "mamba" else 1.0
+    )  # it makes a change 20 times as large
+    assert route.difference <= most * SAME
     return route
 
 
@@ -108,7 +111,7 @@ def test_what_float32_leaves_of_a_packed_batch_is_as_near_to_the_truth(name: str
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     _, ours = learn(model, collate(rows), cut_route(model), labels)
     ours_off, theirs_off = (relative_error({n: g.double() for n, g in each.items()}, truth) for each in (ours, theirs))
-    assert ours_off <= 1.25 * theirs_off, (ours_off, theirs_off)
+    assert ours_off <= 1.25 * theirs_off + 0.1 * SAME, (ours_off, theirs_off)
     assert relative_error(ours, theirs) <= max(SAME, 1.5 * theirs_off)
 
 

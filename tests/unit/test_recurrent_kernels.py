@@ -61,3 +61,24 @@ def test_a_short_convolution_sees_its_own_sequence_alone(silu: bool) -> None:
         return torch.cat([theirs.causal_conv1d_fn(part, weight, bias, activation=activation)[0].t() for part in parts])
 
     require_near(inputs, lambda *each: short_convolution(*each, CU_SEQLENS, silu=silu), alone)
+
+
+@pytest.mark.parametrize("key_heads", [2, 4])
+def test_float32_is_rounded_as_where_sequences_are_alone(key_heads: int) -> None:
+    """Models make what kernels round otherwise tenfold; so a packed batch must not round otherwise."""
+    torch.manual_seed(0)
+    widths, total = [key_heads * 16, key_heads * 16, 64], CU_SEQLENS[-1]
+    x, weight = torch.randn(total, sum(widths)), torch.randn(sum(widths), 4)
+    decay, rate = -3 * F.softplus(torch.randn(total, 4)), 2 * torch.rand(total, 4)
+
+    def heads(filtered: Tensor) -> list[Tensor]:
+        return [part.unflatten(-1, (-1, 16)) for part in filtered.split(widths, -1)]
+
+    found = short_convolution(x, weight, None, CU_SEQLENS, silu=True)
+    packed = delta_rule(*heads(found), decay, rate, chunks_of(CU_SEQLENS, 64, x.device))
+    for start, stop in pairwise(CU_SEQLENS):
+        alone = theirs.causal_conv1d_fn(x[None, start:stop].mT, weight, activation="silu").mT
+        numbers = {"g": decay[None, start:stop], "beta": rate[None, start:stop]}
+        made = theirs.torch_chunk_gated_delta_rule(*heads(alone), **numbers, use_qk_l2norm_in_kernel=True)[0][0]
+        for ours, other in ((found[start:stop], alone[0]), (packed[start:stop], made)):
+            assert float((ours - other).norm()) <= 2e-8 * float(other.norm())
