@@ -194,6 +194,12 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
                 f"lora.target_parameters: {target} {said}; "
                 + (f"did you mean {close}?" if close else f"it has {', '.join(ends)}")
             )
+        modules = {name.rpartition(".")[0] for name in known if is_target(name, (target,))}
+        if any(UNREACHED.fullmatch(name) or isinstance(model.get_submodule(name), nn.Conv1d) for name in modules):
+            raise errors.ConfigError(
+                f"lora.target_parameters: {target} can have no adapter, as this model computes with it by itself; "
+                "leave it out"
+            )
         yield target
 
 

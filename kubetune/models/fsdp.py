@@ -60,7 +60,7 @@ def load(
         )
     for parameter in model.parameters() if config.lora is None else ():
         if not isinstance(parameter, DTensor):  # what does not learn, and was read as what does
-            parameter.data = parameter.data.to(arithmetic)
+            parameter.requires_grad_(False).data = parameter.data.to(arithmetic)
     # What is saved says what is computed with, and nothing of how many ranks there were.
     model.config.dtype, model.config.distributed_config = arithmetic, None
     return cast(nn.Module, model)
@@ -114,7 +114,8 @@ def cut(lm: Any, policy: MixedPrecisionPolicy, whole: str = ADAPTED) -> Any:
         if all(holders[parameter] == 1 for parameter in layer.parameters()):  # Zamba's share some of theirs
             fully_shard(layer, mp_policy=policy)
     is_whole = re.compile(whole).fullmatch
-    fully_shard(lm, mp_policy=policy, ignored_params={p for name, p in lm.named_parameters() if is_whole(name)})
+    still = {p for name, p in lm.named_parameters() if is_whole(name) or not p.requires_grad}
+    fully_shard(lm, mp_policy=policy, ignored_params=still)
     for module in lm.modules():
         if isinstance(module, FSDPModule):
             # The loss is divided once for the whole global batch, so gradients are summed, not averaged.

@@ -286,16 +286,18 @@ def test_targets_that_cannot_be_are_refused(settings, said):
 
 
 @pytest.mark.parametrize(
-    ("name", "targets", "said"),
+    ("name", "modules", "parameters", "said"),
     [
-        ("qwen3", ["q_proj", "lm_head"], "lm_head is the output head, whose product and the loss are one"),
-        ("qwen3_next", ["q_proj", "conv1d"], "conv1d can have no adapter, as .* by itself .Conv1d."),
-        ("deepseek_v4", ["o_a_proj"], "o_a_proj can have no adapter, as .* by itself .DeepseekV4GroupedLinear."),
+        ("qwen3", ["q_proj", "lm_head"], [], "lm_head is the output head, whose product and the loss are one"),
+        ("qwen3_next", ["q_proj", "conv1d"], [], "conv1d can have no adapter, as .* by itself .Conv1d."),
+        ("qwen3_5_text", ["q_proj"], ["conv1d.weight"], "target_parameters: conv1d.weight can have no adapter, as .*"),
+        ("deepseek_v4", ["o_a_proj"], [], "o_a_proj can have no adapter, as .* by itself .DeepseekV4GroupedLinear."),
     ],
 )
-def test_targets_whose_adapters_would_learn_nothing_are_refused(name, targets, said):
+def test_targets_whose_adapters_would_learn_nothing_are_refused(name, modules, parameters, said):
+    lora = LoraConfig(r=4, target_modules=modules, target_parameters=parameters)
     with pytest.raises(ConfigError, match=said):
-        add_lora(of(name), LoraConfig(r=4, target_modules=targets), task_type="CAUSAL_LM", seed=0)
+        add_lora(of(name), lora, task_type="CAUSAL_LM", seed=0)
 
 
 def of(name: str) -> Any:

@@ -123,9 +123,14 @@ def test_slices_are_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
 
 
 @slow
-def test_layers_that_share_weights_are_cut_with_what_is_around_them(tmp_path: Path, inputs: Path) -> None:
+@pytest.mark.parametrize("name", ["zamba2", "hrm_text"])
+def test_shared_weights_and_values_that_never_learn_are_saved_as_by_copies(
+    tmp_path: Path, inputs: Path, name: str
+) -> None:
+    """Zamba's layers share weights, which are cut with what is around them; HRM has a first state that is no weight."""
     train_tokenizer(tmp_path / "model")
-    build_model("zamba2", {**HYBRIDS["zamba2"], "vocab_size": 512}, lora=False).save_pretrained(tmp_path / "model")
+    settings = {**(HYBRIDS[name] if name in HYBRIDS else small_configs.settings(name)), "vocab_size": 512}
+    build_model(name, settings, lora=False).save_pretrained(tmp_path / "model")
     training = {"max_steps": 3, "per_device_train_batch_size": 1}
     ours, theirs = (
         toy.finished(tmp_path / kind, make_config(inputs, kind, training, model=str(tmp_path / "model"), **FULL), 2)
