@@ -43,7 +43,8 @@ class VolumeReader:
 
     def target(self) -> Target:
         """A container that answers now. Raises EnvironmentFault where none does, three made for it included."""
-        own = [] if self._own is None else [Target(pods.name_of(self._own), FILES)]
+        # Twice, as one answer may fail to come from a pod that has just begun, or while a connection is cut.
+        own = [] if self._own is None else [Target(pods.name_of(self._own), FILES)] * 2
         if answering := self._answering(own):
             return answering
         there = running(self._cluster, self._spec)

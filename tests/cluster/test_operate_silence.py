@@ -91,6 +91,7 @@ def test_a_log_is_followed_through_one_pod_while_none_of_the_run_answers(
                 time.sleep(0.02)
             with log.open("a") as file:
                 file.write(f"{line}\n")
+        desk.cluster.trouble(EXEC, code=500, message=DIAL, about="-files-", times=1)
         desk.cluster.request("PATCH", desk.cluster._path("Job", "fit"), STOP, "application/merge-patch+json")
 
     with ThreadPoolExecutor(1) as pool:
