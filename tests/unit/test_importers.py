@@ -511,6 +511,14 @@ def test_a_recipe_for_trl_with_a_mixture_and_no_number_of_steps(tmp_path: Path) 
     assert notes(found, "dropped").keys() == {"chat_template", "dataset_mixture.datasets[1].columns"}
 
 
+def test_a_key_of_another_tool_is_not_taken_for_one_of_this(tmp_path: Path) -> None:
+    found, config = imported(tmp_path, f"{AXOLOTL}use_rslora: true\npacking: true\n")
+    assert config.lora is not None
+    assert not config.lora.use_rslora
+    dropped = notes(found, "dropped")
+    assert all("not known to `kubetune import`" in dropped[key] for key in ("use_rslora", "packing"))
+
+
 def test_what_is_taken_out_again_is_named_by_the_key_it_came_from(tmp_path: Path) -> None:
     text = AXOLOTL.replace("val_set_size: 0.05", "val_set_size: 0").replace("adapter: qlora", "adapter: lora")
     text = text.replace("load_in_4bit: true", "load_in_4bit: false")

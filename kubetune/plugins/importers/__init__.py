@@ -98,7 +98,12 @@ def _settle(draft: Draft) -> None:
     if draft.has("push.private") and not draft.has("push.repo"):
         del draft.settings[("push", "private")]
         draft.unneeded("hub_private_repo", "nothing is uploaded")
-    if draft.settings.get(("training", "parallelism")) == "fsdp":
+    ours = draft.settings
+    refused = [("quantization",), ("lora", "dropout"), ("lora", "use_dora"), ("training", "parallelism")]
+    if ("lora",) not in ours or ours.get(("task",), "causal_lm") != "causal_lm" or any(map(ours.get, refused)):
+        why = "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded"
+        draft.withdraw("training.fp8", why)
+    if ours.get(("training", "parallelism")) == "fsdp":
         _settle_sharding(draft)
 
 

@@ -295,8 +295,9 @@ _KERNEL = unneeded("kubetune uses its own fused parts where they are proved equa
 RULES: dict[str, Rule] = {
     **common.TRAINING,
     **common.plain(
-        "base_model sequence_len micro_batch_size eval_batch_size num_epochs lora_r lora_alpha "
-        "lora_dropout dataset_processes dataset_num_proc loss_watchdog_threshold loss_watchdog_patience"
+        "base_model sequence_len micro_batch_size eval_batch_size num_epochs lora_r lora_alpha lora_dropout "
+        "lora_target_modules load_in_4bit load_in_8bit fp8 activation_offloading dataset_processes dataset_num_proc "
+        "loss_watchdog_threshold loss_watchdog_patience"
     ),
     **each("revision_of_model model_revision", same("model.revision")),
     **{name: flag("model.dtype", name) for name in ("float32", "float16", "bfloat16")},

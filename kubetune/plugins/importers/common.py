@@ -47,8 +47,8 @@ schedule = choice(
 
 
 def plain(keys: str) -> dict[str, Rule]:
-    """Keys that a run file takes as they are, and what they mean there."""
-    return {key: same(ALIASES[key].path) for key in keys.split()}
+    """Keys that a run file takes as they are, or that several tools have, and what they mean here."""
+    return {key: _OF_SEVERAL.get(key) or same(ALIASES[key].path) for key in keys.split()}
 
 
 def optimizer(draft: Draft, key: str, value: Any) -> None:
@@ -166,18 +166,6 @@ def max_steps(draft: Draft, key: str, value: Any) -> None:
         draft.unneeded(key, "off: epochs decide")
     else:
         draft.carry(key, "training.max_steps", value)
-
-
-def fp8(draft: Draft, key: str, value: Any) -> None:
-    """Ours is for LoRA on a plain base."""
-    ours = draft.settings
-    refused = [("quantization",), ("lora", "dropout"), ("lora", "use_dora"), ("training", "parallelism")]
-    if not as_flag(value):
-        draft.unneeded(key, "off, as here")
-    elif ("lora",) in ours and ours.get(("task",), "causal_lm") == "causal_lm" and not any(map(ours.get, refused)):
-        draft.carry(key, "training.fp8", True)
-    else:
-        draft.drop(key, "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded")
 
 
 def total_limit(draft: Draft, key: str, value: Any) -> None:
@@ -339,6 +327,18 @@ def number(draft: Draft, key: str, value: Any, path: str) -> None:
         draft.drop(key, f"a shell variable; set {path}")
 
 
+_OF_SEVERAL: dict[str, Rule] = {
+    "packing": packing,
+    "padding_free": unneeded("nothing is padded here either way"),
+    "lora_target_modules": modules,
+    "use_rslora": flag("lora.use_rslora", True),
+    "use_dora": flag("lora.use_dora", True),
+    "load_in_4bit": flag("quantization", "4bit"),
+    "load_in_8bit": flag("quantization", "8bit"),
+    "fp8": flag("training.fp8", True),
+    "activation_offloading": dropped("activations are recomputed (gradient_checkpointing), not moved to the host"),
+}
+"""Rules for keys that some tools have, and others do not know."""
 _OTHER_KINDS = ("fp16", "float16", "bfloat16", "dtype", "torch_dtype", "load_in_8bit")
 _ROWS = "a step holds as many tokens as there"
 TRACKERS, _SWITCHES = ("mlflow", "wandb", "trackio"), ("", "_project", "_project_name", "_experiment_name")
@@ -357,15 +357,6 @@ TRAINING: dict[str, Rule] = {
         "per_device_eval_batch_size learning_rate warmup_ratio weight_decay max_grad_norm adam_beta1 adam_beta2 "
         "adam_epsilon metric_for_best_model greater_is_better early_stopping_patience seed output_dir"
     ),
-    "packing": packing,
-    "padding_free": unneeded("nothing is padded here either way"),
-    "lora_target_modules": modules,
-    "use_rslora": flag("lora.use_rslora", True),
-    "use_dora": flag("lora.use_dora", True),
-    "load_in_4bit": flag("quantization", "4bit"),
-    "load_in_8bit": flag("quantization", "8bit"),
-    "fp8": fp8,
-    "activation_offloading": dropped("activations are recomputed (gradient_checkpointing), not moved to the host"),
     "adam_eps": same("training.adam_epsilon"),
     "streaming": dropped("data are prepared once, into files that need no memory"),
     **each("dtype torch_dtype", choice("model.dtype", {n: n for n in ("auto", "bfloat16", "float16", "float32")})),
@@ -437,7 +428,7 @@ TRAINING: dict[str, Rule] = {
         unneeded(_NO_EFFECT),
     ),
 }
-"""Rules for the keys of TrainingArguments and of PEFT, under their own names."""
+"""Rules for the keys of TrainingArguments, under their own names."""
 
 
 def pin_fsdp(draft: Draft, *keys: str) -> None:

@@ -131,8 +131,7 @@ class Draft:
 
     def apply(self, rules: Mapping[str, Rule]) -> None:
         """Every key that nobody took yet goes to its rule; one without a rule is dropped by name."""
-        # fp8's rule looks at what became of the others.
-        for key, value in sorted(self.given.items(), key=lambda item: item[0] == "fp8"):
+        for key, value in self.given.items():
             if key in self.seen or is_empty(value):
                 continue
             if rule := rules.get(key):

@@ -146,7 +146,7 @@ RULES: dict[str, Rule] = {
     **common.TRAINING,
     **common.plain(
         "model_name_or_path model_revision cutoff_len preprocessing_num_workers lora_rank lora_alpha "
-        "lora_dropout early_stopping_steps"
+        "lora_dropout use_rslora use_dora packing fp8 early_stopping_steps"
     ),
     "stage": _stage,
     "val_size": common.share,

@@ -134,7 +134,8 @@ RULES: dict[str, Rule] = {
     **common.TRAINING,
     **common.plain(
         "model_revision max_length dataset_num_proc lora_rank lora_alpha lora_dropout "
-        "early_stop_interval micro_batch_size global_batch_size lr target_parameters"
+        "early_stop_interval micro_batch_size global_batch_size lr target_parameters use_rslora use_dora "
+        "packing padding_free"
     ),
     **each("model model_id_or_path", same("model.path")),
     "gradient_accumulation_steps": _accumulation,

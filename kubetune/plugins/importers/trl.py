@@ -150,7 +150,8 @@ RULES: dict[str, Rule] = {
     **common.TRAINING,
     **common.plain(
         "model_name_or_path model_revision max_length max_seq_length dataset_num_proc lora_r lora_alpha lora_dropout "
-        "lora_target_parameters lora_modules_to_save"
+        "lora_target_parameters lora_modules_to_save lora_target_modules use_rslora use_dora load_in_4bit load_in_8bit "
+        "packing padding_free activation_offloading"
     ),
     **each("chat_template_path chat_template", template_file),
     "dataset_mixer": dropped("write each data set into data.train as a source with its split and weight"),
