@@ -127,13 +127,13 @@ def _halves(both: Tensor) -> Tensor:
 def _unit(q: Tensor, k: Tensor, spans: tuple[tuple[int, int], ...]) -> tuple[Tensor, Tensor]:
     """Vectors of length 1, `[2, tokens, heads, width]`, and what they were multiplied by. A CPU adds squares in an
     order that depends on number and strides of the vectors: those of each of `spans` are added by themselves."""
-    scales = []
-    for x in (q.float(), k.float()):
+    wide, scales = (q.float(), k.float()), []
+    for x in wide:
         squares = (x * x).transpose(0, 1)
         found = [squares[:, start:stop].sum(-1) for start, stop in spans]
         scales.append(torch.cat(found, 1).add_(EPSILON).rsqrt_().t())
     scale = torch.stack(scales).unsqueeze(-1)
-    return torch.stack([q, k]).float() * scale, scale
+    return torch.stack(wide) * scale, scale
 
 
 def _unit_backward(grad: Tensor, unit: Tensor, scale: Tensor) -> Tensor:

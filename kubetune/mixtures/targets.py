@@ -42,7 +42,9 @@ def find_targets(model: nn.Module, lora: LoraConfig, *, frozen: Callable[[str], 
     wanted = lora.target_modules
     parameters = list(_asked(model, lora.target_parameters))
     stacks = stacks_of(model)
-    takes_in_too_much = wanted == "all-linear" and (routers_of(model) or _unreached(model))
+    takes_in_too_much = wanted == "all-linear" and (
+        routers_of(model) or any(map(UNREACHED.fullmatch, linear_names(model)))
+    )
     if not stacks and not takes_in_too_much:
         if not isinstance(wanted, str):
             _require(wanted, linear_names(model))
@@ -106,10 +108,6 @@ def _in_mixture(
     every = [name for name, _ in model.named_parameters()]
     parameters = [*parameters, *_short(sorted(tensors), every, parts=2)]
     return Targets(_short(modules, [name for name, _ in model.named_modules()]), sorted(set(parameters)))
-
-
-def _unreached(model: nn.Module) -> list[str]:
-    return [name for name in linear_names(model) if UNREACHED.fullmatch(name)]
 
 
 def _is_adaptable(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec
@@ -101,6 +101,7 @@ def reading_slices() -> ExitStack:
     from torch.distributed.tensor import DTensor
 
     places, slicing = (TURNING, SLICING, CONVERTING, BEGINNING), SLICING.owner()
+    parameters = cache(lambda model: dict(model.named_parameters()))
     undo, (turn, read, make, begin) = ExitStack(), (vars(place.owner())[place.name] for place in places)
 
     def turned(self: Any, input_dict: dict[str, Any], *patterns: Any, **kwargs: Any) -> Any:
@@ -117,12 +118,12 @@ def reading_slices() -> ExitStack:
 
     def made(self: Any, *args: Any, model: Any, **kwargs: Any) -> Any:
         def own(name: str, value: Any) -> Any:
-            parameter = parameters.get(name)
+            parameter = parameters(model).get(name)
             if not (isinstance(value, Tensor) and isinstance(parameter, DTensor) and parameter.shape == value.shape):
                 return value
             return read(slicing(parameter), value, device=value.device, dtype=value.dtype)
 
-        found, parameters = make(self, *args, model=model, **kwargs), dict(model.named_parameters())
+        found = make(self, *args, model=model, **kwargs)
         return {name: own(name, value) for name, value in found.items()}
 
     def begun(self: Any, module: Any, is_custom_code: bool = False) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def page_of(runs: Sequence[RunRecord], search: SearchFacts | None = None) -> tup
     return "compare.html", {**common, **_comparison(runs, search)}
 
 
-@cache
+@lru_cache(maxsize=1)
 def environment(*first: BaseLoader) -> Environment:
     """Templates of this package, with those of `first` before them."""
     made = Environment(
