@@ -44,11 +44,17 @@ Way = Callable[[], Sequence[Any]]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is not measured yet, and show the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.answers", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.answers", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--model", choices=models.SHAPES, default="q32k")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/evaluation.md")
+    parser.add_argument(
+        "--fresh", action="store_true", help="replace today's results instead of going on with them"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the table into docs/evaluation.md"
+    )
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     results = open_results(quick=False, fresh=args.fresh, subject="answers")
@@ -56,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     models.make_model(args.model, folder)
     for case in TITLES:
         ways = (
-            answering(folder, adapted=case.endswith("LoRA")) if case.startswith("answers") else choosing(folder, case)
+            answering(folder, adapted=case.endswith("LoRA"))
+            if case.startswith("answers")
+            else choosing(folder, case)
         )
         measure(case, ways, args.repeats, results)
     text = render(results)
@@ -77,7 +85,9 @@ def measure(case: str, ways: Mapping[str, Way], repeats: int, results: Results) 
             said[way] = ask()
             seconds = time.process_time() - began[0], time.perf_counter() - began[1]
             same = _same(said[way], next(iter(said.values())))
-            results.add("answers", key, {"cpu_seconds": seconds[0], "seconds": seconds[1], "same": same})
+            results.add(
+                "answers", key, {"cpu_seconds": seconds[0], "seconds": seconds[1], "same": same}
+            )
             print(f"{case:<20} {way:<12} {seconds[0]:8.2f} CPU-s", flush=True)
 
 
@@ -118,14 +128,20 @@ def answering(folder: Path, *, adapted: bool) -> dict[str, Way]:
         for start in range(0, len(prompts), size):
             part = prompts[start : start + size]
             longest = max(map(len, part))
-            ids = torch.tensor([[tokenizer.pad_id] * (longest - len(prompt)) + prompt for prompt in part])
-            mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in part])
+            ids = torch.tensor(
+                [[tokenizer.pad_id] * (longest - len(prompt)) + prompt for prompt in part]
+            )
+            mask = torch.tensor(
+                [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in part]
+            )
             out = stock.generate(input_ids=ids, attention_mask=mask, **settings)
             said += [tokenizer.decode(row).strip() for row in out[:, longest:].tolist()]
         return said
 
     wanted = GenerateConfig(metric=("exact_match",), max_new_tokens=NEW_TOKENS, batch_size=BATCH)
-    judge = Judge(wanted, tokenizer, [Question(row, tuple(ids), (5,)) for row, ids in enumerate(prompts)])
+    judge = Judge(
+        wanted, tokenizer, [Question(row, tuple(ids), (5,)) for row, ids in enumerate(prompts)]
+    )
 
     def ours() -> Sequence[str]:
         learner = Learner(model, choose_attention(model))

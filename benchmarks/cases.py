@@ -55,10 +55,16 @@ BF16 = {"model": {"dtype": "bfloat16"}, "arguments": {"gradient_checkpointing": 
 
 TRAINERS: dict[str, Trainer] = {
     "kubetune": Trainer(
-        "kubetune, bf16, compiled", "ours", "ours", {"model.dtype": "bfloat16", "training.compile": True}
+        "kubetune, bf16, compiled",
+        "ours",
+        "ours",
+        {"model.dtype": "bfloat16", "training.compile": True},
     ),
     "kubetune-eager": Trainer(
-        "kubetune, bf16, not compiled", "ours", "ours", {"model.dtype": "bfloat16", "training.compile": False}
+        "kubetune, bf16, not compiled",
+        "ours",
+        "ours",
+        {"model.dtype": "bfloat16", "training.compile": False},
     ),
     "kubetune-unshared": Trainer(
         "kubetune, bf16, compiled, beginnings computed for each row",
@@ -95,7 +101,10 @@ TRAINERS: dict[str, Trainer] = {
         {**BF16, "packed": True, "tuned": True},
     ),
     "trl-grouped": Trainer(
-        "TRL, bf16 weights, no checkpointing, length groups", "trl", "peers", {**BF16, "grouped": True, "tuned": True}
+        "TRL, bf16 weights, no checkpointing, length groups",
+        "trl",
+        "peers",
+        {**BF16, "grouped": True, "tuned": True},
     ),
     "trl-default": Trainer("TRL SFTTrainer, defaults", "trl", "peers"),
     "dpo-best": Trainer(
@@ -106,7 +115,10 @@ TRAINERS: dict[str, Trainer] = {
     ),
     "dpo-default": Trainer("TRL DPOTrainer, defaults", "trl_dpo", "peers"),
     "llamafactory": Trainer(
-        "LLaMA-Factory, defaults with bf16", "llamafactory", "llamafactory", {"arguments": {"bf16": True}}
+        "LLaMA-Factory, defaults with bf16",
+        "llamafactory",
+        "llamafactory",
+        {"arguments": {"bf16": True}},
     ),
 }
 
@@ -181,5 +193,8 @@ class Job:
         """The trainer's settings, with the batch that packing needs for an equal number of sequences a step."""
         settings = dict(TRAINERS[self.trainer].settings)
         if settings.get("packed"):
-            settings |= {"batch": 1, "accumulation": max(1, self.case.packs_per_step // self.processes)}
+            settings |= {
+                "batch": 1,
+                "accumulation": max(1, self.case.packs_per_step // self.processes),
+            }
         return settings

@@ -30,7 +30,9 @@ def measure_once(model: str, results: Results) -> None:
     if results.find(SUITE, {"model": model}) is not None:
         return
     command = [python_of("ours"), "-m", "benchmarks.ceiling", model]
-    output = subprocess.run(command, cwd=ROOT, env=environment(1), capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        command, cwd=ROOT, env=environment(1), capture_output=True, text=True, check=True
+    ).stdout
     line = next(line for line in output.splitlines() if line.startswith(RESULT))
     results.add(SUITE, {"model": model}, json.loads(line.removeprefix(RESULT)))
 

@@ -14,7 +14,9 @@ SIDE_BY_SIDE = [
 TRAINED = ["processes", "rows", "steps", "accuracy", "F1"]
 
 
-def side_by_side(measurements: Sequence[Measurement]) -> list[tuple[str, list[str], list[list[str]]]]:
+def side_by_side(
+    measurements: Sequence[Measurement],
+) -> list[tuple[str, list[str], list[list[str]]]]:
     """Title, head and rows of a table for each case and number of threads."""
     found = [m for m in measurements if m["suite"] == sequence_classification.SUITE]
     tables = []
@@ -22,7 +24,10 @@ def side_by_side(measurements: Sequence[Measurement]) -> list[tuple[str, list[st
         case = CASES[name]
         runs = [m for m in found if (m["case"], m["threads"]) == (name, threads)]
         ours = [m for m in runs if m["trainer"] == "kubetune"]
-        rows = [_row(trainer, [m for m in runs if m["trainer"] == trainer], ours) for trainer in TRAINERS]
+        rows = [
+            _row(trainer, [m for m in runs if m["trainer"] == trainer], ours)
+            for trainer in TRAINERS
+        ]
         what = "LoRA" if case.adapt == "lora" else "full fine-tuning"
         title = f"### Classification, BERT shape {case.shape}: {what}, {case.rows:,} rows, {threads} thread"
         tables.append((title + ("s" if threads > 1 else ""), SIDE_BY_SIDE, rows))
@@ -41,7 +46,10 @@ def _row(trainer: str, runs: Sequence[Measurement], ours: Sequence[Measurement])
 
 
 def _speed(
-    quantity: Callable[[Measurement], float], trainer: str, runs: list[Measurement], ours: Sequence[Measurement]
+    quantity: Callable[[Measurement], float],
+    trainer: str,
+    runs: list[Measurement],
+    ours: Sequence[Measurement],
 ) -> tuple[str, str]:
     """The median over the repeats, and how many times ours it is."""
     speed = Spread.of(map(quantity, runs))
@@ -53,6 +61,12 @@ def trained(measurements: Sequence[Measurement]) -> list[list[str]]:
     """A row for each number of processes that trained on SST-2 from random weights."""
     found = [m for m in measurements if m["suite"] == from_scratch.SUITE and is_measured(m)]
     return [
-        [str(m["processes"]), f"{m['rows']:,}", f"{m['steps']:,}", f"{m['accuracy']:.3f}", f"{m['f1']:.3f}"]
+        [
+            str(m["processes"]),
+            f"{m['rows']:,}",
+            f"{m['steps']:,}",
+            f"{m['accuracy']:.3f}",
+            f"{m['f1']:.3f}",
+        ]
         for m in found
     ]

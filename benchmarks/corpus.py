@@ -75,7 +75,10 @@ def token_rows(corpus: Corpus, vocab_size: int) -> list[Row]:
     """Random ids that end with EOS."""
     draw = random.Random(corpus.seed + 1)
     last = min(vocab_size, LAST_WORD)
-    begun = [[draw.randrange(FIRST_WORD, last) for _ in range(corpus.shared)] for _ in range(corpus.beginnings)]
+    begun = [
+        [draw.randrange(FIRST_WORD, last) for _ in range(corpus.shared)]
+        for _ in range(corpus.beginnings)
+    ]
     rows = []
     for number, length in enumerate(lengths(corpus)):
         ids = [*(draw.randrange(FIRST_WORD, last) for _ in range(length - 1)), EOS]
@@ -95,7 +98,9 @@ class Pair:
     @property
     def sequences(self) -> list[Row]:
         """Both answers, each behind the prompt."""
-        return [Row(self.prompt + answer, len(self.prompt)) for answer in (self.chosen, self.rejected)]
+        return [
+            Row(self.prompt + answer, len(self.prompt)) for answer in (self.chosen, self.rejected)
+        ]
 
 
 def token_pairs(corpus: Corpus, vocab_size: int) -> list[Pair]:
@@ -105,7 +110,10 @@ def token_pairs(corpus: Corpus, vocab_size: int) -> list[Pair]:
     pairs = []
     for row, length in zip(rows, [lengths[-1], *lengths], strict=False):
         length = min(length, corpus.max_length - row.prompt)
-        rejected = [*(draw.randrange(FIRST_WORD, min(vocab_size, LAST_WORD)) for _ in range(length - 1)), EOS]
+        rejected = [
+            *(draw.randrange(FIRST_WORD, min(vocab_size, LAST_WORD)) for _ in range(length - 1)),
+            EOS,
+        ]
         pairs.append(Pair(row.ids[: row.prompt], row.ids[row.prompt :], rejected))
     return pairs
 
@@ -129,7 +137,10 @@ def write_tokens(path: Path, rows: list[Row]) -> None:
     with path.open("w") as file:
         for row in rows:
             words = [word(token) for token in row.ids]
-            texts = {"prompt": " ".join(words[: row.prompt]), "completion": " ".join(words[row.prompt :])}
+            texts = {
+                "prompt": " ".join(words[: row.prompt]),
+                "completion": " ".join(words[row.prompt :]),
+            }
             file.write(json.dumps(texts | {"input_ids": row.ids, "labels": row.labels}) + "\n")
 
 
@@ -147,7 +158,10 @@ def text_rows(corpus: Corpus) -> Iterator[dict[str, str]]:
 
 def _vocabulary(draw: random.Random, size: int = 40_000) -> list[str]:
     syllables = [
-        onset + vowel + coda for onset in "bdfgklmnprstvz" for vowel in "aeiou" for coda in ("", "n", "r", "s")
+        onset + vowel + coda
+        for onset in "bdfgklmnprstvz"
+        for vowel in "aeiou"
+        for coda in ("", "n", "r", "s")
     ]
     found: dict[str, None] = {}
     while len(found) < size:

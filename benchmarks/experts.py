@@ -49,20 +49,43 @@ WAYS = ("peft", "peft, our allocator", "kubetune")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is not measured yet, and show the table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.experts", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.experts", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/performance.md")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="what the weights are in")
-    parser.add_argument("--experts", nargs="+", type=int, default=list(EXPERTS), metavar="N", help="experts of a layer")
-    parser.add_argument("--one", nargs=2, metavar=("WAY", "ROWS"), help="measure this alone, in this process")
+    parser.add_argument(
+        "--fresh", action="store_true", help="replace today's results instead of going on with them"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the table into docs/performance.md"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="what the weights are in",
+    )
+    parser.add_argument(
+        "--experts",
+        nargs="+",
+        type=int,
+        default=list(EXPERTS),
+        metavar="N",
+        help="experts of a layer",
+    )
+    parser.add_argument(
+        "--one", nargs=2, metavar=("WAY", "ROWS"), help="measure this alone, in this process"
+    )
     args = parser.parse_args(argv)
     if args.one:
         print(json.dumps(step(args.one[0], int(args.one[1]), args.dtype, args.experts[0])))
         return
     results = open_results(quick=False, fresh=args.fresh, subject="experts")
     for repeat, experts, rows, way in product(range(args.repeats), args.experts, ROWS, WAYS):
-        measure(results, {"way": way, "rows": rows, "dtype": args.dtype, "experts": experts, "repeat": repeat})
+        measure(
+            results,
+            {"way": way, "rows": rows, "dtype": args.dtype, "experts": experts, "repeat": repeat},
+        )
     text = "\n\n".join(render(results, args.dtype, experts) for experts in args.experts)
     print(text)
     if args.write:
@@ -73,10 +96,19 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measure(results: Results, key: dict[str, Any]) -> None:
     """One way in a new process, unless it is measured already."""
     if results.find("experts", key) is None:
-        command = [sys.executable, "-m", "benchmarks.experts", "--one", key["way"], str(key["rows"])]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.experts",
+            "--one",
+            key["way"],
+            str(key["rows"]),
+        ]
         command += ["--dtype", key["dtype"], "--experts", str(key["experts"])]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        said = subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stdout
+        said = subprocess.run(
+            command, check=True, capture_output=True, text=True, env=environ
+        ).stdout
         found = json.loads(said.splitlines()[-1]) | {"load": os.getloadavg()[0]}
         results.add("experts", key, found)
         print(key, found, flush=True)
@@ -99,7 +131,9 @@ def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
     from kubetune.tasks import causal_lm
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model("qwen3_moe", **SIZES, num_experts=experts, max_position_embeddings=4096)
+    config = AutoConfig.for_model(
+        "qwen3_moe", **SIZES, num_experts=experts, max_position_embeddings=4096
+    )
     lm = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model: Any = add_lora(lm, LoraConfig(r=16), task_type="CAUSAL_LM", seed=0)
     for name, parameter in model.named_parameters():
@@ -124,7 +158,9 @@ def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
     norm = float(torch.stack([g.norm() for g in trained]).norm())
     return {
         "cpu_seconds": min(seconds[1:]),
-        "alone_seconds": alone(model, lambda: causal_lm.backward(learner, batch, 1 / batch.num_labels)),
+        "alone_seconds": alone(
+            model, lambda: causal_lm.backward(learner, batch, 1 / batch.num_labels)
+        ),
         "peak_mb": peak / 1024,
         "tokens": batch.num_tokens,
         "loss": loss,
@@ -154,26 +190,46 @@ def alone(model: Any, run: Callable[[], Any]) -> float:
 
 def render(results: Results, dtype: str, experts: int) -> str:
     """Medians of all ways for each size of a micro-batch, and the median of the repeats' ratios."""
-    measured = [m for m in results.measurements if (m["dtype"], m.get("experts", EXPERTS[0])) == (dtype, experts)]
+    measured = [
+        m
+        for m in results.measurements
+        if (m["dtype"], m.get("experts", EXPERTS[0])) == (dtype, experts)
+    ]
     found = {(m["way"], m["rows"], m["repeat"]): m for m in measured}
     whole = len(WAYS) * len(ROWS)
-    repeats = [r for r in sorted({repeat for _, _, repeat in found}) if sum(key[2] == r for key in found) == whole]
-    head = ("tokens", "PEFT, CPU s", "with our allocator", "kubetune", "faster by", "experts alone faster by")
+    repeats = [
+        r
+        for r in sorted({repeat for _, _, repeat in found})
+        if sum(key[2] == r for key in found) == whole
+    ]
+    head = (
+        "tokens",
+        "PEFT, CPU s",
+        "with our allocator",
+        "kubetune",
+        "faster by",
+        "experts alone faster by",
+    )
     head = (*head, "PEFT, MB above start", "kubetune", "gradient")
     table = []
     for rows in ROWS:
         taken = [[found[way, rows, repeat] for way in WAYS] for repeat in repeats]
         times, only, peaks = (
-            [[one[key] for one in ways] for ways in taken] for key in ("cpu_seconds", "alone_seconds", "peak_mb")
+            [[one[key] for one in ways] for ways in taken]
+            for key in ("cpu_seconds", "alone_seconds", "peak_mb")
         )
         # Norms are fp32: nearer than this they cannot be told apart.
-        apart = max(1.2e-7, *(abs(ours["gradient"] / theirs["gradient"] - 1) for theirs, _, ours in taken))
+        apart = max(
+            1.2e-7, *(abs(ours["gradient"] / theirs["gradient"] - 1) for theirs, _, ours in taken)
+        )
         table.append(
             [
                 f"{taken[0][0]['tokens']:,}",
                 *(f"{median(column):.2f}" for column in zip(*times, strict=True)),
                 *(
-                    " / ".join(f"{median(ways[n] / ways[-1] for ways in column):.2f}×" for n in (0, 1))
+                    " / ".join(
+                        f"{median(ways[n] / ways[-1] for ways in column):.2f}×" for n in (0, 1)
+                    )
                     for column in (times, only)
                 ),
                 *(f"{median(ways[n] for ways in peaks):,.0f}" for n in (0, -1)),

@@ -30,7 +30,10 @@ class Shape:
     @property
     def attention_linears(self) -> list[tuple[int, int]]:
         """(inputs, outputs) of q, k, v and o."""
-        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        queries, keys = (
+            self.num_attention_heads * self.head_dim,
+            self.num_key_value_heads * self.head_dim,
+        )
         hidden = self.hidden_size
         return [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
 
@@ -56,7 +59,10 @@ def training_flops(shape: Shape, adapt: Adapt, lengths: Sequence[int], labels: i
     """FLOPs of forward and backward over sequences of these lengths with `labels` labels in all."""
     is_full = adapt == "full"
     found = cost(
-        [Linear("base", linear_parameters(shape), is_full), Linear("adapters", lora_parameters(shape, adapt), True)],
+        [
+            Linear("base", linear_parameters(shape), is_full),
+            Linear("adapters", lora_parameters(shape, adapt), True),
+        ],
         Linear("head", shape.hidden_size * shape.vocab_size, is_full),
         attention=shape.num_attention_heads * shape.head_dim,
         layers=shape.num_hidden_layers,

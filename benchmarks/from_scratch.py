@@ -38,11 +38,15 @@ SETTINGS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train what is not in the results yet, and say what came of it."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{SUITE}", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{SUITE}", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of a BERT tokenizer")
     parser.add_argument("--data", type=Path, required=True, help="folder of train.tsv and dev.tsv")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
+    parser.add_argument(
+        "--fresh", action="store_true", help="replace today's results instead of going on with them"
+    )
     args = parser.parse_args(argv)
     results = open_results(quick=False, fresh=args.fresh, subject="classification")
     end_on_sigterm()
@@ -66,12 +70,20 @@ def train_once(model: Path, data: Path, processes: int, results: Results) -> Non
         "compute.processes": processes,
         "output": run_dir,
     }
-    command = [sys.executable, "-m", "kubetune", "train", *(f"{name}={value}" for name, value in settings.items())]
+    command = [
+        sys.executable,
+        "-m",
+        "kubetune",
+        "train",
+        *(f"{name}={value}" for name, value in settings.items()),
+    ]
     log = WORK / "logs" / f"{SUITE}-{processes}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with log.open("w") as output:
-        code = subprocess.run(command, cwd=ROOT, env=environment(1), stdout=output, stderr=subprocess.STDOUT).returncode
+        code = subprocess.run(
+            command, cwd=ROOT, env=environment(1), stdout=output, stderr=subprocess.STDOUT
+        ).returncode
     found = read_run(run_dir) if code == 0 else {"failed": f"exit code {code}"}
     results.add(SUITE, key, found | {"seconds": time.monotonic() - began})
     print(f"{processes} process{'es' if processes > 1 else ''}: {json.dumps(found)}", flush=True)

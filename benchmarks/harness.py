@@ -69,7 +69,9 @@ def run_job(job: Job) -> dict[str, Any]:
     try:
         if trainer.home == "ours":
             prepare_run(job, order)
-        return execute(trainer.driver, trainer.home, order, threads=job.threads, processes=job.processes)
+        return execute(
+            trainer.driver, trainer.home, order, threads=job.threads, processes=job.processes
+        )
     except subprocess.CalledProcessError as error:
         return {"failed": redact(f"preparing the run: {_last_line(error.stderr)}")}
 
@@ -96,7 +98,9 @@ def order_of(job: Job) -> Order:
 def provide(case: Case) -> tuple[Path, Path]:
     """The model folder and the rows of a case, made at the first time."""
     model = WORK / "models" / case.model
-    subprocess.run([python_of("ours"), "-m", "benchmarks.models", case.model, model], cwd=ROOT, check=True)
+    subprocess.run(
+        [python_of("ours"), "-m", "benchmarks.models", case.model, model], cwd=ROOT, check=True
+    )
     data = WORK / "data" / f"{case.name}.jsonl"
     data.parent.mkdir(parents=True, exist_ok=True)
     vocabulary = models.SHAPES[case.model].vocab_size
@@ -126,11 +130,14 @@ def prepare_run(job: Job, order: Order) -> None:
         ours = []
         for ids, trained in prepared.train.sequences(index):
             labels = [
-                token if is_trained else -100 for token, is_trained in zip(ids.tolist(), trained.tolist(), strict=True)
+                token if is_trained else -100
+                for token, is_trained in zip(ids.tolist(), trained.tolist(), strict=True)
             ]
             ours.append((ids.tolist(), labels))
         if ours != _given(row):
-            raise RuntimeError(f"row {index}: kubetune's ids or labels differ from those the peers are given")
+            raise RuntimeError(
+                f"row {index}: kubetune's ids or labels differ from those the peers are given"
+            )
     plan = make_plan(config, len(given), 0, world_size=job.processes)
     create_run_dir(config, run_dir, plan)
 
@@ -168,7 +175,13 @@ def run_settings(job: Job, order: Order) -> dict[str, Any]:
 
 
 def execute(
-    driver: str, home: Home, order: Order, *, threads: int = 1, processes: int = 1, timeout: float = TIMEOUT_SECONDS
+    driver: str,
+    home: Home,
+    order: Order,
+    *,
+    threads: int = 1,
+    processes: int = 1,
+    timeout: float = TIMEOUT_SECONDS,
 ) -> dict[str, Any]:
     """Run a driver with one process per rank; returns what rank 0 reported, or `failed` and why."""
     with ExitStack() as stack:
@@ -196,13 +209,15 @@ def launch(
     command = [python_of(home), "-m", f"benchmarks.peers.{driver}", json.dumps(asdict(order))]
     port = free_port()
     outputs: list[TextIO] = [
-        stack.enter_context(log.with_suffix(f".{processes}.{rank}.log").open("w+")) for rank in range(processes)
+        stack.enter_context(log.with_suffix(f".{processes}.{rank}.log").open("w+"))
+        for rank in range(processes)
     ]
     ranks = [
         subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment(threads) | (rank_variables(rank, processes, port) if processes > 1 else {}),
+            env=environment(threads)
+            | (rank_variables(rank, processes, port) if processes > 1 else {}),
             stdout=output,
             stderr=subprocess.STDOUT,
         )

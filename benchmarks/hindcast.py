@@ -63,8 +63,13 @@ def _row(facts: dict[str, Any], model: dict[str, Any]) -> Row:
         }
         config = load_config(None, flags=flags)
     weights = Weights(shapes_of(model), model, stated=True)
-    plan = make_plan(config, 1000, world_size=facts["gpus"], device="cuda", tokens=1000 * facts["length"])
-    found, flops = bill(config, plan, weights, 10**9, facts["gpu"]), flops_per_token(config, weights)
+    plan = make_plan(
+        config, 1000, world_size=facts["gpus"], device="cuda", tokens=1000 * facts["length"]
+    )
+    found, flops = (
+        bill(config, plan, weights, 10**9, facts["gpu"]),
+        flops_per_token(config, weights),
+    )
     peak = stated_tflops(facts["gpu"])
     assert found is not None and found.tokens_per_second and flops and peak  # noqa: PT018
     share = facts["tokens_per_second"] * flops / peak / 1e12
@@ -110,7 +115,17 @@ def table(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    head = ["model", "method", "tokens a row", "GPUs", "published", "foreseen", "error", "for the fit", "source"]
+    head = [
+        "model",
+        "method",
+        "tokens a row",
+        "GPUs",
+        "published",
+        "foreseen",
+        "error",
+        "for the fit",
+        "source",
+    ]
     sums = []
     for name, some in (("fitted", half), ("judged", judged(rows))):
         errors = sorted(abs(row.error) for row in some)
@@ -123,12 +138,16 @@ def table(rows: Sequence[Row]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print fit and table, and write the table if asked."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hindcast", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.hindcast", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--write", action="store_true", help="write docs/performance.md")
     args = parser.parse_args(argv)
     rows = read()
     share, half = fit(fitted(rows))
-    print(f"WIDE_SHARE = {share}, NARROW_HALF = {half}; planning/cost.py has {WIDE_SHARE} and {NARROW_HALF}\n")
+    print(
+        f"WIDE_SHARE = {share}, NARROW_HALF = {half}; planning/cost.py has {WIDE_SHARE} and {NARROW_HALF}\n"
+    )
     print(table(rows))
     if args.write:
         before, rest = PAGE.read_text().split(BEGIN)

@@ -30,7 +30,12 @@ COMMON: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
-DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
+DELTA = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
 KIMI = {
     "linear_num_heads": 4,
     "linear_head_dim": 64,
@@ -41,7 +46,13 @@ KIMI = {
     "num_key_value_heads": 4,
     "mlp_layer_types": ["dense"] * 4,
 }
-SSM = {"mamba_n_heads": 8, "mamba_d_head": 64, "mamba_d_state": 64, "mamba_n_groups": 1, "num_local_experts": 0}
+SSM = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 64,
+    "mamba_d_state": 64,
+    "mamba_n_groups": 1,
+    "num_local_experts": 0,
+}
 CASES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": DELTA,
     "granitemoehybrid": {
@@ -108,10 +119,17 @@ def measure(name: str, way: str, width: int, precision: str) -> dict[str, float]
     learner = Learner(model, choose_attention(model, WAYS[way]))
     if learner.route.padding_free:
         swap_forwards(model, None, learner.undo)
-    groups = pack(np.arange(ROWS), lengths, BUDGET) if learner.route.padding_free else [[n] for n in range(ROWS)]
+    groups = (
+        pack(np.arange(ROWS), lengths, BUDGET)
+        if learner.route.padding_free
+        else [[n] for n in range(ROWS)]
+    )
 
     def learn() -> float:
-        return sum(float(backward(learner, collate([rows[n] for n in group]), 1 / 1000)) for group in groups)
+        return sum(
+            float(backward(learner, collate([rows[n] for n in group]), 1 / 1000))
+            for group in groups
+        )
 
     seconds, loss = [], 0.0
     for _ in range(3):
@@ -137,7 +155,10 @@ def bare_flops(width: int, dtype: torch.dtype) -> float:
 
     from kubetune.kernels.products import times
 
-    x, weight = torch.randn(1024, width, dtype=dtype), torch.randn(11 * width // 4, width, dtype=dtype)
+    x, weight = (
+        torch.randn(1024, width, dtype=dtype),
+        torch.randn(11 * width // 4, width, dtype=dtype),
+    )
     best = float("inf")
     for _ in range(20):
         began = time.process_time()
@@ -153,21 +174,40 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(CASES))
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--width", type=int, default=COMMON["hidden_size"])
-    parser.add_argument("--dtype", choices=SAME, default="float32", help="what weights and products are in")
-    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
+    parser.add_argument(
+        "--dtype", choices=SAME, default="float32", help="what weights and products are in"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="replace today's results instead of going on with them"
+    )
     parser.add_argument("--way", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
         print(json.dumps(measure(args.names[0], args.way, args.width, args.dtype)))
         return
     results = open_results(quick=False, fresh=args.fresh, subject="hybrids")
-    head = ("", "tokens", "one by one, CPU s", "packed, CPU s", "faster", "peak memory, MiB", "at most")
+    head = (
+        "",
+        "tokens",
+        "one by one, CPU s",
+        "packed, CPU s",
+        "faster",
+        "peak memory, MiB",
+        "at most",
+    )
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for name in args.names:
         model = {"family": name, "width": args.width, "dtype": args.dtype}
-        pairs = [[_found(results, model, way, repeat) for way in WAYS] for repeat in range(args.repeats)]
-        assert all(abs(alone["loss"] - both["loss"]) <= SAME[args.dtype] * abs(alone["loss"]) for alone, both in pairs)
-        alone, together = (min(column, key=lambda one: one["seconds"]) for column in zip(*pairs, strict=True))
+        pairs = [
+            [_found(results, model, way, repeat) for way in WAYS] for repeat in range(args.repeats)
+        ]
+        assert all(
+            abs(alone["loss"] - both["loss"]) <= SAME[args.dtype] * abs(alone["loss"])
+            for alone, both in pairs
+        )
+        alone, together = (
+            min(column, key=lambda one: one["seconds"]) for column in zip(*pairs, strict=True)
+        )
         ratio = median(one["seconds"] / other["seconds"] for one, other in pairs)
         bound = median(one["seconds"] / other["product_seconds"] for one, other in pairs)
         print(
@@ -185,7 +225,9 @@ def _found(results: Results, model: dict[str, Any], way: str, repeat: int) -> di
     options = ["--width", str(model["width"]), "--dtype", model["dtype"], "--way", way]
     command = [sys.executable, "-m", "benchmarks.hybrids", model["family"], *options]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environ).stdout.splitlines()[-1]
+    said = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, env=environ
+    ).stdout.splitlines()[-1]
     results.add("hybrids", key, json.loads(said) | {"load": os.getloadavg()[0]})
     return results.measurements[-1]
 

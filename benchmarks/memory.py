@@ -26,7 +26,15 @@ from benchmarks import models
 from benchmarks.corpus import Corpus, token_pairs, token_rows, word, write_pairs, write_tokens
 from benchmarks.flops import Shape
 from benchmarks.harness import WORK, end_on_sigterm
-from benchmarks.results import FOLDER, ROOT, Results, describe_machine, read_results, slug, source_digest
+from benchmarks.results import (
+    FOLDER,
+    ROOT,
+    Results,
+    describe_machine,
+    read_results,
+    slug,
+    source_digest,
+)
 from kubetune.base.files import write_atomic
 
 SUITE = "memory"
@@ -39,7 +47,12 @@ LORA = {"lora.r": 16}
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
     "phi3": {"num_key_value_heads": 6},
-    "gemma2": {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 64_000, "num_hidden_layers": 4},
+    "gemma2": {
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 64_000,
+        "num_hidden_layers": 4,
+    },
     "gpt_neox": {"intermediate_size": 1536},
     "mistral": {"num_key_value_heads": 3},
     "llama": {"num_key_value_heads": 6},
@@ -47,9 +60,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"num_key_value_heads": 2, "head_dim": 64},
     "roberta": {"intermediate_size": 1536},
     "stablelm": {"num_key_value_heads": 6},
-    "gemma3_text": {"num_key_value_heads": 2, "head_dim": 64, "vocab_size": 40_000, "num_hidden_layers": 5},
+    "gemma3_text": {
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 40_000,
+        "num_hidden_layers": 5,
+    },
     "granite": {"num_key_value_heads": 2, "logits_scaling": 8.0},
-    "olmo2": {"num_key_value_heads": 4, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 16_000},
+    "olmo2": {
+        "num_key_value_heads": 4,
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "vocab_size": 16_000,
+    },
     "cohere": {"num_key_value_heads": 3, "vocab_size": 32_000},
     "bert": {"intermediate_size": 1536},
     "helium": {"num_key_value_heads": 2, "head_dim": 64},
@@ -109,7 +132,9 @@ CASES = {
     "gemma2-full-2x384": Case("gemma2", 384, 2, FULL),
     "gpt-neox-lora-4x320": Case("gpt_neox", 320, 4, SIX),
     "mistral-fsdp-1x384": Case("mistral", 384, 1, FULL | FSDP, 2),
-    "llama-full-recomputed-4x512": Case("llama", 512, 4, FULL | {"training.gradient_checkpointing": "true"}),
+    "llama-full-recomputed-4x512": Case(
+        "llama", 512, 4, FULL | {"training.gradient_checkpointing": "true"}
+    ),
     "opt-full-6x200": Case("opt", 200, 6, FULL),
     "qwen3-full-8x192": Case("qwen3", 192, 8, FULL),
     "stablelm-lora-16x96": Case("stablelm", 96, 16, SIX),
@@ -125,12 +150,16 @@ CASES = {
     "cohere-full-5x192": Case("cohere", 192, 5, FULL | FP32),
     "helium-full-fsdp-2x256": Case("helium", 256, 2, FULL | FSDP | FP32, 2),
     "bert-classifies-full-4x256": Case("bert", 256, 4, FULL | FP32 | CLASSIFIES, rows="labels"),
-    "roberta-classifies-lora-16x96": Case("roberta", 96, 16, SIX | FP32 | CLASSIFIES, rows="labels"),
+    "roberta-classifies-lora-16x96": Case(
+        "roberta", 96, 16, SIX | FP32 | CLASSIFIES, rows="labels"
+    ),
     "qwen2-lora-4bit-3x448": Case("qwen2", 448, 3, SIX | FP32 | {"quantization": "4bit"}),
     "q32k-lora-8bit-2x384": Case("q32k", 384, 2, SIX | FP32 | {"quantization": "8bit"}),
     "llama-lora-shared-3x640": Case("llama", 640, 3, SIX | FP32 | EIGHT, shared=512),
     "qwen3-full-shared-2x1024": Case("qwen3", 1024, 2, FULL | FP32 | EIGHT, shared=640),
-    "llama-lora-dpo-2x320": Case("llama", 320, 2, SIX | FP32 | {"task": "preference"}, rows="pairs"),
+    "llama-lora-dpo-2x320": Case(
+        "llama", 320, 2, SIX | FP32 | {"task": "preference"}, rows="pairs"
+    ),
     "starcoder2-full-3x288": Case("starcoder2", 288, 3, FULL | FP32),
     "gemma2-lora-bf16-4x224": Case("gemma2", 224, 4, SIX | {"model.dtype": "bfloat16"}),
     "llama-lora-4bit-2x384": Case("llama", 384, 2, SIX | FP32 | {"quantization": "4bit"}),
@@ -191,16 +220,26 @@ def _draw(lot: random.Random, kind: str) -> tuple[str, Case]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what the file of today does not hold yet, with a line for each."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{SUITE}", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{SUITE}", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--case", nargs="+", choices=CASES, help="left out: all")
     parser.add_argument("--draw", type=int, metavar="SEED", help="ten cases drawn by lot instead")
-    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
-    parser.add_argument("--foresee", action="store_true", help="keep what was measured, and foresee it anew")
+    parser.add_argument(
+        "--fresh", action="store_true", help="replace today's results instead of going on with them"
+    )
+    parser.add_argument(
+        "--foresee", action="store_true", help="keep what was measured, and foresee it anew"
+    )
     args = parser.parse_args(argv)
     models.SHAPES.update(WIDE)
     end_on_sigterm()
     results = open_memory_results(fresh=args.fresh)
-    cases = {name: CASES[name] for name in args.case or CASES} if args.draw is None else drawn(args.draw)
+    cases = (
+        {name: CASES[name] for name in args.case or CASES}
+        if args.draw is None
+        else drawn(args.draw)
+    )
     for name, case in cases.items():
         found = results.find(SUITE, {"case": name})
         if found is None:
@@ -222,7 +261,10 @@ def open_memory_results(*, fresh: bool) -> Results:
     if path.exists() and not fresh:
         return read_results(path)
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    return Results(path, {"started": started, "machine": machine, "source": source_digest(), "measurements": []})
+    return Results(
+        path,
+        {"started": started, "machine": machine, "source": source_digest(), "measurements": []},
+    )
 
 
 def settings_of(case: Case) -> dict[str, Any]:
@@ -231,7 +273,11 @@ def settings_of(case: Case) -> dict[str, Any]:
     kind = f"{case.rows}-{case.shared}" if case.shared or case.rows != "texts" else ""
     model, data = folder / "models" / case.model, folder / f"{case.model}-{case.length}{kind}.jsonl"
     if case.rows == "images":
-        return _shared(case, folder) | write_seeing(folder / case.model, case.model, case.length) | case.settings
+        return (
+            _shared(case, folder)
+            | write_seeing(folder / case.model, case.model, case.length)
+            | case.settings
+        )
     if sizes := FAMILIES.get(case.model):
         sizes = FAMILY | sizes
         models.make_family(case.model, sizes, model)
@@ -239,8 +285,12 @@ def settings_of(case: Case) -> dict[str, Any]:
         models.make_model(case.model, model)
     if not data.exists():
         own = case.length - case.shared
-        rows = Corpus(ROWS, mean=own, sigma=0, shortest=own, longest=own, shared=case.shared, beginnings=2)
-        write_rows(data, case, rows, sizes["vocab_size"] if sizes else models.SHAPES[case.model].vocab_size)
+        rows = Corpus(
+            ROWS, mean=own, sigma=0, shortest=own, longest=own, shared=case.shared, beginnings=2
+        )
+        write_rows(
+            data, case, rows, sizes["vocab_size"] if sizes else models.SHAPES[case.model].vocab_size
+        )
     return {
         "model": model,
         **({"model.tokenizer": model / models.WORDS} if sizes else {}),
@@ -276,8 +326,13 @@ def write_seeing(folder: Path, name: str, length: int) -> dict[str, Any]:
                 image = folder / "images" / f"{number}.png"
                 Image.new("RGB", (SIDE, SIDE), (number * 3, 80, 120)).save(image)
                 words = " ".join(["what colour is it"] * length)
-                turns = [{"role": "user", "content": f"<image>{number}"}, {"role": "assistant", "content": words}]
-                file.write(json.dumps({"messages": turns, "images": [f"images/{number}.png"]}) + "\n")
+                turns = [
+                    {"role": "user", "content": f"<image>{number}"},
+                    {"role": "assistant", "content": words},
+                ]
+                file.write(
+                    json.dumps({"messages": turns, "images": [f"images/{number}.png"]}) + "\n"
+                )
     return {"model": folder, "data.train": data, "data.overlong": "truncate"}
 
 
@@ -289,18 +344,31 @@ def _save_seeing(folder: Path, name: str) -> None:
     sizes |= {"intermediate_size": 1152, "max_position_embeddings": 2048, "vocab_size": 24_000}
     folder.mkdir(parents=True, exist_ok=True)
     if name == "qwen2_5_vl":
-        tower = {"depth": 6, "hidden_size": 256, "num_heads": 4, "intermediate_size": 704, "out_hidden_size": 384}
+        tower = {
+            "depth": 6,
+            "hidden_size": 256,
+            "num_heads": 4,
+            "intermediate_size": 704,
+            "out_hidden_size": 384,
+        }
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 8, 8]}
         save_seeing_model(folder, sizes=sizes | {"rope_parameters": rope}, of_tower=tower)
         return
     found = SEEING[name]
-    tower = {"image_size": SIDE, "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
+    tower = {
+        "image_size": SIDE,
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+    }
     text = found.text | sizes | {"num_key_value_heads": 2}
     family = replace(found, text=text, vision=found.vision | tower | {"intermediate_size": 704})
     if name == "gemma3":  # 12 × 12 tokens of 24 × 24 patches
         text |= {"query_pre_attn_scalar": 64, "sliding_window": 512}
         each = {"config": {"mm_tokens_per_image": 144}, "settings": {"image_seq_length": 144}}
-        family = replace(family, text=text, images={"size": {"height": SIDE, "width": SIDE}}, **each)
+        family = replace(
+            family, text=text, images={"size": {"height": SIDE, "width": SIDE}}, **each
+        )
     else:
         sides = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
         family = replace(family, images=sides)
@@ -316,7 +384,12 @@ def write_rows(path: Path, case: Case, corpus: Corpus, vocab_size: int) -> None:
     else:
         with path.open("w") as file:
             for number, row in enumerate(token_rows(corpus, vocab_size)):
-                file.write(json.dumps({"text": " ".join(map(word, row.ids[:-1])), "label": f"l{number % 2}"}) + "\n")
+                file.write(
+                    json.dumps(
+                        {"text": " ".join(map(word, row.ids[:-1])), "label": f"l{number % 2}"}
+                    )
+                    + "\n"
+                )
 
 
 def foresee(settings: dict[str, Any], measured: int) -> dict[str, Any]:
@@ -337,7 +410,9 @@ def measure(name: str, case: Case) -> dict[str, Any]:
     settings = settings_of(case)
     run_dir = WORK / SUITE / "runs" / name
     shutil.rmtree(run_dir, ignore_errors=True)
-    done = _kubetune("train", *(f"{key}={value}" for key, value in settings.items()), f"output={run_dir}")
+    done = _kubetune(
+        "train", *(f"{key}={value}" for key, value in settings.items()), f"output={run_dir}"
+    )
     if done.returncode:
         return {"failed": done.stderr.strip()[-300:]}
     measured = json.loads((run_dir / "report.json").read_text())["peak_memory_bytes"]
@@ -350,9 +425,17 @@ def measure(name: str, case: Case) -> dict[str, Any]:
 
 
 def _kubetune(*words: str) -> subprocess.CompletedProcess[str]:
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environ = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     return subprocess.run(
-        [sys.executable, "-m", "kubetune", *words], cwd=ROOT, env=environ, capture_output=True, text=True
+        [sys.executable, "-m", "kubetune", *words],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
     )
 
 

@@ -47,7 +47,9 @@ def make_model(name: str, folder: Path, *, text: bool = False) -> None:
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
     shape = SHAPES[name]
-    config = Qwen3Config(**asdict(shape), max_position_embeddings=4096, eos_token_id=EOS, bos_token_id=None)
+    config = Qwen3Config(
+        **asdict(shape), max_position_embeddings=4096, eos_token_id=EOS, bos_token_id=None
+    )
     torch.manual_seed(0)
     if name == "qwen3-8b":
         torch.set_default_dtype(torch.bfloat16)
@@ -79,7 +81,9 @@ def make_family(kind: str, sizes: Mapping[str, Any], folder: Path) -> None:
 def _word_tokenizer(vocab_size: int) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    vocabulary = {"<pad>": 0, word(EOS): EOS, "<unk>": 2} | {word(i): i for i in range(3, vocab_size)}
+    vocabulary = {"<pad>": 0, word(EOS): EOS, "<unk>": 2} | {
+        word(i): i for i in range(3, vocab_size)
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer

@@ -75,7 +75,9 @@ def write_rows(folder: Path) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Fill the folder, serve it, and look at each page."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.pages", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args(argv).folder
     if not folder.exists():
@@ -94,7 +96,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             for page in pages:
                 first, *others = (seconds_of(opener, f"{found[1]}{page}") for _ in range(6))
                 held = " to ".join(f"{size:3.0f}" for size in mebibytes(server.pid))
-                print(f"{max(others) * 1e3:5.0f} ms  first {first * 1e3:5.0f} ms  {held} MiB  {page[:60]}", flush=True)
+                print(
+                    f"{max(others) * 1e3:5.0f} ms  first {first * 1e3:5.0f} ms  {held} MiB  {page[:60]}",
+                    flush=True,
+                )
         finally:
             server.terminate()
 
@@ -102,7 +107,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 def mebibytes(pid: int) -> list[float]:
     """Memory that a process holds now, and the most that it held so far."""
     known = Path(f"/proc/{pid}/status").read_text()
-    return [int(number) / 1024 for name in ("RSS", "HWM") for number in re.findall(rf"Vm{name}:\s+(\d+) kB", known)]
+    return [
+        int(number) / 1024
+        for name in ("RSS", "HWM")
+        for number in re.findall(rf"Vm{name}:\s+(\d+) kB", known)
+    ]
 
 
 def seconds_of(opener: OpenerDirector, address: str) -> float:

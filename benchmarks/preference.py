@@ -31,23 +31,39 @@ STARTERS = ("kubetune", "dpo-best")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is asked for and not measured yet."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.preference", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one case, one repeat: a rough look in minutes")
-    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
-    parser.add_argument("--cases", nargs="+", metavar="NAME", help=f"{', '.join(MEASURED)}, tiny-pairs")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.preference", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one case, one repeat: a rough look in minutes"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="replace today's results instead of going on with them"
+    )
+    parser.add_argument(
+        "--cases", nargs="+", metavar="NAME", help=f"{', '.join(MEASURED)}, tiny-pairs"
+    )
     parser.add_argument("--trainers", nargs="+", metavar="NAME", help="only these")
-    parser.add_argument("--starts", action="store_true", help="only how soon training starts, on one thread")
+    parser.add_argument(
+        "--starts", action="store_true", help="only how soon training starts, on one thread"
+    )
     parser.add_argument("--repeats", type=int, help="left out: 3, or 1 when quick")
     args = parser.parse_args(argv)
     results = open_results(quick=args.quick, fresh=args.fresh, subject="preference")
-    cases = [CASES[name] for name in args.cases or MEASURED[: 1 if args.quick else None] if not args.starts]
+    cases = [
+        CASES[name]
+        for name in args.cases or MEASURED[: 1 if args.quick else None]
+        if not args.starts
+    ]
     for case in cases:
         ceiling.measure_once(case.model, results)
     repeats = args.repeats or (1 if args.quick else 3)
     run_jobs(SUITE, sft.plan_jobs(cases, args.trainers, repeats, [1]), results)
     if args.starts or not (args.quick or args.cases):
         for repeat in range(repeats):
-            measure_starts(repeat, results, [name for name in STARTERS if name in (args.trainers or STARTERS)])
+            measure_starts(
+                repeat, results, [name for name in STARTERS if name in (args.trainers or STARTERS)]
+            )
 
 
 def measure_starts(repeat: int, results: Results, trainers: Sequence[str]) -> None:
@@ -55,7 +71,8 @@ def measure_starts(repeat: int, results: Results, trainers: Sequence[str]) -> No
     model, data = provide(START)
     for trainer in trainers:
         keys = [
-            {"trainer": trainer, "kept": kept, "rows": START.corpus.rows, "repeat": repeat} for kept in (False, True)
+            {"trainer": trainer, "kept": kept, "rows": START.corpus.rows, "repeat": repeat}
+            for kept in (False, True)
         ]
         if all(results.find(STARTS, key) is not None for key in keys):
             continue
@@ -63,7 +80,9 @@ def measure_starts(repeat: int, results: Results, trainers: Sequence[str]) -> No
             shutil.rmtree(WORK / folder, ignore_errors=True)
         for key in keys:
             found = start_kubetune(model, data) if trainer == "kubetune" else start_peer(trainer)
-            print(f"first step: {trainer}, {'again' if key['kept'] else 'anew'}: {found}", flush=True)
+            print(
+                f"first step: {trainer}, {'again' if key['kept'] else 'anew'}: {found}", flush=True
+            )
             if results.find(STARTS, key) is None:
                 results.add(STARTS, key, found)
 
@@ -71,13 +90,17 @@ def measure_starts(repeat: int, results: Results, trainers: Sequence[str]) -> No
 def start_kubetune(model: Path, data: Path) -> dict[str, Any]:
     """`kubetune train` until its first step is done; it is stopped then."""
     special = {"task": "preference", "lora.r": 16, **TRAINERS["kubetune"].settings}
-    return start_command(model, data, special | {"training.global_batch_size": START.sequences_per_step}, threads=1)
+    return start_command(
+        model, data, special | {"training.global_batch_size": START.sequences_per_step}, threads=1
+    )
 
 
 def start_peer(trainer: str) -> dict[str, Any]:
     """One step by a peer."""
     order = replace(order_of(Job(START, trainer)), epochs=1, max_steps=1)
-    found = execute(TRAINERS[trainer].driver, TRAINERS[trainer].home, order, threads=1, timeout=TIMEOUT_SECONDS)
+    found = execute(
+        TRAINERS[trainer].driver, TRAINERS[trainer].home, order, threads=1, timeout=TIMEOUT_SECONDS
+    )
     return first_step(found)
 
 

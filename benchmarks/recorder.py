@@ -40,7 +40,10 @@ class Recorder:
         """An optimizer step is done."""
         if self._first_step is None:
             synchronise()
-            self._first_step, self._first_step_cpu = time.monotonic() - self._started, cpu_seconds(os.getpid())
+            self._first_step, self._first_step_cpu = (
+                time.monotonic() - self._started,
+                cpu_seconds(os.getpid()),
+            )
 
     def epoch(self) -> None:
         """An epoch is done."""
@@ -97,7 +100,16 @@ def cpu_seconds(pid: int) -> float:
 
 def versions() -> dict[str, str]:
     """Versions of the libraries that this process has loaded."""
-    names = ("torch", "transformers", "peft", "trl", "accelerate", "datasets", "tokenizers", "llamafactory")
+    names = (
+        "torch",
+        "transformers",
+        "peft",
+        "trl",
+        "accelerate",
+        "datasets",
+        "tokenizers",
+        "llamafactory",
+    )
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
     return {"python": sys.version.split()[0]} | {name: str(v) for name, v in loaded.items() if v}
 

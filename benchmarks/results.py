@@ -36,7 +36,9 @@ class Results:
     def find(self, suite: str, key: dict[str, Any]) -> dict[str, Any] | None:
         """The measurement with this key, if it was made."""
         wanted = {"suite": suite, **key}
-        return next((m for m in self.measurements if all(m.get(k) == v for k, v in wanted.items())), None)
+        return next(
+            (m for m in self.measurements if all(m.get(k) == v for k, v in wanted.items())), None
+        )
 
     def add(self, suite: str, key: dict[str, Any], found: dict[str, Any]) -> None:
         """Append a measurement and write the file."""
@@ -51,7 +53,10 @@ def open_results(*, quick: bool, fresh: bool, subject: str = "") -> Results:
     Raises SystemExit when that would overwrite what was measured today with other code.
     """
     machine, source = describe_machine(), source_digest()
-    ending = "".join(f"-{part}" for part in (slug(machine), subject, "quick" if quick else "") if part) + ".json"
+    ending = (
+        "".join(f"-{part}" for part in (slug(machine), subject, "quick" if quick else "") if part)
+        + ".json"
+    )
     path = FOLDER / f"{datetime.now(UTC):%Y-%m-%d}{ending}"
     if not fresh:
         for found in sorted(FOLDER.glob(f"????-??-??{ending}"), reverse=True):
@@ -63,7 +68,9 @@ def open_results(*, quick: bool, fresh: bool, subject: str = "") -> Results:
                 "add --fresh to replace it, or move it away. Nothing was written."
             )
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    return Results(path, {"started": started, "machine": machine, "source": source, "measurements": []})
+    return Results(
+        path, {"started": started, "machine": machine, "source": source, "measurements": []}
+    )
 
 
 def read_results(path: Path) -> Results:
@@ -96,7 +103,9 @@ def describe_machine() -> dict[str, Any]:
 def _gpu() -> str | None:
     try:
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        names = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+        names = subprocess.run(
+            query, capture_output=True, text=True, timeout=60, check=True
+        ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
     return names[0].strip() if names else None

@@ -35,12 +35,20 @@ WARM, PIECE = 6, 2
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is not measured yet."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--quick", action="store_true", help="fewer rows, one repeat")
-    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
-    parser.add_argument("--case", choices=CASES, help="left out: LoRA on the attention of the 42 M model")
+    parser.add_argument(
+        "--fresh", action="store_true", help="replace today's results instead of going on with them"
+    )
+    parser.add_argument(
+        "--case", choices=CASES, help="left out: LoRA on the attention of the 42 M model"
+    )
     parser.add_argument("--repeats", type=int, help="left out: 3, or 1 when quick")
-    parser.add_argument("--alternate", type=int, metavar="PAIRS", help="compare so many pairs of pieces; no results")
+    parser.add_argument(
+        "--alternate", type=int, metavar="PAIRS", help="compare so many pairs of pieces; no results"
+    )
     args = parser.parse_args(argv)
     case = CASES[args.case] if args.case else QUICK if args.quick else CASES["q32k-attention"]
     if args.alternate:
@@ -63,7 +71,9 @@ def alternate(case: Case, pairs: int) -> None:
             seconds = {run: run.go_on(PIECE) for run in (runs if number % 2 else runs[::-1])}
             ratios.append(seconds[runs[0]] / seconds[runs[1]])
             print(
-                f"{number + 1}: " + " / ".join(f"{seconds[run]:.2f}" for run in runs) + f" s = {ratios[-1]:.2f}",
+                f"{number + 1}: "
+                + " / ".join(f"{seconds[run]:.2f}" for run in runs)
+                + f" s = {ratios[-1]:.2f}",
                 flush=True,
             )
     print(f"median {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
@@ -94,7 +104,9 @@ class Alternating:
     def _wait(self, steps: int) -> None:
         while self._steps() < steps:
             if any(rank.poll() is not None for rank in self._ranks):
-                raise RuntimeError(f"a run ended before its step {steps}; its log lies in {WORK / 'logs'}")
+                raise RuntimeError(
+                    f"a run ended before its step {steps}; its log lies in {WORK / 'logs'}"
+                )
             time.sleep(0.002)
 
     def _steps(self) -> int:

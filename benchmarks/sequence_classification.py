@@ -66,15 +66,29 @@ TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is not measured yet."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{SUITE}", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{SUITE}", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--tokenizer", type=Path, required=True, help="folder of a BERT tokenizer")
     parser.add_argument("--data", type=Path, required=True, help="folder of train.tsv and dev.tsv")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=["base", "base-lora", "small"])
     parser.add_argument("--trainers", nargs="+", choices=TRAINERS, default=list(TRAINERS))
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads, one after another")
-    parser.add_argument("--quick", action="store_true", help="results of their own, which the documentation leaves out")
-    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        nargs="+",
+        default=[1, 2],
+        help="numbers of threads, one after another",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="results of their own, which the documentation leaves out",
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="replace today's results instead of going on with them"
+    )
     args = parser.parse_args(argv)
     results = open_results(quick=args.quick, fresh=args.fresh, subject="classification")
     end_on_sigterm()
@@ -98,7 +112,9 @@ def take_rows(data: Path, rows: int, tested_rows: int | None = None) -> Path:
     return folder
 
 
-def measure_once(key: dict[str, Any], case: Case, model: Path, data: Path, results: Results) -> None:
+def measure_once(
+    key: dict[str, Any], case: Case, model: Path, data: Path, results: Results
+) -> None:
     """Run one trainer in a process of its own and keep what it reports, unless the results have it."""
     if results.find(SUITE, key) is not None:
         return
@@ -130,7 +146,9 @@ def run(trainer: str, case: Case, model: Path, data: Path, threads: int) -> dict
     if trainer != "kubetune":
         return execute("classify", "peers", order, threads=threads)
     run_dir = prepare_run(case, model, data, settings)
-    found = execute("ours", "ours", Order(**{**vars(order), "run_dir": str(run_dir)}), threads=threads)
+    found = execute(
+        "ours", "ours", Order(**{**vars(order), "run_dir": str(run_dir)}), threads=threads
+    )
     if "failed" not in found:
         from kubetune.rundir.metrics import read_metrics
 
@@ -152,7 +170,12 @@ def prepare_run(case: Case, model: Path, data: Path, settings: dict[str, Any]) -
 
     run_dir = WORK / "run"
     shutil.rmtree(run_dir, ignore_errors=True)
-    lora = {"lora.r": 8, "lora.alpha": 16, "lora.dropout": 0.05, "lora.target_modules": ["query", "value"]}
+    lora = {
+        "lora.r": 8,
+        "lora.alpha": 16,
+        "lora.dropout": 0.05,
+        "lora.target_modules": ["query", "value"],
+    }
     flags = {
         "task": "sequence_classification",
         "model.path": str(model),

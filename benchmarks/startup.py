@@ -38,27 +38,45 @@ CORES = len(os.sched_getaffinity(0))
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is not measured yet."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.startup", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--quick", action="store_true", help="64 rows only, one repeat")
-    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
+    parser.add_argument(
+        "--fresh", action="store_true", help="replace today's results instead of going on with them"
+    )
     parser.add_argument("--repeats", type=int, help="left out: 3, or 1 when quick")
     args = parser.parse_args(argv)
     results = open_results(quick=args.quick, fresh=args.fresh)
     end_on_sigterm()
-    compileall.compile_dir(ROOT / "kubetune", quiet=1)  # as pip does, where Python itself may be told to write none
+    compileall.compile_dir(
+        ROOT / "kubetune", quiet=1
+    )  # as pip does, where Python itself may be told to write none
     model = text_model()
     for repeat in range(args.repeats or (1 if args.quick else 3)):
         for rows in ROWS[:1] if args.quick else ROWS:
             data = text_data(rows)
             for trainer, start in (("kubetune", start_kubetune), ("trl-default", start_trl)):
-                measure_once({"trainer": trainer, "rows": rows, "repeat": repeat}, start, model, data, results)
+                measure_once(
+                    {"trainer": trainer, "rows": rows, "repeat": repeat},
+                    start,
+                    model,
+                    data,
+                    results,
+                )
         for verb in VERBS:
             measure_once(
-                {"verb": verb, "repeat": repeat}, partial(start_verb, verb), model, text_data(ROWS[0]), results
+                {"verb": verb, "repeat": repeat},
+                partial(start_verb, verb),
+                model,
+                text_data(ROWS[0]),
+                results,
             )
 
 
-def measure_once(key: dict[str, Any], start: Any, model: Path, data: Path, results: Results) -> None:
+def measure_once(
+    key: dict[str, Any], start: Any, model: Path, data: Path, results: Results
+) -> None:
     """Start a trainer or verb and keep how long it took, unless the results have it."""
     if results.find(SUITE, key) is not None:
         return
@@ -70,7 +88,11 @@ def measure_once(key: dict[str, Any], start: Any, model: Path, data: Path, resul
 def text_model() -> Path:
     """The model with a tokenizer for text, made at the first time."""
     folder = WORK / "models" / f"{MODEL}-text"
-    subprocess.run([python_of("ours"), "-m", "benchmarks.models", MODEL, folder, "--text"], cwd=ROOT, check=True)
+    subprocess.run(
+        [python_of("ours"), "-m", "benchmarks.models", MODEL, folder, "--text"],
+        cwd=ROOT,
+        check=True,
+    )
     return folder
 
 
@@ -88,7 +110,9 @@ def start_kubetune(model: Path, data: Path) -> dict[str, Any]:
     return start_command(model, data, {"training.global_batch_size": 16})
 
 
-def start_command(model: Path, data: Path, special: dict[str, Any], *, threads: int = CORES) -> dict[str, Any]:
+def start_command(
+    model: Path, data: Path, special: dict[str, Any], *, threads: int = CORES
+) -> dict[str, Any]:
     """The same with these settings, and what the cache holds."""
     cache, run_dir = WORK / "startup-cache", WORK / "startup-run"
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -102,12 +126,20 @@ def start_command(model: Path, data: Path, special: dict[str, Any], *, threads: 
         "output": run_dir,
         **special,
     }
-    command = [python_of("ours"), "-m", "kubetune", "train", *(f"{key}={value}" for key, value in settings.items())]
+    command = [
+        python_of("ours"),
+        "-m",
+        "kubetune",
+        "train",
+        *(f"{key}={value}" for key, value in settings.items()),
+    ]
     log = WORK / "logs" / "startup.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment(threads), stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment(threads), stdout=output, stderr=subprocess.STDOUT
+        )
         try:
             return wait_for_line(run_dir / "timings.jsonl", process, began)
         finally:
@@ -124,7 +156,9 @@ def wait_for_line(file: Path, process: subprocess.Popen[bytes], began: float) ->
                 "first_step_cpu_seconds": cpu_seconds(process.pid),
             }
         if process.poll() is not None:
-            return {"failed": f"kubetune ended with exit code {process.returncode} before its first step"}
+            return {
+                "failed": f"kubetune ended with exit code {process.returncode} before its first step"
+            }
         time.sleep(0.005)
     return {"failed": f"no step within {TIMEOUT_SECONDS:.0f} s"}
 
@@ -136,7 +170,11 @@ def start_verb(verb: str, model: Path, data: Path) -> dict[str, Any]:
     began = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, env=environment(CORES), capture_output=True, text=True)
     seconds = time.monotonic() - began
-    return {"seconds": seconds} if done.returncode == 0 else {"failed": done.stderr.strip().rpartition("\n")[2]}
+    return (
+        {"seconds": seconds}
+        if done.returncode == 0
+        else {"failed": done.stderr.strip().rpartition("\n")[2]}
+    )
 
 
 def start_trl(model: Path, data: Path) -> dict[str, Any]:

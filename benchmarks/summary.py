@@ -51,7 +51,11 @@ def epoch_losses(measurement: Measurement) -> tuple[float, float]:
     return fmean(losses[:steps]), fmean(losses[-steps:])
 
 
-def ratios(ours: Sequence[Measurement], theirs: Sequence[Measurement], quantity: Any) -> list[float]:
+def ratios(
+    ours: Sequence[Measurement], theirs: Sequence[Measurement], quantity: Any
+) -> list[float]:
     """Ours divided by theirs in each repeat, whose runs were neighbours in time; unmeasured ones are left out."""
     other = {m["repeat"]: quantity(m) for m in theirs if is_measured(m)}
-    return [quantity(m) / other[m["repeat"]] for m in ours if is_measured(m) and m["repeat"] in other]
+    return [
+        quantity(m) / other[m["repeat"]] for m in ours if is_measured(m) and m["repeat"] in other
+    ]

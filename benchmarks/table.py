@@ -32,16 +32,26 @@ OTHERS = ("-quick", "-memory", "-answers", "-hybrids", "-experts")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables of results files and, if asked, write them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path, help="results files; left out: the newest with each table")
-    parser.add_argument("--write", action="store_true", help="write docs/performance.md and the .md beside each file")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.table", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "files", nargs="*", type=Path, help="results files; left out: the newest with each table"
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write docs/performance.md and the .md beside each file",
+    )
     args = parser.parse_args(argv)
     shown = [read_results(path) for path in args.files] or newest()
     text = "\n".join(map(render, shown))
     print(text)
     if args.write:
         for path in (results.path for results in shown):
-            write_atomic(path.with_suffix(".md"), f"# Results of {path.stem}\n\n{render(read_results(path))}")
+            write_atomic(
+                path.with_suffix(".md"), f"# Results of {path.stem}\n\n{render(read_results(path))}"
+            )
         write_atomic(PAGE, fill(PAGE.read_text(), text))
 
 
@@ -55,7 +65,11 @@ def newest(folder: Path = FOLDER) -> list[Results]:
         if path.stem.endswith(OTHERS):
             continue
         results = read_results(path)
-        kept = [m for m in results.measurements if m["suite"] == "ceiling" or _table_of(results, m) not in shown]
+        kept = [
+            m
+            for m in results.measurements
+            if m["suite"] == "ceiling" or _table_of(results, m) not in shown
+        ]
         if any(m["suite"] != "ceiling" for m in kept):
             found.append(Results(path, {**results.data, "measurements": kept}))
         shown.update(_table_of(results, m) for m in results.measurements)
@@ -83,11 +97,20 @@ def render(results: Results) -> str:
     cases = {**CASES, QUICK.name: QUICK}
     for suite in ("sft", "preference"):
         for name, threads in _distinct(results.measurements, suite, ("case", "threads")):
-            found = [m for m in _suite(results, suite) if (m["case"], m["threads"]) == (name, threads)]
-            parts.append(case_table(cases[name], found, ceiling(results, cases[name]), threads, machine["gpu"]))
+            found = [
+                m for m in _suite(results, suite) if (m["case"], m["threads"]) == (name, threads)
+            ]
+            parts.append(
+                case_table(
+                    cases[name], found, ceiling(results, cases[name]), threads, machine["gpu"]
+                )
+            )
     tables = (bench_table, scaling_table, startup_table, pairs_startup_table, tokenize_table)
     parts += [table for make in tables if (table := make(results))]
-    parts += [f"{title}\n\n{markdown(head, rows)}" for title, head, rows in side_by_side(results.measurements)]
+    parts += [
+        f"{title}\n\n{markdown(head, rows)}"
+        for title, head, rows in side_by_side(results.measurements)
+    ]
     if rows := trained(results.measurements):
         parts.append(f"### SST-2 trained from random weights\n\n{markdown(TRAINED, rows)}")
     return "\n\n".join(parts) + "\n"
@@ -99,11 +122,21 @@ def bench_table(results: Results) -> str | None:
     rows = []
     for each in found:
         if "tokens_per_second" not in each:
-            rows.append([each["case"], f"not measured: {each.get('failed') or each.get('said')}", "", "", ""])
+            rows.append(
+                [
+                    each["case"],
+                    f"not measured: {each.get('failed') or each.get('said')}",
+                    "",
+                    "",
+                    "",
+                ]
+            )
             continue
         share = f"{each['tflops'] / each['peak_tflops']:.0%}" if each.get("peak_tflops") else ""
         speed, peak = f"{each['tokens_per_second']:,.0f}", f"{each['peak_bytes'] / 2**20:,.0f}"
-        rows.append([each["case"], speed, f"{each['tflops']:,.3g}" if "tflops" in each else "", share, peak])
+        rows.append(
+            [each["case"], speed, f"{each['tflops']:,.3g}" if "tflops" in each else "", share, peak]
+        )
     head = ["case", "tokens/s", "TFLOP/s", "MFU", "peak MB"]
     return f"### `kubetune bench`\n\n{markdown(head, rows)}" if rows else None
 
@@ -125,7 +158,9 @@ def flops_per_token(case: Case) -> float:
     """Model FLOPs of an epoch divided by its tokens."""
     shape = SHAPES[case.model]
     if case.pairs:
-        rows = [row for pair in token_pairs(case.corpus, shape.vocab_size) for row in pair.sequences]
+        rows = [
+            row for pair in token_pairs(case.corpus, shape.vocab_size) for row in pair.sequences
+        ]
     else:
         rows = token_rows(case.corpus, shape.vocab_size)
     lengths = [len(row.ids) for row in rows]
@@ -133,20 +168,37 @@ def flops_per_token(case: Case) -> float:
     return training_flops(shape, case.adapt, lengths, labels) / sum(lengths)
 
 
-def case_table(case: Case, found: list[Measurement], ceiling: float | None, threads: int, gpu: str | None) -> str:
+def case_table(
+    case: Case, found: list[Measurement], ceiling: float | None, threads: int, gpu: str | None
+) -> str:
     """One case: a row for each trainer. Ratios are those of the trainer of ours it is set beside, repeat by repeat."""
     speed = summary.tokens_per_second if gpu or threads > 1 else summary.tokens_per_cpu_second
     unit = "tokens/s" if gpu or threads > 1 else "tokens/CPU-s"
     place = "" if gpu else f", {threads} thread{'s' if threads > 1 else ''}"
-    what = "DPO, " * case.pairs + ("full fine-tuning" if case.adapt == "full" else f"LoRA r=16, {case.adapt}")
-    what += f", rows that begin with the same {case.corpus.shared:,} tokens" if case.corpus.shared else ""
+    what = "DPO, " * case.pairs + (
+        "full fine-tuning" if case.adapt == "full" else f"LoRA r=16, {case.adapt}"
+    )
+    what += (
+        f", rows that begin with the same {case.corpus.shared:,} tokens"
+        if case.corpus.shared
+        else ""
+    )
     # CPU-seconds are counted over all threads, so the ceiling of one thread is comparable with one thread only.
     limit = ceiling if gpu or threads == 1 else None
     flops = flops_per_token(case)
-    head = ["trainer", unit, "kubetune is faster by", "share of ceiling", "peak MB (above start)", "first step s"]
+    head = [
+        "trainer",
+        unit,
+        "kubetune is faster by",
+        "share of ceiling",
+        "peak MB (above start)",
+        "first step s",
+    ]
     head += ["loss, first → last epoch"] + (["MFU"] if gpu else [])
     rows = []
-    for trainer in dict.fromkeys(m["trainer"] for m in sorted(found, key=lambda m: list(TRAINERS).index(m["trainer"]))):
+    for trainer in dict.fromkeys(
+        m["trainer"] for m in sorted(found, key=lambda m: list(TRAINERS).index(m["trainer"]))
+    ):
         runs = [m for m in found if m["trainer"] == trainer]
         measured = [m for m in runs if summary.is_measured(m)]
         if not measured:
@@ -167,9 +219,7 @@ def case_table(case: Case, found: list[Measurement], ceiling: float | None, thre
         ]
         rows.append(row + ([_share(share, peak_flops(gpu))] if gpu else []))
     rows_are, taken = ("pairs", "pairs") if case.pairs else ("rows", "sequences")
-    note = (
-        f"{case.corpus.rows} {rows_are}, {case.sequences_per_step} {taken} per step, {flops / 1e9:.3g} GFLOP per token"
-    )
+    note = f"{case.corpus.rows} {rows_are}, {case.sequences_per_step} {taken} per step, {flops / 1e9:.3g} GFLOP per token"
     note += f", ceiling {ceiling / 1e12:.3g} TFLOP/s" if ceiling else ""
     return f"### {case.model}: {what}{place}\n\n{note}.\n\n{markdown(head, rows)}"
 
@@ -178,9 +228,17 @@ def scaling_table(results: Results) -> str:
     """Tokens per second by the wall for each number of processes and threads, against one of each."""
     found = [m for m in _suite(results, "scaling") if summary.is_measured(m)]
     rows = []
-    for trainer, processes, threads in _distinct(found, "scaling", ("trainer", "processes", "threads")):
-        runs = [m for m in found if (m["trainer"], m["processes"], m["threads"]) == (trainer, processes, threads)]
-        single = [m for m in found if (m["trainer"], m["processes"], m["threads"]) == (trainer, 1, 1)]
+    for trainer, processes, threads in _distinct(
+        found, "scaling", ("trainer", "processes", "threads")
+    ):
+        runs = [
+            m
+            for m in found
+            if (m["trainer"], m["processes"], m["threads"]) == (trainer, processes, threads)
+        ]
+        single = [
+            m for m in found if (m["trainer"], m["processes"], m["threads"]) == (trainer, 1, 1)
+        ]
         speed = Spread.of(map(summary.tokens_per_second, runs))
         assert speed is not None
         gain = _times(Spread.of(summary.ratios(runs, single, summary.tokens_per_second)))
@@ -199,7 +257,11 @@ def startup_table(results: Results) -> str:
         label = "`kubetune train`" if trainer == "kubetune" else TRAINERS[trainer].label
         rows.append([f"{count:,}", label, _spread(seconds, 1) if seconds else _reason(runs[0])])
     rows.sort(key=lambda row: int(row[0].replace(",", "")))
-    first_step = f"### Time to the first step\n\n{markdown(['rows', 'trainer', 'seconds'], rows)}" if rows else ""
+    first_step = (
+        f"### Time to the first step\n\n{markdown(['rows', 'trainer', 'seconds'], rows)}"
+        if rows
+        else ""
+    )
     verbs = [m for m in _suite(results, "startup") if "verb" in m]
     answers = []
     for (verb,) in _distinct(verbs, "startup", ("verb",)):
@@ -218,13 +280,30 @@ def pairs_startup_table(results: Results) -> str:
     for count, trainer in _distinct(found, "preference-start", ("rows", "trainer")):
         cells = []
         for kept in (False, True):
-            runs = [m for m in found if (m["rows"], m["trainer"], m["kept"]) == (count, trainer, kept)]
+            runs = [
+                m for m in found if (m["rows"], m["trainer"], m["kept"]) == (count, trainer, kept)
+            ]
             for name in ("first_step_seconds", "first_step_cpu_seconds"):
-                seconds = Spread.of(m[name] for m in runs if summary.is_measured(m) and m.get(name) is not None)
+                seconds = Spread.of(
+                    m[name] for m in runs if summary.is_measured(m) and m.get(name) is not None
+                )
                 lacks = not runs or summary.is_measured(runs[0])  # earlier results have no CPU time
                 cells.append(_spread(seconds, 1) if seconds else "" if lacks else _reason(runs[0]))
-        rows.append([f"{count:,}", "`kubetune train`" if trainer == "kubetune" else TRAINERS[trainer].label, *cells])
-    head = ["pairs", "trainer", "seconds, first start", "CPU-seconds", "seconds, second start", "CPU-seconds"]
+        rows.append(
+            [
+                f"{count:,}",
+                "`kubetune train`" if trainer == "kubetune" else TRAINERS[trainer].label,
+                *cells,
+            ]
+        )
+    head = [
+        "pairs",
+        "trainer",
+        "seconds, first start",
+        "CPU-seconds",
+        "seconds, second start",
+        "CPU-seconds",
+    ]
     return f"### Time to the first step of DPO\n\n{markdown(head, rows)}" if rows else ""
 
 
@@ -233,9 +312,13 @@ def tokenize_table(results: Results) -> str:
     found = _suite(results, "tokenize")
     rows = []
     for path, count, processes in _distinct(found, "tokenize", ("path", "rows", "processes")):
-        runs = [m for m in found if (m["path"], m["rows"], m["processes"]) == (path, count, processes)]
+        runs = [
+            m for m in found if (m["path"], m["rows"], m["processes"]) == (path, count, processes)
+        ]
         speed = Spread.of(m["rows"] / m["seconds"] for m in runs if summary.is_measured(m))
-        rows.append([path, f"{count:,}", str(processes), _spread(speed) if speed else _reason(runs[0])])
+        rows.append(
+            [path, f"{count:,}", str(processes), _spread(speed) if speed else _reason(runs[0])]
+        )
     head = ["path", "rows", "processes", "rows/s"]
     return f"### Tokenising\n\n{markdown(head, rows)}" if rows else ""
 
@@ -250,7 +333,9 @@ def _suite(results: Results, suite: str) -> list[Measurement]:
     return [m for m in results.measurements if m["suite"] == suite]
 
 
-def _distinct(found: Sequence[Measurement], suite: str, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+def _distinct(
+    found: Sequence[Measurement], suite: str, names: Sequence[str]
+) -> Iterator[tuple[Any, ...]]:
     yield from dict.fromkeys(tuple(m[name] for name in names) for m in found if m["suite"] == suite)
 
 
@@ -276,7 +361,11 @@ def _reason(measurement: Measurement) -> str:
 
 def _spread(spread: Spread, digits: int = 0) -> str:
     text = f"{spread.median:,.{digits}f}"
-    return text if spread.least == spread.most else f"{text} ({spread.least:,.{digits}f}–{spread.most:,.{digits}f})"
+    return (
+        text
+        if spread.least == spread.most
+        else f"{text} ({spread.least:,.{digits}f}–{spread.most:,.{digits}f})"
+    )
 
 
 def _times(spread: Spread | None) -> str:

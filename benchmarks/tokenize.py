@@ -34,9 +34,15 @@ ORDER = Order(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is not measured yet."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tokenize", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROWS:,} rows instead of {ROWS:,}, one repeat")
-    parser.add_argument("--fresh", action="store_true", help="replace today's results instead of going on with them")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tokenize", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_ROWS:,} rows instead of {ROWS:,}, one repeat"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="replace today's results instead of going on with them"
+    )
     parser.add_argument("--repeats", type=int, help="left out: 3, or 1 when quick")
     args = parser.parse_args(argv)
     results = open_results(quick=args.quick, fresh=args.fresh)

@@ -6,7 +6,10 @@ The names of `__all__` are the Python interface (docs/python.md); each is import
 
 import sys
 
-_IS_PROGRAM = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].removeprefix("-m").split(".")[0] == "kubetune"
+_IS_PROGRAM = (
+    sys.argv[:1] == ["-m"]
+    and sys.orig_argv[-len(sys.argv)].removeprefix("-m").split(".")[0] == "kubetune"
+)
 if _IS_PROGRAM and not sys.flags.safe_path:
     # `python -m kubetune…`: Python would look for whatever is imported from here on, the standard library included, in
     # the current folder first, where files may be anybody's.
@@ -14,7 +17,9 @@ if _IS_PROGRAM and not sys.flags.safe_path:
 
 from importlib import import_module  # noqa: E402
 
-TYPE_CHECKING = False  # typing takes longer to import than all else here, and until then nobody hears Ctrl-C
+TYPE_CHECKING = (
+    False  # typing takes longer to import than all else here, and until then nobody hears Ctrl-C
+)
 if TYPE_CHECKING:
     from kubetune import errors as errors
     from kubetune.config.schema import Config as Config
@@ -35,7 +40,10 @@ __version__ = "0.1.0"
 
 ROOMS = (
     ("base", "files, locks, logs, processes, signals, and values as people read them"),
-    ("config", "the run file: its schema, how it is read, and everything that can be wrong with one"),
+    (
+        "config",
+        "the run file: its schema, how it is read, and everything that can be wrong with one",
+    ),
     ("rundir", "the run directory: checkpoints, metrics, exit status, trackers"),
     ("mirror", "a copy of the run directory in an object store, while the run goes on"),
     ("planning", "arithmetic before anything is held: batches, steps, memory, hours, price"),
@@ -44,13 +52,19 @@ ROOMS = (
     ("kube_api", "the API server: credentials, objects in and out, watches, refusals in words"),
     ("cluster", "runs on a cluster: submitted, followed, stopped, fetched"),
     ("reporting", "pages made from run directories"),
-    ("observers", "news of a run for others, while it goes on: hooks, Prometheus, Kubeflow, OpenTelemetry"),
+    (
+        "observers",
+        "news of a run for others, while it goes on: hooks, Prometheus, Kubeflow, OpenTelemetry",
+    ),
     ("supervisor", "the first process of a run: starts the ranks, says how the run ended"),
     ("data", "files and hub data sets to prepared rows, in an order that only the seed decides"),
     ("distributed", "several processes that train one model: who is who, and how they meet"),
     ("kernels", "operations on tensors with their backward written out; they know no model"),
     ("batching", "prepared rows to packed batches"),
-    ("mixtures", "mixtures of experts: what LoRA adapts of them, how they run, how routers balance them"),
+    (
+        "mixtures",
+        "mixtures of experts: what LoRA adapts of them, how they run, how routers balance them",
+    ),
     ("adapters", "LoRA by PEFT, put into a model and computed in few products"),
     ("models", "Hugging Face models made ready to train: loaded, adapted, sharded, padding-free"),
     ("optimizer", "AdamW on flat buffers, and its state in files"),

@@ -19,7 +19,9 @@ _INTERRUPTED = 130
 def main() -> int:
     """Run one verb; returns its exit code."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it, and shells for what runs in the background
+        if (
+            signal.getsignal(number) != signal.SIG_IGN
+        ):  # as nohup has it, and shells for what runs in the background
             signal.signal(number, _leave)
     furnish_streams()
     from kubetune.cli import main as run

@@ -2,7 +2,8 @@
 
 Exit codes are part of the interface: Kubernetes' podFailurePolicy and the launcher read them.
 0 done · 1 our bug · 2 the user's config or data · 3 the environment · 4 diverged · 5 done, but not good enough ·
-143 stopped early with a good checkpoint · 145 lost a peer. Codes of 128 and above mean "start me again".
+6 out of memory twice at the same place · 143 stopped early with a good checkpoint · 145 lost a peer. Codes of 128 and
+above mean "start me again".
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ USER = 2
 ENVIRONMENT = 3
 DIVERGED = 4
 GATE = 5
+OUT_OF_MEMORY = 6
 PREEMPTED = 143
 LOST_PEER = 145
 
-FINAL = (USER, DIVERGED, GATE)
+FINAL = (USER, DIVERGED, GATE, OUT_OF_MEMORY)
 """A failure that another start would only repeat."""
 
 
@@ -63,6 +65,12 @@ class OutOfMemory(EnvironmentFault):
     """Memory ran out, of a GPU or of the machine, so that a smaller run may do."""
 
 
+class OutOfMemoryAgain(OutOfMemory):
+    """A rank was killed for memory in two starts after the same step, so that a third could only end so too."""
+
+    exit_code = OUT_OF_MEMORY
+
+
 class Diverged(KubetuneError):
     """Loss or gradient stopped being finite, or the loss stayed too high; the last of them touched no weights."""
 
@@ -88,7 +96,11 @@ class Preempted(KubetuneError):
         again = "run the same command again to"
         if "KUBERNETES_SERVICE_HOST" in os.environ:
             again = "the next start, after `kubetune stop` that of `kubetune resume`, will"
-        where = (f"after step {step}", "continue from there") if step else ("before the first step", "start")
+        where = (
+            (f"after step {step}", "continue from there")
+            if step
+            else ("before the first step", "start")
+        )
         super().__init__(f"stopped {where[0]}; {again} {where[1]}")
 
 
@@ -100,13 +112,24 @@ class Paused(Preempted):
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
-        self.args = (f"paused after step {step} (training.pause_at_step); a higher one, or none, goes on from there",)
+        self.args = (
+            f"paused after step {step} (training.pause_at_step); a higher one, or none, goes on from there",
+        )
 
 
 class LostPeer(KubetuneError):
     """Another rank died or hung; this one could do no more."""
 
     exit_code = LOST_PEER
+
+
+class RankDied(LostPeer):
+    """A rank was killed or stood still: the others lost their peer by it."""
+
+
+def only_followed(code: int, error: str | None) -> bool:
+    """True if an end was brought about by that of another: by its exit code and the name of its error."""
+    return code in (LOST_PEER, PREEMPTED) and error != RankDied.__name__
 
 
 def first_line(error: BaseException) -> str:

@@ -40,9 +40,9 @@ _INTRODUCTION = """\
 _ALIASES = """\
 ## Other spellings
 
-Names that other tools use, or earlier versions of kubetune, are accepted for the same setting, at the top of the file
-or, where they have no dot, in the section they lead to. Every key of `training` may stand at the top as well. Giving
-one setting in two spellings is an error.
+Names that other tools use are accepted for the same setting, at the top of the file or, where they have no dot, in the
+section they lead to. Every key of `training` may stand at the top as well. Giving one setting in two spellings is an
+error.
 
 | written | means |
 |---|---|
@@ -70,9 +70,16 @@ def config_page() -> str:
         places.setdefault(section["title"], []).append(path)
         tables[section["title"]] = _table(json_schema.keys(section))
     parts += [f"## {', '.join(paths)}\n\n{tables[title]}" for title, paths in places.items()]
-    names = [f"| `{name}` | {_meaning(alias)} |\n" for name, alias in ALIASES.items() if _is_renamed(name, alias)]
+    names = [
+        f"| `{name}` | {_meaning(alias)} |\n"
+        for name, alias in ALIASES.items()
+        if _is_renamed(name, alias)
+    ]
     parts.append(_ALIASES + "".join(names))
-    parts.append(_VARIABLES + "".join(f"| `{n}` | `{v.path}` | {v.meaning} |\n" for n, v in VARIABLES.items()))
+    parts.append(
+        _VARIABLES
+        + "".join(f"| `{n}` | `{v.path}` | {v.meaning} |\n" for n, v in VARIABLES.items())
+    )
     return "\n".join(parts)
 
 
@@ -86,7 +93,11 @@ def _sections(node: Node, prefix: str) -> Iterator[tuple[str, Node]]:
     for name, key in json_schema.keys(node).items():
         for option in json_schema.options(key):
             items = option.get("items") or option.get("additionalProperties")
-            inner, path = (items, f"{prefix}{name}[]") if isinstance(items, dict) else (option, f"{prefix}{name}")
+            inner, path = (
+                (items, f"{prefix}{name}[]")
+                if isinstance(items, dict)
+                else (option, f"{prefix}{name}")
+            )
             for section in json_schema.options(inner):
                 if json_schema.keys(section):
                     yield path, section
@@ -135,7 +146,9 @@ def _value(ours: Any) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=DOCS, help="where to write (default: docs)")
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=DOCS, help="where to write (default: docs)"
+    )
     folder: Path = parser.parse_args().folder
     write_atomic(folder / "config.md", config_page())
     write_atomic(folder / "run.schema.json", schema_text())

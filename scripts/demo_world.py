@@ -78,7 +78,10 @@ INTENTS = (
             "Get the newest {n} log lines of {s} in {ns}.",
             "In {ns}, print {n} lines of the log of {s}.",
         ),
-        ("I will show {n} log lines of {s} from {ns}.", "Here are {n} lines that {s} logged in {ns}."),
+        (
+            "I will show {n} log lines of {s} from {ns}.",
+            "Here are {n} lines that {s} logged in {ns}.",
+        ),
         "kubectl logs deployment/{s} --tail={n} -n {ns}",
         _number(5, 99),
     ),
@@ -90,7 +93,10 @@ INTENTS = (
             "Please revert {s} in {ns}.",
             "In {ns}, return {s} to the release before.",
         ),
-        ("I will take {s} in {ns} back to the release before.", "{s} in {ns} will return to its last release."),
+        (
+            "I will take {s} in {ns} back to the release before.",
+            "{s} in {ns} will return to its last release.",
+        ),
         "kubectl rollout undo deployment {s} -n {ns}",
     ),
     Intent(
@@ -126,7 +132,9 @@ INTENTS = (
         ),
         ("I will limit {s} in {ns} to {n} of memory.", "{s} in {ns} will get {n} of memory."),
         "kubectl set resources deployment {s} --limits=memory={n} -n {ns}",
-        _one_of("128Mi", "256Mi", "384Mi", "512Mi", "768Mi", "1Gi", "2Gi", "3Gi", "4Gi", "6Gi", "8Gi"),
+        _one_of(
+            "128Mi", "256Mi", "384Mi", "512Mi", "768Mi", "1Gi", "2Gi", "3Gi", "4Gi", "6Gi", "8Gi"
+        ),
     ),
     Intent(
         (
@@ -160,7 +168,10 @@ NOTES = (
 QUESTIONS = (
     ("Say it again: {s}, {ns}, {n}.", "{s}, {ns}, {n}."),
     ("{p} looks after {s} and {q} after {s2}. Who looks after {s2}?", "{q} looks after {s2}."),
-    ("{p} has {n} pods of {s} in {ns}. How many pods of {s}?", "There are {n} pods of {s} in {ns}."),
+    (
+        "{p} has {n} pods of {s} in {ns}. How many pods of {s}?",
+        "There are {n} pods of {s} in {ns}.",
+    ),
     ("Spell the namespace of {s}, which is {ns}.", "It is {ns}."),
     ("What is the deployment of {s} called?", "deployment {s}"),
     ("And how with a slash, {s}?", "deployment/{s}"),
@@ -204,7 +215,9 @@ def _note_slots(rng: random.Random) -> dict[str, str]:
 def draw_echo(rng: random.Random) -> tuple[str, str]:
     """Draw some words and numbers to repeat, and the same again."""
     length = rng.randint(2, 7)
-    words = " ".join(rng.choice(WORDS) if rng.random() < 0.6 else _any_number(rng) for _ in range(length))
+    words = " ".join(
+        rng.choice(WORDS) if rng.random() < 0.6 else _any_number(rng) for _ in range(length)
+    )
     return f"Say it again: {words}", words
 
 
@@ -243,7 +256,10 @@ def preference_rows(seed: int, count: int) -> list[dict[str, list[dict[str, str]
         request, prose, _ = fill_request(rng, INTENTS[number % len(INTENTS)], service, namespaces)
         other = rng.choice([opening for opening in OPENINGS if opening != PREFERRED])
         answers = {"chosen": f"{PREFERRED} {prose}", "rejected": f"{other} {prose}"}
-        sides = {"prompt": ("user", request), **{name: ("assistant", text) for name, text in answers.items()}}
+        sides = {
+            "prompt": ("user", request),
+            **{name: ("assistant", text) for name, text in answers.items()},
+        }
         rows.append({key: [{"role": role, "content": text}] for key, (role, text) in sides.items()})
     return rows
 
@@ -257,10 +273,19 @@ def task_rows(seed: int, count: int, held_out: bool) -> list[dict[str, list[dict
     commands: dict[str, str] = {}
     while len(commands) < count:
         service = rng.choice(SERVICES)
-        namespaces = [namespace for namespace in NAMESPACES if is_held_out(service, namespace) == held_out]
-        request, _, command = fill_request(rng, INTENTS[len(commands) % len(INTENTS)], service, namespaces)
+        namespaces = [
+            namespace for namespace in NAMESPACES if is_held_out(service, namespace) == held_out
+        ]
+        request, _, command = fill_request(
+            rng, INTENTS[len(commands) % len(INTENTS)], service, namespaces
+        )
         commands.setdefault(request, command)
     return [
-        {"messages": [{"role": "user", "content": request}, {"role": "assistant", "content": command}]}
+        {
+            "messages": [
+                {"role": "user", "content": request},
+                {"role": "assistant", "content": command},
+            ]
+        }
         for request, command in commands.items()
     ]

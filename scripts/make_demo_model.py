@@ -48,7 +48,9 @@ def write_data(folder: Path) -> None:
 
 def as_turns(question: str, answer: str) -> tuple[str, str]:
     """Lay a piece of the world out as the chat template would: (what is read, what is trained)."""
-    return (f"{START}user\n{question}{END}\n{START}assistant\n" if question else ""), f"{answer}{END}\n"
+    return (
+        f"{START}user\n{question}{END}\n{START}assistant\n" if question else ""
+    ), f"{answer}{END}\n"
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -56,7 +58,10 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     words = r"[^\s\p{L}\p{N}]|\p{N}{1,2}| ?\p{L}+|\s"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(words), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(words), "isolated"),
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -67,7 +72,11 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, chat_template=CHAT_TEMPLATE, model_max_length=512
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=512,
     )
 
 
@@ -93,13 +102,17 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     )
 
 
-def token_blocks(tokenizer: PreTrainedTokenizerFast, turns: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+def token_blocks(
+    tokenizer: PreTrainedTokenizerFast, turns: list[tuple[str, str]]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Join all turns and cut them into (tokens, labels), each `[blocks, BLOCK]`; what is only read has label -100."""
     read, trained = (tokenizer(list(texts))["input_ids"] for texts in zip(*turns, strict=True))
     tokens = [i for r, a in zip(read, trained, strict=True) for i in (*r, *a)]
     labels = [i for r, a in zip(read, trained, strict=True) for i in (*[-100] * len(r), *a)]
     whole = len(tokens) // BLOCK * BLOCK
-    return torch.tensor(tokens[:whole]).view(-1, BLOCK), torch.tensor(labels[:whole]).view(-1, BLOCK)
+    return torch.tensor(tokens[:whole]).view(-1, BLOCK), torch.tensor(labels[:whole]).view(
+        -1, BLOCK
+    )
 
 
 def pretrain(model: LlamaForCausalLM, tokens: torch.Tensor, labels: torch.Tensor) -> None:
@@ -121,7 +134,9 @@ def pretrain(model: LlamaForCausalLM, tokens: torch.Tensor, labels: torch.Tensor
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data-only", action="store_true", help="write the data and leave the model as it is")
+    parser.add_argument(
+        "--data-only", action="store_true", help="write the data and leave the model as it is"
+    )
     args = parser.parse_args()
     write_data(TARGET / "data")
     if args.data_only:

@@ -26,10 +26,17 @@ Component = dict[str, Any]
 
 def python_packages(folder: Path) -> Iterator[Component]:
     """Every package installed for some Python below a folder, such as a virtual environment or its `lib`."""
-    for site in sorted({*folder.glob("python3*/*-packages"), *folder.glob("lib/python3*/*-packages")}):
+    for site in sorted(
+        {*folder.glob("python3*/*-packages"), *folder.glob("lib/python3*/*-packages")}
+    ):
         for found in distributions(path=[str(site)]):
             name = re.sub(r"[-_.]+", "-", found.name).lower()
-            yield component(name, found.version, f"pkg:pypi/{name}@{quote(found.version)}", python_licence(found))
+            yield component(
+                name,
+                found.version,
+                f"pkg:pypi/{name}@{quote(found.version)}",
+                python_licence(found),
+            )
 
 
 def python_licence(found: Distribution) -> Component:
@@ -37,7 +44,11 @@ def python_licence(found: Distribution) -> Component:
     facts = found.metadata
     if expression := facts.get("License-Expression"):
         return {"licenses": [{"expression": expression}]}
-    classifiers = [text.rpartition(" :: ")[2] for text in facts.get_all("Classifier") or () if "License ::" in text]
+    classifiers = [
+        text.rpartition(" :: ")[2]
+        for text in facts.get_all("Classifier") or ()
+        if "License ::" in text
+    ]
     words = next(iter((facts.get("License") or "").strip().splitlines()), "")
     name = words or ", ".join(classifiers)
     return {"licenses": [{"license": {"name": name}}]} if name else {}
@@ -46,25 +57,44 @@ def python_licence(found: Distribution) -> Component:
 def debian_packages(folder: Path, distribution: str) -> Iterator[Component]:
     """Every package that dpkg has installed, by its status file, and those beside it in status.d."""
     files = [folder / "status", *sorted((folder / "status.d").glob("*"))]
-    for paragraph in (part for path in files if path.is_file() for part in path.read_text("utf-8").split("\n\n")):
+    for paragraph in (
+        part for path in files if path.is_file() for part in path.read_text("utf-8").split("\n\n")
+    ):
         facts = dict(re.findall(r"^([A-Za-z-]+): *(.*)$", paragraph, re.MULTILINE))
         # What is in status.d was unpacked over what the base had of it.
         is_gone = "Status" in facts and (folder / "status.d" / facts["Package"]).is_file()
-        if "Package" in facts and not is_gone and facts.get("Status", "ok installed").endswith(" installed"):
+        if (
+            "Package" in facts
+            and not is_gone
+            and facts.get("Status", "ok installed").endswith(" installed")
+        ):
             name, version, architecture = facts["Package"], facts["Version"], facts["Architecture"]
             facts_of_it = f"arch={architecture}&distro={distribution}"
-            yield component(name, version, f"pkg:deb/debian/{quote(name)}@{quote(version)}?{facts_of_it}")
+            yield component(
+                name, version, f"pkg:deb/debian/{quote(name)}@{quote(version)}?{facts_of_it}"
+            )
 
 
 def component(name: str, version: str, purl: str, licences: Component | None = None) -> Component:
     """One entry; `purl` is its identity."""
-    return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl, **(licences or {})}
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": version,
+        "purl": purl,
+        **(licences or {}),
+    }
 
 
 def distribution_of(root: Path) -> str:
     """`debian-13` from os-release; `debian` where it does not say."""
     file = root / "etc" / "os-release"
-    found = re.search(r'^VERSION_ID="?([\d.]+)', file.read_text(), re.MULTILINE) if file.is_file() else None
+    found = (
+        re.search(r'^VERSION_ID="?([\d.]+)', file.read_text(), re.MULTILINE)
+        if file.is_file()
+        else None
+    )
     return f"debian-{found[1]}" if found else "debian"
 
 
@@ -96,8 +126,15 @@ def main(words: list[str]) -> None:
     places += [(folder, [*debian_packages(folder, distribution)]) for folder in args.dpkg]
     for folder, found in places:
         if not found:
-            print(f"sbom.py: no package is installed in {folder}: the bill has none of it", file=sys.stderr)
-    json.dump(bill(args.name, args.version, chain.from_iterable(found for _, found in places)), sys.stdout, indent=1)
+            print(
+                f"sbom.py: no package is installed in {folder}: the bill has none of it",
+                file=sys.stderr,
+            )
+    json.dump(
+        bill(args.name, args.version, chain.from_iterable(found for _, found in places)),
+        sys.stdout,
+        indent=1,
+    )
     print()
 
 

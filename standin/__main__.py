@@ -16,12 +16,20 @@ from standin.settings import Settings
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m standin", description=__doc__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="for its volumes, its log and the kubeconfig")
-    parser.add_argument("--images", type=Path, metavar="FILE", help="more images: {regular expression: {path, …}}")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="for its volumes, its log and the kubeconfig"
+    )
+    parser.add_argument(
+        "--images", type=Path, metavar="FILE", help="more images: {regular expression: {path, …}}"
+    )
     parser.add_argument("--kubernetes-version", choices=(OLDEST, NEWEST), default=NEWEST)
     parser.add_argument("--nodes", type=int, default=Settings.nodes, metavar="N")
-    parser.add_argument("--gpus", type=int, default=Settings.gpus, metavar="N", help="nvidia.com/gpu on each node")
-    parser.add_argument("--loopback", action="store_true", help="pods without namespaces, at loopback addresses")
+    parser.add_argument(
+        "--gpus", type=int, default=Settings.gpus, metavar="N", help="nvidia.com/gpu on each node"
+    )
+    parser.add_argument(
+        "--loopback", action="store_true", help="pods without namespaces, at loopback addresses"
+    )
     return parser.parse_args()
 
 
@@ -30,18 +38,26 @@ def main() -> None:
     chosen = _arguments()
     folder = chosen.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    images = {**(yaml.safe_load(chosen.images.read_text()) if chosen.images else {}), **default_images()}
+    images = {
+        **(yaml.safe_load(chosen.images.read_text()) if chosen.images else {}),
+        **default_images(),
+    }
     options = ["--kubernetes-version", chosen.kubernetes_version]
     options += ["--nodes", str(chosen.nodes), "--gpus", str(chosen.gpus)]
     try:
-        cluster = ControlPlane(folder, *options, *(["--loopback"] if chosen.loopback else []), images=images)
+        cluster = ControlPlane(
+            folder, *options, *(["--loopback"] if chosen.loopback else []), images=images
+        )
     except Unavailable as reason:
         if chosen.loopback:
             sys.exit(f"standin: {reason}")
         print(f"no namespaces for its pods ({reason}); they get loopback addresses")
         cluster = ControlPlane(folder, *options, "--loopback", images=images)
     with cluster, contextlib.suppress(KeyboardInterrupt):
-        print(f"export KUBECONFIG={cluster.state / 'kubeconfig'} in another terminal; Ctrl-C here ends it", flush=True)
+        print(
+            f"export KUBECONFIG={cluster.state / 'kubeconfig'} in another terminal; Ctrl-C here ends it",
+            flush=True,
+        )
         cluster.process.wait()
 
 

@@ -47,12 +47,18 @@ class ControlPlane:
         `images`: `{regular expression: {path, mounts, env, command}}`, left out: the default ones. Raises Unavailable.
         """
         self.why_loopback = ""
-        missing = [] if "--loopback" in options else [name for name in _NEEDED_PROGRAMS if shutil.which(name) is None]
+        missing = (
+            []
+            if "--loopback" in options
+            else [name for name in _NEEDED_PROGRAMS if shutil.which(name) is None]
+        )
         if missing:
             raise Unavailable(f"the stand-in cluster needs {', '.join(missing)}")
         self.state = folder / "state"
         self.server_log = folder / "server.log"
-        (folder / "images.json").write_text(json.dumps(default_images() if images is None else dict(images)))
+        (folder / "images.json").write_text(
+            json.dumps(default_images() if images is None else dict(images))
+        )
         arguments = ("--state", str(self.state), "--images", str(folder / "images.json"), *options)
         with self.server_log.open("w") as log:
             self.process = subprocess.Popen(

@@ -23,14 +23,20 @@ if TYPE_CHECKING:
     from standin.state.store import Store
 
 
+_KUBELET_PATHS = {"log": "containerLogs", "portforward": "portForward"}
+# A real server refuses for some seconds; counted, it is the same on a slow machine.
+_REFUSALS_AT_START = 5
+
+
 @dataclass
 class Trouble:
     """Fate of a user's requests, `get pods/exec` say, that match a regular expression.
 
     `about`: only of those about objects in whose names this regular expression is found.
 
-    `code`: refused with it, and `message`, as a Status (`html`: as a page of some proxy). `cut`: the connection is
-    closed, `before` the answer or `within` it. `seconds`: it takes so long first. `times`: of so many.
+    `code`: refused with it, and `message`, as a Status (`html`: as a page of some proxy; 200: as plain text).
+    `cut`: the connection is closed, `before` the answer or `within` it. `seconds`: it takes so long first. `times`: of
+    so many.
     """
 
     request: str
@@ -54,6 +60,8 @@ class Faults:
         self._unbound: list[str] = []
         self._uninstalled: set[str] = set()
         self._refusals: dict[str, str] = {}
+        self._nodes_away: set[str] = set()
+        self._starting = 0
 
     def never_schedule(self, pod: str) -> None:
         """No node ever fits a pod whose `namespace/name` matches this regular expression."""
@@ -75,6 +83,33 @@ class Faults:
         """Nobody, controllers included, may create objects of this kind: a quota or a webhook says no."""
         self._refusals[kind] = message
 
+    def leave_kubelet(self, node: str) -> None:
+        """The kubelet of a node does not answer: no log and no command in its pods, which go on."""
+        self._nodes_away.add(node)
+
+    def is_kubelet_away(self, pod: Object) -> bool:
+        return pod["spec"].get("nodeName") in self._nodes_away
+
+    def require_kubelet(self, pod: Object, subresource: str) -> None:
+        """Raise ApiError 500, as the API server does for a node that refuses connections."""
+        if self.is_kubelet_away(pod):
+            address = "10.88.7.1:10250"
+            where = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+            message = (
+                f'Get "https://{address}/{_KUBELET_PATHS.get(subresource, subresource)}/{where}": '
+                f"dial tcp {address}: connect: connection refused"
+            )
+            raise ApiError(500, "InternalError", message)
+
+    def start_slowly(self) -> None:
+        """The API server has just started: its next answers to users without all rights are refusals."""
+        self._starting = _REFUSALS_AT_START
+
+    def is_starting(self) -> bool:
+        """True for the first requests after a start, which this counts: no Role is known yet."""
+        self._starting -= 1
+        return self._starting >= 0
+
     def trouble(self, **facts: object) -> None:
         """Users' requests of a kind fail: see Trouble."""
         self._troubles.append(Trouble(**facts))  # type: ignore[arg-type]
@@ -83,7 +118,11 @@ class Faults:
         """Fate of a user's request before it is served: ApiError, or an answer in the place of the true one."""
         self.asked.append(asked)
         for trouble in self._troubles:
-            if trouble.times and re.fullmatch(trouble.request, asked) and re.search(trouble.about, name):
+            if (
+                trouble.times
+                and re.fullmatch(trouble.request, asked)
+                and re.search(trouble.about, name)
+            ):
                 trouble.times -= 1
                 await asyncio.sleep(trouble.seconds)
                 if trouble.cut:
@@ -91,13 +130,23 @@ class Faults:
                 if trouble.code and trouble.html:
                     page = f"<html><h1>{trouble.message}</h1></html>"
                     return web.Response(text=page, status=trouble.code, content_type="text/html")
+                if trouble.code == 200:
+                    return web.Response(text=trouble.message)
                 if trouble.code:
                     raise ApiError(trouble.code, "InternalError", trouble.message)
         return None
 
     def clear(self) -> None:
-        for faults in (self._unschedulable, self._unbound, self._broken_images, self._uninstalled, self._refusals):
+        for faults in (
+            self._unschedulable,
+            self._unbound,
+            self._broken_images,
+            self._uninstalled,
+            self._refusals,
+            self._nodes_away,
+        ):
             faults.clear()
+        self._starting = 0
         self._troubles.clear()
         self.asked.clear()
 
@@ -109,7 +158,9 @@ class Faults:
         """Raise ApiError 403 where objects of this kind are refused."""
         if message := self._refusals.get(obj["kind"]):
             name = obj["metadata"].get("name") or obj["metadata"].get("generateName")
-            raise forbidden(f'{BY_KIND[obj["kind"]].group_resource} "{name}" is forbidden: {message}')
+            raise forbidden(
+                f'{BY_KIND[obj["kind"]].group_resource} "{name}" is forbidden: {message}'
+            )
 
     def is_unschedulable(self, pod: str) -> bool:
         return any(re.search(pattern, pod) for pattern in self._unschedulable)
@@ -139,7 +190,9 @@ async def _cut(request: web.Request, *, within: bool) -> web.StreamResponse:
 def evict(store: Store, pod: Object, grace_seconds: int | None = None) -> None:
     """Delete a pod the way the eviction API and `kubectl drain` do: marked as a disruption, with its grace period."""
     message = "Eviction API: evicting"
-    if set_condition(pod.setdefault("status", {}), "DisruptionTarget", "True", "EvictionByEvictionAPI", message):
+    if set_condition(
+        pod.setdefault("status", {}), "DisruptionTarget", "True", "EvictionByEvictionAPI", message
+    ):
         store.touch(pod)
     store.delete(pod, grace_seconds)
 
@@ -174,6 +227,8 @@ def inject(faults: Faults, store: Store, kubelet: Kubelet, name: str, body: Obje
             faults.never_schedule(**body)
         case "leave-unbound":
             faults.leave_unbound(**body)
+        case "leave-kubelet":
+            faults.leave_kubelet(**body)
         case "break-image":
             faults.break_image(**body)
         case "uninstall":

@@ -23,13 +23,26 @@ from standin.settings import Settings, load_images
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="standin", description="A stand-in Kubernetes control plane for tests.")
-    parser.add_argument("--state", type=Path, required=True, help="folder for volumes, logs and the kubeconfig")
-    parser.add_argument("--images", type=Path, required=True, help="{regular expression: {path, mounts, env, command}}")
+    parser = argparse.ArgumentParser(
+        prog="standin", description="A stand-in Kubernetes control plane for tests."
+    )
+    parser.add_argument(
+        "--state", type=Path, required=True, help="folder for volumes, logs and the kubeconfig"
+    )
+    parser.add_argument(
+        "--images",
+        type=Path,
+        required=True,
+        help="{regular expression: {path, mounts, env, command}}",
+    )
     parser.add_argument("--kubernetes-version", choices=(OLDEST, NEWEST), default=NEWEST)
-    parser.add_argument("--loopback", action="store_true", help="no namespaces: pods at loopback addresses")
+    parser.add_argument(
+        "--loopback", action="store_true", help="no namespaces: pods at loopback addresses"
+    )
     parser.add_argument("--nodes", type=int, default=Settings.nodes)
-    parser.add_argument("--gpus", type=int, default=Settings.gpus, help="nvidia.com/gpu on each node")
+    parser.add_argument(
+        "--gpus", type=int, default=Settings.gpus, help="nvidia.com/gpu on each node"
+    )
     return parser.parse_args()
 
 
@@ -45,7 +58,12 @@ def _write_kubeconfig(path: Path, url: str) -> None:
         "kind": "Config",
         "current-context": "standin",
         "clusters": [{"name": "standin", "cluster": {"server": url}}],
-        "contexts": [{"name": "standin", "context": {"cluster": "standin", "user": "admin", "namespace": "default"}}],
+        "contexts": [
+            {
+                "name": "standin",
+                "context": {"cluster": "standin", "user": "admin", "namespace": "default"},
+            }
+        ],
         "users": [{"name": "admin", "user": {"token": access.ADMIN}}],
     }
     path.touch(mode=0o600)

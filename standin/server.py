@@ -32,7 +32,7 @@ async def serve(settings: Settings, listener: socket.socket, url: str) -> None:
     application = Api(store, kubelet, faults, settings).application()
     tasks = [
         asyncio.create_task(reconcile_forever(Context(store, settings, faults), kubelet)),
-        asyncio.create_task(_listen(application, listener)),
+        asyncio.create_task(_listen(application, listener, faults)),
         asyncio.create_task(_until_stdin_closes()),
     ]
     print(f"ready {url}", flush=True)
@@ -66,15 +66,24 @@ def _first_objects(settings: Settings) -> list[Object]:
     for index in range(settings.nodes):
         name = f"node-{index}"
         size = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": str(settings.gpus)}
-        status = {"capacity": size, "allocatable": size, "conditions": [{"type": "Ready", "status": "True"}]}
+        status = {
+            "capacity": size,
+            "allocatable": size,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }
         labels = {"kubernetes.io/hostname": name, "topology.kubernetes.io/zone": f"zone-{index}"}
         metadata = {"name": name, "labels": labels}
-        objects.append({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status})
+        objects.append(
+            {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status}
+        )
     return objects
 
 
-async def _listen(application: web.Application, listener: socket.socket) -> None:
-    """Answer requests; from SIGUSR1 to SIGUSR2 drop every connection and refuse new ones."""
+async def _listen(application: web.Application, listener: socket.socket, faults: Faults) -> None:
+    """Answer requests; from SIGUSR1 to SIGUSR2 drop every connection and refuse new ones.
+
+    What comes back is as a server that has just started, which knows no Role at first.
+    """
     leave, come_back = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, leave.set)
@@ -96,6 +105,7 @@ async def _listen(application: web.Application, listener: socket.socket) -> None
         listener.shutdown(socket.SHUT_RD)
         await come_back.wait()
         come_back.clear()
+        faults.start_slowly()
 
 
 async def _until_stdin_closes() -> None:

@@ -16,7 +16,9 @@ class Image:
     """A container image: the machine's own root file system with a few things added."""
 
     path: str = ""  # folder put in front of PATH
-    mounts: dict[str, str] = field(default_factory=dict)  # folder here → folder in the container, read-only
+    mounts: dict[str, str] = field(
+        default_factory=dict
+    )  # folder here → folder in the container, read-only
     env: dict[str, str] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)  # the entry point
 
@@ -37,9 +39,13 @@ class Settings:
 
     def image(self, name: str) -> Image | None:
         """The first image whose pattern is found in the name; None where nothing could be pulled."""
-        return next((image for pattern, image in self.images.items() if re.search(pattern, name)), None)
+        return next(
+            (image for pattern, image in self.images.items() if re.search(pattern, name)), None
+        )
 
 
 def load_images(file: Path) -> dict[str, Image]:
     """Read `{regular expression: {path, mounts, env, command}}` from YAML or JSON."""
-    return {pattern: Image(**fields) for pattern, fields in yaml.safe_load(file.read_text()).items()}
+    return {
+        pattern: Image(**fields) for pattern, fields in yaml.safe_load(file.read_text()).items()
+    }

@@ -121,10 +121,26 @@ ONE_BY_ONE: dict[str, dict[str, Any]] = {
     },
     "codegen": {**GPT, "rotary_dim": 8},
     "bloom": {"vocab_size": 320, "hidden_size": 64, "n_layer": 3, "n_head": 4},
-    "falcon": {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},
+    "falcon": {
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+    },
     "mpt": {"vocab_size": 320, "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 512},
-    "xglm": {"vocab_size": 320, "d_model": 64, "num_layers": 2, "attention_heads": 4, "ffn_dim": 96},
-    "llama4_text": {**COMMON, "attention_chunk_size": 9, "num_local_experts": 2, "intermediate_size_mlp": 96},
+    "xglm": {
+        "vocab_size": 320,
+        "d_model": 64,
+        "num_layers": 2,
+        "attention_heads": 4,
+        "ffn_dim": 96,
+    },
+    "llama4_text": {
+        **COMMON,
+        "attention_chunk_size": 9,
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 96,
+    },
     "doge": COMMON,
 }
 """Architectures whose sequences would see each other, or that refuse: each sequence is run alone."""
@@ -143,14 +159,18 @@ NO_DROPOUT = (
 )  # fmt: skip
 
 
-def build_model(name: str, settings: dict[str, Any], *, lora: bool = True, dtype: torch.dtype = torch.float32) -> Any:
+def build_model(
+    name: str, settings: dict[str, Any], *, lora: bool = True, dtype: torch.dtype = torch.float32
+) -> Any:
     """A random model of an architecture, its attention sharpened so that leaks and masks matter."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(name.partition("+")[0], **settings)
     for attribute in NO_DROPOUT:
         if getattr(config, attribute, None):
             setattr(config, attribute, 0.0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype).train()
+    model = AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager", dtype=dtype
+    ).train()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             is_vector = parameter.dim() == 1 and "norm" in parameter_name.lower()
@@ -173,7 +193,9 @@ def randomize_lora(model: nn.Module) -> None:
             nn.init.normal_(parameter, std=0.1)
 
 
-def random_rows(lengths: Sequence[int] = (37, 5, 300, 21, 64), seed: int = 0) -> list[tuple[Any, Any]]:
+def random_rows(
+    lengths: Sequence[int] = (37, 5, 300, 21, 64), seed: int = 0
+) -> list[tuple[Any, Any]]:
     """(ids, trained) of sequences whose first part is an untrained prompt."""
     generator = np.random.default_rng(seed)
     rows = []
@@ -183,7 +205,9 @@ def random_rows(lengths: Sequence[int] = (37, 5, 300, 21, 64), seed: int = 0) ->
     return rows
 
 
-def reference_gradients(model: Any, rows: Sequence[tuple[Any, Any]]) -> tuple[float, dict[str, Tensor]]:
+def reference_gradients(
+    model: Any, rows: Sequence[tuple[Any, Any]]
+) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of plain transformers: eager attention, full logits, one sequence at a time."""
     lm = model.get_base_model() if hasattr(model, "get_base_model") else model
     lm.set_attn_implementation("eager")
@@ -193,7 +217,9 @@ def reference_gradients(model: Any, rows: Sequence[tuple[Any, Any]]) -> tuple[fl
         tokens = torch.from_numpy(ids.astype(np.int64))
         logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1].float()
         target = torch.where(torch.from_numpy(trained), tokens, -100)[1:]
-        loss = nn.functional.cross_entropy(logits, target, ignore_index=-100, reduction="sum") / labels
+        loss = (
+            nn.functional.cross_entropy(logits, target, ignore_index=-100, reduction="sum") / labels
+        )
         loss.backward()
         total += loss.item()
     return total, take_gradients(model)
@@ -201,7 +227,11 @@ def reference_gradients(model: Any, rows: Sequence[tuple[Any, Any]]) -> tuple[fl
 
 def take_gradients(model: nn.Module) -> dict[str, Tensor]:
     """Copies of all gradients, which are then zeroed."""
-    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad and p.grad is not None}
+    gradients = {
+        n: p.grad.clone()
+        for n, p in model.named_parameters()
+        if p.requires_grad and p.grad is not None
+    }
     model.zero_grad(set_to_none=False)
     return gradients
 
@@ -218,7 +248,13 @@ def save_model(folder: Path, name: str = "llama", **settings: Any) -> Path:
     train_tokenizer(folder)
     torch.manual_seed(0)
     config = AutoConfig.for_model(
-        name, **{**(PROMISED | PADDING_FREE | ONE_BY_ONE)[name], "num_hidden_layers": 2, "vocab_size": 512, **settings}
+        name,
+        **{
+            **(PROMISED | PADDING_FREE | ONE_BY_ONE)[name],
+            "num_hidden_layers": 2,
+            "vocab_size": 512,
+            **settings,
+        },
     )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder

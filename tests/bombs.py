@@ -15,7 +15,11 @@ def plant_modules(folder: Path, but: Collection[str] = ()) -> Path:
     """
     canary = folder / "imported.txt"
     bomb = f"with open({str(canary)!r}, 'a') as canary:\n    canary.write(__name__ + '\\n')\n"
-    names = {*sys.stdlib_module_names, *packages_distributions()} - {*sys.builtin_module_names, "__main__", *but}
+    names = {*sys.stdlib_module_names, *packages_distributions()} - {
+        *sys.builtin_module_names,
+        "__main__",
+        *but,
+    }
     for name in names:
         if name.isidentifier():
             (folder / f"{name}.py").write_text(bomb)

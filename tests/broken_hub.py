@@ -41,7 +41,10 @@ class BrokenHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Connection)
         self.way = "500"
         self.asked = 0
-        self.held: Mapping[str, bytes] = {"config.json": b"{}" * 5000, "train.jsonl": b'{"a": 1}\n' * 2000}
+        self.held: Mapping[str, bytes] = {
+            "config.json": b"{}" * 5000,
+            "train.jsonl": b'{"a": 1}\n' * 2000,
+        }
         self.ended = threading.Event()
 
     @property

@@ -52,7 +52,9 @@ class _Connection(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         self.server.asked += 1
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.has_broken |= self.server.asked > self.server.healthy and self.server.until in self.path
+        self.server.has_broken |= (
+            self.server.asked > self.server.healthy and self.server.until in self.path
+        )
         if not self.server.has_broken or not self.server.way:
             self._pass_on(body)
         elif self.server.way in ("refused", "reset"):
@@ -76,8 +78,13 @@ class _Connection(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = _answer
 
     def _pass_on(self, body: bytes) -> None:
-        headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
-        headers = {"Content-Type": "application/octet-stream", **headers}  # else urllib would say that it is a form
+        headers = {
+            name: value for name, value in self.headers.items() if name.lower() != "connection"
+        }
+        headers = {
+            "Content-Type": "application/octet-stream",
+            **headers,
+        }  # else urllib would say that it is a form
         request = urllib.request.Request(
             self.server.behind + self.path, data=body or None, headers=headers, method=self.command
         )
@@ -88,7 +95,11 @@ class _Connection(BaseHTTPRequestHandler):
             self._send(refusal.code, refusal.read(), dict(refusal.headers))
 
     def _send(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
-        kept = {k: v for k, v in (headers or {}).items() if k.lower() not in ("transfer-encoding", "connection")}
+        kept = {
+            k: v
+            for k, v in (headers or {}).items()
+            if k.lower() not in ("transfer-encoding", "connection")
+        }
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **kept}.items():
             self.send_header(name, value)
@@ -112,7 +123,9 @@ class _Connection(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(behind: str = "", way: str = "", healthy: int = 0, until: str = "") -> Iterator[BrokenStore]:
+def serving(
+    behind: str = "", way: str = "", healthy: int = 0, until: str = ""
+) -> Iterator[BrokenStore]:
     """A broken store while the block runs; of way `refused` only its port, after the healthy requests."""
     with BrokenStore(behind, way, healthy, until) as store:
         thread = threading.Thread(target=store.serve_forever, args=(0.01,))

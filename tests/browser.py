@@ -14,11 +14,15 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+_CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 _SECONDS = 900.0
 """For which anything is waited for: a shared machine is slow at times."""
 
-needed = pytest.mark.skipif(_CHROMIUM is None or find_spec("playwright") is None, reason="needs Chromium, Playwright")
+needed = pytest.mark.skipif(
+    _CHROMIUM is None or find_spec("playwright") is None, reason="needs Chromium, Playwright"
+)
 
 
 @contextmanager

@@ -26,7 +26,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["KUBETUNE_DEFAULTS"] = ""  # none, whatever this machine has
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["KUBETUNE_CPU_DTYPE"] = "float32"  # whatever this machine's CPU is fastest at
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(OFFLINE), os.environ.get("PYTHONPATH"))))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(OFFLINE), os.environ.get("PYTHONPATH")))
+)
 
 # What modules are made of stays; looking through it for garbage again and again takes longer than to make it.
 gc.disable()
@@ -83,6 +85,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
 def _process_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep what tests cache out of the user's ~/.cache, and away from other test processes; let ranks begin here."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     if ranks := sys.modules.get("tests.ranks"):
         importlib.import_module("tests.warm")
     gc.freeze()
@@ -97,14 +100,20 @@ def _untouched_logging() -> Callable[[], None]:
     """A function that puts back the handlers, levels and hooks that `logs.configure` changes, as they are now."""
     loggers = logging.getLogger(), logging.getLogger("kubetune")
     kept = [(logger, list(logger.handlers), logger.level) for logger in loggers]
-    factory, hook, hook_of_threads = logging.getLogRecordFactory(), sys.excepthook, threading.excepthook
+    factory, hook, hook_of_threads = (
+        logging.getLogRecordFactory(),
+        sys.excepthook,
+        threading.excepthook,
+    )
 
     def put_back() -> None:
         for logger, handlers, level in kept:
             for handler in set(logger.handlers) - set(handlers):
                 logger.removeHandler(handler)
                 handler.close()
-            if logger.level != level:  # setting it makes every logger forget what it knows of levels
+            if (
+                logger.level != level
+            ):  # setting it makes every logger forget what it knows of levels
                 logger.setLevel(level)
         logging.captureWarnings(False)
         logging.setLogRecordFactory(factory)

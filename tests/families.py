@@ -26,7 +26,10 @@ OURS = PROMISED | PADDING_FREE | HYBRIDS | ONE_BY_ONE | BIASED
 FAMILIES = (*OURS, *OTHERS)
 SEEING = (*ARCHITECTURES, *SEEING_FAMILIES)
 NAMED = ("<!-- not tried -->\n", "<!-- end of those -->\n")
-TEXT, IMAGES = (("<!-- families -->\n", "<!-- end -->\n"), ("<!-- families that see -->\n", "<!-- end of them -->\n"))
+TEXT, IMAGES = (
+    ("<!-- families -->\n", "<!-- end -->\n"),
+    ("<!-- families that see -->\n", "<!-- end of them -->\n"),
+)
 
 
 def line(name: str) -> str:
@@ -44,7 +47,9 @@ def seeing_line(name: str) -> str:
     with TemporaryDirectory() as folder:
         save = save_seeing_model if name in ARCHITECTURES else save_family_model
         path = str(save(Path(folder), name))
-        config = Config.model_validate({"model": path, "task": "vision_language", "data": {"train": "none"}})
+        config = Config.model_validate(
+            {"model": path, "task": "vision_language", "data": {"train": "none"}}
+        )
         learner = vision_language.ready(AutoModelForImageTextToText.from_pretrained(path), config)
         return f"| `{name}` | {_way(learner)} |\n"
 
@@ -53,7 +58,7 @@ def _way(learner: Learner) -> str:
     route = learner.route
     if not route.padding_free:
         return f"one sequence at a time: {_plain(route.why_not)}"
-    return f"packed, cut: {', '.join(route.cut)}" if route.cut else "packed"
+    return f"packed, in rows: {', '.join(route.in_rows)}" if route.in_rows else "packed"
 
 
 def _plain(said: str) -> str:
@@ -63,7 +68,9 @@ def _plain(said: str) -> str:
 
 def untried() -> str:
     """The lines of the page on families that were not tried."""
-    said = [f"- {why}: {', '.join(f'`{name}`' for name in names)}\n" for why, names in UNTRIED.items()]
+    said = [
+        f"- {why}: {', '.join(f'`{name}`' for name in names)}\n" for why, names in UNTRIED.items()
+    ]
     return "Not tried:\n\n" + "".join(said)
 
 
@@ -76,13 +83,23 @@ def table(marks: tuple[str, str] = TEXT) -> dict[str, str]:
 def main() -> None:
     """Write the rows of the families named, or of all; the others stay as they are."""
     names = sys.argv[1:] or [*FAMILIES, *SEEING]
-    _write(TEXT, "| `model_type` | micro-batches | beginnings shared |\n|---|---|---|\n", FAMILIES, names, line)
+    _write(
+        TEXT,
+        "| `model_type` | micro-batches | beginnings shared |\n|---|---|---|\n",
+        FAMILIES,
+        names,
+        line,
+    )
     _replace(NAMED, untried())
     _write(IMAGES, "| `model_type` | micro-batches |\n|---|---|\n", SEEING, names, seeing_line)
 
 
 def _write(
-    marks: tuple[str, str], head: str, known: Collection[str], names: Sequence[str], line: Callable[[str], str]
+    marks: tuple[str, str],
+    head: str,
+    known: Collection[str],
+    names: Sequence[str],
+    line: Callable[[str], str],
 ) -> None:
     found = table(marks) | {name: line(name) for name in names if name in known}
     _replace(marks, head + "".join(found[name] for name in sorted(found) if name in known))

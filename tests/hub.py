@@ -53,7 +53,9 @@ class Connection(BaseHTTPRequestHandler):
     def _split(self) -> tuple[str, list[str]]:
         parts = unquote(urlsplit(self.path).path).strip("/").split("/")
         if parts[0] == "api":
-            return "/".join([*(["datasets"] if parts[1] == "datasets" else []), *parts[2:4]]), parts[4:]
+            return "/".join(
+                [*(["datasets"] if parts[1] == "datasets" else []), *parts[2:4]]
+            ), parts[4:]
         end = 3 if parts[0] == "datasets" else 2
         return "/".join(parts[:end]), parts[end:]
 
@@ -67,7 +69,12 @@ class Connection(BaseHTTPRequestHandler):
         siblings = [{"rfilename": path} for path in files]
         counts = dict.fromkeys(("downloads", "likes"), 0)
         flags = dict.fromkeys(("private", "gated", "disabled"), False)
-        facts = {"id": name.removeprefix("datasets/"), "sha": COMMIT, "tags": [], "siblings": siblings}
+        facts = {
+            "id": name.removeprefix("datasets/"),
+            "sha": COMMIT,
+            "tags": [],
+            "siblings": siblings,
+        }
         facts |= counts | flags
         self._answer(200, _json(facts))
 
@@ -76,9 +83,15 @@ class Connection(BaseHTTPRequestHandler):
             self._answer(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
             return
         etag = hashlib.sha256(files[path]).hexdigest()
-        self._answer(200, files[path], {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"})
+        self._answer(
+            200,
+            files[path],
+            {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"},
+        )
 
-    def _answer(self, status: int, content: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def _answer(
+        self, status: int, content: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
         self.send_response(status)
         for key, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
             self.send_header(key, value)
@@ -98,7 +111,13 @@ def _listing(files: Mapping[str, bytes], folder: str) -> list[dict[str, object]]
     inside = {path: path.removeprefix(folder) for path in files if path.startswith(folder)}
     folders = {f"{folder}{rest.partition('/')[0]}" for rest in inside.values() if "/" in rest}
     plain = [_entry(path, files[path]) for path, rest in inside.items() if "/" not in rest]
-    return [*({"type": "directory", "path": path, "oid": COMMIT, "size": 0} for path in sorted(folders)), *plain]
+    return [
+        *(
+            {"type": "directory", "path": path, "oid": COMMIT, "size": 0}
+            for path in sorted(folders)
+        ),
+        *plain,
+    ]
 
 
 def _json(value: object) -> bytes:
@@ -106,4 +125,9 @@ def _json(value: object) -> bytes:
 
 
 def _entry(path: str, content: bytes) -> dict[str, object]:
-    return {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+    return {
+        "type": "file",
+        "path": path,
+        "size": len(content),
+        "oid": hashlib.sha1(content).hexdigest(),
+    }

@@ -6,7 +6,11 @@ from typing import Any
 
 from tests.architectures import COMMON, SMALL_EXPERTS
 
-WITHOUT_HEADS = {k: v for k, v in COMMON.items() if k not in ("num_attention_heads", "num_key_value_heads", "head_dim")}
+WITHOUT_HEADS = {
+    k: v
+    for k, v in COMMON.items()
+    if k not in ("num_attention_heads", "num_key_value_heads", "head_dim")
+}
 DELTA = {
     **COMMON,
     "linear_num_value_heads": 4,
@@ -15,7 +19,12 @@ DELTA = {
     "linear_value_head_dim": 16,
     "num_hidden_layers": 4,
 }
-DELTA_EXPERTS = {**DELTA, **SMALL_EXPERTS, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48}
+DELTA_EXPERTS = {
+    **DELTA,
+    **SMALL_EXPERTS,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 48,
+}
 SSM = {
     **COMMON,
     "mamba_n_heads": 8,
@@ -97,7 +106,13 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "mamba_d_head": 16,
         "mamba_d_state": 8,
     },
-    "jamba": {**COMMON, "num_experts": 2, "mamba_d_state": 8, "attn_layer_period": 3, "attn_layer_offset": 1},
+    "jamba": {
+        **COMMON,
+        "num_experts": 2,
+        "mamba_d_state": 8,
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+    },
     "zamba": {
         **COMMON,
         "num_key_value_heads": 4,
@@ -120,7 +135,11 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     },
     "lfm2": {**CONV, "num_key_value_heads": 2},
     "lfm2_moe": {**CONV, **SMALL_EXPERTS, "moe_intermediate_size": 48, "num_dense_layers": 1},
-    "lfm3": {**CONV, "layer_types": ["conv", "full_attention", "sliding_attention"], "sliding_window": 9},
+    "lfm3": {
+        **CONV,
+        "layer_types": ["conv", "full_attention", "sliding_attention"],
+        "sliding_window": 9,
+    },
     "minimax": {
         **COMMON,
         "num_local_experts": 4,
@@ -132,7 +151,13 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "mamba": MAMBA,
     "falcon_mamba": {**MAMBA, "time_step_rank": 8},
     "mamba2": MAMBA2,
-    "rwkv": {"vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2},
+    "rwkv": {
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
     "xlstm": {
         "vocab_size": 320,
         "hidden_size": 64,
@@ -155,7 +180,11 @@ BIASED: dict[str, dict[str, Any]] = {
         "indexer_budget": 8,
         "indexer_compress_ratio": 4,
     },
-    "inkling_text": {**INKLING, "mlp_layer_types": ["dense", "sparse", "sparse"], "n_shared_experts": 1},
+    "inkling_text": {
+        **INKLING,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "n_shared_experts": 1,
+    },
     "inkling2_text": {**INKLING, "n_layers_per_attn_res_block": 2},
 }
 """Recurrent models whose attention is of a kind of its own, so that each sequence is run alone."""

@@ -17,7 +17,12 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.tiny import train_tokenizer
 
-COLOURS = {"red": (220, 30, 30), "green": (30, 180, 40), "blue": (30, 50, 220), "yellow": (230, 220, 40)}
+COLOURS = {
+    "red": (220, 30, 30),
+    "green": (30, 180, 40),
+    "blue": (30, 50, 220),
+    "yellow": (230, 220, 40),
+}
 QUESTION = "what colour is it"
 IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
 
@@ -32,7 +37,13 @@ _TEXT: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
-_TOWER: dict[str, Any] = {"depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 64}
+_TOWER: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 48,
+    "out_hidden_size": 64,
+}
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _HYBRID: dict[str, Any] = {
     "rope_parameters": {**_ROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0},
@@ -62,7 +73,11 @@ ARCHITECTURES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         {**_HYBRID, **_EXPERTS, "shared_expert_intermediate_size": 32},
         {"num_position_embeddings": 64},
     ),
-    "glm4v": (14, {"rope_parameters": {**_ROPE, "partial_rotary_factor": 1.0}}, {"image_size": 112}),
+    "glm4v": (
+        14,
+        {"rope_parameters": {**_ROPE, "partial_rotary_factor": 1.0}},
+        {"image_size": 112},
+    ),
 }
 """Size of a patch, and what a text and a vision config hold besides."""
 
@@ -78,14 +93,23 @@ def save_seeing_model(
     """A random model of an architecture with its tokenizer and image processor, as on the hub."""
     train_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in IMAGE_TOKENS])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in IMAGE_TOKENS]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     patch, text, vision = ARCHITECTURES[name]
     size = tokenizer.get_vocab_size()
     ids = [tokenizer.token_to_id(token) for token in IMAGE_TOKENS]
     tower = {**_TOWER, "patch_size": patch, **vision, **of_tower}
     if name == "qwen2_vl":
-        tower = {"depth": 3, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 64, "patch_size": patch}
+        tower = {
+            "depth": 3,
+            "embed_dim": 32,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "hidden_size": 64,
+            "patch_size": patch,
+        }
     ends = "image" if name == "glm4v" else "vision"
     tokens = (f"{ends}_start_token_id", "image_token_id", f"{ends}_end_token_id", "video_token_id")
     config = AutoConfig.for_model(
@@ -111,7 +135,9 @@ def save_seeing_model(
                 parameter.mul_(sharpen)
     model.save_pretrained(folder)
     facts = {
-        "image_processor_type": "Glm4vImageProcessor" if name == "glm4v" else "Qwen2VLImageProcessorFast",
+        "image_processor_type": "Glm4vImageProcessor"
+        if name == "glm4v"
+        else "Qwen2VLImageProcessorFast",
         "patch_size": patch,
         "temporal_patch_size": 2,
         "merge_size": 2,
@@ -135,7 +161,9 @@ def paint(file: Path, colour: str, seed: int) -> Path:
     return file
 
 
-def write_questions(folder: Path, name: str, rows: int, seed: int = 0, *, text_rows: int = 0) -> Path:
+def write_questions(
+    folder: Path, name: str, rows: int, seed: int = 0, *, text_rows: int = 0
+) -> Path:
     """`rows` questions about the colour of an image of their own, and `text_rows` without any, as JSONL."""
     draw = random.Random(seed)
     (folder / "images").mkdir(exist_ok=True)
@@ -143,7 +171,9 @@ def write_questions(folder: Path, name: str, rows: int, seed: int = 0, *, text_r
     for number in range(rows):
         colour = draw.choice(sorted(COLOURS))
         paint(folder / "images" / f"{name}-{number}.png", colour, seed * 100_000 + number)
-        lines.append(_row(f"<image>{QUESTION}", colour) | {"images": [f"images/{name}-{number}.png"]})
+        lines.append(
+            _row(f"<image>{QUESTION}", colour) | {"images": [f"images/{name}-{number}.png"]}
+        )
     lines += [_row(f"{number} plus one", f"it is {number + 1}") for number in range(text_rows)]
     draw.shuffle(lines)
     file = folder / f"{name}.jsonl"
@@ -151,7 +181,9 @@ def write_questions(folder: Path, name: str, rows: int, seed: int = 0, *, text_r
     return file
 
 
-def write_colour_pairs(folder: Path, name: str, rows: int, seed: int = 0, *, text_rows: int = 0) -> Path:
+def write_colour_pairs(
+    folder: Path, name: str, rows: int, seed: int = 0, *, text_rows: int = 0
+) -> Path:
     """`rows` pairs of a right and a wrong colour of an image of their own, and `text_rows` without any, as JSONL."""
     draw = random.Random(seed)
     file = write_questions(folder, name, rows, seed, text_rows=text_rows)
@@ -161,13 +193,25 @@ def write_colour_pairs(folder: Path, name: str, rows: int, seed: int = 0, *, tex
         question, answer = row["messages"]
         wrong = draw.choice([colour for colour in sorted(COLOURS) if colour != answer["content"]])
         question["content"] += f" {number}" * draw.randint(1, 3)  # no two prompts are alike
-        lines.append({**row, "messages": [question], "chosen": answer, "rejected": {**answer, "content": wrong}})
+        lines.append(
+            {
+                **row,
+                "messages": [question],
+                "chosen": answer,
+                "rejected": {**answer, "content": wrong},
+            }
+        )
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
 
 
 def _row(question: str, answer: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    return {
+        "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
+    }
 
 
 _LLAVA_TEMPLATE = (
@@ -220,10 +264,24 @@ _CLIP = {"image_size": 28, "patch_size": 14, "hidden_size": 32, "intermediate_si
 _SIGLIP = {**_CLIP, "image_size": 56}
 _PLAIN_TEXT = {key: value for key, value in _TEXT.items() if key != "tie_word_embeddings"}
 _TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
-_IDEFICS_TOKENS = ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *_TILES]
+_IDEFICS_TOKENS = [
+    "<image>",
+    "<fake_token_around_image>",
+    "<end_of_utterance>",
+    "<global-img>",
+    *_TILES,
+]
 _CLIP_IMAGES = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
-_IDEFICS_IMAGES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}, "do_image_splitting": True}
-_LLAVA_PROCESSOR = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+_IDEFICS_IMAGES = {
+    "size": {"longest_edge": 112},
+    "max_image_size": {"longest_edge": 56},
+    "do_image_splitting": True,
+}
+_LLAVA_PROCESSOR = {
+    "patch_size": 14,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+}
 _PIXTRAL = {**_CLIP, "model_type": "pixtral", "image_size": 56}
 _PIXTRAL_IMAGES = {"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}}
 _PIXTRAL_TOKENS = ["[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]"]
@@ -330,12 +388,16 @@ FAMILIES: dict[str, Family] = {
 }  # fmt: skip
 
 
-def save_family_model(folder: Path, name: str, *, weights: bool = True, family: Family | None = None) -> Path:
+def save_family_model(
+    folder: Path, name: str, *, weights: bool = True, family: Family | None = None
+) -> Path:
     """A random model of a family, or of one like it, with its tokenizer and processor, as on the hub."""
     family = family or FAMILIES[name]
     train_tokenizer(folder, None)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.tokens])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in family.tokens]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     facts = json.loads((folder / "tokenizer_config.json").read_text())
     more = {key: token for key, token in family.tokenizer.items() if key != "bos_token"}
@@ -346,14 +408,27 @@ def save_family_model(folder: Path, name: str, *, weights: bool = True, family: 
     (folder / "tokenizer_config.json").write_text(json.dumps(facts))
     images = {"image_processor_type": family.image_processor, **family.images}
     (folder / "preprocessor_config.json").write_text(json.dumps(images))
-    (folder / "processor_config.json").write_text(json.dumps({"processor_class": family.processor, **family.settings}))
-    size = {"vocab_size": tokenizer.get_vocab_size(), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    (folder / "processor_config.json").write_text(
+        json.dumps({"processor_class": family.processor, **family.settings})
+    )
+    size = {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     more = {"image_token_id": tokenizer.token_to_id(family.image_token)}
     if name == "gemma3":
         names = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
         more = {f"{key}_token_index": tokenizer.token_to_id(token) for key, token in names.items()}
     if name == "gemma4":
-        names = {"boi": "<|image>", "eoi": "<image|>", "video": "<|video|>", "boa": "<|audio>", "audio": "<|audio|>"}
+        names = {
+            "boi": "<|image>",
+            "eoi": "<image|>",
+            "video": "<|video|>",
+            "boa": "<|audio>",
+            "audio": "<|audio|>",
+        }
         more |= {f"{key}_token_id": tokenizer.token_to_id(token) for key, token in names.items()}
     config = AutoConfig.for_model(
         family.model_type or name,
@@ -371,6 +446,8 @@ def save_family_model(folder: Path, name: str, *, weights: bool = True, family: 
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 # Gemma 3's projector begins at zero, the positions of Gemma 4's tower at one: they would see nothing.
-                parameter.copy_(parameter * 2 if parameter.std() else torch.randn_like(parameter) / 8)
+                parameter.copy_(
+                    parameter * 2 if parameter.std() else torch.randn_like(parameter) / 8
+                )
     model.save_pretrained(folder)
     return folder

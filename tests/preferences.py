@@ -67,13 +67,18 @@ def draw(number: int, seed: int = 0, vocabulary: int = 300) -> list[Row]:
 def batch_of(rows: Sequence[Row], first: int = 0, lay: Callable[..., Batch] = collate) -> Batch:
     """The micro-batch of some rows, whose ids count from `first`; `lay` may share their beginnings."""
     laid = [
-        (np.array(row.prompt + answer, np.uint32), np.arange(len(row.prompt) + len(answer)) >= len(row.prompt))
+        (
+            np.array(row.prompt + answer, np.uint32),
+            np.arange(len(row.prompt) + len(answer)) >= len(row.prompt),
+        )
         for row in rows
         for answer in row.answers
     ]
     batch = lay(laid, range(first, first + len(rows)))
     reference = torch.tensor([row.reference for row in rows], dtype=torch.float64)
-    return replace(batch, reference=reference, targets=torch.tensor([[float(row.good)] for row in rows]))
+    return replace(
+        batch, reference=reference, targets=torch.tensor([[float(row.good)] for row in rows])
+    )
 
 
 def work_of(rows: Sequence[Row], size: int, settings: PreferenceConfig) -> Work:
@@ -95,7 +100,10 @@ def logp(model: Any, prompt: Ids, answer: Ids) -> Tensor:
 def plain_loss(model: nn.Module, rows: Sequence[Row], s: PreferenceConfig) -> Tensor:
     """Loss of a global batch, fp64, as the papers write it."""
     both = [tuple(logp(model, row.prompt, answer) for answer in row.answers) for row in rows]
-    gained = [(w - row.reference[0], lost - row.reference[1]) for (w, lost), row in zip(both, rows, strict=True)]
+    gained = [
+        (w - row.reference[0], lost - row.reference[1])
+        for (w, lost), row in zip(both, rows, strict=True)
+    ]
     sizes = [tuple(map(len, row.answers)) for row in rows]
     means = [(w / n, lost / m) for (w, lost), (n, m) in zip(both, sizes, strict=True)]
     nll = -sum(w for w, _ in both) / sum(n for n, _ in sizes)
@@ -139,8 +147,14 @@ def write_pairs(folder: Path) -> dict[str, str]:
     for name, rows in (("pairs", 50), ("held-out", 13)):
         with (folder / f"{name}.jsonl").open("w") as file:
             for number in range(rows):
-                prompt, a, b = (" ".join(some.choices(WORDS, k=some.randint(1, 12))) for _ in range(3))
-                row = {"prompt": f"{number} {prompt}", "chosen": f" {a} yes", "rejected": f" {b} no"}
+                prompt, a, b = (
+                    " ".join(some.choices(WORDS, k=some.randint(1, 12))) for _ in range(3)
+                )
+                row = {
+                    "prompt": f"{number} {prompt}",
+                    "chosen": f" {a} yes",
+                    "rejected": f" {b} no",
+                }
                 file.write(json.dumps(row) + "\n")
     return {"train": str(folder / "pairs.jsonl"), "eval": str(folder / "held-out.jsonl")}
 

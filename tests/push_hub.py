@@ -71,12 +71,29 @@ class _Connection(BaseHTTPRequestHandler):
         if repo not in self.server.repos:
             self._answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
         elif "/tree/" in path:
-            sums = {name: hashlib.sha1(data).hexdigest() for name, data in self.server.files(repo).items()}
-            self._answer(200, [{"type": "file", "path": name, "size": 1, "oid": oid} for name, oid in sums.items()])
+            sums = {
+                name: hashlib.sha1(data).hexdigest()
+                for name, data in self.server.files(repo).items()
+            }
+            self._answer(
+                200,
+                [
+                    {"type": "file", "path": name, "size": 1, "oid": oid}
+                    for name, oid in sums.items()
+                ],
+            )
         else:
             found = self.server.repos[repo]
             siblings = [{"rfilename": name} for name in found["files"]]
-            self._answer(200, {"id": repo, "private": found["private"], "sha": found["sha"], "siblings": siblings})
+            self._answer(
+                200,
+                {
+                    "id": repo,
+                    "private": found["private"],
+                    "sha": found["sha"],
+                    "siblings": siblings,
+                },
+            )
 
     def do_POST(self) -> None:
         path = urlsplit(self.path).path
@@ -95,7 +112,9 @@ class _Connection(BaseHTTPRequestHandler):
             self._complete(parts[1], json.loads(body))
         elif parts[0] == "verify":
             asked = json.loads(body)
-            self._answer(200 if len(self.server.objects.get(asked["oid"], b"")) == asked["size"] else 404, {})
+            self._answer(
+                200 if len(self.server.objects.get(asked["oid"], b"")) == asked["size"] else 404, {}
+            )
         elif "preupload" in parts:
             self._preupload(json.loads(body))
         elif "commit" in parts:
@@ -126,7 +145,9 @@ class _Connection(BaseHTTPRequestHandler):
             return
         known = repo in self.server.repos
         private = asked.get("visibility") == "private"
-        self.server.repos.setdefault(repo, {"files": {}, "private": private, "sha": "0" * 40, "commits": []})
+        self.server.repos.setdefault(
+            repo, {"files": {}, "private": private, "sha": "0" * 40, "commits": []}
+        )
         self._answer(409 if known else 200, {"url": f"{self.server.url}/{repo}", "name": repo})
 
     def _preupload(self, asked: dict[str, Any]) -> None:
@@ -148,13 +169,21 @@ class _Connection(BaseHTTPRequestHandler):
             upload: dict[str, Any] = {"href": f"{self.server.url}/upload/{oid}", "header": {}}
             if size > PART_BYTES:
                 count = -(-size // PART_BYTES)
-                urls = {f"{n:05d}": f"{self.server.url}/upload/{oid}/{n}" for n in range(1, count + 1)}
+                urls = {
+                    f"{n:05d}": f"{self.server.url}/upload/{oid}/{n}" for n in range(1, count + 1)
+                }
                 upload = {
                     "href": f"{self.server.url}/complete/{oid}",
                     "header": {"chunk_size": str(PART_BYTES), **urls},
                 }
-            actions = {"upload": upload, "verify": {"href": f"{self.server.url}/verify", "header": {}}}
-            objects.append({"oid": oid, "size": size} | ({} if oid in self.server.objects else {"actions": actions}))
+            actions = {
+                "upload": upload,
+                "verify": {"href": f"{self.server.url}/verify", "header": {}},
+            }
+            objects.append(
+                {"oid": oid, "size": size}
+                | ({} if oid in self.server.objects else {"actions": actions})
+            )
         self._answer(200, {"transfer": "multipart", "objects": objects})
 
     def _complete(self, oid: str, asked: dict[str, Any]) -> None:
@@ -180,7 +209,9 @@ class _Connection(BaseHTTPRequestHandler):
         found["files"], found["sha"] = files, hashlib.sha1(body).hexdigest()
         found["commits"].append(sorted(files))
         url = f"{self.server.url}/{repo}/commit/{found['sha']}"
-        self._answer(200, {"success": True, "commitOid": found["sha"], "commitUrl": url, "hookOutput": ""})
+        self._answer(
+            200, {"success": True, "commitOid": found["sha"], "commitUrl": url, "hookOutput": ""}
+        )
 
     def _is_known(self) -> bool:
         if self.server.refusing is not None:

@@ -76,7 +76,9 @@ def _serve(listener: int, alive: int) -> NoReturn:
 def free_port() -> int:
     """A port of the loopback that nobody listens on, below those that the kernel gives to outgoing connections."""
     while True:
-        port = random.SystemRandom().randrange(12_000, 32_000)  # pytest gives every process the same other random one
+        port = random.SystemRandom().randrange(
+            12_000, 32_000
+        )  # pytest gives every process the same other random one
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
@@ -84,10 +86,17 @@ def free_port() -> int:
 
 @contextmanager
 def started(
-    target: Callable[..., object], world_size: int, *args: Any, environ: Mapping[str, str] | None = None
+    target: Callable[..., object],
+    world_size: int,
+    *args: Any,
+    environ: Mapping[str, str] | None = None,
 ) -> Iterator[list[ForkServerProcess]]:
     """`target(*args)` as ranks 0, 1, …; an int it returns is the exit code. Killed when the block is left."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world_size)}
+    meeting = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(world_size),
+    }
     processes = []
     for rank in range(world_size):
         variables = {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank), **(environ or {})}
@@ -140,7 +149,9 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list
     return [results[rank] for rank in range(world_size)]
 
 
-def _enter(variables: Mapping[str, str], target: Callable[..., object], args: tuple[Any, ...]) -> None:
+def _enter(
+    variables: Mapping[str, str], target: Callable[..., object], args: tuple[Any, ...]
+) -> None:
     os.environ.update(variables)
     gc.set_threshold(700, 10, 10)  # as in a process that users start
     code = target(*args)

@@ -41,7 +41,9 @@ def refusing(rules: Sequence[str], command: Sequence[object]) -> list[str]:
 
 def is_possible() -> bool:
     """Whether calls can be refused here."""
-    has_it = Path("/proc/self/status").exists() and "Seccomp:" in Path("/proc/self/status").read_text()
+    has_it = (
+        Path("/proc/self/status").exists() and "Seccomp:" in Path("/proc/self/status").read_text()
+    )
     return has_it and platform.machine() in NUMBERS
 
 
@@ -55,7 +57,9 @@ def refuse(rules: Sequence[str]) -> None:
         if bits is not None:
             flags = 16 + 8 * _FLAGS_ARGUMENT[name]
             refused = _step(_LOAD, flags) + _step(_IF_BITS, int(bits, 0), otherwise=1) + refused
-        program += _step(_LOAD, 0) + _step(_IF_EQUAL, numbers[name], otherwise=len(refused) // 8) + refused
+        program += (
+            _step(_LOAD, 0) + _step(_IF_EQUAL, numbers[name], otherwise=len(refused) // 8) + refused
+        )
     program += _step(_RETURN, _ALLOW)
     libc, held = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(program)
     filter_ = _Program(len(program) // 8, ctypes.addressof(held))

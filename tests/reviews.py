@@ -15,7 +15,22 @@ from transformers import AutoConfig, AutoModel
 from kubetune.config.schema import Config
 
 GOOD, BAD = ("good", "great", "fine"), ("bad", "awful", "dull")
-WORDS = (*GOOD, *BAD, "the", "film", "was", "a", "very", "and", "plot", "cast", "story", "it", "is", "of")
+WORDS = (
+    *GOOD,
+    *BAD,
+    "the",
+    "film",
+    "was",
+    "a",
+    "very",
+    "and",
+    "plot",
+    "cast",
+    "story",
+    "it",
+    "is",
+    "of",
+)
 STEPS = 24
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -24,12 +39,24 @@ def save_model(folder: Path, kind: str = "bert", **settings: Any) -> Path:
     """A 2-layer backbone without a head, and a word tokenizer that frames texts and pairs as BERT's does."""
     # Weights as large as trained ones are: from BERT's own tiny ones a model learns nothing in a few steps.
     small = {"vocab_size": len(SPECIAL) + len(WORDS), "pad_token_id": 0, "initializer_range": 0.1}
-    bert = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, **small}
+    bert = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        **small,
+    }
     ends = {"bos_token_id": 2, "eos_token_id": 3}
     settings_of: dict[str, dict[str, Any]] = {
         "bert": bert,
         "albert": {**bert, "embedding_size": 16},
-        "modernbert": {**bert, **ends, "cls_token_id": 2, "sep_token_id": 3, "classifier_pooling": "mean"},
+        "modernbert": {
+            **bert,
+            **ends,
+            "cls_token_id": 2,
+            "sep_token_id": 3,
+            "classifier_pooling": "mean",
+        },
         "qwen3": {**bert, **ends, "num_key_value_heads": 1, "head_dim": 16},
         "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, **small},
         "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, **small, **ends, "pad_token_id": None},
@@ -42,7 +69,9 @@ def save_model(folder: Path, kind: str = "bert", **settings: Any) -> Path:
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -63,7 +92,9 @@ def write_tsv(path: Path, rows: int, seed: int = 0) -> Path:
     """Reviews as SST-2's files are: `sentence<TAB>label`."""
     draw = random.Random(seed)
     labels = [draw.randrange(2) for _ in range(rows)]
-    path.write_text("sentence\tlabel\n" + "".join(f"{review(draw, label)}\t{label}\n" for label in labels))
+    path.write_text(
+        "sentence\tlabel\n" + "".join(f"{review(draw, label)}\t{label}\n" for label in labels)
+    )
     return path
 
 

@@ -53,7 +53,9 @@ _WITH_LATENT = (
 OTHERS: dict[str, dict[str, Any]] = {
     **{name: {} for name in _PLAIN},
     **dict.fromkeys(_WITH_LATENT, LATENT),
-    "cohere_compass_text": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), ROTARY)},
+    "cohere_compass_text": {
+        "rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), ROTARY)
+    },
     "deepseek_v4": {"num_hidden_layers": 4, "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"]},
     "gemma4_text": {
         "enable_moe_block": True,

@@ -27,7 +27,11 @@ SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def train_tokenizer(
-    folder: Path, chat_template: str | None = CHATML, *, vocab_size: int = 512, eos_token: str = "<|im_end|>"
+    folder: Path,
+    chat_template: str | None = CHATML,
+    *,
+    vocab_size: int = 512,
+    eos_token: str = "<|im_end|>",
 ) -> Path:
     """Train a byte-level BPE tokenizer and save it in Hugging Face form.
 
@@ -45,7 +49,11 @@ def train_tokenizer(
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos_token, "pad_token": "<|endoftext|>"}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": eos_token,
+        "pad_token": "<|endoftext|>",
+    }
     if chat_template is not None:
         config["chat_template"] = chat_template
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))

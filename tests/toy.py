@@ -34,14 +34,22 @@ def make_inputs(folder: Path) -> Path:
     for name, rows in (("train", ROWS), ("eval", 13)):
         with (folder / f"{name}.jsonl").open("w") as file:
             for number in range(rows):
-                prompt, answer = (" ".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(2))
-                file.write(json.dumps({"prompt": f"{number} {prompt}", "completion": f" {answer}"}) + "\n")
+                prompt, answer = (
+                    " ".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(2)
+                )
+                file.write(
+                    json.dumps({"prompt": f"{number} {prompt}", "completion": f" {answer}"}) + "\n"
+                )
     return folder
 
 
 def make_config(inputs: Path, training: Mapping[str, Any] | None = None, **sections: Any) -> Config:
     """LoRA on everything, two epochs, evaluated and saved every 3 steps; `sections` and `training` change that."""
-    data = {"train": str(inputs / "train.jsonl"), "eval": str(inputs / "eval.jsonl"), "max_length": 64}
+    data = {
+        "train": str(inputs / "train.jsonl"),
+        "eval": str(inputs / "eval.jsonl"),
+        "max_length": 64,
+    }
     settings: dict[str, Any] = {
         "model": str(inputs / "model"),
         "lora": {"r": 4},
@@ -71,13 +79,18 @@ def run_file(folder: Path, inputs: Path, address: str, **training: Any) -> Path:
 def make_run(run_dir: Path, config: Config, world_size: int = 1) -> Path:
     """The run directory that a launcher would make."""
     create_run_dir(
-        config.model_copy(update={"output": str(run_dir)}), run_dir, make_plan(config, world_size=world_size)
+        config.model_copy(update={"output": str(run_dir)}),
+        run_dir,
+        make_plan(config, world_size=world_size),
     )
     return run_dir
 
 
 def train(
-    run_dir: Path, world_size: int = 1, environ: Mapping[str, str] | None = None, seconds: float = SECONDS
+    run_dir: Path,
+    world_size: int = 1,
+    environ: Mapping[str, str] | None = None,
+    seconds: float = SECONDS,
 ) -> list[int]:
     """Train to the end in ranks of their own; returns their exit codes."""
     with started(worker.main, world_size, [str(run_dir)], environ=environ) as processes:
@@ -96,7 +109,9 @@ def losses(run_dir: Path) -> list[float]:
     return [line["loss"] for line in metrics.read_metrics(run_dir) if "loss" in line]
 
 
-def require_like(ours: Path, theirs: Path, weights: Callable[[Path], Mapping[str, torch.Tensor]] | None = None) -> None:
+def require_like(
+    ours: Path, theirs: Path, weights: Callable[[Path], Mapping[str, torch.Tensor]] | None = None
+) -> None:
     """Assert that two runs wrote the same numbers, and that the models which came out have the same `weights`."""
     for mine, other in zip(metrics.read_metrics(ours), metrics.read_metrics(theirs), strict=True):
         assert mine == pytest.approx(other, abs=1e-5, rel=1e-5)
@@ -109,7 +124,10 @@ def require_like(ours: Path, theirs: Path, weights: Callable[[Path], Mapping[str
 
 def digests(run_dir: Path, which: str = "last") -> dict[str, str]:
     """SHA-256 of all that a repeat of the run must reproduce bit for bit: weights, optimizer and metrics."""
-    paths = [*sorted((run_dir / "checkpoints" / which).glob("*.safetensors")), run_dir / "metrics.jsonl"]
+    paths = [
+        *sorted((run_dir / "checkpoints" / which).glob("*.safetensors")),
+        run_dir / "metrics.jsonl",
+    ]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 

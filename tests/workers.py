@@ -42,7 +42,10 @@ def fork(config: pytest.Config, specs: list[Any]) -> None:
     config.add_cleanup(listener.close)
     listener.bind(path := f"{folder}/socket")
     listener.listen(len(specs))
-    arguments = [str(listener.fileno()), json.dumps([str(word) for word in config.invocation_params.args])]
+    arguments = [
+        str(listener.fileno()),
+        json.dumps([str(word) for word in config.invocation_params.args]),
+    ]
     begun = subprocess.Popen(
         [sys.executable, "-m", "tests.workers", *arguments],
         cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
@@ -71,7 +74,10 @@ def _serve(listener: socket.socket) -> None:
 
 def _work() -> None:
     """Do as `python -c` does with what execnet lets a new interpreter do; the socket closes when it has ended."""
-    sys.stdin, sys.stdout, sys.stderr = (open(number, mode, closefd=False) for number, mode in enumerate("rww"))  # noqa: SIM115
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, closefd=False)  # noqa: SIM115
+        for number, mode in enumerate("rww")
+    )
     sys.argv = ["-c"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     exec("import sys;exec(eval(sys.stdin.readline()))", vars(sys.modules["__main__"]))
@@ -84,7 +90,16 @@ def _main(descriptor: str, arguments: str) -> None:
     for number in (1, 2):
         os.dup2(nowhere, number)  # workers say what cannot be collected
     # Nothing is tested here, so nobody looks through all that was imported for what was thrown away, twice.
-    pytest.main([*json.loads(arguments), "--collect-only", "-qq", "--numprocesses=0", "-p", "no:unraisableexception"])
+    pytest.main(
+        [
+            *json.loads(arguments),
+            "--collect-only",
+            "-qq",
+            "--numprocesses=0",
+            "-p",
+            "no:unraisableexception",
+        ]
+    )
     importlib.import_module("tests.warm")
     for number, pipe in enumerate(kept, 1):
         os.dup2(pipe, number)

@@ -8,7 +8,13 @@ from typing import Any
 from benchmarks.peers.job import Order, drive, recording_callback, stock_arguments, train
 from benchmarks.recorder import Recorder
 
-LORA = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": ["query", "value"], "task_type": "SEQ_CLS"}
+LORA = {
+    "r": 8,
+    "lora_alpha": 16,
+    "lora_dropout": 0.05,
+    "target_modules": ["query", "value"],
+    "task_type": "SEQ_CLS",
+}
 
 
 def measure(order: Order) -> dict[str, Any]:
@@ -45,7 +51,9 @@ def measure(order: Order) -> dict[str, Any]:
         train_dataset=read("train"),
         eval_dataset=read("dev"),
         data_collator=DataCollatorWithPadding(tokenizer),
-        compute_metrics=lambda said: {"accuracy": float((said.predictions.argmax(1) == said.label_ids).mean())},
+        compute_metrics=lambda said: {
+            "accuracy": float((said.predictions.argmax(1) == said.label_ids).mean())
+        },
         callbacks=[recording_callback(recorder)],
     )
     found = train(trainer, recorder)

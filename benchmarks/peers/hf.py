@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.peers.job import Order, drive, lora, read_rows, recording_callback, stock_arguments, train
+from benchmarks.peers.job import (
+    Order,
+    drive,
+    lora,
+    read_rows,
+    recording_callback,
+    stock_arguments,
+    train,
+)
 from benchmarks.recorder import Recorder
 
 
 def measure(order: Order) -> dict[str, Any]:
     """Train as ordered; settings: `dtype`, and those of `stock_arguments`."""
     recorder = Recorder(order.started)
-    from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        DataCollatorForSeq2Seq,
+        Trainer,
+        TrainingArguments,
+    )
 
     arguments, loading = stock_arguments(order)
     loading["dtype"] = order.settings.get("dtype", "float32")

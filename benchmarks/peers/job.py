@@ -126,7 +126,8 @@ def train(trainer: Any, recorder: Recorder) -> dict[str, Any]:
     """Train with a Hugging Face trainer that was given `recording_callback(recorder)`; returns the measurement."""
     trainer.train()
     return recorder.result(
-        tokens_of(trainer.train_dataset), effective=effective(trainer.model, trainer.args, trainer.state)
+        tokens_of(trainer.train_dataset),
+        effective=effective(trainer.model, trainer.args, trainer.state),
     )
 
 
@@ -170,7 +171,10 @@ def recording_callback(recorder: Recorder) -> Any:
 
 def tokens_of(rows: Any) -> int:
     """Tokens of a data set with `input_ids`, padding not among them."""
-    return sum(sum(row["attention_mask"]) if "attention_mask" in row else len(row["input_ids"]) for row in rows)
+    return sum(
+        sum(row["attention_mask"]) if "attention_mask" in row else len(row["input_ids"])
+        for row in rows
+    )
 
 
 def effective(model: Any, arguments: Any, state: Any) -> dict[str, Any]:
@@ -179,7 +183,9 @@ def effective(model: Any, arguments: Any, state: Any) -> dict[str, Any]:
     return {
         "weights": str(first.dtype),
         "autocast_bf16": bool(arguments.bf16),
-        "gradient_checkpointing": any(getattr(m, "gradient_checkpointing", False) for m in model.modules()),
+        "gradient_checkpointing": any(
+            getattr(m, "gradient_checkpointing", False) for m in model.modules()
+        ),
         "attention": getattr(model.config, "_attn_implementation", None),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "steps": state.global_step,

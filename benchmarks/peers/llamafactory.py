@@ -11,7 +11,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.peers.job import ATTENTION, Order, common_arguments, drive, effective, recording_callback
+from benchmarks.peers.job import (
+    ATTENTION,
+    Order,
+    common_arguments,
+    drive,
+    effective,
+    recording_callback,
+)
 from benchmarks.recorder import Recorder
 
 
@@ -28,7 +35,9 @@ def measure(order: Order) -> dict[str, Any]:
 
     class Keep(TrainerCallback):
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            seen.update(effective=effective(parts["model"], args, state), loader=parts["train_dataloader"])
+            seen.update(
+                effective=effective(parts["model"], args, state), loader=parts["train_dataloader"]
+            )
 
     arguments = _arguments(order, cpu=not torch.cuda.is_available())
     # After training it writes a model card, which needs libraries that are not there.
@@ -50,7 +59,9 @@ def _arguments(order: Order, cpu: bool) -> dict[str, Any]:
     with Path(order.data).open() as file:
         rows = [json.loads(line) for line in file]
     # The `empty` template adds nothing: ids are those of the other trainers.
-    pairs = [{"instruction": row["prompt"], "input": "", "output": row["completion"]} for row in rows]
+    pairs = [
+        {"instruction": row["prompt"], "input": "", "output": row["completion"]} for row in rows
+    ]
     (folder / "rows.json").write_text(json.dumps(pairs))
     (folder / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.json"}}))
     lora = {

@@ -25,11 +25,15 @@ def measure(order: Order) -> dict[str, Any]:
     code = worker.main([order.run_dir])
     if code:
         endings = sorted((run_dir / "logs").glob("rank-*.exit.json"))
-        raise RuntimeError(json.loads(endings[0].read_text())["reason"] if endings else f"exit code {code}")
+        raise RuntimeError(
+            json.loads(endings[0].read_text())["reason"] if endings else f"exit code {code}"
+        )
     plan = json.loads((run_dir / "plan.json").read_text())
     lines = [line for line in metrics.read_metrics(run_dir) if "loss" in line]
     tokens = sum(line["tokens"] for line in lines if line["step"] <= plan["steps_per_epoch"])
-    return recorder.result(tokens, effective={"steps": len(lines), "micro_batch_tokens": plan["micro_batch_tokens"]})
+    return recorder.result(
+        tokens, effective={"steps": len(lines), "micro_batch_tokens": plan["micro_batch_tokens"]}
+    )
 
 
 def steps_per_epoch(run_dir: Path) -> int:

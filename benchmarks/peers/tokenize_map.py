@@ -18,17 +18,27 @@ def measure(order: Order) -> dict[str, Any]:
     rows = datasets.Dataset.from_list(text_of(order))
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        texts = [prompt + completion for prompt, completion in zip(batch["prompt"], batch["completion"], strict=True)]
+        texts = [
+            prompt + completion
+            for prompt, completion in zip(batch["prompt"], batch["completion"], strict=True)
+        ]
         whole = tokenizer(texts, add_special_tokens=False)["input_ids"]
         prompts = tokenizer(batch["prompt"], add_special_tokens=False)["input_ids"]
         ids = [[*row, tokenizer.eos_token_id][: order.max_length] for row in whole]
-        labels = [[-100] * len(prompt) + row[len(prompt) :] for prompt, row in zip(prompts, ids, strict=True)]
+        labels = [
+            [-100] * len(prompt) + row[len(prompt) :]
+            for prompt, row in zip(prompts, ids, strict=True)
+        ]
         return {"input_ids": ids, "labels": labels}
 
     made: list[Any] = []
 
     def work() -> int:
-        made.append(rows.map(encode, batched=True, num_proc=processes_of(order), remove_columns=rows.column_names))
+        made.append(
+            rows.map(
+                encode, batched=True, num_proc=processes_of(order), remove_columns=rows.column_names
+            )
+        )
         return 0
 
     return timed(work, len(rows)) | {"tokens": tokens_of(made[0])}

@@ -6,7 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.job import Order, drive, lora, read_rows, recording_callback, stock_arguments, train
+from benchmarks.peers.job import (
+    Order,
+    drive,
+    lora,
+    read_rows,
+    recording_callback,
+    stock_arguments,
+    train,
+)
 from benchmarks.recorder import Recorder
 
 

@@ -21,9 +21,14 @@ def measure(order: Order) -> dict[str, Any]:
     from trl import DPOConfig, DPOTrainer  # type: ignore[import-not-found, unused-ignore]
 
     arguments, loading = stock_arguments(order)
-    arguments |= {"max_length": order.max_length, "precompute_ref_log_probs": bool(order.settings.get("precomputed"))}
+    arguments |= {
+        "max_length": order.max_length,
+        "precompute_ref_log_probs": bool(order.settings.get("precomputed")),
+    }
     rows = load_dataset("json", data_files=order.data, split="train")
-    if order.settings.get("grouped"):  # by a column, which it would take away as one that no model takes
+    if order.settings.get(
+        "grouped"
+    ):  # by a column, which it would take away as one that no model takes
         rows = rows.map(lambda row: {"length": len(row["ids"]["prompt"]) + _longer(row["ids"])})
         arguments |= {"remove_unused_columns": False}
     trainer = DPOTrainer(
@@ -39,7 +44,9 @@ def measure(order: Order) -> dict[str, Any]:
     if [{name: row[f"{name}_ids"] for name in COLUMNS} for row in trainer.train_dataset] != given:
         raise RuntimeError("TRL made other ids of the texts than those that kubetune is given")
     trainer.train()
-    tokens = sum(2 * len(ids["prompt"]) + len(ids["chosen"]) + len(ids["rejected"]) for ids in given)
+    tokens = sum(
+        2 * len(ids["prompt"]) + len(ids["chosen"]) + len(ids["rejected"]) for ids in given
+    )
     return recorder.result(tokens, effective=effective(trainer.model, trainer.args, trainer.state))
 
 

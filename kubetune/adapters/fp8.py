@@ -28,14 +28,18 @@ LARGEST_LOSS_CHANGE: Final = 0.01
 """Share by which rounding may change the loss of the first batch."""
 
 
-def adopt(model: nn.Module, kernels: Kernels, device: torch.device, loss_ahead: Callable[[], float]) -> None:
+def adopt(
+    model: nn.Module, kernels: Kernels, device: torch.device, loss_ahead: Callable[[], float]
+) -> None:
     """Compute frozen layers in 8-bit floats from now on, if that leaves the loss of the first batch alone.
 
     Raises ConfigError when it does not, when the GPU cannot, and when no layer could.
     """
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         name = torch.cuda.get_device_name(device)
-        raise errors.ConfigError(f"training.fp8: {name} has no 8-bit floats (Ada, Hopper and later do); leave it out")
+        raise errors.ConfigError(
+            f"training.fp8: {name} has no 8-bit floats (Ada, Hopper and later do); leave it out"
+        )
     exact = loss_ahead()
     layers = round_layers(model, kernels)
     if not layers:
@@ -44,7 +48,12 @@ def adopt(model: nn.Module, kernels: Kernels, device: torch.device, loss_ahead: 
         )
     rounded = loss_ahead()
     change = abs(rounded - exact) / max(abs(exact), 1e-12)
-    logs.MODEL.info("%d layers compute in 8-bit floats, loss of the first batch %.4f → %.4f", layers, exact, rounded)
+    logs.MODEL.info(
+        "%d layers compute in 8-bit floats, loss of the first batch %.4f → %.4f",
+        layers,
+        exact,
+        rounded,
+    )
     if not change <= LARGEST_LOSS_CHANGE:
         raise errors.ConfigError(
             f"training.fp8 changes the loss of the first batch from {exact:.4f} to {rounded:.4f}, by {change:.1%}; "
@@ -54,12 +63,22 @@ def adopt(model: nn.Module, kernels: Kernels, device: torch.device, loss_ahead: 
 
 def round_layers(model: nn.Module, kernels: Kernels) -> int:
     """Round the frozen weights under plain adapters; returns of how many layers."""
-    layers: list[Any] = [module for module in model.modules() if is_plain_lora(module) and _fits(module)]
+    layers: list[Any] = [
+        module for module in model.modules() if is_plain_lora(module) and _fits(module)
+    ]
     for layer in layers:
         _round(layer)
         layer.forward = partial(_forward, layer, kernels)
-    shared = {id(layer.shared_input): layer.shared_input for layer in layers if hasattr(layer, "shared_input")}
-    together = [one for one in shared.values() if all(hasattr(layer.base_layer, "row_scales") for layer in one.layers)]
+    shared = {
+        id(layer.shared_input): layer.shared_input
+        for layer in layers
+        if hasattr(layer, "shared_input")
+    }
+    together = [
+        one
+        for one in shared.values()
+        if all(hasattr(layer.base_layer, "row_scales") for layer in one.layers)
+    ]
     for layer in layers:
         if getattr(layer, "shared_input", None) not in together:
             layer.shared_input = SharedInput((layer,))
@@ -69,7 +88,11 @@ def round_layers(model: nn.Module, kernels: Kernels) -> int:
 
 def _fits(layer: Any) -> bool:
     weight = layer.base_layer.weight
-    return not is_transposed(layer) and weight.dim() == 2 and all(size % GRANULE == 0 for size in weight.shape)
+    return (
+        not is_transposed(layer)
+        and weight.dim() == 2
+        and all(size % GRANULE == 0 for size in weight.shape)
+    )
 
 
 def _round(layer: Any) -> None:
@@ -77,7 +100,11 @@ def _round(layer: Any) -> None:
     weight = base.weight.data
     forward, backward = pointwise.round_rows(weight), pointwise.round_rows(weight.t().contiguous())
     base.weight = nn.Parameter(forward[0], requires_grad=False)
-    for name, value in (("row_scales", forward[1]), ("columns", backward[0]), ("column_scales", backward[1])):
+    for name, value in (
+        ("row_scales", forward[1]),
+        ("columns", backward[0]),
+        ("column_scales", backward[1]),
+    ):
         base.register_buffer(name, value, persistent=False)
 
 
@@ -89,7 +116,9 @@ def _forward(layer: Any, kernels: Kernels, x: Tensor) -> Tensor:
     return cast(SharedInput, layer.shared_input).forward(layer, x)
 
 
-def _compute(kernels: Kernels, layers: Sequence[Any], x: Tensor, copies: lora.Rounded | None) -> tuple[Tensor, ...]:
+def _compute(
+    kernels: Kernels, layers: Sequence[Any], x: Tensor, copies: lora.Rounded | None
+) -> tuple[Tensor, ...]:
     bases = [layer.base_layer for layer in layers]
     frozen = [(base.weight, base.row_scales, base.columns, base.column_scales) for base in bases]
     given, settings = arguments(layers, frozen, copies)
@@ -97,9 +126,13 @@ def _compute(kernels: Kernels, layers: Sequence[Any], x: Tensor, copies: lora.Ro
     return cast(tuple[Tensor, ...], out)
 
 
-def _product(rounded: Tensor, row_scales: Tensor, columns: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+def _product(
+    rounded: Tensor, row_scales: Tensor, columns: Tensor, scales: Tensor, dtype: torch.dtype
+) -> Tensor:
     """`x @ columnsᵀ` of rounded `x` `[rows, inner]` and `columns` `[outer, inner]`, with scales of their rows."""
-    product = torch._scaled_mm(rounded, columns.t(), row_scales, scales.t(), out_dtype=torch.bfloat16)
+    product = torch._scaled_mm(
+        rounded, columns.t(), row_scales, scales.t(), out_dtype=torch.bfloat16
+    )
     return product.to(dtype)
 
 
@@ -145,5 +178,7 @@ class _Fp8LoraLinears(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        d_x, d_settings, *others = lora.lora_backward(ctx, partial(_times_transposed, ctx.kernels), grads)
+        d_x, d_settings, *others = lora.lora_backward(
+            ctx, partial(_times_transposed, ctx.kernels), grads
+        )
         return d_x, d_settings, None, *others

@@ -34,7 +34,9 @@ def add_lora(
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
-    left = re.compile(frozen or "|".join(rf"(.*\.)?{re.escape(head)}(\..*)?" for head in heads) or "$^")
+    left = re.compile(
+        frozen or "|".join(rf"(.*\.)?{re.escape(head)}(\..*)?" for head in heads) or "$^"
+    )
     targets = find_targets(model, lora, frozen=lambda name: left.fullmatch(name) is not None)
     settings = PeftLoraConfig(
         r=lora.r,
@@ -74,7 +76,9 @@ def _require_plain_head(model: nn.Module) -> None:
     """Raise ConfigError for an adapter on the output head, which no logits are made by while a model learns."""
     head = cast(Any, model).get_output_embeddings()
     if hasattr(head, "base_layer"):
-        name = next(name for name, module in model.named_modules() if module is head).rpartition(".")[2]
+        name = next(name for name, module in model.named_modules() if module is head).rpartition(
+            "."
+        )[2]
         raise errors.ConfigError(
             f"lora.target_{'parameters' if hasattr(head, 'parameter_name') else 'modules'}: {name} is the output head, "
             "whose product and the loss are one here, so that an adapter on it would learn nothing; leave it out, or "
@@ -98,8 +102,9 @@ def _explained(error: ValueError, model: nn.Module, targets: str | Sequence[str]
             f"adapter in {kind}; write [{', '.join(name for name in linear if name not in refused)}]"
         )
     if "not found in the base model" in said:
-        return f"lora.target_modules: no module's whole name matches {targets}; names end in " + ", ".join(
-            _last_parts(model, nn.Module)
+        return (
+            f"lora.target_modules: no module's whole name matches {targets}; names end in "
+            + ", ".join(_last_parts(model, nn.Module))
         )
     return f"lora.target_modules: {said}"
 
@@ -107,7 +112,15 @@ def _explained(error: ValueError, model: nn.Module, targets: str | Sequence[str]
 def _last_parts(model: nn.Module, kind: type[nn.Module]) -> list[str]:
     """Last parts of the names of a model's modules that hold a matrix, but for its head; of one half adapted too."""
     head = cast(Any, model).get_output_embeddings()
-    named = [(name.removesuffix(".base_layer"), module) for name, module in model.named_modules() if module is not head]
-    held = [name for name, m in named if name and ".lora_" not in name and isinstance(m, kind) and has_matrix(m)]
+    named = [
+        (name.removesuffix(".base_layer"), module)
+        for name, module in model.named_modules()
+        if module is not head
+    ]
+    held = [
+        name
+        for name, m in named
+        if name and ".lora_" not in name and isinstance(m, kind) and has_matrix(m)
+    ]
     found = [name for name in held if kind is nn.Module or not UNREACHED.fullmatch(name)]
     return sorted({name.rpartition(".")[2] for name in found})

@@ -33,7 +33,9 @@ Compute = Callable[[Sequence[Any], Tensor, Rounded | None], tuple[Tensor, ...]]
 def compute(layers: Sequence[Any], x: Tensor, rounded: Rounded | None) -> tuple[Tensor, ...]:
     """Outputs of LoRA layers for the same input."""
     weights = [layer.base_layer.weight for layer in layers]
-    frozen = [(w if is_transposed(layer) else w.t(),) for layer, w in zip(layers, weights, strict=True)]
+    frozen = [
+        (w if is_transposed(layer) else w.t(),) for layer, w in zip(layers, weights, strict=True)
+    ]
     return lora_linears(x, *arguments(layers, frozen, rounded))
 
 
@@ -41,7 +43,10 @@ def arguments(
     layers: Sequence[Any], frozen: Sequence[tuple[Tensor, ...]], rounded: Rounded | None
 ) -> tuple[list[Layer], Adapters]:
     """Layers, and what else is known of their adapters, as kernels/lora takes them."""
-    given = [Layer(*weights_of(one), one.base_layer.bias, own) for one, own in zip(layers, frozen, strict=True)]
+    given = [
+        Layer(*weights_of(one), one.base_layer.bias, own)
+        for one, own in zip(layers, frozen, strict=True)
+    ]
     return given, Adapters(scaling_of(layers[0]), _dropout(layers[0]), len(given), rounded)
 
 
@@ -82,14 +87,22 @@ class SharedInput:
         """Forward of one of the layers."""
         if self.ready:
             grad = torch.is_grad_enabled()
-            if self.given is not None and self.given[0] is x and self.given[1] is grad and module in self.ready:
+            if (
+                self.given is not None
+                and self.given[0] is x
+                and self.given[1] is grad
+                and module in self.ready
+            ):
                 return self._taken(module)
             self.goes_alone, self.given, self.ready = True, None, {}
         number = self.layers.index(module)
         if number or self.goes_alone or len(self.layers) == 1 or _dropout(module):
             return self.compute([module], x, self.rounded[number])[0]
         found = self.compute(self.layers, x, self.rounded[-1])
-        self.given, self.ready = (x, torch.is_grad_enabled()), dict(zip(self.layers[1:], found[1:], strict=True))
+        self.given, self.ready = (
+            (x, torch.is_grad_enabled()),
+            dict(zip(self.layers[1:], found[1:], strict=True)),
+        )
         return found[0]
 
     def _taken(self, module: nn.Module) -> Tensor:
@@ -98,7 +111,9 @@ class SharedInput:
             self.given = None
         return found
 
-    def keep(self, sums: Mapping[nn.Parameter, GradientSum]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    def keep(
+        self, sums: Mapping[nn.Parameter, GradientSum]
+    ) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Take adapters and their gradients' sums from an optimizer that has all of them: parameters, and copies of
         them that are to be kept equal to them."""
         pairs = [weights_of(layer) for layer in self.layers]
@@ -110,12 +125,20 @@ class SharedInput:
         else:
             down = torch.cat([a.detach().to(dtype) for a, _ in pairs])
         ups = tuple(b.detach().to(dtype) for _, b in pairs)
-        spans = [slice(*span) for span in pairwise(accumulate((len(a) for a, _ in pairs), initial=0))]
+        spans = [
+            slice(*span) for span in pairwise(accumulate((len(a) for a, _ in pairs), initial=0))
+        ]
         each = tuple((sums[a], sums[b]) for a, b in pairs)
-        alone = (Rounded(down[span], (up,), own) for span, up, own in zip(spans, ups, each, strict=True))
+        alone = (
+            Rounded(down[span], (up,), own) for span, up, own in zip(spans, ups, each, strict=True)
+        )
         self.rounded = (*alone, Rounded(down, ups, tuple(kept for own in each for kept in own)))
         for (a, b), span, up in zip(pairs, spans, ups, strict=True):
-            yield from ((weight, copy) for weight, copy in ((a, down[span]), (b, up)) if not _is_view(weight, copy))
+            yield from (
+                (weight, copy)
+                for weight, copy in ((a, down[span]), (b, up))
+                if not _is_view(weight, copy)
+            )
 
 
 def _is_view(weight: Tensor, copy: Tensor) -> bool:
@@ -146,9 +169,13 @@ def _kind(lora: Any) -> tuple[Any, ...]:
     return scaling_of(lora), weights_of(lora)[0].shape[1], lora.base_layer.weight.dtype
 
 
-def copies(model: nn.Module, sums: Mapping[nn.Parameter, GradientSum]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+def copies(
+    model: nn.Module, sums: Mapping[nn.Parameter, GradientSum]
+) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """`SharedInput.keep` of all LoRA layers of a model."""
-    found: dict[int, Any] = {id(m.shared_input): m.shared_input for m in model.modules() if hasattr(m, "shared_input")}
+    found: dict[int, Any] = {
+        id(m.shared_input): m.shared_input for m in model.modules() if hasattr(m, "shared_input")
+    }
     for shared in found.values():
         yield from shared.keep(sums)
 
@@ -171,7 +198,10 @@ def is_plain_lora(module: Any) -> bool:
     # Not imported for this: where nobody has, there are no adapters, and it takes seconds, bitsandbytes and more along.
     peft_layers = sys.modules.get("peft.tuners.lora.layer")
     kinds = () if peft_layers is None else (peft_layers.Linear, peft_layers.ParamWrapper)
-    if type(module) not in kinds or type(module.base_layer).forward not in (nn.Linear.forward, Conv1D.forward):
+    if type(module) not in kinds or type(module.base_layer).forward not in (
+        nn.Linear.forward,
+        Conv1D.forward,
+    ):
         return False
     return is_simple(module) and cast(Tensor, module.base_layer.weight).is_floating_point()
 
@@ -181,9 +211,13 @@ def is_simple(lora: Any) -> bool:
     if len(lora.active_adapters) != 1 or lora.base_layer.weight.requires_grad:
         return False
     name = lora.active_adapters[0]
-    return not lora.lora_variant and lora.lora_A[name].bias is None and lora.lora_B[name].bias is None
+    return (
+        not lora.lora_variant and lora.lora_A[name].bias is None and lora.lora_B[name].bias is None
+    )
 
 
 def is_transposed(lora: Any) -> bool:
     """Storage of the weight under an adapter as `[in, out]`."""
-    return lora.fan_in_fan_out or getattr(lora, "is_target_conv_1d_layer", False)  # a wrapped weight lacks the latter
+    return lora.fan_in_fan_out or getattr(
+        lora, "is_target_conv_1d_layer", False
+    )  # a wrapped weight lacks the latter

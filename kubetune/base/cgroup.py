@@ -29,7 +29,9 @@ def oom_kills() -> int | None:
     for folder in _memory_folders():
         for name in ("memory.events", "memory.oom_control"):
             with suppress(OSError):
-                if found := re.search(r"^oom_kill (\d+)$", (folder / name).read_text(), re.MULTILINE):
+                if found := re.search(
+                    r"^oom_kill (\d+)$", (folder / name).read_text(), re.MULTILINE
+                ):
                     return int(found[1])
     return None
 
@@ -43,4 +45,8 @@ def _memory_folders() -> Iterator[Path]:
                 continue
             root = ROOT / "memory" if controllers else ROOT
             own = root / name.lstrip("/")
-            yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root) and folder.is_dir())
+            yield from (
+                folder
+                for folder in (own, *own.parents)
+                if folder.is_relative_to(root) and folder.is_dir()
+            )

@@ -1,5 +1,9 @@
 """Files that appear whole or not at all: atomic writes, checksums, locks, paths that stay inside.
 
+What somebody else may have made is opened by `open_inside`: a run directory or a model that was received may hold a
+pipe, a device, a socket or a link that leads out of it. Reading a pipe waits for ever, `/dev/zero` never ends, and a
+link shows what its sender should not see.
+
 Knows nothing of runs or checkpoints, and when imported takes in only the standard library.
 """
 
@@ -16,10 +20,13 @@ import re
 import resource
 import shutil
 import socket
+import stat
 import sys
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -42,7 +49,31 @@ _OF_THE_SYSTEM = (
     *DISK_FULL, *_NOT_PERMITTED, *_OF_OTHER_SORT, errno.EFBIG, errno.EIO, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG
 )  # fmt: skip
 
+_NO_INODES = "delete some files, or choose a disk that can hold more of them"
+_YOUNG_SECONDS = 1.0
 _LARGER_FILES = "allow larger files (ulimit -f), or choose a disk that takes them"
+
+
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_OF_THIS_PROCESS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+_SNAPSHOTS = "snapshots"
+_MOST_ENTRIES = 200_000
+"""Entries of one folder that are looked at; no run directory and no model has as many."""
+
+
+class IrregularFileError(EnvironmentFault, OSError):
+    """A name that stands for no regular file inside its folder. Its text says which name, and what it is."""
+
+    def __init__(self, path: str | os.PathLike[str], what: str, number: int = errno.EINVAL) -> None:
+        super().__init__(number, what, os.fspath(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename} {self.strerror}"
 
 
 def temporary_sibling(path: StrPath) -> Path:
@@ -68,12 +99,14 @@ def explained_writes(path: StrPath) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in DISK_FULL:
-            reason += f" ({free_bytes(path):,} bytes free); free some space and run the same command again"
+            reason += f" {_room(path)} and run the same command again"
         elif error.errno in _NOT_PERMITTED:
             reason += "; choose a folder you may write to"
         elif error.errno == errno.EFBIG:
             reason += f"; {_LARGER_FILES}"
-        raise EnvironmentFault(f"cannot write {error.filename2 or error.filename or path}: {reason}") from error
+        raise EnvironmentFault(
+            f"cannot write {error.filename2 or error.filename or path}: {reason}"
+        ) from error
 
 
 def fault_of(error: BaseException) -> EnvironmentFault | None:
@@ -90,22 +123,34 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
         advice = "correct the environment variable that it names, or else install its package again"
         if sys.flags.optimize > 1:
             advice = "unset PYTHONOPTIMIZE, by which libraries lose the docstrings that they read"
-        return EnvironmentFault(f"{library} cannot be loaded: {type(error).__name__}: {said}; {advice}")
+        return EnvironmentFault(
+            f"{library} cannot be loaded: {type(error).__name__}: {said}; {advice}"
+        )
     if trouble := _folder_trouble(error):
-        return EnvironmentFault(f"the folder that this was started in {trouble}; go to another one (cd)")
+        return EnvironmentFault(
+            f"the folder that this was started in {trouble}; go to another one (cd)"
+        )
     if not isinstance(error, OSError) or error.errno not in _OF_THE_SYSTEM:
         return None
-    name = error.filename2 or error.filename  # of two names the second is the one that was to be made
+    name = (
+        error.filename2 or error.filename
+    )  # of two names the second is the one that was to be made
     where = f"{name}: " if name is not None else ""
     advice = "see that it can be read and written, or name another"
     if error.errno in (*DISK_FULL, errno.EFBIG):
-        advice = "free some space" if error.errno in DISK_FULL else _LARGER_FILES
+        advice = _LARGER_FILES
+        if error.errno in DISK_FULL:
+            advice = _NO_INODES if name is not None and _lacks_inodes(name) else "free some space"
     return EnvironmentFault(f"{where}{error.strerror}; {advice}, and run the same command again")
 
 
 def _library_loaded(error: BaseException) -> str | None:
     """The package of others that was being imported when an error came up in its own code."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == "<module>")
+    frames = (
+        frame
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_name == "<module>"
+    )
     packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
     return packages[-1] if packages and packages[-1] not in ("kubetune", "__main__") else None
 
@@ -117,7 +162,9 @@ def _folder_trouble(error: BaseException) -> str:
     except FileNotFoundError:
         return "is gone" if isinstance(error, FileNotFoundError) else ""
     except UnicodeEncodeError:
-        unreadable = isinstance(error, UnicodeEncodeError) or "not valid UTF-8" in str(error)  # safetensors
+        unreadable = isinstance(error, UnicodeEncodeError) or "not valid UTF-8" in str(
+            error
+        )  # safetensors
         return "has a name that is not UTF-8" if unreadable else ""
     return ""
 
@@ -128,7 +175,12 @@ def known(error: BaseException) -> KubetuneError | None:
 
 
 _SHORT_OF_PROCESSES = ("can't start new thread", "Resource temporarily unavailable")
-_SHORT_OF_MEMORY = ("can't allocate memory", "Cannot allocate memory", "failed to map segment", "std::bad_alloc")
+_SHORT_OF_MEMORY = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "failed to map segment",
+    "std::bad_alloc",
+)
 
 
 def _shortage_of(error: BaseException) -> EnvironmentFault | None:
@@ -136,12 +188,20 @@ def _shortage_of(error: BaseException) -> EnvironmentFault | None:
     number, text = error.errno if isinstance(error, OSError) else None, str(error)
     if number in (errno.EMFILE, errno.ENFILE):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return EnvironmentFault(f"{error}: this process may have {most:,} files open; allow more (ulimit -n)")
-    if isinstance(error, MemoryError) or number == errno.ENOMEM or any(said in text for said in _SHORT_OF_MEMORY):
+        return EnvironmentFault(
+            f"{error}: this process may have {most:,} files open; allow more (ulimit -n)"
+        )
+    if (
+        isinstance(error, MemoryError)
+        or number == errno.ENOMEM
+        or any(said in text for said in _SHORT_OF_MEMORY)
+    ):
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         allowed = "" if limit == resource.RLIM_INFINITY else f" ulimit -v allows {limit:,} bytes."
         said = (text.splitlines() or ["memory ran out"])[0]
-        return OutOfMemory(f"out of memory: {said}.{allowed} Allow more, or take smaller batches or a smaller model")
+        return OutOfMemory(
+            f"out of memory: {said}.{allowed} Allow more, or take smaller batches or a smaller model"
+        )
     if number == errno.EAGAIN or (
         isinstance(error, RuntimeError) and any(said in text for said in _SHORT_OF_PROCESSES)
     ):
@@ -163,10 +223,48 @@ def user_cache(environ: Mapping[str, str]) -> Path:
 
 def free_bytes(path: StrPath) -> int:
     """Free bytes on the file system that holds `path`, or would hold it once it exists."""
+    return shutil.disk_usage(_existing(path)).free
+
+
+def _existing(path: StrPath) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
     existing = Path(path).absolute()
     while not existing.exists():
         existing = existing.parent
-    return shutil.disk_usage(existing).free
+    return existing
+
+
+def _room(path: StrPath) -> str:
+    """Return what a full disk has left, and what to do, to stand before "and run the same command again"."""
+    free = f"{free_bytes(path):,} bytes free"
+    if _lacks_inodes(path):
+        return f"({free}, but no inodes: `df -i` shows them); {_NO_INODES}"
+    return f"({free}); free some space"
+
+
+def _lacks_inodes(path: StrPath) -> bool:
+    """Return True if a file system can hold no more files, however small they are.
+
+    Some file systems make inodes as they need them, and say that they have none at all.
+    """
+    try:
+        facts = os.statvfs(_existing(path))
+    except OSError:
+        return False
+    return facts.f_files > 0 and facts.f_favail == 0
+
+
+def is_abandoned(path: Path) -> bool:
+    """Return True if a file that was being written has lost its writer, who holds a lock on it as long as it lives."""
+    try:
+        # Between the making of a file and its lock nobody holds it.
+        if time.time() - path.stat().st_mtime < _YOUNG_SECONDS:
+            return False
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -188,11 +286,13 @@ def written_whole(
             path.parent.mkdir(parents=within is None, exist_ok=True)
         try:
             with open(temporary, "xb") as file:
+                with contextlib.suppress(OSError):  # a file system may keep no locks
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield file
                 file.flush()
                 fault_injection.reach(f"write {path.name}")
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+                os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -205,10 +305,140 @@ def write_atomic(path: StrPath, content: bytes | str, within: Path | None = None
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def read_object(path: StrPath) -> dict[str, Any]:
-    """The JSON object in a file that kubetune wrote. Raises EnvironmentFault for one that is damaged."""
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
+    """Open a file that the user named: links are followed, but what is no regular file is refused at once.
+
+    The shell's `<(command)` and `/dev/stdin` are pipes that the user has made for this process, and are read to their
+    end. Raises IrregularFileError, or OSError as `open` does.
+    """
+    if os.fspath(path).startswith(_OF_THIS_PROCESS):
+        return open(path, "rb")
+    real = os.path.realpath(path)
+    return _opened(Path(path), real)
+
+
+def open_inside(
+    path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
+) -> BufferedReader:
+    """Open a file of a folder that somebody else may have made; `folder` is that of the file where none is named.
+
+    Raises IrregularFileError for a pipe, a socket, a device, and a link that leads out of `folder`; else OSError as
+    `open` does.
+    """
+    path = Path(path)
+    is_in_subfolder = folder is not None and Path(folder) != path.parent
+    if is_in_subfolder or stat.S_ISLNK(os.lstat(path).st_mode):
+        return _opened(path, require_inside(path, folder))
+    return _opened(path, os.fspath(path))
+
+
+def read_inside(
+    path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
+) -> bytes:
+    """Return the bytes of a file, opened as `open_inside` does."""
+    with open_inside(path, folder) as file:
+        return file.read()
+
+
+def is_file_inside(
+    path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
+) -> bool:
+    """True if `open_inside` would open the file."""
     try:
-        found = json.loads(Path(path).read_bytes())
+        open_inside(path, folder).close()
+    except OSError:
+        return False
+    return True
+
+
+def require_inside(
+    path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
+) -> str:
+    """Return the path without links. Raises IrregularFileError where that is outside of `folder`."""
+    folder = Path(path).parent if folder is None else Path(folder)
+    real = os.path.realpath(path)
+    if not any(os.path.commonpath([root, real]) == root for root in _roots(folder)):
+        raise IrregularFileError(
+            path,
+            f"is a link that leads out of {folder}; put what it should hold there itself",
+            errno.ELOOP,
+        )
+    return real
+
+
+def require_plain_files(folder: str | os.PathLike[str]) -> None:
+    """As `require_plain` for what lies at the top of a folder; what lies in folders of it is not looked at."""
+    folder = Path(folder)
+    for name in sorted(os.listdir(folder)):
+        if not os.path.isdir(folder / name):
+            _require_plain_entry(os.fspath(folder / name), folder)
+
+
+def require_plain(folder: str | os.PathLike[str], but: tuple[str, ...] = ()) -> None:
+    """Raise IrregularFileError for the first thing below a folder that is no file or folder inside it.
+
+    For what hands a whole folder to other libraries, which open what they like. `but`: names of folders at its top that
+    nothing here reads.
+    """
+    folder = Path(folder)
+    count = 0
+    for place, folders, names in os.walk(folder):
+        if Path(place) == folder:
+            folders[:] = [name for name in folders if name not in but]
+        for name in sorted((*names, *folders)):
+            _require_plain_entry(os.path.join(place, name), folder)
+        count += len(names)
+        if count > _MOST_ENTRIES:
+            raise IrregularFileError(folder, f"holds more than {_MOST_ENTRIES:,} files")
+
+
+def _require_plain_entry(path: str, folder: Path) -> None:
+    mode = os.lstat(path).st_mode
+    if stat.S_ISLNK(mode):
+        real = require_inside(path, folder)
+        if not os.path.exists(real):
+            return  # nothing can be read there; what is written replaces the link
+        mode = os.stat(real).st_mode
+    if not stat.S_ISDIR(mode):
+        _require_regular(Path(path), mode)
+
+
+def _roots(folder: Path) -> list[str]:
+    """Return the folders that links of a folder may lead to: itself, and those of the hub's cache around a snapshot."""
+    real = Path(os.path.realpath(folder))
+    roots = [os.fspath(real)]
+    if real.parent.name == _SNAPSHOTS and real.parents[1].name.startswith("models--"):
+        roots.append(os.fspath(real.parents[1]))
+    return roots
+
+
+def _opened(path: Path, real: str) -> BufferedReader:
+    _require_regular(path, os.stat(real).st_mode)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+    number = os.open(real, flags)
+    try:
+        _require_regular(path, os.fstat(number).st_mode)  # it may have been replaced meanwhile
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def _require_regular(path: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    for is_kind, name in _KINDS:
+        if is_kind(mode):
+            raise IrregularFileError(path, f"is {name}; expected a file")
+
+
+def read_object(path: StrPath, folder: StrPath | None = None) -> dict[str, Any]:
+    """The JSON object in a file that kubetune wrote. Raises EnvironmentFault for one that is damaged, or no file.
+
+    `folder`: that which it must lie in, its own where left out.
+    """
+    try:
+        found = json.loads(read_inside(path, folder))
         if isinstance(found, dict):
             return found
         reason = f"it holds a {type(found).__name__}"
@@ -222,7 +452,7 @@ def read_object(path: StrPath) -> dict[str, Any]:
 
 def sha256_file(path: StrPath) -> str:
     """SHA-256 of a file's bytes, in hex."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -236,7 +466,7 @@ def lock(path: StrPath, *, wait: bool) -> Iterator[None]:
     """
     with explained_writes(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     _lock_fds.add(fd)
     try:
         with explained_writes(path):
@@ -259,7 +489,9 @@ def _locked(fd: int, path: Path, wait: bool) -> contextlib.AbstractContextManage
                 f"{path} is locked by {holder}; wait until it ends, or stop it, and run the same command again"
             ) from None
         log.info("waiting for %s, which holds %s", holder, path)
-        with reminders.reminding(lambda taken: log.info("for %s, %s has held %s", taken, holder, path)):
+        with reminders.reminding(
+            lambda taken: log.info("for %s, %s has held %s", taken, holder, path)
+        ):
             fcntl.flock(fd, fcntl.LOCK_EX)
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
@@ -273,8 +505,8 @@ def _locked(fd: int, path: Path, wait: bool) -> contextlib.AbstractContextManage
 def locker(path: Path) -> int | None:
     """Process id that the lock `path` names, of this machine; its process may have ended, and the id be another's."""
     try:
-        said = re.match(r"process (\d+) on (\S+)", path.read_text(errors="replace"))
-    except FileNotFoundError:
+        said = re.match(r"process (\d+) on (\S+)", read_inside(path).decode(errors="replace"))
+    except (FileNotFoundError, IrregularFileError):
         return None
     return int(said[1]) if said is not None and said[2] == socket.gethostname() else None
 
@@ -289,7 +521,9 @@ def holder(path: Path) -> psutil.Process | None:
     number = locker(path)
     with contextlib.suppress(psutil.Error, OSError):
         process = None if number is None else psutil.Process(number)
-        if process is not None and any(os.path.samefile(one.path, path) for one in process.open_files()):
+        if process is not None and any(
+            os.path.samefile(one.path, path) for one in process.open_files()
+        ):
             return process
     return None
 

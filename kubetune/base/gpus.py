@@ -21,7 +21,11 @@ GPU_FIELDS = {
     "power_watts": "power.draw",
 }
 """Our names for what nvidia-smi is asked."""
-GPU_QUERY = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS.values())}", "--format=csv,noheader,nounits"]
+GPU_QUERY = [
+    "nvidia-smi",
+    f"--query-gpu={','.join(GPU_FIELDS.values())}",
+    "--format=csv,noheader,nounits",
+]
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
@@ -29,7 +33,10 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> in
 
     Device files are counted, since a container sees only its own; where there are none (WSL) nvidia-smi is asked.
     """
-    there = sum(1 for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)) or _listed_by_smi()
+    there = (
+        sum(1 for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
+        or _listed_by_smi()
+    )
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return there
@@ -44,7 +51,9 @@ def _listed_by_smi() -> int:
     if command is None:
         return 0
     try:
-        listed = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=10, check=True).stdout
+        listed = subprocess.run(
+            [command, "-L"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return 0
     return sum(1 for line in listed.splitlines() if line.startswith("GPU "))
@@ -55,7 +64,9 @@ def gpu_use() -> list[dict[str, Any]]:
     if shutil.which(GPU_QUERY[0]) is None:
         return []
     try:
-        said = subprocess.run(GPU_QUERY, capture_output=True, text=True, timeout=10, check=True).stdout
+        said = subprocess.run(
+            GPU_QUERY, capture_output=True, text=True, timeout=10, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     return parse_gpus(said)

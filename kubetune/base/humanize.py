@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-_ACTED_UPON: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_ACTED_UPON: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 """Characters that a terminal obeys: control characters, changes of direction; and what it cannot be sent."""
 
 _KEYS_SHOWN: Final = 12
@@ -108,7 +112,10 @@ def place(path: Any) -> str:
 def unused_keys(counts: Mapping[str, int], what: str = "keys not used") -> str:
     """`keys not used: id × 300, source × 12`: what records hold and nothing reads; nothing where there is none."""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    shown = ", ".join(f"{visible(key, keep='') or '(no name)'} × {count:,}" for key, count in ordered[:_KEYS_SHOWN])
+    shown = ", ".join(
+        f"{visible(key, keep='') or '(no name)'} × {count:,}"
+        for key, count in ordered[:_KEYS_SHOWN]
+    )
     more = f" and {len(ordered) - _KEYS_SHOWN:,} more" if len(ordered) > _KEYS_SHOWN else ""
     return f"{what}: {shown}{more}" if ordered else ""
 
@@ -126,9 +133,28 @@ def shown_on(stream: TextIO, text: str) -> str:
     return visible(text) if stream.isatty() else text
 
 
+def shell_word(value: Any) -> str:
+    r"""Return a path or a name as one word of a command that somebody pastes into a shell.
+
+    What a terminal would obey is spelt out, in the form `$'…\x1b…'` that bash, zsh and ksh read back as it was.
+    """
+    text = str(value)
+    if not _ACTED_UPON.search(text):
+        return shlex.quote(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{_ACTED_UPON.sub(_spelt_in_shell, escaped)}'"
+
+
+def _spelt_in_shell(match: re.Match[str]) -> str:
+    """Return a character byte by byte, since what follows `\\x1b` may look like one more digit only after two."""
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(match[0]))
+
+
 def visible_json(text: str) -> str:
     r"""JSON whose strings hold nothing that a terminal would obey; what it says is the same, as `\u001b` is."""
-    return _ACTED_UPON.sub(lambda found: found[0] if found[0] in "\n" else f"\\u{ord(found[0]):04x}", text)
+    return _ACTED_UPON.sub(
+        lambda found: found[0] if found[0] in "\n" else f"\\u{ord(found[0]):04x}", text
+    )
 
 
 def _spelt(char: str) -> str:
@@ -142,7 +168,9 @@ def sparkline(values: Values, width: int) -> str:
         return " " * len(cells)
     low, span = limits[0], limits[1] - limits[0]
     return "".join(
-        " " if cell is None else _BLOCKS[round((cell - low) / span * (len(_BLOCKS) - 1)) if span else 0]
+        " "
+        if cell is None
+        else _BLOCKS[round((cell - low) / span * (len(_BLOCKS) - 1)) if span else 0]
         for cell in cells
     )
 
@@ -158,6 +186,10 @@ def thinned(values: Values, width: int) -> list[float | None]:
     count = min(max(0, width), len(values))
     cells: list[float | None] = []
     for index in range(count):
-        part = [v for v in values[index * len(values) // count : (index + 1) * len(values) // count] if v is not None]
+        part = [
+            v
+            for v in values[index * len(values) // count : (index + 1) * len(values) // count]
+            if v is not None
+        ]
         cells.append(sum(part) / len(part) if part else None)
     return cells

@@ -10,7 +10,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import FileIO
 from itertools import chain, compress, pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 from pydantic_core import from_json
 
 from kubetune.base import logs
-from kubetune.base.files import explained_writes
+from kubetune.base.files import IrregularFileError, explained_writes, open_inside
 from kubetune.errors import EnvironmentFault
 
 Line = dict[str, Any]
@@ -53,7 +53,10 @@ class Appender(FileIO):
 
         JSON has no NaN or infinity: they become null. Floats are written by repr, so reading gives back the same bits.
         """
-        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        finite = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v
+            for k, v in values.items()
+        }
         line = logs.scrub(json.dumps(finite, allow_nan=False) + "\n").encode()
         if self._is_torn:
             line = b"\n" + line
@@ -79,7 +82,9 @@ class Appender(FileIO):
             os.fsync(self.fileno())
 
 
-def read(path: Path, is_good: IsGood = lambda _: True, damaged: list[int] | None = None) -> Iterator[Line]:
+def read(
+    path: Path, is_good: IsGood = lambda _: True, damaged: list[int] | None = None
+) -> Iterator[Line]:
     """The whole lines of a file as objects, one after the other; none when it is missing.
 
     Lines that hold no object, or none that `is_good`, are stepped over; a warning names them, or `damaged` collects
@@ -89,7 +94,10 @@ def read(path: Path, is_good: IsGood = lambda _: True, damaged: list[int] | None
 
 
 def read_chunks(
-    path: Path, is_good: IsGood, damaged: list[int] | None = None, are_good: AreGood = lambda _: False
+    path: Path,
+    is_good: IsGood,
+    damaged: list[int] | None = None,
+    are_good: AreGood = lambda _: False,
 ) -> Iterator[list[Line]]:
     """As `read`, some hundred lines at once, which is quicker where there are millions."""
     return (values for _, values in _chunks(path, is_good, damaged, are_good))
@@ -97,7 +105,9 @@ def read_chunks(
 
 def read_both(path: Path, is_good: IsGood = lambda _: True) -> Iterator[tuple[bytes, Line]]:
     """As `read`, each object with the bytes of its line."""
-    return chain.from_iterable(zip(lines, values, strict=True) for lines, values in _chunks(path, is_good, None))
+    return chain.from_iterable(
+        zip(lines, values, strict=True) for lines, values in _chunks(path, is_good, None)
+    )
 
 
 def _chunks(
@@ -105,7 +115,7 @@ def _chunks(
 ) -> Iterator[tuple[list[bytes], list[Line]]]:
     wrong: list[int] = []
     try:
-        file = path.open("rb")
+        file = open_inside(path)
     except FileNotFoundError:
         return
     before = 0
@@ -113,8 +123,14 @@ def _chunks(
         for lines in _whole_lines(file):
             count = len(lines)
             values = _parse_all(lines)
-            if not are_good(values) and not all(good := [value is not None and is_good(value) for value in values]):
-                wrong += [before + at + 1 for at, is_fine in enumerate(good) if not is_fine and lines[at] != b"\n"]
+            if not are_good(values) and not all(
+                good := [value is not None and is_good(value) for value in values]
+            ):
+                wrong += [
+                    before + at + 1
+                    for at, is_fine in enumerate(good)
+                    if not is_fine and lines[at] != b"\n"
+                ]
                 lines, values = list(compress(lines, good)), list(compress(values, good))
             before += count
             yield lines, cast(list[Line], values)
@@ -151,7 +167,10 @@ class Follower:
         """The whole, good lines since the last look; half a last line waits, damage is stepped over with a warning."""
         self.has_begun_anew = False
         try:
-            file = self.path.open("rb")
+            file = open_inside(self.path)
+        except IrregularFileError as error:
+            warn(f"{error}; nothing of it is read")
+            return iter(())
         except OSError:
             return iter(())
         facts, kept = os.fstat(file.fileno()), self._before
@@ -194,14 +213,21 @@ def _parse_all(lines: list[bytes]) -> list[Line | None]:
         return [parse(line) for line in lines]
     # Two damaged lines may make one value, or one of them several: the zeros between lines give it away.
     values, between = found[::2], found[1::2]
-    is_whole = len(values) == len(lines) and set(map(type, values)) <= {dict} and set(map(type, between)) <= {int}
+    is_whole = (
+        len(values) == len(lines)
+        and set(map(type, values)) <= {dict}
+        and set(map(type, between)) <= {int}
+    )
     return values if is_whole else [parse(line) for line in lines]
 
 
-def last_lines(path: Path, most_bytes: int) -> list[bytes]:
-    """The last lines of a file, so many bytes at most, none of which lacks its beginning; none of a missing file."""
+def last_lines(path: Path, most_bytes: int, folder: Path | None = None) -> list[bytes]:
+    """The last lines of a file, so many bytes at most, none of which lacks its beginning; none of a missing file.
+
+    `folder`: that which the file must lie in, its own where left out. Raises as `open_inside` does.
+    """
     try:
-        with path.open("rb") as file:
+        with open_inside(path, folder) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - most_bytes))
             lines = file.read().splitlines(keepends=True)
@@ -210,10 +236,36 @@ def last_lines(path: Path, most_bytes: int) -> list[bytes]:
     return lines[1:] if size > most_bytes else lines
 
 
-def tail(path: Path, is_good: IsGood = lambda _: True) -> list[Line]:
-    """The last whole, undamaged lines of a file, as many as a screen may want."""
-    whole = [line for line in last_lines(path, _TAIL_BYTES) if line.endswith(b"\n")]
-    return [value for line in whole if (value := parse(line)) is not None and is_good(value)]
+def tail(path: Path, is_good: IsGood = lambda _: True, most: int | None = None) -> list[Line]:
+    """The last whole, undamaged lines of a file: `most` at most, or as many as a screen may want."""
+    found: list[Line] = []
+    for line in reversed(last_lines(path, _TAIL_BYTES)):
+        if len(found) == most:
+            break
+        if line.endswith(b"\n"):
+            value = parse(line)
+            if value is not None and is_good(value):
+                found.append(value)
+    found.reverse()
+    return found
+
+
+def newest_with(
+    path: Path, keys: Sequence[str], is_good: IsGood = lambda _: True
+) -> dict[str, Line | None]:
+    """Return the last line of `tail` that has each key, None where none has it; only those lines are parsed."""
+    lines = last_lines(path, _TAIL_BYTES)
+    return {key: _newest_with(lines, key, is_good) for key in keys}
+
+
+def _newest_with(lines: Sequence[bytes], key: str, is_good: IsGood) -> Line | None:
+    quoted = f'"{key}"'.encode()
+    for line in reversed(lines):
+        if quoted in line and line.endswith(b"\n"):
+            value = parse(line)
+            if value is not None and key in value and is_good(value):
+                return value
+    return None
 
 
 def sample(path: Path, count: int) -> list[Line]:
@@ -222,7 +274,7 @@ def sample(path: Path, count: int) -> list[Line]:
     For a glance at a file of any length: what lies between is not read. Damaged lines are left out.
     """
     try:
-        with path.open("rb") as file:
+        with open_inside(path) as file:
             size = file.seek(0, os.SEEK_END)
             if size <= _TAIL_BYTES:
                 file.seek(0)
@@ -254,7 +306,9 @@ def describe(numbers: list[int], what: str = "line") -> str:
     starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
     ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
     ranges = [f"{a:,}" if a == b else f"{a:,}-{b:,}" for a, b in zip(starts, ends, strict=True)]
-    more = f" and {len(ranges) - _SHOWN_RANGES:,} more ranges" if len(ranges) > _SHOWN_RANGES else ""
+    more = (
+        f" and {len(ranges) - _SHOWN_RANGES:,} more ranges" if len(ranges) > _SHOWN_RANGES else ""
+    )
     return f"{what}s {', '.join(ranges[:_SHOWN_RANGES])}{more} are"
 
 

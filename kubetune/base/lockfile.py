@@ -54,7 +54,9 @@ def held(path: Path, *, wait: bool, reason: str) -> Iterator[None]:
         "for it, and what stands still for so long is taken for dead: do not stop (SIGSTOP, sleep) a machine in a run",
         path, reason, file.name, STALE_SECONDS,
     )  # fmt: skip
-    mine = Holder(f"process {os.getpid()} on {socket.gethostname()}", os.getpid(), _place(), uuid.uuid4().hex)
+    mine = Holder(
+        f"process {os.getpid()} on {socket.gethostname()}", os.getpid(), _place(), uuid.uuid4().hex
+    )
     while not _create(file, mine):
         _wait_for_end(file, wait=wait)
     done = threading.Event()
@@ -88,7 +90,9 @@ def _write(file: Path, mine: Holder, count: int) -> None:
     # Flushed and closed: that is when NFS shows it to other machines.
     fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.pwrite(fd, f"{mine.name}\n{mine.pid}\n{mine.place}\n{mine.token}\n{count:012d}\n".encode(), 0)
+        os.pwrite(
+            fd, f"{mine.name}\n{mine.pid}\n{mine.place}\n{mine.token}\n{count:012d}\n".encode(), 0
+        )
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -118,11 +122,18 @@ def _wait_for_end(file: Path, *, wait: bool) -> None:
                     f"{file} is held by {name}; wait until it ends, or stop it, and run the same command again"
                 )
             first, since = seen, time.monotonic()
-        elif ((holder and holder.is_dead) or silent > STALE_SECONDS) and _put_aside(file, seen, silent):
+        elif ((holder and holder.is_dead) or silent > STALE_SECONDS) and _put_aside(
+            file, seen, silent
+        ):
             return
         if not is_told:
             is_told = True
-            log.warning("%s is held by %s; looking whether it lives takes up to %d s", file, name, STALE_SECONDS)
+            log.warning(
+                "%s is held by %s; looking whether it lives takes up to %d s",
+                file,
+                name,
+                STALE_SECONDS,
+            )
         time.sleep(BEAT_SECONDS / 10)
 
 
@@ -162,7 +173,10 @@ def _beat(file: Path, mine: Holder, done: threading.Event) -> None:
         return
     # Others may write by now. Nobody can be asked to leave here in time, and two writers would spoil the work of both.
     with contextlib.suppress(OSError):
-        os.write(2, f"kubetune: {file} is lost to another process, or cannot be written any more; ended\n".encode())
+        os.write(
+            2,
+            f"kubetune: {file} is lost to another process, or cannot be written any more; ended\n".encode(),
+        )
     os._exit(ENVIRONMENT)
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import base64
 import functools
+import html
+import json
 import logging
 import os
 import re
@@ -59,7 +61,9 @@ BATCH = family_logger("BATCH")
 """Loss and time of single batches, at DEBUG; see `shows_batch`."""
 
 
-def configure(level: str, run_dir: Path | None = None, rank: int = 0, *, progress: bool = False) -> None:
+def configure(
+    level: str, run_dir: Path | None = None, rank: int = 0, *, progress: bool = False
+) -> None:
     """Send log lines to the console and, with a run directory, to `logs/rank-N.log`; may be called again.
 
     `level` is a name such as "INFO". With `progress`, `[TRAIN]` lines stay out of the console, where the bar shows the
@@ -95,7 +99,11 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         family = record.name.removeprefix(f"{_ROOT}.").partition(".")[0]
-        level = f"{record.levelname}: " if record.levelno >= logging.WARNING and family != _ERROR_FAMILY else ""
+        level = (
+            f"{record.levelname}: "
+            if record.levelno >= logging.WARNING and family != _ERROR_FAMILY
+            else ""
+        )
         line = f"{self.formatTime(record, '%Y-%m-%d %H:%M:%S')} [{family}] {level}{record.getMessage()}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
@@ -124,7 +132,11 @@ class _Console(_Lenient, logging.StreamHandler[TextIO]):
         return sys.stdout
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not (self._hide_train_lines and record.name == TRAIN.name and record.levelno < logging.WARNING):
+        if not (
+            self._hide_train_lines
+            and record.name == TRAIN.name
+            and record.levelno < logging.WARNING
+        ):
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -154,11 +166,15 @@ class _Record(logging.LogRecord):
         return scrub(super().getMessage())
 
 
-def _print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _print_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     sys.stderr.write(scrub("".join(traceback.format_exception(kind, error, trace))))
 
 
-def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     if issubclass(kind, KeyboardInterrupt):
         _print_uncaught(kind, error, trace)
     else:
@@ -173,6 +189,7 @@ def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
 _SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE)$", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+@")
 _SHORTEST_SECRET = 6
+_SHORTEST_REFUSED = 8
 _REDACTED = "[secret]"
 
 
@@ -191,6 +208,21 @@ def scrub(text: str, environ: Mapping[str, str] | None = None) -> str:
     return _URL_PASSWORD.sub(rf"\1:{_REDACTED}@", text)
 
 
+def secret_variable(text: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the name of a secret environment variable whose value stands in a text, None if none does.
+
+    Values of fewer than 8 characters do not count, nor those that are a part of a longer word: both come up by chance.
+    """
+    environ = os.environ if environ is None else environ
+    for name in sorted(filter(_is_secret, environ)):
+        value = environ.get(name, "")
+        if len(value) < _SHORTEST_REFUSED or value not in text:
+            continue
+        if re.search(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])", text):
+            return name
+    return None
+
+
 @functools.lru_cache(maxsize=1024)
 def _is_secret(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
@@ -198,11 +230,19 @@ def _is_secret(name: str) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _secret_pattern(values: frozenset[str]) -> re.Pattern[str]:
-    forms = {form for value in values for form in (value, quote(value), quote(value, safe=""), quote_plus(value))}
+    forms = set[str]()
     for value in values:
+        forms |= {value, quote(value), quote(value, safe=""), quote_plus(value)}
+        # Within JSON and HTML some characters are written otherwise.
+        forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+        forms |= {html.escape(value), value.replace("&", "&amp;"), _escaped_by_jinja(value)}
         forms |= _base64_forms(value.encode(errors="surrogateescape"))
     # Longest first: a secret that begins with another one must not leave its tail behind.
     return re.compile("|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)))
+
+
+def _escaped_by_jinja(value: str) -> str:
+    return html.escape(value).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
 
 
 def _base64_forms(secret: bytes) -> set[str]:

@@ -75,7 +75,9 @@ def command_line() -> str:
     """Command that called this process, as one would type it."""
     name = Path(sys.argv[0]).stem
     modules = {"__main__": "kubetune", "agent": "kubetune.agent", "worker": "kubetune.worker"}
-    called = f"python -m {modules[name]}" if name in modules else shlex.quote(Path(sys.argv[0]).name)
+    called = (
+        f"python -m {modules[name]}" if name in modules else shlex.quote(Path(sys.argv[0]).name)
+    )
     return " ".join([called, *(shlex.quote(word) for word in sys.argv[1:])])
 
 
@@ -142,7 +144,9 @@ def children(pid: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a process that goes just now
         for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread of one that stays
+            with contextlib.suppress(
+                FileNotFoundError, ProcessLookupError
+            ):  # a thread of one that stays
                 found += [int(child) for child in listing.read_text().split()]
     return found
 
@@ -164,7 +168,9 @@ def try_threads() -> None:
 
     C++ that is refused a thread ends the process without a word that anybody could pass on.
     """
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # "4,2" is of nested regions
+    asked = (
+        os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    )  # "4,2" is of nested regions
     count, go_on = 2 * (int(asked) if asked.isdecimal() else usable_cores()) + 8, threading.Event()
     started: list[threading.Thread] = []
     try:
@@ -203,6 +209,8 @@ def free_memory_bytes() -> int:
         free = min(free, int(facts["MemAvailable"].split()[0]) * 1024)
     with contextlib.suppress(FileNotFoundError, PermissionError):
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        facts = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
+        facts = dict(
+            line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
+        )
         free = min(free, usable_memory_bytes() - used + int(facts["file"]))
     return free

@@ -27,7 +27,9 @@ class Progress:
     ...     bar.update(121, loss=1.93, learning_rate=1.9e-4, tokens_per_second=5200)
     """
 
-    def __init__(self, total: int, start: int = 0, enabled: bool = True, *, label: str = "train") -> None:
+    def __init__(
+        self, total: int, start: int = 0, enabled: bool = True, *, label: str = "train"
+    ) -> None:
         self._bar = RichProgress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -61,6 +63,9 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._bar.stop()

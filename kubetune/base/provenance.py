@@ -54,7 +54,10 @@ def key_path(key: str) -> KeyPath:
     """`("data", "train", 0, "weight")` for `data.train[0].weight`."""
     parts = (re.fullmatch(r"(.*?)((?:\[\d+\])*)", part, re.DOTALL) for part in key.split("."))
     return tuple(
-        each for part in parts if part for each in (part[1], *(int(number) for number in re.findall(r"\d+", part[2])))
+        each
+        for part in parts
+        if part
+        for each in (part[1], *(int(number) for number in re.findall(r"\d+", part[2])))
     )
 
 
@@ -76,10 +79,14 @@ class Tree:
                     node[parent] = {}
                 node = node[parent]
             if entry.value != {} or not isinstance(node.get(name), dict):
-                node[name] = deepcopy(entry.value)  # the tree grows in place; what it was given must not
+                node[name] = deepcopy(
+                    entry.value
+                )  # the tree grows in place; what it was given must not
                 self._forget_below(entry.path)
             self._origins[entry.path] = entry.origin
-            self._origins.update({entry.path + inner: origin for inner, origin in entry.inner.items()})
+            self._origins.update(
+                {entry.path + inner: origin for inner, origin in entry.inner.items()}
+            )
 
     def _forget_below(self, path: KeyPath) -> None:
         for known in [k for k in self._origins if k[: len(path)] == path]:
@@ -90,7 +97,9 @@ class Tree:
         for end in range(len(path), 0, -1):
             if exact := self._origins.get(path[:end]):
                 return exact
-            if below := [origin for known, origin in self._origins.items() if known[:end] == path[:end]]:
+            if below := [
+                origin for known, origin in self._origins.items() if known[:end] == path[:end]
+            ]:
                 return min(below)
         return self._default_origin
 
@@ -98,7 +107,14 @@ class Tree:
         """Place where the value at `path` was written, itself or in one above it; None where nobody wrote it."""
         if self.find(path) is None:
             return None
-        return next((self._origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self._origins), None)
+        return next(
+            (
+                self._origins[path[:end]]
+                for end in range(len(path), 0, -1)
+                if path[:end] in self._origins
+            ),
+            None,
+        )
 
     def find(self, path: KeyPath) -> Any:
         """The value at `path`; None where there is none."""
@@ -115,7 +131,9 @@ class Tree:
         return node
 
 
-def into_lists(entries: Iterable[Entry], tree: Tree, problems: list[Problem], *, whole: str) -> Iterator[Entry]:
+def into_lists(
+    entries: Iterable[Entry], tree: Tree, problems: list[Problem], *, whole: str
+) -> Iterator[Entry]:
     """The entries, those within a list of `tree` as that list with another value in it.
 
     What stands there alone is a list of one, and a text the key `whole` of a mapping.
@@ -128,12 +146,19 @@ def into_lists(entries: Iterable[Entry], tree: Tree, problems: list[Problem], *,
         before, (index, *inner) = entry.path[:at], entry.path[at:]
         found = deepcopy(tree.find(before))
         items = found if isinstance(found, list) else [] if found is None else [found]
-        if not isinstance(index, int) or index >= len(items) or len(inner) > 1 or not all(map(str, inner)):
+        if (
+            not isinstance(index, int)
+            or index >= len(items)
+            or len(inner) > 1
+            or not all(map(str, inner))
+        ):
             said = f"{dotted(before)} holds {len(items)}; expected one of them, or a key of one"
             problems.append(Problem(entry.origin, f"{dotted(entry.path)}: {said}"))
             continue
         if inner:
-            items[index] = {**(items[index] if isinstance(items[index], dict) else {whole: items[index]})}
+            items[index] = {
+                **(items[index] if isinstance(items[index], dict) else {whole: items[index]})
+            }
             items[index][inner[0]] = entry.value
         else:
             items[index] = entry.value

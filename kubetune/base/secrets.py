@@ -12,9 +12,12 @@ from collections import Counter
 from kubetune.base.provenance import KeyPath
 
 _NAME = re.compile(
-    r"(^|[_.-])(token|password|passwd|passphrase|secret|api_?key|access_?key|private_?key|credentials?)$", re.IGNORECASE
+    r"(^|[_.-])(token|password|passwd|passphrase|secret|api_?key|access_?key|private_?key|credentials?)$",
+    re.IGNORECASE,
 )
-_NOT_A_SECRET = re.compile(r"(^|[_.-])(pad|eos|bos|unk|sep|cls|mask|special|image|stop)_token$", re.IGNORECASE)
+_NOT_A_SECRET = re.compile(
+    r"(^|[_.-])(pad|eos|bos|unk|sep|cls|mask|special|image|stop)_token$", re.IGNORECASE
+)
 _VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
@@ -35,7 +38,10 @@ def names_secret(key: str) -> bool:
 
 
 _RANDOM = re.compile(r"(?<![\w+/=@:.-])[A-Za-z0-9+/_-]{24,}={0,2}(?![\w+/=@:.-])")
-_DIGEST = re.compile(r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_DIGEST = re.compile(
+    r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    re.IGNORECASE,
+)
 _RANDOM_BITS = 3.8
 """Bits a character, as words and paths rarely have and random letters and digits do."""
 
@@ -44,7 +50,11 @@ def seems_random(value: str) -> bool:
     """A text that may well hold a token of nobody's known form; digests, identifiers and paths are none."""
     for text in (found[0].rstrip("=") for found in _RANDOM.finditer(value)):
         # Names end in a number, tokens have digits all over.
-        is_mixed = re.search("[a-z]", text) and re.search("[A-Z]", text) and len(re.findall("[0-9]+", text)) > 1
+        is_mixed = (
+            re.search("[a-z]", text)
+            and re.search("[A-Z]", text)
+            and len(re.findall("[0-9]+", text)) > 1
+        )
         counts = Counter(text)
         bits = -sum(count / len(text) * math.log2(count / len(text)) for count in counts.values())
         if is_mixed and bits >= _RANDOM_BITS and not _DIGEST.fullmatch(text) and not _is_path(text):

@@ -21,11 +21,6 @@ from kubetune.errors import PREEMPTED
 STAY = "KUBETUNE_STAY"
 """Environment variable of pods that Kubernetes starts again however they end (StatefulSet)."""
 
-AHEAD = "--ahead"
-"""Argument of a process that was started by `Relay.begin`: the next is the file descriptor it will be told by."""
-
-_WARM_UP = "kubetune.training.start.warm_up"
-
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -33,16 +28,25 @@ class CompilingStopped(Exception):
     """The process is to stop, and left torch's compiler, which may take longer than it has."""
 
 
-def leave_compiler(frame: FrameType | None) -> None:
-    """Raise CompilingStopped where `frame` lies within torch's compiler and whoever called that can go on without it.
+_compiles = False
 
-    So it is with what is traced; kernels of a backward are made outside of that, and spared only by a warm-up.
-    """
-    names = set()
-    while frame is not None:
-        names.add(frame.f_globals.get("__name__"))
-        frame = frame.f_back
-    if "torch._dynamo.convert_frame" in names or {"torch._inductor.compile_fx", _WARM_UP} <= names:
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Within this block a request to stop raises CompilingStopped. The caller then goes on without the compiler."""
+    global _compiles
+    _compiles = True
+    try:
+        yield
+    finally:
+        _compiles = False
+
+
+def leave_compiler() -> None:
+    """Raise CompilingStopped if the main thread is in a block of `compiling`. For handlers of signals."""
+    global _compiles
+    if _compiles:
+        _compiles = False  # the exception may keep the block from doing it
         raise CompilingStopped("the run is to stop")
 
 
@@ -77,7 +81,6 @@ class Relay:
         """The reason for stopping the run, in words; None while nobody asked."""
         self._interrupts = 0
         self._child: subprocess.Popen[bytes] | None = None
-        self._ahead: tuple[list[str], subprocess.Popen[bytes], int] | None = None
         self._has_workers_below = False
         self._handlers: dict[int, Any] = {}
 
@@ -85,30 +88,26 @@ class Relay:
         # Python lets only the main thread have signal handlers; elsewhere signals are the caller's business.
         if threading.current_thread() is threading.main_thread():
             # nohup has SIGHUP ignored, for a run that is to outlive its terminal.
-            heeded = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+            heeded = [
+                n
+                for n in STOP_SIGNALS
+                if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN
+            ]
             self._handlers = {number: signal.signal(number, self._on_stop) for number in heeded}
             self._handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_expiry)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # the agent blocks them until somebody listens
+            signal.pthread_sigmask(
+                signal.SIG_UNBLOCK, STOP_SIGNALS
+            )  # the agent blocks them until somebody listens
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        self._take_over(())
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-
-    def begin(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start `command` before its last argument is known, which it awaits; `run` of the whole goes on with it.
-
-        Whatever else is run, or the end of this context, ends it.
-        """
-        reading, writing = os.pipe()
-        try:
-            child = self._start([*command, AHEAD, str(reading)], environ, [reading])
-        finally:
-            os.close(reading)
-        self._ahead = list(command), child, writing
 
     def run(
         self,
@@ -128,8 +127,10 @@ class Relay:
         if self.stopping:
             return -signal.SIGTERM
         self._has_workers_below = has_workers_below
-        self._child = self._take_over(command) or self._start(command, environ, pass_fds)
-        if self.stopping and self._child.poll() is None:  # asked while the process was being started
+        self._child = _start(command, environ, pass_fds)
+        if (
+            self.stopping and self._child.poll() is None
+        ):  # asked while the process was being started
             self._kill()
         status = self._child.wait()
         self._child = None
@@ -137,31 +138,6 @@ class Relay:
             signal.setitimer(signal.ITIMER_REAL, 0)
         processes.kill_children(others)
         return status
-
-    def _start(
-        self, command: Sequence[str], environ: Mapping[str, str], pass_fds: Sequence[int]
-    ) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C in a terminal must reach this process only, which then passes it on once.
-        return subprocess.Popen(
-            list(command),
-            env=processes.shielded({**environ, processes.AGENT_PID: str(os.getpid())}),
-            start_new_session=True,
-            pass_fds=pass_fds,
-            preexec_fn=processes.die_with_parent,
-        )
-
-    def _take_over(self, command: Sequence[str]) -> subprocess.Popen[bytes] | None:
-        """The process that was begun, told the rest of its command; None, and it is ended, where that is another's."""
-        if self._ahead is None:
-            return None
-        (begun, child, writing), self._ahead = self._ahead, None
-        with contextlib.suppress(BrokenPipeError), open(writing, "wb", buffering=0) as pipe:
-            if list(command[:-1]) == begun and child.poll() is None:
-                pipe.write(os.fsencode(command[-1]))
-                return child
-            child.kill()  # while the pipe is open: one that is closed says a run without a name
-            child.wait()
-        return None
 
     def wait_for_stop(self) -> None:
         """Do nothing until somebody asks this process to stop; returns at once where that has happened."""
@@ -184,13 +160,19 @@ class Relay:
             self._kill()
 
     def _on_expiry(self, number: int, frame: FrameType | None) -> None:
-        self.stopping = f"killed: it was asked to stop and had not done so after {self.grace_seconds:g} s"
+        self.stopping = (
+            f"killed: it was asked to stop and had not done so after {self.grace_seconds:g} s"
+        )
         self._kill()
 
     def _ask(self) -> None:
         if self._child is None:
             return
-        if self._has_workers_below and sys.platform == "linux" and not processes.children(self._child.pid):
+        if (
+            self._has_workers_below
+            and sys.platform == "linux"
+            and not processes.children(self._child.pid)
+        ):
             self._kill()
             return
         again = " Ctrl-C once more leaves at once." if self._interrupts else ""
@@ -205,6 +187,19 @@ class Relay:
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child.pid, number)
+
+
+def _start(
+    command: Sequence[str], environ: Mapping[str, str], pass_fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C in a terminal must reach this process only, which then passes it on once.
+    return subprocess.Popen(
+        list(command),
+        env=processes.shielded({**environ, processes.AGENT_PID: str(os.getpid())}),
+        start_new_session=True,
+        pass_fds=pass_fds,
+        preexec_fn=processes.die_with_parent,
+    )
 
 
 def _tell(text: str) -> None:

@@ -8,13 +8,22 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from kubetune.base import fault_injection
-from kubetune.base.files import StrPath, explained_writes, fsync_folder, sha256_file, temporary_sibling
+from kubetune.base.files import (
+    StrPath,
+    explained_writes,
+    fsync_folder,
+    is_abandoned,
+    read_inside,
+    require_inside,
+    sha256_file,
+    temporary_sibling,
+)
 
 
 @contextlib.contextmanager
@@ -39,7 +48,9 @@ def written(
             fault_injection.reach(f"{what}.sealed")
             if final.exists():
                 set_aside(final) if set_aside else os.rename(final, former)
-            os.rename(partial, final)  # at once, not after the former one was deleted: a kill would leave neither
+            os.rename(
+                partial, final
+            )  # at once, not after the former one was deleted: a kill would leave neither
             fault_injection.reach(f"{what}.renamed")
             fsync_folder(final.parent)
     except BaseException:
@@ -59,12 +70,15 @@ def _fsync_tree(folder: Path) -> None:
 
 
 def remove(path: StrPath) -> None:
-    """Delete a folder so that no moment shows it half deleted: it is renamed out of sight first."""
+    """Delete a folder, or what lies in its place. It is renamed first, so that no moment shows it half deleted."""
     doomed = temporary_sibling(path)
     with explained_writes(path), contextlib.suppress(FileNotFoundError):
         os.rename(path, doomed)
         fault_injection.reach("remove")
-        shutil.rmtree(doomed)
+        if doomed.is_dir() and not doomed.is_symlink():
+            shutil.rmtree(doomed)
+        else:
+            doomed.unlink()
 
 
 def remove_leftovers(parent: Path, name: str | None = None) -> None:
@@ -76,9 +90,18 @@ def remove_leftovers(parent: Path, name: str | None = None) -> None:
             leftover.unlink()
 
 
+def remove_abandoned(folder: Path) -> None:
+    """Delete files of a folder that killed processes left half written. Others may be writing there."""
+    for leftover in folder.glob(".*.tmp"):
+        if leftover.is_file() and not leftover.is_symlink() and is_abandoned(leftover):
+            leftover.unlink(missing_ok=True)
+
+
 def contents(folder: Path, but: str = "") -> dict[str, Path]:
     """Every file below a folder by its path in it, in order, `but` one."""
-    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    found = {
+        str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()
+    }
     return {name: path for name, path in found.items() if name != but}
 
 
@@ -93,14 +116,39 @@ def checksums(folder: Path, but: str = "") -> dict[str, Any]:
 def is_whole(folder: Path, manifest: str, *, thorough: bool = False) -> bool:
     """Every file that a manifest's `files` names has its size and, if `thorough`, its checksum."""
     try:
-        listed: dict[str, Any] = json.loads((folder / manifest).read_text())["files"]
+        listed: dict[str, Any] = json.loads(read_inside(folder / manifest))["files"]
         return all(
-            (folder / name).stat().st_size == facts["bytes"]
+            os.stat(require_inside(folder / name, folder)).st_size == facts["bytes"]
             and (not thorough or sha256_file(folder / name) == facts["sha256"])
             for name, facts in listed.items()
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
+
+
+def damage(
+    folder: Path,
+    listed: Mapping[str, Any],
+    *,
+    but: str = "",
+    digest: Callable[[Path], str] = sha256_file,
+) -> str | None:
+    """Return what differs between a folder and the sizes and checksums that its manifest lists, None if nothing does.
+
+    `but` names the manifest itself. `digest` returns the SHA-256 of a file, where some are known already.
+    """
+    present = contents(folder, but)
+    if missing := sorted(listed.keys() - present.keys()):
+        return f"lacks {', '.join(missing)}"
+    if foreign := sorted(present.keys() - listed.keys()):
+        return f"holds {', '.join(foreign)}, which its manifest does not name"
+    for name, path in present.items():
+        size = path.stat().st_size
+        if size != listed[name]["bytes"]:
+            return f"has {size:,} bytes instead of {listed[name]['bytes']:,} in {name}"
+        if digest(path) != listed[name]["sha256"]:
+            return f"has damage in {name} (its checksum differs)"
+    return None
 
 
 def share_like(folder: Path, example: Path) -> None:

@@ -16,6 +16,8 @@ from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from kubetune.base.files import IrregularFileError, open_regular
+from kubetune.base.humanize import shell_word
 from kubetune.base.provenance import Entry, KeyPath, Origin, Problem, dotted
 from kubetune.errors import ConfigError
 
@@ -27,25 +29,44 @@ _TAG = "tag:yaml.org,2002:"
 _AS_WRITTEN = {"str", "timestamp", "value", "merge"}
 
 
+MAX_INTEGER_BITS = (
+    128  # Python refuses to print integers of some 4,300 digits, so none may get farther
+)
+TOO_LARGE = f"is an integer of more than {MAX_INTEGER_BITS} bits; write a smaller one"
+
+
+def is_too_large(value: Any) -> bool:
+    """Return True if a value is an integer that no setting can need."""
+    return isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS
+
+
 def read_entries(path: Path) -> tuple[list[Entry], list[Problem]]:
     """Every setting of a YAML file, and what is wrong with it as YAML.
 
     Raises ConfigError when nothing can be read: no such file, no text, or broken syntax.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `kubetune init -o {path}` writes a starter file") from None
+        raise ConfigError(
+            f"{path}: no such file; `kubetune init -o {shell_word(path)}` writes a starter file"
+        ) from None
+    except IrregularFileError as error:
+        raise ConfigError(f"{path}: {error.strerror}, a run file") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     if len(content) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 20} MiB; expected a run file, not data")
+        raise ConfigError(
+            f"{path}: larger than {MAX_BYTES >> 20} MiB; expected a run file, not data"
+        )
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{path}:{line}: found bytes that are not UTF-8; save the file as UTF-8") from None
+        raise ConfigError(
+            f"{path}:{line}: found bytes that are not UTF-8; save the file as UTF-8"
+        ) from None
     try:
         return _Reader(str(path)).entries(text)
     except _BrokenError as error:
@@ -91,7 +112,9 @@ class _Reader:
     def entries(self, text: str) -> tuple[list[Entry], list[Problem]]:
         root = self.compose(text)
         if root is not None and not isinstance(root, MappingNode):
-            raise _BrokenError(self._origin(root), "expected `key: value` lines at the top of the file")
+            raise _BrokenError(
+                self._origin(root), "expected `key: value` lines at the top of the file"
+            )
         tree = {} if root is None else self.build(root, (), depth=0)
         return list(self._flatten(tree, ())), self.problems
 
@@ -102,13 +125,17 @@ class _Reader:
             mark = error.problem_mark or error.context_mark
             # The parser's own message quotes the file, where a secret may stand; its `problem` does not.
             what = error.problem or error.context or "not valid YAML"
-            raise _BrokenError(Origin(self.source, mark.line + 1 if mark else 0), f"not valid YAML: {what}") from None
+            raise _BrokenError(
+                Origin(self.source, mark.line + 1 if mark else 0), f"not valid YAML: {what}"
+            ) from None
         except YAMLError:
             raise _BrokenError(
                 Origin(self.source), "not valid YAML: it holds a character YAML does not allow"
             ) from None
         except RecursionError:
-            raise _BrokenError(Origin(self.source), f"nested deeper than {MAX_DEPTH} levels") from None
+            raise _BrokenError(
+                Origin(self.source), f"nested deeper than {MAX_DEPTH} levels"
+            ) from None
 
     def build(self, node: Node, path: KeyPath, depth: int) -> Any:
         self._nodes += 1
@@ -128,7 +155,11 @@ class _Reader:
             return items
         if isinstance(node, ScalarNode) and tag.startswith(_TAG):
             return self._scalar(node, tag.removeprefix(_TAG), path)
-        self._problem(node, path, f"has the tag {tag.replace(_TAG, '!!')}; tags are not allowed, write plain values")
+        self._problem(
+            node,
+            path,
+            f"has the tag {tag.replace(_TAG, '!!')}; tags are not allowed, write plain values",
+        )
         return None
 
     def _mapping(self, node: MappingNode, path: KeyPath, depth: int) -> dict[str, Any]:
@@ -145,7 +176,9 @@ class _Reader:
             if key == "<<":
                 continue
             if key in own:
-                self._problem(key_node, here, f"given twice (first in line {first_lines[key]}); keep one")
+                self._problem(
+                    key_node, here, f"given twice (first in line {first_lines[key]}); keep one"
+                )
                 continue
             first_lines[key] = key_node.start_mark.line + 1
             self._origins[here] = self._origin(key_node)
@@ -173,13 +206,22 @@ class _Reader:
             "float": self._values.construct_yaml_float,
         }.get(kind)
         if convert is None:
-            self._problem(node, path, f"has the tag !!{kind}; tags are not allowed, write a plain value")
+            self._problem(
+                node, path, f"has the tag !!{kind}; tags are not allowed, write a plain value"
+            )
+            return None
+        if kind == "int" and len(node.value) > MAX_INTEGER_BITS + len("-0b"):
+            self._problem(node, path, TOO_LARGE)
             return None
         try:
-            return convert(node)
+            value = convert(node)
         except (ValueError, KeyError):  # only an explicit tag, such as `!!int abc`, gets here
             self._problem(node, path, f"is not a valid !!{kind}; write it without the tag")
             return None
+        if is_too_large(value):
+            self._problem(node, path, TOO_LARGE)
+            return None
+        return value
 
     def _flatten(self, value: Any, path: KeyPath) -> Iterator[Entry]:
         if isinstance(value, dict):
@@ -189,11 +231,15 @@ class _Reader:
                 yield from self._flatten(item, (*path, key))
             return
         size = len(path)
-        inner = {k[size:]: o for k, o in self._origins.items() if len(k) > size and k[:size] == path}
+        inner = {
+            k[size:]: o for k, o in self._origins.items() if len(k) > size and k[:size] == path
+        }
         yield Entry(path, value, self._origins[path], inner)
 
     def _origin(self, node: Node) -> Origin:
         return Origin(self.source, node.start_mark.line + 1)
 
     def _problem(self, node: Node, path: KeyPath, text: str) -> None:
-        self.problems.append(Problem(self._origin(node), f"{dotted(path) or 'the file'}: {text}"))
+        if path or self.source:
+            text = f"{dotted(path) or 'the file'}: {text}"
+        self.problems.append(Problem(self._origin(node), text))

@@ -25,7 +25,9 @@ _SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\0":
 
 def dump(objects: Sequence[Mapping[str, Any]]) -> str:
     """One YAML stream of the objects, `---` between them; the same objects give the same bytes."""
-    return "---\n".join("".join(f"{line}\n" if line else "\n" for line in _lines(obj)) for obj in objects)
+    return "---\n".join(
+        "".join(f"{line}\n" if line else "\n" for line in _lines(obj)) for obj in objects
+    )
 
 
 def _lines(value: Any) -> Iterator[str]:
@@ -69,7 +71,11 @@ def _is_long(value: Any) -> bool:
 def _short(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{}"
-    return f"[{', '.join(map(_scalar, value))}]" if isinstance(value, (list, tuple)) else _scalar(value)
+    return (
+        f"[{', '.join(map(_scalar, value))}]"
+        if isinstance(value, (list, tuple))
+        else _scalar(value)
+    )
 
 
 def _scalar(value: Any) -> str:
@@ -91,4 +97,10 @@ def _character(one: str) -> str:
     if one in _SHORT or one.isprintable():
         return _SHORT.get(one, one)
     number = ord(one)
-    return f"\\x{number:02X}" if number < 256 else f"\\u{number:04X}" if number < 65536 else f"\\U{number:08X}"
+    return (
+        f"\\x{number:02X}"
+        if number < 256
+        else f"\\u{number:04X}"
+        if number < 65536
+        else f"\\U{number:08X}"
+    )

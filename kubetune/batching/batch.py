@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kubetune.batching.beside import Pictures, PrefixTree, moved_tensor
+from kubetune.batching.extra_inputs import Pictures, PrefixTree, moved_tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,12 +64,16 @@ class Batch:
         if device.type == "cpu":
             return self
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {n: moved_tensor(t, device) for n, t in tensors.items() if isinstance(t, Tensor)}
+        moved: dict[str, Any] = {
+            n: moved_tensor(t, device) for n, t in tensors.items() if isinstance(t, Tensor)
+        }
         pictures = self.pictures and self.pictures.to(device)
         return replace(self, pictures=pictures, tree=self.tree and self.tree.to(device), **moved)
 
 
-def collate(rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]], samples: Sequence[int] = ()) -> Batch:
+def collate(
+    rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]], samples: Sequence[int] = ()
+) -> Batch:
     """Lay sequences of (ids, trained) end to end. Position t predicts token t + 1 where that one is trained."""
     cu_seqlens = np.cumsum([0, *(len(ids) for ids, _ in rows)])
     ids = np.concatenate([ids for ids, _ in rows]).astype(np.int64)

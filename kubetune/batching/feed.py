@@ -11,8 +11,15 @@ from numpy.typing import NDArray
 
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.batching.image_batches import PictureReader, collate_pictured, picture_reader
-from kubetune.batching.shared_batches import collate_shared
-from kubetune.data.prepared.order import Ids, epoch_order, epoch_size, global_batch, hash_ids, step_boundaries
+from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.data.prepared.order import (
+    Ids,
+    epoch_order,
+    epoch_size,
+    global_batch,
+    hash_ids,
+    step_boundaries,
+)
 from kubetune.data.prepared.prefixes import split_shared
 from kubetune.data.prepared.prepare import Rows
 from kubetune.data.prepared.shares import deal, fill, pack, split_batch
@@ -69,9 +76,15 @@ class Feed:
         self._sequences = plan.per_device_train_batch_size if padding_free else 1
         self._lengths = rows.lengths
         self._order = lru_cache(maxsize=2)(self._epoch_order)
-        self._mine = lru_cache(maxsize=2)(self._split)  # a step's share is asked for again when images look ahead
+        self._mine = lru_cache(maxsize=2)(
+            self._split
+        )  # a step's share is asked for again when images look ahead
         in_tokens = plan.global_batch_tokens is not None
-        self.steps_per_epoch = plan.steps_per_epoch if in_tokens else -(-rows_per_epoch(rows) // plan.global_batch_size)
+        self.steps_per_epoch = (
+            plan.steps_per_epoch
+            if in_tokens
+            else -(-rows_per_epoch(rows) // plan.global_batch_size)
+        )
         self._boundaries = lru_cache(maxsize=2)(self._epoch_boundaries) if in_tokens else None
 
     def _epoch_order(self, epoch: int) -> Ids:
@@ -97,7 +110,14 @@ class Feed:
             soon = (int(i) for micro in self._mine(step + 1)[0] for i in micro)
             self._reader.look_ahead(image for i in soon for image in self._rows.images(i))
         labels, tokens = int(self._rows.trained_counts[ids].sum()), int(self._lengths[ids].sum())
-        return Work(batches, divisor=labels, labels=labels, tokens=tokens, samples=len(ids), computed=computed)
+        return Work(
+            batches,
+            divisor=labels,
+            labels=labels,
+            tokens=tokens,
+            samples=len(ids),
+            computed=computed,
+        )
 
     def step_tokens(self, step: int) -> tuple[int, int]:
         """Tokens of a step that go through the model, and all its tokens."""
@@ -106,7 +126,11 @@ class Feed:
     def largest(self) -> Batch:
         """A micro-batch about as large as the run's largest: the longest rows, as many as one can hold."""
         # A step of so many tokens may hold any number of rows.
-        most = len(self._lengths) if self._boundaries else -(-self._plan.global_batch_size // self._world.size)
+        most = (
+            len(self._lengths)
+            if self._boundaries
+            else -(-self._plan.global_batch_size // self._world.size)
+        )
         if self._token_budget is None:
             ids = np.argsort(-self._lengths, kind="stable")[: min(most, self._sequences)]
         else:
@@ -146,8 +170,14 @@ def tokens_per_epoch(rows: Rows) -> int:
     """Tokens of those samples; of a source that appears in part, as many as the mean row makes it."""
     tokens = np.bincount(rows.source, weights=rows.lengths, minlength=len(rows.weights))
     counts = np.bincount(rows.source, minlength=len(rows.weights)).tolist()
-    sizes = [epoch_size([count], [weight]) for count, weight in zip(counts, rows.weights, strict=True)]
-    return sum(int(all_ * size) // count for all_, size, count in zip(tokens, sizes, counts, strict=True) if count)
+    sizes = [
+        epoch_size([count], [weight]) for count, weight in zip(counts, rows.weights, strict=True)
+    ]
+    return sum(
+        int(all_ * size) // count
+        for all_, size, count in zip(tokens, sizes, counts, strict=True)
+        if count
+    )
 
 
 def evaluated(rows: Rows) -> Ids:
@@ -169,7 +199,9 @@ def evaluation_batches(
     Which rows share a batch does not depend on the world, so that the last bit of every output does not either.
     `even`: equally many batches for every rank, some of them empty.
     """
-    split = deal(groups(rows, plan, evaluated(rows), padding_free=padding_free), rows.lengths, world.size)
+    split = deal(
+        groups(rows, plan, evaluated(rows), padding_free=padding_free), rows.lengths, world.size
+    )
     return _evened(split) if even else split
 
 
@@ -177,7 +209,9 @@ def groups(rows: Rows, plan: Plan, ids: Ids, *, padding_free: bool) -> list[Ids]
     """Rows that go through the model together where nothing is trained on them, whatever the world."""
     if padding_free and plan.micro_batch_tokens is not None:
         share = -(-int(rows.lengths[ids].sum()) // EVALUATION_BATCHES)
-        return pack(ids, rows.lengths, min(plan.micro_batch_tokens, max(share, SMALLEST_BATCH_TOKENS)))
+        return pack(
+            ids, rows.lengths, min(plan.micro_batch_tokens, max(share, SMALLEST_BATCH_TOKENS))
+        )
     size = plan.per_device_eval_batch_size if padding_free else 1
     by_length = ids[np.argsort(-rows.lengths[ids], kind="stable")]
     return [by_length[start : start + size] for start in range(0, len(ids), size)]
@@ -193,15 +227,25 @@ def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None, *, shares: bool
     if not len(ids):
         # One token and no label: it passes through the whole model, and adds nothing.
         nothing = [(np.zeros(1, np.uint32), np.zeros(1, bool))] * rows.sequences_per_row
-        return collate(nothing) if reader is None else collate_pictured(nothing, [[]], reader.processor)
+        return (
+            collate(nothing)
+            if reader is None
+            else collate_pictured(nothing, [[]], reader.processor)
+        )
     samples = [int(i) for i in ids]
     if rows.is_labelled and rows.targets is not None:
         segments = [rows.segments(i) for i in samples]
-        return collate_labelled([rows.row(i)[0] for i in samples], segments, rows.targets[ids], samples)
+        return collate_labelled(
+            [rows.row(i)[0] for i in samples], segments, rows.targets[ids], samples
+        )
     sequences = [sequence for i in samples for sequence in rows.sequences(i)]
     if reader is None:
         batch = (collate_shared if shares else collate)(sequences, samples)
     else:
-        batch = collate_pictured(sequences, [reader.read(rows.images(i)) for i in samples], reader.processor, samples)
-    targets, reference = (None if t is None else torch.from_numpy(t[ids]) for t in (rows.targets, rows.reference))
+        batch = collate_pictured(
+            sequences, [reader.read(rows.images(i)) for i in samples], reader.processor, samples
+        )
+    targets, reference = (
+        None if t is None else torch.from_numpy(t[ids]) for t in (rows.targets, rows.reference)
+    )
     return replace(batch, targets=targets, reference=reference)

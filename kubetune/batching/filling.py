@@ -19,7 +19,11 @@ def filled_up(batch: Batch) -> Batch:
     step = 1 << max(0, tokens.bit_length() - 5)
     if not (added := -tokens % step):
         return batch
-    cu_seqlens = (*batch.cu_seqlens, *range(tokens + longest, tokens + added, longest), tokens + added)
+    cu_seqlens = (
+        *batch.cu_seqlens,
+        *range(tokens + longest, tokens + added, longest),
+        tokens + added,
+    )
     positions = torch.from_numpy(np.arange(added) % longest)  # torch takes a tenth of a millisecond
     return replace(
         batch,

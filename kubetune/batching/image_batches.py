@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kubetune.batching.batch import Batch, collate
-from kubetune.batching.beside import Pictures
+from kubetune.batching.extra_inputs import Pictures
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.vision.image_processor import ImageProcessor, ImageRef, Picture, Upright
 from kubetune.errors import DataError
@@ -48,14 +48,17 @@ class PictureReader:
         Raises DataError where one is not what it was when the data were prepared.
         """
         futures = {
-            image: self._waiting.pop(image) if image in self._waiting else self._submit(image) for image in images
+            image: self._waiting.pop(image) if image in self._waiting else self._submit(image)
+            for image in images
         }
         return [futures[image].result() for image in images]
 
     def _submit(self, image: ImageRef | bytes) -> Future[Picture | Upright]:
         if self._pool is None:
             self.processor.import_libraries()
-            self._pool = ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0))), thread_name_prefix="images")
+            self._pool = ThreadPoolExecutor(
+                min(4, len(os.sched_getaffinity(0))), thread_name_prefix="images"
+            )
         if isinstance(image, bytes):
             return self._pool.submit(self.processor.process, image)
         return self._pool.submit(self.processor.read, image)
@@ -88,15 +91,23 @@ def collate_pictured(
         features = sum(down * across // merge**2 for _, (_, down, across) in own)
         if int(is_image.sum()) != features:
             name = f"row {samples[number * len(samples) // len(rows)]}" if samples else "a row"
-            raise DataError(f"{name} has {int(is_image.sum()):,} tokens for images of {features:,} features")
-        positions.append(grid_positions(is_image, [(down // merge, across // merge) for _, (_, down, across) in own]))
+            raise DataError(
+                f"{name} has {int(is_image.sum()):,} tokens for images of {features:,} features"
+            )
+        positions.append(
+            grid_positions(
+                is_image, [(down // merge, across // merge) for _, (_, down, across) in own]
+            )
+        )
     everything = [picture for own in grids for picture in own]
     return replace(
         batch,
         pictures=Pictures(
             positions=torch.from_numpy(np.concatenate(positions, 1)),
             is_image=batch.input_ids == processor.placeholder.token,
-            pixel_values=torch.from_numpy(np.concatenate([p.pixel_values for p in everything])) if everything else None,
+            pixel_values=torch.from_numpy(np.concatenate([p.pixel_values for p in everything]))
+            if everything
+            else None,
             grids=torch.tensor([p.grid for p in everything]) if everything else None,
             counts=tuple(map(len, pictures)),
         ),
@@ -118,10 +129,15 @@ def _whole(batch: Batch, pictures: Sequence[Sequence[Any]], processor: ImageProc
         )
     )
     positions, counts = batch.position_ids.expand(3, -1), tuple(map(len, pictures))
-    return replace(batch, pictures=Pictures(positions=positions, is_image=is_image, counts=counts, inputs=inputs))
+    return replace(
+        batch,
+        pictures=Pictures(positions=positions, is_image=is_image, counts=counts, inputs=inputs),
+    )
 
 
-def grid_positions(is_image: NDArray[np.bool_], grids: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+def grid_positions(
+    is_image: NDArray[np.bool_], grids: Sequence[tuple[int, int]]
+) -> NDArray[np.int64]:
     """Positions `[3, tokens]` in time, down and across of one sequence, as Qwen-VL counts them (arXiv 2409.12191).
 
     Text moves on by one in all three; an image stays at one time, and after it all go on from its longer side.

@@ -47,7 +47,10 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in the first line, where argparse would say how everything is written."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(errors.USER, scrub(f"{self.prog}: {message}\n`{self.prog} --help` shows what is understood.\n"))
+        self.exit(
+            errors.USER,
+            scrub(f"{self.prog}: {message}\n`{self.prog} --help` shows what is understood.\n"),
+        )
 
 
 class _Program(_Parser):
@@ -62,7 +65,9 @@ def make_parser(*verbs: str | None) -> argparse.ArgumentParser:
     program = _Program(prog="kubetune")
     version = f"kubetune {__version__} (Python {sys.version.split()[0]})"
     program.add_argument("--version", action="version", version=version, help="show the version")
-    commands = program.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
+    commands = program.add_subparsers(
+        dest="verb", metavar="VERB", required=True, parser_class=_Parser
+    )
     for name in [verb for verb in VERBS if verb in verbs] or VERBS:
         line = VERBS[name]
         description = f"{line[0].upper()}{line[1:]}."
@@ -90,7 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = argv[0] if argv[0] in VERBS else None
     parser = make_parser(verb)
     if unclear := [text for text in argv if text.encode(errors="replace").decode() != text]:
-        parser.error(f"{unclear[0]!r} holds bytes that are not UTF-8; expected text, and names of files that are such")
+        parser.error(
+            f"{unclear[0]!r} holds bytes that are not UTF-8; expected text, and names of files that are such"
+        )
     if verb is None and not argv[0].startswith("-"):
         close = _OPTIONS.get(argv[0]) or nearest(argv[0], VERBS)
         meant = f"did you mean `{close}`?" if close else "no verb is called so"
@@ -119,7 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if verb not in _WORKING:
             return errors.OK
-        return _explained(errors.EnvironmentFault("nobody reads what is printed any more, so the work was broken off"))
+        return _explained(
+            errors.EnvironmentFault(
+                "nobody reads what is printed any more, so the work was broken off"
+            )
+        )
     except Exception as error:
         from kubetune.base.files import fault_of
 

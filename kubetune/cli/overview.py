@@ -90,7 +90,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "verify-resume": ("verify-resume run.yaml --steps 10 --stop-at 4",),
     "runs": ("runs", "runs outputs --sort eval_loss"),
     "ui": ("ui", "ui outputs --port 8700"),
-    "report": ("report outputs/first", "report --compare outputs/first outputs/second -o comparison.html"),
+    "report": (
+        "report outputs/first",
+        "report --compare outputs/first outputs/second -o comparison.html",
+    ),
     "evaluate": ("evaluate outputs/first", "evaluate outputs/first --data test.jsonl --json"),
     "generate": (
         'generate outputs/first "What is a pod?"',
@@ -132,7 +135,9 @@ def overview() -> str:
     width = max(map(len, VERBS)) + 2
     parts = ["usage: kubetune VERB …", "Fine-tune language models from one YAML file."]
     for group, verbs in GROUPS.items():
-        parts.append("\n".join([f"{group}:", *(f"  {verb:<{width}}{line}" for verb, line in verbs.items())]))
+        parts.append(
+            "\n".join([f"{group}:", *(f"  {verb:<{width}}{line}" for verb, line in verbs.items())])
+        )
     parts.append("`kubetune VERB --help` shows the options of a verb, with examples.")
     return "\n\n".join(parts) + "\n"
 

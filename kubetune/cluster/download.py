@@ -80,7 +80,9 @@ def download(
     for _ in range(_ROUNDS):
         listed = [_entry(value) for value in ask(cluster, target, "list", folder, *globs)]
         files = [entry for entry in listed if isinstance(entry, _File)]
-        changed = [file.path for file in files if not _fetch(cluster, target, folder, to, file, done, tell)]
+        changed = [
+            file.path for file in files if not _fetch(cluster, target, folder, to, file, done, tell)
+        ]
         for entry in listed:
             if isinstance(entry, _Link):
                 _link(to, entry)
@@ -94,12 +96,22 @@ def download(
 
 
 def _fetch(
-    cluster: Cluster, target: Target, folder: str, to: Path, file: _File, done: Downloaded, tell: Callable[[str], None]
+    cluster: Cluster,
+    target: Target,
+    folder: str,
+    to: Path,
+    file: _File,
+    done: Downloaded,
+    tell: Callable[[str], None],
 ) -> bool:
     """Have one file; False when it is no longer what was listed."""
     final = _inside(to, file.path)
     with explained_writes(final):
-        if final.is_file() and final.stat().st_size == file.size and sha256_file(final) == file.sha256:
+        if (
+            final.is_file()
+            and final.stat().st_size == file.size
+            and sha256_file(final) == file.sha256
+        ):
             done.unchanged += 1
             return True
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +154,9 @@ def _link(to: Path, entry: _Link) -> None:
     path = _inside(to, str(Path(entry.path).parent)) / Path(entry.path).name
     relative = path.parent.relative_to(to.resolve())
     if os.path.isabs(entry.link):
-        raise EnvironmentFault(f"refused to copy: link {entry.path} leads to {entry.link}, outside {to}; {_KEPT}")
+        raise EnvironmentFault(
+            f"refused to copy: link {entry.path} leads to {entry.link}, outside {to}; {_KEPT}"
+        )
     # Not by its text: `x/../y` is not `y` where x is itself a link.
     _inside(to, str(relative / entry.link))
     with explained_writes(path):
@@ -157,7 +171,9 @@ def _link(to: Path, entry: _Link) -> None:
         for link in _links(to):
             if not _leads_inside(to, link):
                 path.unlink()
-                raise EnvironmentFault(f"refused to copy: link {entry.path} has {link} lead outside {to}; {_KEPT}")
+                raise EnvironmentFault(
+                    f"refused to copy: link {entry.path} has {link} lead outside {to}; {_KEPT}"
+                )
 
 
 def _leads_inside(to: Path, link: Path) -> bool:
@@ -169,7 +185,9 @@ def _leads_inside(to: Path, link: Path) -> bool:
 
 def _links(to: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(to):
-        yield from (path for name in (*folders, *names) if (path := Path(folder, name)).is_symlink())
+        yield from (
+            path for name in (*folders, *names) if (path := Path(folder, name)).is_symlink()
+        )
 
 
 def _inside(to: Path, relative: str) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 from kubetune.base.gpus import GPU_QUERY, parse_gpus
 from kubetune.cluster.runs import Target, on_all
 from kubetune.errors import EnvironmentFault
+from kubetune.kube_api.api_errors import NoProgram
 from kubetune.kube_api.client import Cluster
 
 
@@ -29,12 +30,24 @@ def query_gpus(cluster: Cluster, targets: Sequence[Target]) -> list[Gpus]:
     def query(target: Target) -> Gpus:
         answer = io.BytesIO()
         try:
-            code = cluster.exec(target.pod, target.container, GPU_QUERY, stdout=answer, stderr=answer)
+            code = cluster.exec(
+                target.pod, target.container, GPU_QUERY, stdout=answer, stderr=answer
+            )
+        except NoProgram:
+            problem = (
+                "there is no nvidia-smi in this pod, which has a GPU only if the run asks for one"
+            )
+            return Gpus(target.node, target.pod, [], problem)
         except EnvironmentFault as error:
             return Gpus(target.node, target.pod, [], str(error))
         text = answer.getvalue().decode(errors="replace")
         if code != 0:
-            return Gpus(target.node, target.pod, [], text.strip() or f"nvidia-smi ended with exit code {code}")
+            return Gpus(
+                target.node,
+                target.pod,
+                [],
+                text.strip() or f"nvidia-smi ended with exit code {code}",
+            )
         return Gpus(target.node, target.pod, parse_gpus(text))
 
     return on_all(query, targets)

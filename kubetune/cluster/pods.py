@@ -6,6 +6,7 @@ Pure questions to plain dicts as the API server gives them. Asking the server is
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -22,9 +23,6 @@ TRAINER_NAMES = ("trainer", "pytorch", "node")
 IDLE = "idle"
 """Occupation of the trainers of `kubetune dev`, as the last word of their command."""
 
-VICTIMS = (errors.LOST_PEER, errors.PREEMPTED)
-"""Exit codes of pods that only followed another."""
-
 STOPPED = "kubetune/stopped"
 """Annotation of a workload that `stop` has taken from its queue."""
 
@@ -33,6 +31,9 @@ _INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io
 _ROLE, _ROLE_INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 MULTIKUEUE = "kueue.x-k8s.io/multikueue"
 _ENDED_WELL = ("Complete", "Completed", "Succeeded")
+
+_STAMP = len("2026-11-20T10:15:00")
+_POD_NAME = re.compile(r'\bpods? "[^"]*"')
 
 _ADVICE = {
     "ImagePullBackOff": "check kubernetes.image, and kubernetes.image_pull_secrets for a private registry",
@@ -47,6 +48,7 @@ _EXIT_MEANING = {
     errors.ENVIRONMENT: "disk, device or cluster",
     errors.DIVERGED: "the loss diverged",
     errors.GATE: "the gate of the evaluation failed",
+    errors.OUT_OF_MEMORY: "out of memory twice at the same place",
     errors.PREEMPTED: "stopped early with a good checkpoint",
     errors.LOST_PEER: "lost another node",
     137: "killed (SIGKILL): out of memory, or its grace period was over",
@@ -108,12 +110,19 @@ def trainer_status(pod: Object) -> Object:
 def phase_of(pod: Object) -> str:
     """`Running`, `Pending`, `Succeeded`, `Failed`, `Unknown` or, on its way out, `Terminating`."""
     phase = str((pod.get("status") or {}).get("phase") or "Pending")
-    return "Terminating" if "deletionTimestamp" in pod["metadata"] and phase not in ("Succeeded", "Failed") else phase
+    return (
+        "Terminating"
+        if "deletionTimestamp" in pod["metadata"] and phase not in ("Succeeded", "Failed")
+        else phase
+    )
 
 
 def is_running(pod: Object) -> bool:
     """Commands can be run in its trainer's container."""
-    return "running" in (trainer_status(pod).get("state") or {}) and "deletionTimestamp" not in pod["metadata"]
+    return (
+        "running" in (trainer_status(pod).get("state") or {})
+        and "deletionTimestamp" not in pod["metadata"]
+    )
 
 
 def has_begun(pod: Object) -> bool:
@@ -139,7 +148,9 @@ def exit_code(pod: Object) -> int | None:
 def began(pod: Object) -> str | None:
     """Time the trainer's container started last; None while it has not."""
     state: Object = trainer_status(pod).get("state") or {}
-    return next((state[name].get("startedAt") for name in ("running", "terminated") if name in state), None)
+    return next(
+        (state[name].get("startedAt") for name in ("running", "terminated") if name in state), None
+    )
 
 
 def message_of(pod: Object) -> Object | None:
@@ -161,13 +172,20 @@ def culprit(pods: Sequence[Object]) -> Object | None:
     What another start would only repeat comes first, however many pods lost their peers by it.
     """
     last = {node_number(pod): pod for pod in pods if exit_code(pod)}
-    return min(last.values(), key=lambda pod: _blame(exit_code(pod) or 0), default=None)
+    return min(last.values(), key=_innocence, default=None)
 
 
-def _blame(code: int) -> int:
-    if code in errors.FINAL:
+def _innocence(pod: Object) -> int:
+    """Order of the pods that failed: the first is the cause, as far as their ends tell."""
+    if exit_code(pod) in errors.FINAL:
         return 0
-    return 2 if code in VICTIMS else 1
+    return 2 if only_followed(pod) else 1
+
+
+def only_followed(pod: Object) -> bool:
+    """True if a pod ended because another did, or was told to."""
+    error = (message_of(pod) or {}).get("error")
+    return errors.only_followed(exit_code(pod) or 0, error)
 
 
 def failed_container(pod: Object) -> str | None:
@@ -200,6 +218,16 @@ def about(event: Object) -> Object:
     return dict(event.get("involvedObject") or {})
 
 
+def event_time(event: Object) -> str:
+    """Time an event was last seen. Newer controllers count it in a series."""
+    times = (
+        event.get("lastTimestamp"),
+        event.get("eventTime"),
+        (event.get("metadata") or {}).get("creationTimestamp"),
+    )
+    return str((event.get("series") or {}).get("lastObservedTime") or next(filter(None, times), ""))
+
+
 def words_of(event: Object) -> str:
     """Message of an event; its reason where it has none."""
     return str(event.get("message") or event.get("reason") or "an event without a word")
@@ -219,7 +247,9 @@ def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> s
         if found and found.get("reason") not in ("PodInitializing", "ContainerCreating"):
             reason = str(found.get("reason"))
             advice = _ADVICE.get(reason) if advise else None
-            return f"{reason}: {found.get('message', '')}".strip(": ") + (f"; {advice}" if advice else "")
+            return f"{reason}: {found.get('message', '')}".strip(": ") + (
+                f"; {advice}" if advice else ""
+            )
     code = exit_code(pod)
     if code:
         ended = container_status(pod, failed_container(pod) or "")
@@ -232,8 +262,26 @@ def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> s
     if phase_of(pod) != "Succeeded" and (taken := _taken_away(pod)):
         return taken
     if phase_of(pod) == "Pending":
-        return next((words_of(event) for event in reversed(events) if event.get("type") == "Warning"), "")
+        warnings = [event for event in events if event.get("type") == "Warning"]
+        news = [event for event in warnings if not is_of_scheduling(event, pod)]
+        return words_of(news[-1]) if news else ""
     return ""
+
+
+def is_of_scheduling(event: Object, pod: Object) -> bool:
+    """True if a warning is of the time before its pod had a node, which is over."""
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled is None and not pod["spec"].get("nodeName"):
+        return False
+    if event.get("reason") == "FailedScheduling":
+        return True
+    since = str((scheduled or {}).get("lastTransitionTime") or "")
+    return event_time(event)[:_STAMP] < since[:_STAMP]
+
+
+def without_names(text: str) -> str:
+    """Return a message without the names of pods, which are random: by it repeats are known."""
+    return _POD_NAME.sub("pods", text)
 
 
 def _taken_away(pod: Object) -> str:
@@ -252,7 +300,9 @@ def ended_with(code: int, reason: str = "") -> str:
 def condition(obj: Object, kind: str, value: str = "True") -> Object | None:
     """The condition of that type and value."""
     conditions = (obj.get("status") or {}).get("conditions") or []
-    return next((found for found in conditions if found["type"] == kind and found["status"] == value), None)
+    return next(
+        (found for found in conditions if found["type"] == kind and found["status"] == value), None
+    )
 
 
 def is_suspended(workload: Object) -> bool:

@@ -33,7 +33,9 @@ def find_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
     return sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
 
 
-def standing(cluster: Cluster, spec: RunSpec, state: State, found: Sequence[Object]) -> tuple[State, str]:
+def standing(
+    cluster: Cluster, spec: RunSpec, state: State, found: Sequence[Object]
+) -> tuple[State, str]:
     """State of a run without a pod of the trainer, and why.
 
     `state` is what its workload says, `absent`, `waiting` or `failed`; `found` are the pods that prepare. A JobSet and

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kubetune.cluster import pods, preparation
+from kubetune.cluster import kueue, pods, preparation
 from kubetune.cluster.pods import State
 from kubetune.cluster.termination import left_progress, logged_progress, noted_progress, trusted
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import DNS_NAME
-from kubetune.errors import FINAL, OK, ConfigError, EnvironmentFault
+from kubetune.errors import FINAL, OK, ConfigError, EnvironmentFault, only_followed
 from kubetune.kube_api.api_errors import Refused
 from kubetune.kube_api.client import Cluster, Object
 from kubetune.kube_api.kinds import WORKLOADS
@@ -90,7 +90,9 @@ def list_runs(cluster: Cluster) -> list[str]:
     """Names of the runs in the namespace."""
     labels = {MANAGED_BY: "kubetune", COMPONENT: TRAINER}
     found = cluster.list("ConfigMap", labels)
-    return sorted(pods.name_of(marker) for marker in found if CONFIG_KEY in (marker.get("data") or {}))
+    return sorted(
+        pods.name_of(marker) for marker in found if CONFIG_KEY in (marker.get("data") or {})
+    )
 
 
 def find_run(cluster: Cluster, name: str) -> RunSpec:
@@ -114,10 +116,14 @@ def read_run(cluster: Cluster, name: str) -> RunSpec | None:
         return None
     text = (found.get("data") or {}).get(CONFIG_KEY)
     if text is None or pods.labels_of(found).get(MANAGED_BY) != "kubetune":
-        raise ConfigError(f"ConfigMap {name} in namespace {cluster.namespace} is none of kubetune's; use another name")
+        raise ConfigError(
+            f"ConfigMap {name} in namespace {cluster.namespace} is none of kubetune's; use another name"
+        )
     config = _config_of(text, f"ConfigMap {name} in namespace {cluster.namespace}, {CONFIG_KEY}")
     carried = cluster.get("ConfigMap", f"{name}-data")
-    spec = RunSpec.of(config, plan_there(config), (carried or {}).get("data") or {}).in_namespace(cluster.namespace)
+    spec = RunSpec.of(config, plan_there(config), (carried or {}).get("data") or {}).in_namespace(
+        cluster.namespace
+    )
     # An overlay of kustomize may have moved it, or put something before its name.
     return spec if spec.name == name else spec.renamed(name)
 
@@ -127,20 +133,27 @@ def _config_of(text: str, where: str) -> Config:
     try:
         tree = YAML(typ="safe", pure=True).load(io.StringIO(text))
     except (YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: no YAML ({' '.join(str(error).split())[:200]}); put back what was there") from None
+        raise ConfigError(
+            f"{where}: no YAML ({' '.join(str(error).split())[:200]}); put back what was there"
+        ) from None
     return load_resolved(tree, where)
 
 
 def trainer_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
     """The pods that train, by node, older ones first."""
     found = cluster.list("Pod", spec.selector(TRAINER))
-    return sorted(found, key=lambda pod: (pods.node_number(pod), pod["metadata"].get("creationTimestamp", "")))
+    return sorted(
+        found, key=lambda pod: (pods.node_number(pod), pod["metadata"].get("creationTimestamp", ""))
+    )
 
 
 def running(cluster: Cluster, spec: RunSpec) -> list[Target]:
     """The trainer's running containers, by node."""
     found = [pod for pod in trainer_pods(cluster, spec) if pods.is_running(pod)]
-    return [Target(pods.name_of(pod), pods.trainer_container(pod), pods.node_number(pod)) for pod in found]
+    return [
+        Target(pods.name_of(pod), pods.trainer_container(pod), pods.node_number(pod))
+        for pod in found
+    ]
 
 
 def _belongs_to(cluster: Cluster, spec: RunSpec) -> Callable[[str], bool]:
@@ -163,14 +176,17 @@ def concerns(cluster: Cluster, spec: RunSpec) -> Callable[[Object], bool]:
     began = str(marker["metadata"].get("creationTimestamp", "")) if marker else ""
 
     def is_of_run(event: Object) -> bool:
-        return is_ours(pods.about(event).get("name", "")) and _seconds(event_time(event)) >= began[:_STAMP]
+        return (
+            is_ours(pods.about(event).get("name", ""))
+            and _seconds(pods.event_time(event)) >= began[:_STAMP]
+        )
 
     return is_of_run
 
 
 def events_of(cluster: Cluster, spec: RunSpec) -> list[Object]:
     """Events about anything of the run, oldest first."""
-    return sorted(filter(concerns(cluster, spec), cluster.list("Event")), key=event_time)
+    return sorted(filter(concerns(cluster, spec), cluster.list("Event")), key=pods.event_time)
 
 
 def _seconds(stamp: str) -> str:
@@ -178,25 +194,27 @@ def _seconds(stamp: str) -> str:
     return stamp[:_STAMP]
 
 
-def event_time(event: Object) -> str:
-    """Time an event was last seen. Newer controllers count it in a series."""
-    times = (event.get("lastTimestamp"), event.get("eventTime"), (event.get("metadata") or {}).get("creationTimestamp"))
-    return str((event.get("series") or {}).get("lastObservedTime") or next(filter(None, times), ""))
-
-
-def ask(cluster: Cluster, target: Target, *question: str, seconds: float | None = None) -> list[Any]:
+def ask(
+    cluster: Cluster, target: Target, *question: str, seconds: float | None = None
+) -> list[Any]:
     """Put a question of in_pod.py to a pod; the lines of JSON it answers. EnvironmentFault when it cannot answer."""
     answer, errors = io.BytesIO(), io.BytesIO()
     argv = ["python", "-P", "-m", "kubetune.cluster.in_pod", *question]
-    code = cluster.exec(target.pod, target.container, argv, stdout=answer, stderr=errors, seconds=seconds)
+    code = cluster.exec(
+        target.pod, target.container, argv, stdout=answer, stderr=errors, seconds=seconds
+    )
     if code != 0:
         said = errors.getvalue().decode(errors="replace").strip().rpartition("\n")[2]
-        raise EnvironmentFault(f"pod {target.pod} could not answer ({question[0]}, exit code {code}): {said}")
+        raise EnvironmentFault(
+            f"pod {target.pod} could not answer ({question[0]}, exit code {code}): {said}"
+        )
     try:
         return [json.loads(line) for line in answer.getvalue().splitlines()]
     except (ValueError, RecursionError):
         said = answer.getvalue()[:200].decode(errors="replace")
-        raise EnvironmentFault(f"pod {target.pod} answered {question[0]} with {said!r}; expected JSON") from None
+        raise EnvironmentFault(
+            f"pod {target.pod} answered {question[0]} with {said!r}; expected JSON"
+        ) from None
 
 
 def on_all(question: Callable[[S], T], asked: Sequence[S]) -> list[T]:
@@ -227,17 +245,27 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
         preparing = preparation.find_pods(cluster, spec)
         state, cause = preparation.standing(cluster, spec, state, preparing)
         reason = cause or reason
+    if state == "waiting" and not reason and spec.kubernetes.queue:
+        reason = kueue.why_waiting(cluster, workload)
     progress, silence = ask_progress(cluster, spec, found)
     events = events_of(cluster, spec)
-    if state == "running" and (ended := final_status(workload, progress)) and not is_left_behind(spec, ended):
+    if (
+        state == "running"
+        and (ended := final_status(workload, progress))
+        and not is_left_behind(spec, ended)
+    ):
         # without its error: a pause is "done", as a Job that pauses is
         state, reason = ExitStatus(ended["code"], ended["reason"]).state, ended["reason"]
     if progress is None and not silence:
         progress = left_progress(found)
     if progress is None:
-        progress = noted_progress(cluster, spec) if state == "stopped" else logged_progress(cluster, found)
+        progress = (
+            noted_progress(cluster, spec) if state == "stopped" else logged_progress(cluster, found)
+        )
     last = find_cause(found, events)
-    return ObservedRun(spec, workload, found, events, state, reason, progress, preparing, silence, last)
+    return ObservedRun(
+        spec, workload, found, events, state, reason, progress, preparing, silence, last
+    )
 
 
 def find_cause(found: Sequence[Object], events: Sequence[Object]) -> dict[str, Any] | None:
@@ -246,28 +274,36 @@ def find_cause(found: Sequence[Object], events: Sequence[Object]) -> dict[str, A
     `pod`, `code`, `reason` and `time`; None where no more is known than that others followed.
     """
     left = pods.culprit(found)
-    if left is not None and pods.exit_code(left) not in pods.VICTIMS:
+    if left is not None and not pods.only_followed(left):
         ended = pods.trainer_status(left)
         states = [ended.get("state") or {}, ended.get("lastState") or {}]
-        time = next((state["terminated"].get("finishedAt") for state in states if "terminated" in state), None)
-        return {"pod": pods.name_of(left), "code": pods.exit_code(left), "reason": pods.why(left), "time": time}
+        time = next(
+            (state["terminated"].get("finishedAt") for state in states if "terminated" in state),
+            None,
+        )
+        return {
+            "pod": pods.name_of(left),
+            "code": pods.exit_code(left),
+            "reason": pods.why(left),
+            "time": time,
+        }
     for event in reversed(events):
         told = _FAILED.search(str(event.get("message") or ""))
-        if told and int(told["code"]) not in pods.VICTIMS:
+        if told and not only_followed(int(told["code"]), None):
             code = int(told["code"])
             return {
                 "pod": told["pod"] or told["other"],
                 "code": code,
                 "reason": pods.ended_with(code),
-                "time": event_time(event),
+                "time": pods.event_time(event),
             }
     return None
 
 
 def exit_status_in(progress: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Exit status that a run's progress tells of; pods of an earlier kubetune call it `ending`."""
-    found: dict[str, Any] | None = (progress or {}).get("exit_status") or (progress or {}).get("ending")
-    return found
+    """Return the exit status in a run's progress, or None while it runs."""
+    status: dict[str, Any] | None = (progress or {}).get("exit_status")
+    return status
 
 
 def final_status(workload: Object | None, progress: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -276,7 +312,9 @@ def final_status(workload: Object | None, progress: dict[str, Any] | None) -> di
     None also after an end that another start follows.
     """
     ended = exit_status_in(progress)
-    is_over = ended is not None and (ended["code"] in _FINAL or (workload is not None and pods.is_idling(workload)))
+    is_over = ended is not None and (
+        ended["code"] in _FINAL or (workload is not None and pods.is_idling(workload))
+    )
     return ended if is_over else None
 
 
@@ -286,12 +324,16 @@ def is_left_behind(spec: RunSpec, ended: Mapping[str, Any]) -> bool:
     return ended.get("error") == "Paused" and (pause is None or (ended.get("step") or 0) < pause)
 
 
-def read_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> dict[str, Any] | None:
+def read_progress(
+    cluster: Cluster, spec: RunSpec, found: Sequence[Object]
+) -> dict[str, Any] | None:
     """Progress by the run directory, through a pod that runs; None when none does, or none can be asked."""
     return ask_progress(cluster, spec, found)[0]
 
 
-def ask_progress(cluster: Cluster, spec: RunSpec, found: Sequence[Object]) -> tuple[dict[str, Any] | None, str]:
+def ask_progress(
+    cluster: Cluster, spec: RunSpec, found: Sequence[Object]
+) -> tuple[dict[str, Any] | None, str]:
     """Progress by the run directory, and why the pods that run did not tell where they did not."""
     silence = ""
     for pod in [pod for pod in found if pods.is_running(pod)][:ASKED_PODS]:

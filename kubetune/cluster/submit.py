@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from kubetune.base.humanize import shell_word
 from kubetune.cluster import kueue, pods, preparation
 from kubetune.cluster.log_follow import wait_for_job
 from kubetune.cluster.runs import FILES, read_run, workload_kind
 from kubetune.cluster.termination import note_progress
+from kubetune.config import consent
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.kube_api.api_errors import NoNamespace, Refused
+from kubetune.kube_api.api_errors import MissingRight, NoNamespace, Refused, missing_rights
 from kubetune.kube_api.client import Cluster, Object
 from kubetune.kube_api.informer import Informer
 from kubetune.kube_api.kinds import KINDS, key
@@ -28,7 +30,14 @@ from kubetune.manifests import render
 from kubetune.manifests.configmap import pod_config
 from kubetune.manifests.extras import token_secret, token_servers
 from kubetune.manifests.initialisers import PREPROCESS, preprocess_name
-from kubetune.manifests.spec import MANAGED_BY, MARGIN_SECONDS, TRAINER, Manifest, RunSpec, plan_there
+from kubetune.manifests.spec import (
+    MANAGED_BY,
+    MARGIN_SECONDS,
+    TRAINER,
+    Manifest,
+    RunSpec,
+    plan_there,
+)
 from kubetune.rundir.starts import dated, moved_numbers
 
 Outcome = Literal["submitted", "unchanged", "replaced", "checked"]
@@ -72,6 +81,7 @@ def submit(
     trainer is made; left out, it is waited for in silence. Raises ConfigError when the name belongs to another run or
     the answer was no, EnvironmentFault with everything the server refuses.
     """
+    consent.allow(consent.code_of(config))
     spec = spec_of(config, files)
     old = read_run(cluster, spec.name)
     config = dated(config, resolved(old.config) if old else None)
@@ -86,14 +96,22 @@ def submit(
     replaces = workload is not None and (not is_same or state == "failed")
     # A workload in the way would be refused for its fixed fields, though it will be gone by then.
     preparing = preparation.find_job(cluster, spec)
-    in_the_way = [(kind, spec.name)] * replaces + [("Job", preprocess_name(spec))] * (preparing is not None)
-    _check(cluster, spec, [obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) not in in_the_way])
+    in_the_way = [(kind, spec.name)] * replaces + [("Job", preprocess_name(spec))] * (
+        preparing is not None
+    )
+    _check(
+        cluster,
+        spec,
+        [obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) not in in_the_way],
+    )
     if dry_run:
         return JobRef(spec.name, cluster.namespace, kind, "checked", state)
     if replaces:
         _replace(cluster, spec, was, state, confirm)
     _make_tokens(cluster, spec)
-    trainer = [obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) == (kind, spec.name)]
+    trainer = [
+        obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) == (kind, spec.name)
+    ]
     is_new = replaces or workload is None
     # What prepared a trainer that is there may be gone by now, and is needed no more.
     done = [preprocess_name(spec)] if not is_new and preparation.has_own_job(spec) else []
@@ -107,7 +125,13 @@ def submit(
     for obj in trainer if is_new or not (is_same and state == "stopped") else ():
         cluster.apply(obj)
     outcome: Outcome = "replaced" if replaces else "submitted" if workload is None else "unchanged"
-    return JobRef(spec.name, cluster.namespace, kind, outcome, "waiting" if replaces or workload is None else state)
+    return JobRef(
+        spec.name,
+        cluster.namespace,
+        kind,
+        outcome,
+        "waiting" if replaces or workload is None else state,
+    )
 
 
 def _as_seen(spec: RunSpec) -> dict[str, Any]:
@@ -128,7 +152,11 @@ def _check_owner(cluster: Cluster, spec: RunSpec, old: RunSpec | None) -> None:
     before, now = dict(dotted_values(resolved(old.config))), dict(dotted_values(_as_seen(spec)))
     changes = [f"{key} was {was}, now is {value}" for key, was, value in moved_numbers(before, now)]
     ours = {seen.rsplit("/", 1)[-1]: spec.files[path] for path, seen in spec.carried().items()}
-    changes += [f"{name}: its contents have changed" for name in ours if old.files.get(name, ours[name]) != ours[name]]
+    changes += [
+        f"{name}: its contents have changed"
+        for name in ours
+        if old.files.get(name, ours[name]) != ours[name]
+    ]
     if changes:
         raise ConfigError(
             [
@@ -142,13 +170,20 @@ def _check_owner(cluster: Cluster, spec: RunSpec, old: RunSpec | None) -> None:
 def _check(cluster: Cluster, spec: RunSpec, objects: Sequence[Manifest]) -> None:
     """Raise EnvironmentFault with all that the server would refuse, and with Secrets that are not there."""
     problems = _missing_secrets(cluster, spec)
+    if spec.kubernetes.queue and (missing := kueue.missing_queue(cluster, spec.kubernetes.queue)):
+        problems.append(missing)
+    rights: list[MissingRight] = []
     for obj in objects:
         try:
             cluster.apply(obj, dry_run=True)
         except NoNamespace as error:
             raise EnvironmentFault(f"{error}. Nothing was changed.") from None
+        except MissingRight as error:
+            rights.append(error)
         except Refused as error:
             problems.append(str(error))
+    if rights:
+        problems.append(missing_rights(rights))
     if problems:
         raise EnvironmentFault("\n".join([*dict.fromkeys(problems), "Nothing was changed."]))
 
@@ -161,15 +196,24 @@ def _missing_secrets(cluster: Cluster, spec: RunSpec) -> list[str]:
         except Refused:
             continue  # whoever may not read Secrets learns of a missing one from the pods
         # only with the run file does it know of another name or key
-        key, command = reference.key or variable, f"kubetune secret set {variable} RUN_FILE -n {cluster.namespace}"
+        key, command = (
+            reference.key or variable,
+            f"kubetune secret set {variable} RUN_FILE -n {cluster.namespace}",
+        )
         if found is None or key not in (found.get("data") or {}):
-            missing = f"Secret {reference.secret}" + (f" has no key {key}" if found else " does not exist")
+            missing = f"Secret {reference.secret}" + (
+                f" has no key {key}" if found else " does not exist"
+            )
             problems.append(f"kubernetes.secrets.{variable}: {missing}; make it: {command}")
     return problems
 
 
-def _replace(cluster: Cluster, spec: RunSpec, kind: str, state: pods.State, confirm: Confirm) -> None:
-    standing = {"failed": "has failed", "done": "is done", "stopped": "is stopped"}.get(state, "is there already")
+def _replace(
+    cluster: Cluster, spec: RunSpec, kind: str, state: pods.State, confirm: Confirm
+) -> None:
+    standing = {"failed": "has failed", "done": "is done", "stopped": "is stopped"}.get(
+        state, "is there already"
+    )
     question = (
         f"{kind} {spec.name} in namespace {cluster.namespace} {standing}. Its pods are stopped (they save first), and "
         "new ones go on from the newest checkpoint. Replace it"
@@ -201,13 +245,17 @@ def _apply(cluster: Cluster, obj: Manifest) -> None:
 def _wait_until_new(cluster: Cluster, claim: str) -> None:
     """Wait while a claim of that name is being deleted, for what is applied to it would go with it."""
     deadline = time.monotonic() + _GOING_SECONDS
-    while (found := cluster.get(_VOLUMES, claim)) is not None and "deletionTimestamp" in found["metadata"]:
+    while (found := cluster.get(_VOLUMES, claim)) is not None and "deletionTimestamp" in found[
+        "metadata"
+    ]:
         if time.monotonic() > deadline:
             raise EnvironmentFault(
                 f"claim {claim} is to be deleted, and pods that use it are still there: kubectl describe pvc {claim} "
                 f"-n {cluster.namespace} names them. Submit again when it has gone"
             )
-        cluster.tell_once(f"claim {claim} is being deleted; waiting until the pods that use it have gone")
+        cluster.tell_once(
+            f"claim {claim} is being deleted; waiting until the pods that use it have gone"
+        )
         time.sleep(_LOOK_SECONDS)
 
 
@@ -221,14 +269,21 @@ def _make_tokens(cluster: Cluster, spec: RunSpec) -> None:
         name, key = token_secret(spec, server)
         token = {key: secrets.token_urlsafe(32)}
         try:
-            cluster.create(spec.manifest("v1", "Secret", name, server, type="Opaque", stringData=token))
+            cluster.create(
+                spec.manifest("v1", "Secret", name, server, type="Opaque", stringData=token)
+            )
         except Refused as error:
             if error.code != 409:
                 raise
 
 
 def wait_gone(
-    cluster: Cluster, spec: RunSpec, kind: str | None = None, name: str | None = None, *, component: str = TRAINER
+    cluster: Cluster,
+    spec: RunSpec,
+    kind: str | None = None,
+    name: str | None = None,
+    *,
+    component: str = TRAINER,
 ) -> None:
     """Wait until no pod of a component is left (nor, with `kind`, the workload). EnvironmentFault when they stay."""
     name, labels = name or spec.name, spec.selector(component)
@@ -242,7 +297,9 @@ def wait_gone(
             if left.changed.wait(_LOOK_SECONDS):
                 left.changed.clear()
         names = ", ".join(pods.name_of(pod) for pod in left.objects()) or f"{kind} {name}"
-    raise EnvironmentFault(f"{names} did not go within {patience} s; look at kubetune events {spec.typed}")
+    raise EnvironmentFault(
+        f"{names} did not go within {patience} s; look at kubetune events {shell_word(spec.typed)}"
+    )
 
 
 def stop(cluster: Cluster, spec: RunSpec) -> None:
@@ -250,7 +307,9 @@ def stop(cluster: Cluster, spec: RunSpec) -> None:
     workload = _present(cluster, spec)
     state, _ = pods.state_of(workload, [])
     if state in ("done", "failed"):
-        raise ConfigError(f"{spec.name} is not running: it {'is done' if state == 'done' else 'has failed'}")
+        raise ConfigError(
+            f"{spec.name} is not running: it {'is done' if state == 'done' else 'has failed'}"
+        )
     _suspend(cluster, spec, workload, suspend=True)
 
 
@@ -259,9 +318,13 @@ def resume(cluster: Cluster, spec: RunSpec) -> None:
     workload = _present(cluster, spec)
     state, _ = pods.state_of(workload, [])
     if state == "failed":
-        raise ConfigError(f"{spec.name} has failed; mend the cause and submit it again, it goes on where it was")
+        raise ConfigError(
+            f"{spec.name} has failed; mend the cause and submit it again, it goes on where it was"
+        )
     if state != "stopped":
-        raise ConfigError(f"{spec.name} is not stopped: {'it is done' if state == 'done' else 'it is running'}")
+        raise ConfigError(
+            f"{spec.name} is not stopped: {'it is done' if state == 'done' else 'it is running'}"
+        )
     _suspend(cluster, spec, workload, suspend=False)
     note_progress(cluster, spec, None)
 
@@ -269,7 +332,9 @@ def resume(cluster: Cluster, spec: RunSpec) -> None:
 def _present(cluster: Cluster, spec: RunSpec) -> Object:
     workload = cluster.get(workload_kind(spec), spec.name)
     if workload is None:
-        raise ConfigError(f"{spec.name} has no {workload_kind(spec)} any more; submit it again to go on with it")
+        raise ConfigError(
+            f"{spec.name} has no {workload_kind(spec)} any more; submit it again to go on with it"
+        )
     return workload
 
 
@@ -289,7 +354,12 @@ def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]
         objects.append(spec.manifest("v1", "Secret", token_secret(spec, server)[0], server))
     wanted = [obj for obj in reversed(objects) if volumes or obj["kind"] != _VOLUMES]
     # The ConfigMap is what the run is found by: last, so that a broken-off deletion can be taken up again.
-    wanted.sort(key=lambda obj: (obj["kind"] in ("ConfigMap", _VOLUMES), obj["metadata"]["name"] == spec.name))
+    wanted.sort(
+        key=lambda obj: (
+            obj["kind"] in ("ConfigMap", _VOLUMES),
+            obj["metadata"]["name"] == spec.name,
+        )
+    )
     # A copy that was broken off may have left one, and a claim stays for as long as a pod has it.
     readers = cluster.list("Pod", spec.selector(FILES)) if volumes else []
     return [*readers, *(obj for obj in wanted if _exists(cluster, obj))]

@@ -22,7 +22,9 @@ Progress = dict[str, Any]
 _NOTE = "kubetune/progress"
 _NOTED = ("step", "steps", "loss", "tokens_per_second", "saved_step", "evaluation")
 _TAIL_LINES = 100
-_STEP = re.compile(r"\[TRAIN\] step (?P<step>\d+)/(?P<steps>\d+) .*loss (?P<loss>\S+) .*tokens/s (?P<speed>[\d.]+)")
+_STEP = re.compile(
+    r"\[TRAIN\] step (?P<step>\d+)/(?P<steps>\d+) .*loss (?P<loss>\S+) .*tokens/s (?P<speed>[\d.]+)"
+)
 
 
 _Kinds = dict[str, Any]
@@ -34,7 +36,6 @@ _KINDS: _Kinds = {
     "evaluation": {"step": int, "eval_loss": _NUMBER},
     "last_exit": {**_END, "time": str},
     "exit_status": _END,
-    "ending": _END,
 }
 
 
@@ -45,19 +46,28 @@ def trusted(found: object) -> Progress | None:
     """
     if not isinstance(found, dict):
         return None
-    return {name: told if name not in _KINDS or _is(told, _KINDS[name]) else None for name, told in found.items()}
+    return {
+        name: told if name not in _KINDS or _is(told, _KINDS[name]) else None
+        for name, told in found.items()
+    }
 
 
 def _is(value: object, kind: Any) -> bool:
     if isinstance(kind, dict):
-        return isinstance(value, dict) and all(_is(value.get(name), of) for name, of in kind.items())
+        return isinstance(value, dict) and all(
+            _is(value.get(name), of) for name, of in kind.items()
+        )
     return isinstance(value, kind)
 
 
 def left_progress(found: Sequence[Object]) -> Progress | None:
     """Progress when node 0 ended last, as its agent left it with Kubernetes; None where it could not, or has not."""
     younger_last = sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
-    left = [message for pod in younger_last if pods.node_number(pod) == 0 and (message := pods.message_of(pod))]
+    left = [
+        message
+        for pod in younger_last
+        if pods.node_number(pod) == 0 and (message := pods.message_of(pod))
+    ]
     return trusted(left[-1].get("progress")) if left else None
 
 
@@ -86,7 +96,9 @@ def logged_progress(cluster: Cluster, found: Sequence[Object]) -> Progress | Non
     if not began:
         return None
     try:
-        lines = cluster.log(pods.name_of(began[-1]), pods.trainer_container(began[-1]), tail=_TAIL_LINES)
+        lines = cluster.log(
+            pods.name_of(began[-1]), pods.trainer_container(began[-1]), tail=_TAIL_LINES
+        )
         return last_step([*lines])
     except ApiError:
         return None

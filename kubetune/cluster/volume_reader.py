@@ -5,6 +5,7 @@ Such a pod is made once and used for as long as it answers, whatever is asked of
 
 from __future__ import annotations
 
+import io
 import secrets
 from collections.abc import Sequence
 from types import TracebackType
@@ -37,7 +38,10 @@ class VolumeReader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._delete_own()
 
@@ -62,7 +66,10 @@ class VolumeReader:
         """The first of these that commands can be run in; None where none is. Refused where exec is not permitted."""
         for target in there[:ASKED_PODS]:
             try:
-                self._cluster.exec(target.pod, target.container, ["true"], seconds=ASK_SECONDS)
+                # The API server refuses a command that reads and writes nothing.
+                self._cluster.exec(
+                    target.pod, target.container, ["true"], stdout=io.BytesIO(), seconds=ASK_SECONDS
+                )
                 return target
             except ApiError as error:
                 if isinstance(error, Refused) and error.code == 403:
@@ -92,7 +99,9 @@ class VolumeReader:
             try:
                 self._cluster.delete("Pod", name, grace_seconds=1)
             except ApiError as error:
-                say(f"{name} stays, and ends by itself within {_LIFE_SECONDS // 3600} hours: {error}")
+                say(
+                    f"{name} stays, and ends by itself within {_LIFE_SECONDS // 3600} hours: {error}"
+                )
 
     def _wait_until_running(self, name: str) -> None:
         """Wait for our pod. Raises EnvironmentFault saying what it waits for when time is up."""
@@ -104,7 +113,11 @@ class VolumeReader:
                     return
                 if pods.has_ended(pod):
                     break
-        events = [e for e in events_of(self._cluster, self._spec) if e["involvedObject"].get("name") == name]
+        events = [
+            e
+            for e in events_of(self._cluster, self._spec)
+            if e["involvedObject"].get("name") == name
+        ]
         reason = pods.why(last, events) if last else ""
         raise EnvironmentFault(
             f"pod {name}, which reads the outputs volume, does not run: {reason or 'no reason is known'}"

@@ -32,7 +32,10 @@ class Alias:
         if self.values is None or not isinstance(theirs, (str, int, bool)):
             return theirs
         # 1 == True in Python; the tables mean the types they write.
-        return next((ours for k, ours in self.values.items() if k == theirs and type(k) is type(theirs)), theirs)
+        return next(
+            (ours for k, ours in self.values.items() if k == theirs and type(k) is type(theirs)),
+            theirs,
+        )
 
 
 def _target_modules(theirs: Any) -> Any:
@@ -49,7 +52,11 @@ def _trackers(theirs: Any) -> Any:
     if isinstance(theirs, dict):
         return theirs
     names = theirs if isinstance(theirs, list) else [theirs]
-    return SAYS_NOTHING if set(map(str, names)) <= {"none", "None"} else {str(name): True for name in names}
+    return (
+        SAYS_NOTHING
+        if set(map(str, names)) <= {"none", "None"}
+        else {str(name): True for name in names}
+    )
 
 
 _METHOD: dict[Any, Any] = {"lora": {}, "full": None}
@@ -103,11 +110,15 @@ _SAME_MEANING = {
 A bare name works at the top of the file and inside the section it leads to.
 """
 
-ALIASES: dict[str, Alias] = {name: Alias(path) for path, names in _SAME_MEANING.items() for name in names.split()}
+ALIASES: dict[str, Alias] = {
+    name: Alias(path) for path, names in _SAME_MEANING.items() for name in names.split()
+}
 ALIASES |= {
     "bf16": Alias("model.dtype", {True: "bfloat16", False: SAYS_NOTHING}),
     "fp16": Alias("model.dtype", {True: "float16", False: SAYS_NOTHING}),
-    "attn_implementation": Alias("model.attention", {"flash_attention_2": "auto", "flash_attention_3": "auto"}),
+    "attn_implementation": Alias(
+        "model.attention", {"flash_attention_2": "auto", "flash_attention_3": "auto"}
+    ),
     "excess_length_strategy": Alias("data.overlong", {"raise": "error"}),
     "train_on_inputs": Alias("data.train_on", {True: "all", False: "assistant"}),
     "train_on_prompt": Alias("data.train_on", {True: "all", False: "assistant"}),
@@ -127,15 +138,6 @@ ALIASES |= {
     **dict.fromkeys(("report_to", "training.report_to"), Alias("tracking", _trackers)),
     "resume_from_checkpoint": Alias("training.resume", {True: "must", False: SAYS_NOTHING}),
 }
-
-RENAMED = {
-    "training.lean": "training.fused_forwards",
-    "training.probe": "training.preflight",
-    "logging.samples": "logging.before_after",
-}
-"""Our own names of earlier versions: in run files, and in the configs that run directories keep."""
-
-ALIASES |= {old.removeprefix("training."): Alias(new) for old, new in RENAMED.items()}
 
 # Every key of `training` is Hugging Face's own and may stand at the top of the file, as it does there.
 ALIASES |= {name: Alias(f"training.{name}") for name in TrainingConfig.model_fields}
@@ -157,7 +159,9 @@ def _table() -> dict[KeyPath, Alias]:
 @cache
 def _foreign_sections() -> frozenset[KeyPath]:
     """Sections that only peers have, such as `train`: what they hold moves away, and nothing is left of them."""
-    return frozenset(path[:1] for path in _table() if len(path) == 2 and path[0] not in Config.model_fields)
+    return frozenset(
+        path[:1] for path in _table() if len(path) == 2 and path[0] not in Config.model_fields
+    )
 
 
 def canonical(entry: Entry) -> Entry | None:
@@ -180,7 +184,9 @@ def canonical(entry: Entry) -> Entry | None:
     return replace(entry, path=path, value=value)
 
 
-_ALWAYS_THERE = {"data"} | {name for name, key in Config.model_fields.items() if key.default_factory is not None}
+_ALWAYS_THERE = {"data"} | {
+    name for name, key in Config.model_fields.items() if key.default_factory is not None
+}
 
 
 def canonical_file(entries: Iterable[Entry]) -> tuple[list[Entry], list[Problem]]:
@@ -195,7 +201,11 @@ def canonical_file(entries: Iterable[Entry]) -> tuple[list[Entry], list[Problem]
         twin = _same_setting(ours, seen)
         if twin is not None and twin.path != entry.path:
             other = dotted(twin.path) + (f" (line {twin.origin.line})" if twin.origin.line else "")
-            problems.append(Problem(entry.origin, f"{dotted(entry.path)}: the same setting as {other}; keep one"))
+            problems.append(
+                Problem(
+                    entry.origin, f"{dotted(entry.path)}: the same setting as {other}; keep one"
+                )
+            )
             continue
         if ours.value != {}:  # a section's beginning cannot contradict what stands in it
             seen[ours.path] = entry
@@ -207,4 +217,6 @@ def _same_setting(ours: Entry, seen: Mapping[KeyPath, Entry]) -> Entry | None:
     if ours.value == {}:
         return None
     size = len(ours.path)
-    return next((e for p, e in seen.items() if p == ours.path[: len(p)] or ours.path == p[:size]), None)
+    return next(
+        (e for p, e in seen.items() if p == ours.path[: len(p)] or ours.path == p[:size]), None
+    )

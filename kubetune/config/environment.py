@@ -23,8 +23,12 @@ VARIABLES: dict[str, Variable] = {
     "MODEL_ID": Variable("model.path", "Hub id or folder of the model."),
     "DATASET_ID": Variable("data.train", "Training data; `#N` takes N samples."),
     "MAX_LEN": Variable("data.max_length", "Longest sequence in tokens."),
-    "BATCH": Variable("training.per_device_train_batch_size", "Samples per micro-batch and process."),
-    "GRAD_ACC": Variable("training.gradient_accumulation_steps", "Micro-batches per step and process."),
+    "BATCH": Variable(
+        "training.per_device_train_batch_size", "Samples per micro-batch and process."
+    ),
+    "GRAD_ACC": Variable(
+        "training.gradient_accumulation_steps", "Micro-batches per step and process."
+    ),
     "EPOCHS": Variable("training.num_train_epochs", "Epochs."),
     "LR": Variable("training.learning_rate", "Learning rate."),
     "LORA_RANK": Variable("lora.r", "Rank; switches LoRA on."),
@@ -32,7 +36,9 @@ VARIABLES: dict[str, Variable] = {
     "NPROC": Variable("compute.processes", "Processes on each node."),
     "DTYPE": Variable("model.dtype", "`auto`, `bf16`, `fp16` or `fp32`."),
     "IMAGE_MAX_TOKEN_NUM": Variable("vision.image_max_tokens", "Most tokens of an image."),
-    "RESULT_MODEL_ID": Variable("push.repo", "Repository on the hub that the result is uploaded to."),
+    "RESULT_MODEL_ID": Variable(
+        "push.repo", "Repository on the hub that the result is uploaded to."
+    ),
     "RUN_NAME": Variable("name", "Name of the run; `run #1` becomes `run-1`."),
 }
 
@@ -48,7 +54,9 @@ def max_samples(environ: Mapping[str, str]) -> int | None:
 def read_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Origin]]:
     """`(path, text, origin)` for each variable of the table that is set and not empty."""
     if environ.get("MAX_HISTORY_ROUNDS"):
-        log.warning("MAX_HISTORY_ROUNDS is set in the environment: `kubetune data convert fire` reads it, nothing here")
+        log.warning(
+            "MAX_HISTORY_ROUNDS is set in the environment: `kubetune data convert fire` reads it, nothing here"
+        )
     for name, variable in VARIABLES.items():
         if text := environ.get(name, "").strip():
             log.info("%s is set in the environment: it decides %s", name, variable.path)

@@ -47,7 +47,9 @@ def options(node: Node) -> list[Node]:
 
 def keys(node: Node) -> dict[str, Node]:
     """The keys of a section, in the order of the schema; none where `node` is no section."""
-    return {name: key for option in options(node) for name, key in option.get("properties", {}).items()}
+    return {
+        name: key for option in options(node) for name, key in option.get("properties", {}).items()
+    }
 
 
 def at(path: KeyPath) -> Node | None:
@@ -60,7 +62,11 @@ def at(path: KeyPath) -> Node | None:
         if isinstance(part, int):
             node = next((b["items"] for b in branches if "items" in b), None)
         else:
-            free = [b["additionalProperties"] for b in branches if isinstance(b.get("additionalProperties"), dict)]
+            free = [
+                b["additionalProperties"]
+                for b in branches
+                if isinstance(b.get("additionalProperties"), dict)
+            ]
             free += [value for b in branches for value in b.get("patternProperties", {}).values()]
             node = keys(node).get(part) or next(iter(free), None)
     return node
@@ -108,7 +114,12 @@ def _bounds(node: Node) -> str:
         return f" from {low:,} to {high:,}"
     parts = [
         f"{word} {bound:,}"
-        for word, bound in (("of at least", low), ("above", above), ("of at most", high), ("below", below))
+        for word, bound in (
+            ("of at least", low),
+            ("above", above),
+            ("of at most", high),
+            ("below", below),
+        )
         if bound is not None
     ]
     return f" {' and '.join(parts)}" if parts else ""

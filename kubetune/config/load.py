@@ -20,14 +20,24 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from kubetune.base.files import StrPath
-from kubetune.base.provenance import Entry, KeyPath, Origin, Problem, Tree, dotted, into_lists, key_path
+from kubetune.base.files import StrPath, read_inside, require_inside
+from kubetune.base.logs import secret_variable
+from kubetune.base.provenance import (
+    Entry,
+    KeyPath,
+    Origin,
+    Problem,
+    Tree,
+    dotted,
+    into_lists,
+    key_path,
+)
 from kubetune.base.secrets import ADVICE, is_secret
-from kubetune.base.yaml_reader import parse_value, read_entries
+from kubetune.base.yaml_reader import TOO_LARGE, is_too_large, parse_value, read_entries
 from kubetune.config import json_schema, organisation
-from kubetune.config.aliases import RENAMED, canonical, canonical_file
+from kubetune.config.aliases import canonical, canonical_file
 from kubetune.config.environment import max_samples, read_variables
-from kubetune.config.naming import RESOLVED
+from kubetune.config.naming import FOLDERS, RESOLVED
 from kubetune.config.problems import explain
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
@@ -98,8 +108,17 @@ def read_tree(
             written, doubled = canonical_file(written)
             problems += broken + doubled
             folders = [path.absolute().parent, here]
-    typed = [*_from_environment(environ or {}, problems), *_from_flags(flags or {}), *_split(overrides, problems)]
-    ours = [step for entry in typed if (known := canonical(entry)) is not None for step in _steps(entry, known)]
+    typed = [
+        *_from_environment(environ or {}, problems),
+        *_from_flags(flags or {}),
+        *_split(overrides, problems),
+    ]
+    ours = [
+        step
+        for entry in typed
+        if (known := canonical(entry)) is not None
+        for step in _steps(entry, known)
+    ]
     _put_defaults(tree, {str(entry.path[0]) for entry in (*written, *ours)}, problems)
     tree.put(_safe(_absolute(written, folders), problems))
     _displace_global_batch(tree, {entry.path for entry in ours})
@@ -118,7 +137,9 @@ def _put_defaults(tree: Tree, sections: set[str], problems: list[Problem]) -> No
     entries, doubled = canonical_file(entries)
     problems += broken + doubled
     tree.put(_safe(organisation.fitting(entries, sections, problems), problems))
-    log.info("defaults of %s are laid under the run file (`kubetune plan --origins` shows which)", place)
+    log.info(
+        "defaults of %s are laid under the run file (`kubetune plan --origins` shows which)", place
+    )
 
 
 def _sample_sources(tree: Tree, environ: Mapping[str, str], problems: list[Problem]) -> None:
@@ -149,7 +170,9 @@ def _split_output(tree: Tree, problems: list[Problem]) -> None:
         return
     bucket, _, place = output.strip().partition("://")[2].partition("/")
     if not bucket or not place.strip("/"):
-        said = f"output: found {output}; expected a folder, or SCHEME://BUCKET/PATH of an object store"
+        said = (
+            f"output: found {output}; expected a folder, or SCHEME://BUCKET/PATH of an object store"
+        )
         problems.append(Problem(tree.origin(("output",)), said))
         return
     address = output.strip().rstrip("/")
@@ -166,7 +189,10 @@ def _displace_global_batch(tree: Tree, given: set[KeyPath]) -> None:
         return
     for key in ("global_batch_size", "global_batch_tokens"):
         if ("training", key) not in given and training.get(key) not in (None, "packed"):
-            log.info("gradient_accumulation_steps decides the global batch; the file's %s is left out", key)
+            log.info(
+                "gradient_accumulation_steps decides the global batch; the file's %s is left out",
+                key,
+            )
             del training[key]
 
 
@@ -195,38 +221,44 @@ def load_resolved(source: Mapping[str, Any] | Path, where: str = "resolved confi
     `where` the data came from, in words.
     """
     try:
-        values = json.loads(source.read_text("utf-8")) if isinstance(source, Path) else source
-        return Config.model_validate_json(json.dumps(_renamed(values)), strict=True)
+        text = read_inside(source) if isinstance(source, Path) else json.dumps(source)
+        return Config.model_validate_json(text, strict=True)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[:_SHOWN_PROBLEMS]
-        reason = "; ".join(f"{dotted(one['loc'])}: {one['msg']}".removeprefix(": ") for one in wrong)
+        reason = "; ".join(
+            f"{dotted(one['loc'])}: {one['msg']}".removeprefix(": ") for one in wrong
+        )
     except (OSError, ValueError, TypeError, RecursionError) as error:  # among them what is no UTF-8
         reason = str(error)
     name = source if isinstance(source, Path) else where
-    raise ConfigError(f"{name}: not a config written by this version of kubetune, or a damaged one: {reason}")
-
-
-def _renamed(values: Any) -> Any:
-    """`resolved` data of any version with the keys of this one."""
-    if not isinstance(values, Mapping):
-        return values
-    values = dict(values)
-    for old, new in RENAMED.items():
-        (section, was), now = old.split("."), new.split(".")[1]
-        if isinstance(there := values.get(section), Mapping) and was in there:
-            values[section] = {now if key == was else key: value for key, value in there.items()}
-    return values
+    raise ConfigError(
+        f"{name}: not a config written by this version of kubetune, or a damaged one: {reason}"
+    )
 
 
 def read_config(run_dir: Path) -> Config:
-    """The config of a run. Raises ConfigError when the folder is no run directory."""
+    """The config of a run. Raises ConfigError when the folder is no run directory.
+
+    And EnvironmentFault where a folder in it is a link that leads out, behind which nothing is the run's.
+    """
     if not run_dir.is_dir():
-        if address := re.fullmatch(r"([a-z][a-z0-9]+):(/.*)?", str(run_dir)):  # a path, which has lost a slash
+        if address := re.fullmatch(
+            r"([a-z][a-z0-9]+):(/.*)?", str(run_dir)
+        ):  # a path, which has lost a slash
             said = f"{address[1]}:/{address[2] or '/'}: is an address of an object store; expected a run directory"
-            raise ConfigError(f"{said}: `kubetune sync {address[1]}://BUCKET/RUN FOLDER` fetches one")
-        raise ConfigError(f"{run_dir}: no such folder; expected a run directory (`kubetune runs` lists them)")
-    if not (run_dir / RESOLVED).is_file():
-        raise ConfigError(f"{run_dir} is no run directory: it has no resolved.json (`kubetune runs` lists them)")
+            raise ConfigError(
+                f"{said}: `kubetune sync {address[1]}://BUCKET/RUN FOLDER` fetches one"
+            )
+        raise ConfigError(
+            f"{run_dir}: no such folder; expected a run directory (`kubetune runs` lists them)"
+        )
+    if not (run_dir / RESOLVED).exists():
+        raise ConfigError(
+            f"{run_dir} is no run directory: it has no resolved.json (`kubetune runs` lists them)"
+        )
+    for name in FOLDERS:
+        if (run_dir / name).is_symlink():
+            require_inside(run_dir / name, run_dir)
     return load_resolved(run_dir / RESOLVED)
 
 
@@ -252,12 +284,18 @@ def _from_environment(environ: Mapping[str, str], problems: list[Problem]) -> It
         yield from _parsed(key, text, origin, problems)
 
 
-def _from_mapping(values: Mapping[Any, Any], path: KeyPath, problems: list[Problem]) -> Iterator[Entry]:
+def _from_mapping(
+    values: Mapping[Any, Any], path: KeyPath, problems: list[Problem]
+) -> Iterator[Entry]:
     """The settings of a mapping; what no run file could say is a problem."""
     for key, value in values.items():
         here = (*path, key)
         if not isinstance(key, str):
-            problems.append(Problem(_MAPPING, f"{dotted(path) or 'the top'}: found the key {key!r}; expected a text"))
+            problems.append(
+                Problem(
+                    _MAPPING, f"{dotted(path) or 'the top'}: found the key {key!r}; expected a text"
+                )
+            )
         elif isinstance(value, Mapping):
             yield Entry(here, {}, _MAPPING)
             yield from _from_mapping(value, here, problems)
@@ -276,9 +314,13 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
+    if is_too_large(value):
+        raise TypeError(TOO_LARGE)
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    raise TypeError(f"found a value of type {type(value).__name__}; expected text, a number, a list or a mapping")
+    raise TypeError(
+        f"found a value of type {type(value).__name__}; expected text, a number, a list or a mapping"
+    )
 
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[Entry]:
@@ -294,11 +336,20 @@ def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]
         key = key.strip()
         if not equals or not all(key.split(".")):
             origin = Origin("command line")
-            problems.append(Problem(origin, f"found {override!r}; expected key=value, such as training.seed=1"))
+            problems.append(
+                Problem(origin, f"found {override!r}; expected key=value, such as training.seed=1")
+            )
             continue
         for entry in _parsed(key, text.strip(), Origin("override"), problems):
             ours = canonical(entry) or entry
-            parts = [ours, *(_from_mapping(ours.value, ours.path, []) if isinstance(ours.value, Mapping) else ())]
+            parts = [
+                ours,
+                *(
+                    _from_mapping(ours.value, ours.path, [])
+                    if isinstance(ours.value, Mapping)
+                    else ()
+                ),
+            ]
             if any(_undoes(parts, earlier) for earlier in seen):
                 log.warning("override %s: given twice, with other values; the last one counts", key)
             seen += parts
@@ -317,7 +368,12 @@ def _parsed(key: str, text: str, origin: Origin, problems: list[Problem]) -> Ite
     entry = Entry(key_path(key), text, origin)
     ours = canonical(entry)
     is_section = entry.path == ("model",) and text.startswith("{")
-    if ours is not None and json_schema.wants_text(ours.path) and text not in ("", "null", "~") and not is_section:
+    if (
+        ours is not None
+        and json_schema.wants_text(ours.path)
+        and text not in ("", "null", "~")
+        and not is_section
+    ):
         yield entry
         return
     try:
@@ -329,17 +385,37 @@ def _parsed(key: str, text: str, origin: Origin, problems: list[Problem]) -> Ite
 def _safe(entries: Iterable[Entry], problems: list[Problem]) -> Iterator[Entry]:
     """The entries without secrets. Each secret is a problem that does not echo it."""
     for entry in entries:
-        suspects = [(i, text) for i, text in _texts(entry.value) if is_secret(entry.path + i, text, known=False)]
+        suspects = [
+            (i, text)
+            for i, text in _texts(entry.value)
+            if is_secret(entry.path + i, text, known=False)
+        ]
         # Asked of suspects only: making the schema takes long for a verb that answers at once.
-        known = bool(suspects) and entry.path[-1] in json_schema.keys(json_schema.at(entry.path[:-1]) or {})
+        known = bool(suspects) and entry.path[-1] in json_schema.keys(
+            json_schema.at(entry.path[:-1]) or {}
+        )
         secrets = [
             entry.inner.get(inner, entry.origin)
             for inner, text in suspects
             if is_secret(entry.path + inner, text, known=known)
         ]
         problems += [Problem(origin, f"{dotted(entry.path)}: {ADVICE}") for origin in secrets]
-        if not secrets:
+        known_values = _environment_secrets(entry) if not secrets else []
+        problems += known_values
+        if not secrets and not known_values:
             yield entry
+
+
+def _environment_secrets(entry: Entry) -> list[Problem]:
+    """Return a problem for each text of an entry that holds a secret of the environment, which it does not echo."""
+    problems = []
+    for inner, text in _texts(entry.value):
+        name = secret_variable(text)
+        if name is not None:
+            origin = entry.inner.get(inner, entry.origin)
+            what = f"{dotted(entry.path)}: holds the value of the environment variable {name}"
+            problems.append(Problem(origin, f"{what}; {ADVICE}"))
+    return problems
 
 
 def _texts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
@@ -377,5 +453,7 @@ def _find(value: Any, folders: Sequence[Path]) -> Any:
 def _below(folder: Path, name: str) -> str | None:
     """The absolute path of a file, a folder or a pattern with matches, or None when there is none."""
     place = folder / Path(name).expanduser()
-    exists = place.exists() or (any(char in name for char in "*?[") and glob.glob(str(place), recursive=True))
+    exists = place.exists() or (
+        any(char in name for char in "*?[") and glob.glob(str(place), recursive=True)
+    )
     return os.path.normpath(place) if name and exists else None

@@ -42,5 +42,7 @@ def metrics_of(task: str, problem_type: str, *, judged: bool = False) -> tuple[s
         return ("eval_loss", *(f"eval_{name}" for name in measures if judged or name != "kl"))
     if task != "sequence_classification":
         return LANGUAGE_METRICS
-    known = [names for problem, names in CLASSIFIER_METRICS.items() if problem_type in ("auto", problem)]
+    known = [
+        names for problem, names in CLASSIFIER_METRICS.items() if problem_type in ("auto", problem)
+    ]
     return tuple(dict.fromkeys(f"eval_{name}" for names in known for name in names.split()))

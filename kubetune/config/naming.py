@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 RESOLVED = "resolved.json"
 """The whole config of a run, in its directory."""
+FOLDERS = ("checkpoints", "logs", "answers", "exports")
+"""Folders of a run directory that are ours."""
+STARTED = "KUBETUNE_STARTED"
+"""Variable by which the supervisor tells what comes after a run's last step which run the user has started."""
+OF_TRACKERS = ("wandb", "mlruns", "tensorboard")
+"""Folders of a run directory that trackers write, with links of their own; nothing of ours reads them."""
 
 
 def method_label(config: Config) -> str:
@@ -29,11 +35,15 @@ def model_short_name(path: str) -> str:
     """The last part of a hub id or folder; for a folder of the hub's cache, the model's name and not its hash."""
     parts = PurePosixPath(path).parts or ("model",)
     cached = [part.rsplit("--", 1)[1] for part in parts if part.startswith("models--")]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", cached[0] if cached else parts[-1]).strip(".-") or "model"
+    return (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", cached[0] if cached else parts[-1]).strip(".-") or "model"
+    )
 
 
 def prefers_greater(training: TrainingConfig) -> bool:
     """`greater_is_better`, or what the name of the metric that chooses the best checkpoint says."""
     if training.greater_is_better is not None:
         return training.greater_is_better
-    return not training.metric_for_best_model.endswith(("loss", "perplexity", "mae", "kl", "rejected"))
+    return not training.metric_for_best_model.endswith(
+        ("loss", "perplexity", "mae", "kl", "rejected")
+    )

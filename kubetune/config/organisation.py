@@ -28,13 +28,21 @@ def defaults_file(environ: Mapping[str, str]) -> Path | None:
     if named is not None:
         path = Path(named).expanduser()
         if named and not path.is_file():
-            raise ConfigError(f"{VARIABLE}: there is no file {named}; unset it, or set it to nothing for no defaults")
+            raise ConfigError(
+                f"{VARIABLE}: there is no file {named}; unset it, or set it to nothing for no defaults"
+            )
         return path if named else None
-    path = Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "kubetune" / "defaults.yaml"
+    path = (
+        Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+        / "kubetune"
+        / "defaults.yaml"
+    )
     return path if path.is_file() else None
 
 
-def fitting(entries: Sequence[Entry], sections: Collection[str], problems: list[Problem]) -> list[Entry]:
+def fitting(
+    entries: Sequence[Entry], sections: Collection[str], problems: list[Problem]
+) -> list[Entry]:
     """The defaults that a run takes over: of optional sections, such as `lora`, only those of `sections` that it has.
 
     So a default rank turns LoRA on for nobody. What is of one run only is a problem.

@@ -26,7 +26,9 @@ def explain(errors: Sequence[ErrorDetails], tree: Tree) -> list[Problem]:
     for error in errors:
         found.setdefault(_place(error, tree), []).append(error)
     deepest = [
-        path for path in found if not any(p != path and p[: len(path)] == path for p in found) or _own(found[path])
+        path
+        for path in found
+        if not any(p != path and p[: len(path)] == path for p in found) or _own(found[path])
     ]
     return [problem for path in deepest for problem in _explain_one(path, found[path], tree)]
 
@@ -55,7 +57,12 @@ def _explain_one(path: KeyPath, errors: Sequence[ErrorDetails], tree: Tree) -> l
     kinds = {error["type"] for error in errors}
     if "missing" in kinds:
         path, node = _needed(path)
-        return [Problem(origin, f"{dotted(path)}: missing; expected {_expected(path)}: {_first_sentence(node)}")]
+        return [
+            Problem(
+                origin,
+                f"{dotted(path)}: missing; expected {_expected(path)}: {_first_sentence(node)}",
+            )
+        ]
     if "extra_forbidden" in kinds:
         if names_secret(str(path[-1])):
             return [Problem(origin, f"{dotted(path)}: {ADVICE}")]
@@ -65,17 +72,30 @@ def _explain_one(path: KeyPath, errors: Sequence[ErrorDetails], tree: Tree) -> l
         if path:
             return [Problem(origin, f"{dotted(path)}: {text}{_from_elsewhere(path, tree)}")]
         # The checks between sections name the key they blame at the beginning of each line.
-        return [Problem(tree.origin(tuple(line.split(":")[0].split("."))), line) for line in text.splitlines()]
+        return [
+            Problem(tree.origin(tuple(line.split(":")[0].split("."))), line)
+            for line in text.splitlines()
+        ]
     if not path:
         return [Problem(origin, f"{error['msg']}") for error in errors]
-    return [Problem(origin, f"{dotted(path)}: found {_shown(tree.get(path))}; expected {_expected(path)}")]
+    return [
+        Problem(
+            origin, f"{dotted(path)}: found {_shown(tree.get(path))}; expected {_expected(path)}"
+        )
+    ]
 
 
 def _from_elsewhere(path: KeyPath, tree: Tree) -> str:
     """The keys of a section that stand in another file than the section does, such as one of defaults; mostly none."""
     section, here = tree.find(path), tree.origin(path).source
-    origins = {key: tree.origin_of((*path, key)) for key in (section if isinstance(section, dict) else ())}
-    told = [f"{key} of {origin}" for key, origin in origins.items() if origin is not None and origin.source != here]
+    origins = {
+        key: tree.origin_of((*path, key)) for key in (section if isinstance(section, dict) else ())
+    }
+    told = [
+        f"{key} of {origin}"
+        for key, origin in origins.items()
+        if origin is not None and origin.source != here
+    ]
     return f" ({', '.join(told)}; where you want another, set that to null)" if told else ""
 
 
@@ -115,7 +135,9 @@ def suggest(path: KeyPath) -> str:
         return f"did you mean {' or '.join(homes)}?"
     if close := nearest(name, siblings, 0.7):
         return f"did you mean {close}?"
-    elsewhere = paths | {alias: a.path for alias, a in ALIASES.items() if alias not in paths and "." not in alias}
+    elsewhere = paths | {
+        alias: a.path for alias, a in ALIASES.items() if alias not in paths and "." not in alias
+    }
     if close := nearest(name, elsewhere, 0.75):
         return f"did you mean {elsewhere[close]}?"
     return f"known here: {', '.join(siblings)}" if siblings else "no keys are known here"

@@ -84,7 +84,9 @@ def shortened(config: Config, steps: int) -> Config:
     only = {"max_steps": steps, "save_steps": steps, "save_total_limit": 1, "resume": "auto"}
     return config.model_copy(
         update={
-            "training": config.training.model_copy(update={**only, "early_stopping_patience": None}),
+            "training": config.training.model_copy(
+                update={**only, "early_stopping_patience": None}
+            ),
             "tracking": TrackingConfig(),
             "evaluation": config.evaluation.model_copy(update={"benchmarks": None, "gate": {}}),
             "logging": config.logging.model_copy(update={"report_json": None, "before_after": 0}),
@@ -109,8 +111,12 @@ def by_agent(relay: Relay) -> Start:
             heading += " goes on"
         print(f"\nkubetune: {heading}", flush=True)
         status = relay.run(processes.module("kubetune.agent", run_dir), {**os.environ, **environ})
-        if relay.stopping:  # else it would look like the stop that is tried here, or like a run that failed
-            stopped = errors.KubetuneError(f"{relay.stopping}: there is no verdict, and nothing is left of the runs")
+        if (
+            relay.stopping
+        ):  # else it would look like the stop that is tried here, or like a run that failed
+            stopped = errors.KubetuneError(
+                f"{relay.stopping}: there is no verdict, and nothing is left of the runs"
+            )
             stopped.exit_code = errors.PREEMPTED
             raise stopped
         return status
@@ -159,7 +165,9 @@ def _make(run_dir: Path, config: Config, plan: Plan) -> Path:
     return run_dir
 
 
-def _train(run_dir: Path, start: Start, *, expected: int = errors.OK, fault: str | None = None) -> None:
+def _train(
+    run_dir: Path, start: Start, *, expected: int = errors.OK, fault: str | None = None
+) -> None:
     environ = {step_digest.FOLDER: str(run_dir / "step_digests")}
     code = start(run_dir, environ | ({fault_injection.FAULT: fault} if fault else {}))
     if code == expected:
@@ -182,11 +190,15 @@ def facts_of(run_dir: Path) -> Facts:
             step, attempt = line["step"] + 1, attempts[line["step"]]
             attempts[line["step"]] += 1
             for name, digest in line["state"].items():
-                facts[Fact(step, attempt, _STATE, rank, f"{name} of the optimizer before the step")] = digest
+                facts[
+                    Fact(step, attempt, _STATE, rank, f"{name} of the optimizer before the step")
+                ] = digest
             facts[Fact(step, attempt, _SAMPLES, rank, "batch ids")] = str(line["samples"])
             for device, digest in line["random"].items():
                 facts[Fact(step, attempt, _RANDOM, rank, f"random state of {device}")] = digest
-            facts[Fact(step, attempt, _LOSSES, rank, "losses of the micro-batches")] = str(line["losses"])
+            facts[Fact(step, attempt, _LOSSES, rank, "losses of the micro-batches")] = str(
+                line["losses"]
+            )
     for line in metrics.read_metrics(run_dir):
         # The attempt that counted is the last one, but metrics do not know its number: they come after all of them.
         for name, value in line.items():

@@ -26,7 +26,10 @@ class Network(NamedTuple):
 
 def wants_rdma(environ: Mapping[str, str]) -> bool:
     """The environment names adapters, as pods of `profile: rdma` do, and nothing turns them off."""
-    is_off = environ.get("NCCL_IB_DISABLE", "0") not in ("", "0") or environ.get("NCCL_NET", "").lower() == "socket"
+    is_off = (
+        environ.get("NCCL_IB_DISABLE", "0") not in ("", "0")
+        or environ.get("NCCL_NET", "").lower() == "socket"
+    )
     return bool(environ.get("NCCL_IB_HCA")) and not is_off
 
 
@@ -46,8 +49,12 @@ def network(log: str) -> Network | None:
     if not found:
         return None
     if library := _NO_LIBRARY.search(log):
-        return Network(found[-1].strip(), f"{library[1]} is not there; Debian has it in libibverbs1")
-    return Network(found[-1].strip(), "no adapter of that name can be opened" if _NO_DEVICE in log else "")
+        return Network(
+            found[-1].strip(), f"{library[1]} is not there; Debian has it in libibverbs1"
+        )
+    return Network(
+        found[-1].strip(), "no adapter of that name can be opened" if _NO_DEVICE in log else ""
+    )
 
 
 def read_network(log: Path) -> Network | None:

@@ -53,7 +53,9 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 @contextmanager
-def join(environ: Mapping[str, str] = os.environ, timeout_seconds: float = 600.0) -> Iterator[World]:
+def join(
+    environ: Mapping[str, str] = os.environ, timeout_seconds: float = 600.0
+) -> Iterator[World]:
     """Take part in the run that torchrun's variables describe; leave it at the end.
 
     The group is destroyed only after success: after an error the other ranks must see a broken connection, not wait.
@@ -78,7 +80,9 @@ def join(environ: Mapping[str, str] = os.environ, timeout_seconds: float = 600.0
                 timeout=timedelta(seconds=timeout_seconds),
                 device_id=device if cuda else None,
             )
-        del board  # not before: rank 0's serves them all until torch's own, at the same address, is there
+        del (
+            board
+        )  # not before: rank 0's serves them all until torch's own, at the same address, is there
     yield World(rank, local_rank, size, device)
     if size > 1:
         dist.destroy_process_group()
@@ -101,7 +105,9 @@ def side_group(world: World, timeout_seconds: float) -> Group:
     if world.size == 1:
         return None
     with peers():
-        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+        group: dist.ProcessGroup = dist.new_group(
+            backend="gloo", timeout=timedelta(seconds=timeout_seconds)
+        )
     return group
 
 
@@ -138,7 +144,9 @@ def _lost_peer(error: Exception) -> errors.LostPeer:
 def local(parameter: Tensor) -> Tensor:
     """This rank's slice of a sharded parameter, sharing its memory; any other one as it is. Without its history."""
     parameter = parameter.detach()
-    return parameter.to_local() if hasattr(parameter, "to_local") else parameter  # importing DTensor is slow
+    return (
+        parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    )  # importing DTensor is slow
 
 
 def sum_(tensor: Tensor, world: World) -> Tensor:
@@ -155,7 +163,9 @@ def sum_numbers(numbers: Sequence[float], world: World) -> list[float]:
     if world.size == 1:
         return [float(n) for n in numbers]
     # gloo and NCCL both reduce fp64; the sum of counts stays exact to 2^53.
-    return sum_(torch.tensor(list(numbers), dtype=torch.float64, device=world.device), world).tolist()
+    return sum_(
+        torch.tensor(list(numbers), dtype=torch.float64, device=world.device), world
+    ).tolist()
 
 
 def agree(flag: bool, world: World) -> bool:

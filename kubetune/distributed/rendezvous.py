@@ -58,7 +58,9 @@ class Rendezvous:
             if self.rank != 0:
                 return f"rank {self.rank} lost another rank; rank 0 says which"
             # Far from the one that is lost ranks notice only when their own patience ends.
-            patience = _ONE_PEER_SECONDS if self.size == 2 else self.timeout_seconds + MARGIN_SECONDS
+            patience = (
+                _ONE_PEER_SECONDS if self.size == 2 else self.timeout_seconds + MARGIN_SECONDS
+            )
             silent = self._missing("alive", patience)
             return "; ".join(
                 f"{self._name(rank)} on {self._read(f'here/{rank}')} died or hangs, last seen at {self._phase(rank)}"
@@ -108,7 +110,9 @@ class Rendezvous:
 
     def _explain(self, missing: Collection[int]) -> str:
         names = ", ".join(self._name(rank) for rank in missing)
-        hosts = {rank: self._read(f"here/{rank}") for rank in range(self.size) if rank not in missing}
+        hosts = {
+            rank: self._read(f"here/{rank}") for rank in range(self.size) if rank not in missing
+        }
         here = ", ".join(f"{self.who} {rank} on {host}" for rank, host in hosts.items())
         return (
             f"{names} never came: {self.size} {self.who}s were to meet at {self.address} within "
@@ -125,21 +129,33 @@ def meet(environ: Mapping[str, str], timeout_seconds: float) -> Rendezvous:
     """
     size, rank = _number(environ, "WORLD_SIZE", 1), _number(environ, "RANK", 0)
     if rank >= size:
-        raise errors.ConfigError(f"RANK is {rank}, but WORLD_SIZE is {size}; expected 0 to {size - 1}")
-    if size > 1 and (absent := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]):
-        raise errors.ConfigError(f"WORLD_SIZE is {size}, but {' and '.join(absent)} not set; torchrun sets them")
+        raise errors.ConfigError(
+            f"RANK is {rank}, but WORLD_SIZE is {size}; expected 0 to {size - 1}"
+        )
+    if size > 1 and (
+        absent := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
+    ):
+        raise errors.ConfigError(
+            f"WORLD_SIZE is {size}, but {' and '.join(absent)} not set; torchrun sets them"
+        )
     _number(environ, "LOCAL_RANK", 0)
     host, port = environ.get("MASTER_ADDR", "127.0.0.1"), _number(environ, "MASTER_PORT", 0)
     address = f"{host}:{port}"
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         if size > 1:
-            opened = open_store("rank", rank, size, host, port, timeout_seconds, serves=rank == 0 and not by_agent)
+            opened = open_store(
+                "rank", rank, size, host, port, timeout_seconds, serves=rank == 0 and not by_agent
+            )
         store = PrefixStore("kubetune.distributed.rendezvous", opened) if size > 1 else HashStore()
-        found = Rendezvous(rank, size, _number(environ, "LOCAL_WORLD_SIZE", size), timeout_seconds, address, store)
+        found = Rendezvous(
+            rank, size, _number(environ, "LOCAL_WORLD_SIZE", size), timeout_seconds, address, store
+        )
         found.call_roll()
     except dist.DistError as error:
-        raise _not_found("rank", rank, address, timeout_seconds, errors.first_line(error)) from error
+        raise _not_found(
+            "rank", rank, address, timeout_seconds, errors.first_line(error)
+        ) from error
     return found
 
 
@@ -155,7 +171,9 @@ def open_store(
         try:
             # Not waiting for workers: the board is there to tell which of them are missing.
             wait = timedelta(seconds=timeout_seconds)
-            opened.append(TCPStore(host, port, size, serves, wait, multi_tenant=True, wait_for_workers=False))
+            opened.append(
+                TCPStore(host, port, size, serves, wait, multi_tenant=True, wait_for_workers=False)
+            )
         except dist.DistError as error:
             opened.append(error)
 
@@ -166,7 +184,10 @@ def open_store(
     found = opened[0] if opened else _why_silent(host, port)
     if isinstance(found, TCPStore):
         return found
-    address, reason = f"{host}:{port}", found if isinstance(found, str) else errors.first_line(found)
+    address, reason = (
+        f"{host}:{port}",
+        found if isinstance(found, str) else errors.first_line(found),
+    )
     error = None if isinstance(found, str) else found
     if serves:
         raise errors.EnvironmentFault(
@@ -194,5 +215,7 @@ def _not_found(who: str, number: int, address: str, timeout_seconds: float, reas
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, str(default))
     if not text.isdecimal():
-        raise errors.ConfigError(f"{name} is {text!r}; expected a whole number, as torchrun sets it")
+        raise errors.ConfigError(
+            f"{name} is {text!r}; expected a whole number, as torchrun sets it"
+        )
     return int(text)

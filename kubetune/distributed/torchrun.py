@@ -17,7 +17,7 @@ from signal import Signals
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.base import fast_import, files, processes
+from kubetune.base import collector, files, processes
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import PContext
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(patience: int, arguments: Sequence[str], tell: Tell) -> int:
     import logging
 
-    with fast_import.in_haste():
+    with collector.paused():
         _quiet()
         from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing import SignalException
@@ -95,9 +95,16 @@ def _roll_called(next_rendezvous: Any) -> Any:
 
     def meet(handler: StaticTCPRendezvous) -> RendezvousInfo:
         if handler._store is None:
-            host, port, node, nodes = handler.master_addr, handler.master_port, handler.rank, handler.world_size
+            host, port, node, nodes = (
+                handler.master_addr,
+                handler.master_port,
+                handler.rank,
+                handler.world_size,
+            )
             seconds, address = handler.timeout.total_seconds(), f"{host}:{port}"
-            handler._store = rendezvous.open_store("node", node, nodes, host, port, seconds, serves=node == 0)
+            handler._store = rendezvous.open_store(
+                "node", node, nodes, host, port, seconds, serves=node == 0
+            )
             board = PrefixStore("kubetune.nodes", handler._store)
             rendezvous.Rendezvous(node, nodes, nodes, seconds, address, board, "node").call_roll()
         info: RendezvousInfo = next_rendezvous(handler)
@@ -115,7 +122,9 @@ def _patience(seconds: int) -> list[str]:
         return ["--shutdown-timeout", str(seconds)]
     close = PContext.close
 
-    def close_patiently(self: PContext, death_sig: Signals | None = None, timeout: int = seconds) -> None:
+    def close_patiently(
+        self: PContext, death_sig: Signals | None = None, timeout: int = seconds
+    ) -> None:
         close(self, death_sig, timeout)
 
     PContext.close = close_patiently  # type: ignore[method-assign]

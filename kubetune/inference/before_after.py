@@ -54,15 +54,23 @@ def record(run_dir: Path, number: int) -> Path:
     """
     config = read_config(run_dir)
     if config.classifies:
-        raise errors.ConfigError(f"{run_dir} is a run of task {config.task}, which writes nothing that could be shown")
+        raise errors.ConfigError(
+            f"{run_dir} is a run of task {config.task}, which writes nothing that could be shown"
+        )
     kept = _questions(run_dir, config, number)
     loaded, sampling = load_run(run_dir), Sampling(MOST_TOKENS)
     begins = [found[0] for row in kept.rows if (found := cut(row.trained)) is not None]
-    prompts = [EncodedPrompt(row.ids[:at].tolist(), row.images) for row, at in zip(kept.rows, begins, strict=True)]
+    prompts = [
+        EncodedPrompt(row.ids[:at].tolist(), row.images)
+        for row, at in zip(kept.rows, begins, strict=True)
+    ]
     after = list(answers(loaded, prompts, sampling))
     with loaded.as_base() as base:
         before = list(answers(base, prompts, sampling))
-    best, decode = int(loaded.result.checkpoint.resolve().name.removeprefix("step-")), loaded.tokenizer.decode
+    best, decode = (
+        int(loaded.result.checkpoint.resolve().name.removeprefix("step-")),
+        loaded.tokenizer.decode,
+    )
     del loaded, base
     said = {best: after}
     for step in steps(run_dir):
@@ -84,7 +92,9 @@ def record(run_dir: Path, number: int) -> Path:
     text = "".join(f"{json.dumps(line, ensure_ascii=False, default=str)}\n" for line in lines)
     files.write_atomic(path, text, within=run_dir)
     asked = counted(len(said), "checkpoint")
-    logs.RESULT.info("%s before and after training, at %s: %s", counted(len(lines), "row"), asked, path)
+    logs.RESULT.info(
+        "%s before and after training, at %s: %s", counted(len(lines), "row"), asked, path
+    )
     return path
 
 

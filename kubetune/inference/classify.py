@@ -33,13 +33,18 @@ _log = logs.family_logger("DATA")
 
 
 def classify_texts(
-    run_dir: Path, which: str, texts: Sequence[tuple[str, str | None]], model: str | None = None
+    run_dir: Path,
+    which: str,
+    texts: Sequence[tuple[str, str | None]],
+    model: str | None = None,
+    trust_code: str | None = None,
 ) -> list[dict[str, Any]]:
     """Verdict of a run's classifier on each text, or pair of texts; overlong ones are cut as in training.
 
     `model`: its base, where that lies elsewhere here. Raises DataError naming what is no text.
     """
-    result, problems = open_result(run_dir, which, model), Problems()
+    result = open_result(run_dir, which, model, trust_code)
+    problems = Problems()
     for number, text in enumerate(texts, 1):
         try:
             for part in filter(None, text):
@@ -66,12 +71,14 @@ def answer_record(run_dir: Path, config: Config, prompt: str, answer: str) -> di
     """A prompt and its answer as a record of what the run was trained on: a conversation, or plain texts."""
     if not known(run_dir, config).is_chat:
         return {"prompt": prompt, "completion": answer}
-    return {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]}
+    return {
+        "messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+    }
 
 
 def answer_of(record: dict[str, Any]) -> Example:
     """The answer of a record that is to be scored; a verdict on it decides nothing. Raises ValueError for two."""
-    example = read(record, kind=likely_kind(record))[0]
+    example = read(record, kind=likely_kind(record)).example
     if isinstance(example, Preference):
         raise ValueError(
             "has two answers, which are scored one at a time; `kubetune data convert --to judged` makes two records of "
@@ -81,14 +88,19 @@ def answer_of(record: dict[str, Any]) -> Example:
 
 
 def score_answers(
-    run_dir: Path, which: str, records: Sequence[tuple[str, dict[str, Any]]], model: str | None = None
+    run_dir: Path,
+    which: str,
+    records: Sequence[tuple[str, dict[str, Any]]],
+    model: str | None = None,
+    trust_code: str | None = None,
 ) -> list[float]:
     """Reward of each answer by a run's reward model; overlong ones are cut as in training.
 
     `records`: where each stands, and a prompt with its completion, or messages that end in an answer, judged or not.
     Raises DataError naming those that are neither.
     """
-    result, problems = open_result(run_dir, which, model), Problems()
+    result = open_result(run_dir, which, model, trust_code)
+    problems = Problems()
     config, examples = result.config, list[Example]()
     for where, record in records:
         try:
@@ -99,7 +111,11 @@ def score_answers(
     device = default_device()
     with result.checked():
         learner = reward_model.load(config, result.checkpoint, device)
-        encoder = Encoder(result.tokenizer, add_special_tokens=config.data.add_special_tokens)
+        encoder = Encoder(
+            result.tokenizer,
+            add_special_tokens=config.data.add_special_tokens,
+            keeps_prompts=True,  # as in training
+        )
     rows: list[tuple[NDArray[np.uint32], NDArray[np.bool_]]] = []
     longer: list[bool] = []
     for (where, _), found in zip(records, encoder.encode_batch(examples), strict=True):
@@ -112,7 +128,11 @@ def score_answers(
     problems.raise_if_any()
     _say_cut(sum(longer), len(rows), config.data.max_length)
     lengths = np.array([len(ids) for ids, _ in rows])
-    groups = pack(np.arange(len(rows)), lengths, TOKENS_AT_ONCE if learner.route.padding_free else 1) if rows else []
+    groups = (
+        pack(np.arange(len(rows)), lengths, TOKENS_AT_ONCE if learner.route.padding_free else 1)
+        if rows
+        else []
+    )
     batches = [collate([rows[i] for i in group], group.tolist()).to(device) for group in groups]
     return reward_model.score(learner, batches)
 

@@ -42,6 +42,13 @@ def table(found: Sequence[Measured], names: tuple[str, str]) -> list[str]:
         for measured in found
     ]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)]
+    lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in (heads, *rows)
+    ]
     tests = ", ".join(dict.fromkeys(measured.paired.test for measured in found))
-    return [*(line.rstrip() for line in lines), "", f"{found[0].rows} rows that both were asked; p: {tests}, two-sided"]
+    return [
+        *(line.rstrip() for line in lines),
+        "",
+        f"{found[0].rows} rows that both were asked; p: {tests}, two-sided",
+    ]

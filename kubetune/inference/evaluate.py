@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
 from kubetune import errors
 from kubetune.base.files import write_atomic
-from kubetune.base.humanize import counted
-from kubetune.batching.feed import evaluated
+from kubetune.config import consent
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.config.schema.evaluation import FORGET_LOSS, GenerateConfig
+from kubetune.data.findings.finding import Finding
+from kubetune.data.findings.sentences import find
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
-from kubetune.data.reading.splits import told
 from kubetune.distributed.process_group import World
 from kubetune.inference.result import default_device, open_result
 from kubetune.planning.plan import make_plan
@@ -52,7 +51,9 @@ def other_sources(config: Config, data: str) -> tuple[SourceConfig, ...]:
     """
     is_section = data.lstrip()[:1] in ("{", "[") and not Path(data).exists()
     flags = {"model.path": config.model.path} | ({} if is_section else {"data.train": data})
-    given = load_config(None, overrides=[f"data.train={data}"] if is_section else [], flags=flags).data.train
+    given = load_config(
+        None, overrides=[f"data.train={data}"] if is_section else [], flags=flags
+    ).data.train
     if len(weights := {source.weight for source in given}) == 1 and weights != {1.0}:
         raise errors.ConfigError(
             f"--data: found weight {weights.pop():g}, and no source of another weight; weights are the mix that "
@@ -60,9 +61,15 @@ def other_sources(config: Config, data: str) -> tuple[SourceConfig, ...]:
         )
     own = config.data.eval if isinstance(config.data.eval, tuple) else config.data.train
     alike = {key: getattr(own[0], key) for key in ("columns", "format")}
-    alike = {key: value for key, value in alike.items() if all(getattr(source, key) == value for source in own)}
+    alike = {
+        key: value
+        for key, value in alike.items()
+        if all(getattr(source, key) == value for source in own)
+    }
     return tuple(
-        source.model_copy(update={key: alike[key] for key in alike if key not in source.model_fields_set})
+        source.model_copy(
+            update={key: alike[key] for key in alike if key not in source.model_fields_set}
+        )
         for source in given
     )
 
@@ -72,29 +79,35 @@ def _rows(config: Config, *, is_given: bool) -> tuple[Rows, Rows | None, tuple[s
 
     `is_given`: those of `--data`, which stand where those of training do; nothing else is measured then.
     """
-    if not is_given:
-        prepared = prepare(config)
-        assert prepared.eval is not None
-        lines = (told(split, stats) for split, stats in prepared.stats.items() if split != "train")
-        return prepared.eval, prepared.forget, (*chain.from_iterable(lines), *_mix(prepared.eval))
     try:
         prepared = prepare(config)
     except errors.DataError as error:
-        raise errors.DataError([problem.replace("data.train", "--data") for problem in error.problems]) from None
-    return prepared.train, None, (*told("--data", prepared.stats["train"]), *_mix(prepared.train))
+        if not is_given:
+            raise
+        raise errors.DataError(
+            [problem.replace("data.train", "--data") for problem in error.problems]
+        ) from None
+    if is_given:
+        findings = find(config, prepared.stats, prepared.tokenizer, names={"train": "--data"})
+        return prepared.train, None, _remarks(findings, {"train"})
+    assert prepared.eval is not None
+    return prepared.eval, prepared.forget, _remarks(prepared.findings, {"eval", "forget"})
 
 
-def _mix(rows: Rows) -> Iterator[str]:
-    """The rows that are left out so that the others have the mix that the weights of their sources ask for."""
-    if (number := len(evaluated(rows))) < len(rows):
-        yield f"{number:,} of {counted(len(rows), 'row')} evaluated, the mix that their sources' weights make"
+def _remarks(findings: Iterable[Finding], splits: set[str]) -> tuple[str, ...]:
+    """Return the findings about some splits, in lines."""
+    return tuple(finding.line for finding in findings if finding.split in splits)
 
 
 def _asking(config: Config) -> Config:
     """The config with answers to judge. Raises ConfigError for a task that writes none."""
     if config.classifies:
-        raise errors.ConfigError(f"metrics judge answers, and a run of task {config.task} writes none")
-    evaluation = config.evaluation.model_copy(update={"generate": config.evaluation.generate or GenerateConfig()})
+        raise errors.ConfigError(
+            f"metrics judge answers, and a run of task {config.task} writes none"
+        )
+    evaluation = config.evaluation.model_copy(
+        update={"generate": config.evaluation.generate or GenerateConfig()}
+    )
     return config.model_copy(update={"evaluation": evaluation})
 
 
@@ -106,29 +119,38 @@ def evaluate_run(
     *,
     model: str | None = None,
     own: Mapping[str, Function] = MappingProxyType({}),
+    trust_code: str | None = None,
 ) -> Evaluation:
     """Evaluate a run's checkpoint on its evaluation data, or on `data` as `other_sources` reads it.
 
     A classifier's predictions are also written, one JSON object a line, to `predictions` or `predictions.jsonl` of the
     run. `model`: its base, where that lies elsewhere here. `own`: functions that judge answers, besides those of the
-    config. Raises ConfigError when the run has no evaluation data and none are given.
+    config. `trust_code`: digest of code of the run that the user allows. Raises ConfigError when the run has no
+    evaluation data and none are given.
     """
-    result = open_result(run_dir, which, model)
+    result = open_result(run_dir, which, model, trust_code)
+    consent.require(consent.code_of(result.trained, [consent.METRICS]), run_dir, trust_code)
     config, folder = result.config, result.checkpoint
     device, task = default_device(), result.task
     if own:
         config = _asking(config)
     labels = task.labels_of(folder)
     if predictions is not None and labels is None:
-        raise errors.ConfigError(f"predictions are a classifier's; {run_dir} is a run of task {config.task}")
+        raise errors.ConfigError(
+            f"predictions are a classifier's; {run_dir} is a run of task {config.task}"
+        )
     if data is not None:
-        sources = config.data.model_copy(update={"train": other_sources(config, data), "eval": None})
+        sources = config.data.model_copy(
+            update={"train": other_sources(config, data), "eval": None}
+        )
         config = config.model_copy(update={"data": sources})
         if labels is not None:
             config = labels.fix(config)  # other data may lack some of the classes
     elif not config.data.eval:
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
-    whole_reference = config.lora is None and config.task == "preference" and config.preference.needs_reference
+    whole_reference = (
+        config.lora is None and config.task == "preference" and config.preference.needs_reference
+    )
     with result.checked(base=whole_reference or None):
         rows, kept, remarks = _rows(config, is_given=data is not None)
         learner = task.load(config, folder, device)
@@ -139,13 +161,17 @@ def evaluate_run(
     assert parts is not None
     if (said := task.predictions(learner, parts, rows)) is not None:
         predictions = predictions or run_dir / PREDICTIONS
-        write_atomic(predictions, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in said))
+        write_atomic(
+            predictions, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in said)
+        )
     matrix = task.confusion(learner, parts)
     names = labels.names if matrix and labels else ()
     metrics = measured(task, learner, rows, parts, world)
     if kept is not None:
         metrics[FORGET_LOSS] = (evaluate(task, learner, kept, plan, world) or {})["eval_loss"]
-    judge = judge_of(config, result.tokenizer, rows, world, "eval" if data is None else "train", own)
+    judge = judge_of(
+        config, result.tokenizer, rows, world, "eval" if data is None else "train", own
+    )
     if judge is not None:
         metrics |= judge.score(answer(judge, learner, world, lambda: False) or {})[0]
     found = Evaluation(metrics, predictions, matrix, names, remarks)

@@ -96,24 +96,32 @@ class LoadedModel:
         """It answers one question about images, and knows no conversations: PaliGemma."""
         return self.reader is not None and self.reader.processor.reads_prefixes
 
-    def encode(self, prompt: Prompt, images: Sequence[str] = (), tools: Sequence[Any] = ()) -> EncodedPrompt:
+    def encode(
+        self, prompt: Prompt, images: Sequence[str] = (), tools: Sequence[Any] = ()
+    ) -> EncodedPrompt:
         """Ids of a prompt; plain text becomes the user's turn where the model was taught conversations.
 
         `images` go where the prompt has `<image>`, or before it. Raises ValueError for what cannot be asked.
         """
         if isinstance(prompt, str):
             if not self.is_chat and not images and not self.answers_once:
-                return EncodedPrompt(self.tokenizer.encode_prompt(text_of(prompt, "it", may_be_empty=True)))
+                return EncodedPrompt(
+                    self.tokenizer.encode_prompt(text_of(prompt, "it", may_be_empty=True))
+                )
             prompt = [{"role": "user", "content": prompt}]
         seen = {"images": [os.path.abspath(image) for image in images]} if images else {}
         chat = convert({"messages": list(prompt), "tools": list(tools), **seen})
         assert isinstance(chat, Chat)
         if chat.images and not images:
-            raise ValueError("has images in the parts of its messages; name them in `images`, in their order")
+            raise ValueError(
+                "has images in the parts of its messages; name them in `images`, in their order"
+            )
         if not images and not self.answers_once:
             return EncodedPrompt(self.tokenizer.encode_prompt(chat.messages, chat.tools))
         if self.reader is None:
-            raise ValueError(f"has images, which need a model that sees; this run has `task: {self.config.task}`")
+            raise ValueError(
+                f"has images, which need a model that sees; this run has `task: {self.config.task}`"
+            )
         row = VisionEncoder(Encoder(self.tokenizer), self.reader.processor).encode_prompt(chat)
         return EncodedPrompt(row.ids, row.images)
 
@@ -124,18 +132,26 @@ class LoadedModel:
         """
         if self.answers_once or (isinstance(prompt, str) and not self.is_chat):
             return []
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        messages = (
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        )
         chat = convert({"messages": messages, "tools": list(tools)})
         assert isinstance(chat, Chat)
         return self.tokenizer.require_chat().left_out(chat.messages, chat.tools)
 
 
-def load_run(run_dir: StrPath, which: str = "best", *, model: str | None = None) -> LoadedModel:
+def load_run(
+    run_dir: StrPath,
+    which: str = "best",
+    *,
+    model: str | None = None,
+    trust_code: str | None = None,
+) -> LoadedModel:
     """Load the result of a run, ready to answer. `model`: its base, where that lies elsewhere here.
 
     Raises ConfigError where the base, or its tokenizer, is another than the run was trained with.
     """
-    return load_result(open_result(run_dir, which, model))
+    return load_result(open_result(run_dir, which, model, trust_code))
 
 
 def load_result(result: Result) -> LoadedModel:
@@ -143,10 +159,14 @@ def load_result(result: Result) -> LoadedModel:
     config = result.config
     with result.checked():
         tokenizer, processor = result.tokenizer, result.image_processor
-        model = loading.load_trained(result.auto_class, config, result.checkpoint, default_device()).eval()
+        model = loading.load_trained(
+            result.auto_class, config, result.checkpoint, default_device()
+        ).eval()
     # Where nobody knows what it was taught, a model that can chat is taken for one that was taught to.
     is_chat = tokenizer.chat is not None and result.facts.is_chat is not False
-    return LoadedModel(model, tokenizer, is_chat, result, PictureReader(processor) if processor else None)
+    return LoadedModel(
+        model, tokenizer, is_chat, result, PictureReader(processor) if processor else None
+    )
 
 
 def answer(
@@ -162,7 +182,9 @@ def answer(
     Raises DataError naming each prompt that cannot be asked; nothing is answered then.
     """
     problems, encoded = Problems(), []
-    for number, (prompt, own) in enumerate(zip(prompts, images or [()] * len(prompts), strict=True), 1):
+    for number, (prompt, own) in enumerate(
+        zip(prompts, images or [()] * len(prompts), strict=True), 1
+    ):
         try:
             encoded.append(loaded.encode(prompt, own))
         except ValueError as error:
@@ -172,7 +194,11 @@ def answer(
 
 
 def answers(
-    loaded: LoadedModel, prompts: Sequence[EncodedPrompt], sampling: Sampling, *, batch_size: int = 32
+    loaded: LoadedModel,
+    prompts: Sequence[EncodedPrompt],
+    sampling: Sampling,
+    *,
+    batch_size: int = 32,
 ) -> Iterator[str]:
     """One answer for each prompt, in order, each as soon as it is known.
 
@@ -195,14 +221,20 @@ def _in_order(
         for start in range(0, len(group), batch_size):
             part = group[start : start + batch_size]
             new = _generate(loaded, [prompts[i] for i in part], sampling)
-            known |= {index: loaded.tokenizer.decode(ids) for index, ids in zip(part, new, strict=True)}
+            known |= {
+                index: loaded.tokenizer.decode(ids) for index, ids in zip(part, new, strict=True)
+            }
             while told in known:
                 yield known.pop(told)
                 told += 1
 
 
 def stream_answer(
-    loaded: LoadedModel, prompt: Prompt, sampling: Sampling, show: Callable[[str], None], images: Sequence[str] = ()
+    loaded: LoadedModel,
+    prompt: Prompt,
+    sampling: Sampling,
+    show: Callable[[str], None],
+    images: Sequence[str] = (),
 ) -> str:
     """Answer one prompt, handing each new piece of text to `show`; returns the whole answer."""
     torch.manual_seed(sampling.seed)
@@ -214,11 +246,22 @@ def stream_answer(
 
 @torch.inference_mode()
 def _generate(
-    loaded: LoadedModel, prompts: list[EncodedPrompt], sampling: Sampling, streamer: BaseStreamer | None = None
+    loaded: LoadedModel,
+    prompts: list[EncodedPrompt],
+    sampling: Sampling,
+    streamer: BaseStreamer | None = None,
 ) -> list[list[int]]:
     """New ids for prompts of one length, or a single one with images, without what follows the first end token."""
     ids, images = [prompt.ids for prompt in prompts], [prompt.images for prompt in prompts]
-    return generate(loaded.model, loaded.tokenizer, ids, sampling.settings(), loaded.reader, images, streamer=streamer)
+    return generate(
+        loaded.model,
+        loaded.tokenizer,
+        ids,
+        sampling.settings(),
+        loaded.reader,
+        images,
+        streamer=streamer,
+    )
 
 
 class _Printer(BaseStreamer):  # type: ignore[misc]

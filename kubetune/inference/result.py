@@ -18,9 +18,11 @@ import torch
 import transformers
 
 from kubetune import errors
-from kubetune.base import processes
-from kubetune.base.files import StrPath
+from kubetune.base import logs, processes
+from kubetune.base.files import StrPath, require_plain
+from kubetune.config import consent
 from kubetune.config.load import read_config
+from kubetune.config.naming import OF_TRACKERS
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.data.prepared import data_facts, identity
@@ -47,6 +49,7 @@ class Result:
     trained: Config
     checkpoint: Path
     given: str | None = None
+    trust_code: str | None = None  # digest of code that the user typed to have it run
     _base: list[Any] = field(default_factory=list, repr=False, compare=False)
     """The model before fine-tuning, once it has been loaded beside the one that was trained whole."""
 
@@ -58,14 +61,31 @@ class Result:
         """
         settings = self.trained.model
         if self.given is not None:
-            place = str(Path(self.given).expanduser().absolute()) if is_local(self.given) else self.given
-            settings = settings.model_copy(update={"path": place, "revision": _commit(self.run_dir, place)})
+            place = (
+                str(Path(self.given).expanduser().absolute())
+                if is_local(self.given)
+                else self.given
+            )
+            settings = settings.model_copy(
+                update={"path": place, "revision": _commit(self.run_dir, place)}
+            )
         if not is_here(settings) and self.trained.lora is None:
             settings = settings.model_copy(update={"path": str(self.checkpoint), "revision": None})
         if not is_here(settings):
             raise _not_here(self.run_dir, settings.path)
         settings = _with_tokenizer(settings, self.checkpoint)
-        return identity.pinned(self.trained.model_copy(update={"model": settings}), self.run_dir)
+        config = identity.pinned(self.trained.model_copy(update={"model": settings}), self.run_dir)
+        if config.model.trust_remote_code and self.trained.lora is None:
+            of_base = [] if is_local(config.model.path) else _code_of_model(config)
+            self._require_allowed(consent.of_folder(self.checkpoint), *of_base)
+        elif config.model.trust_remote_code:
+            config = _with_pin(config)
+            self._require_allowed(*_code_of_model(config))
+        return config
+
+    def _require_allowed(self, *code: consent.Code) -> None:
+        """Raise ConfigError for code of a model that the user has not allowed on this machine."""
+        consent.require(code, self.run_dir, self.trust_code)
 
     @cached_property
     def task(self) -> Task:
@@ -105,35 +125,38 @@ class Result:
         if not self._base:
             _require_room(model)
             with self.checked(base=True):
-                base: Any = loading.load_pretrained(self.auto_class, self.config, default_device())
+                config = self.config
+                if config.model.trust_remote_code:
+                    config = _with_pin(config)
+                    self._require_allowed(*_code_of_model(config))
+                base: Any = loading.load_pretrained(self.auto_class, config, default_device())
             self._base.append(base.eval())
         yield self._base[0]
 
     @contextmanager
     def checked(self, *, base: bool | None = None) -> Iterator[None]:
-        """Within, what the result needs is loaded; at the end it is known to be what the run trained with and saved.
+        """Within, what the result needs is loaded: from a whole checkpoint, and at the end known to be of the same base.
 
         `base`: whether the base is loaded; left out, whether the checkpoint is an adapter. Raises ConfigError, and
-        EnvironmentFault where the checkpoint is damaged.
+        EnvironmentFault where the checkpoint is damaged, before anything of it is loaded.
         """
+        self._require_whole()
         if base and self.config.model.path == str(self.checkpoint):
             raise _not_here(self.run_dir, self.trained.model.path)
         needs_base = self.trained.lora is not None if base is None else base
-        parts = [*(["model"] if needs_base else []), *(["tokenizer"] if not self._has_own_tokenizer else [])]
+        parts = [
+            *(["model"] if needs_base else []),
+            *(["tokenizer"] if not self._has_own_tokenizer else []),
+        ]
         said = f"--model {self.given}" if self.given else "its config"
-        try:
-            with identity.checked(identity.Check(self.config, self.run_dir, said, tuple(parts))):
-                yield
-        except errors.KubetuneError:
-            raise
-        except Exception as error:
-            self._require_whole(error)
-            raise
-        self._require_whole(None)
+        with identity.checked(identity.Check(self.config, self.run_dir, said, tuple(parts))):
+            yield
 
-    def _require_whole(self, error: Exception | None) -> None:
+    def _require_whole(self) -> None:
         if self.damage:
-            raise errors.EnvironmentFault(f"{self.checkpoint} {self.damage}; choose another --checkpoint") from error
+            raise errors.EnvironmentFault(
+                f"{self.checkpoint} {self.damage}; choose another --checkpoint. Nothing was loaded."
+            )
 
     @cached_property
     def damage(self) -> str | None:
@@ -143,7 +166,9 @@ class Result:
         """
         cache = cache_folder(self.trained.data.cache)
         return checkpoints.verify(
-            self.checkpoint, but="optimizer*", digest=lambda path: identity.content_of(path, cache)[0].sha256
+            self.checkpoint,
+            but="optimizer*",
+            digest=lambda path: identity.content_of(path, cache)[0].sha256,
         )
 
     @property
@@ -153,14 +178,20 @@ class Result:
         return str(self.checkpoint) in (model.tokenizer, model.path)
 
 
-def open_result(run_dir: StrPath, which: str = "best", model: str | None = None) -> Result:
+def open_result(
+    run_dir: StrPath, which: str = "best", model: str | None = None, trust_code: str | None = None
+) -> Result:
     """The result of a run: `best`, `last` or a step. `model`: folder or hub id of its base, if elsewhere here.
 
-    Raises ConfigError where there is no such run or checkpoint.
+    `trust_code`: digest of code of the run that the user allows. Raises ConfigError where there is no such run or
+    checkpoint, EnvironmentFault where the run directory holds what is no file inside it.
     """
     run_dir = Path(run_dir)
-    trained = cpu_dtype.as_trained(run_dir, quantization.as_trained(run_dir, read_config(run_dir)))
-    return Result(run_dir, trained, checkpoints.choose(run_dir, which), model)
+    config = read_config(run_dir)
+    require_plain(run_dir, but=OF_TRACKERS)
+    config = _with_own_cache(config, run_dir)
+    trained = cpu_dtype.as_trained(run_dir, quantization.as_trained(run_dir, config))
+    return Result(run_dir, trained, checkpoints.choose(run_dir, which), model, trust_code)
 
 
 def default_device() -> torch.device:
@@ -168,10 +199,39 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def _with_own_cache(config: Config, run_dir: Path) -> Config:
+    """The config with this user's cache, unless the run was started here, or is of this start, with another."""
+    cache = consent.cache_of(config)
+    if cache is None or consent.is_allowed(cache) or consent.is_started(run_dir):
+        return config
+    logs.DATA.info(
+        "data.cache of %s is %s, with which no run was started here; your own cache is used",
+        run_dir,
+        cache.what,
+    )
+    return config.model_copy(update={"data": config.data.model_copy(update={"cache": None})})
+
+
+def _code_of_model(config: Config) -> list[consent.Code]:
+    return consent.code_of(config, [consent.REMOTE_CODE])
+
+
+def _with_pin(config: Config) -> Config:
+    """The config with the digest of its model's code for a pin, where that lies in a folder of this machine."""
+    if not is_local(config.model.path):
+        return config
+    pin = consent.folder_digest(Path(config.model.path).expanduser())
+    return config.model_copy(update={"model": config.model.model_copy(update={"revision": pin})})
+
+
 def _require_room(model: Any) -> None:
     """Raise EnvironmentFault where a second model of this size does not fit."""
     needed = sum(p.numel() * p.element_size() for p in model.parameters())
-    free = torch.cuda.mem_get_info()[0] if default_device().type == "cuda" else processes.free_memory_bytes()
+    free = (
+        torch.cuda.mem_get_info()[0]
+        if default_device().type == "cuda"
+        else processes.free_memory_bytes()
+    )
     if free < needed:
         raise errors.EnvironmentFault(
             f"the model before fine-tuning takes {needed / 1e9:.1f} GB beside the one that was trained whole, and "
@@ -199,7 +259,15 @@ def _commit(run_dir: Path, place: str) -> str | None:
 
 def _with_tokenizer(model: ModelConfig, folder: Path) -> ModelConfig:
     """The model with the checkpoint's copy of its tokenizer and template where those it names are not here."""
-    own = model.tokenizer is not None and is_local(model.tokenizer) and not Path(model.tokenizer).expanduser().is_dir()
+    own = (
+        model.tokenizer is not None
+        and is_local(model.tokenizer)
+        and not Path(model.tokenizer).expanduser().is_dir()
+    )
     template = model.chat_template
     lost = template not in (None, BUILT_IN_TEMPLATE) and not Path(template).expanduser().is_file()
-    return model.model_copy(update={"tokenizer": str(folder), "chat_template": None}) if own or lost else model
+    return (
+        model.model_copy(update={"tokenizer": str(folder), "chat_template": None})
+        if own or lost
+        else model
+    )

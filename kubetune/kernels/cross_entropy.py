@@ -81,7 +81,9 @@ def _kept_room(number: int, rows: int, width: int, dtype: torch.dtype) -> Tensor
     return room.view(rows, width)
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor, scale: float, head: Head) -> tuple[Tensor, Tensor]:
+def _cross_entropy(
+    logits: Tensor, labels: Tensor, scale: float, head: Head
+) -> tuple[Tensor, Tensor]:
     """`pointwise.cross_entropy` in the form that takes the least memory where it runs."""
     form, rule = head.kernels["cross_entropy"], head.rule
     if form is pointwise.cross_entropy and logits.device.type == "cpu":
@@ -89,7 +91,9 @@ def _cross_entropy(logits: Tensor, labels: Tensor, scale: float, head: Head) -> 
     return cast(tuple[Tensor, Tensor], form(logits, labels, scale, rule.multiplier, rule.cap))
 
 
-def cross_entropy_in_place(logits: Tensor, labels: Tensor, scale: float, rule: LogitRule) -> tuple[Tensor, Tensor]:
+def cross_entropy_in_place(
+    logits: Tensor, labels: Tensor, scale: float, rule: LogitRule
+) -> tuple[Tensor, Tensor]:
     """Result of `pointwise.cross_entropy`, to the last bit, but in at most two more rooms of fp32."""
     bent = logits
     if logits.dtype != torch.float32:
@@ -110,7 +114,9 @@ def cross_entropy_in_place(logits: Tensor, labels: Tensor, scale: float, rule: L
     return loss, gradient if gradient is logits else logits.copy_(gradient)
 
 
-def chunks(hidden: Tensor, labels: Tensor, head: Head, scale: float) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def chunks(
+    hidden: Tensor, labels: Tensor, head: Head, scale: float
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Stretches of rows, the loss of each row, and `scale` × gradient of their raw logits, until the next is asked."""
     rows = chunk_rows(len(head.weight), hidden.device)
     buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
@@ -129,7 +135,11 @@ def add_product(total: Tensor, d_logits: Tensor, x: Tensor) -> None:
 def opened(parameter: Tensor, collected: GradientSum | None) -> Tensor:
     """The fp32 sum that gradients of a parameter are added to: the collected one, or zeros."""
     # In fp32: hundreds of chunks would be rounded away in bf16.
-    return torch.zeros(parameter.shape, device=parameter.device) if collected is None else collected.opened()
+    return (
+        torch.zeros(parameter.shape, device=parameter.device)
+        if collected is None
+        else collected.opened()
+    )
 
 
 class FusedLinearCrossEntropy(Function):

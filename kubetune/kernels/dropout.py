@@ -37,7 +37,9 @@ def draw(x: Tensor, p: float) -> tuple[Tensor, float]:
     if not _is_drawn_by_bits(x, p):
         return torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p), 1 / (1 - p)
     # The whole range of int64: without bounds torch leaves out the sign bit.
-    bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    bits = (
+        torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
+    )
     dropped = round(p * _STEPS)
     return bits[: x.numel()].view(x.shape) >= dropped - _STEPS // 2, _STEPS / (_STEPS - dropped)
 

@@ -44,7 +44,9 @@ class Factors(NamedTuple):
 def sort_by_expert(chosen: Tensor, experts: int) -> Routing:
     """Routing by the experts `[tokens, choices]` that each token has chosen."""
     ids, order = torch.sort(chosen.reshape(-1), stable=True)
-    ends = torch.searchsorted(ids, torch.arange(experts, device=ids.device, dtype=ids.dtype), right=True)
+    ends = torch.searchsorted(
+        ids, torch.arange(experts, device=ids.device, dtype=ids.dtype), right=True
+    )
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     return Routing(order, back, ends.to(torch.int32), ids, chosen.shape[-1])
@@ -66,7 +68,12 @@ def weighted_swiglu(gate_up: Tensor, weights: Tensor) -> Tensor:
 
 
 def grouped_linear(
-    x: Tensor, weight: Tensor, routing: Routing, factors: Factors | None = None, *, transposed: bool = False
+    x: Tensor,
+    weight: Tensor,
+    routing: Routing,
+    factors: Factors | None = None,
+    *,
+    transposed: bool = False,
 ) -> Tensor:
     """`x Wₑᵀ + s (x Aₑᵀ) Bₑᵀ` of each row by its expert e.
 
@@ -108,7 +115,9 @@ def _gathered(x: Tensor, routing: Routing) -> Tensor:
 def _summed(y: Tensor, routing: Routing) -> Tensor:
     bags = routing.back.view(-1, routing.choices)
     if y.dtype == torch.float32 and y.device.type == "cpu":
-        return F.embedding_bag(bags, y, mode="sum")  # in one pass, without a copy of all rows in between
+        return F.embedding_bag(
+            bags, y, mode="sum"
+        )  # in one pass, without a copy of all rows in between
     return y.index_select(0, routing.back).view(*bags.shape, -1).sum(1)
 
 
@@ -141,7 +150,14 @@ class _GroupedLora(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, a: Tensor, b: Tensor, ends: Tensor, scaling: float, transposed: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        a: Tensor,
+        b: Tensor,
+        ends: Tensor,
+        scaling: float,
+        transposed: bool,
     ) -> Tensor:
         rows = _exact(x)
         down, up = _stacked(a, b, len(weight), rows)

@@ -68,7 +68,9 @@ class EightBits(NamedTuple):
 
 
 def _times_weight(bits: Bits, rows: Tensor, bias: Tensor | None, width: int) -> Tensor:
-    given = rows.new_empty(len(rows), width)  # before the weight, lest it come to lie behind what will be a hole
+    given = rows.new_empty(
+        len(rows), width
+    )  # before the weight, lest it come to lie behind what will be a hole
     weight = bits.weight(rows.dtype).t()
     if bias is None:
         return times_into(given, rows, weight)
@@ -92,7 +94,9 @@ def _times_transposed(bits: Bits, total: Tensor | None, d_y: Tensor) -> Tensor:
 
 class _LoraLinear(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, adapters: Adapters, bits: Bits, *flat: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, adapters: Adapters, bits: Bits, *flat: Tensor | None
+    ) -> tuple[Tensor, ...]:
         ctx.bits = bits
         return lora_forward(ctx, bits.times, x, adapters, *flat)
 

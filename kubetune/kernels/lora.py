@@ -65,18 +65,24 @@ def lora_forward(
         kept, growth = draw(rows, adapters.dropout)
         scale *= growth
     low = (down @ (rows if kept is None else rows * numbers(kept, rows.dtype)).t()).t()
-    ctx.spans = [slice(*span) for span in pairwise(accumulate((len(layer.a) for layer in layers), initial=0))]
+    ctx.spans = [
+        slice(*span) for span in pairwise(accumulate((len(layer.a) for layer in layers), initial=0))
+    ]
     outputs = []
     for layer, up, span in zip(layers, ups, ctx.spans, strict=True):
         y = product(rows, layer.bias, *layer.frozen).addmm_(low[:, span], up.t(), alpha=scale)
         outputs.append(y.view(*x.shape[:-1], y.shape[-1]))
-    ctx.save_for_backward(rows, low, down, kept, *ups, *(tensor for layer in layers for tensor in layer.frozen))
+    ctx.save_for_backward(
+        rows, low, down, kept, *ups, *(tensor for layer in layers for tensor in layer.frozen)
+    )
     ctx.scale, ctx.shape = scale, x.shape
     ctx.set_materialize_grads(False)
     return tuple(outputs)
 
 
-def lora_backward(ctx: Any, product: Callable[..., Tensor], grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+def lora_backward(
+    ctx: Any, product: Callable[..., Tensor], grads: Sequence[Tensor | None]
+) -> tuple[Any, ...]:
     """Gradients of what `lora_forward` was given from x on. `product(total, d_y, *frozen)`: that of x without the
     adapter, added to the total of layers before unless that is None.
 
@@ -113,7 +119,10 @@ def lora_backward(ctx: Any, product: Callable[..., Tensor], grads: Sequence[Tens
     d_down = d_low @ (rows if kept is None else rows * numbers(kept, rows.dtype))
     found: list[Tensor | None] = []
     for i, (d_b, span) in enumerate(zip(d_bs, ctx.spans, strict=True)):
-        found += [*(_summed(ctx, 2 * i + j, d) for j, d in enumerate((d_down[span], d_b))), *(None,) * (1 + width)]
+        found += [
+            *(_summed(ctx, 2 * i + j, d) for j, d in enumerate((d_down[span], d_b))),
+            *(None,) * (1 + width),
+        ]
     return d_x, None, *found
 
 
@@ -147,7 +156,9 @@ def _times_transposed(total: Tensor | None, d_y: Tensor, w: Tensor) -> Tensor:
 
 class _LoraLinears(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, adapters: Adapters, *flat: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, adapters: Adapters, *flat: Tensor | None
+    ) -> tuple[Tensor, ...]:
         return lora_forward(ctx, _times, x, adapters, *flat)
 
     @staticmethod

@@ -52,7 +52,8 @@ def batches_of(lengths: Sequence[int]) -> list[tuple[int, int]]:
     cuts = [0] * (len(lengths) + 1)
     for stop in range(1, len(lengths) + 1):
         best[stop], cuts[stop] = min(
-            (best[start] + CALL_TOKENS + lengths[start] * (stop - start), start) for start in range(stop)
+            (best[start] + CALL_TOKENS + lengths[start] * (stop - start), start)
+            for start in range(stop)
         )
     found, stop = [], len(lengths)
     while stop:

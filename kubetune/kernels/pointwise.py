@@ -19,11 +19,13 @@ from torch.autograd import Function
 
 from kubetune import errors
 from kubetune.base import logs
-from kubetune.base.signals import CompilingStopped
+from kubetune.base.signals import CompilingStopped, compiling
 from kubetune.planning import memory
 
 
-def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> tuple[Tensor, Tensor]:
+def rms_norm_forward(
+    x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool
+) -> tuple[Tensor, Tensor]:
     """`x / rms(x) * (weight + offset)` in fp32, and the reciprocal rms. `late_cast`: Gemma's order of rounding."""
     wide = x.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
@@ -33,7 +35,9 @@ def rms_norm_forward(x: Tensor, weight: Tensor, eps: float, offset: float, late_
     return weight * normed.to(x.dtype), scale
 
 
-def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, offset: float) -> Tensor:
+def rms_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, offset: float
+) -> Tensor:
     """Gradient of the input."""
     normed = x.float() * scale
     wide = grad.float() * (weight.float() + offset)
@@ -70,7 +74,9 @@ def rotary_backward(d_q: Tensor, d_k: Tensor, cos: Tensor, sin: Tensor) -> tuple
     return d_q * cos + _turn(d_q * sin, -1), d_k * cos + _turn(d_k * sin, -1)
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, scale: float, multiplier: float, cap: float) -> tuple[Tensor, Tensor]:
+def cross_entropy(
+    logits: Tensor, labels: Tensor, scale: float, multiplier: float, cap: float
+) -> tuple[Tensor, Tensor]:
     """Raw logits `[rows, vocabulary]` (overwritten) -> (loss of each row, `scale` × gradient of the raw logits)."""
     bent = logits
     if multiplier != 1.0:
@@ -115,7 +121,9 @@ _PLAIN: dict[str, Callable[..., Any]] = {f.__name__: f for f in POINTWISE}
 
 def chunk_rows(vocabulary: int, device: torch.device) -> int:
     """Rows that a head scores at once, by the vocabulary and the kind of device."""
-    gpu_bytes = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    gpu_bytes = (
+        torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    )
     return memory.chunk_rows(vocabulary, gpu_bytes)
 
 
@@ -137,7 +145,9 @@ class Kernels:
     def compile(self) -> None:
         """Use the compiled form of every function from now on, which is made on first use; inductor caches it."""
         self.is_planned = False
-        self.forms.update({name: _Untried(function, self.forms) for name, function in _PLAIN.items()})
+        self.forms.update(
+            {name: _Untried(function, self.forms) for name, function in _PLAIN.items()}
+        )
 
 
 def can_compile(device: torch.device) -> str | None:
@@ -147,8 +157,14 @@ def can_compile(device: torch.device) -> str | None:
         if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
             return "there is no C compiler (gcc)"
         has_headers = os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h"))
-        return None if has_headers else "there are no headers of Python (Python.h; Debian: python3-dev)"
-    return None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler (g++)"
+        return (
+            None
+            if has_headers
+            else "there are no headers of Python (Python.h; Debian: python3-dev)"
+        )
+    return (
+        None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler (g++)"
+    )
 
 
 class _Untried:
@@ -168,7 +184,8 @@ class _Untried:
         expected = self.plain(*(a.clone() if isinstance(a, Tensor) else a for a in args))
         compiled = torch.compile(self.plain, dynamic=True)
         try:
-            found = compiled(*args)
+            with compiling():
+                found = compiled(*args)
         except compiler_errors() as error:
             compile_no_more(error)
             return self._give_up(expected, reason_of(error))
@@ -201,7 +218,12 @@ def compile_no_more(error: BaseException) -> None:
         torch.compiler.set_stance("force_eager")
 
 
-_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-3, torch.float16: 1e-3, torch.float8_e4m3fn: 2e-2}
+_TOLERANCE = {
+    torch.float32: 1e-5,
+    torch.bfloat16: 4e-3,
+    torch.float16: 1e-3,
+    torch.float8_e4m3fn: 2e-2,
+}
 
 
 def _agree(found: Any, expected: Any) -> bool:
@@ -211,7 +233,9 @@ def _agree(found: Any, expected: Any) -> bool:
     apart = found.new_zeros((), dtype=torch.float32)
     size = apart.clone()
     # In pieces: logits in fp32 would take more memory than the step itself.
-    for ours, theirs in zip(found.flatten().split(2**20), expected.flatten().split(2**20), strict=True):
+    for ours, theirs in zip(
+        found.flatten().split(2**20), expected.flatten().split(2**20), strict=True
+    ):
         apart += (ours.float() - theirs.float()).square().sum()
         size += theirs.float().square().sum()
     return bool(apart.sqrt() <= _TOLERANCE[found.dtype] * size.sqrt())
@@ -220,7 +244,13 @@ def _agree(found: Any, expected: Any) -> bool:
 class _RmsNorm(Function):
     @staticmethod
     def forward(
-        ctx: Any, kernels: Kernels, x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool
+        ctx: Any,
+        kernels: Kernels,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        offset: float,
+        late_cast: bool,
     ) -> Tensor:
         y, scale = kernels["rms_norm_forward"](x, weight, eps, offset, late_cast)
         ctx.save_for_backward(x, weight, scale)
@@ -252,7 +282,9 @@ class _SwiGlu(Function):
 
 class _Rotary(Function):
     @staticmethod
-    def forward(ctx: Any, kernels: Kernels, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, kernels: Kernels, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
         ctx.kernels = kernels
         return cast(tuple[Tensor, Tensor], kernels["rotary_forward"](q, k, cos, sin))
@@ -262,7 +294,9 @@ class _Rotary(Function):
         return None, *ctx.kernels["rotary_backward"](d_q, d_k, *ctx.saved_tensors), None, None
 
 
-def rms_norm(kernels: Kernels, x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool) -> Tensor:
+def rms_norm(
+    kernels: Kernels, x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool
+) -> Tensor:
     """RMSNorm (arXiv 1910.07467) that keeps only its input."""
     return cast(Tensor, _RmsNorm.apply(kernels, x, weight, eps, offset, late_cast))  # type: ignore[no-untyped-call]
 
@@ -272,6 +306,8 @@ def swiglu(kernels: Kernels, gate: Tensor, up: Tensor) -> Tensor:
     return cast(Tensor, _SwiGlu.apply(kernels, gate, up))  # type: ignore[no-untyped-call]
 
 
-def rotary(kernels: Kernels, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotary(
+    kernels: Kernels, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
     """Rotary embedding that keeps nothing of q and k."""
     return cast(tuple[Tensor, Tensor], _Rotary.apply(kernels, q, k, cos, sin))  # type: ignore[no-untyped-call]

@@ -61,7 +61,11 @@ def is_mkl_narrow() -> bool:
 
 def pays(x: Tensor, w: Tensor) -> bool:
     """Test for products that are oneDNN's though torch's own would be MKL's."""
-    if x.device.type != "cpu" or not x.dtype == w.dtype == torch.float32 or torch.compiler.is_compiling():
+    if (
+        x.device.type != "cpu"
+        or not x.dtype == w.dtype == torch.float32
+        or torch.compiler.is_compiling()
+    ):
         return False
     return is_mkl_narrow() and len(x) * w.numel() >= LEAST
 
@@ -69,7 +73,11 @@ def pays(x: Tensor, w: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear`, and its gradients: `x` `[…, in]`, `weight` `[out, in]`, `bias` `[out]`."""
     # What is compiled stays torch's own, and asks for no size.
-    fits = not torch.compiler.is_compiling() and x.dim() > 1 and (bias is None or bias.dtype == x.dtype)
+    fits = (
+        not torch.compiler.is_compiling()
+        and x.dim() > 1
+        and (bias is None or bias.dtype == x.dtype)
+    )
     if fits and x.numel() * len(weight) >= LEAST_OF_MODULES and pays(x.flatten(0, -2), weight.t()):
         return cast(Tensor, _Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
     return F.linear(x, weight, bias)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -25,7 +26,14 @@ from lightkube.core.websocket import WebsocketDriver
 
 from kubetune.base.logs import scrub
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.kube_api.api_errors import NoNamespace, Question, Refused, Unreachable, refusal
+from kubetune.kube_api.api_errors import (
+    NoNamespace,
+    Question,
+    Refused,
+    Unreachable,
+    is_doubtful,
+    refusal,
+)
 from kubetune.kube_api.credentials import Login, not_a_namespace, read_login
 from kubetune.kube_api.kinds import KINDS, key
 
@@ -40,11 +48,18 @@ PATIENCE_SECONDS = 60.0
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _TRY_AGAIN = (429, 502, 503, 504)
+STARTING_SECONDS = 30.0
+"""Time for which rights are asked for again, that an API server refuses before it is ready."""
+
+_READY_SECONDS = 5.0
+_PAUSE_AT_START_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
 # A connection that died without a word is noticed after this time; nothing is lost by following a log anew.
 _SILENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 500
+# A line of a log begins with its time; the text may be empty.
+_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?: |$)")
 _LIST = "List"
 _NAMELESS = ("Status", "SelfSubjectAccessReview")
 _SWITCHED = 101
@@ -72,7 +87,11 @@ class Cluster:
     """
 
     def __init__(
-        self, namespace: str | None = None, *, patience_seconds: float | None = None, tell: Callable[[str], None] = say
+        self,
+        namespace: str | None = None,
+        *,
+        patience_seconds: float | None = None,
+        tell: Callable[[str], None] = say,
     ) -> None:
         if namespace and (told := not_a_namespace(namespace)):
             raise ConfigError(told)
@@ -89,6 +108,9 @@ class Cluster:
         # Followed logs hold a connection for each container: they have a client of their own, so that none of the
         # hundreds is waited for by a question.
         self._http, self._streams = self._connected(login), self._connected(login)
+        # Until when refusals of rights are doubted, and until when the server counts as ready without being asked.
+        self._doubt_until: float | None = None
+        self._ready_until = 0.0
 
     def _connected(self, login: Login) -> httpx2.Client:
         def name_server(request: httpx2.Request) -> None:
@@ -124,7 +146,9 @@ class Cluster:
     # -- objects
     def get(self, kind: str, name: str) -> Object | None:
         """One object, or None where there is none of that name (or no such kind)."""
-        response = self._send("GET", Question("get", KINDS[kind], self.namespace, name), missing_ok=True)
+        response = self._send(
+            "GET", Question("get", KINDS[kind], self.namespace, name), missing_ok=True
+        )
         return _object(response, KINDS[kind].name) if response is not None else None
 
     def list(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
@@ -132,7 +156,10 @@ class Cluster:
         return self.list_with_revision(kind, labels)[0]
 
     def list_with_revision(
-        self, kind: str, labels: Mapping[str, str] | None = None, fields: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
     ) -> tuple[builtins.list[Object], str]:
         """The objects with these labels and fields, and the revision at which it was so, for a watch to go on from."""
         question = Question("list", KINDS[kind], self.namespace)
@@ -157,7 +184,11 @@ class Cluster:
     def apply(self, obj: Object, *, dry_run: bool = False) -> Object:
         """Server-side apply, checked strictly: fields the server does not know are errors."""
         question = Question("apply", KINDS[key(obj)], self.namespace, obj["metadata"]["name"])
-        params = {"fieldManager": MANAGER, "fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        params = {
+            "fieldManager": MANAGER,
+            "fieldValidation": "Strict",
+            **({"dryRun": "All"} if dry_run else {}),
+        }
         return _object(self._asked("PATCH", question, params, obj, _APPLY), obj["kind"])
 
     def create(self, obj: Object) -> Object:
@@ -168,7 +199,10 @@ class Cluster:
     def merge(self, kind: str, name: str, change: Object) -> Object:
         """Change only the fields that `change` holds."""
         question = Question("patch", KINDS[kind], self.namespace, name)
-        return _object(self._asked("PATCH", question, {"fieldManager": MANAGER}, change, _MERGE), KINDS[kind].name)
+        return _object(
+            self._asked("PATCH", question, {"fieldManager": MANAGER}, change, _MERGE),
+            KINDS[kind].name,
+        )
 
     def delete(self, kind: str, name: str, *, grace_seconds: int | None = None) -> bool:
         """Delete an object and then what it owns; False where there was none."""
@@ -193,8 +227,14 @@ class Cluster:
             "subresource": subresource,
         }  # fmt: skip
         review = KINDS["SelfSubjectAccessReview"]
-        body = {"apiVersion": review.api_version, "kind": review.name, "spec": {"resourceAttributes": attributes}}
-        answer = _object(self._asked("POST", Question("create", review, self.namespace), body=body), review.name)
+        body = {
+            "apiVersion": review.api_version,
+            "kind": review.name,
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = _object(
+            self._asked("POST", Question("create", review, self.namespace), body=body), review.name
+        )
         return bool((answer.get("status") or {}).get("allowed"))
 
     def watch(
@@ -220,11 +260,25 @@ class Cluster:
                 try:
                     event = json.loads(line)
                 except (ValueError, RecursionError):
-                    raise Unreachable(f"{question}: the connection broke off within a line") from None
-                change, obj = (event.get("type"), event.get("object")) if isinstance(event, dict) else (None, None)
-                if change == "ERROR" and isinstance(obj, dict) and isinstance(obj.get("code", 500), int):
+                    raise Unreachable(
+                        f"{question}: the connection broke off within a line"
+                    ) from None
+                change, obj = (
+                    (event.get("type"), event.get("object"))
+                    if isinstance(event, dict)
+                    else (None, None)
+                )
+                if (
+                    change == "ERROR"
+                    and isinstance(obj, dict)
+                    and isinstance(obj.get("code", 500), int)
+                ):
                     raise refusal(question, obj.get("code", 500), obj)
-                if not isinstance(change, str) or not _is_object(obj) or "resourceVersion" not in obj["metadata"]:
+                if (
+                    not isinstance(change, str)
+                    or not _is_object(obj)
+                    or "resourceVersion" not in obj["metadata"]
+                ):
                     raise _foreign(response, line.decode(errors="replace"))
                 yield change, obj
 
@@ -239,9 +293,10 @@ class Cluster:
         follow: bool = False,
         previous: bool = False,
     ) -> Iterator[str]:
-        """The log of a container, each line after its time. Unreachable when it breaks off.
+        """The log of a container, each line after its time. Unreachable when it breaks off, or its node is away.
 
-        `since` is a time of whole seconds, `tail` a number of lines; `previous` asks for the container's last start.
+        What the node says instead of the log has no time, and is told to the user. `since` is a time of whole seconds,
+        `tail` a number of lines; `previous` asks for the container's last start.
         """
         question = Question("get", KINDS["Pod"], self.namespace, pod, "log")
         wanted = {
@@ -250,10 +305,17 @@ class Cluster:
             "follow": "true" if follow else None,
             "previous": "true" if previous else None,
         }
-        params = {"container": container, "timestamps": "true"} | {k: v for k, v in wanted.items() if v is not None}
+        params = {"container": container, "timestamps": "true"} | {
+            k: v for k, v in wanted.items() if v is not None
+        }
         with self._stream(question, params) as response:
             for line in _lines(response.iter_bytes()):
-                yield line.decode(errors="replace")
+                text = line.decode(errors="replace")
+                if _LOG_LINE.match(text):
+                    yield text
+                elif text.strip():
+                    # Kubelet answers so where the file of the log has gone.
+                    self.tell_once(f"the node of Pod {pod} says of its log: {text}")
 
     def exec(
         self,
@@ -268,29 +330,92 @@ class Cluster:
     ) -> int:
         """Run a command in a running container; its exit code.
 
-        Unreachable when the connection breaks off, or `seconds` are over; Refused when it may not be, or its node is
-        down.
+        At least one of the streams is needed. Unreachable when the connection breaks off, or `seconds` are over;
+        NoProgram where the container lacks the command; Refused when it may not be, or its node is down.
         """
+        if stdin is None and stdout is None and stderr is None:
+            raise ValueError("exec needs at least one stream, or the API server refuses it")
         question = Question("exec", KINDS["Pod"], self.namespace, pod, "exec")
-        outputs = {name: "true" for name, sink in (("stdout", stdout), ("stderr", stderr)) if sink is not None}
+        outputs = {
+            name: "true"
+            for name, sink in (("stdout", stdout), ("stderr", stderr))
+            if sink is not None
+        }
         params: Any = {"container": container, "command": list(argv), **outputs}
         if stdin is not None:
             params["stdin"] = "true"
         request = BasicRequest("GET", KINDS["Pod"].path(self.namespace, pod, "exec"), params=params)
         sinks: Any = {"stdout": stdout or False, "stderr": stderr or False}
         try:
-            driver = _Channel(self._streams, request, seconds)
+            driver = self._channel(request, seconds)
             return int(driver.write_and_read(stdin=stdin, **sinks).exit_code)
         except WebSocketUpgradeError as error:
-            raise _declined(question, error.response) from None
+            raise self._declined(question, error.response) from None
         except lightkube.ApiError as error:
-            raise refusal(question, error.status.code or 500, {"message": error.status.message}) from None
+            raise refusal(
+                question, error.status.code or 500, {"message": error.status.message}
+            ) from None
         except TimeoutError:
             raise Unreachable(f"{question}: no answer within {seconds:.0f} s") from None
-        except (HTTPXWSException, httpx2.HTTPError, ValueError) as error:  # ValueError: what came is none of exec's
-            raise Unreachable(f"{question}: the connection broke off ({str(error) or type(error).__name__})") from None
+        except (
+            HTTPXWSException,
+            httpx2.HTTPError,
+            ValueError,
+        ) as error:  # ValueError: what came is none of exec's
+            raise Unreachable(
+                f"{question}: the connection broke off ({str(error) or type(error).__name__})"
+            ) from None
 
     # -- inside
+    def _channel(self, request: BasicRequest, seconds: float | None) -> _Channel:
+        """Open a connection of exec, again while the API server has just started: nothing has run by then."""
+        while True:
+            try:
+                return _Channel(self._streams, request, seconds)
+            except WebSocketUpgradeError as error:
+                if not self._is_doubted(error.response):
+                    raise
+
+    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request, and again while its refusal is doubted."""
+        while True:
+            response = self._http.send(request)
+            if not self._is_doubted(response):
+                return response
+
+    def _is_doubted(self, response: httpx2.Response) -> bool:
+        """True if a request is to be asked again, since a server that has just started may have refused it.
+
+        A server that says that it is ready is believed, after one more try. Where it does not, or nobody may ask it,
+        refusals are doubted, with a pause after each, for STARTING_SECONDS; then no more, until it has been away.
+        """
+        message = str(_status(response).get("message"))
+        if not is_doubtful(response.status_code, message):
+            return False
+        now = time.monotonic()
+        if now < self._ready_until:
+            return False
+        if self._doubt_until is None:
+            self._doubt_until = now + min(STARTING_SECONDS, self._patience_seconds)
+        if now > self._doubt_until:
+            return False
+        try:
+            code = self._http.get("/readyz", timeout=self._silence_of_one).status_code
+        except httpx2.HTTPError:
+            return True
+        if code in (401, 403) or code >= 500:
+            self.tell_once(f"{self.address} has just started and knows no rights yet; trying again")
+            time.sleep(_PAUSE_AT_START_SECONDS)
+        else:
+            # It may have become ready since it refused: one more try decides.
+            self._ready_until = time.monotonic() + _READY_SECONDS
+        return True
+
+    def _note_absence(self) -> None:
+        """The server does not answer: whatever comes back may have just started."""
+        with self._lock:
+            self._doubt_until, self._ready_until = None, 0.0
+
     def _asked(
         self,
         method: str,
@@ -322,10 +447,18 @@ class Cluster:
         asked: list[float] = []
         for last in self._attempts(asked):
             try:
-                response = self._http.request(
-                    method, path, params=params, content=content, headers=headers, timeout=self._silence_of_one
+                response = self._answer(
+                    self._http.build_request(
+                        method,
+                        path,
+                        params=params,
+                        content=content,
+                        headers=headers,
+                        timeout=self._silence_of_one,
+                    )
                 )
             except httpx2.HTTPError as error:
+                self._note_absence()
                 if last or _DISTRUST in str(error):
                     raise Unreachable(self._silence(error)) from None
                 continue
@@ -375,10 +508,23 @@ class Cluster:
             client = self._http if question.verb == "watch" else self._streams
             with client.stream("GET", path, params=params) as response:
                 if response.status_code >= 400:
-                    raise _declined(question, response)
+                    raise self._declined(question, response)
                 yield response
         except httpx2.HTTPError as error:
+            self._note_absence()
             raise Unreachable(self._silence(error)) from None
+
+    def _declined(self, question: Question, response: httpx2.Response) -> EnvironmentFault:
+        """The error for a refused stream: Refused, or Unreachable where another try may do."""
+        code, said = response.status_code, str(_status(response).get("message") or "")
+        if code in _TRY_AGAIN or self._is_doubted(response):
+            told = f"{question}: the API server is not ready ({code}): {said[:_SHOWN_CHARACTERS]}"
+            return Unreachable(told, _retry_after(response))
+        error = refusal(question, code, _status(response))
+        if question.subresource == "log" and code >= 500:
+            # The node is away, for a moment or for good; what becomes of its pods will tell.
+            return Unreachable(str(error))
+        return error
 
     def _show_warnings(self, response: httpx2.Response) -> None:
         """Warning headers: `299 - "text"`. A pod template that pod security will refuse shows only here."""
@@ -405,24 +551,23 @@ class _Channel(WebsocketDriver):
         )
 
 
-def _selectors(labels: Mapping[str, str] | None, fields: Mapping[str, str] | None = None) -> dict[str, str]:
+def _selectors(
+    labels: Mapping[str, str] | None, fields: Mapping[str, str] | None = None
+) -> dict[str, str]:
     wanted = {"labelSelector": labels, "fieldSelector": fields}
-    return {name: ",".join(f"{key}={value}" for key, value in of.items()) for name, of in wanted.items() if of}
+    return {
+        name: ",".join(f"{key}={value}" for key, value in of.items())
+        for name, of in wanted.items()
+        if of
+    }
 
 
 def _read_refusal(response: httpx2.Response) -> None:
-    is_no_channel = "sec-websocket-key" in response.request.headers and response.status_code != _SWITCHED
+    is_no_channel = (
+        "sec-websocket-key" in response.request.headers and response.status_code != _SWITCHED
+    )
     if response.status_code >= 400 or is_no_channel:
         response.read()
-
-
-def _declined(question: Question, response: httpx2.Response) -> EnvironmentFault:
-    """The error for a refused stream: Refused, or Unreachable where another try may do."""
-    if response.status_code in _TRY_AGAIN:
-        said = str(_status(response).get("message") or "")[:_SHOWN_CHARACTERS]
-        told = f"{question}: the API server is not ready ({response.status_code}): {said}"
-        return Unreachable(told, _retry_after(response))
-    return refusal(question, response.status_code, _status(response))
 
 
 def _retry_after(response: httpx2.Response) -> float:
@@ -436,7 +581,12 @@ def _object(response: httpx2.Response, *kinds: str) -> Object:
     answer = _decoded(response)
     kind = str(answer.get("kind"))
     items = answer.get("items") or []
-    if _LIST in kinds and kind.endswith(_LIST) and isinstance(items, list) and all(map(_is_object, items)):
+    if (
+        _LIST in kinds
+        and kind.endswith(_LIST)
+        and isinstance(items, list)
+        and all(map(_is_object, items))
+    ):
         return answer
     if kind in kinds and (kind in _NAMELESS or _is_object(answer)):
         return answer

@@ -35,7 +35,9 @@ Section = dict[str, Any]
 
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _DEFAULT = "~/.kube/config"
-_VERSIONS = tuple(f"client.authentication.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1"))
+_VERSIONS = tuple(
+    f"client.authentication.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1")
+)
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 _UNAUTHORIZED = 401
 # Fields as kubectl takes them; others are not looked at.
@@ -83,14 +85,20 @@ def read_login(tell: Callable[[str], None]) -> Login:
     `tell` learns that a program which logs in takes long. Raises EnvironmentFault saying what is wrong, and in which
     file.
     """
-    named = [Path(os.path.expanduser(name)) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
+    named = [
+        Path(os.path.expanduser(name))
+        for name in os.environ.get("KUBECONFIG", "").split(os.pathsep)
+        if name
+    ]
     files = [path for path in named or [Path(os.path.expanduser(_DEFAULT))] if os.path.isfile(path)]
     if files:
         return _login(_merged(files), tell)
     if not named and (_IN_CLUSTER / "token").is_file() and "KUBERNETES_SERVICE_HOST" in os.environ:
         return _account()
     where = " or ".join(map(str, named)) or _DEFAULT
-    raise EnvironmentFault(f"there is no kubeconfig at {where}; set KUBECONFIG to one, or copy it there")
+    raise EnvironmentFault(
+        f"there is no kubeconfig at {where}; set KUBECONFIG to one, or copy it there"
+    )
 
 
 def _merged(files: list[Path]) -> Section:
@@ -99,12 +107,27 @@ def _merged(files: list[Path]) -> Section:
     for path in files:
         try:
             found = YAML(typ="safe", pure=True).load(path) or {}
-            for plural, singular in (("clusters", "cluster"), ("users", "user"), ("contexts", "context")):
+            for plural, singular in (
+                ("clusters", "cluster"),
+                ("users", "user"),
+                ("contexts", "context"),
+            ):
                 for entry in found.get(plural) or []:
-                    section = {**_checked(entry.get(singular) or {}, f"{singular} {entry['name']}: "), "file": path}
+                    section = {
+                        **_checked(entry.get(singular) or {}, f"{singular} {entry['name']}: "),
+                        "file": path,
+                    }
                     merged[plural].setdefault(str(entry["name"]), section)
             current = found.get("current-context")
-        except (OSError, ValueError, YAMLError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        except (
+            OSError,
+            ValueError,
+            YAMLError,
+            AttributeError,
+            KeyError,
+            TypeError,
+            RecursionError,
+        ) as error:
             said = str(error).replace("\n", " ") or type(error).__name__
             raise EnvironmentFault(f"{path}: no kubeconfig can be read from it: {said}") from None
         if current and "current" not in merged:
@@ -123,16 +146,22 @@ def _checked(section: Section, where: str) -> Section:
             is_text = is_text and value.strip().isprintable()
         if key in _TEXTS and not is_text:
             raise ValueError(f"{where}{key} is no text")
-        if key in _LISTS and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+        if key in _LISTS and not (
+            isinstance(value, list) and all(isinstance(one, str) for one in value)
+        ):
             raise ValueError(f"{where}{key} is no list of texts")
         if key in _SWITCHES and not isinstance(value, bool):
             raise ValueError(f"{where}{key} is neither true nor false")
         if key == "as-user-extra":
-            _checked({"args": [text for texts in value.values() for text in texts]}, f"{where}{key}: ")
+            _checked(
+                {"args": [text for texts in value.values() for text in texts]}, f"{where}{key}: "
+            )
         if key == "exec":
             _checked(value, f"{where}exec: ")
             for entry in value.get("env") or []:
-                _checked({"name": entry["name"], "value": entry.get("value")}, f"{where}exec: env: ")
+                _checked(
+                    {"name": entry["name"], "value": entry.get("value")}, f"{where}exec: env: "
+                )
     return section
 
 
@@ -144,9 +173,15 @@ def _login(config: Section, tell: Callable[[str], None]) -> Login:
         )
     context = _entry(config, "contexts", config["current"], "current-context")
     cluster = _entry(config, "clusters", context.get("cluster"), f"context {config['current']}")
-    user = _entry(config, "users", context["user"], f"context {config['current']}") if context.get("user") else {}
+    user = (
+        _entry(config, "users", context["user"], f"context {config['current']}")
+        if context.get("user")
+        else {}
+    )
     if not cluster.get("server"):
-        raise EnvironmentFault(f"{cluster['file']}: cluster {context.get('cluster')}: `server` is missing")
+        raise EnvironmentFault(
+            f"{cluster['file']}: cluster {context.get('cluster')}: `server` is missing"
+        )
     if user.get("auth-provider"):
         raise EnvironmentFault(
             f"{user['file']}: user {context['user']}: auth-provider is no longer understood, by kubectl neither; "
@@ -155,7 +190,9 @@ def _login(config: Section, tell: Callable[[str], None]) -> Login:
     verify = _trusted(cluster)
     try:
         server = urlsplit(cluster["server"])
-        is_address = server.scheme in ("http", "https") and bool(server.hostname) and (server.port or 1) > 0
+        is_address = (
+            server.scheme in ("http", "https") and bool(server.hostname) and (server.port or 1) > 0
+        )
     except ValueError:
         is_address = False
     if not is_address:
@@ -183,7 +220,10 @@ def not_a_namespace(name: str) -> str:
 
 def _account() -> Login:
     """A pod's own credentials: the token of its service account, which changes now and then."""
-    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    host, port = (
+        os.environ["KUBERNETES_SERVICE_HOST"],
+        os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
+    )
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     namespace = _text({"file": _IN_CLUSTER}, "namespace", _IN_CLUSTER / "namespace")
     verify = _trusted({"certificate-authority": str(_IN_CLUSTER / "ca.crt"), "file": _IN_CLUSTER})
@@ -245,8 +285,14 @@ def _trusted(cluster: Section) -> ssl.SSLContext:
     try:
         return httpx2.create_ssl_context(verify=not cluster.get("insecure-skip-tls-verify"))
     except OSError as error:
-        where = f" of SSL_CERT_FILE ({os.environ['SSL_CERT_FILE']})" if "SSL_CERT_FILE" in os.environ else ""
-        raise EnvironmentFault(f"the certificates{where} that servers are known by cannot be read: {error}") from None
+        where = (
+            f" of SSL_CERT_FILE ({os.environ['SSL_CERT_FILE']})"
+            if "SSL_CERT_FILE" in os.environ
+            else ""
+        )
+        raise EnvironmentFault(
+            f"the certificates{where} that servers are known by cannot be read: {error}"
+        ) from None
 
 
 def _load_certificate(verify: ssl.SSLContext, certificate: bytes, key: bytes, where: str) -> None:
@@ -259,10 +305,14 @@ def _load_certificate(verify: ssl.SSLContext, certificate: bytes, key: bytes, wh
         try:
             verify.load_cert_chain(first.name, second.name)
         except (ssl.SSLError, OSError) as error:
-            raise EnvironmentFault(f"{where}: the client certificate cannot be used: {error}") from None
+            raise EnvironmentFault(
+                f"{where}: the client certificate cannot be used: {error}"
+            ) from None
 
 
-def _auth(user: Section, cluster: Section, verify: ssl.SSLContext, tell: Callable[[str], None]) -> httpx2.Auth | None:
+def _auth(
+    user: Section, cluster: Section, verify: ssl.SSLContext, tell: Callable[[str], None]
+) -> httpx2.Auth | None:
     certificate, key = _bytes(user, "client-certificate"), _bytes(user, "client-key")
     if certificate and key:
         _load_certificate(verify, certificate, key, str(user["file"]))
@@ -290,7 +340,9 @@ def _impersonation(user: Section) -> list[tuple[str, str]]:
     headers += [("Impersonate-Group", str(group)) for group in user.get("as-groups") or []]
     headers += [("Impersonate-Uid", str(user["as-uid"]))] if user.get("as-uid") else []
     extra = user.get("as-user-extra") or {}
-    return headers + [(f"Impersonate-Extra-{key}", str(text)) for key, texts in extra.items() for text in texts]
+    return headers + [
+        (f"Impersonate-Extra-{key}", str(text)) for key, texts in extra.items() for text in texts
+    ]
 
 
 def _bearer(token: Callable[[], str]) -> httpx2.Auth:
@@ -306,14 +358,23 @@ def _bearer(token: Callable[[], str]) -> httpx2.Auth:
 class _ExecLogin(httpx2.Auth):
     """A program that gives us a token or a client certificate, asked when the first request is made."""
 
-    def __init__(self, user: Section, cluster: Section, verify: ssl.SSLContext, tell: Callable[[str], None]) -> None:
-        self._program, self._cluster, self._verify, self._tell = dict(user["exec"]), cluster, verify, tell
+    def __init__(
+        self, user: Section, cluster: Section, verify: ssl.SSLContext, tell: Callable[[str], None]
+    ) -> None:
+        self._program, self._cluster, self._verify, self._tell = (
+            dict(user["exec"]),
+            cluster,
+            verify,
+            tell,
+        )
         self._file = user["file"]
         self._lock = threading.Lock()
         self._token: str | None = None
         self._runs, self._until = 0, 0.0
 
-    def sync_auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+    def sync_auth_flow(
+        self, request: httpx2.Request
+    ) -> Generator[httpx2.Request, httpx2.Response, None]:
         run = self._log_in(0)
         self._sign(request)
         response = yield request
@@ -336,7 +397,9 @@ class _ExecLogin(httpx2.Auth):
                 if certificate and key:
                     _load_certificate(self._verify, certificate.encode(), key.encode(), self._who())
                 elif not self._token:
-                    raise EnvironmentFault(f"{self._who()} gave neither a token nor a client certificate with its key")
+                    raise EnvironmentFault(
+                        f"{self._who()} gave neither a token nor a client certificate with its key"
+                    )
                 self._until = _until(status.get("expirationTimestamp"))
                 self._runs += 1
             return self._runs
@@ -348,18 +411,25 @@ class _ExecLogin(httpx2.Auth):
         program = self._program
         if program.get("apiVersion") not in _VERSIONS:
             expected = ", ".join(_VERSIONS)
-            raise EnvironmentFault(f"{self._who()}: found apiVersion {program.get('apiVersion')}; expected {expected}")
+            raise EnvironmentFault(
+                f"{self._who()}: found apiVersion {program.get('apiVersion')}; expected {expected}"
+            )
         mode = program.get("interactiveMode", "IfAvailable")
         is_interactive = mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
         if mode == "Always" and not is_interactive:
-            raise EnvironmentFault(f"{self._who()} asks for a terminal, and there is none; log in from one first")
+            raise EnvironmentFault(
+                f"{self._who()} asks for a terminal, and there is none; log in from one first"
+            )
         if not (command := program.get("command")):
             raise EnvironmentFault(f"{self._file}: `command` of the login program is missing")
         argv = [str(_path({"file": self._file}, command)) if os.sep in command else command]
         environ = {entry["name"]: entry.get("value") or "" for entry in program.get("env") or []}
         environ["KUBERNETES_EXEC_INFO"] = json.dumps(self._info(is_interactive))
         try:
-            with reminding(lambda taken: self._tell(f"{self._who()} has said nothing for {taken}"), _REMINDER_SECONDS):
+            with reminding(
+                lambda taken: self._tell(f"{self._who()} has said nothing for {taken}"),
+                _REMINDER_SECONDS,
+            ):
                 done = subprocess.run(
                     [*argv, *(program.get("args") or [])],
                     env={**os.environ, **environ},
@@ -372,7 +442,11 @@ class _ExecLogin(httpx2.Auth):
                     check=False,
                 )
         except (OSError, ValueError) as error:
-            hint = f"; {program['installHint'].strip()}" if program.get("installHint") else "; is it on the PATH?"
+            hint = (
+                f"; {program['installHint'].strip()}"
+                if program.get("installHint")
+                else "; is it on the PATH?"
+            )
             said = error.strerror if isinstance(error, OSError) else error
             raise EnvironmentFault(f"{self._who()} cannot be started: {said}{hint}") from None
         if done.returncode != 0:
@@ -385,7 +459,9 @@ class _ExecLogin(httpx2.Auth):
             what = "no ExecCredential with a status"
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             told = type(error) is ValueError  # by _checked
-            what = f"an ExecCredential of which {error}" if told else "no ExecCredential with a status"
+            what = (
+                f"an ExecCredential of which {error}" if told else "no ExecCredential with a status"
+            )
         raise EnvironmentFault(f"{self._who()} printed {what}")
 
     def _info(self, is_interactive: bool) -> Section:
@@ -397,7 +473,11 @@ class _ExecLogin(httpx2.Auth):
             if authority := _bytes(self._cluster, "certificate-authority"):
                 known["certificate-authority-data"] = base64.b64encode(authority).decode()
             extensions = self._cluster.get("extensions") or []
-            own = [entry.get("extension") for entry in extensions if entry.get("name") == _EXEC_EXTENSION]
+            own = [
+                entry.get("extension")
+                for entry in extensions
+                if entry.get("name") == _EXEC_EXTENSION
+            ]
             spec["cluster"] = {**known, **({"config": own[0]} if own else {})}
         return {"apiVersion": self._program["apiVersion"], "kind": "ExecCredential", "spec": spec}
 

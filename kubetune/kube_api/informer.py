@@ -51,7 +51,10 @@ class Informer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._over.set()  # the thread ends with the watch that is open now
 
@@ -83,7 +86,9 @@ class Informer:
                         self._revision = ""
                     self._failures += 1
                     if self._failures % _TRIES == 0:
-                        self._revision = ""  # some proxies let no watch through: asking now and then has to do
+                        self._revision = (
+                            ""  # some proxies let no watch through: asking now and then has to do
+                        )
                     asked = error.pause_seconds if isinstance(error, Unreachable) else 0.0
                     self._over.wait(min(max(_PAUSE_SECONDS, asked), PATIENCE_SECONDS))
         except Exception as error:  # told to whoever asks for the objects
@@ -91,18 +96,26 @@ class Informer:
             self.changed.set()
 
     def _take_all(self) -> None:
-        found, self._revision = self._cluster.list_with_revision(self._kind, self._labels, self._fields)
+        found, self._revision = self._cluster.list_with_revision(
+            self._kind, self._labels, self._fields
+        )
         there = {_uid(obj) for obj in found}
         for obj in [obj for uid, obj in self._known.items() if uid not in there]:
             self._take("DELETED", obj)
         for obj in found:
             before = self._known.get(_uid(obj))
-            if before is None or before["metadata"].get("resourceVersion") != obj["metadata"].get("resourceVersion"):
+            if before is None or before["metadata"].get("resourceVersion") != obj["metadata"].get(
+                "resourceVersion"
+            ):
                 self._take("ADDED" if before is None else "MODIFIED", obj)
 
     def _watch(self) -> None:
         changes = self._cluster.watch(
-            self._kind, self._labels, fields=self._fields, since=self._revision, seconds=_WATCH_SECONDS
+            self._kind,
+            self._labels,
+            fields=self._fields,
+            since=self._revision,
+            seconds=_WATCH_SECONDS,
         )
         for change, obj in changes:
             if self._over.is_set():

@@ -19,7 +19,9 @@ OPERATOR_RELEASE = (
     "install the Kubeflow training operator v1.9: kubectl apply --server-side -k "
     "'https://github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4'"
 )
-MONITORING = "install the Prometheus operator, or leave out tracking.prometheus.pod_monitor and alerts"
+MONITORING = (
+    "install the Prometheus operator, or leave out tracking.prometheus.pod_monitor and alerts"
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,12 @@ KINDS: dict[str, Kind] = {
         Kind("Service", "v1", "services"),
         Kind("Pod", "v1", "pods"),
         Kind("Event", "v1", "events"),
-        Kind("SelfSubjectAccessReview", "authorization.k8s.io/v1", "selfsubjectaccessreviews", is_namespaced=False),
+        Kind(
+            "SelfSubjectAccessReview",
+            "authorization.k8s.io/v1",
+            "selfsubjectaccessreviews",
+            is_namespaced=False,
+        ),
         Kind("Job", "batch/v1", "jobs"),
         Kind("Deployment", "apps/v1", "deployments"),
         Kind("StatefulSet", "apps/v1", "statefulsets"),
@@ -68,7 +75,9 @@ KINDS: dict[str, Kind] = {
         Kind("TrainJob", "trainer.kubeflow.org/v1alpha1", "trainjobs", TRAINER_RELEASE),
         Kind("PodMonitor", "monitoring.coreos.com/v1", "podmonitors", MONITORING),
         Kind("PrometheusRule", "monitoring.coreos.com/v1", "prometheusrules", MONITORING),
-        Kind("TrainingRuntime", "trainer.kubeflow.org/v1alpha1", "trainingruntimes", TRAINER_RELEASE),
+        Kind(
+            "TrainingRuntime", "trainer.kubeflow.org/v1alpha1", "trainingruntimes", TRAINER_RELEASE
+        ),
     )
 }
 
@@ -80,7 +89,9 @@ POD_GROUPS = {
 """The API versions that have a kind PodGroup, and how to get each; in KINDS their group is part of its name."""
 
 for _version, _how in POD_GROUPS.items():
-    _kind = Kind("PodGroup", _version, "podgroups", f"{_how}, or choose another kubernetes.scheduling.gang")
+    _kind = Kind(
+        "PodGroup", _version, "podgroups", f"{_how}, or choose another kubernetes.scheduling.gang"
+    )
     KINDS[f"{_kind.name}.{_kind.group}"] = _kind
 
 
@@ -90,12 +101,22 @@ WORKLOADS_OF_KUEUE = {
 }
 """Kueue's own record of what it holds back and lets go, in the versions that it has served; newest first."""
 
-KINDS.update(WORKLOADS_OF_KUEUE)
+QUEUES_OF_KUEUE = {
+    f"LocalQueue.{version}": Kind("LocalQueue", f"kueue.x-k8s.io/{version}", "localqueues")
+    for version in ("v1beta2", "v1beta1")
+}
+"""What `kubernetes.queue` names, in the same versions."""
+
+KINDS.update({**WORKLOADS_OF_KUEUE, **QUEUES_OF_KUEUE})
 
 
 def key(obj: Mapping[str, Any]) -> str:
     """Name of an object's kind in KINDS."""
-    return obj["kind"] if obj["kind"] in KINDS else f"{obj['kind']}.{obj['apiVersion'].rpartition('/')[0]}"
+    return (
+        obj["kind"]
+        if obj["kind"] in KINDS
+        else f"{obj['kind']}.{obj['apiVersion'].rpartition('/')[0]}"
+    )
 
 
 WORKLOADS: dict[str, Kind] = {

@@ -45,7 +45,11 @@ def _launch(request: Mapping[str, Any], relay: Relay) -> dict[str, Any]:
     except Exception as error:
         if (told := files.known(error)) is None:
             raise
-        return {"code": told.exit_code, "error": type(told).__name__, "reason": logs.scrub(str(told))}
+        return {
+            "code": told.exit_code,
+            "error": type(told).__name__,
+            "reason": logs.scrub(str(told)),
+        }
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ def _rendered(config: Config, files: Mapping[str, str]) -> list[Manifest]:
     return objects
 
 
-def submit(config: ConfigLike, *, replace: bool = False, dry_run: bool = False, check: bool = True) -> JobRef:
+def submit(
+    config: ConfigLike, *, replace: bool = False, dry_run: bool = False, check: bool = True
+) -> JobRef:
     """Run on the cluster of the kubeconfig what `train` runs here; returns what came of it, without waiting.
 
     Doing it twice changes nothing. `replace`: pods of this run that have ended or differ are stopped, and new ones go
@@ -83,7 +85,7 @@ def check_data(config: Config, files: Mapping[str, str], *, spared_by: str) -> N
     for source in chain(*config.sources.values()):
         if source.path.partition("#")[0] not in files:
             continue
-        problems, kinds, _ = check_shapes(source)
+        problems, kinds, *_ = check_shapes(source)
         if problems.total or not kinds:
             said = str(problems.error()) if problems.total else f"{source.path} holds no records."
             found = said.removesuffix(" Nothing was written.")

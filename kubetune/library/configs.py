@@ -13,7 +13,10 @@ ConfigLike = Config | StrPath | Mapping[str, Any]
 
 
 def load_config(
-    source: StrPath | Mapping[str, Any], *, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    source: StrPath | Mapping[str, Any],
+    *,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
 ) -> Config:
     """The config of one run, from a run file or from a mapping with its keys.
 

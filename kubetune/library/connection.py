@@ -23,7 +23,9 @@ def open_cluster(namespace: str | None, **settings: Any) -> Cluster:
 
         if not re.fullmatch(DNS_LABEL, namespace):
             expected = "63 lower-case letters, digits and dashes at most"
-            raise ConfigError(f"namespace: found {namespace!r}; expected {expected}. Nothing was asked of the cluster.")
+            raise ConfigError(
+                f"namespace: found {namespace!r}; expected {expected}. Nothing was asked of the cluster."
+            )
     try:
         from kubetune.kube_api.client import Cluster
     except ModuleNotFoundError as error:

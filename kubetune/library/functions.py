@@ -34,7 +34,9 @@ def with_metrics(config: ConfigLike, functions: Sequence[Metric]) -> Config:
         return load_config(config, flags={"evaluation.generate": {}, "evaluation.metrics": section})
     values = resolved(config)
     if values["evaluation"]["metrics"] not in (None, section):
-        raise ConfigError(f"metrics: the config has evaluation.metrics already, {values['evaluation']['metrics']}")
+        raise ConfigError(
+            f"metrics: the config has evaluation.metrics already, {values['evaluation']['metrics']}"
+        )
     evaluation = {**values["evaluation"], "metrics": section}
     evaluation["generate"] = evaluation["generate"] or {}
     return load_resolved({**values, "evaluation": evaluation})
@@ -44,7 +46,10 @@ def _named(functions: Sequence[Metric]) -> dict[str, Any]:
     """The file and the names of functions, as a run file has them."""
     problems, places = [], list[str]()
     for function in functions:
-        name, module = getattr(function, "__name__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
+        name, module = (
+            getattr(function, "__name__", ""),
+            sys.modules.get(getattr(function, "__module__", None) or ""),
+        )
         file = getattr(module, "__file__", None)
         if not name.isidentifier() or file is None or getattr(module, name, None) is not function:
             problems.append(
@@ -55,7 +60,9 @@ def _named(functions: Sequence[Metric]) -> dict[str, Any]:
         elif (path := str(Path(file).absolute())) not in places:
             places.append(path)
     if len(places) > 1:
-        problems.append(f"metrics: found functions of {' and '.join(places)}; expected those of one file")
+        problems.append(
+            f"metrics: found functions of {' and '.join(places)}; expected those of one file"
+        )
     if problems:
         raise ConfigError(problems)
     return {"file": places[0], "functions": [function.__name__ for function in functions]}
@@ -77,7 +84,9 @@ class RunFollower:
         """The new lines: how the run began, what it measured, what became of it."""
         # Metrics are read first: the event by which a run began is then there, if it was before them.
         lines, events = list(self._metrics.read()), list(self._events.read())
-        begun = max((n for n, event in enumerate(events, 1) if event.get("event") in BEGINNINGS), default=0)
+        begun = max(
+            (n for n, event in enumerate(events, 1) if event.get("event") in BEGINNINGS), default=0
+        )
         for event in events[:begun]:
             if event["event"] in BEGINNINGS:
                 self._known = {key for key in self._known if key[0] <= event.get("step", 0)}

@@ -18,13 +18,18 @@ from kubetune.config.schema.tracking import MlflowConfig, WandbConfig
 from kubetune.errors import ConfigError, KubetuneError, first_line
 from kubetune.planning.actuals import held_seconds
 from kubetune.rundir import metrics
+from kubetune.rundir.heartbeat import read_beats
 from kubetune.rundir.status import progress, ranks, state_of
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
     """The run directories at or below a folder, in the order of their paths. Links are not followed."""
     for place, folders, files in os.walk(folder):
-        folders[:] = [] if RESOLVED in files else sorted(name for name in folders if not name.startswith("."))
+        folders[:] = (
+            []
+            if RESOLVED in files
+            else sorted(name for name in folders if not name.startswith("."))
+        )
         if RESOLVED in files:
             yield Path(place)
 
@@ -51,8 +56,9 @@ def facts(run_dir: Path) -> dict[str, Any]:
     )
     try:
         config, events = read_config(run_dir), metrics.read_events(run_dir)
-        found = progress(run_dir)
-        state, why = state_of(found["exit_status"], ranks(run_dir))
+        beats = read_beats(run_dir)
+        found = progress(run_dir, events, beats)
+        state, why = state_of(found["exit_status"], ranks(run_dir, beats))
     except KubetuneError as error:
         return {"path": str(run_dir), **unknown, "state": "damaged", "why": first_line(error)}
     known = {key: found[key] for key in ("step", "steps", "loss", "evaluation", "saved_step")}
@@ -82,7 +88,9 @@ def _tags(config: Config) -> list[str]:
     ]
 
 
-def _cost(config: Config, events: Sequence[Mapping[str, Any]], *, is_over: bool) -> dict[str, float | None]:
+def _cost(
+    config: Config, events: Sequence[Mapping[str, Any]], *, is_over: bool
+) -> dict[str, float | None]:
     """Hours for which devices were held so far, and their price where one is given."""
     if not events:
         return {"hours": None, "price": None}
@@ -98,7 +106,9 @@ SORTS = ("started", "path", "state", "step", "loss", "hours", "price")
 
 def is_like(run: Mapping[str, Any], text: str, state: str = "") -> bool:
     """A run of this state, if one is asked for, that has every word somewhere in what the table says of it."""
-    said = " ".join(str(run[key] or "") for key in ("path", "name", "model", "method", "state", "why"))
+    said = " ".join(
+        str(run[key] or "") for key in ("path", "name", "model", "method", "state", "why")
+    )
     said = f"{said} {' '.join(run['tags'] or ())}".lower()
     return state in ("", run["state"]) and all(word in said for word in text.lower().split())
 
@@ -110,7 +120,9 @@ def value_of(run: Mapping[str, Any], key: str) -> Any:
 
 def metric_names(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """Metrics that any of the runs was evaluated by."""
-    return sorted({name for run in found for name in (run["evaluation"] or {}) if name.startswith("eval_")})
+    return sorted(
+        {name for run in found for name in (run["evaluation"] or {}) if name.startswith("eval_")}
+    )
 
 
 def in_order(found: list[dict[str, Any]], key: str, *, reverse: bool) -> list[dict[str, Any]]:

@@ -5,18 +5,35 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from typing import Any
 
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import duration, size
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
-from kubetune.data.inspect.estimate import Lengths, estimate_forget, estimate_lengths, estimate_rows, is_upper_bound
+from kubetune.data.findings.finding import Finding
+from kubetune.data.inspect.estimate import (
+    Lengths,
+    estimate_forget,
+    estimate_lengths,
+    estimate_rows,
+    is_upper_bound,
+    load_here,
+)
+from kubetune.data.inspect.known_findings import known_findings
 from kubetune.errors import ConfigError
 from kubetune.library import plan_text
 from kubetune.planning import earlier_runs, measured
 from kubetune.planning.base_model import may_lack_targets, positions_of, require_kind
-from kubetune.planning.cost import Bill, bill, evaluation_hours, price_line, reference_hours, time_line
+from kubetune.planning.cost import (
+    Bill,
+    bill,
+    evaluation_hours,
+    price_line,
+    reference_hours,
+    time_line,
+)
 from kubetune.planning.forecast import MIB, Forecast, forecast, quantization_of, remedies
 from kubetune.planning.linears import UNQUANTISED, part_of, parts_line, shape_of, trained_by_part
 from kubetune.planning.model_shapes import Weights, read_weights
@@ -34,21 +51,34 @@ class PlanForecast:
     lengths: Lengths | None
     chosen: Sequence[str]
     ahead: Ahead
+    findings: tuple[Finding, ...] | None  # about the data; None where not all rows were looked at
 
     def describe(self) -> Iterator[tuple[str, str]]:
         """All of it as labelled lines."""
-        yield from plan_text.describe(self.config, self.plan, self.lengths)
+        yield from plan_text.describe(self.config, self.plan, self.lengths, self.findings)
         for text in self.chosen:
             yield "measured here", text
         yield from describe(self.config, self.plan, self.ahead)
+        for text in plan_text.on_data(self.lengths, self.findings):
+            yield "data", text
 
     def to_json(self) -> dict[str, Any]:
         """The same as numbers."""
-        facts = {"measured": self.chosen, "rows_at_most": is_upper_bound(self.config, self.config.data.train)}
-        return self.plan.model_dump(mode="json") | facts | as_json(self.config, self.plan, self.ahead)
+        facts: dict[str, Any] = {
+            "measured": self.chosen,
+            "rows_at_most": is_upper_bound(self.config, self.config.data.train),
+            "findings": None,
+        }
+        if self.findings is not None:
+            facts["findings"] = [finding.to_json() for finding in self.findings]
+        return (
+            self.plan.model_dump(mode="json") | facts | as_json(self.config, self.plan, self.ahead)
+        )
 
 
-def forecast_run(config: Config, environ: Mapping[str, str], *, builds: bool = True) -> PlanForecast:
+def forecast_run(
+    config: Config, environ: Mapping[str, str], *, builds: bool = True
+) -> PlanForecast:
     """Plan a run, reading data but no weights. `builds`: a model whose target modules are in doubt is built without
     weights, which imports torch.
 
@@ -58,7 +88,8 @@ def forecast_run(config: Config, environ: Mapping[str, str], *, builds: bool = T
     if config.evaluation.metrics is not None:
         require_file(config.evaluation.metrics)
     rows, eval_rows = estimate_rows(config)
-    lengths = estimate_lengths(config, environ)
+    load = cache(partial(load_here, config))  # once for both that tokenise
+    lengths = estimate_lengths(config, environ, load)
     positions = positions_of(config, environ)
     if positions is not None and lengths is not None:
         positions.require(lengths.longest)
@@ -69,10 +100,14 @@ def forecast_run(config: Config, environ: Mapping[str, str], *, builds: bool = T
     spared = lengths.spared if lengths is not None else 0.0
     if lengths is not None:
         rows, eval_rows = lengths.rows(rows), lengths.rows(eval_rows)
-    plan = make_plan(config, rows, eval_rows, visible_gpus(environ), tokens=tokens, spared_share=spared)
+    plan = make_plan(
+        config, rows, eval_rows, visible_gpus(environ), tokens=tokens, spared_share=spared
+    )
     config, chosen = _as_measured(config, plan, tokens)
     longest = lengths.longest_of(rows) if lengths is not None else None
-    return PlanForecast(config, plan, lengths, chosen, look_ahead(config, plan, tokens, environ, longest))
+    ahead = look_ahead(config, plan, tokens, environ, longest)
+    findings = known_findings(config, environ, load)
+    return PlanForecast(config, plan, lengths, chosen, ahead, findings)
 
 
 def _as_measured(config: Config, plan: Plan, tokens: int | None) -> tuple[Config, list[str]]:
@@ -84,7 +119,9 @@ def _as_measured(config: Config, plan: Plan, tokens: int | None) -> tuple[Config
         dtype, why = found or ("float32 or bfloat16", "a run measures which is faster")
         said.append(f"model.dtype: auto -> {dtype}, because {why}")
         if found is not None:
-            config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": found[0]})})
+            config = config.model_copy(
+                update={"model": config.model.model_copy(update={"dtype": found[0]})}
+            )
     gpu = gpu_here() if plan.device == "cuda" else None
     is_elsewhere = config.kubernetes is not None or (plan.device == "cuda" and gpu is None)
     known = measured.Choices() if is_elsewhere else measured.read(gpu)
@@ -98,24 +135,37 @@ def _as_measured(config: Config, plan: Plan, tokens: int | None) -> tuple[Config
         said.append(
             f"training.compile: auto -> {str(compiles).lower()}, because {known.why} (measured on {known.time[:10]})"
         )
-        config = config.model_copy(update={"training": config.training.model_copy(update={"compile": compiles})})
+        config = config.model_copy(
+            update={"training": config.training.model_copy(update={"compile": compiles})}
+        )
     return config, said
 
 
 def _require_routers(config: Config) -> None:
     """Raise ConfigError for losses of routers that a model without any could not have."""
     weights = read_weights(config.model.path, os.environ)
-    if weights is None or not weights.stated or {"router", "experts"} & {*map(part_of, weights.shapes)}:
+    if (
+        weights is None
+        or not weights.stated
+        or {"router", "experts"} & {*map(part_of, weights.shapes)}
+    ):
         return
     for name in ("router_aux_loss_coef", "router_z_loss_coef"):
         if value := getattr(config.training, name):
-            raise ConfigError(f"training.{name}: found {value:g}, but this model has no experts; leave it out")
+            raise ConfigError(
+                f"training.{name}: found {value:g}, but this model has no experts; leave it out"
+            )
 
 
 def _require_targets(config: Config) -> None:
     """Raise ConfigError for target modules that the model lacks. It is built, without weights, only where in doubt."""
     lora, weights = config.lora, read_weights(config.model.path, os.environ)
-    if lora is None or weights is None or config.model.trust_remote_code or not may_lack_targets(config, weights):
+    if (
+        lora is None
+        or weights is None
+        or config.model.trust_remote_code
+        or not may_lack_targets(config, weights)
+    ):
         return
     import transformers
 
@@ -147,7 +197,9 @@ def look_ahead(
 ) -> Ahead:
     """Forecast memory, time and price, as far as the model and the data are on this machine. `longest`: of its rows."""
     weights = read_weights(config.model.path, environ)
-    memory = forecast(config, plan, weights, device_bytes(config, plan), longest) if weights else None
+    memory = (
+        forecast(config, plan, weights, device_bytes(config, plan), longest) if weights else None
+    )
     tokens = None
     if tokens_per_epoch is not None and plan.steps_per_epoch:
         tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
@@ -167,7 +219,9 @@ def device_bytes(config: Config, plan: Plan) -> int | None:
     if plan.device == "cuda":
         if compute.gpu_memory:
             return quantity_bytes(compute.gpu_memory)
-        here = [int(gpu["memory_total_mib"]) * MIB for gpu in gpu_use() if gpu.get("memory_total_mib")]
+        here = [
+            int(gpu["memory_total_mib"]) * MIB for gpu in gpu_use() if gpu.get("memory_total_mib")
+        ]
         return min(here, default=None)
     return quantity_bytes(compute.memory) // plan.processes_per_node if compute.memory else None
 
@@ -176,19 +230,30 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, st
     """The facts as labelled lines."""
     memory, benchmarks = ahead.memory, config.evaluation.benchmarks
     if ahead.weights is not None:
-        held = trained_by_part(config.model_copy(update={"lora": None, "task": "causal_lm"}), ahead.weights)
+        held = trained_by_part(
+            config.model_copy(update={"lora": None, "task": "causal_lm"}), ahead.weights
+        )
         yield "trained", parts_line(trained_by_part(config, ahead.weights), held)
         if held["experts"] and (base := quantization_of(config, plan)) != "none":
             share = held["experts"] / held.total()
             yield "", f"the experts, {share:.1%} of the model, do not become {base}: {UNQUANTISED}"
     if memory is None or ahead.weights is None:
-        yield "memory", "unknown: the model is not on this machine, or names its sizes in a way of its own"
+        yield (
+            "memory",
+            "unknown: the model is not on this machine, or names its sizes in a way of its own",
+        )
     else:
-        yield "memory", f"about {size(memory.peak_bytes)} at the peak of each {_device(plan)}{_verdict(memory)}"
+        yield (
+            "memory",
+            f"about {size(memory.peak_bytes)} at the peak of each {_device(plan)}{_verdict(memory)}",
+        )
         for name, bytes_ in memory.parts.items():
             yield "", f"{size(bytes_):>10}  {name}"
         if plan.device == "cpu" and config.model.dtype == "auto":
-            yield "", "in float32; the run itself measures whether this CPU is faster in bfloat16 (model.dtype: auto)"
+            yield (
+                "",
+                "in float32; the run itself measures whether this CPU is faster in bfloat16 (model.dtype: auto)",
+            )
         if not ahead.weights.stated:
             yield "", "from config.json alone: the weights are not on this machine"
         if memory.fits is False and memory.device_bytes is not None:
@@ -196,12 +261,22 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, st
     if (found := ahead.bill) is not None:
         yield "time", time_line(found)
         if hours := evaluation_hours(config, plan, found.tokens_per_second, ahead.forget_rows):
-            long = ", with answers as long as they may be" if config.evaluation.generate is not None else ""
+            long = (
+                ", with answers as long as they may be"
+                if config.evaluation.generate is not None
+                else ""
+            )
             yield "", f"evaluations add about {duration(hours * 3600)}{long}"
         if hours := reference_hours(config, plan, found.tokens_per_second):
-            yield "", f"asking the model before training of every answer adds about {duration(hours * 3600)}, once"
+            yield (
+                "",
+                f"asking the model before training of every answer adds about {duration(hours * 3600)}, once",
+            )
         if benchmarks is not None:
-            yield "", f"not counted: {', '.join(benchmarks.tasks)} at the end, on the base model and the tuned one"
+            yield (
+                "",
+                f"not counted: {', '.join(benchmarks.tasks)} at the end, on the base model and the tuned one",
+            )
         if price := price_line(found, config.compute.price_per_gpu_hour):
             yield "price", price
 

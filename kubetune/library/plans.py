@@ -44,7 +44,9 @@ def make_plan(config: ConfigLike, *, gpus: int | None = None) -> Plan:
     tokens = lengths.tokens(rows) if lengths is not None else None
     if lengths is not None:
         rows, eval_rows = lengths.rows(rows), lengths.rows(eval_rows)
-    return plan.make_plan(config, rows, eval_rows, visible_gpus(os.environ) if gpus is None else gpus, tokens=tokens)
+    return plan.make_plan(
+        config, rows, eval_rows, visible_gpus(os.environ) if gpus is None else gpus, tokens=tokens
+    )
 
 
 def prepare(config: ConfigLike, *, progress: Callable[[int], None] | None = None) -> Prepared:
@@ -100,4 +102,8 @@ def _require_place_for_report(config: Config) -> None:
 def _new_run_dir(config: Config) -> Path:
     """The default run directory, numbered when another run began there in the same minute."""
     first = Path(default_output(config, datetime.now()))
-    return next(path for n in range(1, 1000) if not (path := first if n == 1 else Path(f"{first}-{n}")).exists())
+    return next(
+        path
+        for n in range(1, 1000)
+        if not (path := first if n == 1 else Path(f"{first}-{n}")).exists()
+    )

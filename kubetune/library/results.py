@@ -31,12 +31,14 @@ def evaluate(
     predictions: StrPath | None = None,
     model: StrPath | None = None,
     metrics: Sequence[Metric] = (),
+    trust_code: str | None = None,
 ) -> Evaluation:
     """Every metric of the task, on the run's evaluation data or on `data`; also written to evaluation.json.
 
     `checkpoint`: best, last or a step. `data`: a path, or as text what a run file may have as `data.train`.
     `predictions`: where to write what a classifier says of each row; left out, predictions.jsonl of the run.
-    `model`: the base, where that lies elsewhere here. `metrics`: functions of yours that judge the model's answers,
+    `model`: the base, where that lies elsewhere here. `trust_code`: the digest of code that the run brings, which its
+    refusal names, to have it run here from now on. `metrics`: functions of yours that judge the model's answers,
     `function(prompt, answer, reference, record) -> float`; they are called here, so any one with a name will do.
 
     Raises:
@@ -51,7 +53,10 @@ def evaluate(
 
     to = Path(predictions) if predictions else None
     own = own_functions.given(metrics)
-    return evaluate_run(folder_of(run), str(checkpoint), _text(data), to, model=_text(model), own=own)
+    return evaluate_run(
+        folder_of(run), str(checkpoint), _text(data), to, model=_text(model), own=own,
+        trust_code=trust_code,
+    )  # fmt: skip
 
 
 def generate(
@@ -66,12 +71,13 @@ def generate(
     seed: int = 0,
     batch_size: int = 32,
     model: StrPath | None = None,
+    trust_code: str | None = None,
 ) -> list[str]:
     """One answer for each prompt, in order: a text, which is the user's turn for a chat model, or a list of messages.
 
     `images`: for each prompt, the paths of those that it is about. Answers are greedy at temperature 0, else drawn from
-    the `top_p` likeliest share. `checkpoint` and `model` are those of `evaluate`. The model is loaded once a call:
-    better one call with many prompts than many calls.
+    the `top_p` likeliest share. `checkpoint`, `model` and `trust_code` are those of `evaluate`. The model is loaded once
+    a call: better one call with many prompts than many calls.
 
     Raises:
         ConfigError: no such run or checkpoint, another base than in training, a classifier, or numbers without sense.
@@ -81,17 +87,25 @@ def generate(
     if isinstance(prompts, str):
         raise ConfigError("prompts: found one text; expected a list of them, such as [text]")
     if images is not None and len(images) != len(prompts):
-        raise ConfigError(f"images: found {len(images)} lists for {len(prompts)} prompts; expected one for each")
+        raise ConfigError(
+            f"images: found {len(images)} lists for {len(prompts)} prompts; expected one for each"
+        )
     require_sampling(max_new_tokens, temperature, top_p)
     folder = folder_of(run)
     if read_config(folder).classifies:
-        raise ConfigError(f"{folder} is a classifier, which writes no answers; kubetune.classify asks it")
+        raise ConfigError(
+            f"{folder} is a classifier, which writes no answers; kubetune.classify asks it"
+        )
     from kubetune.inference.generate import Sampling, answer, load_run
 
-    loaded = load_run(folder, str(checkpoint), model=_text(model))
+    loaded = load_run(folder, str(checkpoint), model=_text(model), trust_code=trust_code)
     paths = [[str(path) for path in own] for own in images] if images is not None else None
     answers = answer(
-        loaded, prompts, Sampling(max_new_tokens, temperature, top_p, seed), images=paths, batch_size=batch_size
+        loaded,
+        prompts,
+        Sampling(max_new_tokens, temperature, top_p, seed),
+        images=paths,
+        batch_size=batch_size,
     )
     for number, prompt in enumerate(prompts, 1):
         for unseen in loaded.left_out(prompt)[:1]:
@@ -100,7 +114,10 @@ def generate(
 
 
 def require_sampling(
-    max_new_tokens: int, temperature: float, top_p: float, written: Callable[[str], str] = lambda name: name
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    written: Callable[[str], str] = lambda name: name,
 ) -> None:
     """Raise ConfigError for numbers that make no sense. `written`: the name of an argument as the user knows it."""
     problems = []
@@ -120,12 +137,13 @@ def classify(
     *,
     checkpoint: str | int = "best",
     model: StrPath | None = None,
+    trust_code: str | None = None,
 ) -> list[dict[str, Any]]:
     """Verdict of a classifier on each text, or pair of texts: `predicted`, and `probabilities` by label.
 
     Of a reward model, the `reward` of each answer: a prompt with it, or a record with `messages`.
 
-    `checkpoint` and `model` are those of `evaluate`.
+    `checkpoint`, `model` and `trust_code` are those of `evaluate`.
 
     Raises:
         ConfigError: no such run or checkpoint, another base than in training, or a run that is no classifier.
@@ -136,23 +154,34 @@ def classify(
         raise ConfigError("texts: found one text; expected a list of them, such as [text]")
     folder = folder_of(run)
     if not (config := read_config(folder)).classifies:
-        raise ConfigError(f"{folder} is a run of task {config.task}, no classifier; kubetune.generate asks it")
+        raise ConfigError(
+            f"{folder} is a run of task {config.task}, no classifier; kubetune.generate asks it"
+        )
     from kubetune.inference.classify import answer_record, classify_texts, score_answers
 
     if config.task == CLASSIFIER:
         pairs: list[tuple[str, str | None]] = []
         for text in texts:
             if isinstance(text, Mapping):
-                raise ConfigError("texts: found a record; expected texts, or pairs of them, as in training")
+                raise ConfigError(
+                    "texts: found a record; expected texts, or pairs of them, as in training"
+                )
             pairs.append((text, None) if isinstance(text, str) else (text[0], text[1]))
-        return classify_texts(folder, str(checkpoint), pairs, _text(model))
+        return classify_texts(folder, str(checkpoint), pairs, _text(model), trust_code)
     records = []
     for number, answer in enumerate(texts, 1):
         if isinstance(answer, str):
-            raise ConfigError(f"texts: number {number} is one text; expected a prompt and its answer, which is scored")
-        record = dict(answer) if isinstance(answer, Mapping) else answer_record(folder, config, *answer)
+            raise ConfigError(
+                f"texts: number {number} is one text; expected a prompt and its answer, which is scored"
+            )
+        record = (
+            dict(answer) if isinstance(answer, Mapping) else answer_record(folder, config, *answer)
+        )
         records.append((f"texts:{number}", record))
-    return [{"reward": reward} for reward in score_answers(folder, str(checkpoint), records, _text(model))]
+    return [
+        {"reward": reward}
+        for reward in score_answers(folder, str(checkpoint), records, _text(model), trust_code)
+    ]
 
 
 def export(
@@ -165,13 +194,14 @@ def export(
     device: str | None = None,
     max_shard_size: str = "5GB",
     model: StrPath | None = None,
+    trust_code: str | None = None,
     quiet: bool = False,
 ) -> Export:
     """Write the result as a folder that transformers, PEFT and vLLM load, and prove that it is the same model.
 
     `merged` puts an adapter into the base's weights. `dtype` is that of the weights; left out, the base's own.
-    `out`: left out, a folder below `exports` of the run. `quiet`: what goes on is not printed. `checkpoint` and
-    `model` are those of `evaluate`.
+    `out`: left out, a folder below `exports` of the run. `quiet`: what goes on is not printed. `checkpoint`,
+    `model` and `trust_code` are those of `evaluate`.
 
     Raises:
         ConfigError: no such run or checkpoint, another base than in training, or what makes no sense.
@@ -182,7 +212,7 @@ def export(
 
     return export_run(
         folder_of(run), str(checkpoint), merged=merged, dtype=dtype, out=out, device=device,
-        max_shard_size=max_shard_size, model=_text(model), tell=(lambda _: None) if quiet else _tell,
+        max_shard_size=max_shard_size, model=_text(model), trust_code=trust_code, tell=(lambda _: None) if quiet else _tell,
     )  # fmt: skip
 
 

@@ -57,7 +57,9 @@ class Run:
         if not found:
             known = ", ".join(sorted({name for line in lines for name in line})) or "none yet"
             raise ConfigError(f"{self.path}: no metric {key!r}; there are {known}")
-        return [step for step, _ in found], [math.nan if value is None else float(value) for _, value in found]
+        return [step for step, _ in found], [
+            math.nan if value is None else float(value) for _, value in found
+        ]
 
     @property
     def best(self) -> Path:
@@ -85,4 +87,6 @@ def folder_of(run: RunLike) -> Path:
 
 def folders_of(runs: RunLike | Sequence[RunLike]) -> list[Path]:
     """The run directories of one run, or of several."""
-    return [folder_of(run) for run in ([runs] if isinstance(runs, (Run, str, os.PathLike)) else runs)]
+    return [
+        folder_of(run) for run in ([runs] if isinstance(runs, (Run, str, os.PathLike)) else runs)
+    ]

@@ -37,6 +37,7 @@ _BY_CODE = {
     errors.ENVIRONMENT: "EnvironmentFault",
     errors.DIVERGED: "Diverged",
     errors.GATE: "GateFailed",
+    errors.OUT_OF_MEMORY: "OutOfMemoryAgain",
     errors.LOST_PEER: "LostPeer",
 }
 
@@ -79,7 +80,12 @@ def train(
     settled, plan = plan_here(with_metrics(config, metrics))
     run_dir = Path(str(settled.output)).expanduser().absolute()
     check_run_dir(settled, run_dir, plan)
-    request = {"config": resolved(settled), "plan": plan.to_json(), "run_dir": str(run_dir), "source": source}
+    request = {
+        "config": resolved(settled),
+        "plan": plan.to_json(),
+        "run_dir": str(run_dir),
+        "source": source,
+    }
     try:
         tell = _teller(on_event, run_dir)
         answer = _in_child(request, sys.stdout, sys.stderr, tell, quiet=quiet)
@@ -101,7 +107,9 @@ def _require_caller() -> None:
         )
 
 
-def _teller(on_event: Callable[[dict[str, Any]], object] | None, run_dir: Path) -> Callable[[], None]:
+def _teller(
+    on_event: Callable[[dict[str, Any]], object] | None, run_dir: Path
+) -> Callable[[], None]:
     """A function that hands `on_event` what the run has written since the last time."""
     if on_event is None:
         return lambda: None
@@ -115,7 +123,10 @@ def _teller(on_event: Callable[[dict[str, Any]], object] | None, run_dir: Path) 
 
 
 def start_child(
-    request: Mapping[str, Any], stdout: int | IO[str], stderr: int, environ: Mapping[str, str] | None = None
+    request: Mapping[str, Any],
+    stdout: int | IO[str],
+    stderr: int,
+    environ: Mapping[str, str] | None = None,
 ) -> tuple[subprocess.Popen[bytes], IO[str]]:
     """The process of a run, and where its answer comes, of which nothing is read where it dies without one."""
     reading, writing = os.pipe()
@@ -151,7 +162,9 @@ def _in_child(
     request: Mapping[str, Any], out: IO[str], err: IO[str], tell: Callable[[], None], *, quiet: bool
 ) -> dict[str, Any]:
     """Answer of the process of the run. Whatever ends the waiting for it, Ctrl-C above all, stops it first."""
-    streams = (subprocess.DEVNULL, subprocess.PIPE) if quiet else (subprocess.PIPE, subprocess.STDOUT)
+    streams = (
+        (subprocess.DEVNULL, subprocess.PIPE) if quiet else (subprocess.PIPE, subprocess.STDOUT)
+    )
     child, told = start_child(request, *streams)
     with told:
         lines = child.stderr if quiet else child.stdout
@@ -170,7 +183,9 @@ def _in_child(
 
 def _pass_on(lines: IO[bytes], to: IO[str], tell: Callable[[], None] = lambda: None) -> None:
     """Hand on what is printed, as it comes, until the end; `tell` is called whenever something came, or might have."""
-    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+    decoder = io.IncrementalNewlineDecoder(
+        codecs.getincrementaldecoder("utf-8")("replace"), translate=True
+    )
     while True:
         if select.select([lines], [], [], SECONDS_BETWEEN_LOOKS)[0]:
             content = os.read(lines.fileno(), 1 << 16)
@@ -222,6 +237,9 @@ def _made(name: str, status: ExitStatus) -> errors.KubetuneError:
     if status.code == errors.PREEMPTED:
         return errors.Preempted(status.step or 0)
     kind = getattr(errors, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, errors.KubetuneError)) or kind is errors.Preempted:
+    if (
+        not (isinstance(kind, type) and issubclass(kind, errors.KubetuneError))
+        or kind is errors.Preempted
+    ):
         kind = errors.KubetuneError
     return kind(status.reason)

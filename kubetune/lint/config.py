@@ -54,7 +54,19 @@ def lint(
     Raises ConfigError when the config has no `kubernetes` section.
     """
     spec = RunSpec.of(config, plan, files)
-    checks = (_size, _claims, _image, _trackers, _variables, _volumes, _paths, _profile, _kind, _gang, _jobset)
+    checks = (
+        _size,
+        _claims,
+        _image,
+        _trackers,
+        _variables,
+        _volumes,
+        _paths,
+        _profile,
+        _kind,
+        _gang,
+        _jobset,
+    )
     found = [finding for check in (*checks, _in_place, _names) for finding in check(spec)]
     # A mistake in the config often shows in each object made from it; it is told once, where it was made.
     told = {finding.key for finding in found}
@@ -65,7 +77,10 @@ def lint(
 def _size(spec: RunSpec) -> Iterator[Finding]:
     compute = spec.config.compute
     if compute.gpus_per_node is None:
-        yield error("compute.gpus_per_node", "left out, but a pod must ask for a number of GPUs; give it, 0 for CPU")
+        yield error(
+            "compute.gpus_per_node",
+            "left out, but a pod must ask for a number of GPUs; give it, 0 for CPU",
+        )
     if compute.memory is None:
         yield error(
             "compute.memory",
@@ -74,9 +89,13 @@ def _size(spec: RunSpec) -> Iterator[Finding]:
         )
     k = spec.kubernetes
     if compute.cpu is None and k.cpu_limits:
-        yield error("kubernetes.cpu_limits", "the limit is compute.cpu, and that is left out; give it")
+        yield error(
+            "kubernetes.cpu_limits", "the limit is compute.cpu, and that is left out; give it"
+        )
     elif compute.cpu is None:
-        yield advice("compute.cpu", "left out, so pods ask for no CPU and may be put where none is free")
+        yield advice(
+            "compute.cpu", "left out, so pods ask for no CPU and may be put where none is free"
+        )
     if compute.memory and quantity_bytes(shm_size(spec)) >= quantity_bytes(compute.memory):
         yield error(
             "kubernetes.shm_size",
@@ -90,7 +109,10 @@ def _claims(spec: RunSpec) -> Iterator[Finding]:
     for index, claim in enumerate(claims):
         key = f"kubernetes.resource_claims.{index}"
         if claim.name in names[:index]:
-            yield error(f"{key}.name", f"{claim.name} is given twice; each claim of a pod has a name of its own")
+            yield error(
+                f"{key}.name",
+                f"{claim.name} is given twice; each claim of a pod has a name of its own",
+            )
         if claim.claim and spec.nodes > 1:
             yield advice(
                 f"{key}.claim",
@@ -109,7 +131,9 @@ def _image(spec: RunSpec) -> Iterator[Finding]:
             yield from _image_name(spec, key, image)
     lab = k.jupyter is not None and k.jupyter.image is None
     if (k.tensorboard or k.ui or lab) and k.tools_image is None:
-        what = " and ".join(["TensorBoard"] * k.tensorboard + ["the page"] * k.ui + ["JupyterLab"] * lab)
+        what = " and ".join(
+            ["TensorBoard"] * k.tensorboard + ["the page"] * k.ui + ["JupyterLab"] * lab
+        )
         yield advice(
             "kubernetes.tools_image",
             f"left out, so {what} would start from the run's image, which has the extras for that only "
@@ -127,7 +151,11 @@ def _trackers(spec: RunSpec) -> Iterator[Finding]:
                 f"s3,{extra} scripts/image cuda; without it the pods end with exit code 2 before they train",
             )
     if (benchmarks := spec.config.evaluation.benchmarks) is not None:
-        fetched = "" if benchmarks.tasks_folder else "; at the end the pod of node 0 fetches their data from the hub"
+        fetched = (
+            ""
+            if benchmarks.tasks_folder
+            else "; at the end the pod of node 0 fetches their data from the hub"
+        )
         yield advice(
             "evaluation.benchmarks",
             "the run's image has the harness only where it was built with the extra benchmarks, such as EXTRAS=hub,"
@@ -139,16 +167,22 @@ def _trackers(spec: RunSpec) -> Iterator[Finding]:
 def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Finding]:
     scheme, separator, _ = image.partition("://")
     if separator:
-        yield error(key, f"found {scheme}:// in front; nodes pull over HTTPS and expect registry/name:tag")
+        yield error(
+            key, f"found {scheme}:// in front; nodes pull over HTTPS and expect registry/name:tag"
+        )
         return
     if re.search(r"[\s]|^[-/]|/$", image):
-        yield error(key, f"found {image!r}; expected registry/name:tag or registry/name@sha256:digest")
+        yield error(
+            key, f"found {image!r}; expected registry/name:tag or registry/name@sha256:digest"
+        )
         return
     registry = image.partition("/")[0] if "/" in image else ""
     host, _, port = registry.partition(":")
     if host in ("localhost", "127.0.0.1") or port in HTTP_PORTS:
         policy = spec.kubernetes.image_pull_policy
-        if policy in ("Never", "IfNotPresent"):
+        if policy in ("Never", "IfNotPresent") and registry == "localhost":
+            pass  # what podman and buildah call an image of their own, said to be loaded into the nodes
+        elif policy in ("Never", "IfNotPresent"):
             yield advice(
                 key,
                 f"{registry} is no registry that a node can pull from; with image_pull_policy {policy} the run works "
@@ -163,7 +197,9 @@ def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Finding]:
             )
     tag = image.rpartition("/")[2].partition(":")[2]
     if "@sha256:" not in image and tag in ("", "latest"):
-        yield advice(key, "without a version it may be another image tomorrow; pin a tag or a digest")
+        yield advice(
+            key, "without a version it may be another image tomorrow; pin a tag or a digest"
+        )
 
 
 def _variables(spec: RunSpec) -> Iterator[Finding]:
@@ -178,7 +214,9 @@ def _variables(spec: RunSpec) -> Iterator[Finding]:
     for name, text in k.env.items():
         if name in k.secrets:
             yield error(f"kubernetes.env.{name}", "given under kubernetes.secrets too; keep one")
-        elif text and (names_secret(name) or is_secret(("kubernetes", "env", name), text, known=True)):
+        elif text and (
+            names_secret(name) or is_secret(("kubernetes", "env", name), text, known=True)
+        ):
             yield error(
                 f"kubernetes.env.{name}",
                 "a secret value in an environment variable stands readable in every manifest; put it into a Secret "
@@ -199,7 +237,10 @@ def _volumes(spec: RunSpec) -> Iterator[Finding]:
         # As the kernel reads it: `//outputs` and `/data/../outputs` are /outputs.
         key, path = f"kubernetes.mounts.{index}.path", "/" + normpath(mount.path).lstrip("/")
         if path in seen or path in ("/", "/etc", "/usr", "/proc", "/sys", "/dev"):
-            yield error(key, f"{path} is taken by {seen.get(path, 'the image itself')}; choose another folder")
+            yield error(
+                key,
+                f"{path} is taken by {seen.get(path, 'the image itself')}; choose another folder",
+            )
         seen[path] = f"mounts[{index}]"
 
 
@@ -217,7 +258,11 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
     for key, path in wanted.items():
         is_built_in = key == "model.chat_template" and path == BUILT_IN_TEMPLATE
         # Other chat templates, and Python code, are files even where their names could be hub ids.
-        is_file = key in ("model.chat_template", "evaluation.metrics.file", "evaluation.benchmarks.tasks_folder")
+        is_file = key in (
+            "model.chat_template",
+            "evaluation.metrics.file",
+            "evaluation.benchmarks.tasks_folder",
+        )
         elsewhere = is_built_in or "://" in path or (on_hub(path) and not is_file)
         if not (elsewhere or path in spec.files or on_volume(k, path)):
             yield error(
@@ -227,14 +272,19 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
             )
     report = config.logging.report_json
     if report and report.startswith("/") and not on_volume(k, report):
-        yield error("logging.report_json", f"{report} cannot be written: only {OUTPUTS}, {CACHE} and /tmp can")
+        yield error(
+            "logging.report_json",
+            f"{report} cannot be written: only {OUTPUTS}, {CACHE} and /tmp can",
+        )
 
 
 def _profile(spec: RunSpec) -> Iterator[Finding]:
     k = spec.kubernetes
     if k.profile != "restricted":
         if spec.gpus == 0:
-            yield advice("kubernetes.profile", "rdma serves NCCL between GPUs, and this run asks for none")
+            yield advice(
+                "kubernetes.profile", "rdma serves NCCL between GPUs, and this run asks for none"
+            )
         if k.rdma.resource is None and not k.rdma.privileged:
             yield error(
                 "kubernetes.profile",
@@ -244,7 +294,10 @@ def _profile(spec: RunSpec) -> Iterator[Finding]:
             )
         return
     if k.run_as_user == 0:
-        yield error("kubernetes.run_as_user", "0 is root, which the restricted profile forbids; leave it out")
+        yield error(
+            "kubernetes.run_as_user",
+            "0 is root, which the restricted profile forbids; leave it out",
+        )
     volumes = {
         "kubernetes.storage.cache.host_path": k.storage.cache.host_path,
         "kubernetes.storage.outputs.host_path": k.storage.outputs.host_path,
@@ -274,9 +327,15 @@ def _patched(spec: RunSpec, objects: Sequence[Manifest]) -> Iterator[Finding]:
 def _kind(spec: RunSpec) -> Iterator[Finding]:
     k = spec.kubernetes
     if k.kind == "statefulset":
-        yield advice("kubernetes.kind", "a StatefulSet never ends: delete it when the run is done, or use job")
+        yield advice(
+            "kubernetes.kind",
+            "a StatefulSet never ends: delete it when the run is done, or use job",
+        )
         if k.max_runtime_seconds is not None:
-            yield error("kubernetes.max_runtime_seconds", "a StatefulSet cannot end a run; use job, or leave it out")
+            yield error(
+                "kubernetes.max_runtime_seconds",
+                "a StatefulSet cannot end a run; use job, or leave it out",
+            )
     if k.argocd and k.ttl_seconds is not None:
         yield advice(
             "kubernetes.ttl_seconds",
@@ -285,7 +344,10 @@ def _kind(spec: RunSpec) -> Iterator[Finding]:
         )
     if k.kind == "pytorchjob":
         if k.queue:
-            yield advice("kubernetes.queue", "Kueue is dropping PyTorchJob; use jobset or job for queued runs")
+            yield advice(
+                "kubernetes.queue",
+                "Kueue is dropping PyTorchJob; use jobset or job for queued runs",
+            )
         if k.profile == "restricted" and spec.nodes > 1:
             yield advice(
                 "kubernetes.kind",
@@ -310,7 +372,9 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
     for name, owner in (("queue", "volcano"), ("timeout_seconds", "coscheduling")):
         if getattr(k.scheduling, name) is not None and who != owner:
             hint = "; Kueue's is kubernetes.queue" if name == "queue" else ""
-            yield error(f"kubernetes.scheduling.{name}", f"{owner} only knows this, and gang is {who}{hint}")
+            yield error(
+                f"kubernetes.scheduling.{name}", f"{owner} only knows this, and gang is {who}{hint}"
+            )
     yield from _topology(spec)
     if by_operator(spec):
         if k.kind == "trainjob" and spec.prepares:
@@ -322,7 +386,10 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
             )
         if k.kind == "pytorchjob":
             name = k.scheduler or SCHEDULERS[who]
-            yield advice(key, f"{who}: the training operator makes PodGroups only with --gang-scheduler-name={name}")
+            yield advice(
+                key,
+                f"{who}: the training operator makes PodGroups only with --gang-scheduler-name={name}",
+            )
     if spec.nodes > 1 and who == "none" and k.scheduling.gang == "auto":
         yield advice(
             key,
@@ -333,7 +400,11 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
 
 
 def _topology(spec: RunSpec) -> Iterator[Finding]:
-    k, wanted, key = spec.kubernetes, spec.kubernetes.scheduling.topology, "kubernetes.scheduling.topology"
+    k, wanted, key = (
+        spec.kubernetes,
+        spec.kubernetes.scheduling.topology,
+        "kubernetes.scheduling.topology",
+    )
     if wanted is None:
         return
     if not k.queue:
@@ -341,22 +412,35 @@ def _topology(spec: RunSpec) -> Iterator[Finding]:
     if wanted.slice_nodes is not None:
         if spec.nodes % wanted.slice_nodes:
             yield error(
-                f"{key}.slice_nodes", f"{wanted.slice_nodes} does not divide the {spec.nodes} pods into whole slices"
+                f"{key}.slice_nodes",
+                f"{wanted.slice_nodes} does not divide the {spec.nodes} pods into whole slices",
             )
         if k.kind == "pytorchjob":
-            yield error(f"{key}.slice", "a PyTorchJob's master and workers are apart for Kueue; use kind jobset")
+            yield error(
+                f"{key}.slice",
+                "a PyTorchJob's master and workers are apart for Kueue; use kind jobset",
+            )
 
 
 def _jobset(spec: RunSpec) -> Iterator[Finding]:
     k, cache = spec.kubernetes, spec.kubernetes.storage.cache
     in_place = k.jobset.restart == "in_place"
     for name in sorted(k.jobset.model_fields_set):
-        kinds = ("jobset",) if in_place or name in ("cache_with_run", "agent") else ("jobset", "trainjob")
+        kinds = (
+            ("jobset",)
+            if in_place or name in ("cache_with_run", "agent")
+            else ("jobset", "trainjob")
+        )
         if k.kind not in kinds and getattr(k.jobset, name) not in ("all", False, None):
             yield error(
-                f"kubernetes.jobset.{name}", f"only kind {' and '.join(kinds)} can do this, and kind is {k.kind}"
+                f"kubernetes.jobset.{name}",
+                f"only kind {' and '.join(kinds)} can do this, and kind is {k.kind}",
             )
-    if k.kind == "jobset" and k.jobset.cache_with_run and (cache.size is None or cache.access != "ReadWriteMany"):
+    if (
+        k.kind == "jobset"
+        and k.jobset.cache_with_run
+        and (cache.size is None or cache.access != "ReadWriteMany")
+    ):
         yield error(
             "kubernetes.jobset.cache_with_run",
             "is for one new claim of all pods; give storage.cache a size and access: ReadWriteMany",
@@ -367,7 +451,9 @@ def _in_place(spec: RunSpec) -> Iterator[Finding]:
     k = spec.kubernetes
     if k.jobset.restart != "in_place":
         if k.jobset.agent is not None:
-            yield error("kubernetes.jobset.agent", "is for restart: in_place; give that, or leave this out")
+            yield error(
+                "kubernetes.jobset.agent", "is for restart: in_place; give that, or leave this out"
+            )
         return
     if k.kind != "jobset":
         return  # which is refused as it is
@@ -398,14 +484,19 @@ def _names(spec: RunSpec) -> Iterator[Finding]:
     longest = 33 if spec.kubernetes.kind == "trainjob" and spec.prepares else 40
     if len(spec.name) > longest:
         yield error(
-            "name", f"{spec.name}: {len(spec.name)} characters; a TrainJob with initialisers may have {longest}"
+            "name",
+            f"{spec.name}: {len(spec.name)} characters; a TrainJob with initialisers may have {longest}",
         )
     if not spec.name[0].isalpha():
-        yield error("name", f"{spec.name} begins with a digit, but names of Services begin with a letter")
+        yield error(
+            "name", f"{spec.name} begins with a digit, but names of Services begin with a letter"
+        )
     ours = (*spec.selector(""), MANAGED_BY, QUEUE_NAME, QUEUE_PRIORITY)
     for key in spec.kubernetes.labels:
         if key in ours:
             yield error(f"kubernetes.labels.{key}", "is one of kubetune's own labels; remove it")
     for key in spec.kubernetes.annotations:
         if key.startswith("kubetune/"):
-            yield error(f"kubernetes.annotations.{key}", "is one of kubetune's own annotations; remove it")
+            yield error(
+                f"kubernetes.annotations.{key}", "is one of kubetune's own annotations; remove it"
+            )

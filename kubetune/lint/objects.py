@@ -33,10 +33,15 @@ LONG_NAMES = {
 
 def check_objects(objects: Sequence[Manifest]) -> Iterator[Finding]:
     """Findings about rendered or hand-changed objects; keys are those of the config that set such things."""
-    twice = Counter((o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects)
+    twice = Counter(
+        (o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects
+    )
     for (kind, _, name), times in twice.items():
         if times > 1:
-            yield error("name", f"{times} objects are called {kind}/{name}; a later one would replace the earlier ones")
+            yield error(
+                "name",
+                f"{times} objects are called {kind}/{name}; a later one would replace the earlier ones",
+            )
     for obj in objects:
         yield from _metadata(obj)
         yield from _selector(obj, objects)
@@ -52,10 +57,16 @@ def _metadata(obj: Manifest) -> Iterator[Finding]:
     allowed = DNS_NAME if obj["kind"] in LONG_NAMES else DNS_LABEL
     if not re.fullmatch(allowed, name) or len(name) > 253:
         most = 253 if allowed == DNS_NAME else 63
-        yield error("name", f"{obj['kind']} {name!r}: expected at most {most} of a-z, 0-9 and -, not at either end")
+        yield error(
+            "name",
+            f"{obj['kind']} {name!r}: expected at most {most} of a-z, 0-9 and -, not at either end",
+        )
     for key, text in (obj["metadata"].get("labels") or {}).items():
         if not re.fullmatch(LABEL_KEY, key) or not re.fullmatch(LABEL_VALUE, text):
-            yield error("kubernetes.labels", f"{key}: {text!r} is no label; expected at most 63 of A-Z, a-z, 0-9, -_.")
+            yield error(
+                "kubernetes.labels",
+                f"{key}: {text!r} is no label; expected at most 63 of A-Z, a-z, 0-9, -_.",
+            )
 
 
 def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Finding]:
@@ -64,29 +75,43 @@ def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Finding]:
         wanted = spec["selector"]["matchLabels"]
         candidates: Iterable[Manifest] = [spec["template"]]
     elif obj["kind"] in ("Service", "NetworkPolicy"):
-        own = spec.get("selector") if obj["kind"] == "Service" else spec["podSelector"].get("matchLabels")
+        own = (
+            spec.get("selector")
+            if obj["kind"] == "Service"
+            else spec["podSelector"].get("matchLabels")
+        )
         wanted = own or {}
         candidates = (template for other in objects for _, template in pod_templates(other))
     else:
         return
     labels = [(template.get("metadata") or {}).get("labels") or {} for template in candidates]
     if wanted and not any(wanted.items() <= own.items() for own in labels):
-        yield error("kubernetes.labels", f"{title}: its selector {wanted} matches no pod that is made here")
+        yield error(
+            "kubernetes.labels", f"{title}: its selector {wanted} matches no pod that is made here"
+        )
 
 
 def _pod(where: str, template: Manifest, owner: Manifest) -> Iterator[Finding]:
     pod = template["spec"]
     spec = owner.get("spec") or {}
-    policies = [template for policy in spec.get("volumeClaimPolicies", ()) for template in policy["templates"]]
+    policies = [
+        template
+        for policy in spec.get("volumeClaimPolicies", ())
+        for template in policy["templates"]
+    ]
     claimed = [c["metadata"]["name"] for c in (*spec.get("volumeClaimTemplates", ()), *policies)]
     volumes = {volume["name"] for volume in pod.get("volumes", ())} | set(claimed)
     if "podFailurePolicy" in spec and pod.get("restartPolicy") != "Never":
-        yield error("kubernetes.kind", f"{where}: podFailurePolicy works with restartPolicy Never only")
+        yield error(
+            "kubernetes.kind", f"{where}: podFailurePolicy works with restartPolicy Never only"
+        )
     for container in (*pod.get("initContainers", ()), *pod["containers"]):
         title = f"{where} container {container['name']}"
         mounts = container.get("volumeMounts", ())
         for missing in sorted({mount["name"] for mount in mounts} - volumes):
-            yield error("kubernetes.mounts", f"{title}: mounts {missing}, but the pod has no such volume")
+            yield error(
+                "kubernetes.mounts", f"{title}: mounts {missing}, but the pod has no such volume"
+            )
         for path, times in Counter(mount["mountPath"] for mount in mounts).items():
             if times > 1:
                 yield error("kubernetes.mounts", f"{title}: {times} volumes are mounted at {path}")
@@ -99,18 +124,27 @@ def _quantities(title: str, resources: Manifest) -> Iterator[Finding]:
         for name, amount in amounts.items():
             if not QUANTITY.fullmatch(str(amount)):
                 key = f"compute.{name}" if name in ("cpu", "memory") else "kubernetes.gpu_resource"
-                yield error(key, f"{title}: {name} is {amount!r}; expected a quantity such as 8, 500m or 32Gi")
+                yield error(
+                    key,
+                    f"{title}: {name} is {amount!r}; expected a quantity such as 8, 500m or 32Gi",
+                )
 
 
 def _variables(title: str, env: Iterable[Manifest], pod: Manifest) -> Iterator[Finding]:
     env = list(env)
     for name, times in Counter(entry["name"] for entry in env).items():
         if times > 1:
-            yield error(f"kubernetes.env.{name}", f"{title}: set {times} times; the last one would win silently")
+            yield error(
+                f"kubernetes.env.{name}",
+                f"{title}: set {times} times; the last one would win silently",
+            )
     for entry in env:
         name, text = entry["name"], entry.get("value", "")
         if text and (names_secret(name) or is_secret(("env", name), text, known=True)):
-            yield error(f"kubernetes.env.{name}", f"{title}: holds a secret's value; refer to a Secret instead")
+            yield error(
+                f"kubernetes.env.{name}",
+                f"{title}: holds a secret's value; refer to a Secret instead",
+            )
         if name == "PET_SHUTDOWN_TIMEOUT":
             grace = pod.get("terminationGracePeriodSeconds", 30)
             if grace < int(text) + MARGIN_SECONDS:
@@ -124,7 +158,11 @@ def _variables(title: str, env: Iterable[Manifest], pod: Manifest) -> Iterator[F
 def _fewer_pods(obj: Manifest) -> Iterator[Finding]:
     """A Job that Kueue may start with fewer pods than its ranks know of: those there would wait for the others."""
     least = (obj["metadata"].get("annotations") or {}).get(MIN_PARALLELISM)
-    if obj["kind"] == "Job" and least is not None and least != str(obj["spec"].get("parallelism", 1)):
+    if (
+        obj["kind"] == "Job"
+        and least is not None
+        and least != str(obj["spec"].get("parallelism", 1))
+    ):
         yield error(
             "kubernetes.annotations",
             f"Job/{obj['metadata']['name']}: {MIN_PARALLELISM} {least} lets Kueue start fewer pods, but each of them "
@@ -137,7 +175,11 @@ def _group_of(template: Manifest) -> str | None:
     """The PodGroup that a pod of a template belongs to."""
     metadata, group = template.get("metadata") or {}, template["spec"].get("schedulingGroup") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
-    return annotations.get(VOLCANO_GROUP) or labels.get(COSCHEDULING_GROUP) or group.get("podGroupName")
+    return (
+        annotations.get(VOLCANO_GROUP)
+        or labels.get(COSCHEDULING_GROUP)
+        or group.get("podGroupName")
+    )
 
 
 def _groups(objects: Sequence[Manifest]) -> Iterator[Finding]:
@@ -150,7 +192,9 @@ def _groups(objects: Sequence[Manifest]) -> Iterator[Finding]:
                 members[name] += count
     groups = {obj["metadata"]["name"]: obj["spec"] for obj in objects if obj["kind"] == "PodGroup"}
     for name, spec in groups.items():
-        least = spec.get("minMember") or (spec.get("schedulingPolicy") or {}).get("gang", {}).get("minCount", 1)
+        least = spec.get("minMember") or (spec.get("schedulingPolicy") or {}).get("gang", {}).get(
+            "minCount", 1
+        )
         if members[name] < least:
             yield error(key, f"PodGroup/{name}: waits for {least} pods, but has {members[name]}")
     for name in members.keys() - groups.keys():

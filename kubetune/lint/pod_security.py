@@ -10,7 +10,16 @@ from collections.abc import Iterator
 
 from kubetune.manifests.spec import Manifest
 
-_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+_VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
 
 
 def beyond_restricted(pod: Manifest) -> Iterator[str]:

@@ -76,5 +76,6 @@ def secret_templates(config: Config, plan: Plan) -> list[Manifest]:
         name, key = token_secret(spec, server)
         keys.setdefault(name, {})[key] = ""
     return [
-        spec.manifest("v1", "Secret", name, "secret", type="Opaque", stringData=values) for name, values in keys.items()
+        spec.manifest("v1", "Secret", name, "secret", type="Opaque", stringData=values)
+        for name, values in keys.items()
     ]

@@ -22,9 +22,17 @@ def local_files(config: Config) -> dict[str, str]:
     found: dict[str, str] = {}
     room = MAX_CARRIED_BYTES
     own = config.evaluation.metrics.file if config.evaluation.metrics else ""
-    for name in (*(path for _, path in source_paths(config)), config.model.chat_template or "", own):
+    for name in (
+        *(path for _, path in source_paths(config)),
+        config.model.chat_template or "",
+        own,
+    ):
         path = Path(name)
-        if name in found or not path.is_absolute() or (config.kubernetes and on_volume(config.kubernetes, name)):
+        if (
+            name in found
+            or not path.is_absolute()
+            or (config.kubernetes and on_volume(config.kubernetes, name))
+        ):
             continue
         if not path.is_file() or path.stat().st_size > room:
             continue
@@ -77,5 +85,9 @@ def config_maps(spec: RunSpec) -> list[Manifest]:
     """The ConfigMap with the config as `run.yaml`, and one with the carried files where there are any."""
     maps = {spec.name: {"run.yaml": dump([pod_config(spec)])}}
     if spec.files:
-        maps[f"{spec.name}-data"] = {seen.rsplit("/", 1)[-1]: spec.files[path] for path, seen in spec.carried().items()}
-    return [spec.manifest("v1", "ConfigMap", name, TRAINER, data=data) for name, data in maps.items()]
+        maps[f"{spec.name}-data"] = {
+            seen.rsplit("/", 1)[-1]: spec.files[path] for path, seen in spec.carried().items()
+        }
+    return [
+        spec.manifest("v1", "ConfigMap", name, TRAINER, data=data) for name, data in maps.items()
+    ]

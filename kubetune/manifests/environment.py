@@ -49,7 +49,10 @@ def limits(spec: RunSpec) -> list[Manifest]:
 
     A surviving torchrun that restarts its workers alone waits a minute for an address nobody publishes again.
     """
-    return [value("PET_MAX_RESTARTS", 0), value("PET_SHUTDOWN_TIMEOUT", spec.kubernetes.grace_seconds)]
+    return [
+        value("PET_MAX_RESTARTS", 0),
+        value("PET_SHUTDOWN_TIMEOUT", spec.kubernetes.grace_seconds),
+    ]
 
 
 def _everywhere(spec: RunSpec) -> list[Manifest]:
@@ -112,5 +115,13 @@ def trainer_environment(spec: RunSpec, rendezvous: list[Manifest]) -> list[Manif
     """Variables of the trainer: the rendezvous and the time limits first, since they are what people look for."""
     offline = [value("HF_HUB_OFFLINE", 1), value("HF_DATASETS_OFFLINE", 1)] if spec.offline else []
     return _with_users(
-        spec, [*rendezvous, *limits(spec), *_everywhere(spec), *offline, *_threads(spec), *_network(spec)]
+        spec,
+        [
+            *rendezvous,
+            *limits(spec),
+            *_everywhere(spec),
+            *offline,
+            *_threads(spec),
+            *_network(spec),
+        ],
     )

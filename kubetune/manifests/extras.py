@@ -18,7 +18,12 @@ def tensorboard(spec: RunSpec) -> list[Manifest]:
     """Deployment and Service of TensorBoard over the outputs volume."""
     if not spec.kubernetes.tensorboard:
         return []
-    return _deployed(spec, TENSORBOARD, ["tensorboard", f"--logdir={OUTPUTS}", "--host=0.0.0.0", "--port=6006"], 6006)
+    return _deployed(
+        spec,
+        TENSORBOARD,
+        ["tensorboard", f"--logdir={OUTPUTS}", "--host=0.0.0.0", "--port=6006"],
+        6006,
+    )
 
 
 def ui(spec: RunSpec) -> list[Manifest]:
@@ -26,7 +31,10 @@ def ui(spec: RunSpec) -> list[Manifest]:
     if not spec.kubernetes.ui:
         return []
     secret, key = token_secret(spec, UI)
-    token = {"name": "KUBETUNE_UI_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+    token = {
+        "name": "KUBETUNE_UI_TOKEN",
+        "valueFrom": {"secretKeyRef": {"name": secret, "key": key}},
+    }
     command = ["python", "-m", "kubetune", "ui", OUTPUTS, "--host", "0.0.0.0", "--port", "8600"]
     return _deployed(spec, UI, command, 8600, "/healthz", token)
 
@@ -79,7 +87,10 @@ def token_secret(spec: RunSpec, server: str) -> tuple[str, str]:
 
 def token_servers(spec: RunSpec) -> list[str]:
     """Servers beside the run that ask for a token."""
-    return [*([JUPYTER] if spec.kubernetes.jupyter is not None else []), *([UI] if spec.kubernetes.ui else [])]
+    return [
+        *([JUPYTER] if spec.kubernetes.jupyter is not None else []),
+        *([UI] if spec.kubernetes.ui else []),
+    ]
 
 
 def jupyter(spec: RunSpec) -> list[Manifest]:

@@ -32,7 +32,12 @@ def with_agent(spec: RunSpec, template: Manifest) -> Manifest:
     pod = template["spec"]
     (trainer,) = pod["containers"]
     # Ends that another start would only repeat match no rule: they end the pod, and by the Job's policy the run.
-    rules = [{"action": "RestartAllContainers", "exitCodes": {"operator": "NotIn", "values": sorted((OK, *FINAL))}}]
+    rules = [
+        {
+            "action": "RestartAllContainers",
+            "exitCodes": {"operator": "NotIn", "values": sorted((OK, *FINAL))},
+        }
+    ]
     changed = {
         "initContainers": [_agent(spec), *pod.get("initContainers", ())],
         "containers": [{**trainer, "restartPolicy": "Never", "restartPolicyRules": rules}],
@@ -60,7 +65,10 @@ def _agent(spec: RunSpec) -> Manifest:
             "periodSeconds": 1,
             "failureThreshold": _BARRIER_SECONDS,
         },
-        "env": [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in variables.items()],
+        "env": [
+            {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+            for name, path in variables.items()
+        ],
         "resources": limited(spec, amounts),
         "volumeMounts": [{"name": TOKEN, "mountPath": ACCOUNT_FOLDER, "readOnly": True}],
         "securityContext": restricted(),
@@ -72,7 +80,11 @@ def _token() -> Manifest:
     sources: list[Manifest] = [
         {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
-        {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+        {
+            "downwardAPI": {
+                "items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]
+            }
+        },
     ]
     return {"name": TOKEN, "projected": {"sources": sources}}
 
@@ -81,7 +93,11 @@ def job_policy() -> Manifest:
     """Fields of the trainer's Job: only ends of the trainer that are final fail it, not those of the agent."""
     final = {"containerName": TRAINER, "operator": "In", "values": list(FINAL)}
     rules = [{"action": "FailJob", "onExitCodes": final}]
-    return {"backoffLimit": UNLIMITED, "podReplacementPolicy": "Failed", "podFailurePolicy": {"rules": rules}}
+    return {
+        "backoffLimit": UNLIMITED,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": rules},
+    }
 
 
 def failure_policy(policy: Manifest) -> Manifest:
@@ -104,9 +120,15 @@ def agent_role(spec: RunSpec) -> list[Manifest]:
             "verbs": ["get", "list", "watch"],
         },
     ]
-    subject = {"kind": "ServiceAccount", "name": spec.service_account, "namespace": spec.kubernetes.namespace}
+    subject = {
+        "kind": "ServiceAccount",
+        "name": spec.service_account,
+        "namespace": spec.kubernetes.namespace,
+    }
     reference = {"apiGroup": GROUP, "kind": "Role", "name": name}
     return [
         spec.manifest(f"{GROUP}/v1", "Role", name, "identity", rules=rules),
-        spec.manifest(f"{GROUP}/v1", "RoleBinding", name, "identity", roleRef=reference, subjects=[subject]),
+        spec.manifest(
+            f"{GROUP}/v1", "RoleBinding", name, "identity", roleRef=reference, subjects=[subject]
+        ),
     ]

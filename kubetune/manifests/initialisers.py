@@ -46,7 +46,9 @@ def init_containers(spec: RunSpec) -> list[Manifest]:
 
 def _container(spec: RunSpec, name: str, command: tuple[str, ...], size: Manifest) -> Manifest:
     mounts = volume_mounts(spec)
-    return container(spec, name, list(command), env=environment(spec), resources=size, volumeMounts=mounts)
+    return container(
+        spec, name, list(command), env=environment(spec), resources=size, volumeMounts=mounts
+    )
 
 
 def preparing_job(spec: RunSpec, names: dict[str, tuple[str, ...]]) -> Manifest:
@@ -63,7 +65,9 @@ def preparing_job(spec: RunSpec, names: dict[str, tuple[str, ...]]) -> Manifest:
     }
     return {
         "backoffLimit": RETRIES,
-        "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}]},
+        "podFailurePolicy": {
+            "rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}]
+        },
         "template": {"metadata": pod_metadata(spec, PREPROCESS), "spec": pod},
     }
 
@@ -71,7 +75,9 @@ def preparing_job(spec: RunSpec, names: dict[str, tuple[str, ...]]) -> Manifest:
 def one_after_the_other(spec: RunSpec) -> Manifest:
     """The spec of a Job that does all steps in one pod."""
     *before, (_, last) = steps(spec).items()
-    return preparing_job(spec, {f"fetch-{name}": command for name, command in before} | {PREPROCESS: last})
+    return preparing_job(
+        spec, {f"fetch-{name}": command for name, command in before} | {PREPROCESS: last}
+    )
 
 
 def preprocess_name(spec: RunSpec) -> str:

@@ -22,7 +22,10 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "Pod": ("",),
     "JobSet": ("spec/replicatedJobs/template/spec/template",),
     "TrainingRuntime": ("spec/template/spec/replicatedJobs/template/spec/template",),
-    "PyTorchJob": ("spec/pytorchReplicaSpecs/Master/template", "spec/pytorchReplicaSpecs/Worker/template"),
+    "PyTorchJob": (
+        "spec/pytorchReplicaSpecs/Master/template",
+        "spec/pytorchReplicaSpecs/Worker/template",
+    ),
 }
 # Those whose pods kustomize does not look into by itself.
 CUSTOM = ("JobSet", "TrainingRuntime", "PyTorchJob")
@@ -85,13 +88,25 @@ def configuration(objects: Sequence[Manifest]) -> Manifest:
     kinds = sorted({obj["kind"] for obj in objects})
     found = {
         name: [
-            *({"kind": kind, "path": path} for kind in kinds if kind in CUSTOM for path in _in_pods(kind, paths)),
+            *(
+                {"kind": kind, "path": path}
+                for kind in kinds
+                if kind in CUSTOM
+                for path in _in_pods(kind, paths)
+            ),
             *({"kind": kind, "path": path} for kind, path in _more(name, kinds)),
         ]
         for name, paths in _REFERENCES.items()
     }
-    found |= {name: [{"kind": kind, "path": path} for kind, path in _more(name, kinds)] for name in _OTHERS}
-    return {"nameReference": [{"kind": name, "fieldSpecs": specs} for name, specs in found.items() if specs]}
+    found |= {
+        name: [{"kind": kind, "path": path} for kind, path in _more(name, kinds)]
+        for name in _OTHERS
+    }
+    return {
+        "nameReference": [
+            {"kind": name, "fieldSpecs": specs} for name, specs in found.items() if specs
+        ]
+    }
 
 
 def _more(name: str, kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -109,7 +124,9 @@ def _more(name: str, kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _instances(kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Labels that say which run something belongs to: by the name of its ConfigMap, which every run has."""
     for kind in kinds:
-        for folder in dict.fromkeys(("metadata/labels", *_SELECTORS.get(kind, ()), *_in_pods(kind, _LABELS))):
+        for folder in dict.fromkeys(
+            ("metadata/labels", *_SELECTORS.get(kind, ()), *_in_pods(kind, _LABELS))
+        ):
             yield kind, f"{folder}/{_key(INSTANCE)}"
 
 

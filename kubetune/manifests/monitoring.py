@@ -18,7 +18,9 @@ COMPONENT = "monitoring"
 def container_ports(spec: RunSpec) -> list[Manifest]:
     """The trainer's port that Prometheus asks, where it is to."""
     wanted = spec.config.tracking.prometheus
-    return [] if wanted is None else [{"name": PORT, "protocol": "TCP", "containerPort": wanted.port}]
+    return (
+        [] if wanted is None else [{"name": PORT, "protocol": "TCP", "containerPort": wanted.port}]
+    )
 
 
 def monitoring(spec: RunSpec) -> list[Manifest]:
@@ -36,14 +38,20 @@ def _objects(spec: RunSpec) -> Iterator[Manifest]:
             "selector": {"matchLabels": spec.selector(TRAINER)},
             "podMetricsEndpoints": [{"port": PORT, "interval": "15s"}],
         }
-        yield spec.manifest(group, "PodMonitor", spec.name, COMPONENT, more_labels=labels, spec=body)
+        yield spec.manifest(
+            group, "PodMonitor", spec.name, COMPONENT, more_labels=labels, spec=body
+        )
     if wanted.alerts:
         rules = {"groups": [{"name": f"kubetune-{spec.name}", "rules": alert_rules(spec.name)}]}
-        yield spec.manifest(group, "PrometheusRule", spec.name, COMPONENT, more_labels=labels, spec=rules)
+        yield spec.manifest(
+            group, "PrometheusRule", spec.name, COMPONENT, more_labels=labels, spec=rules
+        )
     if wanted.dashboard:
         found = {"grafana_dashboard": "1", **labels}
         content = {f"kubetune-{spec.name}.json": json.dumps(board(spec.name), indent=1)}
-        yield spec.manifest("v1", "ConfigMap", f"{spec.name}-board", COMPONENT, more_labels=found, data=content)
+        yield spec.manifest(
+            "v1", "ConfigMap", f"{spec.name}-board", COMPONENT, more_labels=found, data=content
+        )
 
 
 def alert_rules(run: str) -> list[Manifest]:
@@ -75,7 +83,10 @@ def alert_rules(run: str) -> list[Manifest]:
             "expr": expression,
             "for": during,
             "labels": {"severity": severity},
-            "annotations": {"summary": f"{run}: {name.removeprefix('Kubetune')}", "description": text},
+            "annotations": {
+                "summary": f"{run}: {name.removeprefix('Kubetune')}",
+                "description": text,
+            },
         }
         for name, (expression, during, severity, text) in found.items()
     ]
@@ -86,9 +97,17 @@ _PANELS = (
     ("Tokens a second", "short", ("kubetune_tokens_per_second",)),
     ("MFU and goodput", "percentunit", ("kubetune_mfu_ratio", "kubetune_goodput_ratio")),
     ("Steps", "short", ("kubetune_step", "kubetune_steps", "kubetune_checkpoint_step")),
-    ("Age of checkpoint and last progress", "s", ("kubetune_checkpoint_age_seconds", "kubetune_heartbeat_age_seconds")),
+    (
+        "Age of checkpoint and last progress",
+        "s",
+        ("kubetune_checkpoint_age_seconds", "kubetune_heartbeat_age_seconds"),
+    ),
     ("Peak memory", "bytes", ("kubetune_peak_memory_bytes",)),
-    ("Time lost, and starts after the first", "s", ("kubetune_lost_seconds_total", "kubetune_restarts_total")),
+    (
+        "Time lost, and starts after the first",
+        "s",
+        ("kubetune_lost_seconds_total", "kubetune_restarts_total"),
+    ),
     ("Slowest rank by the median", "short", ("kubetune_slowest_rank_ratio",)),
 )
 
@@ -116,7 +135,12 @@ def board(run: str) -> Manifest:
         }
         for number, (title, unit, names) in enumerate(_PANELS)
     ]
-    variable = {"name": "source", "type": "datasource", "query": "prometheus", "label": "Data source"}
+    variable = {
+        "name": "source",
+        "type": "datasource",
+        "query": "prometheus",
+        "label": "Data source",
+    }
     return {
         "title": f"kubetune: {run}",
         "uid": f"kubetune-{run}"[:40],

@@ -17,6 +17,9 @@ def network_policy(spec: RunSpec) -> list[Manifest]:
         return []
     peers = {"podSelector": {"matchLabels": spec.every_pod()}}
     # Prometheus may be anywhere in the cluster, and what it is told is no secret.
-    asked = [{"ports": [{"protocol": "TCP", "port": port["containerPort"]}]} for port in container_ports(spec)]
+    asked = [
+        {"ports": [{"protocol": "TCP", "port": port["containerPort"]}]}
+        for port in container_ports(spec)
+    ]
     body = {**peers, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}, *asked]}
     return [spec.manifest("networking.k8s.io/v1", "NetworkPolicy", spec.name, "network", spec=body)]

@@ -51,7 +51,9 @@ def patched(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> list
         if not meant:
             there = ", ".join(map(kind_and_name, objects))
             name = f" called {patch.target.name}" if patch.target.name else ""
-            problems.append(f"{where}: no {patch.target.kind}{name} is made here; there are {there}")
+            problems.append(
+                f"{where}: no {patch.target.kind}{name} is made here; there are {there}"
+            )
         for place in meant:
             try:
                 found[place] = _apply(found[place], patch)
@@ -64,7 +66,10 @@ def patched(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> list
 
 def _meant(objects: Sequence[Manifest], patch: PatchConfig) -> Iterator[int]:
     for place, obj in enumerate(objects):
-        if obj["kind"] == patch.target.kind and patch.target.name in (None, obj["metadata"]["name"]):
+        if obj["kind"] == patch.target.kind and patch.target.name in (
+            None,
+            obj["metadata"]["name"],
+        ):
             yield place
 
 
@@ -79,7 +84,9 @@ def effects(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> Iter
 def _apply(obj: Manifest, patch: PatchConfig) -> Manifest:
     if isinstance(patch.patch, Mapping):
         if patch.patch.get(_DIRECTIVE) == "delete":
-            raise _Unfit("a patch cannot take a whole object away; leave out the key that asks for it")
+            raise _Unfit(
+                "a patch cannot take a whole object away; leave out the key that asks for it"
+            )
         made: Any = _merged(obj, patch.patch, "")
     else:
         made = _by_operations(obj, patch.patch)
@@ -92,14 +99,24 @@ def _by_operations(obj: Manifest, operations: Sequence[Mapping[str, Any]]) -> An
 
     for operation in operations:
         if unknown := sorted(operation.keys() - _MEMBERS):
-            raise _Unfit(f"not a JSON Patch that fits: {', '.join(unknown)} is none of {', '.join(_MEMBERS)}")
+            raise _Unfit(
+                f"not a JSON Patch that fits: {', '.join(unknown)} is none of {', '.join(_MEMBERS)}"
+            )
     try:
         return jsonpatch.apply_patch(obj, [dict(operation) for operation in operations])
     except jsonpatch.JsonPatchTestFailed as error:
         raise _Unfit(f"its test does not hold: {first_line(error)}") from None
-    except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException, KeyError, TypeError, ValueError) as error:
+    except (
+        jsonpatch.JsonPatchException,
+        jsonpatch.JsonPointerException,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:
         # The library shows the whole object where a path leads nowhere.
-        said = str(error).partition(" not found in ")[0] + (" not found" if " not found in " in str(error) else "")
+        said = str(error).partition(" not found in ")[0] + (
+            " not found" if " not found in " in str(error) else ""
+        )
         raise _Unfit(f"not a JSON Patch that fits: {said}") from None
 
 
@@ -109,7 +126,11 @@ def _merged(old: Any, change: Any, path: str) -> Any:
         return deepcopy(change)
     _require_known_directives(change, path)
     if not isinstance(old, Mapping) or change.get(_DIRECTIVE) == "replace":
-        return {key: _merged(None, value, f"{path}.{key}") for key, value in change.items() if key != _DIRECTIVE}
+        return {
+            key: _merged(None, value, f"{path}.{key}")
+            for key, value in change.items()
+            if key != _DIRECTIVE
+        }
     made = dict(deepcopy(old))
     for key, value in change.items():
         here = f"{path}.{key}".removeprefix(".")
@@ -129,9 +150,15 @@ def _merged_list(old: list[Any], change: list[Any], keys: Sequence[str], path: s
     for item in change:
         key = next((key for key in keys if isinstance(item, Mapping) and key in item), None)
         if key is None:
-            raise _Unfit(f"{path}: an item has no {' or '.join(keys) or 'key'} to find its like by: {item!r}")
+            raise _Unfit(
+                f"{path}: an item has no {' or '.join(keys) or 'key'} to find its like by: {item!r}"
+            )
         _require_known_directives(item, path)
-        same = [place for place, there in enumerate(made) if isinstance(there, Mapping) and there.get(key) == item[key]]
+        same = [
+            place
+            for place, there in enumerate(made)
+            if isinstance(there, Mapping) and there.get(key) == item[key]
+        ]
         if item.get(_DIRECTIVE) == "delete":
             if not same:
                 raise _Unfit(f"{path}: there is no {item[key]!r} to delete")
@@ -145,8 +172,13 @@ def _merged_list(old: list[Any], change: list[Any], keys: Sequence[str], path: s
 
 def _require_known_directives(change: Mapping[str, Any], path: str) -> None:
     for key, value in change.items():
-        if key.startswith("$") and (key, value) not in ((_DIRECTIVE, "delete"), (_DIRECTIVE, "replace")):
-            raise _Unfit(f"{path or 'top'}: {key}: {value!r} is not understood; expected `$patch: delete` or `replace`")
+        if key.startswith("$") and (key, value) not in (
+            (_DIRECTIVE, "delete"),
+            (_DIRECTIVE, "replace"),
+        ):
+            raise _Unfit(
+                f"{path or 'top'}: {key}: {value!r} is not understood; expected `$patch: delete` or `replace`"
+            )
 
 
 def _require_same_identity(before: Manifest, after: Any) -> None:
@@ -158,23 +190,35 @@ def _require_same_identity(before: Manifest, after: Any) -> None:
             raise _Unfit(f"{name} may not be changed")
     for name in ("name", "namespace"):
         if after["metadata"].get(name) != before["metadata"].get(name):
-            raise _Unfit(f"metadata.{name} may not be changed; `name` and `kubernetes.namespace` decide it")
+            raise _Unfit(
+                f"metadata.{name} may not be changed; `name` and `kubernetes.namespace` decide it"
+            )
     if before["kind"] == "ConfigMap":
         _require_same_data(before, after)
     try:
         if _sizes(before) != _sizes(dict(after)):
-            raise _Unfit("how many pods there are may not be changed: each waits for all; compute.nodes decides it")
-        parts = [(("", before), ("", after)), *zip(pod_templates(before), pod_templates(dict(after)), strict=True)]
+            raise _Unfit(
+                "how many pods there are may not be changed: each waits for all; compute.nodes decides it"
+            )
+        parts = [
+            (("", before), ("", after)),
+            *zip(pod_templates(before), pod_templates(dict(after)), strict=True),
+        ]
         for (_, old), (where, new) in parts:
             _require_labels(old, new, where)
         for (_, old), (where, new) in parts[1:]:
-            names = [{container["name"] for container in template["spec"]["containers"]} for template in (old, new)]
+            names = [
+                {container["name"] for container in template["spec"]["containers"]}
+                for template in (old, new)
+            ]
             if lost := names[0] - names[1]:
                 raise _Unfit(f"{where}: container {', '.join(sorted(lost))} may not be removed")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, _Unfit):
             raise
-        raise _Unfit(f"it is no {before['kind']} any more: {type(error).__name__} {error}") from None
+        raise _Unfit(
+            f"it is no {before['kind']} any more: {type(error).__name__} {error}"
+        ) from None
 
 
 def _sizes(obj: Manifest) -> list[int]:
@@ -198,11 +242,15 @@ def _require_same_data(before: Manifest, after: Mapping[str, Any]) -> None:
     """Raise _Unfit where files that a run is made from would be others than the run file says; more may be added."""
     found = after.get("data") or {}
     if lost := sorted(name for name, text in before["data"].items() if found.get(name) != text):
-        raise _Unfit(f"data: {', '.join(lost)} may not be changed; the run file and its data decide it")
+        raise _Unfit(
+            f"data: {', '.join(lost)} may not be changed; the run file and its data decide it"
+        )
 
 
 def _require_labels(old: Manifest, new: Mapping[str, Any], where: str) -> None:
     wanted = (old.get("metadata") or {}).get("labels") or {}
     found = (new.get("metadata") or {}).get("labels") or {}
     if lost := sorted(key for key, value in wanted.items() if found.get(key) != value):
-        raise _Unfit(f"{where or 'metadata'}: label {', '.join(lost)} may not be changed, only others added")
+        raise _Unfit(
+            f"{where or 'metadata'}: label {', '.join(lost)} may not be changed, only others added"
+        )

@@ -12,7 +12,10 @@ from kubetune.manifests.spec import OUTPUTS, TRAINER, Manifest, RunSpec, given
 
 PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
 # An autoscaler that moves one pod to save a node stops all of them, and each takes up work since the last checkpoint.
-UNDISTURBED = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+UNDISTURBED = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
 
 
 def restricted() -> Manifest:
@@ -77,7 +80,9 @@ def node_affinity(spec: RunSpec) -> Manifest:
         if wanted.weight is None:
             required.append(expression)
         else:
-            preferred.append({"weight": wanted.weight, "preference": {"matchExpressions": [expression]}})
+            preferred.append(
+                {"weight": wanted.weight, "preference": {"matchExpressions": [expression]}}
+            )
     found: Manifest = {}
     if required:
         terms = {"nodeSelectorTerms": [{"matchExpressions": required}]}
@@ -136,7 +141,9 @@ def topology(spec: RunSpec) -> dict[str, str]:
         "kueue.x-k8s.io/podset-slice-required-topology": wanted.slice,
         "kueue.x-k8s.io/podset-slice-size": wanted.slice_nodes,
         # A PyTorchJob's master and workers would each be near each other only.
-        "kueue.x-k8s.io/podset-group-name": TRAINER if k.kind == "pytorchjob" and spec.nodes > 1 else None,
+        "kueue.x-k8s.io/podset-group-name": TRAINER
+        if k.kind == "pytorchjob" and spec.nodes > 1
+        else None,
     }
     return {key: str(level) for key, level in levels.items() if level is not None}
 

@@ -16,7 +16,11 @@ def pod_templates(obj: Manifest) -> Iterator[tuple[str, Manifest]]:
         case "Job" | "StatefulSet" | "Deployment":
             yield title, spec["template"]
         case "JobSet" | "TrainingRuntime":
-            jobs = spec["replicatedJobs"] if obj["kind"] == "JobSet" else spec["template"]["spec"]["replicatedJobs"]
+            jobs = (
+                spec["replicatedJobs"]
+                if obj["kind"] == "JobSet"
+                else spec["template"]["spec"]["replicatedJobs"]
+            )
             for job in jobs:
                 yield f"{title} {job['name']}", job["template"]["spec"]["template"]
         case "PyTorchJob":
@@ -33,11 +37,16 @@ def pods_of(obj: Manifest) -> list[int]:
         case "StatefulSet" | "Deployment":
             return [int(spec.get("replicas", 1))]
         case "JobSet":
-            return [j.get("replicas", 1) * j["template"]["spec"].get("parallelism", 1) for j in spec["replicatedJobs"]]
+            return [
+                j.get("replicas", 1) * j["template"]["spec"].get("parallelism", 1)
+                for j in spec["replicatedJobs"]
+            ]
         case "TrainingRuntime":
             # Its initializers come one after the other, and are gone before the nodes begin.
             before = len(spec["template"]["spec"]["replicatedJobs"]) - 1
             return [*[0] * before, int(spec.get("mlPolicy", {}).get("numNodes", 1))]
         case "PyTorchJob":
-            return [int(replica.get("replicas", 1)) for replica in spec["pytorchReplicaSpecs"].values()]
+            return [
+                int(replica.get("replicas", 1)) for replica in spec["pytorchReplicaSpecs"].values()
+            ]
     return [1 for _ in pod_templates(obj)]

@@ -24,8 +24,18 @@ def service_account(spec: RunSpec) -> list[Manifest]:
     """The pods' identity. It has no rights and no token: nothing in a pod talks to the API server."""
     if spec.kubernetes.service_account:
         return []
-    account = spec.manifest("v1", "ServiceAccount", spec.name, "identity", automountServiceAccountToken=False)
+    account = spec.manifest(
+        "v1", "ServiceAccount", spec.name, "identity", automountServiceAccountToken=False
+    )
     return [account]
+
+
+def _rights_in_queue() -> list[Manifest]:
+    """Return the rules for Kueue: by Workloads `stop` keeps a run from its queue, and `status` tells why it waits."""
+    return [
+        _rule("kueue.x-k8s.io", ["workloads"], ["get", "list", "patch"]),
+        _rule("kueue.x-k8s.io", ["localqueues"], ["get", "list"]),
+    ]
 
 
 def operator_role(spec: RunSpec) -> list[Manifest]:
@@ -38,19 +48,19 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
     if not k.operators:
         return []
     name = f"{spec.name}-operator"
-    extras = [("batch", ["jobs"])] if spec.prepares and k.kind in ("statefulset", "pytorchjob") else []
+    extras = (
+        [("batch", ["jobs"])] if spec.prepares and k.kind in ("statefulset", "pytorchjob") else []
+    )
     extras += [("apps", ["deployments"])] if k.tensorboard or k.ui else []
     if gang(spec) in POD_GROUPS and not by_operator(spec):
         extras.append((POD_GROUPS[gang(spec)].partition("/")[0], ["podgroups"]))
     if watched := spec.config.tracking.prometheus:
         kinds = ["podmonitors"] * watched.pod_monitor + ["prometheusrules"] * watched.alerts
         extras += [("monitoring.coreos.com", kinds)] if kinds else []
-    # How `stop` keeps Kueue from starting the run again.
-    queued = [_rule("kueue.x-k8s.io", ["workloads"], ["get", "list", "patch"])] if k.queue else []
     rules = [
         *(_rule(group, resources, OPERATE) for group, resources in [*WORKLOADS[k.kind], *extras]),
         _rule("", ["services", "persistentvolumeclaims", "configmaps", "serviceaccounts"], OPERATE),
-        *queued,
+        *(_rights_in_queue() if k.queue else ()),
         _rule("networking.k8s.io", ["networkpolicies"], OPERATE),
         _rule("", ["secrets"], ["create", "patch", "delete"]),
         _rule("", ["pods"], ["get", "list", "watch", "create", "patch", "delete"]),
@@ -66,5 +76,7 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
     reference = {"apiGroup": GROUP, "kind": "Role", "name": name}
     return [
         spec.manifest(f"{GROUP}/v1", "Role", name, "identity", rules=rules),
-        spec.manifest(f"{GROUP}/v1", "RoleBinding", name, "identity", roleRef=reference, subjects=subjects),
+        spec.manifest(
+            f"{GROUP}/v1", "RoleBinding", name, "identity", roleRef=reference, subjects=subjects
+        ),
     ]

@@ -19,7 +19,9 @@ TIMEOUT_SECONDS = 900
 def smoke_config(config: Config) -> Config:
     """The config of the smoke test: beside the run, tried once. Raises ConfigError without a `kubernetes` section."""
     if config.kubernetes is None:
-        raise ConfigError("kubernetes: the section is missing; add at least `kubernetes: {image: …}`")
+        raise ConfigError(
+            "kubernetes: the section is missing; add at least `kubernetes: {image: …}`"
+        )
     k = config.kubernetes
     changes = {
         # A StatefulSet would start what has ended again.

@@ -50,7 +50,9 @@ def run_name(config: Config) -> str:
     """The run's name, or one from the model's: a DNS label of at most 40 characters that begins with a letter."""
     if config.name:
         return config.name
-    stem = re.sub(r"[^a-z0-9]+", "-", config.model.path.rstrip("/").rsplit("/", 1)[-1].lower()).strip("-")
+    stem = re.sub(
+        r"[^a-z0-9]+", "-", config.model.path.rstrip("/").rsplit("/", 1)[-1].lower()
+    ).strip("-")
     return (stem if stem[:1].isalpha() else f"run-{stem}")[:LONGEST_NAME].strip("-")
 
 
@@ -62,7 +64,9 @@ def name_beside(config: Config, suffix: str) -> str:
 def on_hub(path: str) -> bool:
     """A path of a model or data set that is a hub id, not a file or folder."""
     plain = path.partition("#")[0]
-    return bool(re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", plain)) and not plain.lower().endswith(DATA_FILES)
+    return bool(re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", plain)) and not plain.lower().endswith(
+        DATA_FILES
+    )
 
 
 def source_paths(config: Config) -> Iterator[tuple[str, str]]:
@@ -80,7 +84,13 @@ def plan_there(config: Config) -> Plan:
 
 def on_volume(kubernetes: KubernetesConfig, path: str) -> bool:
     """A path on a volume that the pods mount."""
-    folders = (OUTPUTS, CACHE, CONFIG_FOLDER, DATA_FOLDER, *(mount.path.rstrip("/") for mount in kubernetes.mounts))
+    folders = (
+        OUTPUTS,
+        CACHE,
+        CONFIG_FOLDER,
+        DATA_FOLDER,
+        *(mount.path.rstrip("/") for mount in kubernetes.mounts),
+    )
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
@@ -168,14 +178,21 @@ class RunSpec:
     def offline(self) -> bool:
         """Training that asks the hub for nothing: all of it is there, or an initialiser fetches it."""
         config, fetched = self.config, self.kubernetes.initialisers
-        model_here = config.model.local_files_only or "model" in fetched or not on_hub(config.model.path)
+        model_here = (
+            config.model.local_files_only or "model" in fetched or not on_hub(config.model.path)
+        )
         data_here = "data" in fetched or not any(on_hub(path) for _, path in source_paths(config))
         return model_here and data_here
 
     def carried(self) -> dict[str, str]:
         """Path at which pods see each of `files`, by its path on this machine. Names are those a ConfigMap allows."""
-        names = (re.sub(r"[^-._a-zA-Z0-9]", "_", path.rsplit("/", 1)[-1])[-200:] for path in self.files)
-        return {path: f"{DATA_FOLDER}/{i}-{name}" for i, (path, name) in enumerate(zip(self.files, names, strict=True))}
+        names = (
+            re.sub(r"[^-._a-zA-Z0-9]", "_", path.rsplit("/", 1)[-1])[-200:] for path in self.files
+        )
+        return {
+            path: f"{DATA_FOLDER}/{i}-{name}"
+            for i, (path, name) in enumerate(zip(self.files, names, strict=True))
+        }
 
     def every_pod(self) -> dict[str, str]:
         """Labels that find all pods of this run, and only them."""

@@ -87,9 +87,19 @@ def _csi(csi: CsiConfig, *, read_only: bool) -> Manifest:
 def _existing(volume: VolumeConfig | MountConfig, *, read_only: bool) -> Manifest:
     """The source of a volume that somebody else made."""
     if volume.claim:
-        return {"persistentVolumeClaim": {"claimName": volume.claim, **({"readOnly": True} if read_only else {})}}
+        return {
+            "persistentVolumeClaim": {
+                "claimName": volume.claim,
+                **({"readOnly": True} if read_only else {}),
+            }
+        }
     if volume.host_path:
-        return {"hostPath": {"path": volume.host_path, "type": "Directory" if read_only else "DirectoryOrCreate"}}
+        return {
+            "hostPath": {
+                "path": volume.host_path,
+                "type": "Directory" if read_only else "DirectoryOrCreate",
+            }
+        }
     if volume.csi:
         return _csi(volume.csi, read_only=read_only)
     if isinstance(volume, MountConfig) and volume.config_map:
@@ -135,10 +145,13 @@ def volumes(spec: RunSpec, *, cache_from_template: bool = False) -> list[Manifes
         {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": shm_size(spec)}},
     ]
     found += [
-        {"name": _mount_name(i), **_existing(mount, read_only=mount.read_only)} for i, mount in enumerate(k.mounts)
+        {"name": _mount_name(i), **_existing(mount, read_only=mount.read_only)}
+        for i, mount in enumerate(k.mounts)
     ]
     if k.profile == "rdma" and k.rdma.privileged:
-        found.append({"name": "infiniband", "hostPath": {"path": "/dev/infiniband", "type": "Directory"}})
+        found.append(
+            {"name": "infiniband", "hostPath": {"path": "/dev/infiniband", "type": "Directory"}}
+        )
     return found
 
 

@@ -7,7 +7,15 @@ from kubetune.manifests.initialisers import init_containers
 from kubetune.manifests.kinds.gang import join
 from kubetune.manifests.monitoring import container_ports
 from kubetune.manifests.pod import container, node_affinity, pod_basics, pod_metadata, restricted
-from kubetune.manifests.spec import CONFIG_FILE, MARGIN_SECONDS, PORT, TRAINER, Manifest, RunSpec, given
+from kubetune.manifests.spec import (
+    CONFIG_FILE,
+    MARGIN_SECONDS,
+    PORT,
+    TRAINER,
+    Manifest,
+    RunSpec,
+    given,
+)
 from kubetune.manifests.storage import volume_mounts, volumes
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -35,7 +43,8 @@ def resources(spec: RunSpec) -> Manifest:
     if k.profile == "rdma" and k.rdma.resource:
         exact[k.rdma.resource] = str(k.rdma.devices)
     claims = [
-        {"name": claim.name, **({"request": claim.request} if claim.request else {})} for claim in k.resource_claims
+        {"name": claim.name, **({"request": claim.request} if claim.request else {})}
+        for claim in k.resource_claims
     ]
     return given(requests={**requests, **exact}, limits=exact, claims=claims)
 
@@ -116,7 +125,10 @@ def pod_template(
         name,
         agent_command(spec),
         env=trainer_environment(spec, rendezvous or []),
-        ports=[{"name": "rendezvous", "protocol": "TCP", "containerPort": PORT}, *container_ports(spec)],
+        ports=[
+            {"name": "rendezvous", "protocol": "TCP", "containerPort": PORT},
+            *container_ports(spec),
+        ],
         lifecycle={"preStop": {"exec": {"command": ["sh", "-c", LISTENS]}}},
         resources=resources(spec),
         volumeMounts=volume_mounts(spec),

@@ -25,7 +25,11 @@ def in_waves(objects: Sequence[Manifest]) -> list[Manifest]:
 def _wave(obj: Manifest, *, prepares: bool) -> int:
     if obj["kind"] in FIRST:
         return -1
-    return 0 if _component(obj) == PREPROCESS or (prepares and obj["kind"] == "PersistentVolumeClaim") else 1
+    return (
+        0
+        if _component(obj) == PREPROCESS or (prepares and obj["kind"] == "PersistentVolumeClaim")
+        else 1
+    )
 
 
 def _component(obj: Manifest) -> str:

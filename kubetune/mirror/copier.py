@@ -25,6 +25,7 @@ from typing import Any
 
 from kubetune import errors
 from kubetune.base import logs, processes
+from kubetune.base.humanize import shell_word
 from kubetune.base.signals import Relay
 from kubetune.mirror.sync import FETCHING, Mirror
 from kubetune.rundir import metrics
@@ -48,7 +49,11 @@ _log = logs.family_logger("MIRROR")
 
 
 def persistently(
-    attempt: Callable[[], Any], seconds: float, *, wait: Callable[[float], Any] = time.sleep, what: str
+    attempt: Callable[[], Any],
+    seconds: float,
+    *,
+    wait: Callable[[float], Any] = time.sleep,
+    what: str,
 ) -> Any:
     """`attempt()`, again and again with longer waits while it fails. Raises EnvironmentFault after `seconds`.
 
@@ -79,7 +84,9 @@ def _is_refused(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    said = " ".join(str(error).split()).partition(" RequestId:")[0]  # Azure goes on with its answer as XML
+    said = " ".join(str(error).split()).partition(" RequestId:")[
+        0
+    ]  # Azure goes on with its answer as XML
     what = "there is no " if isinstance(error, FileNotFoundError) and "://" in said else ""
     return logs.scrub(what + said) or type(error).__name__
 
@@ -109,12 +116,22 @@ def follow(mirror: Mirror, stop: threading.Event) -> None:
             pause, is_lost = 1.0, False
             stop.wait(SECONDS_BETWEEN_LOOKS)
         except errors.ConfigError as error:
-            metrics.record_event(mirror.run_dir, "mirror", address=mirror.address, ok=False, reason=_reason(error))
+            metrics.record_event(
+                mirror.run_dir, "mirror", address=mirror.address, ok=False, reason=_reason(error)
+            )
             raise
         except Exception as error:  # nothing that happens to the copy may end the original
             if not is_lost:
-                _log.warning("%s cannot be written to; training goes on: %s", mirror.address, _reason(error))
-                metrics.record_event(mirror.run_dir, "mirror", address=mirror.address, ok=False, reason=_reason(error))
+                _log.warning(
+                    "%s cannot be written to; training goes on: %s", mirror.address, _reason(error)
+                )
+                metrics.record_event(
+                    mirror.run_dir,
+                    "mirror",
+                    address=mirror.address,
+                    ok=False,
+                    reason=_reason(error),
+                )
             is_lost = True
             stop.wait(pause)
             pause = min(pause * 2, LONGEST_WAIT_SECONDS)
@@ -146,9 +163,15 @@ def following(run_dir: Path, address: str, relay: Relay) -> Iterator[None]:
             if asked is not None and time.monotonic() - asked > relay.grace_seconds:
                 process.kill()
         if process.returncode == errors.USER:
-            print(f"kubetune: {address} is another's now; the end of this run is in {run_dir} alone", file=sys.stderr)
+            print(
+                f"kubetune: {address} is another's now; the end of this run is in {run_dir} alone",
+                file=sys.stderr,
+            )
         elif process.returncode != errors.OK:
-            print(f"kubetune: {address} lacks a part of {run_dir}; send it: kubetune sync {run_dir}", file=sys.stderr)
+            print(
+                f"kubetune: {address} lacks a part of {run_dir}; send it: kubetune sync {shell_word(run_dir)}",
+                file=sys.stderr,
+            )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -192,7 +215,9 @@ def restore(mirror: Mirror, starting: dict[str, Any] | None = None) -> None:
         return step
 
     try:
-        step = persistently(attempt, 0.0 if has_run else RESTORE_SECONDS, what=f"{mirror.address} cannot be read")
+        step = persistently(
+            attempt, 0.0 if has_run else RESTORE_SECONDS, what=f"{mirror.address} cannot be read"
+        )
     except errors.EnvironmentFault as error:
         if not has_run:
             raise

@@ -49,7 +49,9 @@ class Owner:
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError) as error:
-            raise errors.EnvironmentFault(f"{where} is damaged ({error}); expected what kubetune wrote there") from None
+            raise errors.EnvironmentFault(
+                f"{where} is damaged ({error}); expected what kubetune wrote there"
+            ) from None
 
     def text(self) -> str:
         """A line of JSON, as `read` takes it."""
@@ -121,7 +123,9 @@ class Lease:
         there = self._there()
         assert there is not None, "recognised"
         here = socket.gethostname()
-        mine = Owner(there.run, writer=uuid.uuid4().hex, before=there.writer, host=here, since=metrics.now())
+        mine = Owner(
+            there.run, writer=uuid.uuid4().hex, before=there.writer, host=here, since=metrics.now()
+        )
         self._keep(mine)
         self._store.pipe_file(self._place, mine.text().encode())
         if there.writer and not there.ended and there.host != here:
@@ -140,7 +144,9 @@ class Lease:
     def _last_heard(self, owner: Owner) -> str:
         """Time at which a start of the run was last known to live, by what its first rank left in the store."""
         try:
-            moment = datetime.fromtimestamp(json.loads(self.read("logs/rank-0.beat.json") or "")["time"], UTC)
+            moment = datetime.fromtimestamp(
+                json.loads(self.read("logs/rank-0.beat.json") or "")["time"], UTC
+            )
         except (ValueError, TypeError, KeyError):
             return f" since {owner.since}"
         return f" since {owner.since}, last heard of at {metrics.written(moment)}"

@@ -50,8 +50,12 @@ class PatientStore:
 
         if moves:
             settings["callback"] = Callback(hooks={"arrival": note})
-        method = getattr(self._file_system, f"_{name}")  # the coroutine: unlike the method without _, it can be ended
-        asked = asyncio.run_coroutine_threadsafe(method(*arguments, **settings), self._file_system.loop)
+        method = getattr(
+            self._file_system, f"_{name}"
+        )  # the coroutine: unlike the method without _, it can be ended
+        asked = asyncio.run_coroutine_threadsafe(
+            method(*arguments, **settings), self._file_system.loop
+        )
         patience = FILE_SECONDS if moves else ANSWER_SECONDS
         try:
             while not asked.done():

@@ -23,7 +23,14 @@ from kubetune.mirror.lease import REMOTE, Lease
 from kubetune.mirror.store import PatientStore
 from kubetune.rundir import checkpoints, metrics
 
-LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
+LIBRARIES = {
+    "s3": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+}
 LINKS = ("best", "last")
 FETCHING = ".fetching"
 """In a run directory while it is fetched, and after a fetch that was cut off: less may be here than seems to be."""
@@ -48,7 +55,9 @@ def check_installed(address: str) -> None:
         )
     if find_spec(library) is None:
         extra = next(name for name, wanted in LIBRARIES.items() if wanted == library)
-        raise errors.ConfigError(f"{address} needs {library}, which is not installed: pip install 'kubetune[{extra}]'")
+        raise errors.ConfigError(
+            f"{address} needs {library}, which is not installed: pip install 'kubetune[{extra}]'"
+        )
 
 
 @contextmanager
@@ -75,7 +84,9 @@ class Mirror:
         from fsspec.core import url_to_fs
 
         self.run_dir, self.address = run_dir, address
-        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # tracebacks of what is told here in a line
+        logging.getLogger("gcsfs").setLevel(
+            logging.CRITICAL
+        )  # tracebacks of what is told here in a line
         try:
             # Another process may write there too; what was listed a minute ago is not what is there.
             found, root = url_to_fs(address, use_listings_cache=False, skip_instance_cache=True)
@@ -107,7 +118,11 @@ class Mirror:
         Raises ConfigError where the copy is another run's, or a later start of this one keeps it up.
         """
         self.lease.check()
-        steps = [s for s in checkpoints.steps(self.run_dir) if (self._folder(s) / checkpoints.MANIFEST).is_file()]
+        steps = [
+            s
+            for s in checkpoints.steps(self.run_dir)
+            if (self._folder(s) / checkpoints.MANIFEST).is_file()
+        ]
         # After the look at the checkpoints, whose metrics are on disk before they are: so they are sent before, too.
         if everything or time.monotonic() - self._last_logs >= SECONDS_BETWEEN_LOGS:
             self._last_logs, everything = time.monotonic(), True
@@ -129,7 +144,10 @@ class Mirror:
         if lost := [name for name, size in sizes.items() if there.get(name, -1) < size]:
             for name in lost:
                 self._sent.pop(name, None)
-            raise OSError(f"{lost[0]} was taken but is not there" + f", nor {len(lost) - 1} more" * (len(lost) > 1))
+            raise OSError(
+                f"{lost[0]} was taken but is not there"
+                + f", nor {len(lost) - 1} more" * (len(lost) > 1)
+            )
 
     def _folder(self, step: int) -> Path:
         return checkpoints.folder_of(self.run_dir, step)
@@ -138,7 +156,12 @@ class Mirror:
         for path in sorted(self.run_dir.rglob("*")):
             name = path.relative_to(self.run_dir)
             hidden = any(part.startswith(".") for part in name.parts)
-            if hidden or name.parts[0] == "checkpoints" or path.suffix == ".lock" or path.is_symlink():
+            if (
+                hidden
+                or name.parts[0] == "checkpoints"
+                or path.suffix == ".lock"
+                or path.is_symlink()
+            ):
                 continue
             if not everything and name.parts[0] in ("logs", "tensorboard"):
                 continue
@@ -185,7 +208,11 @@ class Mirror:
     def _send_link(self, name: str) -> None:
         link = self.run_dir / "checkpoints" / name
         target = link.readlink().name if link.is_symlink() else None
-        if target is not None and self._sent_links.get(name) != target and self._step_of(target) in self._sent_steps:
+        if (
+            target is not None
+            and self._sent_links.get(name) != target
+            and self._step_of(target) in self._sent_steps
+        ):
             self._fs.pipe_file(f"{self._root}/checkpoints/{name}", target.encode())
             self._sent_links[name] = target
 
@@ -198,11 +225,17 @@ class Mirror:
         """Delete steps that are gone here, but never the newest there: it may be all there is of a longer run."""
         if not steps:
             return
-        kept = int(json.loads((self.run_dir / RESOLVED).read_text())["training"]["save_total_limit"])
+        kept = int(
+            json.loads((self.run_dir / RESOLVED).read_text())["training"]["save_total_limit"]
+        )
         # Steps that never came to this machine go as soon as they would have gone where they were made.
         oldest = steps[-kept] if len(steps) >= kept else 0
         for step in self.remote_steps():
-            if step not in steps and step < steps[-1] and (step in self._sent_steps or step < oldest):
+            if (
+                step not in steps
+                and step < steps[-1]
+                and (step in self._sent_steps or step < oldest)
+            ):
                 self._delete_step(step)
 
     def _delete_step(self, step: int) -> None:
@@ -213,7 +246,9 @@ class Mirror:
 
     def remote_steps(self) -> list[int]:
         """Steps whose checkpoint in the store is whole, in order."""
-        marker = re.compile(rf"checkpoints/{checkpoints.STEP_FOLDER.pattern}/{re.escape(checkpoints.MANIFEST)}")
+        marker = re.compile(
+            rf"checkpoints/{checkpoints.STEP_FOLDER.pattern}/{re.escape(checkpoints.MANIFEST)}"
+        )
         return sorted(int(m[1]) for name in self.remote_files() if (m := marker.fullmatch(name)))
 
     def fetch(self, *, everything: bool = False) -> int | None:
@@ -233,17 +268,27 @@ class Mirror:
         files.write_atomic(mark, "")
         links = {name: self.lease.read(f"checkpoints/{name}") for name in LINKS}
         named = [name for name in there if not name.startswith("checkpoints/")]
-        needed = {name for name in named if name in RUN_FILES or name.startswith(f"{metrics.ANSWERS}/")}
-        wanted = named if everything else [name for name in named if name in needed or self._is_longer(name, there)]
+        needed = {
+            name for name in named if name in RUN_FILES or name.startswith(f"{metrics.ANSWERS}/")
+        }
+        wanted = (
+            named
+            if everything
+            else [name for name in named if name in needed or self._is_longer(name, there)]
+        )
         best = self._step_of(links["best"] or "")
         if RESOLVED in there:
-            self._fetch_file(RESOLVED, there)  # first: it tells other nodes on the same disk whose directory this is
+            self._fetch_file(
+                RESOLVED, there
+            )  # first: it tells other nodes on the same disk whose directory this is
         for step in remote[:-1]:
             if everything or step == best:
                 self._fetch_step(step)
         for name in wanted:
             self._fetch_file(name, there)
-        newest = self._fetch_newest(remote)  # last, because a fetch that was cut off is known by its lack
+        newest = self._fetch_newest(
+            remote
+        )  # last, because a fetch that was cut off is known by its lack
         if newest is None and remote and not local:
             raise errors.ConfigError(
                 f"{self.address}: no checkpoint is whole, of {len(remote)}. Put one back there, or start over with "
@@ -271,7 +316,9 @@ class Mirror:
     def _is_longer(self, name: str, there: Mapping[str, int]) -> bool:
         """The store knows more of this log of a rank, which is appended to over all starts."""
         here = self.run_dir / name
-        return bool(RANK_LOG.fullmatch(name)) and (not here.is_file() or here.stat().st_size < there[name])
+        return bool(RANK_LOG.fullmatch(name)) and (
+            not here.is_file() or here.stat().st_size < there[name]
+        )
 
     def _fetch_newest(self, steps: Sequence[int]) -> int | None:
         for step in reversed(steps):
@@ -287,7 +334,9 @@ class Mirror:
         with explained_disk(final):
             final.parent.mkdir(parents=True, exist_ok=True)
         place = f"{self._root}/checkpoints/{final.name}/"
-        aside = whole_folder.written(final, "fetch", set_aside=checkpoints.set_aside, explained=explained_disk)
+        aside = whole_folder.written(
+            final, "fetch", set_aside=checkpoints.set_aside, explained=explained_disk
+        )
         with suppress(_Damaged), aside as partial:
             for name, facts in self._fs.find(place, detail=True).items():
                 target = files.join_inside(partial, name[len(place) :])

@@ -14,7 +14,14 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from kubetune.kernels.experts import Factors, combine, dispatch, grouped_linear, sort_by_expert, weighted_swiglu
+from kubetune.kernels.experts import (
+    Factors,
+    combine,
+    dispatch,
+    grouped_linear,
+    sort_by_expert,
+    weighted_swiglu,
+)
 
 ROUTERS = ("gate", "router")
 """Names of what sends tokens to experts, beside these."""
@@ -24,7 +31,9 @@ ALWAYS_ROUTERS = ("router", "router_gate")
 
 def is_described(module: nn.Module) -> bool:
     """Presence of transformers' description of how stacked experts compute."""
-    return all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed", "_apply_gate"))
+    return all(
+        hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed", "_apply_gate")
+    )
 
 
 def stacks_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -54,14 +63,18 @@ def swap_experts(model: nn.Module) -> int:
     if wrapper is None:
         return 0
     inner = {id(m.base_layer) for m in model.modules() if isinstance(m, wrapper)}
-    found = [m for m in model.modules() if isinstance(m, wrapper) and id(m) not in inner and is_plain(m)]
+    found = [
+        m for m in model.modules() if isinstance(m, wrapper) and id(m) not in inner and is_plain(m)
+    ]
     for module in found:
         module.forward = MethodType(_forward, module)
     return len(found)
 
 
 def _wrapper_class() -> Any:
-    layers = sys.modules.get("peft.tuners.lora.layer")  # where nobody has imported it, there are no adapters
+    layers = sys.modules.get(
+        "peft.tuners.lora.layer"
+    )  # where nobody has imported it, there are no adapters
     return None if layers is None else layers.ParamWrapper
 
 
@@ -87,7 +100,9 @@ def _wrappers(outer: Any) -> Iterator[Any]:
         outer = outer.base_layer
 
 
-def _forward(outer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+def _forward(
+    outer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
     """The work of transformers' `grouped_mm_experts_forward`, with adapters beside both of its products."""
     if outer.disable_adapters or outer.merged:
         return type(outer).forward(outer, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
@@ -99,14 +114,22 @@ def _forward(outer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     def project(x: Tensor, name: str, weights: Tensor | float = 1.0) -> Tensor:
         weight = getattr(experts, name)
         y = grouped_linear(x, weight, routing, factors.get(name), transposed=experts.is_transposed)
-        return y + getattr(experts, f"{name}_bias")[routing.experts] * weights if experts.has_bias else y
+        return (
+            y + getattr(experts, f"{name}_bias")[routing.experts] * weights
+            if experts.has_bias
+            else y
+        )
 
     inside = project(dispatch(hidden_states, routing), first)
     weights = top_k_weights.reshape(-1)[routing.order].unsqueeze(-1).to(inside.dtype)
     if getattr(experts, "has_post_expert_norm", False):
         made = experts.post_expert_norm(project(_activated(experts, inside), "down_proj")) * weights
     else:  # rows are narrower in front of the second product than behind it
-        swiglu = weighted_swiglu(inside, weights) if _is_swiglu(experts) else _activated(experts, inside) * weights
+        swiglu = (
+            weighted_swiglu(inside, weights)
+            if _is_swiglu(experts)
+            else _activated(experts, inside) * weights
+        )
         made = project(swiglu, "down_proj", weights)
     return combine(made, routing).to(hidden_states.dtype)
 

@@ -75,7 +75,10 @@ class Routing:
         self._logits.clear()
         if not self.balances:
             return False
-        self._rows, self._divisor = max(1.0, float(work.tokens * self.routers)), max(work.divisor, 1)
+        self._rows, self._divisor = (
+            max(1.0, float(work.tokens * self.routers)),
+            max(work.divisor, 1),
+        )
         self._losses, self._frequencies = None, None
         if world.size == 1 and len(work.batches) == 1:
             return False  # known when its forward is done
@@ -95,22 +98,31 @@ class Routing:
         rows = self._rows or float(sum(map(len, logits)))  # of a trial before the first step
         if self._frequencies is None:
             self._frequencies = torch.stack([self._chosen(each) for each in logits]).sum(0) / rows
-        probabilities = torch.stack([torch.softmax(each, -1).float().sum(0) for each in logits]).sum(0)
+        probabilities = torch.stack(
+            [torch.softmax(each, -1).float().sum(0) for each in logits]
+        ).sum(0)
         balance = len(probabilities) * (self._frequencies * probabilities).sum() / rows
         z = torch.stack([each.float().logsumexp(-1).square().sum() for each in logits]).sum() / rows
         found = torch.stack([balance, z]).detach().double()
         self._losses = found if self._losses is None else self._losses + found
-        return value + scale * self._divisor * (self.coefficients[0] * balance + self.coefficients[1] * z)
+        return value + scale * self._divisor * (
+            self.coefficients[0] * balance + self.coefficients[1] * z
+        )
 
     def measured(self, world: World) -> dict[str, float]:
         """Load of the experts in the step that is done, and the routers' own losses, of all ranks."""
         if self.counts is None:
             return {}
-        losses = self.counts.new_zeros(2, dtype=torch.float64) if self._losses is None else self._losses
+        losses = (
+            self.counts.new_zeros(2, dtype=torch.float64) if self._losses is None else self._losses
+        )
         numbers = sum_(torch.cat([self.counts.double().flatten(), losses]), world)
         *counts, balance, z = numbers.tolist()
         counted = torch.tensor(counts, dtype=torch.int64).view(self.counts.shape)
-        self.load, self.steps = counted if self.load is None else self.load + counted, self.steps + 1
+        self.load, self.steps = (
+            counted if self.load is None else self.load + counted,
+            self.steps + 1,
+        )
         width = self.counts.shape[1]
         values = summary([counts[start : start + width] for start in range(0, len(counts), width)])
         self.dropped += int(values["dropped_tokens"])
@@ -122,13 +134,21 @@ class Routing:
         """Write how many tokens each expert was given in the steps of this start, up to `step`."""
         if self.load is not None and world.is_main:
             layers = dict(zip(self.layers, self.load.tolist(), strict=True))
-            found = {"steps": [step - self.steps + 1, step], "dropped_tokens": self.dropped, "layers": layers}
+            found = {
+                "steps": [step - self.steps + 1, step],
+                "dropped_tokens": self.dropped,
+                "layers": layers,
+            }
             write_atomic(run_dir / metrics.EXPERTS, json.dumps(found) + "\n")
 
     def _chosen(self, logits: Tensor) -> Tensor:
         """Number of tokens that each expert is among the likeliest of: int64 `[experts]`."""
-        likeliest = torch.topk(torch.softmax(logits.detach(), -1), self.choices, dim=-1).indices.flatten()
-        return likeliest.new_zeros(logits.shape[-1]).index_add_(0, likeliest, torch.ones_like(likeliest))
+        likeliest = torch.topk(
+            torch.softmax(logits.detach(), -1), self.choices, dim=-1
+        ).indices.flatten()
+        return likeliest.new_zeros(logits.shape[-1]).index_add_(
+            0, likeliest, torch.ones_like(likeliest)
+        )
 
     def _count(self, layer: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -185,10 +205,18 @@ def _coefficients(
     learn = any(parameter.requires_grad for router in routers for parameter in router.parameters())
     for name, value in (("router_aux_loss_coef", wanted), ("router_z_loss_coef", z)):
         if value and not (learn and known):
-            why = "no router learns here" if known or not routers else "there is none for this family here"
+            why = (
+                "no router learns here"
+                if known or not routers
+                else "there is none for this family here"
+            )
             raise ConfigError(
                 f"training.{name}: found {value:g}, but {why}; leave it out"
-                + (", or name the router in lora.target_parameters ([mlp.gate.weight])" if known and routers else "")
+                + (
+                    ", or name the router in lora.target_parameters ([mlp.gate.weight])"
+                    if known and routers
+                    else ""
+                )
             )
     if not learn:
         return 0.0, 0.0
@@ -196,7 +224,9 @@ def _coefficients(
     chosen = float(own or 0.0) if wanted is None else wanted
     logs.MODEL.info(
         "the routers learn, %s%s",
-        f"balanced by a loss of weight {chosen:g}" if chosen else "and nothing balances the load of the experts",
+        f"balanced by a loss of weight {chosen:g}"
+        if chosen
+        else "and nothing balances the load of the experts",
         f"; their z-loss has weight {z:g}" if z else "",
     )
     return chosen, z
@@ -211,7 +241,10 @@ def summary(counts: list[list[float]]) -> dict[str, float]:
     """
     means = [math.fsum(layer) / len(layer) or 1.0 for layer in counts]
     pairs = list(zip(counts, means, strict=True))
-    spreads = [math.sqrt(math.fsum((n - mean) ** 2 for n in layer) / len(layer)) / mean for layer, mean in pairs]
+    spreads = [
+        math.sqrt(math.fsum((n - mean) ** 2 for n in layer) / len(layer)) / mean
+        for layer, mean in pairs
+    ]
     return {
         "expert_load_max": max(max(layer) / mean for layer, mean in pairs),
         "expert_load_cv": math.fsum(spreads) / len(spreads),

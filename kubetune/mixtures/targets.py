@@ -84,20 +84,36 @@ def _in_mixture(
         or not (module is head or isinstance(module, nn.Embedding) or UNREACHED.fullmatch(name))
     }
     if wanted == "all-linear":
-        modules = [name for name in linear if not any(f"{name}.".startswith(f"{router}.") for router in routers)]
-        tensors = {f"{name}.{tensor}" for name, stack in stacks.items() for tensor in _tensors(stack)}
+        modules = [
+            name
+            for name in linear
+            if not any(f"{name}.".startswith(f"{router}.") for router in routers)
+        ]
+        tensors = {
+            f"{name}.{tensor}" for name, stack in stacks.items() for tensor in _tensors(stack)
+        }
     else:
         if not isinstance(wanted, str):
             _require(wanted, [*linear_names(model), *_names_in(stacks)])
         modules = [name for name in linear if is_target(name, wanted)]
-        others = [name for name in linear_names(model) if name not in {*linear, *routers} and not frozen(name)]
+        others = [
+            name
+            for name in linear_names(model)
+            if name not in {*linear, *routers} and not frozen(name)
+        ]
         if lost := [name for name in others if is_target(name, wanted)]:
             raise errors.ConfigError(
                 f"lora.target_modules: {lost[0].rpartition('.')[2]} can have no adapter, as this model computes with "
                 f"its weight by itself ({type(model.get_submodule(lost[0])).__name__}); leave it out"
             )
-        tensors = {f"{name}.{tensor}" for name, stack in stacks.items() for tensor in _meant(name, stack, wanted)}
-        tensors |= {f"{name}.weight" for name in routers if name not in linear and is_target(name, wanted)}
+        tensors = {
+            f"{name}.{tensor}"
+            for name, stack in stacks.items()
+            for tensor in _meant(name, stack, wanted)
+        }
+        tensors |= {
+            f"{name}.weight" for name in routers if name not in linear and is_target(name, wanted)
+        }
     modules, beside = _kept_by_peft(model, modules)
     tensors |= {f"{name}.weight" for name in beside if linear[name].weight.is_floating_point()}
     if lost := [name for name in beside if f"{name}.weight" not in tensors]:
@@ -107,19 +123,26 @@ def _in_mixture(
         )
     every = [name for name, _ in model.named_parameters()]
     parameters = [*parameters, *_short(sorted(tensors), every, parts=2)]
-    return Targets(_short(modules, [name for name, _ in model.named_modules()]), sorted(set(parameters)))
+    return Targets(
+        _short(modules, [name for name, _ in model.named_modules()]), sorted(set(parameters))
+    )
 
 
 def _is_adaptable(module: nn.Module) -> bool:
     """A matrix that PEFT's layers compute with; those of families compute otherwise, though they are linear too."""
     is_own = (
-        type(module).__module__.startswith("transformers.models.") and type(module).forward is not nn.Linear.forward
+        type(module).__module__.startswith("transformers.models.")
+        and type(module).forward is not nn.Linear.forward
     )
-    return type(module).__name__ == "Conv1D" or (isinstance(module, (nn.Linear, nn.Embedding)) and not is_own)
+    return type(module).__name__ == "Conv1D" or (
+        isinstance(module, (nn.Linear, nn.Embedding)) and not is_own
+    )
 
 
 def _tensors(stack: nn.Module) -> list[str]:
-    return [name for name, parameter in stack.named_parameters(recurse=False) if parameter.dim() == 3]
+    return [
+        name for name, parameter in stack.named_parameters(recurse=False) if parameter.dim() == 3
+    ]
 
 
 def _names_in(stacks: Mapping[str, nn.Module]) -> Iterator[str]:
@@ -127,7 +150,9 @@ def _names_in(stacks: Mapping[str, nn.Module]) -> Iterator[str]:
     for name, stack in stacks.items():
         for tensor in _tensors(stack):
             yield f"{name}.{tensor}"
-            yield from (f"{name}.{old}" for olds in _BEFORE_STACKING.get(tensor, ()) for old in olds)
+            yield from (
+                f"{name}.{old}" for olds in _BEFORE_STACKING.get(tensor, ()) for old in olds
+            )
 
 
 def _meant(name: str, stack: nn.Module, wanted: str | tuple[str, ...]) -> Iterator[str]:
@@ -193,7 +218,10 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
                 + (f"did you mean {close}?" if close else f"it has {', '.join(ends)}")
             )
         modules = {name.rpartition(".")[0] for name in known if is_target(name, (target,))}
-        if any(UNREACHED.fullmatch(name) or isinstance(model.get_submodule(name), nn.Conv1d) for name in modules):
+        if any(
+            UNREACHED.fullmatch(name) or isinstance(model.get_submodule(name), nn.Conv1d)
+            for name in modules
+        ):
             raise errors.ConfigError(
                 f"lora.target_parameters: {target} can have no adapter, as this model computes with it by itself; "
                 "leave it out"
@@ -203,7 +231,9 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
 
 def _require(targets: Sequence[str], known: Sequence[str]) -> None:
     """PEFT accepts a list as soon as one name matches; a misspelt one would be left out silently."""
-    if lost := [target for target in targets if not any(is_target(name, (target,)) for name in known)]:
+    if lost := [
+        target for target in targets if not any(is_target(name, (target,)) for name in known)
+    ]:
         suffixes = sorted({re.sub(r".*\.", "", name) for name in known})
         raise errors.ConfigError(
             f"lora.target_modules: this model has no module named {', '.join(lost)}; it has {', '.join(suffixes)}"

@@ -52,7 +52,11 @@ def tune(learner: Learner, config: Config, workload: Workload, device: torch.dev
     model, route, training = learner.model, learner.route, config.training
     learner = replace(learner, routing=routing.watch(learner.lm, training))
     # Compiled forwards are proved on the modules at hand, whose weights are only slices when they are sharded.
-    fused = not is_sharded(model) and wants_compile(training.compile, model, workload, device) and route.padding_free
+    fused = (
+        not is_sharded(model)
+        and wants_compile(training.compile, model, workload, device)
+        and route.padding_free
+    )
     if sums_once_per_step(model, device):
         logs.MODEL.info("gradients are kept whole and summed over the ranks once per step")
         learner = replace(learner, sums_once_per_step=True)
@@ -64,12 +68,17 @@ def tune(learner: Learner, config: Config, workload: Workload, device: torch.dev
     if training.fused_forwards:
         learner.kernels.is_planned = fused
         kernels = learner.kernels if fused else None
-        swapped = fused_forwards.swap_forwards(model, kernels, learner.undo, packed=route.padding_free)
+        swapped = fused_forwards.swap_forwards(
+            model, kernels, learner.undo, packed=route.padding_free
+        )
         logs.MODEL.debug(
-            "fused forwards: %s", ", ".join(f"{count} × {name}" for name, count in swapped.items()) or "none"
+            "fused forwards: %s",
+            ", ".join(f"{count} × {name}" for name, count in swapped.items()) or "none",
         )
         if fused:
-            logs.MODEL.info("pointwise kernels are compiled after the first step, which waits for none")
+            logs.MODEL.info(
+                "pointwise kernels are compiled after the first step, which waits for none"
+            )
     if training.compile == "layers":
         learner = replace(learner, compiled_layers=_compile_layers(model, fused=fused))
     return learner
@@ -78,7 +87,9 @@ def tune(learner: Learner, config: Config, workload: Workload, device: torch.dev
 def _compile_layers(model: nn.Module, *, fused: bool) -> CompiledLayers | None:
     if not fused:
         why_not = "it is sharded" if is_sharded(model) else "it takes one sequence at a time"
-        logs.MODEL.warning("training.compile is layers, but no layer of this model is compiled: %s", why_not)
+        logs.MODEL.warning(
+            "training.compile is layers, but no layer of this model is compiled: %s", why_not
+        )
         return None
     compiled = compile_layers(model)
     if compiled is None:
@@ -88,14 +99,20 @@ def _compile_layers(model: nn.Module, *, fused: bool) -> CompiledLayers | None:
 
 def without_compiler(config: Config) -> Config:
     """The config with `training.compile: false`."""
-    return config.model_copy(update={"training": config.training.model_copy(update={"compile": False})})
+    return config.model_copy(
+        update={"training": config.training.model_copy(update={"compile": False})}
+    )
 
 
-def wants_compile(setting: bool | str, model: nn.Module, workload: Workload, device: torch.device) -> bool:
+def wants_compile(
+    setting: bool | str, model: nn.Module, workload: Workload, device: torch.device
+) -> bool:
     """`training.compile`, decided."""
     missing = pointwise.can_compile(device)
     if setting == "auto":
-        pays = is_worth_compiling(sum(p.numel() for p in model.parameters()), workload.total_tokens, device.type)
+        pays = is_worth_compiling(
+            sum(p.numel() for p in model.parameters()), workload.total_tokens, device.type
+        )
         if pays and missing is not None:
             logs.MODEL.warning("kernels stay plain, which is slower: %s (docs/image.md)", missing)
         return pays and missing is None
@@ -114,7 +131,9 @@ def device_bytes(device: torch.device) -> int:
 
 def whole_gradient_bytes(model: nn.Module) -> int:
     """Bytes of the whole gradients of all sharded weights that are trained."""
-    return 4 * sum(p.numel() for p in model.parameters() if p.requires_grad and isinstance(p, DTensor))
+    return 4 * sum(
+        p.numel() for p in model.parameters() if p.requires_grad and isinstance(p, DTensor)
+    )
 
 
 def sums_once_per_step(model: nn.Module, device: torch.device) -> bool:
@@ -122,7 +141,9 @@ def sums_once_per_step(model: nn.Module, device: torch.device) -> bool:
     return 0 < whole_gradient_bytes(model) <= WHOLE_GRADIENT_SHARE * device_bytes(device)
 
 
-def recomputed_layers(config: Config, workload: Workload, device_bytes: int, *, compiled: bool) -> int | None:
+def recomputed_layers(
+    config: Config, workload: Workload, device_bytes: int, *, compiled: bool
+) -> int | None:
     """Number of layers that recompute by `training.gradient_checkpointing`; None for all.
 
     `auto` recomputes on a GPU, and there only as many layers as its memory asks for: the number that the plan has for
@@ -144,12 +165,18 @@ def recompute_activations(model: nn.Module, layers: int | None = None) -> None:
     """Keep only the input of the first `layers` layers (None: of all) and run them again in the backward."""
     lm: Any = unwrap(model)
     # transformers 5.2x renamed it and warns about the old name.
-    enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
+    enable = (
+        getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
+    )
     enable({"use_reentrant": False})
     if layers is None:
         return
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    recomputing = [module for module in language_model(lm).modules() if isinstance(module, GradientCheckpointingLayer)]
+    recomputing = [
+        module
+        for module in language_model(lm).modules()
+        if isinstance(module, GradientCheckpointingLayer)
+    ]
     for module in recomputing[layers:]:
         module.gradient_checkpointing = False

@@ -29,7 +29,9 @@ from kubetune.kernels.attention.varlen import varlen_attention, varlen_fits
 from kubetune.models import patches
 
 LONG = 1024  # beyond this many tokens the quadratic memory of BlockAttention costs more than SDPA's slower kernel
-LONG_SHARED = 2 * LONG  # of rows with shared beginnings, whose own parts alone meet all of their keys
+LONG_SHARED = (
+    2 * LONG
+)  # of rows with shared beginnings, whose own parts alone meet all of their keys
 
 
 class CannotRunPaddingFree(RuntimeError):
@@ -53,10 +55,18 @@ CURRENT = Packing()
 
 @contextmanager
 def packed(
-    cu_seqlens: tuple[int, ...], rows: Tensor | None = None, causal: bool = True, parents: tuple[int, ...] = ()
+    cu_seqlens: tuple[int, ...],
+    rows: Tensor | None = None,
+    causal: bool = True,
+    parents: tuple[int, ...] = (),
 ) -> Iterator[None]:
     """Say what is being run. Must enclose the backward too; without it "padding_free" attention refuses to run."""
-    CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal, CURRENT.parents = cu_seqlens, rows, causal, parents
+    CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal, CURRENT.parents = (
+        cu_seqlens,
+        rows,
+        causal,
+        parents,
+    )
     try:
         with patches.packing_by(_packing_in_positions):
             yield
@@ -73,7 +83,9 @@ def _packing_in_positions(position_ids: Tensor) -> Tensor | None:
 def longest_path(cu_seqlens: tuple[int, ...], parents: tuple[int, ...]) -> tuple[int, int]:
     """Place of the longest sequence of a packed batch, with its shared beginnings, right behind which a PrefixTree puts
     it."""
-    spans = max(paths(cu_seqlens, parents), key=lambda path: sum(span.stop - span.start for span in path))
+    spans = max(
+        paths(cu_seqlens, parents), key=lambda path: sum(span.stop - span.start for span in path)
+    )
     if any(before.stop != after.start for before, after in pairwise(spans)):
         raise CannotRunPaddingFree("a shared beginning is not followed by its longest sequence")
     return spans[0].start, spans[-1].stop
@@ -103,7 +115,11 @@ def _module_at_work() -> str:
 
 
 def probe_mask(
-    *, q_length: int, mask_function: Callable[..., Tensor], attention_mask: Tensor | None = None, **settings: Any
+    *,
+    q_length: int,
+    mask_function: Callable[..., Tensor],
+    attention_mask: Tensor | None = None,
+    **settings: Any,
 ) -> MaskRule:
     """Rule of the model's mask, found by asking it about three rows of the longest sequence.
 
@@ -114,7 +130,9 @@ def probe_mask(
     cu_seqlens, device = CURRENT.cu_seqlens, settings.get("device", "cpu")
     if cu_seqlens is None or q_length != cu_seqlens[-1]:
         raise CannotRunPaddingFree("a mask is made outside a packed batch")
-    if attention_mask is not None and not bool(attention_mask.all()):  # some models make one of ones
+    if attention_mask is not None and not bool(
+        attention_mask.all()
+    ):  # some models make one of ones
         raise CannotRunPaddingFree("a packed batch with padding")
     start, stop = longest_path(cu_seqlens, CURRENT.parents)
     length = stop - start
@@ -142,18 +160,26 @@ def probe_mask(
         if bool(first.all()) and bool(last.all()):
             return MaskRule(0)
         return MaskRule(0, "the model wants neither full nor causal attention")
-    ends_with_itself = bool(last[length - seen :].all()) and int(first.sum()) == 1 and bool(first[0])
+    ends_with_itself = (
+        bool(last[length - seen :].all()) and int(first.sum()) == 1 and bool(first[0])
+    )
     slides = seen == length or (int(middle.sum()) == seen and bool(middle[length - seen - 1]))
     if not (ends_with_itself and slides):
-        return MaskRule(0, "attention that is neither causal nor a sliding window, but of chunks or the like")
+        return MaskRule(
+            0, "attention that is neither causal nor a sliding window, but of chunks or the like"
+        )
     return MaskRule(0 if seen == length else seen)
 
 
 def _holds_tensors(function: Callable[..., Any]) -> bool:
     """A function made of others goes by numbers of some tensor, and not only by places."""
     held = (cell.cell_contents for cell in function.__closure__ or ())
-    parts = [each for content in held for each in (content if isinstance(content, tuple) else (content,))]
-    return any(isinstance(part, Tensor) or (callable(part) and _holds_tensors(part)) for part in parts)
+    parts = [
+        each for content in held for each in (content if isinstance(content, tuple) else (content,))
+    ]
+    return any(
+        isinstance(part, Tensor) or (callable(part) and _holds_tensors(part)) for part in parts
+    )
 
 
 UNSUPPORTED = ("position_bias", "alibi", "head_mask", "indexer_mask")
@@ -180,7 +206,9 @@ def packed_attention(
     if key.shape[2] != query.shape[2]:
         raise CannotRunPaddingFree("attention to keys that are not the tokens of the batch")
     odd = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
-    if dropout and (softcap or s_aux is not None or attention_mask is None or attention_mask.window):
+    if dropout and (
+        softcap or s_aux is not None or attention_mask is None or attention_mask.window
+    ):
         odd.append("attention dropout")
     if odd or not isinstance(attention_mask, MaskRule):
         raise CannotRunPaddingFree(f"attention with {', '.join(odd) or 'a mask of its own'}")
@@ -200,7 +228,9 @@ def packed_attention(
     return attend(q, k, v, s_aux, cu_seqlens, rule)[None], None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, cu_seqlens: tuple[int, ...], rule: Rule
+) -> Tensor:
     """Attention within each sequence, by the best kernel at hand. q `[tokens, heads, dim]` -> the same shape."""
     plain = not rule.softcap and sinks is None
     if rule.dropout:
@@ -232,7 +262,9 @@ def shared_attention(
 ) -> Tensor:
     """The same where sequences go on from others: `layout` is `cu_seqlens` and `parents`."""
     if rule.dropout or not rule.causal:
-        raise CannotRunPaddingFree("shared beginnings with attention dropout, or without a causal mask")
+        raise CannotRunPaddingFree(
+            "shared beginnings with attention dropout, or without a causal mask"
+        )
     cu_seqlens, parents = layout
     if sinks is None and not rule.softcap and not rule.window and q.shape[-1] == v.shape[-1]:
         start, stop = longest_path(cu_seqlens, parents)
@@ -259,7 +291,9 @@ def _runs(cu_seqlens: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=rule.causal, scale=rule.scale, enable_gqa=grouped)
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=rule.causal, scale=rule.scale, enable_gqa=grouped
+    )
     return out[0].transpose(0, 1)
 
 

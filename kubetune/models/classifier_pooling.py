@@ -69,7 +69,11 @@ def _require_runs(lm: Any) -> None:
         said = errors.first_line(error)
     else:
         fsdp.close(lm)
-        said = "" if found == wanted else f"it gives {list(found)} for one text, expected {list(wanted)}"
+        said = (
+            ""
+            if found == wanted
+            else f"it gives {list(found)} for one text, expected {list(wanted)}"
+        )
     if said:
         raise errors.ModelError(
             f"model {lm.name_or_path}: {type(lm).__name__} cannot classify a text of {batch.num_tokens} tokens by "
@@ -86,7 +90,9 @@ def name_padding(model: nn.Module, pad_id: int) -> None:
 
 def heads(lm: Any) -> list[str]:
     """Names of the modules behind the backbone, which are new when a pretrained model learns to classify."""
-    children = ((name, child) for name, child in lm.named_children() if name != lm.base_model_prefix)
+    children = (
+        (name, child) for name, child in lm.named_children() if name != lm.base_model_prefix
+    )
     return [name for name, child in children if next(child.parameters(), None) is not None]
 
 
@@ -108,7 +114,12 @@ def packed_logits(lm: Any, batch: Batch) -> Tensor:
     if pools_last(lm):
         return cast(Tensor, lm.score(hidden_states(lm, batch)[CURRENT.rows]))
     positions = batch.position_ids + _first_position(lm)
-    return cast(Tensor, lm(input_ids=batch.input_ids[None], position_ids=positions[None], **_types(lm, batch)).logits)
+    return cast(
+        Tensor,
+        lm(
+            input_ids=batch.input_ids[None], position_ids=positions[None], **_types(lm, batch)
+        ).logits,
+    )
 
 
 def lone_logits(lm: Any, batch: Batch) -> Tensor:
@@ -125,7 +136,9 @@ def _types(lm: Any, batch: Batch) -> dict[str, Tensor]:
     kinds = 2 if facts.model_type == "xlnet" else getattr(facts, "type_vocab_size", 0)
     if pools_last(lm) or not kinds:
         return {}
-    return {"token_type_ids": (batch.segments if kinds > 1 else torch.zeros_like(batch.segments))[None]}
+    return {
+        "token_type_ids": (batch.segments if kinds > 1 else torch.zeros_like(batch.segments))[None]
+    }
 
 
 @lru_cache(maxsize=8)
@@ -167,14 +180,18 @@ def self_check(model: nn.Module) -> float:
     given: list[Tensor] = []
     if not heads(lm):
         raise CannotRunPaddingFree("nothing stands behind its backbone")
-    hook = lm.get_submodule(heads(lm)[0]).register_forward_pre_hook(lambda _, args: given.append(args[0]), prepend=True)
+    hook = lm.get_submodule(heads(lm)[0]).register_forward_pre_hook(
+        lambda _, args: given.append(args[0]), prepend=True
+    )
 
     def run_packed(lm: Any, batch: Batch) -> Sequence[Tensor]:
         with flow(lm, batch):
             said = fsdp.inside(lm, packed_logits, lm, batch)
         sequences = len(batch.cu_seqlens) - 1
         if said.shape[0] != sequences or given[-1].numel() != sequences * given[-1].shape[-1]:
-            raise CannotRunPaddingFree(f"its head gives {tuple(said.shape)} for {sequences} packed sequences")
+            raise CannotRunPaddingFree(
+                f"its head gives {tuple(said.shape)} for {sequences} packed sequences"
+            )
         return list(given[-1].reshape(sequences, -1).split(1))
 
     def run_lone(lm: Any, batch: Batch) -> Tensor:

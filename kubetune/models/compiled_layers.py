@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -20,6 +20,7 @@ from torch import nn
 
 from kubetune.base import logs
 from kubetune.base.humanize import counted
+from kubetune.base.signals import compiling
 from kubetune.kernels import pointwise
 from kubetune.models.attention_hooks import packed_attention
 from kubetune.models.padding_free import TOLERANCE, language_model, unwrap
@@ -66,7 +67,9 @@ class CompiledLayers:
         pointwise.compile_no_more(error)
         if self.is_on:
             said = pointwise.reason_of(error.__cause__ or error)
-            logs.MODEL.warning("layers run without torch.compile from now on (%s): %s", type(error).__name__, said)
+            logs.MODEL.warning(
+                "layers run without torch.compile from now on (%s): %s", type(error).__name__, said
+            )
         self.is_on = False
 
 
@@ -75,19 +78,29 @@ def compile_layers(model: nn.Module) -> CompiledLayers | None:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     lm = unwrap(model)
-    found = [module for module in language_model(lm).modules() if isinstance(module, GradientCheckpointingLayer)]
+    found = [
+        module
+        for module in language_model(lm).modules()
+        if isinstance(module, GradientCheckpointingLayer)
+    ]
     layers = [layer for layer in found if not _changes_itself(layer)]
     if left := len(found) - len(layers):
-        logs.MODEL.warning("%d of %d layers have adapters on stacked experts: not compiled", left, len(found))
+        logs.MODEL.warning(
+            "%d of %d layers have adapters on stacked experts: not compiled", left, len(found)
+        )
     return CompiledLayers(layers, next(model.parameters()).dtype) if layers else None
 
 
-def warm_up(compiled: CompiledLayers, learn: Callable[[], tuple[float, float]]) -> None:
+def warm_up(
+    compiled: CompiledLayers, learn: Callable[[], tuple[float, float]], *, may_leave: bool = True
+) -> None:
     """Compile the layers, once, by `learn`: loss and norm of the gradient of one micro-batch, and nothing left.
 
     Kernels are laid out for the sizes they first meet. A resumed run gives bit for bit what the uninterrupted one does
     only where these are the same, so `learn` must not depend on the step. What it gives must be as without compiling,
     where it is at all the same from one seed to the next.
+
+    `may_leave`: a stop may break `learn` off. Not where other ranks wait for this one's part of it.
     """
     if not compiled.is_planned:
         return
@@ -103,7 +116,7 @@ def warm_up(compiled: CompiledLayers, learn: Callable[[], tuple[float, float]]) 
     began, before = time.perf_counter(), graphs()
     compiled.is_planned, compiled.is_on = False, True
     try:
-        with warnings.catch_warnings():
+        with compiling() if may_leave else nullcontext(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what the tracer itself looks at and makes
             found = _with_seed(0, learn)
     except pointwise.compiler_errors() as error:
@@ -112,7 +125,9 @@ def warm_up(compiled: CompiledLayers, learn: Callable[[], tuple[float, float]]) 
         # What is computed with, where the first weights are integers or 8-bit floats.
         tolerance = TOLERANCE.get(compiled.dtype, TOLERANCE[torch.bfloat16])
         if not (is_random or _agree(found, plain, tolerance)):
-            compiled.give_up(ValueError(f"(loss, norm of the gradient) became {found}, without it {plain}"))
+            compiled.give_up(
+                ValueError(f"(loss, norm of the gradient) became {found}, without it {plain}")
+            )
     if compiled.is_on:
         seconds = time.perf_counter() - began
         layers, made = counted(len(compiled.layers), "layer"), counted(graphs() - before, "graph")
@@ -162,5 +177,7 @@ def _checkpoints_in_forward() -> bool:
 
 def _forward_itself(layer: Any) -> Callable[..., Any]:
     """The forward of a class of layers without recomputation around it."""
-    forward: Callable[..., Any] = layer.forward.__wrapped__ if _checkpoints_in_forward() else layer.forward
+    forward: Callable[..., Any] = (
+        layer.forward.__wrapped__ if _checkpoints_in_forward() else layer.forward
+    )
     return forward

@@ -17,7 +17,12 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kubetune import errors
@@ -44,7 +49,11 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def load(
-    auto_class: Any, config: Config, world: World, frozen: Callable[[Any], str | None] = lambda _: None, **labels: Any
+    auto_class: Any,
+    config: Config,
+    world: World,
+    frozen: Callable[[Any], str | None] = lambda _: None,
+    **labels: Any,
 ) -> nn.Module:
     """`models.load_pretrained`, sharded where the config asks for it; then no rank ever holds the whole model.
 
@@ -56,7 +65,12 @@ def load(
     arithmetic = loading.choose_dtype(config.model.dtype, world.device)
     with cutting(arithmetic, world.size, frozen, trained=config.lora is None) as settings:
         model: Any = loading.load_pretrained(
-            auto_class, config, world.device, **labels, **settings, draw=partial(_draw, config.training.seed)
+            auto_class,
+            config,
+            world.device,
+            **labels,
+            **settings,
+            draw=partial(_draw, config.training.seed),
         )
     for parameter in model.parameters() if config.lora is None else ():
         if not isinstance(parameter, DTensor):  # what does not learn, and was read as what does
@@ -68,7 +82,11 @@ def load(
 
 @contextmanager
 def cutting(
-    compute_dtype: torch.dtype, world_size: int, frozen: Callable[[Any], str | None], *, trained: bool
+    compute_dtype: torch.dtype,
+    world_size: int,
+    frozen: Callable[[Any], str | None],
+    *,
+    trained: bool,
 ) -> Iterator[dict[str, Any]]:
     """Within, `from_pretrained` with the settings yielded gives a sharded model and reads only this rank's slices.
 
@@ -78,7 +96,9 @@ def cutting(
     """
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if trained and compute_dtype != torch.float32:
-        policy = MixedPrecisionPolicy(compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        policy = MixedPrecisionPolicy(
+            compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
     try:
         from transformers.distributed.configuration_utils import DistributedConfig
 
@@ -86,7 +106,9 @@ def cutting(
             lambda model, *_: cut(model, policy, frozen(model) or "$^" if trained else ADAPTED)
         )
     except ImportError:
-        raise errors.EnvironmentFault("training.parallelism: fsdp needs transformers 5.23 or newer") from None
+        raise errors.EnvironmentFault(
+            "training.parallelism: fsdp needs transformers 5.23 or newer"
+        ) from None
     with cutting_by, patches.reading_slices():
         yield {
             "dtype": torch.float32 if trained else compute_dtype,
@@ -104,14 +126,18 @@ def cut(lm: Any, policy: MixedPrecisionPolicy, whole: str = ADAPTED) -> Any:
     """
     lm.tie_weights()
     if hasattr(lm, SCORE):
-        lm.score._is_hf_initialized = True  # for transformers to leave alone, where it is new: `_draw` does that
+        lm.score._is_hf_initialized = (
+            True  # for transformers to leave alone, where it is new: `_draw` does that
+        )
     towers = [m for name, m in lm.named_modules() if name.rpartition(".")[2] in TOWERS]
     in_towers = {id(module) for tower in towers for module in tower.modules()}
     lists = (m for m in lm.modules() if isinstance(m, nn.ModuleList) and id(m) not in in_towers)
     layers = max(lists, key=len, default=())
     holders = Counter(parameter for layer in layers for parameter in layer.parameters())
     for layer in layers:
-        if all(holders[parameter] == 1 for parameter in layer.parameters()):  # Zamba's share some of theirs
+        if all(
+            holders[parameter] == 1 for parameter in layer.parameters()
+        ):  # Zamba's share some of theirs
             fully_shard(layer, mp_policy=policy)
     is_whole = re.compile(whole).fullmatch
     still = {p for name, p in lm.named_parameters() if is_whole(name) or not p.requires_grad}
@@ -159,7 +185,9 @@ class _Reaching(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        return gradient, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.forms)
+        return gradient, *(
+            torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.forms
+        )
 
 
 def reaching(lm: Any, tensor: Tensor) -> Tensor:
@@ -170,14 +198,24 @@ def reaching(lm: Any, tensor: Tensor) -> Tensor:
     if not isinstance(lm, FSDPModule) or not torch.is_grad_enabled():
         return tensor
     model = cast(Any, lm)
-    text = {id(p) for part in (model.get_decoder(), model.get_output_embeddings()) for p in part.parameters()}
-    others = [p for p in model.parameters() if p.requires_grad and id(p) not in text and not isinstance(p, DTensor)]
+    text = {
+        id(p)
+        for part in (model.get_decoder(), model.get_output_embeddings())
+        for p in part.parameters()
+    }
+    others = [
+        p
+        for p in model.parameters()
+        if p.requires_grad and id(p) not in text and not isinstance(p, DTensor)
+    ]
     return _Reaching.apply(tensor, *others)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def saved_beside(lm: nn.Module) -> dict[str, Tensor]:
     """Buffers and frozen parameters, which a saved model has besides what is trained, whole on every rank."""
-    frozen = {name: parameter for name, parameter in lm.named_parameters() if not parameter.requires_grad}
+    frozen = {
+        name: parameter for name, parameter in lm.named_parameters() if not parameter.requires_grad
+    }
     return frozen | {
         f"{path}.{name}".removeprefix("."): buffer
         for path, module in lm.named_modules()
@@ -188,7 +226,11 @@ def saved_beside(lm: nn.Module) -> dict[str, Tensor]:
 
 def inside(lm: Any, function: Callable[..., Result], *args: Any) -> Result:
     """`function(*args)` as if it were the model's forward: with embeddings and head whole. Plain where not sharded."""
-    result: Result = cast(Any, lm).call_inside(function, *args) if isinstance(lm, FSDPModule) else function(*args)
+    result: Result = (
+        cast(Any, lm).call_inside(function, *args)
+        if isinstance(lm, FSDPModule)
+        else function(*args)
+    )
     return result
 
 

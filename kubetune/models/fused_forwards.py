@@ -31,7 +31,9 @@ from kubetune.models.padding_free import decoder_layers, unwrap
 Forward = Callable[..., Tensor]
 
 
-def swap_forwards(model: nn.Module, kernels: Kernels | None, undo: ExitStack, *, packed: bool = True) -> Counter[str]:
+def swap_forwards(
+    model: nn.Module, kernels: Kernels | None, undo: ExitStack, *, packed: bool = True
+) -> Counter[str]:
     """Swap what can be swapped; with `kernels` also what pays only when compiled. Returns how many of each kind.
 
     `packed`: sequences go through in packed batches, whose rows are known. `undo` takes back what was swapped for all
@@ -87,7 +89,11 @@ def _quantized_lora(module: Any) -> Forward | None:
     base = module.base_layer
     if type(module) is kinds[1]:
         # On a GPU inputs are rounded to 8 bits as well, and products made of those.
-        return _eight_bit_forward if type(base).__name__ == "Linear8bitLt" and _is_on_cpu(base.weight) else None
+        return (
+            _eight_bit_forward
+            if type(base).__name__ == "Linear8bitLt" and _is_on_cpu(base.weight)
+            else None
+        )
     state = getattr(base.weight, "quant_state", None)
     may_be_packed = getattr(state, "packing_format_for_cpu", False) or getattr(
         base, "support_avx512bf16_for_cpu", False
@@ -109,7 +115,13 @@ def _eight_bit_forward(module: Any, x: Tensor) -> Tensor:
     """Out of training, and before its first product, the layer is bitsandbytes' own: it rounds its inputs there."""
     base = module.base_layer
     state = getattr(base, "state", None)
-    if state is None or state.CB is None or not base.training or module.disable_adapters or module.merged:
+    if (
+        state is None
+        or state.CB is None
+        or not base.training
+        or module.disable_adapters
+        or module.merged
+    ):
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     return _in_few_bits(module, x, few_bits.EightBits(state.CB, state.SCB))
 
@@ -124,7 +136,11 @@ def _dropout_forward(module: Any, x: Tensor) -> Tensor:
 
 
 def _is_linear_in_fp32(module: Any) -> bool:
-    return type(module) is nn.Linear and module.weight.dtype == torch.float32 and _is_on_cpu(module.weight)
+    return (
+        type(module) is nn.Linear
+        and module.weight.dtype == torch.float32
+        and _is_on_cpu(module.weight)
+    )
 
 
 def _linear_forward(module: Any, x: Tensor) -> Tensor:
@@ -133,7 +149,11 @@ def _linear_forward(module: Any, x: Tensor) -> Tensor:
 
 def _is_rms_norm(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
-    return type(module).__name__.endswith("RMSNorm") and isinstance(weight, nn.Parameter) and weight.dim() == 1
+    return (
+        type(module).__name__.endswith("RMSNorm")
+        and isinstance(weight, nn.Parameter)
+        and weight.dim() == 1
+    )
 
 
 def _prove_norm(module: Any, kernels: Kernels) -> Forward | None:
@@ -145,7 +165,9 @@ def _prove_norm(module: Any, kernels: Kernels) -> Forward | None:
     try:
         for offset, late_cast in ((0.0, False), (0.0, True), (1.0, True)):
 
-            def forward(self: Any, x: Tensor, offset: float = offset, late_cast: bool = late_cast) -> Tensor:
+            def forward(
+                self: Any, x: Tensor, offset: float = offset, late_cast: bool = late_cast
+            ) -> Tensor:
                 # Its own: vision tower and language model may share the class and differ in this.
                 return pointwise.rms_norm(kernels, x, self.weight, _eps(self), offset, late_cast)
 
@@ -191,7 +213,10 @@ def _swap_rotary(lm: Any, kernels: Kernels, undo: ExitStack) -> int:
         return pointwise.rotary(kernels, q, k, cos.unsqueeze(1), sin.unsqueeze(1))
 
     generator = torch.Generator().manual_seed(0)
-    q, k, cos, sin = (torch.randn(*s, generator=generator) for s in ((1, 4, 5, 8), (1, 2, 5, 8), (1, 5, 8), (1, 5, 8)))
+    q, k, cos, sin = (
+        torch.randn(*s, generator=generator)
+        for s in ((1, 4, 5, 8), (1, 2, 5, 8), (1, 5, 8), (1, 5, 8))
+    )
     try:
         pairs = list(zip(stock(q, k, cos, sin), apply(q, k, cos, sin), strict=True))
         equal = all(torch.allclose(theirs, ours, atol=1e-5) for theirs, ours in pairs)
@@ -204,9 +229,15 @@ def _swap_rotary(lm: Any, kernels: Kernels, undo: ExitStack) -> int:
 
 def _leave_out_absent_tokens(model: nn.Module) -> int:
     """Give embeddings a gradient of the tokens that occur alone, where FlatAdamW collects it (adamw.Collected)."""
-    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq]
+    tables = [
+        m for m in model.modules() if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq
+    ]
     # Not on a GPU, where adding up rows takes them in no fixed order; nor in fp32, which is not collected.
-    found = [m for m in tables if m.weight.requires_grad and m.weight.element_size() < 4 and _is_on_cpu(m.weight)]
+    found = [
+        m
+        for m in tables
+        if m.weight.requires_grad and m.weight.element_size() < 4 and _is_on_cpu(m.weight)
+    ]
     for table in found:
         table.sparse = True
     return len(found)
@@ -236,7 +267,9 @@ def _skip_unlabelled_rows(model: nn.Module) -> int:
             continue
         module.forward = _rows_only(module.forward)
         swapped += 1
-    if hasattr(last, "feed_forward_chunk"):  # BERT and its kin: feed-forward, residual and norm in a method
+    if hasattr(
+        last, "feed_forward_chunk"
+    ):  # BERT and its kin: feed-forward, residual and norm in a method
         last.feed_forward_chunk = _rows_only(last.feed_forward_chunk)
         swapped += 1
     return swapped

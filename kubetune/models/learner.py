@@ -39,7 +39,13 @@ def lone_sequences(batch: Batch) -> Iterator[Batch]:
     for number, (start, stop) in enumerate(pairwise(batch.cu_seqlens)):
         ids, positions = batch.input_ids[start:stop], batch.position_ids[start:stop]
         pictures = batch.pictures and batch.pictures.of([number], batch.cu_seqlens)
-        yield replace(batch, input_ids=ids, position_ids=positions, cu_seqlens=(0, stop - start), pictures=pictures)
+        yield replace(
+            batch,
+            input_ids=ids,
+            position_ids=positions,
+            cu_seqlens=(0, stop - start),
+            pictures=pictures,
+        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,9 @@ class Learner:
         """The transformers model inside a PEFT model, or the model itself."""
         return unwrap(self.model)
 
-    def begin_step(self, work: Work, world: World, evaluate: Callable[[Learner, Batch], Any]) -> None:
+    def begin_step(
+        self, work: Work, world: World, evaluate: Callable[[Learner, Batch], Any]
+    ) -> None:
         """Begin a step of micro-batches, which some parts of the loss must have seen all of."""
         if self.routing.begin(work, world, partial(evaluate, self)):
             fsdp.close(self.lm)

@@ -22,9 +22,17 @@ from transformers.utils import logging as transformers_logging
 
 from kubetune import errors
 from kubetune.base import logs
+from kubetune.base.files import IrregularFileError, require_plain_files
 from kubetune.base.humanize import counted
+from kubetune.config import consent
 from kubetune.config.schema import Config, ModelConfig
-from kubetune.data.reading.hub import check_model_folder, explained_hub_errors, find_files, hub_token
+from kubetune.data.reading.hub import (
+    check_model_folder,
+    explained_hub_errors,
+    find_files,
+    hub_token,
+    is_local,
+)
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.mixtures.experts import swap_experts
 from kubetune.models import patches, quantization
@@ -38,7 +46,9 @@ if TYPE_CHECKING:
 # Libraries telling each other about renamed functions is nothing a user of ours can mend.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
 
-_OTHER_KIND = re.compile(r"Unrecognized configuration class .*?(\w+)'> for this kind of AutoModel: (\w+)")
+_OTHER_KIND = re.compile(
+    r"Unrecognized configuration class .*?(\w+)'> for this kind of AutoModel: (\w+)"
+)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -47,6 +57,10 @@ _OF_ODD_FILES = (
     RecursionError,
 )  # fmt: skip
 """Errors of transformers where a file says something that nobody thought of."""
+
+
+_FOREIGN_TO_ADAPTERS = ("megatron_config", "arrow_config", "layer_replication")
+"""Settings of PEFT by which an adapter imports modules, or takes in others."""
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
@@ -64,9 +78,12 @@ def load_pretrained(
     device: torch.device,
     *,
     draw: Callable[[nn.Module, set[str]], None] = lambda model, names: None,
+    code_from: ModelConfig | None = None,
     **settings: Any,
 ) -> nn.Module:
     """`auto_class.from_pretrained` of the config's model, on `device`, in its dtype, quantised if asked.
+
+    `code_from`: the model of the hub that a checkpoint of it has its code from, and its pin.
 
     `draw` may draw anew the weights that the checkpoint lacks, which it is given the names of.
 
@@ -76,6 +93,7 @@ def load_pretrained(
     model = config.model
     check_model_folder(model)
     _require_plain(model)
+    settings |= _pinned_code(model, code_from)
     arithmetic = choose_dtype(model.dtype, device)
     if (quantised := quantization.settings(config, arithmetic)) is not None:
         settings |= {"quantization_config": quantised, "device_map": {"": str(device)}}
@@ -94,17 +112,23 @@ def load_pretrained(
             **settings,
         )
     classifies = "num_labels" in settings
-    _require_shapes(model, found["mismatched_keys"], f"{loaded.base_model_prefix}." if classifies else "")
+    _require_shapes(
+        model, found["mismatched_keys"], f"{loaded.base_model_prefix}." if classifies else ""
+    )
     draw(loaded, _tell_new(found, is_expected=classifies))
     experts = [parameter for name, parameter in loaded.named_parameters() if is_expert(name)]
     if quantised is not None or experts:
         # Stacks of experts come last: files that hold each expert alone are gone by then, and both never add up.
-        let_go_of_files(p for _, p in sorted(loaded.named_parameters(), key=lambda named: is_expert(named[0])))
+        let_go_of_files(
+            p for _, p in sorted(loaded.named_parameters(), key=lambda named: is_expert(named[0]))
+        )
     if quantised is not None:
         quantization.keep_layout(loaded)
         logs.MODEL.info("%s", quantization.describe(config, arithmetic, device))
         if kept := sum(parameter.numel() for parameter in experts if parameter.is_floating_point()):
-            logs.MODEL.warning("%s parameters of experts keep their dtype: %s", f"{kept:,}", UNQUANTISED)
+            logs.MODEL.warning(
+                "%s parameters of experts keep their dtype: %s", f"{kept:,}", UNQUANTISED
+            )
         return loaded  # type: ignore[no-any-return]
     return loaded.to(device)  # type: ignore[no-any-return]
 
@@ -116,20 +140,63 @@ def let_go_of_files(parameters: Iterable[nn.Parameter]) -> None:
             parameter.data = parameter.data.clone()
 
 
-def load_trained(auto_class: Any, config: Config, folder: Path, device: torch.device, **settings: Any) -> nn.Module:
+def load_trained(
+    auto_class: Any, config: Config, folder: Path, device: torch.device, **settings: Any
+) -> nn.Module:
     """The model of a checkpoint folder: the base with its adapters, or the weights that were trained whole.
 
     `settings` go to `from_pretrained`.
     """
     if config.lora is None:
-        trained = config.model.model_copy(update={"path": str(folder), "revision": None})
-        return load_pretrained(auto_class, config.model_copy(update={"model": trained}), device, **settings)
-    from peft import PeftModel
-
+        pin = consent.folder_digest(folder) if config.model.trust_remote_code else None
+        trained = config.model.model_copy(update={"path": str(folder), "revision": pin})
+        if config.model.trust_remote_code and not is_local(config.model.path):
+            settings["code_from"] = config.model
+        return load_pretrained(
+            auto_class, config.model_copy(update={"model": trained}), device, **settings
+        )
+    require_plain_adapter(folder)
     base: Any = load_pretrained(auto_class, config, device, **settings)
-    adapted = PeftModel.from_pretrained(base, str(folder))
+    adapted = with_adapter(base, folder)
     swap_experts(adapted)
     return adapted
+
+
+def with_adapter(base: Any, folder: Path) -> nn.Module:
+    """PEFT's model of a base with the adapter of a folder. Raises ModelError as `require_plain_adapter` does."""
+    from peft import PeftModel
+
+    require_plain_adapter(folder)
+    adapted: nn.Module = PeftModel.from_pretrained(base, str(folder))
+    return adapted
+
+
+def require_plain_adapter(folder: Path) -> None:
+    """Raise ModelError for an adapter whose settings would have other weights, pickles or modules loaded.
+
+    PEFT imports the module that `megatron_core` names, adapters of other types load further ones from anywhere, and
+    where adapter_model.safetensors is missing it reads a pickle, or asks the hub.
+    """
+    try:
+        require_plain_files(folder)
+    except IrregularFileError as error:
+        raise errors.ModelError(f"adapter {error}. Nothing was loaded.") from None
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise errors.ModelError(
+            f"adapter {folder}: has no adapter_model.safetensors; its weights are read from nothing else. Nothing was "
+            "loaded."
+        )
+    facts = read_json(folder / "adapter_config.json")
+    if facts.get("peft_type") != "LORA":
+        raise errors.ModelError(
+            f"adapter {folder}: its adapter_config.json has peft_type: {facts.get('peft_type')!r}; expected LORA. "
+            "Nothing was loaded."
+        )
+    if foreign := sorted(key for key in _FOREIGN_TO_ADAPTERS if facts.get(key)):
+        raise errors.ModelError(
+            f"adapter {folder}: its adapter_config.json has {foreign[0]}, which no run writes, and by which other code "
+            "or weights would be loaded; take that key out. Nothing was loaded."
+        )
 
 
 def _require_plain(model: ModelConfig) -> None:
@@ -145,19 +212,48 @@ def _require_plain(model: ModelConfig) -> None:
             f"model {model.path}: its config.json has num_hidden_layers: {layers}; expected 1 to "
             f"{model_shapes.MOST_LAYERS}; put the file back as it was published. Nothing was loaded."
         )
+    named = facts.get("transformers_weights")
+    if named is not None and "/" in str(named).replace("\\", "/"):
+        raise errors.ModelError(
+            f"model {model.path}: its config.json has transformers_weights: {named!r}; expected the name of a file "
+            "beside it. Nothing was loaded."
+        )
     for key, value in _implementations(facts):
-        if not value.replace("_", "").isalnum():  # transformers takes `owner/name` for a kernel of the hub, and runs it
+        if not value.replace(
+            "_", ""
+        ).isalnum():  # transformers takes `owner/name` for a kernel of the hub, and runs it
             raise errors.ModelError(
                 f"model {model.path}: its config.json has {key}: {value!r}, code from elsewhere; take that key "
                 "out of it, and choose with model.attention. Nothing was loaded."
             )
 
 
+def _pinned_code(model: ModelConfig, code_from: ModelConfig | None) -> dict[str, str | None]:
+    """Return the settings by which a model's code is the pinned one: none where it lies beside the weights.
+
+    Raises ModelError for code of another repository than `code_from`.
+    """
+    if not model.trust_remote_code:
+        return {}
+    config = find_files(model, model.path, ["config.json"]).get("config.json")
+    named = read_json(config).get("auto_map")
+    known = f"{code_from.path}--" if code_from is not None else None
+    for value in named.values() if isinstance(named, dict) else ():
+        if "--" in str(value) and not (known is not None and str(value).startswith(known)):
+            raise errors.ModelError(
+                f"model {model.path}: its config.json has auto_map: {value!r}, code of another repository, which "
+                "model.revision does not pin; copy that code beside config.json. Nothing was run."
+            )
+    return {} if code_from is None else {"code_revision": code_from.revision}
+
+
 def _implementations(facts: Any) -> Iterator[tuple[str, str]]:
     """Every text, at any depth of a config.json, that names how something is computed."""
     for key, value in facts.items():
         if isinstance(value, dict):
-            yield from ((key, name) for name in value.values() if _chooses(key) and isinstance(name, str))
+            yield from (
+                (key, name) for name in value.values() if _chooses(key) and isinstance(name, str)
+            )
             yield from _implementations(value)
         elif isinstance(value, str) and value and _chooses(key):
             yield key, value
@@ -167,11 +263,16 @@ def _chooses(key: str) -> bool:
     return key.removesuffix("_internal").endswith("_implementation")
 
 
-def _require_shapes(model: ModelConfig, mismatched: Iterable[tuple[str, Any, Any]], prefix: str) -> None:
+def _require_shapes(
+    model: ModelConfig, mismatched: Iterable[tuple[str, Any, Any]], prefix: str
+) -> None:
     """Raise ModelError when weights whose names begin with `prefix` have other shapes than the model."""
     found = sorted(each for each in mismatched if each[0].startswith(prefix))
     if found:
-        shown = "; ".join(f"{name} is {list(stored)}, expected {list(wanted)}" for name, stored, wanted in found[:5])
+        shown = "; ".join(
+            f"{name} is {list(stored)}, expected {list(wanted)}"
+            for name, stored, wanted in found[:5]
+        )
         more = f"; and {len(found) - 5:,} more" if len(found) > 5 else ""
         raise errors.ModelError(
             f"model {model.path}: its weights have other shapes than its config.json asks for: {shown}{more}. Fetch "
@@ -182,11 +283,15 @@ def _require_shapes(model: ModelConfig, mismatched: Iterable[tuple[str, Any, Any
 def _tell_new(found: Mapping[str, Any], *, is_expected: bool) -> set[str]:
     """Name the weights that the checkpoint lacks or holds in another shape: a head, or a mistake. Returns the names."""
     names = {
-        name if isinstance(name, str) else name[0] for key in ("missing_keys", "mismatched_keys") for name in found[key]
+        name if isinstance(name, str) else name[0]
+        for key in ("missing_keys", "mismatched_keys")
+        for name in found[key]
     }
     if names:
         level = logging.INFO if is_expected else logging.WARNING
-        logs.MODEL.log(level, "not in the checkpoint, so new and drawn at random: %s", ", ".join(sorted(names)))
+        logs.MODEL.log(
+            level, "not in the checkpoint, so new and drawn at random: %s", ", ".join(sorted(names))
+        )
     return names
 
 
@@ -196,7 +301,12 @@ def explain(model: ModelConfig) -> Iterator[None]:
     from huggingface_hub import errors as hub
 
     strict: type[Exception] = hub.StrictDataclassError
-    kinds = (hub.HfHubHTTPError, hub.HFValidationError, hub.OfflineModeIsEnabled, hub.LocalEntryNotFoundError)
+    kinds = (
+        hub.HfHubHTTPError,
+        hub.HFValidationError,
+        hub.OfflineModeIsEnabled,
+        hub.LocalEntryNotFoundError,
+    )
     try:
         yield
     except SafetensorError as error:
@@ -211,7 +321,9 @@ def explain(model: ModelConfig) -> Iterator[None]:
                 "model.revision to a commit you have read"
             ) from error
         # transformers wraps what the hub said in an OSError of its own, with other advice.
-        said = next((cause for cause in errors.causes(error, hidden=True) if isinstance(cause, kinds)), None)
+        said = next(
+            (cause for cause in errors.causes(error, hidden=True) if isinstance(cause, kinds)), None
+        )
         if said is not None:
             with explained_hub_errors(model.path, model.revision):
                 raise said from error
@@ -226,7 +338,9 @@ def explain(model: ModelConfig) -> Iterator[None]:
         # A lack of memory, a lost rank and a broken device have kinds, or words, of their own.
         is_odd = isinstance(error, _OF_ODD_FILES) or type(error) is RuntimeError
         words = " ".join(str(error).split())[:300]
-        if isinstance(error, RuntimeError) and (not is_odd or re.search(r"alloc|memory|CUDA", words)):
+        if isinstance(error, RuntimeError) and (
+            not is_odd or re.search(r"alloc|memory|CUDA", words)
+        ):
             raise
         raise errors.ModelError(
             f"model {model.path}: transformers cannot make a model of its config.json and weights "
@@ -245,7 +359,11 @@ def check_rows(auto_class: Any, config: Config, data: Prepared) -> None:
         return
     with explain(model):
         facts: Any = AutoConfig.from_pretrained(
-            model.path, revision=model.revision, local_files_only=model.local_files_only, token=hub_token()
+            model.path,
+            revision=model.revision,
+            local_files_only=model.local_files_only,
+            token=hub_token(),
+            trust_remote_code=False,
         )
     _require_whole_groups(facts.get_text_config(), model)
     known = getattr(facts.get_text_config(), "vocab_size", None)
@@ -253,17 +371,27 @@ def check_rows(auto_class: Any, config: Config, data: Prepared) -> None:
         if known and rows.largest_id >= known:
             token = data.tokenizer.decode([rows.largest_id], skip_special_tokens=False)
             holding = f"{rows.count_holding(known):,} of {counted(len(rows), 'row')}"
-            said = Embeddings(known, model.path, model.tokenizer).say(rows.largest_id, token, holding)
+            said = Embeddings(known, model.path, model.tokenizer).say(
+                rows.largest_id, token, holding
+            )
             raise errors.ConfigError(f"{said}. Nothing was trained")
     if _stated_positions(facts) < data.longest:
         with suppress(RuntimeError, ValueError, TypeError, AttributeError), torch.device("meta"):
-            check_positions(auto_class.from_config(facts), data.longest, warn=False)
+            built = auto_class.from_config(facts, trust_remote_code=False)
+            check_positions(built, data.longest, warn=False)
 
 
 def _require_whole_groups(facts: Any, model: ModelConfig) -> None:
     """Raise ConfigError unless as many heads of queries share each head of keys and values."""
-    heads, shared = (getattr(facts, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
-    if isinstance(heads, int) and isinstance(shared, int) and heads > 0 and (shared < 1 or heads % shared):
+    heads, shared = (
+        getattr(facts, name, None) for name in ("num_attention_heads", "num_key_value_heads")
+    )
+    if (
+        isinstance(heads, int)
+        and isinstance(shared, int)
+        and heads > 0
+        and (shared < 1 or heads % shared)
+    ):
         raise errors.ConfigError(
             f"model {model.path}: config.json has num_attention_heads {heads} and num_key_value_heads {shared}; "
             "expected the first to be a multiple of the second. Take the config.json that belongs to the weights. "
@@ -273,14 +401,24 @@ def _require_whole_groups(facts: Any, model: ModelConfig) -> None:
 
 def _stated_positions(facts: Any) -> float:
     config = facts.get_text_config()
-    return getattr(config, "n_positions", None) or getattr(config, "max_position_embeddings", None) or math.inf
+    return (
+        getattr(config, "n_positions", None)
+        or getattr(config, "max_position_embeddings", None)
+        or math.inf
+    )
 
 
 def skeleton(auto_class: Any, model: ModelConfig) -> nn.Module:
     """A model on this machine without its weights: its modules alone, on no device."""
     with explain(model), torch.device("meta"):
-        config = AutoConfig.from_pretrained(model.path, revision=model.revision, local_files_only=True)
-        return auto_class.from_config(config)  # type: ignore[no-any-return]
+        config = AutoConfig.from_pretrained(
+            model.path,
+            revision=model.revision,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        built: nn.Module = auto_class.from_config(config, trust_remote_code=False)
+        return built
 
 
 def check_positions(lm: Any, longest: int, *, warn: bool = True) -> None:
@@ -299,6 +437,8 @@ def check_positions(lm: Any, longest: int, *, warn: bool = True) -> None:
         return
     said = f"the model has {limit:,} positions, the longest row {longest:,} tokens"
     if learned:
-        raise errors.ConfigError(f"{said}; set data.max_length to {limit} or less (`overlong` says what happens then)")
+        raise errors.ConfigError(
+            f"{said}; set data.max_length to {limit} or less (`overlong` says what happens then)"
+        )
     if warn:
         logs.MODEL.warning("%s: beyond them it was never trained", said)

@@ -1,7 +1,7 @@
 """Running an unmodified Hugging Face causal LM on packed batches, and proving on the model at hand that this is exact.
 
 `choose_attention` tries the padding-free route and checks it against the model's own code on short sequences. Where the
-result differs, recurrent modules are cut between sequences (`recurrences`) and it is checked again. Where it
+result differs, recurrent modules get the sequences as rows (`recurrences`) and it is checked again. Where it
 differs still (ALiBi, chunked attention …) the model keeps its own attention and gets one sequence per micro-batch:
 still without padding, still exact, only slower.
 """
@@ -32,30 +32,41 @@ if TYPE_CHECKING:
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 """Largest allowed norm of a difference of outputs, relative to them, by the dtype of the weights."""
 LEAK = 1e-6
-FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError)
+FOREIGN_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    AssertionError,
+)
 """Errors of a model that others wrote at inputs that it was not made for."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """Way of sequences through the model. `padding_free`: many per packed batch; `why_not`: what refused it; `cut`:
-    classes of its recurrent modules, which had to be cut at the boundaries."""
+    """How sequences go through the model."""
 
-    padding_free: bool
-    why_not: str = ""
-    difference: float = 0.0
-    cut: tuple[str, ...] = ()
+    padding_free: bool  # many per packed batch, instead of one at a time
+    why_not: str = ""  # what refused packed batches
+    difference: float = 0.0  # largest relative difference of outputs, packed and one by one
+    in_rows: tuple[str, ...] = ()  # classes of recurrent modules that run on rows of padded batches
 
 
 def unwrap(model: nn.Module) -> Any:
     """The transformers model inside a PEFT model, or the model itself."""
-    inner = getattr(model, "get_base_model", None)  # PEFT's: where nobody has imported it, there is none
+    inner = getattr(
+        model, "get_base_model", None
+    )  # PEFT's: where nobody has imported it, there is none
     return model if inner is None else inner()
 
 
 def backbone(lm: Any) -> nn.Module:
     """The causal LM without its head. Some classes name a prefix that does not exist (Llama 4)."""
-    found = getattr(lm, lm.base_model_prefix, None) or getattr(lm, "model", None) or lm.get_decoder()
+    found = (
+        getattr(lm, lm.base_model_prefix, None) or getattr(lm, "model", None) or lm.get_decoder()
+    )
     return cast(nn.Module, found)
 
 
@@ -73,7 +84,10 @@ def logit_rule(lm: Any) -> LogitRule:
 
     scale = stated("logit_scale", "lm_head_multiplier") or 1.0  # Cohere; Falcon-H1
     divisor = stated("logits_scaling", "logits_mup_width_multiplier") or 1.0  # Granite; Inkling
-    return LogitRule(scale / divisor, stated("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"))
+    return LogitRule(
+        scale / divisor,
+        stated("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
+    )
 
 
 def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tensor:
@@ -84,7 +98,10 @@ def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tens
     packs = len(batch.cu_seqlens) > 2 or always_packed
     kwargs = varlen_kwargs(batch.cu_seqlens, batch.input_ids.device) if packs else {}
     out = backbone(lm)(
-        input_ids=batch.input_ids[None], position_ids=batch.position_ids[None], use_cache=False, **kwargs
+        input_ids=batch.input_ids[None],
+        position_ids=batch.position_ids[None],
+        use_cache=False,
+        **kwargs,
     )
     return cast(Tensor, out[0][0])
 
@@ -93,7 +110,9 @@ def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tens
 def varlen_kwargs(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str, Any]:
     """Arguments by which kernels of others know where the sequences of a packed batch begin and end."""
     cu = on_device(cu_seqlens, device)
-    numbers = torch.from_numpy(np.repeat(np.arange(len(cu) - 1, dtype=np.int32), np.diff(cu_seqlens)))
+    numbers = torch.from_numpy(
+        np.repeat(np.arange(len(cu) - 1, dtype=np.int32), np.diff(cu_seqlens))
+    )
     length = longest(cu_seqlens)
     return {
         "cu_seq_lens_q": cu,
@@ -155,7 +174,10 @@ def require_head(
     finally:
         fsdp.close(lm)
         lm.train(was_training)
-    if ours.shape != theirs.shape or not (ours - theirs.float()).norm() <= TOLERANCE[theirs.dtype] * theirs.norm():
+    if (
+        ours.shape != theirs.shape
+        or not (ours - theirs.float()).norm() <= TOLERANCE[theirs.dtype] * theirs.norm()
+    ):
         raise errors.ModelError(
             f"model {lm.name_or_path}: {type(lm).__name__} makes its logits of its hidden states by a rule that is not "
             "known here, so its loss would be another one. Nothing was trained; choose another model"
@@ -182,9 +204,14 @@ def check_padding_free(
     lm.eval()
     try:
         set_attention(lm, "padding_free")
-        if implementation(lm) != "padding_free" and not lm._is_stateful:  # what is recurrent alone attends to nothing
+        if (
+            implementation(lm) != "padding_free" and not lm._is_stateful
+        ):  # what is recurrent alone attends to nothing
             raise CannotRunPaddingFree("its attention is code of its own that takes no other")
-        together, other = ([t.float() for t in run_packed(lm, lay(parts).to(device))] for parts in (sequences, changed))
+        together, other = (
+            [t.float() for t in run_packed(lm, lay(parts).to(device))]
+            for parts in (sequences, changed)
+        )
         set_attention(lm, "eager")
         alone = [run_lone(lm, lay([ids]).to(device)) for ids in sequences]
     finally:
@@ -194,7 +221,10 @@ def check_padding_free(
         raise CannotRunPaddingFree(
             f"a packed batch gives {tuple(together[0].shape)} where one sequence gives {tuple(alone[0].shape)}"
         )
-    differences = [float((a - b.float()).norm() / b.float().norm()) for a, b in zip(together, alone, strict=True)]
+    differences = [
+        float((a - b.float()).norm() / b.float().norm())
+        for a, b in zip(together, alone, strict=True)
+    ]
     leak = torch.cat(other[1:]).sub(torch.cat(together[1:])).norm() / torch.cat(together).norm()
     return require_exact(differences, float(leak), alone[0].dtype)
 
@@ -213,7 +243,9 @@ def require_exact(differences: Sequence[float], leak: float, dtype: torch.dtype)
     if not leak <= LEAK:
         raise CannotRunPaddingFree(f"sequences see each other (relative change {leak:.0e})")
     if not all(d <= TOLERANCE[dtype] for d in differences):
-        raise CannotRunPaddingFree(f"the padding-free run differs from one by one ({max(differences):.0e})")
+        raise CannotRunPaddingFree(
+            f"the padding-free run differs from one by one ({max(differences):.0e})"
+        )
     return max(differences)
 
 
@@ -232,7 +264,9 @@ def implementation(lm: Any) -> str | None:
     return cast("str | None", lm.config.get_text_config()._attn_implementation)
 
 
-def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn.Module], float] = self_check) -> Route:
+def choose_attention(
+    model: nn.Module, wanted: str = "auto", check: Callable[[nn.Module], float] = self_check
+) -> Route:
     """Set the model's attention: padding-free where `check` proves it exact, else its own.
 
     `wanted` is `model.attention`. Raises CannotRunPaddingFree only when "padding_free" was asked for by name.
@@ -259,17 +293,17 @@ def choose_attention(model: nn.Module, wanted: str = "auto", check: Callable[[nn
 
 
 def _proved(model: nn.Module, check: Callable[[nn.Module], float]) -> Route:
-    """Packed batches, where `check` says that they are exact, if need be with recurrent modules cut between them."""
+    """Return the route of packed batches where `check` finds them exact, if need be with recurrent modules in rows."""
     try:
         return Route(True, difference=check(model))
     except FOREIGN_ERRORS:
-        cuts = recurrences.cut(decoder_layers(model), partial(check, model))
-        if not cuts.kinds:
+        kept_apart = recurrences.keep_apart(decoder_layers(model), partial(check, model))
+        if not kept_apart.modules:
             raise
     try:
-        return Route(True, difference=check(model), cut=cuts.kinds)
+        return Route(True, difference=check(model), in_rows=kept_apart.in_rows)
     except BaseException:
-        cuts.undo()
+        kept_apart.undo()
         raise
 
 

@@ -7,15 +7,11 @@ Documented hooks (attention functions registered by name) and forwards set on mo
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
-from importlib.metadata import version
-from importlib.util import find_spec, module_from_spec
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -35,41 +31,54 @@ class Patch:
         return getattr(found, inner) if inner else found
 
 
-CUTTING = Patch("transformers.distributed.mixin:DistributedMixin", "maybe_distribute_model", "transformers>=5.23,<5.24")
+CUTTING = Patch(
+    "transformers.distributed.mixin:DistributedMixin",
+    "maybe_distribute_model",
+    "transformers>=5.23,<5.24",
+)
 """Sharding within `from_pretrained`: transformers' own plans know some architectures only (fsdp.py)."""
 
 TURNING = Patch("transformers.core_model_loading:Transpose", "convert", "transformers>=5.23,<5.24")
 """Turning of experts that may lie in files the other way, which it takes slices for (Qwen3-VL-MoE)."""
 
-SLICING = Patch("transformers.distributed.sharding_utils:DtensorShardOperation", "shard_tensor", TURNING.checked)
+SLICING = Patch(
+    "transformers.distributed.sharding_utils:DtensorShardOperation", "shard_tensor", TURNING.checked
+)
 """Reading of a rank's slice from a file, also of what a weight is joined from (Kimi-Linear, OLMo-hybrid)."""
 
 CONVERTING = Patch("transformers.core_model_loading:WeightConverter", "convert", TURNING.checked)
 """Making of weights from those in files, which gives whole ones of whole ones."""
 
-BEGINNING = Patch("transformers.modeling_utils:PreTrainedModel", "_initialize_weights", TURNING.checked)
+BEGINNING = Patch(
+    "transformers.modeling_utils:PreTrainedModel", "_initialize_weights", TURNING.checked
+)
 """First values of what no file has. FSDP's classes count as code of others, whose modules are passed over where all of
 their tensors were read, or where they have none, as that which fills in a buffer of its layers (Falcon-H1)."""
 
-ROTARY = Patch("transformers.models.llama.modeling_llama", "apply_rotary_pos_emb", "transformers>=5.0,<5.24")
+ROTARY = Patch(
+    "transformers.models.llama.modeling_llama", "apply_rotary_pos_emb", "transformers>=5.0,<5.24"
+)
 """Rotary embedding: a function of the file of each architecture, of which Llama's is named for all."""
 
 LOAD_REPORT = Patch("transformers.modeling_utils", "logger", "transformers>=5.0,<5.24")
 """The table of weights that a checkpoint lacks, which `loading` says in one line."""
 
-PACKING = Patch("transformers.masking_utils", "find_packed_sequence_indices", "transformers>=5.0,<5.24")
+PACKING = Patch(
+    "transformers.masking_utils", "find_packed_sequence_indices", "transformers>=5.0,<5.24"
+)
 """Boundaries of sequences, read off their positions by asking a GPU in every forward; `cu_seqlens` say them anyway."""
 
-SCAN = Patch("transformers.utils.import_utils", "define_import_structure", "transformers>=5.23,<5.24")
-"""List of the files of all models, for which transformers reads every one of them twice while it is imported."""
 
-NAMES = Patch("transformers.utils.import_utils", "fetch__all__", "transformers>=5.23,<5.24")
-"""Names that a file of a model exports, for which transformers looks at each line of each file of all models."""
-
-CHUNKED = Patch("transformers.models.qwen3_5.modeling_qwen3_5", "torch_chunk_gated_delta_rule", "transformers<5.24")
-"""Convolutions and recurrences: functions of the files of architectures, of which one is named for all."""
-
-PATCHES = (CUTTING, TURNING, SLICING, CONVERTING, BEGINNING, ROTARY, LOAD_REPORT, PACKING, SCAN, NAMES, CHUNKED)
+PATCHES = (
+    CUTTING,
+    TURNING,
+    SLICING,
+    CONVERTING,
+    BEGINNING,
+    ROTARY,
+    LOAD_REPORT,
+    PACKING,
+)
 
 
 class Replaced(AbstractContextManager[None]):
@@ -82,7 +91,9 @@ class Replaced(AbstractContextManager[None]):
         self.theirs = vars(self.owner)[self.name]
         setattr(self.owner, self.name, self.new)
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         setattr(self.owner, self.name, self.theirs)
 
 
@@ -102,7 +113,10 @@ def reading_slices() -> ExitStack:
 
     places, slicing = (TURNING, SLICING, CONVERTING, BEGINNING), SLICING.owner()
     parameters = cache(lambda model: dict(model.named_parameters()))
-    undo, (turn, read, make, begin) = ExitStack(), (vars(place.owner())[place.name] for place in places)
+    undo, (turn, read, make, begin) = (
+        ExitStack(),
+        (vars(place.owner())[place.name] for place in places),
+    )
 
     def turned(self: Any, input_dict: dict[str, Any], *patterns: Any, **kwargs: Any) -> Any:
         ((name, each),) = input_dict.items()
@@ -114,12 +128,20 @@ def reading_slices() -> ExitStack:
     def sliced(self: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
         shape = source.shape if isinstance(source, Tensor) else source.get_shape()
         is_other = len(shape) == self.param_ndim and shape[0] != self._axis0_size
-        return source[...].to(kwargs["device"], kwargs["dtype"]) if is_other else read(self, source, *args, **kwargs)
+        return (
+            source[...].to(kwargs["device"], kwargs["dtype"])
+            if is_other
+            else read(self, source, *args, **kwargs)
+        )
 
     def made(self: Any, *args: Any, model: Any, **kwargs: Any) -> Any:
         def own(name: str, value: Any) -> Any:
             parameter = parameters(model).get(name)
-            if not (isinstance(value, Tensor) and isinstance(parameter, DTensor) and parameter.shape == value.shape):
+            if not (
+                isinstance(value, Tensor)
+                and isinstance(parameter, DTensor)
+                and parameter.shape == value.shape
+            ):
                 return value
             return read(slicing(parameter), value, device=value.device, dtype=value.dtype)
 
@@ -142,43 +164,6 @@ def rotary_by(source: Any, apply: Any) -> Replaced:
 def packing_by(find: Callable[[Any], Any]) -> Replaced:
     """transformers finds the sequences of a packed batch by `find(position_ids)`."""
     return Replaced(PACKING.owner(), PACKING.name, find)
-
-
-def import_transformers() -> None:
-    """Import transformers and what every model needs of it, its list of models' files being made once, and in haste."""
-    if "transformers" not in sys.modules:
-        _import_package(find_spec("transformers"))
-    if "transformers.models" not in sys.modules:
-        with Replaced(SCAN.owner(), SCAN.name, partial(_listed, SCAN.owner().define_import_structure)):
-            import transformers.models
-    import transformers.generation.utils
-    import transformers.modeling_utils  # noqa: F401
-
-
-def _import_package(spec: Any) -> None:
-    """Import a package that is not yet imported, but for its submodules that must be changed before, which need it."""
-    sys.modules[spec.name] = package = module_from_spec(spec)
-    package.__dict__["__version__"] = version(spec.name)
-    try:
-        with Replaced(NAMES.owner(), NAMES.name, partial(_names, NAMES.owner().fetch__all__)):
-            spec.loader.exec_module(package)
-    except BaseException:
-        sys.modules.pop(spec.name, None)
-        raise
-
-
-def _names(find: Callable[[str], list[str]], content: str) -> list[str]:
-    """`find(content)`, which goes by the last line that begins so, of that line and what follows it."""
-    return find(content[content.rfind("\n__all__") + 1 :])
-
-
-def _listed(scan: Callable[..., Any], path: str) -> dict[frozenset[str], dict[str, set[str]]]:
-    """`scan(path)` of the folder of models, made of what transformers has kept of its own first scan."""
-    found = scan(Path(path).parent, prefix="models")
-    return {
-        needs: {name.removeprefix("models."): objects for name, objects in files.items() if name.startswith("models.")}
-        for needs, files in found.items()
-    }
 
 
 @contextmanager

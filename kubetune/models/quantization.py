@@ -66,7 +66,9 @@ def settings(config: Config, compute_dtype: torch.dtype) -> Any:
     if config.quantization in ("none", "auto"):
         return None
     if config.lora is None:
-        raise errors.ConfigError(f"quantization: {config.quantization} freezes the base: add a `lora` section")
+        raise errors.ConfigError(
+            f"quantization: {config.quantization} freezes the base: add a `lora` section"
+        )
     require_bitsandbytes(f"quantization: {config.quantization}")
     from transformers import BitsAndBytesConfig
 

@@ -52,7 +52,11 @@ class Observed:
 
 def wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -> list[str]:
     """Names of the observers that a run's settings and the environment ask for on a node."""
-    return [name for name, module in OBSERVERS.items() if import_module(module).is_wanted(settings, environ, node)]
+    return [
+        name
+        for name, module in OBSERVERS.items()
+        if import_module(module).is_wanted(settings, environ, node)
+    ]
 
 
 @contextmanager
@@ -77,7 +81,10 @@ def observed(run_dir: Path, node: int, offset: int, relay: Relay) -> Iterator[No
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            print(f"kubetune: not all that follow the run were told of its end within {seconds:g} s", file=sys.stderr)
+            print(
+                f"kubetune: not all that follow the run were told of its end within {seconds:g} s",
+                file=sys.stderr,
+            )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -90,7 +97,9 @@ def main(argv: Sequence[str]) -> int:
     run = Observed(run_dir, read_config(run_dir), node, offset)
     settings = files.read_object(run_dir / RESOLVED)
     threads = [
-        threading.Thread(target=_guarded, args=(name, import_module(OBSERVERS[name]).observe, run), daemon=True)
+        threading.Thread(
+            target=_guarded, args=(name, import_module(OBSERVERS[name]).observe, run), daemon=True
+        )
         for name in wanted(settings, os.environ, node)
     ]
     for thread in threads:
@@ -108,7 +117,9 @@ def _guarded(name: str, observe: Callable[[Observed], None], run: Observed) -> N
         observe(run)
     except Exception as error:  # whatever those outside, or their libraries, come up with
         said = errors.first_line(error)
-        print(logs.scrub(f"kubetune: {name} does not work; the run goes on: {said}"), file=sys.stderr)
+        print(
+            logs.scrub(f"kubetune: {name} does not work; the run goes on: {said}"), file=sys.stderr
+        )
 
 
 if __name__ == "__main__":

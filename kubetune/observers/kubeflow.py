@@ -52,13 +52,17 @@ def observe(run: Observed) -> None:
                 if failures == 1:
                     first = scrub(str(error) or type(error).__name__)
                     print(
-                        f"kubetune: the TrainJob does not hear of progress; training goes on: {first}", file=sys.stderr
+                        f"kubetune: the TrainJob does not hear of progress; training goes on: {first}",
+                        file=sys.stderr,
                     )
         if is_last:
             break
         run.ended.wait(SECONDS_BETWEEN)
     if failures:
-        print(f"kubetune: the TrainJob missed {failures} reports of progress; first: {first}", file=sys.stderr)
+        print(
+            f"kubetune: the TrainJob missed {failures} reports of progress; first: {first}",
+            file=sys.stderr,
+        )
 
 
 def body(known: Mapping[str, Any]) -> dict[str, Any]:

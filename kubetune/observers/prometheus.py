@@ -32,11 +32,20 @@ METRICS: dict[str, tuple[str, str]] = {
     "tokens_per_second": ("gauge", "Tokens a second in the last step, all ranks together."),
     "mfu_ratio": ("gauge", "Share of the devices' peak that the last step reached."),
     "peak_memory_bytes": ("gauge", "Highest memory of rank 0 so far."),
-    "slowest_rank_ratio": ("gauge", "Computing time of the slowest rank in the last step, by the median's."),
+    "slowest_rank_ratio": (
+        "gauge",
+        "Computing time of the slowest rank in the last step, by the median's.",
+    ),
     "seconds_left": ("gauge", "Seconds that the steps to come will take."),
     "checkpoint_step": ("gauge", "Step of the newest checkpoint."),
-    "checkpoint_age_seconds": ("gauge", "Time since the newest checkpoint, or since this start where there is none."),
-    "heartbeat_age_seconds": ("gauge", "Time since the rank of this node that is longest without progress made some."),
+    "checkpoint_age_seconds": (
+        "gauge",
+        "Time since the newest checkpoint, or since this start where there is none.",
+    ),
+    "heartbeat_age_seconds": (
+        "gauge",
+        "Time since the rank of this node that is longest without progress made some.",
+    ),
     "restarts": ("counter", "Starts after the first."),
     "held_seconds": ("counter", "Time that devices were held, all starts together."),
     "step_seconds": ("counter", "Time within steps that moved the run on."),
@@ -80,7 +89,10 @@ def observe(run: Observed) -> None:
         if in_pod:
             raise
         server, _ = start_http_server(0, address, registry)  # another run has it
-    print(f"kubetune: metrics for Prometheus at http://{address}:{server.server_port}/metrics", file=sys.stderr)
+    print(
+        f"kubetune: metrics for Prometheus at http://{address}:{server.server_port}/metrics",
+        file=sys.stderr,
+    )
     run.ended.wait()
     server.shutdown()
     server.server_close()
@@ -106,20 +118,31 @@ class State:
         return {name: float(value) for name, value in found.items() if value is not None}
 
     def _silence(self, plan: Plan) -> float | None:
-        ranks = range(self._node * plan.processes_per_node, (self._node + 1) * plan.processes_per_node)
+        ranks = range(
+            self._node * plan.processes_per_node, (self._node + 1) * plan.processes_per_node
+        )
         now = time.time()
-        return max((now - b["since"] for b in heartbeat.read_beats(self._run_dir) if b["rank"] in ranks), default=None)
+        return max(
+            (now - b["since"] for b in heartbeat.read_beats(self._run_dir) if b["rank"] in ranks),
+            default=None,
+        )
 
     def _of_run(self, plan: Plan | None) -> dict[str, float | None]:
         events, known = metrics.read_events(self._run_dir), progress(self._run_dir)
         lines = metrics.last_lines(self._run_dir / metrics.METRICS)
         last: Mapping[str, Any] = next((line for line in reversed(lines) if "loss" in line), {})
-        timing: Mapping[str, Any] = next(iter(reversed(metrics.last_lines(self._run_dir / metrics.TIMINGS))), {})
+        timing: Mapping[str, Any] = next(
+            iter(reversed(metrics.last_lines(self._run_dir / metrics.TIMINGS))), {}
+        )
         ranks = timing.get("rank_seconds") or []
         held, useful = held_seconds(events, metrics.now()), self._step_seconds()
         saved = known["saved_step"]
         speed = known["tokens_per_second"]
-        mfu = metrics.utilization(metrics.last_start(events), speed, plan.world_size)[1] if plan else None
+        mfu = (
+            metrics.utilization(metrics.last_start(events), speed, plan.world_size)[1]
+            if plan
+            else None
+        )
         since = self._began if saved is None else _written(self._run_dir, saved)
         return {
             "step": known["step"] or 0,
@@ -131,7 +154,9 @@ class State:
             "tokens_per_second": speed,
             "mfu_ratio": mfu,
             "peak_memory_bytes": timing.get("peak_memory_bytes"),
-            "slowest_rank_ratio": max(ranks) / statistics.median(ranks) if ranks and min(ranks) > 0 else None,
+            "slowest_rank_ratio": max(ranks) / statistics.median(ranks)
+            if ranks and min(ranks) > 0
+            else None,
             "seconds_left": known["seconds_left"],
             "checkpoint_step": saved,
             "checkpoint_age_seconds": None if since is None else max(0.0, time.time() - since),

@@ -24,7 +24,11 @@ from kubetune.rundir import events, metrics
 if TYPE_CHECKING:
     from kubetune.observers.beside import Observed
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT")
+_ENDPOINTS = (
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT",
+)
 _NANO = 1_000_000_000
 _SECONDS_TO_SAY_SO = 0.5
 
@@ -38,7 +42,9 @@ def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int
 def observe(run: Observed) -> None:
     """Tell of the events of a run. Raises RuntimeError where the exporter is not installed."""
     if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
-        raise RuntimeError("OTEL_EXPORTER_OTLP_ENDPOINT is set, but `pip install 'kubetune[otel]'` is missing")
+        raise RuntimeError(
+            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but `pip install 'kubetune[otel]'` is missing"
+        )
     failures = _Failures()
     own = logging.getLogger("opentelemetry")
     own.addHandler(failures)
@@ -48,9 +54,13 @@ def observe(run: Observed) -> None:
         if event is not None:
             told.take(event)
     is_all = told.end(run.deadline - time.monotonic() - _SECONDS_TO_SAY_SO)
-    missed = [f"{failures.batches} batches"] * bool(failures.batches) + ["what was left at the end"] * (not is_all)
+    missed = [f"{failures.batches} batches"] * bool(failures.batches) + [
+        "what was left at the end"
+    ] * (not is_all)
     if missed:
-        print(f"kubetune: the OpenTelemetry collector missed {' and '.join(missed)}", file=sys.stderr)
+        print(
+            f"kubetune: the OpenTelemetry collector missed {' and '.join(missed)}", file=sys.stderr
+        )
 
 
 class _Failures(logging.Handler):
@@ -69,7 +79,9 @@ class _Failures(logging.Handler):
         self.batches += 1
         if self.batches == 1:
             reason = scrub(said + self._tried)
-            print(f"kubetune: OpenTelemetry does not work; the run goes on: {reason}", file=sys.stderr)
+            print(
+                f"kubetune: OpenTelemetry does not work; the run goes on: {reason}", file=sys.stderr
+            )
 
 
 class Trace:
@@ -86,7 +98,11 @@ class Trace:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         name = run.config.name or run.run_dir.name
-        about = {"kubetune.run": name, "kubetune.task": run.config.task, "kubetune.model": scrub(run.config.model.path)}
+        about = {
+            "kubetune.run": name,
+            "kubetune.task": run.config.task,
+            "kubetune.model": scrub(run.config.model.path),
+        }
         resource = Resource.create({"service.name": "kubetune", **about})  # OTEL_SERVICE_NAME wins
         number = hashlib.sha256(str(run.run_dir.absolute()).encode()).digest()
         ids = int.from_bytes(number[:16]), int.from_bytes(number[16:24])
@@ -95,7 +111,10 @@ class Trace:
         self._records = LoggerProvider(resource=resource)
         self._spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._records.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
-        self._tracer, self._logger = self._spans.get_tracer("kubetune"), self._records.get_logger("kubetune")
+        self._tracer, self._logger = (
+            self._spans.get_tracer("kubetune"),
+            self._records.get_logger("kubetune"),
+        )
         root = trace.SpanContext(*ids, True, trace.TraceFlags(trace.TraceFlags.SAMPLED))
         self._ids, self._run_dir = generator, run.run_dir
         self._run = trace.set_span_in_context(trace.NonRecordingSpan(root))
@@ -107,9 +126,15 @@ class Trace:
     def take(self, event: Mapping[str, Any]) -> None:
         """Make of an event what it says of spans, and a log record."""
         kind, at = event["event"], _nanoseconds(event["time"])
-        facts = {key: _plain(value) for key, value in event.items() if key not in ("event", "time", "machine")}
+        facts = {
+            key: _plain(value)
+            for key, value in event.items()
+            if key not in ("event", "time", "machine")
+        }
         if kind == "launch" and not event.get("node", 0):
-            self._start = self._tracer.start_span("start", self._run, start_time=at, attributes=facts)
+            self._start = self._tracer.start_span(
+                "start", self._run, start_time=at, attributes=facts
+            )
             self._context = self._trace.set_span_in_context(self._start)
             self._enter("preparation", at)
         elif kind in ("start", "resume"):
@@ -145,9 +170,17 @@ class Trace:
     def _record(self, kind: str, at: int, facts: Mapping[str, Any]) -> None:
         from opentelemetry._logs import LogRecord, SeverityNumber
 
-        is_bad = facts.get("code") in FINAL or facts.get("ok") is False or kind in ("killed", "hooks")
+        is_bad = (
+            facts.get("code") in FINAL or facts.get("ok") is False or kind in ("killed", "hooks")
+        )
         is_news = not is_bad and facts.get("code", OK) != OK
-        severity = SeverityNumber.ERROR if is_bad else SeverityNumber.WARN if is_news else SeverityNumber.INFO
+        severity = (
+            SeverityNumber.ERROR
+            if is_bad
+            else SeverityNumber.WARN
+            if is_news
+            else SeverityNumber.INFO
+        )
         text = f"{kind}: {facts['reason']}" if facts.get("reason") else kind
         record = LogRecord(
             timestamp=at, context=self._context, severity_number=severity, severity_text=severity.name, body=text,
@@ -157,7 +190,10 @@ class Trace:
 
     def end(self, seconds: float) -> bool:
         """Send what waits; False where it is not taken within some seconds."""
-        rest = [threading.Thread(target=one.force_flush, daemon=True) for one in (self._spans, self._records)]
+        rest = [
+            threading.Thread(target=one.force_flush, daemon=True)
+            for one in (self._spans, self._records)
+        ]
         until = time.monotonic() + seconds
         for thread in rest:
             thread.start()

@@ -43,7 +43,9 @@ def sum_of_squares(vector: Tensor) -> float:
     On a CPU one sum in fp32 over all of it would lose 2 % of 150 million squares, as each is small beside the sum.
     """
     whole = len(vector) // STRETCH * STRETCH
-    stretches = torch.linalg.vector_norm(vector[:whole].view(-1, STRETCH), dim=1).double().square().sum()
+    stretches = (
+        torch.linalg.vector_norm(vector[:whole].view(-1, STRETCH), dim=1).double().square().sum()
+    )
     return float(stretches + torch.linalg.vector_norm(vector[whole:]).double().square())
 
 
@@ -55,9 +57,12 @@ class FlatAdamW:
     their gradients are collected into `gradient` in fp32 as soon as autograd has them.
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: AdamSettings) -> None:
+    def __init__(
+        self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: AdamSettings
+    ) -> None:
         named = sorted(
-            ((name, p) for name, p in named_parameters if p.requires_grad), key=lambda pair: not decays(*pair)
+            ((name, p) for name, p in named_parameters if p.requires_grad),
+            key=lambda pair: not decays(*pair),
         )
         if not named:
             raise ValueError("no trainable parameters")
@@ -65,15 +70,23 @@ class FlatAdamW:
         self.layout = {name: tuple(p.shape) for name, p in named}
         held = [process_group.local(p) for _, p in named]
         size, device = sum(part.numel() for part in held), held[0].device
-        self.master, self.gradient, self.exp_avg, self.exp_avg_sq = (torch.zeros(size, device=device) for _ in range(4))
+        self.master, self.gradient, self.exp_avg, self.exp_avg_sq = (
+            torch.zeros(size, device=device) for _ in range(4)
+        )
         self.step_count = torch.zeros((), device=device)
         self._mirrors: list[tuple[Tensor, Tensor]] = []
-        self.collected: dict[nn.Parameter, Collected] = {}  # kernels/cross_entropy.py adds to the head's directly
-        self._decayed = sum(part.numel() for (name, p), part in zip(named, held, strict=True) if decays(name, p))
+        self.collected: dict[
+            nn.Parameter, Collected
+        ] = {}  # kernels/cross_entropy.py adds to the head's directly
+        self._decayed = sum(
+            part.numel() for (name, p), part in zip(named, held, strict=True) if decays(name, p)
+        )
         start = 0
         for (_, parameter), part in zip(named, held, strict=True):
             span = slice(start, start + part.numel())
-            self._adopt(parameter, self.master[span].view_as(part), self.gradient[span].view_as(part))
+            self._adopt(
+                parameter, self.master[span].view_as(part), self.gradient[span].view_as(part)
+            )
             self._watch(parameter, span)
             start = span.stop
 
@@ -97,7 +110,12 @@ class FlatAdamW:
     def _watch(self, parameter: nn.Parameter, span: slice) -> None:
         """Let a table of words be moved by the rows that occur; decay moves all."""
         collected, is_moved_whole = self.collected.get(parameter), bool(self.settings.weight_decay)
-        if collected and parameter.dtype != torch.float32 and not is_moved_whole and OccurringRows.fit(parameter, span):
+        if (
+            collected
+            and parameter.dtype != torch.float32
+            and not is_moved_whole
+            and OccurringRows.fit(parameter, span)
+        ):
             parts = tuple(part.view(parameter.shape) for part in self._buffers(span))
             collected.occurring = OccurringRows(parameter, span, parts)
 
@@ -121,7 +139,9 @@ class FlatAdamW:
 
     def gradient_norm(self) -> float:
         """The norm of what this rank holds of the gradient."""
-        parts = [self.gradient[span] for span in self._around()] + [rows.gradient() for rows in self._occurring()]
+        parts = [self.gradient[span] for span in self._around()] + [
+            rows.gradient() for rows in self._occurring()
+        ]
         return math.sqrt(sum(sum_of_squares(part) for part in parts))
 
     def scale_gradient(self, factor: float, norm: float, largest: float) -> None:
@@ -138,7 +158,9 @@ class FlatAdamW:
         self.step_count += 1
         for span in self._around():
             middle = min(max(span.start, self._decayed), span.stop)
-            self._move(self._buffers(slice(span.start, middle)), learning_rate, self.settings.weight_decay)
+            self._move(
+                self._buffers(slice(span.start, middle)), learning_rate, self.settings.weight_decay
+            )
             self._move(self._buffers(slice(middle, span.stop)), learning_rate, 0.0)
         for rows in self._occurring():
             self._move(rows.buffers(), learning_rate, 0.0)
@@ -146,7 +168,9 @@ class FlatAdamW:
         self._refresh()
 
     def _buffers(self, span: slice) -> list[Tensor]:
-        return [buffer[span] for buffer in (self.master, self.gradient, self.exp_avg, self.exp_avg_sq)]
+        return [
+            buffer[span] for buffer in (self.master, self.gradient, self.exp_avg, self.exp_avg_sq)
+        ]
 
     def _move(self, buffers: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         """Move what stands in parts of the four buffers by a step."""
@@ -179,7 +203,9 @@ class FlatAdamW:
             collected.is_zero = True
 
     def _occurring(self) -> list[OccurringRows]:
-        return [c.occurring for c in self.collected.values() if c.occurring and not c.occurring.is_empty]
+        return [
+            c.occurring for c in self.collected.values() if c.occurring and not c.occurring.is_empty
+        ]
 
     def _around(self) -> Iterator[slice]:
         """Stretches of the buffers between tables whose rows are moved by themselves."""
@@ -198,23 +224,35 @@ class FlatAdamW:
         tables = self._occurring()
         for rows in tables:
             rows.refresh()
-        mirrors = [(p, value) for p, value in self._mirrors if not any(p is rows.weight for rows in tables)]
+        mirrors = [
+            (p, value) for p, value in self._mirrors if not any(p is rows.weight for rows in tables)
+        ]
         if mirrors:
-            torch._foreach_copy_([process_group.local(p) for p, _ in mirrors], [value for _, value in mirrors])
+            torch._foreach_copy_(
+                [process_group.local(p) for p, _ in mirrors], [value for _, value in mirrors]
+            )
 
     def state(self) -> dict[str, Tensor]:
         """Tensors that a checkpoint needs to go on bit by bit."""
         for rows in self._occurring():
             rows.write_back()
-        return {name: getattr(self, name) for name in ("master", "exp_avg", "exp_avg_sq", "step_count")}
+        return {
+            name: getattr(self, name) for name in ("master", "exp_avg", "exp_avg_sq", "step_count")
+        }
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over a checkpoint's state; parameters follow. Raises ValueError when sizes differ."""
         for name, tensor in self.state().items():
-            if name not in state or (state[name].shape, state[name].dtype) != (tensor.shape, tensor.dtype):
+            if name not in state or (state[name].shape, state[name].dtype) != (
+                tensor.shape,
+                tensor.dtype,
+            ):
                 raise ValueError(f"optimizer state {name!r} does not fit this model")
             tensor.copy_(state[name])
-        found = [collected.occurring and collected.occurring.read_again() for collected in self.collected.values()]
+        found = [
+            collected.occurring and collected.occurring.read_again()
+            for collected in self.collected.values()
+        ]
         for collected in self.collected.values():
             collected.occurring = None  # for once all weights follow what was loaded
         self._refresh()

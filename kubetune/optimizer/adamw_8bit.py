@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 BLOCK = 256  # numbers that share a scale
 
 
-def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], training: TrainingConfig) -> FlatAdamW:
+def make_optimizer(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], training: TrainingConfig
+) -> FlatAdamW:
     """The optimizer that `training.optim` names, over all trained parameters."""
-    settings = AdamSettings(training.adam_beta1, training.adam_beta2, training.adam_epsilon, training.weight_decay)
-    return (FlatAdamW8bit if training.optim == "adamw_8bit" else FlatAdamW)(named_parameters, settings)
+    settings = AdamSettings(
+        training.adam_beta1, training.adam_beta2, training.adam_epsilon, training.weight_decay
+    )
+    return (FlatAdamW8bit if training.optim == "adamw_8bit" else FlatAdamW)(
+        named_parameters, settings
+    )
 
 
 class FlatAdamW8bit(FlatAdamW):
@@ -30,17 +36,23 @@ class FlatAdamW8bit(FlatAdamW):
     are two spans, whose blocks do not overlap.
     """
 
-    def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: AdamSettings) -> None:
+    def __init__(
+        self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: AdamSettings
+    ) -> None:
         """Raises ConfigError when bitsandbytes is missing."""
         require_bitsandbytes("training.optim: adamw_8bit")
         super().__init__(named_parameters, settings)
         from bitsandbytes.functional import create_dynamic_map
 
         device, size = self.master.device, self.master.numel()
-        self.codes = (create_dynamic_map(signed=True).to(device), create_dynamic_map(signed=False).to(device))
+        self.codes = (
+            create_dynamic_map(signed=True).to(device),
+            create_dynamic_map(signed=False).to(device),
+        )
         # What stands for zero differs: the table of the first moment is signed.
         self.exp_avg, self.exp_avg_sq = (
-            torch.full((size,), int(code.abs().argmin()), dtype=torch.uint8, device=device) for code in self.codes
+            torch.full((size,), int(code.abs().argmin()), dtype=torch.uint8, device=device)
+            for code in self.codes
         )
         self._spans = [slice(0, self._decayed), slice(self._decayed, size)]
         blocks = sum(-(-(span.stop - span.start) // BLOCK) for span in self._spans)

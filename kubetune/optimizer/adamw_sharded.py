@@ -22,7 +22,10 @@ def make_optimizer(model: nn.Module, training: TrainingConfig) -> FlatAdamW:
     if not any(isinstance(p, DTensor) and p.requires_grad for p in model.parameters()):
         return adamw_8bit.make_optimizer(model.named_parameters(), training)
     return ShardedAdamW(
-        model, AdamSettings(training.adam_beta1, training.adam_beta2, training.adam_epsilon, training.weight_decay)
+        model,
+        AdamSettings(
+            training.adam_beta1, training.adam_beta2, training.adam_epsilon, training.weight_decay
+        ),
     )
 
 
@@ -37,13 +40,19 @@ class ShardedAdamW(FlatAdamW):
                 _renew(module)
         # A slice shorter than other ranks' is padded by FSDP in memory of its own: that one has to be refreshed.
         self._mirrors = [
-            (p, value) for p, value in self._slices if process_group.local(p).data_ptr() != value.data_ptr()
+            (p, value)
+            for p, value in self._slices
+            if process_group.local(p).data_ptr() != value.data_ptr()
         ]
 
     def _adopt(self, parameter: Any, value: Tensor, gradient: Tensor) -> None:
         value.copy_(process_group.local(parameter))
         parameter.grad = DTensor.from_local(
-            gradient, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+            gradient,
+            parameter.device_mesh,
+            parameter.placements,
+            shape=parameter.shape,
+            stride=parameter.stride(),
         )
         parameter._local_tensor = value
         self._slices.append((parameter, value))
@@ -60,7 +69,9 @@ class ShardedAdamW(FlatAdamW):
         for parameter, value in self._slices:
             rows, mesh = parameter.shape[0], parameter.device_mesh
             first = min(rows, mesh.get_local_rank() * -(-rows // mesh.size()))
-            shards.append(OptimizerShard(start + first * (parameter.numel() // rows), value.numel()))
+            shards.append(
+                OptimizerShard(start + first * (parameter.numel() // rows), value.numel())
+            )
             start += parameter.numel()
         return shards
 

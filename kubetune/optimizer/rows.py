@@ -81,7 +81,11 @@ class OccurringRows:
     def gradient(self) -> Tensor:
         """The gradient of the rows that have one, in their order in the table: what is summed must not depend on when
         they occurred."""
-        return self._buffers[1].index_select(0, self._slots[self.touched]).view(-1) if self._buffers else torch.empty(0)
+        return (
+            self._buffers[1].index_select(0, self._slots[self.touched]).view(-1)
+            if self._buffers
+            else torch.empty(0)
+        )
 
     def clear_gradient(self) -> None:
         """Forget what was added up."""
@@ -92,7 +96,11 @@ class OccurringRows:
     def refresh(self) -> None:
         """Let the weights follow what was moved."""
         if len(self._ids):
-            _put(self.weight.data, self._ids, self._buffers[0][: len(self._ids)].to(self.weight.dtype))
+            _put(
+                self.weight.data,
+                self._ids,
+                self._buffers[0][: len(self._ids)].to(self.weight.dtype),
+            )
 
     def write_back(self) -> None:
         """Let the optimizer's buffers hold what is here."""

@@ -77,7 +77,9 @@ class Buffers:
         self._stack = ExitStack()
         paths = sorted(folder.glob(PART)) or [folder / OPTIMIZER]
         self._files = [self._stack.enter_context(safe_open(path, framework="pt")) for path in paths]
-        self._sources = sorted((s for file in self._files for s in _sources(file)), key=lambda source: source[:2])
+        self._sources = sorted(
+            (s for file in self._files for s in _sources(file)), key=lambda source: source[:2]
+        )
         self.size = self._sources[-1].stop if self._sources else 0
 
     def __enter__(self) -> Buffers:
@@ -108,7 +110,9 @@ class Buffers:
         Raises ValueError unless the whole model's buffers have `size` numbers.
         """
         if size != self.size:
-            raise ValueError(f"its optimizer state is of {self.size:,} parameters, and {size:,} are trained now")
+            raise ValueError(
+                f"its optimizer state is of {self.size:,} parameters, and {size:,} are trained now"
+            )
         first = self._files[0]
         shapes = {name: first.get_slice(name).get_shape() for name in first.keys()}  # noqa: SIM118 - not a dict
         state: dict[str, Tensor] = {}
@@ -116,7 +120,9 @@ class Buffers:
             if shape != shapes[MASTER]:
                 state[name] = first.get_tensor(name)
                 continue
-            state[name] = torch.empty(sum(shard.length for shard in shards), dtype=first.get_slice(name)[:0].dtype)
+            state[name] = torch.empty(
+                sum(shard.length for shard in shards), dtype=first.get_slice(name)[:0].dtype
+            )
             at = 0
             for part in (part for shard in shards for part in self.read(name, shard)):
                 state[name][at : at + len(part)] = part
@@ -125,8 +131,8 @@ class Buffers:
 
 
 def _sources(file: Any) -> Iterator[_Source]:
-    said = file.metadata() or {}
-    shards = json.loads(said.get("shards") or said.get("pieces") or "null")  # `pieces`: so an earlier version said it
+    metadata = file.metadata() or {}
+    shards = json.loads(metadata.get("shards") or "null")
     if shards is None:
         shards = [(0, file.get_slice(MASTER).get_shape()[0])]
     offset = 0
@@ -137,7 +143,10 @@ def _sources(file: Any) -> Iterator[_Source]:
 
 
 def write_weights(
-    folder: Path, layout: Mapping[str, Sequence[int]], dtype: torch.dtype, others: Mapping[str, Tensor]
+    folder: Path,
+    layout: Mapping[str, Sequence[int]],
+    dtype: torch.dtype,
+    others: Mapping[str, Tensor],
 ) -> None:
     """Put `model.safetensors` together from the parts in a checkpoint folder, and make it durable.
 
@@ -150,7 +159,11 @@ def write_weights(
     end = 0
     for name, shape, kind in described:
         begin, end = end, end + math.prod(shape) * kind.itemsize
-        header[name] = {"dtype": DTYPE_NAMES[kind], "shape": list(shape), "data_offsets": [begin, end]}
+        header[name] = {
+            "dtype": DTYPE_NAMES[kind],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with Buffers(folder) as buffers, open(folder / WEIGHTS, "wb") as file:

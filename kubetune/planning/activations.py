@@ -38,10 +38,14 @@ Those of one kernel keep what they are given, or only what they give."""
 
 def operations(parameters: int, tokens: float) -> float:
     """Floating-point operations by which runs are compared where it is asked whether compiling pays."""
-    return 4.0 * parameters * tokens  # forward and the gradient of the inputs; frozen weights need none of their own
+    return (
+        4.0 * parameters * tokens
+    )  # forward and the gradient of the inputs; frozen weights need none of their own
 
 
-def is_worth_compiling(parameters: int, tokens: float, device: str, least: float | None = None) -> bool:
+def is_worth_compiling(
+    parameters: int, tokens: float, device: str, least: float | None = None
+) -> bool:
     """Decision of `training.compile: auto` for so many parameters and tokens, where a compiler is there.
 
     `least`: operations from which it paid where it was measured on the machine.
@@ -59,7 +63,9 @@ def expects_compiling(config: Config, plan: Plan, weights: Weights) -> bool:
     if setting != "auto":
         return bool(setting)
     tokens = plan.tokens_per_step
-    return tokens is None or is_worth_compiling(weights.parameters, tokens * plan.num_steps, plan.device)
+    return tokens is None or is_worth_compiling(
+        weights.parameters, tokens * plan.num_steps, plan.device
+    )
 
 
 def activations(
@@ -90,7 +96,9 @@ def activations(
         kept += tokens * shape.layers * (shape.attention + shape.keys) * element
     attention = _attention_bytes(config, plan, weights, shape, tokens, element)
     if goes_alone(config, weights) and _is_masked(weights):
-        kept += tokens * shape.layers * 2 * (shape.attention - shape.keys) * element  # keys and values for every head
+        kept += (
+            tokens * shape.layers * 2 * (shape.attention - shape.keys) * element
+        )  # keys and values for every head
     if plan.device == "cpu" and _dropouts(weights)[1]:
         kept += tokens * shape.layers * 2 * shape.hidden * element  # of two products
     a_layer = (kept + attention) // shape.layers
@@ -124,7 +132,9 @@ def _kept_by_plain_layer(config: Config, weights: Weights, shape: Shape, element
     before attention and the wide part give. Queries, keys, values and what attention gives.
     """
     names = {found[1] for name in weights.shapes if (found := NORM_OF_A_LAYER.search(name))}
-    is_plain = any(LAYER_NORM.search(name) for name in weights.shapes)  # one kernel, which keeps what it is given
+    is_plain = any(
+        LAYER_NORM.search(name) for name in weights.shapes
+    )  # one kernel, which keeps what it is given
     trained = config.lora is None
 
     def norm(width: int) -> int:
@@ -133,7 +143,9 @@ def _kept_by_plain_layer(config: Config, weights: Weights, shape: Shape, element
     norms = max(2, len(names)) * norm(shape.hidden) + 2 * shape.hidden * element
     if any("q_norm" in name for name in weights.shapes):
         norms += norm(shape.attention + shape.keys)
-    inner = (2 * shape.attention + 2 * shape.keys + _kept_of_wide(weights) * shape.intermediate) * element
+    inner = (
+        2 * shape.attention + 2 * shape.keys + _kept_of_wide(weights) * shape.intermediate
+    ) * element
     choices = int(weights.text_config.get("num_experts_per_tok") or 1)
     low = 0
     if config.lora:
@@ -156,12 +168,18 @@ def goes_alone(config: Config, weights: Weights) -> bool:
 
 def _is_masked(weights: Weights) -> bool:
     """Masks of a model's own attention that are more than causal: of a window, or of images read in both directions."""
-    return bool(weights.text_config.get("sliding_window")) or "gemma" in str(weights.config.get("model_type"))
+    return bool(weights.text_config.get("sliding_window")) or "gemma" in str(
+        weights.config.get("model_type")
+    )
 
 
-def _attention_bytes(config: Config, plan: Plan, weights: Weights, shape: Shape, tokens: int, element: int) -> int:
+def _attention_bytes(
+    config: Config, plan: Plan, weights: Weights, shape: Shape, tokens: int, element: int
+) -> int:
     """Probabilities that attention keeps for each head, or masks where a kernel keeps nothing else."""
-    heads = int(weights.text_config.get("num_attention_heads") or weights.text_config.get("n_head") or 1)
+    heads = int(
+        weights.text_config.get("num_attention_heads") or weights.text_config.get("n_head") or 1
+    )
     is_alone = goes_alone(config, weights)
     if is_alone:
         pairs = tokens * min(config.data.max_length, tokens)
@@ -198,8 +216,12 @@ def _dropouts(weights: Weights) -> tuple[float, float]:
 def _kept_of_wide(weights: Weights) -> int:
     """Copies of its wide part that a layer keeps: of the activation, what it gives, and with a gate up and product."""
     names = ("hidden_act", "hidden_activation", "activation", "activation_function")
-    act = next((str(weights.text_config[name]) for name in names if weights.text_config.get(name)), "")
-    return KEPT_OF_ACTIVATION.get(act, 1) + (3 if any(GATED.search(name) for name in weights.shapes) else 1)
+    act = next(
+        (str(weights.text_config[name]) for name in names if weights.text_config.get(name)), ""
+    )
+    return KEPT_OF_ACTIVATION.get(act, 1) + (
+        3 if any(GATED.search(name) for name in weights.shapes) else 1
+    )
 
 
 def _pairs(config: Config, plan: Plan, tokens: int) -> int:
@@ -228,4 +250,6 @@ def few_values(n: int) -> int:
 def _triangle(length: int) -> int:
     """Pairs of a sequence's tokens with those before them, in blocks of EXACT_ROWS."""
     firsts = range(0, length, EXACT_ROWS)
-    return sum(min(EXACT_ROWS, length - first) * min(first + EXACT_ROWS, length) for first in firsts)
+    return sum(
+        min(EXACT_ROWS, length - first) * min(first + EXACT_ROWS, length) for first in firsts
+    )

@@ -14,8 +14,8 @@ from typing import Any
 from kubetune.base.humanize import duration, size
 from kubetune.config.schema import Config
 from kubetune.planning import earlier_runs
-from kubetune.planning.cost import bill, kind_of, price_line, time_line
-from kubetune.planning.forecast import forecast
+from kubetune.planning.cost import Bill, bill, kind_of, price_line, time_line
+from kubetune.planning.forecast import Forecast, forecast
 from kubetune.planning.model_shapes import read_weights
 from kubetune.planning.plan import Plan
 from kubetune.rundir import metrics
@@ -32,48 +32,65 @@ def compare(
     events: Sequence[Mapping[str, Any]],
     until: str,
 ) -> dict[str, Any]:
-    """`memory`, `hours` and `price` as report.json holds them; None for what was not, or could not be, forecast.
+    """Return `memory`, `hours` and `price` as report.json holds them; None for what was not forecast.
 
-    `tokens` are those of all steps planned, `longest` those of the longest row, `step_seconds` the time within steps,
-    `until` when the run ended.
+    `tokens` are those of all steps planned, `longest` those of the longest row, `step_seconds` the time
+    within steps, `until` when the run ended.
     """
     weights = read_weights(config.model.path, os.environ)
     starts = [event for event in events if event["event"] in ("start", "resume")]
-    begun: Mapping[str, Any] = starts[-1] if starts else {}
-    plan = plan.model_copy(update={"spared_share": begun.get("spared_share") or 0.0})
-    memory = forecast(config, plan, weights, begun.get("device_bytes"), longest) if weights is not None else None
-    # Runs that ended since this one began, itself among them, were no part of its forecast.
+    last_start: Mapping[str, Any] = starts[-1] if starts else {}
+    plan = plan.model_copy(update={"spared_share": last_start.get("spared_share") or 0.0})
+    memory = None
+    if weights is not None:
+        memory = forecast(config, plan, weights, last_start.get("device_bytes"), longest)
+    # Runs that ended after this one began, this one too, were no part of its forecast.
     known = earlier_runs.read(before=str(starts[0]["time"]) if starts else None)
-    found = bill(config, plan, weights, tokens, _gpu(plan, begun), known)
-    assert found is not None
-    step_hours, total_hours = step_seconds / 3600, max(step_seconds, held_seconds(events, until)) / 3600
-    forecast_bytes = memory.allocated_bytes if memory is not None else None
-    rate = config.compute.price_per_gpu_hour
-    each_hour = None if rate is None else rate * plan.world_size
+    planned = bill(config, plan, weights, tokens, _gpu(plan, last_start), known)
+    assert planned is not None, "tokens are known"
+    held_hours = max(step_seconds, held_seconds(events, until)) / 3600
+    hours = _hours(planned, step_seconds / 3600, held_hours)
     return {
-        "memory": {
-            "forecast_bytes": forecast_bytes,
-            "measured_bytes": peak_memory_bytes,
-            "relative_error": _relative_error(peak_memory_bytes, forecast_bytes),
-        },
-        "hours": {
-            "forecast": found.hours,
-            "step_hours": step_hours,
-            "total_hours": total_hours,
-            "relative_error": _relative_error(step_hours, found.hours),
-            "tokens": tokens,
-            "source": found.source,
-            "spans": [asdict(span) for span in found.spans],
-        },
-        "price": None
-        if each_hour is None
-        else {
-            "forecast": found.price,
-            "steps": step_hours * each_hour,
-            "total": total_hours * each_hour,
-            "relative_error": _relative_error(step_hours * each_hour, found.price),
-            "per_device_hour": rate,
-        },
+        "memory": _memory(memory, peak_memory_bytes),
+        "hours": hours,
+        "price": _price(config.compute.price_per_gpu_hour, plan.world_size, planned, hours),
+    }
+
+
+def _memory(planned: Forecast | None, measured_bytes: int) -> dict[str, Any]:
+    forecast_bytes = None if planned is None else planned.allocated_bytes
+    return {
+        "forecast_bytes": forecast_bytes,
+        "measured_bytes": measured_bytes,
+        "relative_error": _relative_error(measured_bytes, forecast_bytes),
+    }
+
+
+def _hours(planned: Bill, step_hours: float, total_hours: float) -> dict[str, Any]:
+    return {
+        "forecast": planned.hours,
+        "step_hours": step_hours,
+        "total_hours": total_hours,
+        "relative_error": _relative_error(step_hours, planned.hours),
+        "tokens": planned.tokens,
+        "source": planned.source,
+        "spans": [asdict(span) for span in planned.spans],
+    }
+
+
+def _price(
+    per_device_hour: float | None, devices: int, planned: Bill, hours: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    if per_device_hour is None:
+        return None
+    per_hour = per_device_hour * devices
+    steps = hours["step_hours"] * per_hour
+    return {
+        "forecast": planned.price,
+        "steps": steps,
+        "total": hours["total_hours"] * per_hour,
+        "relative_error": _relative_error(steps, planned.price),
+        "per_device_hour": per_device_hour,
     }
 
 
@@ -89,7 +106,12 @@ def outlook(config: Config, plan: Plan, tokens: int, gpu: str | None) -> Iterato
 
 
 def remember(
-    config: Config, plan: Plan, *, tokens_per_second: float, seconds: float, events: Sequence[Mapping[str, Any]]
+    config: Config,
+    plan: Plan,
+    *,
+    tokens_per_second: float,
+    seconds: float,
+    events: Sequence[Mapping[str, Any]],
 ) -> None:
     """Keep the speed of a run that ended, for the forecasts of later ones. Not of one that went on, perhaps elsewhere,
     after a stop."""
@@ -123,28 +145,44 @@ def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
     return total + (_moment(until) - begun if begun is not None else 0.0)
 
 
-def tell(found: Mapping[str, Any]) -> Iterator[str]:
-    """The same as lines of the log."""
-    memory, hours, price = found["memory"], found["hours"], found["price"]
+def tell(actuals: Mapping[str, Any]) -> Iterator[str]:
+    """Yield forecast and actuals as lines of the log."""
+    memory = actuals["memory"]
     if memory["forecast_bytes"] is not None:
-        measured, expected = (size(memory[key]) for key in ("measured_bytes", "forecast_bytes"))
-        yield f"peak memory {measured}, forecast {expected} ({memory['relative_error']:+z.0%})"
-    steps, total, expected = (
-        duration(None if hours[key] is None else 3600 * hours[key]) for key in ("step_hours", "total_hours", "forecast")
+        measured = size(memory["measured_bytes"])
+        expected = size(memory["forecast_bytes"])
+        error = f"{memory['relative_error']:+z.0%}"
+        yield f"peak memory {measured}, forecast {expected} ({error})"
+    yield _time_line(actuals["hours"])
+    if actuals["price"] is not None:
+        yield _price_line(actuals["price"])
+
+
+def _time_line(hours: Mapping[str, Any]) -> str:
+    line = (
+        f"time {_duration(hours['step_hours'])} in steps, {_duration(hours['total_hours'])} in all"
     )
-    time = f"time {steps} in steps, {total} in all"
-    if hours["forecast"] is not None:
-        time += f"; forecast for the steps {expected} ({hours['relative_error']:+z.0%}), by {hours['source']}"
-        if span := next((span for span in hours.get("spans", ()) if span["source"] == hours["source"]), None):
+    if hours["forecast"] is None:
+        return line
+    expected = _duration(hours["forecast"])
+    line += f"; forecast for the steps {expected} ({hours['relative_error']:+z.0%}), by {hours['source']}"
+    for span in hours.get("spans", ()):
+        if span["source"] == hours["source"]:
             is_within = span["low_hours"] <= hours["step_hours"] <= span["high_hours"]
-            low, high = (duration(3600 * span[key]) for key in ("low_hours", "high_hours"))
-            time += f": {'within' if is_within else 'NOT within'} {low}–{high}"
-    yield time
-    if price is not None:
-        line = f"price {price['total']:,.2f}, {price['steps']:,.2f} of it for the steps"
-        if price["forecast"] is not None:
-            line += f", forecast {price['forecast']:,.2f} ({price['relative_error']:+z.0%})"
-        yield f"{line}, at {price['per_device_hour']:g} a device and hour"
+            bounds = f"{_duration(span['low_hours'])}–{_duration(span['high_hours'])}"
+            return f"{line}: {'within' if is_within else 'NOT within'} {bounds}"
+    return line
+
+
+def _duration(hours: float) -> str:
+    return duration(3600 * hours)
+
+
+def _price_line(price: Mapping[str, Any]) -> str:
+    line = f"price {price['total']:,.2f}, {price['steps']:,.2f} of it for the steps"
+    if price["forecast"] is not None:
+        line += f", forecast {price['forecast']:,.2f} ({price['relative_error']:+z.0%})"
+    return f"{line}, at {price['per_device_hour']:g} a device and hour"
 
 
 def _relative_error(measured: float, expected: float | None) -> float | None:

@@ -51,7 +51,11 @@ def require_kind(config: Config, environ: Mapping[str, str]) -> None:
     kind, classes = found.get("model_type"), found.get("architectures") or []
     if found.get("is_encoder_decoder"):
         what = "an encoder-decoder"
-    elif classes and all(str(name).endswith(_ENCODERS) for name in classes) and not found.get("is_decoder"):
+    elif (
+        classes
+        and all(str(name).endswith(_ENCODERS) for name in classes)
+        and not found.get("is_decoder")
+    ):
         what = "an encoder, for task: sequence_classification"
     else:
         return
@@ -71,9 +75,16 @@ def positions_of(config: Config, environ: Mapping[str, str]) -> Positions | None
     if not isinstance(limit, int) or limit < 1:
         return None
     weights = read_weights(config.model.path, environ)
-    tables = [shape[0] for name, shape in weights.shapes.items() if _POSITIONS.search(name)] if weights else []
+    tables = (
+        [shape[0] for name, shape in weights.shapes.items() if _POSITIONS.search(name)]
+        if weights
+        else []
+    )
     # OPT's table is two longer than it says.
-    return Positions(limit, text.get("model_type") in _LEARNED or any(limit <= rows <= limit + 2 for rows in tables))
+    return Positions(
+        limit,
+        text.get("model_type") in _LEARNED or any(limit <= rows <= limit + 2 for rows in tables),
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,11 @@ class Embeddings:
 
     def say(self, id: int, token: str, holding: str) -> str:
         """Complaint about a token of an id that is not `known`, which `holding` rows have, or a later one."""
-        given = f"model.tokenizer is {self.tokenizer}" if self.tokenizer else "the tokenizer is the model's own"
+        given = (
+            f"model.tokenizer is {self.tokenizer}"
+            if self.tokenizer
+            else "the tokenizer is the model's own"
+        )
         return (
             f"model {self.model} has embeddings for {self.known:,} tokens, but {holding} hold ids beyond them, up to "
             f"{id:,} ({token!r}); {given}. Give a tokenizer whose tokens the model knows, or a model whose embeddings "
@@ -100,7 +115,11 @@ def embeddings_of(config: Config, environ: Mapping[str, str]) -> Embeddings | No
     if found is None or config.model.trust_remote_code:
         return None
     known = (found.get("text_config") or found).get("vocab_size")
-    return Embeddings(known, config.model.path, config.model.tokenizer) if isinstance(known, int) and known else None
+    return (
+        Embeddings(known, config.model.path, config.model.tokenizer)
+        if isinstance(known, int) and known
+        else None
+    )
 
 
 def may_lack_targets(config: Config, weights: Weights) -> bool:
@@ -109,13 +128,19 @@ def may_lack_targets(config: Config, weights: Weights) -> bool:
     if lora is None:
         return False
     targets, has_experts = lora.target_modules, any(True for _ in stacks(weights))
-    if lora.target_parameters or (has_experts and (lora.dropout or lora.use_dora or targets != "all-linear")):
+    if lora.target_parameters or (
+        has_experts and (lora.dropout or lora.use_dora or targets != "all-linear")
+    ):
         return True
     if targets == "all-linear":
         return weights.text_config.get("model_type") in _FEW_TARGETS
-    modules = [name.removesuffix(".weight") for name, shape in weights.shapes.items() if len(shape) > 1]
+    modules = [
+        name.removesuffix(".weight") for name, shape in weights.shapes.items() if len(shape) > 1
+    ]
     if any(HEADS.search(module) and is_target(module, targets) for module in modules):
         return True
     if isinstance(targets, str):
         return not any(re.fullmatch(targets, module) for module in modules)
-    return any(not any(f".{module}".endswith(f".{target}") for module in modules) for target in targets)
+    return any(
+        not any(f".{module}".endswith(f".{target}") for module in modules) for target in targets
+    )

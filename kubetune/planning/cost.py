@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kubetune.base.humanize import duration
 from kubetune.config.schema import Config
 from kubetune.planning import earlier_runs
-from kubetune.planning.earlier_runs import Kind, Speed
+from kubetune.planning.earlier_runs import Kind, Range, Speed
 from kubetune.planning.flops import causal_pairs, planned_cost
 from kubetune.planning.forecast import element_bytes, micro_batch_tokens, quantization_of
 from kubetune.planning.gpu_specs import stated_tflops
@@ -57,63 +58,126 @@ def bill(
     known: Iterable[Speed] = (),
     spared: float = 0.0,
 ) -> Bill | None:
-    """Hours and price of a run over `tokens` tokens; None where tokens are unknown.
+    """Return hours and price of a run over `tokens` tokens, or None where tokens are unknown.
 
-    The rate is `compute.tokens_per_second`, else that of `known` runs, else a share of `compute.peak_tflops`, or of
-    what the data sheet says of a device named `gpu`. `spared`: share of the tokens that is not computed again.
+    The rate is `compute.tokens_per_second`, else that of the `known` runs of this shape, else a share of
+    `compute.peak_tflops` or of what the data sheet says of a device named `gpu`. `spared` is the share
+    of the tokens that is not computed again.
     """
     if tokens is None:
         return None
-    compute = config.compute
-    per_token = flops_per_token(config, weights, spared=spared) if weights is not None else None
+    flops = None if weights is None else flops_per_token(config, weights, spared=spared)
     kind = kind_of(config, plan, weights, gpu, spared)
-    earlier = earlier_runs.ranges(kind, known) if kind is not None else []
-    peak, whose = compute.peak_tflops, "compute.peak_tflops"
-    if peak is None and gpu is not None and element_bytes(config, plan) == 2:
-        peak, whose = stated_tflops(gpu), f"what is stated for {gpu}"
-    rate, source = None, "unknown: give compute.tokens_per_second, or compute.peak_tflops"
+    earlier = [] if kind is None else earlier_runs.ranges(kind, known)
+    if config.compute.tokens_per_second is None and earlier:
+        rate = Rate(earlier[0].middle, earlier[0].source)
+    else:
+        rate = _stated_rate(config, plan, weights, flops, gpu)
+    price_per_hour = None
+    if config.compute.price_per_gpu_hour is not None:
+        price_per_hour = config.compute.price_per_gpu_hour * plan.world_size
+    hours = tokens / rate.tokens_per_second / 3600 if rate.tokens_per_second else None
+    return Bill(
+        tokens=tokens,
+        flops=flops and flops * tokens,
+        tokens_per_second=rate.tokens_per_second,
+        source=rate.source,
+        hours=hours,
+        price=_price(hours, price_per_hour),
+        spans=tuple(_span(speeds, tokens, price_per_hour) for speeds in earlier),
+    )
+
+
+class Rate(NamedTuple):
+    """Tokens per second of all devices together, None where unknown, and where the number comes from."""
+
+    tokens_per_second: float | None
+    source: str
+
+
+def _stated_rate(
+    config: Config, plan: Plan, weights: Weights | None, flops: float | None, gpu: str | None
+) -> Rate:
+    """Return the rate by the config, or by the peak of the device. `flops`: of one token."""
+    compute = config.compute
     if compute.tokens_per_second is not None:
-        rate, source = compute.tokens_per_second * plan.world_size, "compute.tokens_per_second of each device"
-    elif earlier:
-        rate, source = earlier[0].middle, earlier[0].source
-    elif peak is not None and per_token:
+        rate = compute.tokens_per_second * plan.world_size
+        return Rate(rate, "compute.tokens_per_second of each device")
+    peak, peak_source = compute.peak_tflops, "compute.peak_tflops"
+    if peak is None and gpu is not None and element_bytes(config, plan) == 2:
+        peak, peak_source = stated_tflops(gpu), f"what is stated for {gpu}"
+    if peak is not None and flops:
         share = _assumed_share(weights)
-        rate = peak * 1e12 * share / per_token * plan.world_size
-        source = f"{share:.0%} of {whose}, an assumption by other trainers; a run's own report says better"
-    elif plan.device == "cpu":
-        source = (
-            "unknown: no run of such a shape has ended on this machine; give compute.tokens_per_second to know it now"
+        rate = peak * 1e12 * share / flops * plan.world_size
+        return Rate(
+            rate,
+            f"{share:.0%} of {peak_source}, an assumption by other trainers; a run's own report "
+            "says better",
         )
-    each_hour = None if compute.price_per_gpu_hour is None else compute.price_per_gpu_hour * plan.world_size
+    if plan.device == "cpu":
+        return Rate(
+            None,
+            "unknown: no run of such a shape has ended on this machine; give "
+            "compute.tokens_per_second to know it now",
+        )
+    return Rate(None, "unknown: give compute.tokens_per_second, or compute.peak_tflops")
 
-    def price(hours: float | None) -> float | None:
-        return None if hours is None or each_hour is None else hours * each_hour
 
-    hours = tokens / rate / 3600 if rate else None
-    bounds = [(tokens / each.high / 3600, tokens / each.low / 3600, each.source) for each in earlier]
-    spans = tuple(Span(low, high, price(low), price(high), source) for low, high, source in bounds)
-    return Bill(tokens, per_token and per_token * tokens, rate, source, hours, price(hours), spans)
+def _span(speeds: Range, tokens: int, price_per_hour: float | None) -> Span:
+    """Return between which hours and prices the slowest and the fastest earlier run let this one end."""
+    low_hours = tokens / speeds.high / 3600
+    high_hours = tokens / speeds.low / 3600
+    return Span(
+        low_hours,
+        high_hours,
+        _price(low_hours, price_per_hour),
+        _price(high_hours, price_per_hour),
+        speeds.source,
+    )
+
+
+def _price(hours: float | None, per_hour: float | None) -> float | None:
+    if hours is None or per_hour is None:
+        return None
+    return hours * per_hour
 
 
 def _assumed_share(weights: Weights | None) -> float:
     shape = shape_of(weights) if weights is not None else None
-    return WIDE_SHARE * shape.hidden / (shape.hidden + NARROW_HALF) if shape is not None else WIDE_SHARE
+    return (
+        WIDE_SHARE * shape.hidden / (shape.hidden + NARROW_HALF)
+        if shape is not None
+        else WIDE_SHARE
+    )
 
 
-def evaluation_hours(config: Config, plan: Plan, rate: float | None, forget_rows: int = 0) -> float | None:
+def evaluation_hours(
+    config: Config, plan: Plan, rate: float | None, forget_rows: int = 0
+) -> float | None:
     """Hours of all evaluations at `rate` tokens/s of training; None where rows or steps are unknown.
 
     Answers are counted as long as they may be, each token as one that is read, which generation with its small batches
     seldom reaches; rows that must not be forgotten as long as those of training.
     """
-    if not rate or not plan.eval_rows or not plan.rows or not plan.tokens_per_epoch or not plan.num_steps:
+    if (
+        not rate
+        or not plan.eval_rows
+        or not plan.rows
+        or not plan.tokens_per_epoch
+        or not plan.num_steps
+    ):
         return None
     length, generate = plan.tokens_per_epoch / plan.rows, config.evaluation.generate
     asked = min(generate.rows or plan.eval_rows, plan.eval_rows) if generate is not None else 0
     answers = asked * (length + generate.max_new_tokens) if generate is not None else 0.0
     # As Plan.is_eval_step has it: every so many steps, and at the end.
     times = -(-plan.num_steps // (plan.eval_steps or plan.num_steps)) + config.evaluation.needs_base
-    return times * ((plan.eval_rows + forget_rows) * length + answers) / (rate * _reading_speed(config)) / 3600
+    return (
+        times
+        * ((plan.eval_rows + forget_rows) * length + answers)
+        / (rate * _reading_speed(config))
+        / 3600
+    )
 
 
 def reference_hours(config: Config, plan: Plan, rate: float | None) -> float | None:
@@ -135,18 +199,24 @@ def _reading_speed(config: Config) -> int:
     return 2 if config.lora is not None else 3
 
 
-def kind_of(config: Config, plan: Plan, weights: Weights | None, gpu: str | None, spared: float = 0.0) -> Kind | None:
+def kind_of(
+    config: Config, plan: Plan, weights: Weights | None, gpu: str | None, spared: float = 0.0
+) -> Kind | None:
     """Facts that the speed of this run depends on; None where that is not known, or not the device. `gpu`: its name."""
     shape = shape_of(weights) if weights is not None else None
-    if weights is None or shape is None or not plan.rows or not plan.tokens_per_epoch or not plan.tokens_per_step:
+    if (
+        weights is None
+        or shape is None
+        or not plan.rows
+        or not plan.tokens_per_epoch
+        or not plan.tokens_per_step
+    ):
         return None
     if plan.device == "cuda" and gpu is None:
         return None
     training, length = config.training, plan.tokens_per_epoch / plan.rows
     base = quantization_of(config, plan)
-    method = (
-        f"{plan.method}, {base}, {training.parallelism}, recompute {training.gradient_checkpointing}, {config.task}"
-    )
+    method = f"{plan.method}, {base}, {training.parallelism}, recompute {training.gradient_checkpointing}, {config.task}"
     dtype: str | None = config.model.dtype
     if dtype == "auto":
         dtype = "bfloat16" if plan.device == "cuda" else None
@@ -168,7 +238,9 @@ def kind_of(config: Config, plan: Plan, weights: Weights | None, gpu: str | None
     )
 
 
-def flops_per_token(config: Config, weights: Weights, length: float | None = None, spared: float = 0.0) -> float | None:
+def flops_per_token(
+    config: Config, weights: Weights, length: float | None = None, spared: float = 0.0
+) -> float | None:
     """Forward and backward of one token, a label, in a row of `length`, or of the longest kind.
 
     `spared`: share of all tokens that stands in beginnings which other rows have computed.

@@ -151,7 +151,9 @@ def read(before: str | None = None) -> list[Speed]:
     except OSError:
         return []
     found = (_parsed(line) for line in lines[-MOST_RUNS:])
-    return [speed for speed in found if speed is not None and (before is None or speed.time <= before)]
+    return [
+        speed for speed in found if speed is not None and (before is None or speed.time <= before)
+    ]
 
 
 def keep(speed: Speed) -> None:

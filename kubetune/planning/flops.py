@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kubetune.config.schema import Config
-from kubetune.planning.linears import adapter_parameters, is_expert, linears, shape_of, stacks, trained_by_part
+from kubetune.planning.linears import (
+    adapter_parameters,
+    is_expert,
+    linears,
+    shape_of,
+    stacks,
+    trained_by_part,
+)
 from kubetune.planning.model_shapes import Weights
 
 FROZEN, TRAINED = 4, 6
@@ -50,14 +57,21 @@ class Cost:
 
 
 def cost(
-    modules: Iterable[Linear], head: Linear | None, *, attention: float, layers: int, visited: float = 1.0
+    modules: Iterable[Linear],
+    head: Linear | None,
+    *,
+    attention: float,
+    layers: int,
+    visited: float = 1.0,
 ) -> Cost:
     """Cost of a model of these linear modules, and of a head that is computed where there is a label.
 
     `attention`: heads × their size. `visited`: share of the experts that a token passes through.
     """
     token = sum(_flops(each) * (visited if is_expert(each.name) else 1.0) for each in modules)
-    return Cost(float(token), 12.0 * attention * layers, float(_flops(head)) if head is not None else 0.0)
+    return Cost(
+        float(token), 12.0 * attention * layers, float(_flops(head)) if head is not None else 0.0
+    )
 
 
 def causal_pairs(length: float) -> float:

@@ -91,67 +91,120 @@ def forecast(
     *,
     compiled: bool | None = None,
 ) -> Forecast | None:
-    """The peak of one device; None for models whose sizes the config does not name.
+    """Return the peak of one device, or None for models whose sizes the config does not name.
 
-    `longest`: tokens of the longest row, where the data are known; else rows may be as long as the config lets them.
-    `compiled`: whether pointwise kernels are, where a run knows; else by what the plan says.
+    `longest`: tokens of the longest row, where the data are known; else rows may be as long as the config
+    lets them. `compiled`: True if pointwise kernels are compiled, None to go by what the plan says.
     """
     shape = shape_of(weights)
     if shape is None:
         return None
-    weights, (config, plan) = _held(config, weights), _for_rows(config, plan, longest)
+    weights = _held(config, weights)
+    config, plan = _for_rows(config, plan, longest)
     element = element_bytes(config, plan)
-    sharded = plan.world_size if config.training.parallelism == "fsdp" else 1
-    frozen = _weight_bytes(config, plan, weights, element)
+    on_cpu = plan.device == "cpu"
     trained = adapter_parameters(config, weights)
-    if config.lora:  # adapters stay whole on every rank
-        whole = _tower_bytes(config, plan, weights, element)
-        held = whole + (frozen - whole) // sharded
-        parts = {"weights": held, **_state_parts(config, "adapters, in fp32", trained)}
-    else:  # fp32 weights that are trained, and all sharded ones, are the optimizer's own copy
-        still = (weights.parameters - trained) * element  # a vision tower that does not learn, whole on every rank
-        held = still if element == 4 or sharded > 1 else frozen
-        parts = {"weights": held, **_state_parts(config, "trained weights, in fp32", trained // sharded)}
-    if sharded > 1:
+    parts = _held_parts(config, plan, weights, element, trained)
+    if config.training.parallelism == "fsdp" and plan.world_size > 1:
         parts |= _sharing_parts(config, plan, weights, shape, element, device_bytes)
-    # Autograd makes it whole before the optimizer's buffer takes it; embeddings and heads are the largest.
-    largest = 0 if config.lora else element * max(math.prod(s) for s in weights.shapes.values())
-    if plan.device == "cuda":
-        parts["gradient of the largest weight"] = largest
+    largest_gradient = _largest_gradient(config, weights, element)
+    if not on_cpu:
+        parts["gradient of the largest weight"] = largest_gradient
+
     tokens = config.longest_row if goes_alone(config, weights) else micro_batch_tokens(config, plan)
-    chunk = 0 if config.classifies else _chunk_bytes(weights, tokens, element, plan, device_bytes)
-    before = sum(parts.values()) + chunk + PROCESS_BYTES[plan.device]
-    left = None if device_bytes is None else int(USABLE_SHARE * device_bytes) - before
+    logits = 0
+    if not config.classifies:
+        logits = _chunk_bytes(weights, tokens, element, plan, device_bytes)
+    held = sum(parts.values()) + logits + PROCESS_BYTES[plan.device]
     if compiled is None:
         compiled = expects_compiling(config, plan, weights)
     kept, recomputed = activations(
-        config, plan, weights, tokens=tokens, element=element, left=left, logits=chunk, compiled=compiled
+        config,
+        plan,
+        weights,
+        tokens=tokens,
+        element=element,
+        left=None if device_bytes is None else int(USABLE_SHARE * device_bytes) - held,
+        logits=logits,
+        compiled=compiled,
     )
-    if plan.device == "cpu" and element == 4:
-        # Embeddings' comes last, when nothing else is left of the batch; in 16 bits it has only the words that occur.
-        parts["gradient of the largest weight"] = max(0, largest - sum(kept.values()))
-    is_quantized = plan.device == "cpu" and quantization_of(config, plan) != "none"
-    lost = _lost_bytes(config, plan, sum(parts.values()), sum(kept.values()), chunk, is_quantized=is_quantized)
-    parts |= {**kept, "logits, a chunk at a time": chunk, "allocator": lost}
-    if plan.device == "cpu":
-        parts["code of matrix products"] = _code_bytes(config, element, used=sum(parts.values()) - lost)
-        parts["bitsandbytes"] = BITSANDBYTES_BYTES * (is_quantized or config.training.optim == "adamw_8bit")
-        parts["trackers"] = sum(size for name, size in TRACKER_BYTES.items() if getattr(config.tracking, name))
-    parts["process" if plan.device == "cpu" else "CUDA context"] = PROCESS_BYTES[plan.device]
-    parts["file of experts, until they are stacked"] = _stacking_bytes(config, plan, weights, shape, parts, element)
-    return Forecast({k: v for k, v in parts.items() if v}, trained, weights.parameters, device_bytes, recomputed)
+    if on_cpu and element == 4:
+        # The embeddings' gradient comes last, when nothing else is left of the batch. In 16 bits it
+        # has only the words that occur.
+        parts["gradient of the largest weight"] = max(0, largest_gradient - sum(kept.values()))
+    lost = _lost_bytes(config, plan, sum(parts.values()), sum(kept.values()), logits)
+    parts |= kept
+    parts["logits, a chunk at a time"] = logits
+    parts["allocator"] = lost
+    parts |= _process_parts(config, plan, element, used=sum(parts.values()) - lost)
+    parts["file of experts, until they are stacked"] = _stacking_bytes(
+        config, plan, weights, shape, parts, element
+    )
+    present = {name: size for name, size in parts.items() if size}
+    return Forecast(present, trained, weights.parameters, device_bytes, recomputed)
 
 
-def _lost_bytes(config: Config, plan: Plan, held: int, kept: int, chunk: int, *, is_quantized: bool) -> int:
-    """Memory lost by the allocator, beside what a run holds from its start, what autograd keeps, and a chunk of logits.
+def _held_parts(
+    config: Config, plan: Plan, weights: Weights, element: int, trained: int
+) -> dict[str, int]:
+    """Return what a rank holds from its start to its end: weights and the optimizer's state."""
+    is_sharded = config.training.parallelism == "fsdp"
+    shards = plan.world_size if is_sharded else 1
+    weight_bytes = _weight_bytes(config, plan, weights, element)
+    if config.lora:
+        # Adapters and a vision tower stay whole on every rank.
+        tower = _tower_bytes(config, plan, weights, element)
+        held = tower + (weight_bytes - tower) // shards
+        return {"weights": held, **_state_parts(config, "adapters, in fp32", trained)}
+    # Weights in fp32 that are trained, and all sharded ones, are the optimizer's own copy. What is
+    # left is a vision tower that does not learn.
+    frozen = (weights.parameters - trained) * element
+    held = frozen if element == 4 or shards > 1 else weight_bytes
+    return {
+        "weights": held,
+        **_state_parts(config, "trained weights, in fp32", trained // shards),
+    }
 
-    On a CPU logits stay where they are and leave no holes, so that they are no part of it.
+
+def _largest_gradient(config: Config, weights: Weights, element: int) -> int:
+    """Return the size of the largest weight's gradient, mostly that of embeddings or head.
+
+    Autograd makes it whole before the optimizer's buffer takes it.
     """
+    if config.lora:
+        return 0
+    return element * max(math.prod(shape) for shape in weights.shapes.values())
+
+
+def _process_parts(config: Config, plan: Plan, element: int, used: int) -> dict[str, int]:
+    """Return what the process itself takes. `used`: bytes of all other parts."""
     if plan.device != "cpu":
-        return int(LOST_SHARE[plan.device] * (held + kept + chunk))
+        return {"CUDA context": PROCESS_BYTES[plan.device]}
+    uses_bitsandbytes = (
+        quantization_of(config, plan) != "none" or config.training.optim == "adamw_8bit"
+    )
+    trackers = 0
+    for name, size in TRACKER_BYTES.items():
+        if getattr(config.tracking, name):
+            trackers += size
+    return {
+        "code of matrix products": _code_bytes(config, element, used),
+        "bitsandbytes": BITSANDBYTES_BYTES if uses_bitsandbytes else 0,
+        "trackers": trackers,
+        "process": PROCESS_BYTES[plan.device],
+    }
+
+
+def _lost_bytes(config: Config, plan: Plan, held: int, kept: int, logits: int) -> int:
+    """Return what the allocator loses. `held`: from the start of the run; `kept`: by autograd."""
+    if plan.device != "cpu":
+        return int(LOST_SHARE[plan.device] * (held + kept + logits))
+    # On a CPU logits stay where they are and leave no holes.
     if not config.lora and config.training.parallelism != "fsdp":
         return min(LOST_BYTES_OF_FULL, held) + int(LOST_SHARE_OF_FULL * kept)
-    return int((LOST_SHARE_OF_QUANTIZED if is_quantized else LOST_SHARE["cpu"]) * (held + kept))
+    is_quantized = quantization_of(config, plan) != "none"
+    share = LOST_SHARE_OF_QUANTIZED if is_quantized else LOST_SHARE["cpu"]
+    return int(share * (held + kept))
 
 
 def _code_bytes(config: Config, element: int, used: int) -> int:
@@ -165,15 +218,28 @@ def _code_bytes(config: Config, element: int, used: int) -> int:
 
 
 def _stacking_bytes(
-    config: Config, plan: Plan, weights: Weights, shape: Shape, parts: Mapping[str, int], element: int
+    config: Config,
+    plan: Plan,
+    weights: Weights,
+    shape: Shape,
+    parts: Mapping[str, int],
+    element: int,
 ) -> int:
     """Memory of loading beyond all parts of a step, where a file has each expert alone: on a CPU the file stays mapped
     until the last layer is stacked."""
     is_apart = any(EXPERT.fullmatch(name) for name in weights.shapes)
-    if not is_apart or plan.device != "cpu" or config.lora is None or config.training.parallelism == "fsdp":
+    if (
+        not is_apart
+        or plan.device != "cpu"
+        or config.lora is None
+        or config.training.parallelism == "fsdp"
+    ):
         return 0
     of_file = weights.file_bytes or weights.parameters * element
-    stacked = sum(stack.experts * stack.rows * stack.columns for stack in stacks(weights)) / weights.parameters
+    stacked = (
+        sum(stack.experts * stack.rows * stack.columns for stack in stacks(weights))
+        / weights.parameters
+    )
     loading = parts["process"] + parts["weights"] + int(of_file * (1 + stacked / shape.layers))
     return max(0, loading - sum(parts.values()))
 
@@ -182,14 +248,19 @@ def _held(config: Config, weights: Weights) -> Weights:
     """Weights that a run holds: a classifier leaves the scores of words in the file."""
     if not config.classifies:
         return weights
-    return replace(weights, shapes={n: each for n, each in weights.shapes.items() if not VOCABULARY_HEAD.search(n)})
+    return replace(
+        weights,
+        shapes={n: each for n, each in weights.shapes.items() if not VOCABULARY_HEAD.search(n)},
+    )
 
 
 def _for_rows(config: Config, plan: Plan, longest: int | None) -> tuple[Config, Plan]:
     """Config and plan with no more tokens than sequences of `longest` tokens can fill a step's micro-batches with."""
     if longest is None or longest > config.data.max_length:
         return config, plan
-    config = config.model_copy(update={"data": config.data.model_copy(update={"max_length": max(1, longest)})})
+    config = config.model_copy(
+        update={"data": config.data.model_copy(update={"max_length": max(1, longest)})}
+    )
     tokens = plan.micro_batch_tokens
     if tokens is not None and plan.global_batch_tokens is None:
         whole = -(-plan.global_batch_size // plan.world_size) * config.longest_row
@@ -212,7 +283,11 @@ def element_bytes(config: Config, plan: Plan) -> int:
 def _state_parts(config: Config, what: str, trained: int) -> dict[str, int]:
     """Of trained parameters: master copy, gradient and two moments, or two of 8 bits with their scales."""
     moments = 2 if config.training.optim == "adamw_8bit" else 8
-    return {what: 4 * trained, "their gradients": 4 * trained, "AdamW's two moments": moments * trained}
+    return {
+        what: 4 * trained,
+        "their gradients": 4 * trained,
+        "AdamW's two moments": moments * trained,
+    }
 
 
 def quantization_of(config: Config, plan: Plan) -> str:
@@ -250,26 +325,41 @@ def _tower_bytes(config: Config, plan: Plan, weights: Weights, element: int) -> 
 
 
 def _sharing_parts(
-    config: Config, plan: Plan, weights: Weights, shape: Shape, element: int, device_bytes: int | None
+    config: Config,
+    plan: Plan,
+    weights: Weights,
+    shape: Shape,
+    element: int,
+    device_bytes: int | None,
 ) -> dict[str, int]:
     """Memory that ranks hold beside their own slices: what they borrow, and what is on its way between them.
 
     Layers are gathered one by one, the next one ahead; embeddings, head and last norm form a group around them that
     stays gathered from the beginning of the forward to the end of the backward.
     """
-    inside = sum(a * b for _, a, b in linears(weights)) + sum(math.prod(stack[1:]) for stack in stacks(weights))
+    inside = sum(a * b for _, a, b in linears(weights)) + sum(
+        math.prod(stack[1:]) for stack in stacks(weights)
+    )
     layer = inside // shape.layers
     around = weights.parameters - layer * shape.layers
-    parts = {"weights, gathered: two layers and what lies around them": (2 * layer + around) * element}
+    parts = {
+        "weights, gathered: two layers and what lies around them": (2 * layer + around) * element
+    }
     if config.lora is not None:
         parts["a layer on its way between the ranks"] = layer * element
     else:
         # Its weights on their way in, its gradient in fp32 as it goes out, and as it was before.
         parts["a layer on its way between the ranks"] = layer * (element + 8)
-        head = 0 if config.classifies else int(weights.text_config.get("vocab_size") or 0) * shape.hidden
+        head = (
+            0
+            if config.classifies
+            else int(weights.text_config.get("vocab_size") or 0) * shape.hidden
+        )
         parts["gradient of the head, whole"] = 4 * head
         # They leave as one group when the backward ends: embeddings' gradient is whole too, and all are copied in fp32.
-        parts["gradients of what lies around, on their way"] = element * max(0, around - head) + 4 * around
+        parts["gradients of what lies around, on their way"] = (
+            element * max(0, around - head) + 4 * around
+        )
         whole = 4 * weights.parameters
         if plan.may_accumulate and device_bytes is not None and whole <= device_bytes // 8:
             parts["gradients before they are summed"] = whole
@@ -281,7 +371,9 @@ def _sharing_parts(
     return parts
 
 
-def _chunk_bytes(weights: Weights, tokens: int, element: int, plan: Plan, device_bytes: int | None) -> int:
+def _chunk_bytes(
+    weights: Weights, tokens: int, element: int, plan: Plan, device_bytes: int | None
+) -> int:
     """Logits of a chunk of rows and what becomes of them: never more than the chunk, whatever the batch.
 
     On a CPU all is done in place, in fp32, beside narrower logits; a cap needs its slope as well. On a GPU there are
@@ -308,7 +400,9 @@ def remedies(
         if section is None:
             changed = config.model_copy(update=values)
         else:
-            changed = config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+            changed = config.model_copy(
+                update={section: getattr(config, section).model_copy(update=values)}
+            )
         batch = changed.training.per_device_train_batch_size
         tokens = batch * changed.longest_row if changed.data.packing else None
         update = {"per_device_train_batch_size": batch, "micro_batch_tokens": tokens}
@@ -330,6 +424,13 @@ def remedies(
         change("lora: {r: 16}", lora=LoraConfig())
     elif plan.device == "cuda" and quantization_of(config, plan) in ("none", "8bit"):
         change("quantization: 4bit", quantization="4bit")
-    change(f"data.max_length: {config.data.max_length // 2}", "data", max_length=max(8, config.data.max_length // 2))
-    found = [(text, forecast(each, each_plan, weights, device_bytes, longest)) for text, each, each_plan in changes]
+    change(
+        f"data.max_length: {config.data.max_length // 2}",
+        "data",
+        max_length=max(8, config.data.max_length // 2),
+    )
+    found = [
+        (text, forecast(each, each_plan, weights, device_bytes, longest))
+        for text, each, each_plan in changes
+    ]
     return [(text, what) for text, what in found if what is not None and what.fits]

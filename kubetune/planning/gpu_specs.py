@@ -36,4 +36,6 @@ STATED_TFLOPS: dict[str, float] = {
 
 def stated_tflops(device_name: str) -> float | None:
     """The data sheet's figure for a device; None for one that is not listed."""
-    return next((peak for part, peak in STATED_TFLOPS.items() if part in device_name.split("-MIG")[0]), None)
+    return next(
+        (peak for part, peak in STATED_TFLOPS.items() if part in device_name.split("-MIG")[0]), None
+    )

@@ -18,7 +18,12 @@ from kubetune.planning.model_shapes import HEARING, PROJECTORS, TOWERS, Weights
 HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|pooler|pre_classifier)(\.|$)")
 EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
 EXPERT = re.compile(r"(?P<stack>(?:.*\.)?experts)\.\d+\.(?P<layer>\w+)\.weight")
-FUSED = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "w1": "gate_up_proj", "w3": "gate_up_proj"}
+FUSED = {
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "w1": "gate_up_proj",
+    "w3": "gate_up_proj",
+}
 ROUTER = re.compile(r"\.(gate|router)(\.|$)")
 UNREACHED = re.compile(r"(.*\.)?(indexer\..*|(mamba|mixer)\.dt_proj|o_a_proj)")
 """Linear modules an adapter of which nothing would reach: indexers choose keys without a gradient (DeepSeek-V3.2,
@@ -26,7 +31,11 @@ GLM-5), and of the other two only the weight is read (Mamba, Jamba; DeepSeek-V4)
 PARTS = (
     *(
         (part, re.compile(rf"(^|\.)({'|'.join(names)})(\.|$)"))
-        for part, names in (("projector", PROJECTORS), ("vision tower", TOWERS), ("hearing", HEARING))
+        for part, names in (
+            ("projector", PROJECTORS),
+            ("vision tower", TOWERS),
+            ("hearing", HEARING),
+        )
     ),
     ("router", ROUTER),
     ("head", HEADS),
@@ -79,7 +88,9 @@ def stacks(weights: Weights) -> Iterator[Stack]:
         if len(shape) == 3 and is_expert(name):
             yield Stack(name, *shape)
         elif len(shape) == 2 and (found := EXPERT.fullmatch(name)) is not None:
-            layer = {"w2": "down_proj"}.get(found["layer"], FUSED.get(found["layer"], found["layer"]))
+            layer = {"w2": "down_proj"}.get(
+                found["layer"], FUSED.get(found["layer"], found["layer"])
+            )
             sizes = held.setdefault(f"{found['stack']}.{layer}", [0, 0, shape[1]])
             sizes[1] += shape[0]
             sizes[0] += found["layer"] not in ("up_proj", "w3")
@@ -95,9 +106,13 @@ def is_expert(name: str) -> bool:
 def frozen_names(vision: VisionConfig, names: Iterable[str]) -> str | None:
     """An expression for the full names, of modules or parameters, of what must not learn; None where all may."""
     parts = {part for name in names for part in name.split(".")}
-    tower, projector, hearing = (rf"(.*\.)?({'|'.join(them)})(\..*)?" for them in (TOWERS, PROJECTORS, HEARING))
+    tower, projector, hearing = (
+        rf"(.*\.)?({'|'.join(them)})(\..*)?" for them in (TOWERS, PROJECTORS, HEARING)
+    )
     frozen = {
-        tower if vision.freeze_projector else f"(?!{projector}$){tower}": vision.freeze_vision_tower,
+        tower
+        if vision.freeze_projector
+        else f"(?!{projector}$){tower}": vision.freeze_vision_tower,
         projector: vision.freeze_projector and not parts.isdisjoint(PROJECTORS),
         hearing: not parts.isdisjoint(HEARING),
     }
@@ -106,7 +121,9 @@ def frozen_names(vision: VisionConfig, names: Iterable[str]) -> str | None:
 
 def _left(config: Config, weights: Weights) -> re.Pattern[str]:
     """Full names of what does not learn; of a model that sees, and reads text alone here, all but its text."""
-    return re.compile(frozen_names(config.vision if config.sees else VisionConfig(), weights.shapes) or "$^")
+    return re.compile(
+        frozen_names(config.vision if config.sees else VisionConfig(), weights.shapes) or "$^"
+    )
 
 
 def part_of(name: str) -> str:
@@ -120,7 +137,11 @@ def parts_line(trained: Counter[str], held: Counter[str]) -> str:
     """`attention 0.8 M of 33 M, experts …`: parameters that learn beside those that are there, by part."""
     text = ("attention", "feed-forward", "experts", "router", "embeddings", "head", "others")
     order = (*text, "vision tower", "projector", "hearing")
-    return ", ".join(f"{part} {trained[part]:,} of {held[part]:,}" for part in order if trained[part] or held[part])
+    return ", ".join(
+        f"{part} {trained[part]:,} of {held[part]:,}"
+        for part in order
+        if trained[part] or held[part]
+    )
 
 
 def adapter_parameters(config: Config, weights: Weights) -> int:
@@ -135,7 +156,9 @@ def trained_by_part(config: Config, weights: Weights) -> Counter[str]:
     left = _left(config, weights)
     for name, shape in weights.shapes.items():
         is_whole = lora is None and not (config.sees and left.fullmatch(name))
-        if is_whole or (lora and any(f".{module}." in f".{name}" for module in lora.modules_to_save)):
+        if is_whole or (
+            lora and any(f".{module}." in f".{name}" for module in lora.modules_to_save)
+        ):
             found[part_of(name)] += math.prod(shape)
     if lora is None:
         return found
@@ -152,8 +175,12 @@ def adapted_linears(config: Config, weights: Weights) -> Iterator[tuple[str, int
     lora, targets = config.lora, config.lora.target_modules
     left, has_experts = _left(config, weights), any(True for _ in stacks(weights))
     for name, *sizes in linears(weights, embeddings=targets != "all-linear"):
-        is_left = targets == "all-linear" and ((has_experts and ROUTER.search(name)) or UNREACHED.fullmatch(name))
-        is_named = bool(lora.target_parameters) and is_target(f"{name}.weight", lora.target_parameters)
+        is_left = targets == "all-linear" and (
+            (has_experts and ROUTER.search(name)) or UNREACHED.fullmatch(name)
+        )
+        is_named = bool(lora.target_parameters) and is_target(
+            f"{name}.weight", lora.target_parameters
+        )
         if is_named or (is_target(name, targets) and not is_left and not left.fullmatch(name)):
             yield name, *sizes  # type: ignore[misc]  # two of them
 
@@ -166,7 +193,9 @@ def adapted_stacks(config: Config, weights: Weights) -> Iterator[Stack]:
         above, _, own = stack.name.rpartition(".")
         olds = {"down_proj": ("down_proj", "w2"), "gate_up_proj": ("gate_proj", "w1")}.get(own, ())
         names = (above, stack.name, *(f"{above}.{old}" for old in olds))
-        if any(is_target(name, targets) for name in names) or (named and is_target(stack.name, named)):
+        if any(is_target(name, targets) for name in names) or (
+            named and is_target(stack.name, named)
+        ):
             yield stack
 
 

@@ -99,14 +99,20 @@ def cpu_dtype(width: int | None) -> tuple[str, str] | None:
     return known.dtype, f"{known.why} (measured on {day})"
 
 
-def compiles(config: Config, known: Choices, parameters: int, tokens: float, device: str) -> bool | str:
+def compiles(
+    config: Config, known: Choices, parameters: int, tokens: float, device: str
+) -> bool | str:
     """The meaning of `training.compile: auto` where compiling was measured here, else still `auto`.
 
     Only for what was measured: language models, whole on each device. `tokens`: of all steps.
     """
     if config.task != "causal_lm" or config.training.parallelism == "fsdp" or known.compile is None:
         return "auto"
-    return known.compile if is_worth_compiling(parameters, tokens, device, known.compile_from) else False
+    return (
+        known.compile
+        if is_worth_compiling(parameters, tokens, device, known.compile_from)
+        else False
+    )
 
 
 def _entries() -> dict[str, Any]:

@@ -25,7 +25,9 @@ def chunk_rows(vocabulary: int, gpu_bytes: int | None = None) -> int:
     if gpu_bytes is None:
         return least
     # 10 bytes each: the logits in 16 bits, log-probabilities and their gradient in fp32.
-    return max(least, min(1024, int(CHUNK_SHARE * gpu_bytes / (10 * max(1, vocabulary))) // 64 * 64))
+    return max(
+        least, min(1024, int(CHUNK_SHARE * gpu_bytes / (10 * max(1, vocabulary))) // 64 * 64)
+    )
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Shape:
             hidden=hidden,
             layers=layers,
             # Of a mixture a token passes through some experts only.
-            intermediate=(config.get("moe_intermediate_size") or 0) * (config.get("num_experts_per_tok") or 1)
+            intermediate=(config.get("moe_intermediate_size") or 0)
+            * (config.get("num_experts_per_tok") or 1)
             or config.get("intermediate_size")
             or config.get("hidden_dim")
             or config.get("ffn_dim")

@@ -14,18 +14,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kubetune.base.files import user_cache
+from kubetune.base.files import open_inside, read_inside, user_cache
 from kubetune.errors import ModelError
 
 MAX_HEADER_BYTES = 100 << 20
 INDEX = "model.safetensors.index.json"
+
+_MOST_DIMENSIONS, _MOST_VALUES = 64, 1 << 62
 
 MOST_LAYERS = 10_000
 """A config.json that has more is no decoder's, and would take for ever."""
 
 TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
 """Names that models give their vision tower."""
-PROJECTORS = ("merger", "deepstack_merger_list", "multi_modal_projector", "connector", "aligner", "embed_vision")
+PROJECTORS = (
+    "merger",
+    "deepstack_merger_list",
+    "multi_modal_projector",
+    "connector",
+    "aligner",
+    "embed_vision",
+)
 """Names that models give the part that turns images into tokens."""
 HEARING = ("audio_tower", "embed_audio")
 """Names of what only sound goes through, which nothing here has."""
@@ -81,7 +90,7 @@ def read_config(path: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
     """A model's config.json, or None where it is not on this machine or cannot be read."""
     folder = find_folder(path, environ)
     try:
-        found = json.loads((folder / "config.json").read_text("utf-8")) if folder is not None else None
+        found = json.loads(read_inside(folder / "config.json")) if folder is not None else None
     except (OSError, ValueError, RecursionError):
         return None  # loading says what is wrong with it
     return found if isinstance(found, dict) else None
@@ -93,7 +102,7 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
     if folder is None:
         return None
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = json.loads(read_inside(folder / "config.json"))
         shapes: dict[str, tuple[int, ...]] = {}
         found = sorted(folder.glob("*.safetensors"))
         for file in found:
@@ -101,20 +110,42 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
         whole = _is_whole(folder, shapes)
         if whole:
             shapes = {name: shape for name, shape in shapes.items() if not _SCALARS.fullmatch(name)}
-            return Weights(shapes, config, stated=True, file_bytes=sum(file.stat().st_size for file in found))
+            return Weights(
+                shapes, config, stated=True, file_bytes=sum(file.stat().st_size for file in found)
+            )
         derived = shapes_of(Weights({}, config, stated=False).text_config)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ):
         return None  # loading says what is wrong with it
     return Weights(derived, config, stated=False) if derived else None
 
 
 def _header(file: Path) -> dict[str, tuple[int, ...]]:
-    with file.open("rb") as stream:
+    with open_inside(file) as stream:
         size = int.from_bytes(stream.read(8), "little")
         if not 0 < size <= MAX_HEADER_BYTES:
             raise ValueError(f"{file} is no safetensors file")
         header = json.loads(stream.read(size))
-    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    return {
+        name: _shape(entry["shape"], file)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def _shape(sizes: Any, file: Path) -> tuple[int, ...]:
+    """The shape that a header states. Raises ValueError for what no file of weights can hold."""
+    are_sizes = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
+    if not are_sizes or len(sizes) > _MOST_DIMENSIONS or math.prod(sizes) > _MOST_VALUES:
+        raise ValueError(f"{file} has a weight of the shape {str(sizes)[:80]}")
+    return tuple(sizes)
 
 
 def files_of(folder: Path) -> list[str]:
@@ -123,44 +154,68 @@ def files_of(folder: Path) -> list[str]:
     Raises ModelError for an index that names anything but safetensors files beside it: a path would lead out of the
     folder, and another format may be a pickle, which can run code.
     """
+    for other in sorted(folder.glob("*.safetensors.index.json")):
+        _names_of(other)  # config.json may have another index than the usual one read
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]
     index = folder / INDEX
     if not index.is_file():
         return sorted(file.name for file in folder.glob("*.safetensors"))
+    return [INDEX, *_names_of(index)]
+
+
+def _names_of(index: Path) -> list[str]:
+    """Return the files that an index names. Raises ModelError unless all are safetensors files beside it."""
     try:
-        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        names = set(json.loads(read_inside(index))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise ModelError(f"model {folder}: {INDEX} cannot be read ({type(error).__name__}: {error})") from None
+        raise ModelError(
+            f"model {index.parent}: {index.name} cannot be read ({type(error).__name__}: {error})"
+        ) from None
     if wrong := sorted(str(name) for name in names if not _is_plain_name(name)):
         raise ModelError(
-            f"model {folder}: {INDEX} names {wrong[0]!r}; expected names of *.safetensors files in the same folder. "
-            "Nothing was loaded."
+            f"model {index.parent}: {index.name} names {wrong[0]!r}; expected names of *.safetensors files in the same "
+            "folder. Nothing was loaded."
         )
-    return [INDEX, *sorted(names)]
+    return sorted(names)
 
 
 def _is_plain_name(name: object) -> bool:
-    return isinstance(name, str) and name.endswith(".safetensors") and not {"/", "\\", "\0"} & set(name)
+    return (
+        isinstance(name, str)
+        and name.endswith(".safetensors")
+        and not {"/", "\\", "\0"} & set(name)
+    )
 
 
 def _is_whole(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     index = folder / INDEX
     if index.is_file():
-        return set(json.loads(index.read_text("utf-8"))["weight_map"]) <= set(shapes)
+        return set(json.loads(read_inside(index))["weight_map"]) <= set(shapes)
     return bool(shapes)
 
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """The weights of a Llama-like decoder (q, k, v, o; gate, up, down; two norms), {} for configs of other kinds."""
     try:
-        hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
+        hidden, layers, vocabulary = (
+            config["hidden_size"],
+            config["num_hidden_layers"],
+            config["vocab_size"],
+        )
         heads, intermediate = config["num_attention_heads"], config["intermediate_size"]
     except KeyError:
         return {}
-    if config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts"):
+    if (
+        config.get("num_experts")
+        or config.get("num_local_experts")
+        or config.get("n_routed_experts")
+    ):
         return {}
-    if not all(isinstance(size, int) and size > 0 for size in (hidden, layers, vocabulary, heads, intermediate)):
+    if not all(
+        isinstance(size, int) and size > 0
+        for size in (hidden, layers, vocabulary, heads, intermediate)
+    ):
         return {}
     if layers > MOST_LAYERS:
         return {}

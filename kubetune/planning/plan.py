@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from kubetune.base.files import read_inside
 from kubetune.base.humanize import counted
 from kubetune.config.naming import method_label
 from kubetune.config.schema import Config
@@ -78,11 +79,15 @@ class Plan(BaseModel):
 
     def is_eval_step(self, step: int) -> bool:
         """The weights are evaluated once `step` steps are completed."""
-        return step == self.num_steps or bool(self.eval_steps and step and step % self.eval_steps == 0)
+        return step == self.num_steps or bool(
+            self.eval_steps and step and step % self.eval_steps == 0
+        )
 
     def is_save_step(self, step: int) -> bool:
         """A checkpoint is due once `step` steps are completed."""
-        return step == self.num_steps or bool(self.save_steps and step and step % self.save_steps == 0)
+        return step == self.num_steps or bool(
+            self.save_steps and step and step % self.save_steps == 0
+        )
 
     @property
     def tokens_per_step(self) -> int | None:
@@ -104,7 +109,7 @@ class Plan(BaseModel):
     def read(cls, path: Path) -> Plan:
         """The plan in a file. Raises ConfigError for what is none, FileNotFoundError where there is no file."""
         try:
-            return cls.from_json(path.read_bytes())
+            return cls.from_json(read_inside(path))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
@@ -154,7 +159,11 @@ def make_plan(
         steps_per_epoch = min(rows, math.ceil(tokens / batch_tokens)) if rows and tokens else 0
         global_batch_size = math.ceil(rows / steps_per_epoch) if rows and steps_per_epoch else 0
     num_steps = training.max_steps or math.ceil(training.num_train_epochs * steps_per_epoch)
-    warmup = math.ceil(training.warmup_ratio * num_steps) if training.warmup_steps is None else training.warmup_steps
+    warmup = (
+        math.ceil(training.warmup_ratio * num_steps)
+        if training.warmup_steps is None
+        else training.warmup_steps
+    )
     batch = training.per_device_train_batch_size
     plan = Plan(
         nodes=nodes,
@@ -189,9 +198,13 @@ def make_plan(
 def _micro_batches(plan: Plan) -> int:
     """Micro-batches that the mean step takes on a rank; those of the plan where it is not the lengths that decide."""
     if plan.micro_batch_tokens is not None and (tokens := plan.tokens_per_step) is not None:
-        return math.ceil(tokens * (1 - plan.spared_share) / (plan.world_size * plan.micro_batch_tokens))
+        return math.ceil(
+            tokens * (1 - plan.spared_share) / (plan.world_size * plan.micro_batch_tokens)
+        )
     if plan.global_batch_tokens is not None and plan.global_batch_size:
-        return math.ceil(plan.global_batch_size / (plan.world_size * plan.per_device_train_batch_size))
+        return math.ceil(
+            plan.global_batch_size / (plan.world_size * plan.per_device_train_batch_size)
+        )
     return plan.accumulation
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from kubetune.base.humanize import shell_word
 from kubetune.base.yaml_text import dump
-from kubetune.cluster.pods import IDLE
+from kubetune.cluster.pods import IDLE, has_ended
 from kubetune.cluster.runs import Target, on_all, running
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.kube_api.api_errors import Unreachable
+from kubetune.kube_api.api_errors import ApiError, may_pass
 from kubetune.kube_api.client import Cluster, Sink
 from kubetune.manifests.configmap import pod_config
 from kubetune.manifests.spec import Manifest, RunSpec, name_beside
@@ -26,6 +28,7 @@ BENCH = "/tmp/kubetune-dev"
 
 MAX_TREE_BYTES = 64 * 1024 * 1024
 
+_PAUSE_SECONDS = 0.5
 _SUFFIX = "-dev"
 _INSIDE = ["python", "-P", "-m", "kubetune.cluster.in_pod"]
 _NOT_CODE = {"__pycache__", "node_modules", "outputs", "mlruns", "venv"}
@@ -34,9 +37,15 @@ _NOT_CODE = {"__pycache__", "node_modules", "outputs", "mlruns", "venv"}
 def dev_config(config: Config) -> Config:
     """The config of the pods to work in. Raises ConfigError without a `kubernetes` section."""
     if config.kubernetes is None:
-        raise ConfigError("kubernetes: the section is missing; add at least `kubernetes: {image: …}`")
-    kubernetes = config.kubernetes.model_copy(update={"kind": "statefulset", "preprocess": None, "initialisers": ()})
-    return config.model_copy(update={"name": name_beside(config, _SUFFIX), "kubernetes": kubernetes})
+        raise ConfigError(
+            "kubernetes: the section is missing; add at least `kubernetes: {image: …}`"
+        )
+    kubernetes = config.kubernetes.model_copy(
+        update={"kind": "statefulset", "preprocess": None, "initialisers": ()}
+    )
+    return config.model_copy(
+        update={"name": name_beside(config, _SUFFIX), "kubernetes": kubernetes}
+    )
 
 
 def idling(objects: list[Manifest]) -> list[Manifest]:
@@ -52,7 +61,7 @@ def all_running(cluster: Cluster, spec: RunSpec) -> list[Target]:
     targets = running(cluster, spec)
     if len(targets) < spec.nodes:
         raise ConfigError(
-            f"{spec.name}: {len(targets)} of {spec.nodes} pods are running; see kubetune status {spec.typed}"
+            f"{spec.name}: {len(targets)} of {spec.nodes} pods are running; see kubetune status {shell_word(spec.typed)}"
         )
     return targets
 
@@ -79,18 +88,34 @@ def _code_files(root: Path) -> Iterable[Path]:
     """The files that git does not ignore; outside of git, all that are not hidden or made by tools. Never `.env`."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        listed = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode().split("\0")
+        listed = (
+            subprocess.run(command, cwd=root, capture_output=True, check=True)
+            .stdout.decode()
+            .split("\0")
+        )
         found = [root / name for name in listed if name]
     except (FileNotFoundError, subprocess.CalledProcessError):
         parts = ((path, path.relative_to(root).parts) for path in sorted(root.rglob("*")))
-        found = [path for path, inside in parts if not any(part[0] == "." or part in _NOT_CODE for part in inside)]
+        found = [
+            path
+            for path, inside in parts
+            if not any(part[0] == "." or part in _NOT_CODE for part in inside)
+        ]
     return [path for path in found if path.is_file() and path.name != ".env"]
 
 
 def start_training(cluster: Cluster, spec: RunSpec, targets: Sequence[Target], tree: Path) -> None:
     """Copy code and config into all pods, then start the agent in each. Raises EnvironmentFault naming a pod."""
     archive = pack_tree(tree, dump([pod_config(spec)]))
-    command = ["python", "-P", "-m", "kubetune.agent", spec.run_dir, "--config", f"{BENCH}/run.yaml"]
+    command = [
+        "python",
+        "-P",
+        "-m",
+        "kubetune.agent",
+        spec.run_dir,
+        "--config",
+        f"{BENCH}/run.yaml",
+    ]
 
     def copy(target: Target) -> None:
         _must(cluster, target, [*_INSIDE, "unpack", BENCH], stdin=io.BytesIO(archive))
@@ -99,7 +124,9 @@ def start_training(cluster: Cluster, spec: RunSpec, targets: Sequence[Target], t
     on_all(lambda target: _must(cluster, target, [*_INSIDE, "start", BENCH, *command]), targets)
 
 
-def follow_training(cluster: Cluster, targets: Sequence[Target], sink_of: Callable[[Target], Sink]) -> list[int]:
+def follow_training(
+    cluster: Cluster, targets: Sequence[Target], sink_of: Callable[[Target], Sink]
+) -> list[int]:
     """Pass on what all pods print until training ends in each; the exit codes, by pod."""
 
     def follow(target: Target) -> int:
@@ -108,15 +135,23 @@ def follow_training(cluster: Cluster, targets: Sequence[Target], sink_of: Callab
             try:
                 argv = [*_INSIDE, "follow", BENCH, str(sink.bytes)]
                 return cluster.exec(target.pod, target.container, argv, stdout=sink)
-            except Unreachable:
-                cluster.get("Pod", target.pod)  # waits until there is an answer, or gives up
+            except ApiError as error:
+                pod = cluster.get("Pod", target.pod)  # waits until there is an answer, or gives up
+                if not may_pass(error) or pod is None or has_ended(pod):
+                    raise
+                time.sleep(_PAUSE_SECONDS)
 
     return on_all(follow, targets)
 
 
 def stop_training(cluster: Cluster, targets: Sequence[Target]) -> list[int]:
     """Have training save and end in all pods; the exit codes, by pod."""
-    return on_all(lambda target: cluster.exec(target.pod, target.container, [*_INSIDE, "stop", BENCH]), targets)
+    return on_all(
+        lambda target: cluster.exec(
+            target.pod, target.container, [*_INSIDE, "stop", BENCH], stdout=io.BytesIO()
+        ),
+        targets,
+    )
 
 
 def set_aside(cluster: Cluster, spec: RunSpec, target: Target) -> None:
@@ -125,11 +160,15 @@ def set_aside(cluster: Cluster, spec: RunSpec, target: Target) -> None:
     _must(cluster, target, ["sh", "-c", script, "sh", spec.run_dir])
 
 
-def _must(cluster: Cluster, target: Target, argv: Sequence[str], stdin: io.BytesIO | None = None) -> None:
+def _must(
+    cluster: Cluster, target: Target, argv: Sequence[str], stdin: io.BytesIO | None = None
+) -> None:
     said = io.BytesIO()
     code = cluster.exec(target.pod, target.container, argv, stdin=stdin, stdout=said, stderr=said)
     if code != 0:
-        raise EnvironmentFault(f"pod {target.pod}: {said.getvalue().decode(errors='replace').strip()}")
+        raise EnvironmentFault(
+            f"pod {target.pod}: {said.getvalue().decode(errors='replace').strip()}"
+        )
 
 
 class _Counted:

@@ -32,7 +32,11 @@ def is_licence(name: str) -> bool:
 def is_named_template(name: str) -> bool:
     """A file of this path is a chat template that transformers loads by its name; the one for tools is trained with."""
     path = PurePosixPath(name)
-    return path.parent == PurePosixPath(TOOL_TEMPLATE).parent and path.suffix == ".jinja" and name != TOOL_TEMPLATE
+    return (
+        path.parent == PurePosixPath(TOOL_TEMPLATE).parent
+        and path.suffix == ".jinja"
+        and name != TOOL_TEMPLATE
+    )
 
 
 def copy(job: Job, folder: Path) -> tuple[list[str], list[str]]:
@@ -45,7 +49,9 @@ def copy(job: Job, folder: Path) -> tuple[list[str], list[str]]:
     if tokenizer.has_given_template:
         templates = []  # the run's own stands for all
     elif templates and "chat_template.jinja" not in tokenizer.files:
-        job.tell(f"left out: {', '.join(templates)}; beside them transformers would not see the template trained with")
+        job.tell(
+            f"left out: {', '.join(templates)}; beside them transformers would not see the template trained with"
+        )
         templates = []
     for path, names in ((model.path, licences), (source, templates)):
         for name, file in hub.find_files(model, path, names).items() if names else ():
@@ -59,6 +65,10 @@ def _names(job: Job, model: ModelConfig, path: str) -> list[str]:
     try:
         return hub.list_files(model, path)
     except KubetuneError as error:
-        cached = next(iter(hub.find_files(model, path, ("config.json", "tokenizer_config.json")).values())).parent
-        job.tell(f"licence and chat templates of {path} are looked for in the local cache alone: {error}")
+        cached = next(
+            iter(hub.find_files(model, path, ("config.json", "tokenizer_config.json")).values())
+        ).parent
+        job.tell(
+            f"licence and chat templates of {path} are looked for in the local cache alone: {error}"
+        )
         return hub.list_files(model, str(cached))

@@ -90,10 +90,15 @@ def _batch(row: KeptRow, processor: ImageProcessor | None) -> Batch:
 
 def _random(config: Config, vocabulary: int) -> tuple[Batch, ...]:
     generator = np.random.default_rng(0)
-    drawn = [generator.integers(0, vocabulary, int(n)).astype(np.uint32) for n in generator.integers(8, 64, PROOF_ROWS)]
+    drawn = [
+        generator.integers(0, vocabulary, int(n)).astype(np.uint32)
+        for n in generator.integers(8, 64, PROOF_ROWS)
+    ]
     if config.task == "sequence_classification":
         nothing = np.zeros((1, 1), np.float32)
-        return tuple(collate_labelled([ids], [np.zeros(len(ids), np.uint8)], nothing) for ids in drawn)
+        return tuple(
+            collate_labelled([ids], [np.zeros(len(ids), np.uint8)], nothing) for ids in drawn
+        )
     return tuple(collate([(ids, np.ones(len(ids), bool))]) for ids in drawn)
 
 
@@ -110,7 +115,9 @@ def ask(task: Task, model: nn.Module, sample: Sample) -> list[Tensor]:
     return said
 
 
-def compare(what: str, one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float) -> Comparison:
+def compare(
+    what: str, one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float
+) -> Comparison:
     """Largest relative difference between two models, and how often they agree, by what `ask` gave for each."""
     differences = [float((a - b).norm() / a.norm()) for a, b in zip(one, other, strict=True)]
     same = torch.cat([a.argmax(1) == b.argmax(1) for a, b in zip(one, other, strict=True)])
@@ -118,7 +125,9 @@ def compare(what: str, one: Sequence[Tensor], other: Sequence[Tensor], tolerance
     return Comparison(what, worst, tolerance, float(same.float().mean()))
 
 
-def check_tokenizer(tokenizer: Tokenizer, folder: Path, sample: Sample, spared: Collection[str] = ()) -> list[str]:
+def check_tokenizer(
+    tokenizer: Tokenizer, folder: Path, sample: Sample, spared: Collection[str] = ()
+) -> list[str]:
     """Names of the tokenizer's files in `folder`, after checking them; `spared` ones were changed on purpose.
 
     Their bytes must be those of the files used in training, and `AutoTokenizer` must make the same ids of texts and
@@ -137,7 +146,11 @@ def check_tokenizer(tokenizer: Tokenizer, folder: Path, sample: Sample, spared: 
     if loaded is not None:
         theirs = loaded.chat_template
         # A processor's own file, whose bytes are the same, is nothing that a tokenizer reads.
-        is_processors = theirs is None and not tokenizer.has_given_template and "chat_template.json" in tokenizer.files
+        is_processors = (
+            theirs is None
+            and not tokenizer.has_given_template
+            and "chat_template.json" in tokenizer.files
+        )
         if isinstance(theirs, dict):
             theirs = joined(theirs)
         if tokenizer.chat is not None and not is_processors and theirs != tokenizer.chat.source:
@@ -147,7 +160,9 @@ def check_tokenizer(tokenizer: Tokenizer, folder: Path, sample: Sample, spared: 
                for text in texts):  # fmt: skip
             wrong.append("AutoTokenizer makes other ids of the same text")
     if wrong:
-        raise errors.ModelError(f"the exported tokenizer differs: {'; '.join(wrong)}. Nothing was written.")
+        raise errors.ModelError(
+            f"the exported tokenizer differs: {'; '.join(wrong)}. Nothing was written."
+        )
     return sorted(names)
 
 
@@ -156,7 +171,7 @@ def _load_plain(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (ValueError, OSError):
         if (folder / "config.json").exists():
             raise

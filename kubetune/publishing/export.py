@@ -63,28 +63,37 @@ def export_run(
     max_shard_size: str = SHARD,
     tell: Tell = print,
     model: str | None = None,
+    trust_code: str | None = None,
 ) -> Export:
     """Write the model of a run's checkpoint (`best`, `last` or a step) to `out`, and prove it.
 
     `merged` puts adapters into the base's weights. `dtype` is that of the weights; left out, the base's own, or the
-    config's. `model`: the base, where that lies elsewhere here. No file of a model's weights is larger than
+    config's. `model`: the base, where that lies elsewhere here. `trust_code`: digest of code of the run that the user
+    allows. No file of a model's weights is larger than
     `max_shard_size`; an adapter is one file. Raises ConfigError for what makes no sense, ModelError when the proof
     fails, EnvironmentFault when the disk is full; nothing is left in `out` then, and an export that was there before
     stays.
     """
-    result = open_result(run_dir, which, model)
+    result = open_result(run_dir, which, model, trust_code)
     config = result.config  # says so at once where the base is not here
     if result.damage:
-        raise errors.ConfigError(f"{result.checkpoint} {result.damage}; choose another --step. Nothing was written.")
+        raise errors.ConfigError(
+            f"{result.checkpoint} {result.damage}; choose another --step. Nothing was written."
+        )
     if merged and config.lora is None:
-        raise errors.ConfigError(f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out")
+        raise errors.ConfigError(
+            f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out"
+        )
     kind = _kind(config, merged)
     out = (Path(out) if out else _place(result, kind)).absolute()
     _check_place(out)
     chosen = loading.DTYPES[_dtype_name(result, dtype)]
     place = torch.device(device) if device else default_device()
     job = Job(result, kind, chosen, place, tell, _bytes_of(max_shard_size))
-    with files.lock(result.run_dir / "logs" / "export.lock", wait=False), files.explained_writes(out):
+    with (
+        files.lock(result.run_dir / "logs" / "export.lock", wait=False),
+        files.explained_writes(out),
+    ):
         out.parent.mkdir(parents=True, exist_ok=True)
         whole_folder.remove_leftovers(out.parent, out.name)
         with whole_folder.written(out, "export") as partial, explained_full_disk(out):
@@ -94,9 +103,13 @@ def export_run(
 def _check_place(out: Path) -> None:
     """Raise ConfigError when `out` holds anything but an earlier export, which a new one replaces."""
     if out.exists() and not out.is_dir():
-        raise errors.ConfigError(f"{out} is a file; choose a folder with --output. Nothing was written.")
+        raise errors.ConfigError(
+            f"{out} is a file; choose a folder with --output. Nothing was written."
+        )
     if out.is_dir() and any(out.iterdir()) and not (out / PROVENANCE).is_file():
-        raise errors.ConfigError(f"{out} holds other files; choose another folder with --output. Nothing was written.")
+        raise errors.ConfigError(
+            f"{out} holds other files; choose another folder with --output. Nothing was written."
+        )
 
 
 def _fill(job: Job, folder: Path) -> dict[str, Any]:
@@ -108,12 +121,18 @@ def _fill(job: Job, folder: Path) -> dict[str, Any]:
     processor = result.image_processor
     told = processor.tell_limits(folder) if processor else []
     licences, templates = base_files.copy(job, folder)
-    names = sorted([*equivalence.check_tokenizer(result.tokenizer, folder, sample, spared=told), *templates])
+    names = sorted(
+        [*equivalence.check_tokenizer(result.tokenizer, folder, sample, spared=told), *templates]
+    )
     _require_proof(comparisons)
     fault_injection.reach("export.proved")
     facts = facts_of(job, sample, comparisons, names, notes)
     facts["base"]["licence_files"] = licences
-    lines = [line for line in metrics.read_metrics(result.run_dir) if line["step"] <= facts["checkpoint"]["step"]]
+    lines = [
+        line
+        for line in metrics.read_metrics(result.run_dir)
+        if line["step"] <= facts["checkpoint"]["step"]
+    ]
     if picture := draw(lines):
         files.write_atomic(folder / CURVES, picture)
     if serving.OLLAMA in facts["served_by"]:
@@ -134,7 +153,10 @@ def _require_proof(comparisons: Sequence[Comparison]) -> None:
     failed = [c for c in comparisons if not c.holds]
     if failed:
         raise errors.ModelError(
-            "; ".join(f"{c.what}: logits differ by {c.difference:.2g}, allowed is {c.tolerance:g}" for c in failed)
+            "; ".join(
+                f"{c.what}: logits differ by {c.difference:.2g}, allowed is {c.tolerance:g}"
+                for c in failed
+            )
             + ". Nothing was written. `--dtype float32` rounds nothing."
         )
 
@@ -156,12 +178,19 @@ def _write_modelfile(folder: Path, result: Result, kind: Kind) -> None:
     gguf = None if architectures & serving.CONVERTED_BY_OLLAMA["adapter" if base else "model"] else (
         serving.ADAPTER_GGUF if base else serving.MODEL_GGUF
     )  # fmt: skip
-    text = ollama_modelfile.modelfile(render if tokenizer.chat else None, stop=stop, base=base, gguf=gguf)
+    text = ollama_modelfile.modelfile(
+        render if tokenizer.chat else None, stop=stop, base=base, gguf=gguf
+    )
     files.write_atomic(folder / ollama_modelfile.MODELFILE, scrub(text))
 
 
 def find_export(
-    run_dir: Path, which: str = "best", *, merged: bool = False, dtype: str | None = None, model: str | None = None
+    run_dir: Path,
+    which: str = "best",
+    *,
+    merged: bool = False,
+    dtype: str | None = None,
+    model: str | None = None,
 ) -> Export | None:
     """The whole export of this very checkpoint that `export_run` would make again, if it is there."""
     result = open_result(run_dir, which, model)
@@ -193,7 +222,9 @@ def _bytes_of(size: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])B", size.strip(), re.IGNORECASE)
     number = int(float(found[1]) * 1000 ** ("KMGT".index(found[2].upper()) + 1)) if found else 0
     if not number:
-        raise errors.ConfigError(f"--max-shard-size is {size!r}; expected a size such as 5GB. Nothing was written.")
+        raise errors.ConfigError(
+            f"--max-shard-size is {size!r}; expected a size such as 5GB. Nothing was written."
+        )
     return number
 
 
@@ -203,7 +234,9 @@ def _dtype_name(result: Result, given: str | None) -> str:
     name = DTYPE_NAMES.get(given or "", given) or read_config(result.run_dir).model.dtype
     if name == "auto":
         path, revision = (
-            (str(result.checkpoint), None) if config.lora is None else (config.model.path, config.model.revision)
+            (str(result.checkpoint), None)
+            if config.lora is None
+            else (config.model.path, config.model.revision)
         )
         with loading.explain(config.model):
             facts = transformers.AutoConfig.from_pretrained(

@@ -31,16 +31,25 @@ class Pushed:
     private: bool
 
 
-def upload(folder: Path, repo: str, *, private: bool, message: str, tell: Callable[[str], None] = print) -> Pushed:
+def upload(
+    folder: Path, repo: str, *, private: bool, message: str, tell: Callable[[str], None] = print
+) -> Pushed:
     """Put the files of `folder` into the model repository `repo`, which is made if it is not there.
 
     Lost connections are waited for and gone on with. Raises ConfigError without a token or offline, EnvironmentFault
     when the hub refuses, or cannot be reached in the end; the repository is as it was then.
     """
     if setting := next(
-        (name for name in OFFLINE if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")), ""
+        (
+            name
+            for name in OFFLINE
+            if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
+        ),
+        "",
     ):
-        raise errors.ConfigError(f"{setting} is set, so the hub may not be asked; unset it and run the same again")
+        raise errors.ConfigError(
+            f"{setting} is set, so the hub may not be asked; unset it and run the same again"
+        )
     from huggingface_hub import HfApi, get_token
 
     token = hub_token() or get_token()
@@ -82,11 +91,16 @@ def _explained(repo: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise errors.ConfigError(f"{repo!r} is no name of a repository; expected ORG/NAME") from error
+        raise errors.ConfigError(
+            f"{repo!r} is no name of a repository; expected ORG/NAME"
+        ) from error
     except Exception as error:
         # The hub's client wraps what happened to one file in a RuntimeError.
         chain = list(errors.causes(error))
-        refused = next((e for e in chain if isinstance(e, HfHubHTTPError) and e.response.status_code < 500), None)
+        refused = next(
+            (e for e in chain if isinstance(e, HfHubHTTPError) and e.response.status_code < 500),
+            None,
+        )
         if refused is not None:
             code = refused.response.status_code
             advice = {
@@ -94,12 +108,17 @@ def _explained(repo: str) -> Iterator[None]:
                 403: f"the token in HF_TOKEN may not write to {repo.split('/')[0]}",
                 404: f"there is no {repo}, and the token may not make it",
             }.get(code, errors.first_line(refused))
-            raise errors.EnvironmentFault(f"the hub refused {repo} ({code}): {advice}. Nothing was pushed") from error
+            raise errors.EnvironmentFault(
+                f"the hub refused {repo} ({code}): {advice}. Nothing was pushed"
+            ) from error
         if found := misread(chain):
             raise errors.EnvironmentFault(
                 f"what answers for the hub about {repo} {NOT_THE_HUB.format(found=found)}; then run the same command "
                 "again, which sends only what has not arrived"
             ) from error
-        if not any(isinstance(e, HfHubHTTPError | ConnectionError | TimeoutError) or is_lost(e) for e in chain):
+        if not any(
+            isinstance(e, HfHubHTTPError | ConnectionError | TimeoutError) or is_lost(e)
+            for e in chain
+        ):
             raise
         raise _Interrupted(" ".join(str(chain[-1]).split()) or type(chain[-1]).__name__) from error

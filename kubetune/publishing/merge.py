@@ -17,6 +17,7 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from kubetune import errors
+from kubetune.models import loading
 from kubetune.models.padding_free import unwrap
 
 _SAID = (
@@ -38,8 +39,6 @@ def dequantise(model: Any, folder: Path, dtype: torch.dtype) -> Any:
     The PEFT model given is used up. Each quantised layer is let go as its plain one is made, so the base never exists
     twice.
     """
-    from peft import PeftModel
-
     with quiet():
         base = model.unload()
         base = base.dequantize(dtype)
@@ -47,7 +46,7 @@ def dequantise(model: Any, folder: Path, dtype: torch.dtype) -> Any:
         # transformers leaves some of the dequantised numbers in a dtype of its own choice.
         if isinstance(layer, nn.Linear) and layer.weight.dtype != dtype:
             layer.to(dtype)
-    return PeftModel.from_pretrained(base, str(folder))
+    return loading.with_adapter(base, folder)
 
 
 def merge_adapters(model: Any, dtype: torch.dtype) -> Any:
@@ -57,14 +56,18 @@ def merge_adapters(model: Any, dtype: torch.dtype) -> Any:
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)]
+    layers = [
+        (name, layer) for name, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)
+    ]
     try:
         with quiet(), torch.no_grad():
             for name, layer in layers:
                 _merge_layer(name, layer, dtype)
             return model.merge_and_unload()
     except ValueError as error:
-        raise errors.ModelError(f"the adapters cannot be merged: {' '.join(str(error).split())}") from error
+        raise errors.ModelError(
+            f"the adapters cannot be merged: {' '.join(str(error).split())}"
+        ) from error
 
 
 def _merge_layer(name: str, layer: Any, dtype: torch.dtype) -> None:

@@ -37,7 +37,9 @@ def base_name(path: str) -> str:
     for part in Path(path).parts:
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/")
-    return path if path.count("/") == 1 and not path.startswith((".", "~")) else model_short_name(path)
+    return (
+        path if path.count("/") == 1 and not path.startswith((".", "~")) else model_short_name(path)
+    )
 
 
 def write_card(
@@ -126,7 +128,11 @@ def _snippet(config: Config, kind: str, base: str) -> str:
 
 def _global_batch(checkpoint: Mapping[str, Any]) -> str:
     samples, tokens = checkpoint["global_batch_size"], checkpoint.get("global_batch_tokens")
-    return f"about {tokens:,} tokens, {counted(samples, 'sample')}" if tokens else counted(samples, "sample")
+    return (
+        f"about {tokens:,} tokens, {counted(samples, 'sample')}"
+        if tokens
+        else counted(samples, "sample")
+    )
 
 
 def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,10 +150,20 @@ def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
         found["target modules"] = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(
             lora.target_modules
         )  # fmt: skip
-        found |= {"modules trained whole": ", ".join(lora.modules_to_save)} if lora.modules_to_save else {}
-        found |= {name: "yes" for name, is_set in (("DoRA", lora.use_dora), ("rsLoRA", lora.use_rslora)) if is_set}
+        found |= (
+            {"modules trained whole": ", ".join(lora.modules_to_save)}
+            if lora.modules_to_save
+            else {}
+        )
+        found |= {
+            name: "yes"
+            for name, is_set in (("DoRA", lora.use_dora), ("rsLoRA", lora.use_rslora))
+            if is_set
+        }
     if config.sees:
-        found["image tokens"] = f"at most {config.vision.image_max_tokens:,}, as the image processor here makes them"
+        found["image tokens"] = (
+            f"at most {config.vision.image_max_tokens:,}, as the image processor here makes them"
+        )
     found |= {name: value for name in _SETTINGS if (value := getattr(training, name)) is not None}
     if training.max_steps is not None:
         del found["num_train_epochs"]  # not what it ended by
@@ -155,14 +171,19 @@ def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(values: Mapping[str, Any]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items())])
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items())]
+    )
 
 
 def _curves(lines: Sequence[Mapping[str, Any]], pictured: bool) -> str:
     """Curves as a picture, and as rows of bars for those who read text; the last value of everything measured."""
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     evaluations = [line for line in lines if "eval_loss" in line]
-    curves = [("training loss", losses), ("evaluation loss", [line["eval_loss"] for line in evaluations])]
+    curves = [
+        ("training loss", losses),
+        ("evaluation loss", [line["eval_loss"] for line in evaluations]),
+    ]
     drawn = [
         f"{name:<16}{values[0]:>9.4f} {sparkline(values, _POINTS)} {values[-1]:.4f}"
         for name, values in curves
@@ -173,7 +194,9 @@ def _curves(lines: Sequence[Mapping[str, Any]], pictured: bool) -> str:
     if evaluations:
         last = {name: value for name, value in evaluations[-1].items() if name.startswith("eval_")}
         text += f"\n\nAt step {evaluations[-1]['step']:,}:\n\n"
-        text += _table({name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)})
+        text += _table(
+            {name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)}
+        )
     return text
 
 
@@ -197,11 +220,15 @@ def _against_base(verdict: Mapping[str, Any]) -> str:
             sure = f"{low:.3g}–{high:.3g} | {line['gained']} | {line['lost']} | {line['p_value']:.2g} |"
         rows.append(f"| {name} | {value:.4g} | {'' if tuned is None else f'{tuned:.4g}'} | {sure}")
     where = ", and benchmarks of lm-evaluation-harness" if benchmarks else ""
-    return f"\n\nThe base model against this one, on the evaluation data{where}:\n\n" + "\n".join(rows)
+    return f"\n\nThe base model against this one, on the evaluation data{where}:\n\n" + "\n".join(
+        rows
+    )
 
 
 def _licence_files(names: Sequence[str]) -> str:
-    return f" (copied from it: {', '.join(f'[{name}](<{name}>)' for name in names)})" if names else ""
+    return (
+        f" (copied from it: {', '.join(f'[{name}](<{name}>)' for name in names)})" if names else ""
+    )
 
 
 def _proof(proof: Mapping[str, Any]) -> str:
@@ -211,5 +238,10 @@ def _proof(proof: Mapping[str, Any]) -> str:
     ]
     head = ["| logits of | largest difference | allowed | same first choice |", "|---|---|---|---|"]
     return "\n".join(
-        [f"On {proof['rows']} {proof['origin']} ({proof['tokens']:,} tokens), relative:", "", *head, *rows]
+        [
+            f"On {proof['rows']} {proof['origin']} ({proof['tokens']:,} tokens), relative:",
+            "",
+            *head,
+            *rows,
+        ]
     )

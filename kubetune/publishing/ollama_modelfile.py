@@ -59,11 +59,18 @@ def pieces_of(render: Render) -> Pieces | None:
     """The pieces of a chat template; None where its prompts are not made of such."""
     try:
         before, after = render([("user", _ONE)]).split(_ONE)
-        first, _, between = render([("user", _ONE), ("assistant", _ANSWER), ("user", _TWO)]).partition(_ONE)
+        first, _, between = render(
+            [("user", _ONE), ("assistant", _ANSWER), ("user", _TWO)]
+        ).partition(_ONE)
         opening, answered = between.split(_ANSWER)
         ended, closing = answered.split(_TWO)
-        start, system_end = render([("system", _SYSTEM), ("user", _ONE)]).split(_ONE)[0].split(_SYSTEM)
-        equal = (len(set(ends)) == 1 for ends in zip(before[::-1], ended[::-1], system_end[::-1], strict=False))
+        start, system_end = (
+            render([("system", _SYSTEM), ("user", _ONE)]).split(_ONE)[0].split(_SYSTEM)
+        )
+        equal = (
+            len(set(ends)) == 1
+            for ends in zip(before[::-1], ended[::-1], system_end[::-1], strict=False)
+        )
         cut = sum(1 for _ in takewhile(bool, equal))
         user = before[len(before) - cut :]
         lead = before[: len(before) - cut]
@@ -79,7 +86,9 @@ def pieces_of(render: Render) -> Pieces | None:
     return None if any("{{" in text or '"""' in text for text in texts) else found
 
 
-def modelfile(render: Render | None, *, stop: Sequence[str], base: str | None, gguf: str | None = None) -> str:
+def modelfile(
+    render: Render | None, *, stop: Sequence[str], base: str | None, gguf: str | None = None
+) -> str:
     """The text of a Modelfile. `base`: the model that the folder's adapter is for; None for whole weights.
 
     `render`: None where the model has no chat template; `stop`: the tokens that end an answer; `gguf`: the file that
@@ -87,7 +96,9 @@ def modelfile(render: Render | None, *, stop: Sequence[str], base: str | None, g
     """
     lines = ["# ollama create NAME -f Modelfile && ollama run NAME"]
     if gguf:
-        lines.append(f"# README.md has the command that makes {gguf}, which Ollama does not make of this model itself")
+        lines.append(
+            f"# README.md has the command that makes {gguf}, which Ollama does not make of this model itself"
+        )
     if base is not None:
         lines += ["# the base as Ollama calls it, or a folder with its weights", f"FROM {base}"]
     lines.append(f"{'FROM' if base is None else 'ADAPTER'} {f'./{gguf}' if gguf else '.'}")
@@ -95,6 +106,8 @@ def modelfile(render: Render | None, *, stop: Sequence[str], base: str | None, g
     if pieces is not None:
         lines.append(f'TEMPLATE """{pieces.template()}"""')
     elif render is not None:
-        lines.append("# TEMPLATE: the model's chat template has no form in Ollama's language that gives equal prompts")
+        lines.append(
+            "# TEMPLATE: the model's chat template has no form in Ollama's language that gives equal prompts"
+        )
     lines += [f'PARAMETER stop "{token}"' for token in stop if '"' not in token]
     return "\n".join(lines) + "\n"

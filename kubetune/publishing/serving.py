@@ -65,7 +65,9 @@ def served_by(config: Config, kind: str, base: Mapping[str, Any]) -> tuple[str, 
 def is_known_to_vllm(base: Mapping[str, Any]) -> bool:
     """vLLM was seen to load all of an adapter on such a base."""
     experts_of, text_of = base.get("experts_of"), base.get("text_of")
-    return (not experts_of or experts_of in EXPERTS_IN_VLLM) and (not text_of or text_of in NAMES_IN_VLLM)
+    return (not experts_of or experts_of in EXPERTS_IN_VLLM) and (
+        not text_of or text_of in NAMES_IN_VLLM
+    )
 
 
 def lora_words(adapters: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[str]:
@@ -107,7 +109,9 @@ def commands(config: Config, kind: str, name: str, base: Mapping[str, Any]) -> l
             GGUF: f"python llama.cpp/convert_hf_to_gguf.py . --outfile {MODEL_GGUF} --outtype q8_0",
             OLLAMA: "ollama create tuned -f Modelfile",
         }
-    shown = ["\n".join(["```console", *(f"$ {lines[each]}" for each in able), "```"])] if able else []
+    shown = (
+        ["\n".join(["```console", *(f"$ {lines[each]}" for each in able), "```"])] if able else []
+    )
     if lora and (reasons := _reasons(lora, base)):
         shown.append(" ".join([*reasons, "`kubetune export --merge` makes what all of them run."]))
     return ["\n\n".join(["## How to serve", *shown])] if shown else []
@@ -120,12 +124,16 @@ def _reasons(lora: LoraConfig, base: Mapping[str, Any]) -> list[str]:
         return [f"None of vLLM, llama.cpp and Ollama loads adapters with {what}."]
     said = []
     if lora.use_rslora:
-        said.append("llama.cpp and Ollama would scale this adapter otherwise than it was trained: they know no rsLoRA.")
+        said.append(
+            "llama.cpp and Ollama would scale this adapter otherwise than it was trained: they know no rsLoRA."
+        )
     if experts_of := base.get("experts_of"):
         said.append(f"llama.cpp and Ollama load no adapters on the experts of {experts_of}.")
     if not is_known_to_vllm(base):
         kind = experts_of or base["text_of"]
-        said.append(f"vLLM is not known to load adapters on {kind}, and leaves some out without a word.")
+        said.append(
+            f"vLLM is not known to load adapters on {kind}, and leaves some out without a word."
+        )
     return said
 
 

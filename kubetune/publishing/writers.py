@@ -62,13 +62,17 @@ class Job:
     def in_dtype(self, dtype: torch.dtype) -> Config:
         """The run's config, whose model is loaded in this dtype."""
         config = self.result.config
-        return config.model_copy(update={"model": config.model.model_copy(update={"dtype": _name(dtype)})})
+        return config.model_copy(
+            update={"model": config.model.model_copy(update={"dtype": _name(dtype)})}
+        )
 
     def load(self, folder: Path) -> Any:
         """The model of a checkpoint, or of an exported adapter, as training's code loads it."""
         settings = self.result.task.load_settings(self.config, folder)
         with merge.quiet():
-            return loading.load_trained(self.result.auto_class, self.config, folder, self.device, **settings)
+            return loading.load_trained(
+                self.result.auto_class, self.config, folder, self.device, **settings
+            )
 
     def ask(self, model: Any, sample: Sample) -> list[Tensor]:
         """Logits of a model on the rows of the proof."""
@@ -79,17 +83,24 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _write_adapter(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:
+def _write_adapter(
+    job: Job, folder: Path, sample: Sample
+) -> tuple[list[Comparison], dict[str, Any]]:
     model, trained, effect = _load_and_ask(job, sample)
     weights, settings = (folder / name for name in ADAPTER)
     tensors = load_file(job.result.checkpoint / ADAPTER[0])
     stored = next(iter(tensors.values())).dtype
     save_file(tensors, weights, metadata={"format": "pt"})
     facts = json.loads((job.result.checkpoint / ADAPTER[1]).read_text())
-    facts |= {"base_model_name_or_path": job.config.model.path, "revision": job.config.model.revision}
+    facts |= {
+        "base_model_name_or_path": job.config.model.path,
+        "revision": job.config.model.revision,
+    }
     files.write_atomic(settings, json.dumps(facts, indent=2, sort_keys=True) + "\n")
     if is_local(job.config.model.path):
-        job.tell("the base is a folder of this machine, which others lack: --merge makes a model that stands alone")
+        job.tell(
+            "the base is a folder of this machine, which others lack: --merge makes a model that stands alone"
+        )
     if (job.result.checkpoint / "config.json").is_file():
         shutil.copyfile(job.result.checkpoint / "config.json", folder / "config.json")
     _write_companions(job, folder, unwrap(model))
@@ -97,9 +108,14 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> tuple[list[Compari
     gc.collect()
     job.tell("loading the exported adapter")
     reloaded = job.ask(job.load(folder), sample)
-    same = equivalence.compare("the trained adapter and the exported one", trained, reloaded, TOLERANCE[job.dtype])
+    same = equivalence.compare(
+        "the trained adapter and the exported one", trained, reloaded, TOLERANCE[job.dtype]
+    )
     described = read_json(job.result.tokenizer.files.get("config.json"))
-    kind, names_whole = str(described.get("model_type", "unknown")), any("language_model" in name for name in tensors)
+    kind, names_whole = (
+        str(described.get("model_type", "unknown")),
+        any("language_model" in name for name in tensors),
+    )
     of_text = "text_config" in described and not names_whole
     if of_text and (longer := serving.NAMES_IN_VLLM.get(kind)):
         _write_under_names(folder / serving.FOR_VLLM, tensors, facts, longer)
@@ -107,15 +123,23 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> tuple[list[Compari
             f"vLLM reads this adapter in {serving.FOR_VLLM}/, under the names of all of {kind}; from the hub it takes "
             "what lies at the top and leaves that out without a word, so push --merge"
         )
-    base = {"experts_of": kind if facts.get("target_parameters") else None, "text_of": kind if of_text else None}
+    base = {
+        "experts_of": kind if facts.get("target_parameters") else None,
+        "text_of": kind if of_text else None,
+    }
     return [same], {"effect": effect, "dtype": _name(stored), "base": base}
 
 
-def _write_under_names(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], longer: str) -> None:
+def _write_under_names(
+    folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], longer: str
+) -> None:
     """Write an adapter once more, for a model in which the text model's `model.` is called `longer`."""
     folder.mkdir()
     first = "base_model.model."
-    named = {name.replace(f"{first}model.", first + longer, 1): tensor for name, tensor in tensors.items()}
+    named = {
+        name.replace(f"{first}model.", first + longer, 1): tensor
+        for name, tensor in tensors.items()
+    }
     save_file(named, folder / ADAPTER[0], metadata={"format": "pt"})
     parameters = [re.sub(r"^model\.", longer, name) for name in facts["target_parameters"] or ()]
     stacks = tuple(name.rpartition(".")[0] for name in parameters)
@@ -126,7 +150,9 @@ def _write_under_names(folder: Path, tensors: Mapping[str, Tensor], facts: Mappi
     files.write_atomic(folder / ADAPTER[1], json.dumps(changed, indent=2, sort_keys=True) + "\n")
 
 
-def _write_merged(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:
+def _write_merged(
+    job: Job, folder: Path, sample: Sample
+) -> tuple[list[Comparison], dict[str, Any]]:
     model, trained, effect = _load_and_ask(job, sample)
     allowed = TOLERANCE[job.dtype]
     if merge.is_quantised(model):
@@ -146,14 +172,21 @@ def _write_merged(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparis
     reloaded = _ask_reloaded(job, folder, sample)
     return [
         equivalence.compare("adapter and merged model", trained, merged, allowed),
-        equivalence.compare("merged model and its reloaded export", merged, reloaded, TOLERANCE[torch.float32]),
+        equivalence.compare(
+            "merged model and its reloaded export", merged, reloaded, TOLERANCE[torch.float32]
+        ),
     ], {"effect": effect}
 
 
 def _write_full(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:
     job.tell("loading the trained model")
-    stored = transformers.AutoConfig.from_pretrained(job.result.checkpoint).dtype or torch.float32
-    model = loading.load_trained(job.result.auto_class, job.in_dtype(stored), job.result.checkpoint, job.device)
+    facts = transformers.AutoConfig.from_pretrained(
+        job.result.checkpoint, trust_remote_code=job.config.model.trust_remote_code
+    )
+    stored = facts.dtype or torch.float32
+    model = loading.load_trained(
+        job.result.auto_class, job.in_dtype(stored), job.result.checkpoint, job.device
+    )
     trained = job.ask(model, sample)
     if stored != job.dtype:
         del model
@@ -164,7 +197,9 @@ def _write_full(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison
     gc.collect()
     reloaded = _ask_reloaded(job, folder, sample)
     allowed = TOLERANCE[job.dtype]
-    return [equivalence.compare("trained model and its reloaded export", trained, reloaded, allowed)], {}
+    return [
+        equivalence.compare("trained model and its reloaded export", trained, reloaded, allowed)
+    ], {}
 
 
 def _load_and_ask(job: Job, sample: Sample) -> tuple[Any, list[Tensor], float | None]:
@@ -185,14 +220,21 @@ def _load_and_ask(job: Job, sample: Sample) -> tuple[Any, list[Tensor], float | 
 def _ask_reloaded(job: Job, folder: Path, sample: Sample) -> list[Tensor]:
     job.tell("loading the export with plain transformers")
     trusted = job.config.model.trust_remote_code
-    model = job.result.auto_class.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)
+    model = job.result.auto_class.from_pretrained(
+        folder, trust_remote_code=trusted, local_files_only=True
+    )
     return job.ask(model.to(job.device), sample)
 
 
 def _save_model(job: Job, folder: Path, model: Any) -> None:
-    room, needed = files.free_bytes(folder), sum(p.numel() * p.element_size() for p in model.parameters())
+    room, needed = (
+        files.free_bytes(folder),
+        sum(p.numel() * p.element_size() for p in model.parameters()),
+    )
     if room < needed:
-        raise errors.EnvironmentFault(f"{folder.parent}: the model takes {needed:,} bytes, {room:,} are free")
+        raise errors.EnvironmentFault(
+            f"{folder.parent}: the model takes {needed:,} bytes, {room:,} are free"
+        )
     job.tell(f"writing {needed / 1e9:.2f} GB")
     _write_companions(job, folder, model)
     model.save_pretrained(folder, max_shard_size=job.max_shard_bytes)

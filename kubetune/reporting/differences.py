@@ -28,7 +28,9 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[
         if all(value == values[0] for value in values):
             common.append((key, _text(values[0])))
         elif all(isinstance(value, dict) for value in values):
-            inner = dict.fromkeys(name for value in values if isinstance(value, dict) for name in value)
+            inner = dict.fromkeys(
+                name for value in values if isinstance(value, dict) for name in value
+            )
             for name in inner:
                 parts = [value.get(name, _ABSENT) for value in values if isinstance(value, dict)]
                 if any(part != parts[0] for part in parts):
@@ -42,7 +44,11 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Values by their dotted keys; each source by its path, with its other settings as one value."""
     flat: dict[str, Any] = {}
     for key, value in dotted_values(dict(settings)) if settings else ():
-        if not (isinstance(value, list) and value and all(isinstance(one, dict) and "path" in one for one in value)):
+        if not (
+            isinstance(value, list)
+            and value
+            and all(isinstance(one, dict) and "path" in one for one in value)
+        ):
             flat[key] = value
             continue
         for source in value:
@@ -57,7 +63,9 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _folded(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Sections that a run lacks as one value in the others, too: what is in them differs from nothing."""
     lacking = {key for one in found for key, value in one.items() if value is None}
-    sections = {key for key in lacking if any(other.startswith(f"{key}.") for one in found for other in one)}
+    sections = {
+        key for key in lacking if any(other.startswith(f"{key}.") for one in found for other in one)
+    }
     folded: list[dict[str, Any]] = []
     for one in found:
         result: dict[str, Any] = {}

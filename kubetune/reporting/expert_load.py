@@ -30,7 +30,9 @@ def expert_load(found: Mapping[str, Any]) -> ExpertLoad | None:
     return ExpertLoad((first, last), rows, found.get("dropped_tokens"))
 
 
-def _row(name: str, counts: list[int]) -> tuple[str, list[int], tuple[int, float], tuple[int, float]]:
+def _row(
+    name: str, counts: list[int]
+) -> tuple[str, list[int], tuple[int, float], tuple[int, float]]:
     mean = sum(counts) / len(counts) or 1.0
     parts = [count / mean for count in counts]
     bars = [0] * len(HEADINGS)

@@ -64,7 +64,9 @@ class NumbersReader:
     """The numbers of a run that goes on, or is long: each look reads what is new, and may end before it has all."""
 
     def __init__(self, run_dir: Path, points: int) -> None:
-        self._followers = [metrics.follower(run_dir / name) for name in (metrics.METRICS, metrics.TIMINGS)]
+        self._followers = [
+            metrics.follower(run_dir / name) for name in (metrics.METRICS, metrics.TIMINGS)
+        ]
         self._points, self._known = points, _Known(points)
 
     def read(self, seconds: float = math.inf) -> Numbers:
@@ -105,7 +107,11 @@ class _Known:
         beside = (*PREFERENCE_MEASURES, *EXPERT_MEASURES)
         self._thinners = {key: Thinner(points) for key in (*OF_STEPS, *beside, *OF_TIMINGS, SKEW)}
         self._totals, self._evaluations = metrics.Totals(), Lines()
-        self._axes = {"epoch": _Milestones(), "tokens": _Milestones(), "hours": _Milestones(unit=3600)}
+        self._axes = {
+            "epoch": _Milestones(),
+            "tokens": _Milestones(),
+            "hours": _Milestones(unit=3600),
+        }
         self._peak: int | None = None
         self._waits = _Waits()
 
@@ -114,7 +120,9 @@ class _Known:
         self._evaluations += [line for line in chunk if "eval_loss" in line]
         steps = [line for line in chunk if "loss" in line]
         named = {"accuracy": PREFERENCE_MEASURES, "expert_load_max": EXPERT_MEASURES}
-        beside = [name for first, names in named.items() if steps and first in steps[0] for name in names]
+        beside = [
+            name for first, names in named.items() if steps and first in steps[0] for name in names
+        ]
         self._axes["epoch"].extend(steps, "epoch")
         self._axes["tokens"].extend(steps, "tokens", self._totals.tokens)
         self._totals.add(steps)
@@ -133,15 +141,30 @@ class _Known:
             is_shared = False
         if not is_shared:  # of a run that had one rank for a while
             shared = [line for line in chunk if len(line.get("rank_seconds") or ()) > 1]
-            steps, rows = [line["step"] for line in shared], [line["rank_seconds"] for line in shared]
+            steps, rows = (
+                [line["step"] for line in shared],
+                [line["rank_seconds"] for line in shared],
+            )
         self._thinners[SKEW].extend(steps, self._waits.add(rows))
 
     def numbers(self) -> Numbers:
         """All of it, as it is now."""
-        totals = replace(self._totals, evaluation=self._evaluations[-1] if self._evaluations else None)
-        curves = {key: found for key, thinner in self._thinners.items() if (found := thinner.series()) is not None}
-        reached = {name: pairs for name, milestones in self._axes.items() if (pairs := milestones.found()) is not None}
-        return Numbers(totals, list(self._evaluations), curves, self._peak, self._waits.summary(), reached)
+        totals = replace(
+            self._totals, evaluation=self._evaluations[-1] if self._evaluations else None
+        )
+        curves = {
+            key: found
+            for key, thinner in self._thinners.items()
+            if (found := thinner.series()) is not None
+        }
+        reached = {
+            name: pairs
+            for name, milestones in self._axes.items()
+            if (pairs := milestones.found()) is not None
+        }
+        return Numbers(
+            totals, list(self._evaluations), curves, self._peak, self._waits.summary(), reached
+        )
 
 
 _MILESTONES = 256
@@ -177,7 +200,9 @@ class _Milestones:
         """Steps and values; None where the run does not say, or nothing grows."""
         last = [(self._last[0], self._last[1]())] if self._last is not None else []
         pairs = [*self._kept, *(pair for pair in last if pair not in self._kept)]
-        known = [(step, float(f"{value / self._unit:.6g}")) for step, value in pairs if value is not None]
+        known = [
+            (step, float(f"{value / self._unit:.6g}")) for step, value in pairs if value is not None
+        ]
         if len(known) < len(pairs) or not known or known[-1][1] <= 0:
             return None
         return [step for step, _ in known], [value for _, value in known]
@@ -191,7 +216,9 @@ def _highest(before: int | None, values: Sequence[int | None]) -> int | None:
         return max((value for value in (before, *values) if value is not None), default=None)
 
 
-def _thin(thinners: Mapping[str, Thinner], keys: Sequence[str], lines: Lines) -> tuple[list[int], dict[str, list[Any]]]:
+def _thin(
+    thinners: Mapping[str, Thinner], keys: Sequence[str], lines: Lines
+) -> tuple[list[int], dict[str, list[Any]]]:
     """Steps and columns of lines, which the thinners have taken up."""
     columns: dict[str, list[Any]] = {}
     all_steps = [line["step"] for line in lines]
@@ -230,7 +257,10 @@ class _Waits:
             self.longest[world] += math.fsum(highest)  # type: ignore[assignment]
             self.count[world] += len(of_world)
         self.world = len(rows[-1]) if rows else self.world
-        return [1 - least / most if most > 0 else None for least, most in zip(map(min, rows), longest, strict=True)]
+        return [
+            1 - least / most if most > 0 else None
+            for least, most in zip(map(min, rows), longest, strict=True)
+        ]
 
     def summary(self) -> RankTimes | None:
         """Of the number of ranks that the run had last."""
@@ -245,4 +275,13 @@ class _Waits:
         )
 
 
-__all__ = ["OF_STEPS", "OF_TIMINGS", "SKEW", "Number", "Numbers", "NumbersReader", "RankTimes", "read_numbers"]
+__all__ = [
+    "OF_STEPS",
+    "OF_TIMINGS",
+    "SKEW",
+    "Number",
+    "Numbers",
+    "NumbersReader",
+    "RankTimes",
+    "read_numbers",
+]

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from kubetune.reporting.charts import Line, column
+from kubetune.reporting.chart import Line, span_of
+from kubetune.reporting.reading import metric_keys
+from kubetune.reporting.run_charts import column
 from kubetune.reporting.series import Series, smooth
 
 POINTS = 300
@@ -24,99 +27,169 @@ text{font:12px sans-serif;fill:#57606a}.grid{stroke:#d0d7de}polyline{fill:none;s
 @media (prefers-color-scheme:dark){text{fill:#9198a1}.grid{stroke:#3d444d}}"""
 _COLOURS = 4
 
+Lines = list[dict[str, Any]]
+
 
 def draw(lines: Sequence[Mapping[str, Any]]) -> str | None:
-    """The curves of lines of metrics.jsonl as SVG: losses, and below them scores; None where there is nothing to draw.
+    """Return the curves of lines of metrics.jsonl as SVG: losses, and below them scores.
 
-    A single value makes no curve.
+    Return None where there is nothing to draw: a single value makes no curve.
     """
-    panels = [
-        _panel(title, found, number * _HEIGHT)
-        for number, (title, found) in enumerate((title, found) for title, found in _titled(lines) if found)
-    ]
+    steps = [dict(line) for line in lines if "loss" in line]
+    evaluations = [dict(line) for line in lines if "eval_loss" in line]
+    panels: list[str] = []
+    for title, drawn in (
+        ("Loss", _loss_lines(steps, evaluations)),
+        ("Evaluation scores", _score_lines(evaluations)),
+    ):
+        if any(len(_points(line)) > 1 for line in drawn):
+            panels.append(_panel(title, drawn, top=len(panels) * _HEIGHT))
     if not panels:
         return None
     height = _HEIGHT * len(panels)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
-        f'role="img">\n<title>Curves over steps</title>\n<style>{_STYLE}</style>\n' + "\n".join(panels) + "\n</svg>\n"
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}" role="img">\n'
+        f"<title>Curves over steps</title>\n<style>{_STYLE}</style>\n"
     )
+    return head + "\n".join(panels) + "\n</svg>\n"
 
 
-def _titled(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Line]]]:
-    steps = [dict(line) for line in lines if "loss" in line]
-    evaluations = [dict(line) for line in lines if "eval_loss" in line]
-    losses: list[Line] = []
-    if (raw := column(steps, "loss", POINTS)) is not None:
-        width = len(raw.steps) / 80
-        losses.append(Line("training loss", raw, 0, "faint" if width > 1 else "line"))
-        if width > 1:  # few points need none, and would lie under it
-            losses.append(Line("smoothed", Series(raw.steps, smooth(raw.values, width)), 0))
-    if (evaluated := column(evaluations, "eval_loss", POINTS)) is not None:
-        losses.append(Line("evaluation loss", evaluated, 1, "points"))
-    scores: list[Line] = []
-    for key in dict.fromkeys(key for line in evaluations for key in line if key.startswith("eval_")):
-        found = column(evaluations, key, POINTS)
-        if key not in ("eval_loss", "eval_perplexity") and found is not None and _is_score(found):
-            scores.append(Line(key.removeprefix("eval_").replace("_", " "), found, len(scores) % _COLOURS, "points"))
-    return [("Loss", _curved(losses)), ("Evaluation scores", _curved(scores[:_COLOURS]))]
+def _loss_lines(steps: Lines, evaluations: Lines) -> list[Line]:
+    lines = []
+    training = column(steps, "loss", POINTS)
+    if training is not None:
+        width = span_of(training)
+        if width > 1:
+            lines.append(Line("training loss", training, colour=0, kind="faint"))
+            smoothed = Series(training.steps, smooth(training.values, width))
+            lines.append(Line("smoothed", smoothed, colour=0))
+        else:  # few points need no smoothed line, which would lie on top of them
+            lines.append(Line("training loss", training, colour=0))
+    evaluation = column(evaluations, "eval_loss", POINTS)
+    if evaluation is not None:
+        lines.append(Line("evaluation loss", evaluation, colour=1, kind="points"))
+    return lines
 
 
-def _curved(lines: Sequence[Line]) -> list[Line]:
-    """The lines, where at least one of them has two points."""
-    return list(lines) if any(len(_points(line)) > 1 for line in lines) else []
+def _score_lines(evaluations: Lines) -> list[Line]:
+    lines: list[Line] = []
+    for key in metric_keys(evaluations):
+        if key in ("eval_loss", "eval_perplexity"):
+            continue
+        series = column(evaluations, key, POINTS)
+        if series is not None and _is_share(series):
+            name = key.removeprefix("eval_").replace("_", " ")
+            lines.append(Line(name, series, colour=len(lines), kind="points"))
+    return lines[:_COLOURS]
 
 
-def _is_score(series: Series) -> bool:
+def _is_share(series: Series) -> bool:
     return all(isinstance(value, int | float) and 0 <= value <= 1 for value in series.values)
 
 
 def _points(line: Line) -> list[tuple[int, float]]:
-    return [(s, float(v)) for s, v in zip(line.series.steps, line.series.values, strict=True) if v is not None]
+    points = []
+    for step, value in zip(line.series.steps, line.series.values, strict=True):
+        if value is not None:
+            points.append((step, float(value)))
+    return points
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Where steps and values of a panel lie in the picture."""
+
+    steps: tuple[int, int]  # first and last
+    values: tuple[float, float]  # lowest and highest
+    top: int  # of the panel, in pixels
+
+    @classmethod
+    def of(cls, points: Sequence[tuple[int, float]], top: int) -> _Scale:
+        """Return the scale on which all points fit."""
+        steps = [step for step, _ in points]
+        low = min(value for _, value in points)
+        high = max(value for _, value in points)
+        if high == low:
+            low -= (abs(low) or 1.0) / 2
+            high += (abs(high) or 1.0) / 2
+        return cls((min(steps), max(steps)), (low, high), top)
+
+    def x(self, step: float) -> float:
+        """Return the place of a step."""
+        first, last = self.steps
+        return _LEFT + (step - first) / (last - first) * (_RIGHT - _LEFT)
+
+    def y(self, value: float) -> float:
+        """Return the place of a value."""
+        low, high = self.values
+        return self.top + _BOTTOM - (value - low) / (high - low) * (_BOTTOM - _TOP)
 
 
 def _panel(title: str, lines: Sequence[Line], top: int) -> str:
-    """One chart: axes with round numbers, its lines, and what each of them is."""
-    points = [_points(line) for line in lines]
-    steps = [step for found in points for step, _ in found]
-    values = [value for found in points for _, value in found]
-    low, high = min(values), max(values)
-    if high == low:
-        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
-
-    def across(step: float) -> float:
-        return _LEFT + (step - min(steps)) / (max(steps) - min(steps)) * (_RIGHT - _LEFT)
-
-    def down(value: float) -> float:
-        return top + _BOTTOM - (value - low) / (high - low) * (_BOTTOM - _TOP)
-
-    parts = [f'<text x="{_LEFT}" y="{top + 16}" style="font-weight:bold">{escape(title)}</text>']
-    for tick in round_numbers(low, high):
-        y = down(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    parts += [
-        f'<text x="{across(tick):.1f}" y="{top + _BOTTOM + 16}" text-anchor="middle">{tick:,.0f}</text>'
-        for tick in round_numbers(min(steps), max(steps), whole=True)
-    ]
-    parts.append(f'<text x="{_RIGHT}" y="{top + _BOTTOM + 32}" text-anchor="end">step</text>')
-    at = _LEFT + 140
-    for line, found in zip(lines, points, strict=True):
-        drawn = " ".join(f"{across(step):.1f},{down(value):.1f}" for step, value in found)
-        look = f"c{line.colour}" + (" faint" if line.kind == "faint" else "")
-        if len(found) > 1:
-            parts.append(f'<polyline class="{look}" points="{drawn}"/>')
-        if line.kind == "points":
-            dots = (f'<circle class="{look}" cx="{across(s):.1f}" cy="{down(v):.1f}" r="3"/>' for s, v in found)
-            parts.append("".join(dots))
-        parts.append(f'<rect class="{look}" x="{at}" y="{top + 9}" width="12" height="4"/>')
-        parts.append(f'<text x="{at + 17}" y="{top + 16}">{escape(line.label)}</text>')
-        at += 40 + 7 * len(line.label)
+    """Return one chart: axes with round numbers, its lines, and a legend."""
+    all_points = []
+    for line in lines:
+        all_points += _points(line)
+    scale = _Scale.of(all_points, top)
+    heading = f'<text x="{_LEFT}" y="{top + 16}" style="font-weight:bold">{escape(title)}</text>'
+    parts = [heading, *_axes(scale)]
+    legend_x = _LEFT + 140
+    for line in lines:
+        parts += _curve(line, scale)
+        parts += _legend(line, legend_x, top)
+        legend_x += 40 + 7 * len(line.label)
     return "\n".join(parts)
 
 
+def _axes(scale: _Scale) -> list[str]:
+    parts = []
+    for tick in round_numbers(*scale.values):
+        y = scale.y(tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    below = scale.top + _BOTTOM
+    for tick in round_numbers(*scale.steps, whole=True):
+        x = scale.x(tick)
+        parts.append(f'<text x="{x:.1f}" y="{below + 16}" text-anchor="middle">{tick:,.0f}</text>')
+    parts.append(f'<text x="{_RIGHT}" y="{below + 32}" text-anchor="end">step</text>')
+    return parts
+
+
+def _curve(line: Line, scale: _Scale) -> list[str]:
+    look = _look(line)
+    points = _points(line)
+    parts = []
+    if len(points) > 1:
+        drawn = " ".join(f"{scale.x(step):.1f},{scale.y(value):.1f}" for step, value in points)
+        parts.append(f'<polyline class="{look}" points="{drawn}"/>')
+    if line.kind == "points":
+        dots = ""
+        for step, value in points:
+            dots += (
+                f'<circle class="{look}" cx="{scale.x(step):.1f}" cy="{scale.y(value):.1f}" r="3"/>'
+            )
+        parts.append(dots)
+    return parts
+
+
+def _legend(line: Line, x: int, top: int) -> list[str]:
+    return [
+        f'<rect class="{_look(line)}" x="{x}" y="{top + 9}" width="12" height="4"/>',
+        f'<text x="{x + 17}" y="{top + 16}">{escape(line.label)}</text>',
+    ]
+
+
+def _look(line: Line) -> str:
+    """Return the classes of a line's colour and strength."""
+    return f"c{line.colour} faint" if line.kind == "faint" else f"c{line.colour}"
+
+
 def round_numbers(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Three to seven numbers between two that are easy to read; `whole`: no fractions, and then perhaps only two."""
+    """Return three to seven numbers between two that are easy to read.
+
+    With `whole` they have no fractions, and may be only two.
+    """
     size = 10.0 ** math.floor(math.log10(high - low))
     for factor in (5, 2, 1, 0.5, 0.2):
         step = max(size * factor, 1.0) if whole else size * factor

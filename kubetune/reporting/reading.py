@@ -21,11 +21,14 @@ from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.planning.plan import Plan
 from kubetune.reporting.expert_load import ExpertLoad, expert_load
 from kubetune.reporting.numbers import Numbers, NumbersReader, read_numbers
-from kubetune.rundir import heartbeat, metrics, older_files
+from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
 from kubetune.rundir.exit_status import ExitStatus, read_exit_status
 
 Lines = list[dict[str, Any]]
+
+OF_SOURCE = "eval_loss/"
+"""Start of the key of the evaluation loss of one source."""
 
 POINTS = 600
 """Of a curve on a page."""
@@ -76,7 +79,11 @@ class RunRecord:
     @property
     def machine(self) -> dict[str, Any]:
         """The machine of rank 0, as the last start described it; empty where none did."""
-        told = (event.get("machine") for event in reversed(self.events) if event["event"] in ("start", "resume"))
+        told = (
+            event.get("machine")
+            for event in reversed(self.events)
+            if event["event"] in ("start", "resume")
+        )
         found = next(told, None)
         return found if isinstance(found, dict) else {}
 
@@ -97,7 +104,10 @@ class RunRecord:
 
 
 def read_run(
-    run_dir: Path, points: int = POINTS, reader: NumbersReader | None = None, seconds: float = math.inf
+    run_dir: Path,
+    points: int = POINTS,
+    reader: NumbersReader | None = None,
+    seconds: float = math.inf,
 ) -> RunRecord:
     """The record of a run, its curves with at most so many `points`.
 
@@ -111,7 +121,10 @@ def read_run(
     wrong = reader.damaged if reader is not None else wrong
     for name, lines in wrong.items():
         _tell(name, lines, damage)
-    events, report = _lines(run_dir / metrics.EVENTS, damage), _object(run_dir, damage, metrics.read_report)
+    events, report = (
+        _lines(run_dir / metrics.EVENTS, damage),
+        _object(run_dir, damage, metrics.read_report),
+    )
     return RunRecord(
         path=run_dir,
         config=config,
@@ -123,7 +136,7 @@ def read_run(
         evaluation=_object(run_dir / metrics.EVALUATION, damage),
         verdict=_object(run_dir / metrics.VERDICT, damage),
         benchmarks=_object(run_dir / metrics.BENCHMARKS, damage),
-        answers=_lines(older_files.before_after(run_dir), damage),
+        answers=_lines(run_dir / metrics.BEFORE_AFTER, damage),
         checkpoints=_checkpoints(run_dir / "checkpoints", damage),
         incidents=[*_incidents(run_dir, events, damage), *_runaway(report)],
         exit_status=read_exit_status(run_dir),
@@ -155,7 +168,9 @@ def _tell(name: str, wrong: list[int], damage: list[str]) -> None:
         damage.append(f"{name}: {jsonl.describe(wrong)} damaged and left out")
 
 
-def _object(path: Path, damage: list[str], read: Callable[[Path], dict[str, Any]] = read_object) -> dict[str, Any]:
+def _object(
+    path: Path, damage: list[str], read: Callable[[Path], dict[str, Any]] = read_object
+) -> dict[str, Any]:
     try:
         return read(path)
     except FileNotFoundError:
@@ -217,7 +232,15 @@ def _incidents(run_dir: Path, events: Lines, damage: list[str]) -> list[Incident
         kind, time, code = event["event"], event["time"], event.get("code")
         if kind == "launch" and event.get("node", 0) == 0:
             if is_running:
-                found.append(Incident(time, "started again", "the start before was cut off without a word", None, True))
+                found.append(
+                    Incident(
+                        time,
+                        "started again",
+                        "the start before was cut off without a word",
+                        None,
+                        True,
+                    )
+                )
                 has_failed = True
             is_running = True
         elif kind == "resume":
@@ -229,9 +252,21 @@ def _incidents(run_dir: Path, events: Lines, damage: list[str]) -> list[Incident
             if code:
                 has_failed = code != errors.PREEMPTED
                 what = f"ended with exit code {code}" if has_failed else "stopped"
-                found.append(Incident(time, what, event.get("reason", ""), event.get("step"), has_failed))
+                found.append(
+                    Incident(time, what, event.get("reason", ""), event.get("step"), has_failed)
+                )
     hang = _object(run_dir / heartbeat.HANG, damage)
     if hang.keys() >= {"rank", "phase", "seconds", "time", "step"}:
         detail = f"rank {hang['rank']} in {hang['phase']} for {hang['seconds']:.0f} s"
         found.append(Incident(hang["time"], "hung", detail, hang["step"], True))
     return sorted(found, key=lambda incident: incident.time)
+
+
+def metric_keys(lines: list[dict[str, Any]]) -> list[str]:
+    """Return the keys of all metrics in these evaluations, in the order in which they first occur."""
+    keys: dict[str, None] = {}
+    for line in lines:
+        for key in line:
+            if key.startswith("eval_"):
+                keys[key] = None
+    return list(keys)

@@ -59,16 +59,28 @@ class SearchFacts:
     @property
     def figure(self) -> Markup:
         """The parallel axes as SVG."""
-        columns = [_Axis.of([a.values[i] for a in self.attempts], s.log) for i, s in enumerate(self.settings)]
-        measured = _Axis.of(["" if a.value is None else repr(a.value) for a in self.attempts], log=False)
+        columns = [
+            _Axis.of([a.values[i] for a in self.attempts], s.log)
+            for i, s in enumerate(self.settings)
+        ]
+        measured = _Axis.of(
+            ["" if a.value is None else repr(a.value) for a in self.attempts], log=False
+        )
         places = [
             _LEFT + (_WIDTH - 2 * _LEFT) * i / max(1, len(columns)) for i in range(len(columns) + 1)
         ]  # fmt: skip
         names = [*(one.name.rpartition(".")[2] for one in self.settings), self.metric]
         # Drawn last is seen best: those given up lie under those that are done, and the best on top.
-        lines = [self._line(i, [*columns, measured], places) for i in reversed(range(len(self.attempts)))]
-        axes = [axis.draw(name, x) for axis, name, x in zip([*columns, measured], names, places, strict=True)]
-        about = f"{len(self.attempts)} trials over {', '.join(names)}; the table below says the same"
+        lines = [
+            self._line(i, [*columns, measured], places) for i in reversed(range(len(self.attempts)))
+        ]
+        axes = [
+            axis.draw(name, x)
+            for axis, name, x in zip([*columns, measured], names, places, strict=True)
+        ]
+        about = (
+            f"{len(self.attempts)} trials over {', '.join(names)}; the table below says the same"
+        )
         return Markup(
             f'<svg class="parallel" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(about)}">'
             + "".join(lines)
@@ -79,7 +91,10 @@ class SearchFacts:
     def _line(self, index: int, axes: Sequence[_Axis], places: Sequence[float]) -> str:
         attempt = self.attempts[index]
         texts = [*attempt.values, *([repr(attempt.value)] if attempt.value is not None else [])]
-        points = " ".join(f"{x:.1f},{axis.at(text):.1f}" for axis, text, x in zip(axes, texts, places, strict=False))
+        points = " ".join(
+            f"{x:.1f},{axis.at(text):.1f}"
+            for axis, text, x in zip(axes, texts, places, strict=False)
+        )
         kind = "best" if index == 0 and attempt.state == "done" else attempt.state.replace(" ", "-")
         said = f"trial {attempt.label}: {self.metric} {number(attempt.value)}, {attempt.state}"
         return f'<polyline class="{escape(kind)}" points="{points}"><title>{escape(said)}</title></polyline>'
@@ -105,10 +120,16 @@ class _Axis:
     def at(self, text: str) -> float:
         """The height of a value."""
         if self.texts:
-            share = self.texts.index(text) / max(1, len(self.texts) - 1) if len(self.texts) > 1 else 0.5
+            share = (
+                self.texts.index(text) / max(1, len(self.texts) - 1) if len(self.texts) > 1 else 0.5
+            )
         else:
             ends = [self._scaled(value) for value in (self.low, self.high)]
-            share = (self._scaled(float(text)) - ends[0]) / (ends[1] - ends[0]) if ends[1] > ends[0] else 0.5
+            share = (
+                (self._scaled(float(text)) - ends[0]) / (ends[1] - ends[0])
+                if ends[1] > ends[0]
+                else 0.5
+            )
         return _BOTTOM - share * (_BOTTOM - _TOP)
 
     def _scaled(self, value: float) -> float:
@@ -116,7 +137,9 @@ class _Axis:
 
     def draw(self, name: str, x: float) -> str:
         """The axis with its name above it, and its values."""
-        shown = self.texts[:_CHOICES_SHOWN] or tuple(dict.fromkeys((repr(self.low), repr(self.high))))
+        shown = self.texts[:_CHOICES_SHOWN] or tuple(
+            dict.fromkeys((repr(self.low), repr(self.high)))
+        )
         words = [(self.at(text), text if self.texts else number(float(text))) for text in shown]
         told = "".join(
             f'<text x="{x + 6:.1f}" y="{y + (16 if y == _BOTTOM else -4):.1f}">{escape(word[:24])}</text>'

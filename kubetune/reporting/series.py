@@ -81,7 +81,10 @@ class Thinner:
         if self._size == 1:
             return Series(steps, means)
         return Series(
-            steps, means, [_digits(bucket.low) for bucket in found], [_digits(bucket.high) for bucket in found]
+            steps,
+            means,
+            [_digits(bucket.low) for bucket in found],
+            [_digits(bucket.high) for bucket in found],
         )
 
 

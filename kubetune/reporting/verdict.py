@@ -20,16 +20,25 @@ def verdict(found: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[str
     rows = [
         {"name": name, "base": value, "best": best.get(name), **measured.get(name, {})}
         for name, value in (found.get("base") or {}).items()
-    ] + [{"name": line["metric"], "base": line["before"], "best": line["after"], **line} for line in asked]
+    ] + [
+        {"name": line["metric"], "base": line["before"], "best": line["after"], **line}
+        for line in asked
+    ]
     turned = found.get("turned") or {}
-    first = next((name for name, sides in turned.items() if sides.get("gained") or sides.get("lost")), None)
+    first = next(
+        (name for name, sides in turned.items() if sides.get("gained") or sides.get("lost")), None
+    )
     return {
         "step": found.get("step", benchmarks.get("step")),
         "rows": rows,
-        "tests": ", ".join(dict.fromkeys(line["test"] for line in (*measured.values(), *asked) if "test" in line)),
+        "tests": ", ".join(
+            dict.fromkeys(line["test"] for line in (*measured.values(), *asked) if "test" in line)
+        ),
         "metric": first,
         "turned": turned.get(first) or {},
-        "lengths": {name: _shares(bars) for name, bars in (found.get("lengths") or {}).items() if bars},
+        "lengths": {
+            name: _shares(bars) for name, bars in (found.get("lengths") or {}).items() if bars
+        },
         "gate": found.get("gate"),
     }
 

@@ -17,6 +17,8 @@ from typing import Any
 
 from kubetune import errors
 from kubetune.base import fault_injection, files, logs, whole_folder
+from kubetune.base.files import read_inside, require_inside
+from kubetune.rundir import metrics
 
 STEP_FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "manifest.json"
@@ -74,17 +76,24 @@ def _manifest_text(sums: dict[str, Any]) -> str:
 
 
 def verify(
-    folder: Path, *, thorough: bool = True, but: str = "", digest: Callable[[Path], str] = files.sha256_file
+    folder: Path,
+    *,
+    thorough: bool = True,
+    but: str = "",
+    digest: Callable[[Path], str] = files.sha256_file,
 ) -> str | None:
     """None for a whole checkpoint, else what is wrong with it. Not `thorough`: names and sizes only.
 
     The same of files that the pattern `but` names. `digest`: SHA-256 of a file, where some are known.
     """
     try:
-        text = (folder / MANIFEST).read_text()
+        require_inside(folder, folder.parent)
+        text = read_inside(folder / MANIFEST).decode()
         listed: dict[str, Any] = json.loads(text)["files"]
         # Byte by byte what was written: JSON forgives changes that a checksum would not.
-        is_ours = text == _manifest_text(listed) and all(set(facts) == {"sha256", "bytes"} for facts in listed.values())
+        is_ours = text == _manifest_text(listed) and all(
+            set(facts) == {"sha256", "bytes"} for facts in listed.values()
+        )
     except FileNotFoundError:
         return "has no manifest"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -96,6 +105,8 @@ def verify(
         return f"lacks {', '.join(missing)}"
     if foreign := sorted(present.keys() - listed.keys()):
         return f"holds {', '.join(foreign)}, which its manifest does not name"
+    if linked := sorted(name for name, path in present.items() if path.is_symlink()):
+        return f"holds {linked[0]} as a link, where the file itself is expected"
     for name, path in present.items():
         if path.stat().st_size != listed[name]["bytes"]:
             return f"{name} has {path.stat().st_size} bytes instead of {listed[name]['bytes']}"
@@ -125,7 +136,11 @@ def steps(run_dir: Path) -> list[int]:
 
 def newest_step(run_dir: Path) -> int:
     """Step at which the next start goes on, told by names and sizes, without reading every byte; 0 where it begins."""
-    whole = (step for step in reversed(steps(run_dir)) if verify(folder_of(run_dir, step), thorough=False) is None)
+    whole = (
+        step
+        for step in reversed(steps(run_dir))
+        if verify(folder_of(run_dir, step), thorough=False) is None
+    )
     return next(whole, 0)
 
 
@@ -150,7 +165,9 @@ def find(run_dir: Path) -> Path | None:
         problem = verify(folder)
         if problem is None:
             for damaged, why in wrong.items():
-                logs.STEP.warning("checkpoint %s %s; set aside as %s", damaged.name, why, set_aside(damaged).name)
+                logs.STEP.warning(
+                    "checkpoint %s %s; set aside as %s", damaged.name, why, set_aside(damaged).name
+                )
             return folder
         wrong[folder] = problem
     if wrong:
@@ -173,10 +190,12 @@ def choose(run_dir: Path, which: str = "best") -> Path:
         names = [folder_of(run_dir, int(which)).name] if which.isdecimal() else [which]
     for name in names:
         if (root / name / MANIFEST).is_file():
-            return (root / name).resolve()
+            return Path(require_inside(root / name, run_dir))
     there = [name for name in ("best", "last") if (root / name / MANIFEST).is_file()]
     there += [f"step {step}" for step in steps(run_dir)]
-    raise errors.ConfigError(f"{run_dir}: no checkpoint {which!r}; there are: {', '.join(there) or 'none'}")
+    raise errors.ConfigError(
+        f"{run_dir}: no checkpoint {which!r}; there are: {', '.join(there) or 'none'}"
+    )
 
 
 def load_state(folder: Path) -> State:
@@ -207,7 +226,9 @@ def prune(run_dir: Path, keep: int, protected: set[int]) -> None:
     Damaged ones do not count, so that those kept are worth keeping. Names and sizes tell: reading every byte at each
     save would cost more than it gives.
     """
-    whole = [step for step in steps(run_dir) if verify(folder_of(run_dir, step), thorough=False) is None]
+    whole = [
+        step for step in steps(run_dir) if verify(folder_of(run_dir, step), thorough=False) is None
+    ]
     if len(whole) > keep:
         for step in {step for step in steps(run_dir) if step < whole[-keep]} - protected:
             whole_folder.remove(folder_of(run_dir, step))
@@ -216,3 +237,6 @@ def prune(run_dir: Path, keep: int, protected: set[int]) -> None:
 def clean(run_dir: Path) -> None:
     """Remove what killed processes left half-written or half-deleted. Only for the holder of the run's lock."""
     whole_folder.remove_leftovers(run_dir / "checkpoints")
+    # The launcher and others write to these folders too, and need no lock for that.
+    for folder in (run_dir, run_dir / "logs", run_dir / metrics.ANSWERS):
+        whole_folder.remove_abandoned(folder)

@@ -16,7 +16,10 @@ from kubetune.rundir import metrics
 VERSION = metrics.EVENTS_VERSION
 
 KINDS: dict[str, tuple[str, str]] = {
-    "launch": ("The agent of a node starts.", "node:integer nodes:integer processes:integer last_seen?:time"),
+    "launch": (
+        "The agent of a node starts.",
+        "node:integer nodes:integer processes:integer last_seen?:time",
+    ),
     "start": (
         "The first step is about to begin.",
         "step:integer steps:integer machine:object device?:string device_bytes?:integer dtype?:string "
@@ -32,15 +35,30 @@ KINDS: dict[str, tuple[str, str]] = {
         "rows:integer tokens:integer measured_bytes:integer device_bytes:integer checkpoint_bytes:integer "
         "forecast_bytes?:integer reserved_bytes?:integer seconds:object",
     ),
-    "reference": ("Log-probabilities under the model before training.", "rows:integer found:boolean seconds:number"),
-    "compile": ("Kernels were compiled, once, before the next step.", "step:integer seconds:number"),
+    "reference": (
+        "Log-probabilities under the model before training.",
+        "rows:integer found:boolean seconds:number",
+    ),
+    "compile": (
+        "Kernels were compiled, once, before the next step.",
+        "step:integer seconds:number",
+    ),
     "evaluation": (
         "An evaluation of the weights after a step.",
         "step:integer best:boolean seconds:number metrics:object",
     ),
-    "save": ("A checkpoint is whole; seconds are those the loop waited.", "step:integer seconds:number"),
-    "mirror": ("The copy in an object store fails, or works again.", "address:string ok:boolean reason?:string"),
-    "killed": ("The kernel ended a rank for want of memory.", "node:integer rank:integer step?:integer"),
+    "save": (
+        "A checkpoint is whole; seconds are those the loop waited.",
+        "step:integer seconds:number",
+    ),
+    "mirror": (
+        "The copy in an object store fails, or works again.",
+        "address:string ok:boolean reason?:string",
+    ),
+    "killed": (
+        "The kernel ended a rank for want of memory.",
+        "node:integer rank:integer step?:integer",
+    ),
     "benchmarks": ("Benchmarks at the end.", "ok:boolean reason?:string tasks?:array"),
     "exit": (
         "The node's ranks have ended; codes are those of the agent.",
@@ -81,7 +99,9 @@ def _schema_of(kind: str, text: str, fields: str) -> dict[str, Any]:
     for field in fields.split():
         name, _, type_ = field.partition(":")
         is_optional = name.endswith("?")
-        form: dict[str, Any] = {"type": "string", "format": "date-time"} if type_ == "time" else {"type": type_}
+        form: dict[str, Any] = (
+            {"type": "string", "format": "date-time"} if type_ == "time" else {"type": type_}
+        )
         if is_optional:
             form["type"] = [form["type"], "null"]
         else:
@@ -97,7 +117,9 @@ def size(run_dir: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def follow(run_dir: Path, offset: int, ended: threading.Event, seconds: float = 0.5) -> Iterator[dict[str, Any] | None]:
+def follow(
+    run_dir: Path, offset: int, ended: threading.Event, seconds: float = 0.5
+) -> Iterator[dict[str, Any] | None]:
     """The events from a place in the file on, as they come, with None after each look; ends after a last one when
     `ended` is set."""
     lines = metrics.follower(run_dir / metrics.EVENTS, offset)

@@ -76,7 +76,8 @@ class Death:
 def reason_of(error: errors.KubetuneError) -> str:
     """An error in words, as a run tells it: where one begins, its directory has been written to already."""
     return str(error).replace(
-        "Nothing was written.", "This start trained nothing; the run directory holds its config and logs."
+        "Nothing was written.",
+        "This start trained nothing; the run directory holds its config and logs.",
     )
 
 
@@ -140,7 +141,13 @@ def judge(
     frozen = frozen or {}
     told = {**{death.rank: of_death(death) for death in deaths}, **statuses, **frozen}
     # What no other rank's death can bring about is a cause wherever it shows up.
-    for code in (errors.USER, errors.ENVIRONMENT, errors.DIVERGED, errors.GATE):
+    for code in (
+        errors.USER,
+        errors.OUT_OF_MEMORY,
+        errors.ENVIRONMENT,
+        errors.DIVERGED,
+        errors.GATE,
+    ):
         if causes := {rank: status for rank, status in told.items() if status.code == code}:
             return _named(causes, len(told))
     step = max((status.step for status in told.values() if status.step is not None), default=None)
@@ -157,7 +164,9 @@ def judge(
             return _named(causes, len(told))
     silent = sorted(set(local_ranks) - set(told))
     return ExitStatus(
-        errors.BUG, f"rank {silent[0]} ended without saying how; its log is logs/rank-{silent[0]}.log", step
+        errors.BUG,
+        f"rank {silent[0]} ended without saying how; its log is logs/rank-{silent[0]}.log",
+        step,
     )
 
 
@@ -175,20 +184,24 @@ def of_death(death: Death) -> ExitStatus:
     if death.was_killed:
         name = signal.Signals(-death.status).name
         hint = f" ({_KILLERS[name]})" if name in _KILLERS else ""
-        return ExitStatus(errors.LOST_PEER, f"rank {death.rank} was killed by {name}{hint}")
+        reason = f"rank {death.rank} was killed by {name}{hint}"
+        return ExitStatus(errors.LOST_PEER, reason, error=errors.RankDied.__name__)
     if death.status < 0:
         return ExitStatus(errors.PREEMPTED, _STOPPED_EARLY)
     known = (*errors.FINAL, errors.ENVIRONMENT, errors.PREEMPTED, errors.LOST_PEER)
     code = death.status if death.status in known else errors.BUG
     return ExitStatus(
         code,
-        death.said or f"rank {death.rank} ended with exit code {death.status}; its log is logs/rank-{death.rank}.log",
+        death.said
+        or f"rank {death.rank} ended with exit code {death.status}; its log is logs/rank-{death.rank}.log",
     )
 
 
 def _named(causes: Mapping[int, ExitStatus], ranks: int) -> ExitStatus:
     # A rank that hung names itself; those that waited for it only say that they lost somebody.
-    rank, cause = min(causes.items(), key=lambda item: (not item[1].reason.startswith("rank "), item[0]))
+    rank, cause = min(
+        causes.items(), key=lambda item: (not item[1].reason.startswith("rank "), item[0])
+    )
     if ranks == 1 or len(causes) > 1 or cause.reason.startswith("rank "):
         return cause
     return replace(cause, reason=f"rank {rank}: {cause.reason}")
@@ -199,7 +212,9 @@ def _rank_path(run_dir: Path, rank: int) -> Path:
 
 
 def _write(run_dir: Path, path: Path, status: ExitStatus) -> None:
-    write_atomic(path, scrub(json.dumps({**asdict(status), "time": now()}, indent=2) + "\n"), within=run_dir)
+    write_atomic(
+        path, scrub(json.dumps({**asdict(status), "time": now()}, indent=2) + "\n"), within=run_dir
+    )
 
 
 def _read(path: Path) -> ExitStatus | None:
@@ -207,7 +222,7 @@ def _read(path: Path) -> ExitStatus | None:
     try:
         values = read_object(path)
         code, reason, step = (values[key] for key in ("code", "reason", "step"))
-        error = values.get("error")  # which earlier versions did not write
+        error = values.get("error")
         if isinstance(code, int) and isinstance(reason, str) and isinstance(step, int | None):
             return ExitStatus(code, reason, step, error if isinstance(error, str) else None)
         warn(f"{path} is damaged: it says nothing of how the run ended")

@@ -81,7 +81,9 @@ def waiting(added_seconds: float = WAITING_SECONDS) -> Iterator[None]:
     """In here this process waits for the other ranks, with more patience by so much."""
     global _last
     before = _last
-    _last = Beat(before.phase, before.step, time.monotonic(), is_waiting=True, added_seconds=added_seconds)
+    _last = Beat(
+        before.phase, before.step, time.monotonic(), is_waiting=True, added_seconds=added_seconds
+    )
     yield
     _last = Beat(before.phase, before.step, time.monotonic())
 
@@ -94,7 +96,9 @@ def watch(run_dir: Path, rank: int, timeout_seconds: float) -> Iterator[None]:
         (run_dir / HANG).unlink(missing_ok=True)
     done, stacks = threading.Event(), run_dir / "logs" / f"rank-{rank}.frozen.txt"
     _last, _notes = Beat("joining", 0, time.monotonic()), _Notes(run_dir, rank, set())
-    with files.explained_writes(stacks):  # and no longer: what goes wrong in the run has another cause
+    with files.explained_writes(
+        stacks
+    ):  # and no longer: what goes wrong in the run has another cause
         frozen = open(stacks, "w")  # noqa: SIM115
     with frozen:
         arguments = (done, run_dir, rank, timeout_seconds, frozen.fileno())
@@ -120,13 +124,17 @@ def read_beats(run_dir: Path) -> list[dict[str, Any]]:
             beat = files.read_object(path)
         except (OSError, errors.EnvironmentFault):
             continue  # it has ended just now, or writes in this moment
-        numbers = all(isinstance(beat.get(name), (int, float)) for name in ("rank", "step", "since", "time"))
+        numbers = all(
+            isinstance(beat.get(name), (int, float)) for name in ("rank", "step", "since", "time")
+        )
         if numbers and isinstance(beat.get("phase"), str) and "waiting" in beat:
             found.append(beat)
     return sorted(found, key=lambda beat: int(beat["rank"]))
 
 
-def find_frozen(run_dir: Path, deaths: Sequence[exit_status.Death], since: float) -> dict[int, exit_status.ExitStatus]:
+def find_frozen(
+    run_dir: Path, deaths: Sequence[exit_status.Death], since: float
+) -> dict[int, exit_status.ExitStatus]:
     """Exit status of ranks that were killed when they had not been heard of for long; hang.json tells of them.
 
     A process that the kernel has stopped cannot even run its own watchdog, so its last note must do. `since`: when this
@@ -138,12 +146,22 @@ def find_frozen(run_dir: Path, deaths: Sequence[exit_status.Death], since: float
         silent = killed.get(last["rank"], 0.0) - last["time"]
         if last["time"] < since or silent < _FROZEN_FOR_SECONDS:
             continue
-        still = f"rank {last['rank']} was killed when its process had stood still for {silent:.0f} s"
+        still = (
+            f"rank {last['rank']} was killed when its process had stood still for {silent:.0f} s"
+        )
         where = f"{last['phase']} after step {last['step']}"
         reason = f"{still}, last seen in {where} (was it stopped, or short of memory?)"
-        found[last["rank"]] = exit_status.ExitStatus(errors.LOST_PEER, f"{reason}; see {HANG}", last["step"])
+        found[last["rank"]] = exit_status.ExitStatus(
+            errors.LOST_PEER, f"{reason}; see {HANG}", last["step"], errors.RankDied.__name__
+        )
         facts = {name: last[name] for name in ("rank", "phase", "waiting", "step")}
-        told = {**facts, "seconds": silent, "time": metrics.now(), "stack": f"none: {reason}\n", "threads": {}}
+        told = {
+            **facts,
+            "seconds": silent,
+            "time": metrics.now(),
+            "stack": f"none: {reason}\n",
+            "threads": {},
+        }
         with suppress(errors.EnvironmentFault):
             files.write_atomic(run_dir / HANG, json.dumps(told, indent=2) + "\n", within=run_dir)
     return found
@@ -180,7 +198,9 @@ def _rearm(timeout_seconds: float, frozen: int) -> None:
     faulthandler.dump_traceback_later(timeout_seconds + _FROZEN_SECONDS, exit=True, file=frozen)
 
 
-def _watch(done: threading.Event, run_dir: Path, rank: int, timeout_seconds: float, frozen: int) -> None:
+def _watch(
+    done: threading.Event, run_dir: Path, rank: int, timeout_seconds: float, frozen: int
+) -> None:
     _note_beat(run_dir, rank)
     noted = time.monotonic()
     while not done.wait(min(1.0, timeout_seconds / 10)):
@@ -200,15 +220,30 @@ def _give_up(run_dir: Path, rank: int, last: Beat, silent: float) -> None:
     others = {
         thread.name: "".join(traceback.format_stack(frames[thread.ident or 0]))
         for thread in threading.enumerate()
-        if thread.ident in frames and thread not in (threading.main_thread(), threading.current_thread())
+        if thread.ident in frames
+        and thread not in (threading.main_thread(), threading.current_thread())
     }
-    doing = f"waited for other ranks in {last.phase}" if last.is_waiting else f"hung in {last.phase}"
+    doing = (
+        f"waited for other ranks in {last.phase}" if last.is_waiting else f"hung in {last.phase}"
+    )
     reason = f"rank {rank} {doing} for {silent:.0f} s after step {last.step}; see {HANG}"
-    facts = {"rank": rank, "phase": last.phase, "waiting": last.is_waiting, "step": last.step, "seconds": silent}
+    facts = {
+        "rank": rank,
+        "phase": last.phase,
+        "waiting": last.is_waiting,
+        "step": last.step,
+        "seconds": silent,
+    }
     try:
         # To the file descriptor: the main thread may have been stopped in the middle of a print.
         os.write(2, f"kubetune: {reason}\n{stack}".encode())
-        exit_status.write_rank_exit_status(run_dir, rank, exit_status.ExitStatus(errors.LOST_PEER, reason, last.step))
+        # A rank that only waited is not the one that hung.
+        error = errors.LostPeer if last.is_waiting else errors.RankDied
+        exit_status.write_rank_exit_status(
+            run_dir,
+            rank,
+            exit_status.ExitStatus(errors.LOST_PEER, reason, last.step, error.__name__),
+        )
         if not (last.is_waiting and (run_dir / HANG).exists()):
             written = {**facts, "time": metrics.now(), "stack": stack, "threads": others}
             files.write_atomic(run_dir / HANG, json.dumps(written, indent=2) + "\n", within=run_dir)

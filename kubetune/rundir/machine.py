@@ -82,7 +82,9 @@ def git_is_dirty(folder: Path = _HERE) -> bool | None:
 
 def _git(folder: Path, *words: str) -> str | None:
     try:
-        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=5)
+        done = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, timeout=5
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
@@ -111,7 +113,9 @@ class Load:
         seconds = max(after["time"] - before["time"], 1e-9)
         memory = psutil.virtual_memory()
         found = {
-            "cpu_percent": 100 * (after["busy"] - before["busy"]) / max(after["cpu"] - before["cpu"], 1e-9),
+            "cpu_percent": 100
+            * (after["busy"] - before["busy"])
+            / max(after["cpu"] - before["cpu"], 1e-9),
             "memory_bytes": memory.used,
             "memory_percent": memory.percent,
         }
@@ -127,7 +131,9 @@ class Load:
 
         times = psutil.cpu_times()._asdict()
         idle = times["idle"] + times.get("iowait", 0.0)
-        total = sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)  # they are in others, too
+        total = (
+            sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
+        )  # they are in others, too
         found = {"time": time.monotonic(), "cpu": total, "busy": total - idle}
         with suppress(OSError, RuntimeError):  # some containers tell nothing of disks
             if (disks := psutil.disk_io_counters()) is not None:
@@ -147,7 +153,9 @@ def _use_of(gpu: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def recorded(run_dir: Path, step: Callable[[], int], told: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+def recorded(
+    run_dir: Path, step: Callable[[], int], told: Callable[[dict[str, Any]], None]
+) -> Iterator[None]:
     """Within, how busy the machine is goes to load.jsonl now and then, with the steps that are completed by then.
 
     `told` hears it too, in a thread. A disk that takes no more of it ends the record, not the run.

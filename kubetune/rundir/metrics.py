@@ -29,7 +29,6 @@ from kubetune.base.jsonl import Appender
 from kubetune.base.logs import scrub
 from kubetune.config.naming import RESOLVED
 from kubetune.errors import EnvironmentFault
-from kubetune.rundir import older_files
 
 CONFIG = "config.yaml"
 """The config as it was given; in full it is config.naming.RESOLVED."""
@@ -37,7 +36,7 @@ PLAN = "plan.json"
 METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 EVENTS, EVENTS_VERSION = "events.jsonl", 1
-REPORT = "report.json"
+REPORT, REPORT_VERSION = "report.json", 1
 IDENTITY = "identity.json"
 """Files that the run is made from, by size and SHA-256 (data/prepared/identity)."""
 TRACKING = "tracking.json"
@@ -60,7 +59,7 @@ EVALUATION = "evaluation.json"
 """Result of the last `kubetune evaluate`."""
 PREDICTIONS = "predictions.jsonl"
 """Labels that a classifier gave each row, by the last `kubetune evaluate`."""
-BEFORE_AFTER = older_files.BEFORE_AFTER
+BEFORE_AFTER = "before_after.jsonl"
 """Prompts with what was expected and what the model said before and after, where somebody asked."""
 
 _COUNTED = (
@@ -114,7 +113,10 @@ class MetricsLog:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -170,8 +172,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def stream_lines(path: Path, damaged: list[int] | None = None) -> Iterator[dict[str, Any]]:
     """The lines of a JSONL file of a run, one after the other; what is damaged is left out, as in jsonl.py."""
-    lines = jsonl.read(path, _IS_GOOD.get(path.name, _is_anything), damaged)
-    return map(older_files.event, lines) if path.name == EVENTS else lines
+    return jsonl.read(path, _IS_GOOD.get(path.name, _is_anything), damaged)
 
 
 def stream_chunks(path: Path, damaged: list[int] | None = None) -> Iterator[list[dict[str, Any]]]:
@@ -185,9 +186,14 @@ def follower(path: Path, offset: int = 0) -> jsonl.Follower:
     return jsonl.Follower(path, _IS_GOOD[path.name], offset)
 
 
-def last_lines(path: Path) -> list[dict[str, Any]]:
-    """The last lines of a JSONL file of a run, which may be long."""
-    return jsonl.tail(path, _IS_GOOD.get(path.name, _is_anything))
+def last_lines(path: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """The last lines of a JSONL file of a run, which may be long; `most` of them at most."""
+    return jsonl.tail(path, _IS_GOOD.get(path.name, _is_anything), most)
+
+
+def newest_with(path: Path, keys: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+    """Return the last line of a JSONL file of a run that has each key, None where none near its end has it."""
+    return jsonl.newest_with(path, keys, _IS_GOOD.get(path.name, _is_anything))
 
 
 def _is_number(value: Any) -> bool:
@@ -224,18 +230,23 @@ def _is_timing(line: Mapping[str, Any]) -> bool:
 def _are_timings(lines: list[Any]) -> bool:
     try:
         seconds = [line["seconds"] for line in lines]
-        return set(map(type, seconds)) <= {int, float} and math.isfinite(math.fsum(seconds)) and _are_steps(lines)
+        return (
+            set(map(type, seconds)) <= {int, float}
+            and math.isfinite(math.fsum(seconds))
+            and _are_steps(lines)
+        )
     except (KeyError, TypeError, ValueError, OverflowError):
         return False
 
 
 def _is_event(line: Mapping[str, Any]) -> bool:
-    is_dated = _is_time(line.get("time")) and ("last_seen" not in line or _is_time(line["last_seen"]))
+    is_dated = _is_time(line.get("time")) and (
+        "last_seen" not in line or _is_time(line["last_seen"])
+    )
     return is_dated and isinstance(line.get("event"), str)
 
 
 def _is_answered(line: Mapping[str, Any]) -> bool:
-    """Lines of earlier versions have no `answers` by step and no `messages`."""
     turns, answers = line.get("messages", []), line.get("answers", [])
     return (
         all(isinstance(line.get(key), str) for key in ("prompt", "expected", "before", "after"))
@@ -243,7 +254,10 @@ def _is_answered(line: Mapping[str, Any]) -> bool:
         and all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in turns)
         and isinstance(line.get("tools", []), list)
         and isinstance(answers, list)
-        and all(isinstance(a, dict) and _is_step(a) and isinstance(a.get("answer"), str) for a in answers)
+        and all(
+            isinstance(a, dict) and _is_step(a) and isinstance(a.get("answer"), str)
+            for a in answers
+        )
     )
 
 
@@ -253,7 +267,6 @@ _IS_GOOD = {
     LOAD: _is_step,
     EVENTS: _is_event,
     BEFORE_AFTER: _is_answered,
-    older_files.SAMPLES: _is_answered,
 }
 """Tests that every whole line of a file passes, and a damaged one may not."""
 
@@ -352,7 +365,7 @@ def write_report_json(
     """
     seconds, tokens = totals.seconds, totals.tokens
     report = {
-        "schema_version": older_files.REPORT_VERSION,
+        "schema_version": REPORT_VERSION,
         "world_size": world_size,
         "steps": totals.last.get("step", 0),
         "epochs": totals.last.get("epoch", 0),
@@ -361,7 +374,9 @@ def write_report_json(
         "trained_tokens": totals.trained_tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds if seconds else None,
-        "throughput": throughput(read_events(run_dir), tokens, totals.trained_tokens, seconds, world_size),
+        "throughput": throughput(
+            read_events(run_dir), tokens, totals.trained_tokens, seconds, world_size
+        ),
         "loss_first": totals.first.get("loss"),
         "loss_last": totals.last.get("loss"),
         "loss_runaway": runaway(totals),
@@ -381,9 +396,19 @@ def write_report_json(
 
 
 def read_report(run_dir: Path) -> dict[str, Any]:
-    """Contents of report.json, in the words of this version. Raises FileNotFoundError, or EnvironmentFault: damaged."""
+    """Return the contents of report.json.
+
+    Raises FileNotFoundError, or EnvironmentFault for a damaged report and for one of another version.
+    """
     path = run_dir / REPORT
-    return older_files.report(read_object(path), path)
+    report = read_object(path)
+    version = report.get("schema_version")
+    if version != REPORT_VERSION:
+        raise EnvironmentFault(
+            f"{path}: schema_version is {version!r}, this version of kubetune reads "
+            f"{REPORT_VERSION}; read it with the version that wrote it"
+        )
+    return report
 
 
 def is_reported(run_dir: Path, step: int) -> bool:
@@ -400,7 +425,11 @@ def _config_sha256(run_dir: Path) -> str:
 
 
 def throughput(
-    events: Sequence[Mapping[str, Any]], tokens: int, trained_tokens: int, seconds: float, world_size: int
+    events: Sequence[Mapping[str, Any]],
+    tokens: int,
+    trained_tokens: int,
+    seconds: float,
+    world_size: int,
 ) -> dict[str, Any] | None:
     """Speed in the seconds that steps took, and as a share of the devices' peak where the last start names one.
 
@@ -439,9 +468,7 @@ def utilization(
 
 def throughput_line(found: Mapping[str, Any]) -> str:
     """The same in one line, for the log."""
-    line = (
-        f"{found['tokens_per_second']:,.0f} tokens/s without padding, {found['trained_tokens_per_second']:,.0f} trained"
-    )
+    line = f"{found['tokens_per_second']:,.0f} tokens/s without padding, {found['trained_tokens_per_second']:,.0f} trained"
     if found["mfu"] is None:
         return line
     return f"{line}; MFU {mfu_sentence(found)}"
@@ -450,7 +477,10 @@ def throughput_line(found: Mapping[str, Any]) -> str:
 def mfu_sentence(found: Mapping[str, Any]) -> str:
     """A throughput's MFU and what it is a share of: `9.7 %: 0.00661 of the 0.0682 TFLOP/s that … reached`."""
     kind, _, product = found["peak_source"].partition(": ")
-    whose = {"compute.peak_tflops": "that compute.peak_tflops says", "measured": f"that {product} reached"}
+    whose = {
+        "compute.peak_tflops": "that compute.peak_tflops says",
+        "measured": f"that {product} reached",
+    }
     reached, peak = found["tflops_per_device"], found["peak_tflops"]
     return f"{share(found['mfu'])}: {reached:.3g} of the {peak:.3g} TFLOP/s {whose.get(kind, found['peak_source'])}"
 
@@ -459,7 +489,9 @@ def _cut_after(path: Path, step: int, evaluated_step: int) -> None:
     """Leave the lines up to these steps, each once, and tell of those that are missing."""
     if not path.exists():
         if step:
-            jsonl.warn(f"{path} is gone: the curves of this run begin after step {step:,}; its totals still count all")
+            jsonl.warn(
+                f"{path} is gone: the curves of this run begin after step {step:,}; its totals still count all"
+            )
         return
     size, seen, evaluated = 0, bytearray(step + 1), not evaluated_step or path.name != METRICS
     for line, values in _kept(path, step, evaluated_step):
@@ -470,7 +502,9 @@ def _cut_after(path: Path, step: int, evaluated_step: int) -> None:
             seen[int(values["step"])] = 1
     if missing := [number for number in range(1, step + 1) if not seen[number]]:
         lost = jsonl.describe(missing, "step")
-        jsonl.warn(f"{path}: {lost} missing ({len(missing):,} of {step:,}); curves have a gap, totals still count all")
+        jsonl.warn(
+            f"{path}: {lost} missing ({len(missing):,} of {step:,}); curves have a gap, totals still count all"
+        )
     if not evaluated:
         jsonl.warn(
             f"{path}: the evaluation after step {evaluated_step:,} is missing; the best one is known all the same"

@@ -25,7 +25,13 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import MlflowConfig
 from kubetune.rundir import metrics
 from kubetune.rundir.machine import git_commit
-from kubetune.rundir.tracker_queue import SECONDS_FOR_FILES, SECONDS_TO_SEND_THE_REST, Numbers, Sink, said_by
+from kubetune.rundir.tracker_queue import (
+    SECONDS_FOR_FILES,
+    SECONDS_TO_SEND_THE_REST,
+    Numbers,
+    Sink,
+    said_by,
+)
 
 _log = family_logger("TRACKING")
 _LONGEST_PARAM = 500
@@ -42,19 +48,28 @@ WritePage = Callable[[Path], object]
 class MlflowSink(Sink):
     """One MLflow run, begun or gone on with. `close` ends it."""
 
-    def __init__(self, settings: MlflowConfig, config: Config, run_dir: Path, write_page: WritePage | None) -> None:
+    def __init__(
+        self, settings: MlflowConfig, config: Config, run_dir: Path, write_page: WritePage | None
+    ) -> None:
         """`write_page`: writes the report of the run to a file, which is sent at the end."""
         # Before the import, which reads them: no report to MLflow's makers, and no minutes of retries.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-        os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")  # which may be hours
+        os.environ.setdefault(
+            "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false"
+        )  # which may be hours
         from mlflow import MlflowClient
 
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         uri, artifacts = find_store(os.environ.get("MLFLOW_TRACKING_URI") or settings.uri)
-        self._settings, self._config, self._run_dir, self._write_page = settings, config, run_dir, write_page
+        self._settings, self._config, self._run_dir, self._write_page = (
+            settings,
+            config,
+            run_dir,
+            write_page,
+        )
         self._uri, self._artifacts = uri, artifacts
         self._client = MlflowClient(tracking_uri=uri)
         self._run_id = ""
@@ -62,7 +77,11 @@ class MlflowSink(Sink):
     def begin(self) -> None:
         """Begin the run, or go on with that of an earlier start."""
         self._run_id = self._go_on(self._uri) or self._begin(self._artifacts, self._uri)
-        shown = f"; open it with: mlflow ui --backend-store-uri {self._uri}" if self._artifacts is not None else ""
+        shown = (
+            f"; open it with: mlflow ui --backend-store-uri {self._uri}"
+            if self._artifacts is not None
+            else ""
+        )
         _log.info("MLflow run %s at %s%s", self._run_id, self._uri, shown)
 
     def send(self, numbers: Sequence[Numbers]) -> None:
@@ -92,7 +111,9 @@ class MlflowSink(Sink):
         with tempfile.TemporaryDirectory() as folder:
             for name in _FILES:
                 if (self._run_dir / name).is_file():
-                    (Path(folder) / name).write_text(scrub((self._run_dir / name).read_text("utf-8")), "utf-8")
+                    (Path(folder) / name).write_text(
+                        scrub((self._run_dir / name).read_text("utf-8")), "utf-8"
+                    )
             if self._write_page is not None:
                 self._write_page(Path(folder) / "report.html")
             self._client.log_artifacts(self._run_id, folder)
@@ -107,7 +128,11 @@ class MlflowSink(Sink):
         inputs = []
         for split, stats in (facts.get("splits") or {}).items():
             sources = [scrub(str(source["path"])) for source in stats.get("sources", ())]
-            profile = {key: stats[key] for key in ("records", "rows", "tokens", "trained_tokens") if key in stats}
+            profile = {
+                key: stats[key]
+                for key in ("records", "rows", "tokens", "trained_tokens")
+                if key in stats
+            }
             dataset = Dataset(
                 name=Path(sources[0]).name if len(sources) == 1 else f"{len(sources)} sources",
                 digest=str(facts["fingerprint"])[:_LONGEST_DIGEST],
@@ -120,7 +145,9 @@ class MlflowSink(Sink):
 
     def _send_model(self) -> None:
         """The best checkpoint as it is: a PEFT adapter, or whole weights; registered where a name is given."""
-        self._client.log_artifacts(self._run_id, str(self._run_dir / "checkpoints" / "best"), "model")
+        self._client.log_artifacts(
+            self._run_id, str(self._run_dir / "checkpoints" / "best"), "model"
+        )
         if name := self._settings.registered_model_name:
             from mlflow.exceptions import MlflowException
 
@@ -162,16 +189,22 @@ class MlflowSink(Sink):
         run_name = self._config.name or self._run_dir.name
         run_id = self._client.create_run(experiment_id, run_name=run_name).info.run_id
         params = [
-            Param(key, scrub(value if isinstance(value, str) else json.dumps(value))[:_LONGEST_PARAM])
+            Param(
+                key, scrub(value if isinstance(value, str) else json.dumps(value))[:_LONGEST_PARAM]
+            )
             for key, value in dotted_values(resolved(self._config))
             if value is not None
         ]
         for first in range(0, len(params), _PARAMS_PER_CALL):
             self._client.log_batch(run_id, params=params[first : first + _PARAMS_PER_CALL])
         tags = {**dict(_tags(self._config, self._run_dir)), **self._settings.tags}
-        self._client.log_batch(run_id, tags=[RunTag(key, scrub(value)) for key, value in tags.items()])
+        self._client.log_batch(
+            run_id, tags=[RunTag(key, scrub(value)) for key, value in tags.items()]
+        )
         write_atomic(
-            self._run_dir / metrics.TRACKING, json.dumps({"uri": uri, "run_id": run_id}) + "\n", within=self._run_dir
+            self._run_dir / metrics.TRACKING,
+            json.dumps({"uri": uri, "run_id": run_id}) + "\n",
+            within=self._run_dir,
         )
         return str(run_id)
 
@@ -215,7 +248,10 @@ def _tags(config: Config, run_dir: Path) -> Iterator[tuple[str, str]]:
 
 def machine_load(found: Mapping[str, Any]) -> dict[str, float]:
     """Numbers of a look at the machine, under the names that MLflow's page of system metrics knows."""
-    names = {"cpu_percent": "cpu_utilization_percentage", "memory_percent": "system_memory_usage_percentage"}
+    names = {
+        "cpu_percent": "cpu_utilization_percentage",
+        "memory_percent": "system_memory_usage_percentage",
+    }
     said = {f"system/{name}": found[key] for key, name in names.items()}
     said["system/system_memory_usage_megabytes"] = found["memory_bytes"] / 1e6
     if "disk_free_bytes" in found:

@@ -30,7 +30,8 @@ def moved_numbers(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[
     return [
         (key, json.dumps(old.get(key)), json.dumps(new.get(key)))
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not any(f"{key}.".startswith(f"{free}.") for free in _FREE_TO_CHANGE)
+        if old.get(key) != new.get(key)
+        and not any(f"{key}.".startswith(f"{free}.") for free in _FREE_TO_CHANGE)
     ]
 
 

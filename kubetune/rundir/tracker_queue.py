@@ -123,7 +123,9 @@ class TrackerQueue:
             try:
                 self._sink.tell(name, text)
             except Exception as error:  # a store's own errors, of many kinds
-                _log.warning("%s did not take a word; it goes without: %s", self._name, said_by(error))
+                _log.warning(
+                    "%s did not take a word; it goes without: %s", self._name, said_by(error)
+                )
 
         self._submit(tell)
 
@@ -148,7 +150,9 @@ class TrackerQueue:
                 self._count += len(values)
                 return
         if not self.dropped.numbers:
-            _log.warning("%s takes too long: numbers are left out, and counted; training goes on", self._name)
+            _log.warning(
+                "%s takes too long: numbers are left out, and counted; training goes on", self._name
+            )
         self.dropped.add(step, len(values))
 
     def _send(self) -> None:

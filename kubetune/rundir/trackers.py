@@ -22,7 +22,15 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import EXTRAS, TrackingConfig
 from kubetune.rundir import wandb_tracker
 from kubetune.rundir.mlflow_tracker import MlflowSink, WritePage
-from kubetune.rundir.tracker_queue import SECONDS_TO_SEND_THE_REST, Lack, Numbers, Sink, TrackerQueue, curve, said_by
+from kubetune.rundir.tracker_queue import (
+    SECONDS_TO_SEND_THE_REST,
+    Lack,
+    Numbers,
+    Sink,
+    TrackerQueue,
+    curve,
+    said_by,
+)
 from kubetune.rundir.trackio_tracker import TrackioSink
 
 _log = family_logger("TRACKING")
@@ -80,8 +88,14 @@ class Tracker:
         for name, lack in self._lacking.items():
             if not lack.numbers:
                 continue
-            when = f", among them of steps {lack.first} to {lack.last}" if lack.first is not None else ""
-            _log.warning("%s lacks %s%s; metrics.jsonl has them", name, counted(lack.numbers, "number"), when)
+            when = (
+                f", among them of steps {lack.first} to {lack.last}"
+                if lack.first is not None
+                else ""
+            )
+            _log.warning(
+                "%s lacks %s%s; metrics.jsonl has them", name, counted(lack.numbers, "number"), when
+            )
         self._lacking.clear()
 
     def _give_up(self, name: str, error: Exception, step: int | None = None) -> None:
@@ -89,13 +103,18 @@ class Tracker:
         lack = sink.dropped if sink is not None else Lack()
         lack.numbers += sink.abandon() if sink is not None else 0
         self._lacking[name] = replace(lack, first=lack.first or step, last=step or lack.last)
-        _log.warning("%s does not work and gets no more numbers; training goes on: %s", name, said_by(error))
+        _log.warning(
+            "%s does not work and gets no more numbers; training goes on: %s", name, said_by(error)
+        )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if isinstance(error, errors.KubetuneError) and not isinstance(error, errors.Preempted):
             self.tell("ended", str(error))
@@ -108,7 +127,9 @@ class Tracker:
 def check_installed(tracking: TrackingConfig) -> None:
     """Raise ConfigError when a tracker that the config asks for is not installed, or has no key. Imports none."""
     packages = {
-        name: "prometheus_client" if name == "prometheus" else name for name in EXTRAS if getattr(tracking, name)
+        name: "prometheus_client" if name == "prometheus" else name
+        for name in EXTRAS
+        if getattr(tracking, name)
     }
     problems = [
         f"tracking.{name}: {package} is not installed; `pip install 'kubetune[{EXTRAS[name]}]'`"
@@ -148,7 +169,12 @@ class _TensorBoard(Sink):
     def __init__(self, config: Config, folder: Path, resume_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._open, self._config, self._folder, self._step = SummaryWriter, config, folder, resume_step
+        self._open, self._config, self._folder, self._step = (
+            SummaryWriter,
+            config,
+            folder,
+            resume_step,
+        )
 
     def begin(self) -> None:
         """Open the file. What an earlier start wrote beyond the checkpoint is hidden, or curves would run back."""
@@ -162,9 +188,13 @@ class _TensorBoard(Sink):
     def _describe(self, config: Config) -> None:
         from torch.utils.tensorboard.summary import hparams
 
-        text = "\n".join(f"    {line}" for line in scrub(as_yaml(config)).splitlines())  # Markdown's form of code
+        text = "\n".join(
+            f"    {line}" for line in scrub(as_yaml(config)).splitlines()
+        )  # Markdown's form of code
         self._writer.add_text("config", text, 0)
-        settings = {key: value for key, value in dotted_values(resolved(config)) if _is_tried(key, value)}
+        settings = {
+            key: value for key, value in dotted_values(resolved(config)) if _is_tried(key, value)
+        }
         # The three summaries that make a row of the hparams tab, in this run and not in one of their own.
         for summary in hparams(settings, {"train/loss": 0.0, "eval/loss": 0.0}):
             self._writer._get_file_writer().add_summary(summary)
@@ -219,5 +249,13 @@ class _Disk:
 
 def _is_tried(key: str, value: Any) -> bool:
     """A setting that people try values of, and of a kind that the tab can show."""
-    sections = ("training.", "lora.", "data.max_length", "data.packing", "model.path", "quantization", "task")
+    sections = (
+        "training.",
+        "lora.",
+        "data.max_length",
+        "data.packing",
+        "model.path",
+        "quantization",
+        "task",
+    )
     return key.startswith(sections) and isinstance(value, bool | int | float | str)

@@ -13,7 +13,13 @@ from kubetune.base.logs import family_logger, scrub
 from kubetune.config.load import dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import TrackioConfig
-from kubetune.rundir.tracker_queue import SECONDS_FOR_FILES, SECONDS_TO_SEND_THE_REST, Numbers, Sink, curve
+from kubetune.rundir.tracker_queue import (
+    SECONDS_FOR_FILES,
+    SECONDS_TO_SEND_THE_REST,
+    Numbers,
+    Sink,
+    curve,
+)
 
 _log = family_logger("TRACKING")
 
@@ -23,16 +29,25 @@ class TrackioSink(Sink):
 
     def __init__(self, settings: TrackioConfig, config: Config, run_dir: Path) -> None:
         if settings.dir is not None:
-            os.environ.setdefault("TRACKIO_DIR", str(Path(settings.dir).absolute()))  # read when it is imported
+            os.environ.setdefault(
+                "TRACKIO_DIR", str(Path(settings.dir).absolute())
+            )  # read when it is imported
         import trackio
 
-        self._trackio, self._settings, self._config, self._run_dir = trackio, settings, config, run_dir
+        self._trackio, self._settings, self._config, self._run_dir = (
+            trackio,
+            settings,
+            config,
+            run_dir,
+        )
         self._run: Any = None
 
     def begin(self) -> None:
         """Begin the run, or go on with it."""
         wanted, name = self._settings, self._config.name or self._run_dir.name
-        settings = {key: value for key, value in dotted_values(resolved(self._config)) if value is not None}
+        settings = {
+            key: value for key, value in dotted_values(resolved(self._config)) if value is not None
+        }
         with contextlib.redirect_stdout(io.StringIO()):  # six lines of advice
             self._run = self._trackio.init(
                 project=wanted.project,
@@ -41,13 +56,18 @@ class TrackioSink(Sink):
                 space_id=wanted.space_id,
                 server_url=wanted.server_url,
                 resume="allow",
-                config={key: scrub(value) if isinstance(value, str) else value for key, value in settings.items()},
+                config={
+                    key: scrub(value) if isinstance(value, str) else value
+                    for key, value in settings.items()
+                },
                 embed=False,
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
         where, folder = wanted.space_id or wanted.server_url, os.environ.get("TRACKIO_DIR")
-        show = f"{f'TRACKIO_DIR={folder} ' if folder else ''}trackio show --project {wanted.project}"
+        show = (
+            f"{f'TRACKIO_DIR={folder} ' if folder else ''}trackio show --project {wanted.project}"
+        )
         shown = f" at {where}" if where else f"; open it with: {show}"
         _log.info("Trackio run %s of project %s%s", name, wanted.project, shown)
 

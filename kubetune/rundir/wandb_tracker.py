@@ -18,18 +18,28 @@ from kubetune.config.load import resolved
 from kubetune.config.naming import method_label
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import WandbConfig
-from kubetune.rundir.tracker_queue import SECONDS_FOR_FILES, SECONDS_TO_SEND_THE_REST, Numbers, Sink, curve
+from kubetune.rundir.tracker_queue import (
+    SECONDS_FOR_FILES,
+    SECONDS_TO_SEND_THE_REST,
+    Numbers,
+    Sink,
+    curve,
+)
 
 _log = family_logger("TRACKING")
 
 
 def lacks_key(settings: WandbConfig) -> str | None:
     """Reason for which wandb would ask for a key, which nobody can answer in a run; None where it will not."""
-    if _mode(settings) != "online" or any(map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))):
+    if _mode(settings) != "online" or any(
+        map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
+    ):
         return None
     place = os.environ.get("NETRC")
     try:
-        if netrc.netrc(place and os.path.expanduser(place)).hosts:  # which of them is wandb's, its version knows
+        if netrc.netrc(
+            place and os.path.expanduser(place)
+        ).hosts:  # which of them is wandb's, its version knows
             return None
     except (OSError, netrc.NetrcParseError):
         pass
@@ -70,7 +80,9 @@ class WandbSink(Sink):
             settings=quiet,
         )
         self._run.define_metric("step", hidden=True)
-        self._run.define_metric("*", step_metric="step")  # wandb's own count drops what a resumed run repeats
+        self._run.define_metric(
+            "*", step_metric="step"
+        )  # wandb's own count drops what a resumed run repeats
         folder = Path(self._run.dir).parent
         # Each start has a folder of its own, and they are sent in their order.
         sent = f"wandb sync {folder.parent}/offline-run-*"

@@ -49,7 +49,10 @@ class Measured:
 
     def facts(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {**{key: value for key, value in vars(self).items() if key != "paired"}, **self.paired._asdict()}
+        return {
+            **{key: value for key, value in vars(self).items() if key != "paired"},
+            **self.paired._asdict(),
+        }
 
 
 def answers_file(run_dir: Path, step: int) -> Path:
@@ -64,9 +67,16 @@ def read_answers(run_dir: Path, step: int) -> list[Answered]:
         raise errors.ConfigError(
             f"{run_dir} keeps no answers of step {step}; they are kept where the run file has evaluation.generate"
         )
-    asked = {line["row"]: line for line in metrics.stream_lines(run_dir / metrics.ANSWERS / QUESTIONS)}
+    asked = {
+        line["row"]: line for line in metrics.stream_lines(run_dir / metrics.ANSWERS / QUESTIONS)
+    }
     return [
-        Answered(asked[line["row"]]["prompt"], asked[line["row"]]["reference"], line["answer"], line["scores"])
+        Answered(
+            asked[line["row"]]["prompt"],
+            asked[line["row"]]["reference"],
+            line["answer"],
+            line["scores"],
+        )
         for line in metrics.stream_lines(path)
         if line["row"] in asked
     ]
@@ -78,12 +88,18 @@ def compare_answers(before: Sequence[Answered], after: Sequence[Answered]) -> li
     Raises ConfigError where they share no question, or no measure.
     """
     first = {(answered.prompt, answered.reference): answered for answered in before}
-    pairs = [(first[key], other) for other in after if (key := (other.prompt, other.reference)) in first]
+    pairs = [
+        (first[key], other) for other in after if (key := (other.prompt, other.reference)) in first
+    ]
     if not pairs:
-        raise errors.ConfigError("the two were not asked the same: no question with its reference is in both")
+        raise errors.ConfigError(
+            "the two were not asked the same: no question with its reference is in both"
+        )
     names = [name for name in pairs[0][1].scores if name in pairs[0][0].scores]
     if not names:
-        raise errors.ConfigError("the two were not measured the same: no metric of answers is in both")
+        raise errors.ConfigError(
+            "the two were not measured the same: no metric of answers is in both"
+        )
     return [_measured(name, pairs) for name in names]
 
 
@@ -94,23 +110,41 @@ def _measured(name: str, pairs: Sequence[tuple[Answered, Answered]]) -> Measured
     sides = list(zip(scores, answers, strict=True))
     values = [of_all(name, own, said, references) for own, said in sides]
     intervals = [bounds(name, own, said, references) for own, said in sides]
-    return Measured(name, len(pairs), values[0], values[1], intervals[0], intervals[1], compare(scores[0], scores[1]))
+    return Measured(
+        name,
+        len(pairs),
+        values[0],
+        values[1],
+        intervals[0],
+        intervals[1],
+        compare(scores[0], scores[1]),
+    )
 
 
-def turned(before: Sequence[Answered], after: Sequence[Answered], name: str, most: int) -> dict[str, list[Any]]:
+def turned(
+    before: Sequence[Answered], after: Sequence[Answered], name: str, most: int
+) -> dict[str, list[Any]]:
     """Questions whose score a model gained and lost most by, at most so many of each."""
     first = {(answered.prompt, answered.reference): answered for answered in before}
     changes = [
-        (other.scores[name] - first[key].scores[name], {**asdict(other), "before": first[key].answer})
+        (
+            other.scores[name] - first[key].scores[name],
+            {**asdict(other), "before": first[key].answer},
+        )
         for other in after
         if (key := (other.prompt, other.reference)) in first
     ]
     changes.sort(key=lambda change: change[0])
     lost = [facts for change, facts in changes[:most] if change < 0]
-    return {"gained": [facts for change, facts in changes[: -most - 1 : -1] if change > 0], "lost": lost}
+    return {
+        "gained": [facts for change, facts in changes[: -most - 1 : -1] if change > 0],
+        "lost": lost,
+    }
 
 
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]], run_dir: Path) -> None:
     """Write answers or questions, whole or not at all."""
     path.parent.mkdir(exist_ok=True)
-    write_atomic(path, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines), within=run_dir)
+    write_atomic(
+        path, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines), within=run_dir
+    )

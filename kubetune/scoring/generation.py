@@ -62,10 +62,16 @@ def _seen(
     if not any(images):
         return {}
     rows = [(np.asarray(prompt, np.uint32), np.zeros(len(prompt), bool)) for prompt in prompts]
-    seen = image_inputs(collate_pictured(rows, [reader.read(own) for own in images], reader.processor).to(device))
-    if len(prompts) > 1:  # what tokens are images is told of rows end to end, and asked of rows padded on the left
+    seen = image_inputs(
+        collate_pictured(rows, [reader.read(own) for own in images], reader.processor).to(device)
+    )
+    if (
+        len(prompts) > 1
+    ):  # what tokens are images is told of rows end to end, and asked of rows padded on the left
         kinds = seen["mm_token_type_ids"][0].split([len(prompt) for prompt in prompts])
-        seen["mm_token_type_ids"] = torch.stack([functional.pad(kind, (longest - len(kind), 0)) for kind in kinds])
+        seen["mm_token_type_ids"] = torch.stack(
+            [functional.pad(kind, (longest - len(kind), 0)) for kind in kinds]
+        )
     return seen
 
 

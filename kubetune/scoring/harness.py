@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kubetune import errors
 from kubetune.batching.batch import Batch, collate
-from kubetune.batching.shared_batches import collate_shared
+from kubetune.batching.prefix_sharing import collate_shared
 from kubetune.data.prepared.prefixes import beginnings
 from kubetune.models import fsdp, prefix_sharing
 from kubetune.models.attention_hooks import packed
@@ -56,9 +56,13 @@ def task_manager(wanted: BenchmarksConfig) -> Any:
     """
     folder = Path(wanted.tasks_folder).expanduser() if wanted.tasks_folder else None
     if folder is not None and not folder.is_dir():
-        raise errors.ConfigError(f"benchmarks: tasks_folder {folder} is no folder. Nothing was written.")
+        raise errors.ConfigError(
+            f"benchmarks: tasks_folder {folder} is no folder. Nothing was written."
+        )
     if not find_spec("lm_eval"):
-        raise errors.ConfigError("benchmarks need lm_eval, which is not installed: pip install 'kubetune[benchmarks]'")
+        raise errors.ConfigError(
+            "benchmarks need lm_eval, which is not installed: pip install 'kubetune[benchmarks]'"
+        )
     from lm_eval.tasks import TaskManager
 
     if folder is not None:  # to read the harness's own 15,000 tasks takes it long
@@ -74,14 +78,20 @@ def task_manager(wanted: BenchmarksConfig) -> Any:
     return manager
 
 
-def run(learner: Learner, tokenizer: Path, wanted: BenchmarksConfig, manager: Any) -> dict[str, Benchmark]:
+def run(
+    learner: Learner, tokenizer: Path, wanted: BenchmarksConfig, manager: Any
+) -> dict[str, Benchmark]:
     """Results of every task that is wanted, and of the parts of those that are groups, by the files of `manager`."""
     from lm_eval.evaluator import simple_evaluate
 
     learner.model.eval()
     harness = harness_model(learner, tokenizer)
     found: Any = simple_evaluate(
-        harness, tasks=list(wanted.tasks), limit=wanted.limit, task_manager=manager, bootstrap_iters=0
+        harness,
+        tasks=list(wanted.tasks),
+        limit=wanted.limit,
+        task_manager=manager,
+        bootstrap_iters=0,
     )
     return {
         task: Benchmark(
@@ -102,7 +112,9 @@ def _scores(
         scores = {line["doc_id"]: line[metric] for line in of_rows}
         if scores and all(isinstance(score, (int, float, np.number)) for score in scores.values()):
             numbers = {row: float(score) for row, score in scores.items()}
-            if math.isclose(math.fsum(numbers.values()) / len(numbers), value, rel_tol=1e-9, abs_tol=1e-12):
+            if math.isclose(
+                math.fsum(numbers.values()) / len(numbers), value, rel_tol=1e-9, abs_tol=1e-12
+            ):
                 yield name, numbers
 
 
@@ -121,9 +133,13 @@ def compared(
             line: dict[str, Any] = {"metric": label, "before": before, "after": after}
             if name in first.scores and name in second.scores:
                 rows = sorted(first.scores[name].keys() & second.scores[name].keys())
-                ours, theirs = ([side.scores[name][row] for row in rows] for side in (second, first))
+                ours, theirs = (
+                    [side.scores[name][row] for row in rows] for side in (second, first)
+                )
                 test = compare(theirs, ours)
-                line = Measured(label, len(rows), before, after, interval(theirs), interval(ours), test).facts()
+                line = Measured(
+                    label, len(rows), before, after, interval(theirs), interval(ours), test
+                ).facts()
             lines.append(line)
     return lines
 
@@ -134,7 +150,9 @@ def harness_model(learner: Learner, tokenizer: Path) -> Any:
     from transformers import AutoTokenizer
 
     class Packed(HFLM):  # type: ignore[misc]
-        def _loglikelihood_tokens(self, requests: list[Request], **settings: Any) -> list[tuple[float, bool]]:
+        def _loglikelihood_tokens(
+            self, requests: list[Request], **settings: Any
+        ) -> list[tuple[float, bool]]:
             if not learner.route.padding_free:
                 return super()._loglikelihood_tokens(requests, **settings)  # type: ignore[no-any-return]
             return log_likelihoods(learner, [request[1:] for request in requests], self.max_length)
@@ -147,7 +165,8 @@ def harness_model(learner: Learner, tokenizer: Path) -> Any:
             with own_attention(learner.lm):
                 return super()._model_call(*arguments, **settings)  # type: ignore[no-any-return]
 
-    return Packed(learner.lm, tokenizer=AutoTokenizer.from_pretrained(tokenizer), batch_size=16)
+    reader = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
+    return Packed(learner.lm, tokenizer=reader, batch_size=16)
 
 
 @torch.no_grad()
@@ -161,7 +180,10 @@ def log_likelihoods(
     """
     laid = collate if prefix_sharing.why_not(learner) else collate_shared
     cut = [np.array((context + said)[-(max_length + 1) :], np.uint32) for context, said in pairs]
-    rows = [(ids, np.arange(len(ids)) >= len(ids) - len(said)) for ids, (_, said) in zip(cut, pairs, strict=True)]
+    rows = [
+        (ids, np.arange(len(ids)) >= len(ids) - len(said))
+        for ids, (_, said) in zip(cut, pairs, strict=True)
+    ]
     fitting = [i for i, ids in enumerate(cut) if len(ids) <= max_length]
     batches = [(taken, laid([rows[i] for i in taken])) for taken in _batches(cut, fitting)]
     batches += [([i], _longest(*rows[i])) for i, ids in enumerate(cut) if len(ids) > max_length]
@@ -171,7 +193,9 @@ def log_likelihoods(
         with packed(batch.cu_seqlens, parents=batch.parents):
             _, right, each = fsdp.inside(learner.lm, scored, learner, batch)
         sizes = [int(rows[i][1].sum()) for i in taken]
-        for i, losses, hits in zip(taken, each.double().split(sizes), right.split(sizes), strict=True):
+        for i, losses, hits in zip(
+            taken, each.double().split(sizes), right.split(sizes), strict=True
+        ):
             found[i] = (-float(losses.sum()), bool(hits.all()))
     return [found[i] for i in range(len(pairs))]
 
@@ -180,7 +204,11 @@ def _longest(ids: NDArray[np.uint32], is_asked: NDArray[np.bool_]) -> Batch:
     """A batch of one sequence without its last token, which predicts nothing and for which the model has no place."""
     where = np.flatnonzero(is_asked) - 1
     batch = collate([(ids[:-1], is_asked[:-1] & False)])
-    return replace(batch, rows=torch.from_numpy(where), labels=torch.from_numpy(ids[where + 1].astype(np.int64)))
+    return replace(
+        batch,
+        rows=torch.from_numpy(where),
+        labels=torch.from_numpy(ids[where + 1].astype(np.int64)),
+    )
 
 
 def _batches(sequences: Sequence[NDArray[np.uint32]], wanted: Sequence[int]) -> Iterator[list[int]]:

@@ -71,13 +71,19 @@ class Judge:
                 prompt = self.tokenizer.decode(question.ids)
                 record = self.records[question.row]
                 try:
-                    scores |= {n: own(prompt, answer, reference, record) for n, own in self.own.items()}
+                    scores |= {
+                        n: own(prompt, answer, reference, record) for n, own in self.own.items()
+                    }
                 except errors.ConfigError as error:
-                    raise errors.ConfigError(f"row {question.row} of the evaluation data: {error}") from error
+                    raise errors.ConfigError(
+                        f"row {question.row} of the evaluation data: {error}"
+                    ) from error
             lines.append({"row": question.row, "answer": answer, "scores": scores})
         said = [line["answer"] for line in lines]
         return {
-            full_name(name): of_all(name, [line["scores"][name] for line in lines], said, references)
+            full_name(name): of_all(
+                name, [line["scores"][name] for line in lines], said, references
+            )
             for name in (*self.measures, *self.own)
         }, lines
 
@@ -109,7 +115,11 @@ def judge_of(
 
     def load() -> None:
         functions = {**(own_functions.load(file) if file is not None else {}), **own}
-        records = records_of(config, split, rows, [question.row for question in asked]) if functions else {}
+        records = (
+            records_of(config, split, rows, [question.row for question in asked])
+            if functions
+            else {}
+        )
         of_main.update(measures=measures_of(wanted), own=functions, records=records)
 
     on_main(load, world)
@@ -119,10 +129,19 @@ def judge_of(
 def rehearse(judge: Judge, learner: Learner, world: World) -> None:
     """Let the longest questions be answered at full length on every rank: what that takes, and whether it works."""
     longest = _groups(judge, learner)[:1]
-    _ask(judge, learner, world, longest, {"min_new_tokens": judge.wanted.max_new_tokens}, lambda: False)
+    _ask(
+        judge,
+        learner,
+        world,
+        longest,
+        {"min_new_tokens": judge.wanted.max_new_tokens},
+        lambda: False,
+    )
 
 
-def answer(judge: Judge, learner: Learner, world: World, is_stopping: Callable[[], bool]) -> dict[int, str] | None:
+def answer(
+    judge: Judge, learner: Learner, world: World, is_stopping: Callable[[], bool]
+) -> dict[int, str] | None:
     """Greedy answers by row, of all ranks on all ranks; None when a stop was asked for meanwhile.
 
     A model that attends to everything before it gets prompts of several lengths at a time, padded on the left; others
@@ -131,7 +150,9 @@ def answer(judge: Judge, learner: Learner, world: World, is_stopping: Callable[[
     mine = _ask(judge, learner, world, _groups(judge, learner), {}, is_stopping)
     if mine is None:
         return None
-    answers = {row: text for part in process_group.gather(mine, world) for row, text in part.items()}
+    answers = {
+        row: text for part in process_group.gather(mine, world) for row, text in part.items()
+    }
     if len(answers) < len(judge.asked) and world.is_main:
         logs.EVAL.warning(
             "evaluation.generate.max_seconds: %g s are over; %d of %d rows were asked, and the metrics are theirs",
@@ -150,15 +171,24 @@ def _ask(
 ) -> dict[int, str] | None:
     """This rank's answers by row; None when a stop was asked for meanwhile."""
     began, lm, wanted = time.monotonic(), learner.lm, judge.wanted
-    settings = {**greedy(wanted.max_new_tokens), "use_cache": True, "synced_gpus": fsdp.is_sharded(lm), **settings}
+    settings = {
+        **greedy(wanted.max_new_tokens),
+        "use_cache": True,
+        "synced_gpus": fsdp.is_sharded(lm),
+        **settings,
+    }
     mine: dict[int, str] = {}
     learner.model.eval()
     try:
         with own_attention(lm), torch.no_grad():
             for first in range(0, len(groups), world.size):
                 heartbeat.beat("evaluation")
-                late = bool(first and wanted.max_seconds and time.monotonic() - began > wanted.max_seconds)
-                stopped, is_late = process_group.sum_numbers([float(is_stopping()), float(late)], world)
+                late = bool(
+                    first and wanted.max_seconds and time.monotonic() - began > wanted.max_seconds
+                )
+                stopped, is_late = process_group.sum_numbers(
+                    [float(is_stopping()), float(late)], world
+                )
                 if stopped:
                     return None
                 if is_late:
@@ -166,9 +196,19 @@ def _ask(
                 # Ranks of a sharded model run every step together: one that has nothing left asks again what is asked.
                 group = groups[min(first + world.rank, len(groups) - 1)]
                 own = [question.images for question in group]
-                new = generate(lm, judge.tokenizer, [question.ids for question in group], settings, judge.reader, own)
+                new = generate(
+                    lm,
+                    judge.tokenizer,
+                    [question.ids for question in group],
+                    settings,
+                    judge.reader,
+                    own,
+                )
                 if first + world.rank < len(groups):
-                    mine |= {q.row: judge.tokenizer.decode(ids).strip() for q, ids in zip(group, new, strict=True)}
+                    mine |= {
+                        q.row: judge.tokenizer.decode(ids).strip()
+                        for q, ids in zip(group, new, strict=True)
+                    }
     finally:
         fsdp.close(lm)
         learner.model.train()
@@ -182,7 +222,11 @@ def _groups(judge: Judge, learner: Learner) -> list[list[Question]]:
     groups: list[list[Question]] = []
     for question in sorted(judge.asked, key=lambda question: (-len(question.ids), question.row)):
         last = groups[-1] if groups else []
-        fits = last and len(last) < judge.wanted.batch_size and not (is_lone and (question.images or last[0].images))
+        fits = (
+            last
+            and len(last) < judge.wanted.batch_size
+            and not (is_lone and (question.images or last[0].images))
+        )
         if fits and (padded or len(last[0].ids) == len(question.ids)):
             last.append(question)
         else:

@@ -40,7 +40,9 @@ def choose(config: Config, rows: Rows, number: int) -> KeptRows:
     """As many rows that have an answer, always the same ones, with their turns where they are conversations."""
     wanted = [question.row for question in islice(drawn(rows), number)]
     return KeptRows(
-        tuple(kept_rows.row(rows, index) for index in wanted), "evaluation data", _turns(config, rows, wanted)
+        tuple(kept_rows.row(rows, index) for index in wanted),
+        "evaluation data",
+        _turns(config, rows, wanted),
     )
 
 
@@ -51,7 +53,11 @@ def _turns(config: Config, rows: Rows, wanted: list[int]) -> dict[str, dict[str,
     """
     if config.data.train_on != "assistant":
         return {}
-    whole = [i for i in wanted if config.data.overlong != "truncate" or rows.lengths[i] < config.data.max_length]
+    whole = [
+        i
+        for i in wanted
+        if config.data.overlong != "truncate" or rows.lengths[i] < config.data.max_length
+    ]
     found: dict[str, dict[str, Any]] = {}
     for index, record in records_of(config, "eval", rows, whole).items():
         source = split_sources(config)["eval"][int(rows.source[index])]
@@ -59,7 +65,9 @@ def _turns(config: Config, rows: Rows, wanted: list[int]) -> dict[str, dict[str,
         if isinstance(example, Preference):
             example = example.chosen
         if isinstance(example, Chat) and (answered := trained_messages(example)):
-            shown: dict[str, Any] = {"messages": [_shortened(turn) for turn in example.messages[: answered[-1]]]}
+            shown: dict[str, Any] = {
+                "messages": [_shortened(turn) for turn in example.messages[: answered[-1]]]
+            }
             if example.tools:
                 shown["tools"] = [_name(tool) for tool in example.tools]
             found[str(index)] = shown
@@ -69,7 +77,9 @@ def _turns(config: Config, rows: Rows, wanted: list[int]) -> dict[str, dict[str,
 def _shortened(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     is_long = isinstance(content, str) and len(content) > MOST_CHARACTERS
-    return {**message, "content": f"{content[:MOST_CHARACTERS]} …"} if is_long and content else message
+    return (
+        {**message, "content": f"{content[:MOST_CHARACTERS]} …"} if is_long and content else message
+    )
 
 
 def _name(tool: Any) -> str:

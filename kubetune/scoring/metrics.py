@@ -32,7 +32,9 @@ _FENCE = re.compile(r"```\w*\s*\n(.*?)\n?```", re.DOTALL)
 
 def normalised(text: str) -> str:
     """Text without what two right answers may differ in: case, width of letters, spaces, and a full stop at the end."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".").rstrip()
+    return (
+        " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".").rstrip()
+    )
 
 
 def exact_match(answer: str, reference: str) -> float:
@@ -48,7 +50,11 @@ def contains(answer: str, reference: str) -> float:
 def numeric(answer: str, reference: str) -> float:
     """Equality of the last numbers of both; commas group thousands. A text without a number is wrong."""
     ours, theirs = _last_number(answer), _last_number(reference)
-    return float(ours is not None and theirs is not None and math.isclose(ours, theirs, rel_tol=1e-6, abs_tol=1e-9))
+    return float(
+        ours is not None
+        and theirs is not None
+        and math.isclose(ours, theirs, rel_tol=1e-6, abs_tol=1e-9)
+    )
 
 
 def _last_number(text: str) -> float | None:
@@ -69,7 +75,10 @@ def regex(pattern: str) -> Measure:
 
     def measure(answer: str, reference: str) -> float:
         ours, theirs = found(answer), found(reference)
-        return float(ours is not None and normalised(ours) == normalised(reference if theirs is None else theirs))
+        return float(
+            ours is not None
+            and normalised(ours) == normalised(reference if theirs is None else theirs)
+        )
 
     return measure
 
@@ -147,7 +156,13 @@ def _sentence(metric: Any) -> Measure:
 
 def measures_of(wanted: GenerateConfig) -> dict[str, Measure]:
     """The built-in measures that a config asks for, by name. Raises ConfigError for packages that are missing."""
-    missing = sorted({PACKAGES[name] for name in wanted.metric if name in PACKAGES and not find_spec(PACKAGES[name])})
+    missing = sorted(
+        {
+            PACKAGES[name]
+            for name in wanted.metric
+            if name in PACKAGES and not find_spec(PACKAGES[name])
+        }
+    )
     if missing:
         raise errors.ConfigError(
             f"evaluation.generate.metric needs {' and '.join(missing)}, which is not installed: "
@@ -166,7 +181,9 @@ def _measure(name: str, wanted: GenerateConfig) -> Measure:
     }
     if name in OF_ALL_ROWS:
         # Of sentences one at a time, short ones would have no 4-gram and so no score.
-        return _sentence(_sacrebleu(name, effective_order=True) if name == "bleu" else _sacrebleu(name))
+        return _sentence(
+            _sacrebleu(name, effective_order=True) if name == "bleu" else _sacrebleu(name)
+        )
     if name == "regex":
         return regex(wanted.pattern or "")
     if name == "label":
@@ -174,7 +191,9 @@ def _measure(name: str, wanted: GenerateConfig) -> Measure:
     return rouge_l() if name == "rouge_l" else plain[name]
 
 
-def of_all(name: str, scores: Sequence[float], answers: Sequence[str], references: Sequence[str]) -> float:
+def of_all(
+    name: str, scores: Sequence[float], answers: Sequence[str], references: Sequence[str]
+) -> float:
     """One number for all rows: the mean of theirs, but for BLEU and chrF, which are measured over the whole corpus."""
     if name not in OF_ALL_ROWS:
         return math.fsum(scores) / len(scores) if scores else math.nan
@@ -187,7 +206,9 @@ def bounds(
     """The 95 % interval of `of_all`; of BLEU and chrF by sacrebleu's bootstrap of the corpus, the same each time."""
     if name not in OF_ALL_ROWS:
         return interval(scores)
-    drawn = min(1000, max(100, 2**21 // len(answers)))  # all at once: fewer of many rows, for the memory's sake
+    drawn = min(
+        1000, max(100, 2**21 // len(answers))
+    )  # all at once: fewer of many rows, for the memory's sake
     found = _sacrebleu(name).corpus_score(list(answers), [list(references)], n_bootstrap=drawn)
     return max(0.0, float(found._mean - found._ci)), min(100.0, float(found._mean + found._ci))
 

@@ -33,9 +33,13 @@ def given(functions: Sequence[Callable[..., Any]]) -> dict[str, Function]:
         name = getattr(function, "__name__", "")
         code = getattr(function, "__code__", None)
         if not callable(function) or not name.isidentifier():
-            problems.append(f"metrics: found {name or function!r}; expected a function that has a name")
+            problems.append(
+                f"metrics: found {name or function!r}; expected a function that has a name"
+            )
         elif why := _misfit(function):
-            problems.append(f"metrics: {name}{why}; expected {name}({', '.join(_ARGUMENTS)}) -> float")
+            problems.append(
+                f"metrics: {name}{why}; expected {name}({', '.join(_ARGUMENTS)}) -> float"
+            )
         else:
             found[name] = _guarded(function, Path(code.co_filename if code else "metrics"), name)
     if problems:
@@ -47,7 +51,9 @@ def require_file(wanted: OwnMetricsConfig) -> Path:
     """The file with the functions. Raises ConfigError where it is none."""
     path = Path(wanted.file).expanduser()
     if not path.is_file():
-        raise errors.ConfigError(f"evaluation.metrics.file: {path} is no file. Nothing was written.")
+        raise errors.ConfigError(
+            f"evaluation.metrics.file: {path} is no file. Nothing was written."
+        )
     return path
 
 
@@ -63,7 +69,9 @@ def load(wanted: OwnMetricsConfig) -> dict[str, Function]:
             defined = [value.__name__ for value in functions if value.__module__ == module.__name__]
             problems.append(f"{path} has no function {name}; it has {', '.join(defined) or 'none'}")
         elif why := _misfit(function):
-            problems.append(f"{path}: {name}{why}; expected {name}({', '.join(_ARGUMENTS)}) -> float")
+            problems.append(
+                f"{path}: {name}{why}; expected {name}({', '.join(_ARGUMENTS)}) -> float"
+            )
         else:
             found[name] = _guarded(function, path, name)
     if problems:

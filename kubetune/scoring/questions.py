@@ -48,7 +48,9 @@ def drawn(rows: Rows) -> Iterator[Question]:
             continue
         begin, is_whole = found
         images = rows.images(index) if rows.processor is not None else ()
-        yield Question(index, tuple(row[:begin].tolist()), tuple(row[begin:].tolist()), images, is_whole)
+        yield Question(
+            index, tuple(row[:begin].tolist()), tuple(row[begin:].tolist()), images, is_whole
+        )
 
 
 def cut(trained: NDArray[np.bool_]) -> tuple[int, bool] | None:
@@ -64,7 +66,9 @@ def cut(trained: NDArray[np.bool_]) -> tuple[int, bool] | None:
     return (begin, False) if begin > 1 else (max(1, (int(places[-1]) + 1) // 2), True)
 
 
-def records_of(config: Config, split: Split, rows: Rows, wanted: list[int]) -> dict[int, dict[str, Any]]:
+def records_of(
+    config: Config, split: Split, rows: Rows, wanted: list[int]
+) -> dict[int, dict[str, Any]]:
     """The records, as they were read, that these rows of a split were made of."""
     by_source: dict[int, dict[int, int]] = {}
     for index in wanted:

@@ -81,4 +81,6 @@ def _mcnemar(gained: int, lost: int) -> float:
     """Twice the share of fair coin throws that are so uneven."""
     throws = gained + lost
     tail = sum(math.comb(throws, k) for k in range(min(gained, lost) + 1))
-    return min(1.0, 2 * tail / (1 << throws))  # of whole numbers: 2.0**1024 is too large for a float
+    return min(
+        1.0, 2 * tail / (1 << throws)
+    )  # of whole numbers: 2.0**1024 is too large for a float

@@ -13,7 +13,13 @@ from kubetune.base import files, logs
 from kubetune.config.gate import Condition
 from kubetune.data.prepared.histogram import bars
 from kubetune.rundir import metrics
-from kubetune.scoring.comparison import Answered, answers_file, compare_answers, read_answers, turned
+from kubetune.scoring.comparison import (
+    Answered,
+    answers_file,
+    compare_answers,
+    read_answers,
+    turned,
+)
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
@@ -29,22 +35,50 @@ def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
 
     Benchmarks are still to come: conditions on them do not hold yet, and fail nothing.
     """
-    values = next((line for line in metrics.read_metrics(run_dir) if line["step"] == step and "eval_loss" in line), {})
-    base = files.read_object(run_dir / metrics.BASE)["metrics"] if (run_dir / metrics.BASE).exists() else {}
-    found: dict[str, Any] = {"step": step, "base": base, "best": {name: values.get(name) for name in base}}
+    values = next(
+        (
+            line
+            for line in metrics.read_metrics(run_dir)
+            if line["step"] == step and "eval_loss" in line
+        ),
+        {},
+    )
+    base = (
+        files.read_object(run_dir / metrics.BASE)["metrics"]
+        if (run_dir / metrics.BASE).exists()
+        else {}
+    )
+    found: dict[str, Any] = {
+        "step": step,
+        "base": base,
+        "best": {name: values.get(name) for name in base},
+    }
     if wanted.generate is not None and answers_file(run_dir, 0).is_file():
         before, after = read_answers(run_dir, 0), read_answers(run_dir, step)
         measured = compare_answers(before, after)
         found["answers"] = [each.facts() for each in measured]
-        found["turned"] = {each.metric: turned(before, after, each.metric, SHOWN) for each in measured}
-        found["lengths"] = {name: _lengths(side) for name, side in (("before", before), ("after", after))}
+        found["turned"] = {
+            each.metric: turned(before, after, each.metric, SHOWN) for each in measured
+        }
+        found["lengths"] = {
+            name: _lengths(side) for name, side in (("before", before), ("after", after))
+        }
         for line in found["answers"]:
             logs.RESULT.info("%s", line_in_words(line))
-    checks = [_check(name, text, values.get(name), base.get(name)) for name, text in wanted.gate.items()]
-    _decide(run_dir, found, checks, [check for check in checks if not wanted.is_benchmark(check["metric"])])
+    checks = [
+        _check(name, text, values.get(name), base.get(name)) for name, text in wanted.gate.items()
+    ]
+    _decide(
+        run_dir,
+        found,
+        checks,
+        [check for check in checks if not wanted.is_benchmark(check["metric"])],
+    )
 
 
-def judge_benchmarks(config: Config, run_dir: Path, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
+def judge_benchmarks(
+    config: Config, run_dir: Path, step: int, lines: Sequence[Mapping[str, Any]]
+) -> None:
     """Decide the conditions of the gate on benchmarks, whose `lines` are as `harness.compared` has them.
 
     Raises GateFailed.
@@ -59,7 +93,8 @@ def judge_benchmarks(config: Config, run_dir: Path, step: int, lines: Sequence[M
             known.setdefault(f"eval_{name}", line)  # the first metric is the task's own
     checks = [
         _check(check["metric"], check["wanted"], line.get("after"), line.get("before"))
-        if wanted.is_benchmark(check["metric"]) and (line := known.get(check["metric"], {})) is not None
+        if wanted.is_benchmark(check["metric"])
+        and (line := known.get(check["metric"], {})) is not None
         else check
         for check in gate["checks"]
     ]
@@ -67,14 +102,21 @@ def judge_benchmarks(config: Config, run_dir: Path, step: int, lines: Sequence[M
 
 
 def _decide(
-    run_dir: Path, found: Mapping[str, Any], checks: Sequence[Mapping[str, Any]], final: Sequence[Mapping[str, Any]]
+    run_dir: Path,
+    found: Mapping[str, Any],
+    checks: Sequence[Mapping[str, Any]],
+    final: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write the verdict; raise GateFailed where one of the checks that are `final` does not hold."""
     passed = all(check["holds"] for check in checks)
     verdict = {**found, "gate": {"passed": passed, "checks": checks} if checks else None}
-    files.write_atomic(run_dir / metrics.VERDICT, json.dumps(verdict, indent=1, ensure_ascii=False), within=run_dir)
+    files.write_atomic(
+        run_dir / metrics.VERDICT, json.dumps(verdict, indent=1, ensure_ascii=False), within=run_dir
+    )
     if failed := "; ".join(check["said"] for check in final if not check["holds"]):
-        raise errors.GateFailed(f"the gate failed at step {found['step']}: {failed}. The checkpoint is saved")
+        raise errors.GateFailed(
+            f"the gate failed at step {found['step']}: {failed}. The checkpoint is saved"
+        )
     if checks and passed:
         logs.RESULT.info("the gate holds at step %d", found["step"])
 
@@ -116,4 +158,11 @@ def _check(name: str, text: str, value: float | None, base: float | None) -> dic
         holds = is_met(condition, value, base)
         of_base = f" of the base model's {base:.4g}" if condition.is_change else ""
         said = f"{name} is {value:.4g}, expected {text}{of_base}"
-    return {"metric": name, "wanted": text, "value": value, "base": base, "holds": holds, "said": said}
+    return {
+        "metric": name,
+        "wanted": text,
+        "value": value,
+        "base": base,
+        "holds": holds,
+        "said": said,
+    }

@@ -33,14 +33,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run this node's part of a run to its end; returns the exit code."""
     with Relay() as relay:
         logs.scrub_tracebacks()
-        parser = argparse.ArgumentParser(prog="kubetune.agent", description="The first process of a run.")
+        parser = argparse.ArgumentParser(
+            prog="kubetune.agent", description="The first process of a run."
+        )
         parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
-        parser.add_argument("--config", type=Path, help="make the run directory from this file first")
+        parser.add_argument(
+            "--config", type=Path, help="make the run directory from this file first"
+        )
         parser.add_argument("overrides", nargs="*", metavar="key=value")
         args = parser.parse_intermixed_args(argv)
         code = _start(args, relay)
         if STAY in os.environ and code in _FINAL:
-            print(f"kubetune: exit code {code} is final; waiting to be stopped, not started again", file=sys.stderr)
+            print(
+                f"kubetune: exit code {code} is final; waiting to be stopped, not started again",
+                file=sys.stderr,
+            )
             relay.wait_for_stop()
         return code
 
@@ -49,12 +56,21 @@ def _start(args: argparse.Namespace, relay: Relay) -> int:
     try:
         if args.config is not None:
             return _launch(args, relay)
+        _require_consent(args.run_dir)
         with hold(args.run_dir, read_place(args.run_dir).node):
             return supervise(args.run_dir, relay)
     except Exception as error:
         if (told := files.known(error)) is None:
             raise
         return _end(told)
+
+
+def _require_consent(run_dir: Path) -> None:
+    """Raise ConfigError for code that the run directory names, unless the user has allowed it here."""
+    from kubetune.config import consent
+    from kubetune.config.load import read_config
+
+    consent.require(consent.code_of(read_config(run_dir)), run_dir)
 
 
 def _end(error: errors.KubetuneError) -> int:
@@ -70,7 +86,9 @@ def _launch(args: argparse.Namespace, relay: Relay) -> int:
     from kubetune.planning.plan import make_plan
     from kubetune.supervisor.local import launch_run
 
-    config = load_config(args.config, overrides=[*args.overrides, f"output={args.run_dir}"], environ=os.environ)
+    config = load_config(
+        args.config, overrides=[*args.overrides, f"output={args.run_dir}"], environ=os.environ
+    )
     plan = make_plan(config, gpus=visible_gpus(os.environ))
     return launch_run(config, plan, args.run_dir, source=args.config, relay=relay)
 

@@ -16,6 +16,7 @@ from kubetune import errors
 from kubetune.base import files, processes
 from kubetune.base.files import StrPath
 from kubetune.base.signals import Relay
+from kubetune.config import consent
 from kubetune.config.load import as_yaml, dotted_values, load_resolved, resolved
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
@@ -31,7 +32,12 @@ _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 
 
 def launch_run(
-    config: Config, plan: Plan, run_dir: StrPath, *, source: Path | None = None, relay: Relay | None = None
+    config: Config,
+    plan: Plan,
+    run_dir: StrPath,
+    *,
+    source: Path | None = None,
+    relay: Relay | None = None,
 ) -> int:
     """Run here to the end; returns the exit code. `source` is the user's own config file, kept with the run.
 
@@ -46,7 +52,10 @@ def launch_run(
     hooks.check(config.hooks)
     place = find_place(plan.nodes, plan.processes_per_node, os.environ)
     if config.push is not None and not any(os.environ.get(name) for name in _TOKENS):
-        print("kubetune: push needs HF_TOKEN at the end, or `hf auth login` before; it is not set", file=sys.stderr)
+        print(
+            "kubetune: push needs HF_TOKEN at the end, or `hf auth login` before; it is not set",
+            file=sys.stderr,
+        )
     if config.mirror is not None:
         sync.check_installed(config.mirror)
         if place.node == 0 and (status := _restore(config, run_dir, plan, config.mirror, relay)):
@@ -86,12 +95,19 @@ def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Rel
         return relay.run(command, {**os.environ, copier.STARTING: json.dumps(resolved(config))})
 
 
-def create_run_dir(config: Config, run_dir: Path, plan: Plan | None = None, source: Path | None = None) -> None:
+def create_run_dir(
+    config: Config, run_dir: Path, plan: Plan | None = None, source: Path | None = None
+) -> None:
     """Write config.yaml, resolved.json and plan.json. Raises ConfigError as `check_run_dir` does."""
     check_run_dir(config, run_dir, plan)
+    consent.allow_start(config)
     # First what tells other nodes on the same disk, at this very moment perhaps, that the directory is this run's.
-    files.write_atomic(run_dir / RESOLVED, json.dumps(resolved(dated(config, run_dir)), indent=2) + "\n")
-    files.write_atomic(run_dir / metrics.CONFIG, source.read_text() if source is not None else as_yaml(config))
+    files.write_atomic(
+        run_dir / RESOLVED, json.dumps(resolved(dated(config, run_dir)), indent=2) + "\n"
+    )
+    files.write_atomic(
+        run_dir / metrics.CONFIG, source.read_text() if source is not None else as_yaml(config)
+    )
     if plan is not None:
         files.write_atomic(run_dir / metrics.PLAN, plan.to_json())
 
@@ -119,25 +135,32 @@ def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> No
             f"{run_dir} has checkpoints, but training.resume is never; choose another `output`, or `auto` to go on"
         )
     if config.training.resume == "must" and not has_checkpoint:
-        raise errors.ConfigError(f"training.resume is must, but {run_dir} has no checkpoint; `auto` would start there")
+        raise errors.ConfigError(
+            f"training.resume is must, but {run_dir} has no checkpoint; `auto` would start there"
+        )
 
 
 def _has_begun(run_dir: Path) -> bool:
     """A step was trained here: a start that was refused before, say for its data, may come back mended."""
     lines = run_dir / metrics.METRICS
-    return any((run_dir / "checkpoints").glob("*step-*")) or (lines.exists() and lines.stat().st_size > 0)
+    return any((run_dir / "checkpoints").glob("*step-*")) or (
+        lines.exists() and lines.stat().st_size > 0
+    )
 
 
 def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple[str, str, str]]:
     """(key, old value, new value) of everything that changed and moves numbers."""
-    # Loaded, and not as it lies there: an earlier version called some keys otherwise, and lacked others.
-    there = run_dir / RESOLVED
-    old = dict(dotted_values(resolved(load_resolved(files.read_object(there), str(there)))))
+    path = run_dir / RESOLVED
+    # The file is loaded as a config, so that a key which it lacks counts with its default.
+    old = dict(dotted_values(resolved(load_resolved(files.read_object(path), str(path)))))
     new = dict(dotted_values(resolved(config)))
     # The global batch may follow from compute.*, which by itself is free to change.
     if plan is not None and (before := _plan_before(run_dir)) is not None:
         name = "global_batch_size" if plan.global_batch_tokens is None else "global_batch_tokens"
-        old[f"training.{name}"], new[f"training.{name}"] = getattr(before, name), getattr(plan, name)
+        old[f"training.{name}"], new[f"training.{name}"] = (
+            getattr(before, name),
+            getattr(plan, name),
+        )
     return moved_numbers(old, new)
 
 

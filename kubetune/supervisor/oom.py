@@ -34,7 +34,10 @@ def explain(
 
     `kills_before`: `cgroup.oom_kills()` before the ranks of this node started.
     """
-    death = next((d for d in deaths if d.status == -signal.SIGKILL and exit_status.of_death(d) == status), None)
+    death = next(
+        (d for d in deaths if d.status == -signal.SIGKILL and exit_status.of_death(d) == status),
+        None,
+    )
     if death is None:
         return status
     kills = cgroup.oom_kills()
@@ -49,10 +52,10 @@ def explain(
     where = f"after step {step}" if step else "before the first step was done"
     reason = f"rank {death.rank} was killed by SIGKILL {cause}, {where}; {_limit(known)}"
     if before is None or step > before:
-        return ExitStatus(errors.LOST_PEER, reason, step)
+        return ExitStatus(errors.LOST_PEER, reason, step, errors.RankDied.__name__)
     again = "The start before ended so too, and this one came no farther, so no other is tried by itself"
     final = f"{reason}. {again}. {_ADVICE}"
-    found = ExitStatus(errors.ENVIRONMENT, final, step, errors.OutOfMemory.__name__)
+    found = ExitStatus(errors.OUT_OF_MEMORY, final, step, errors.OutOfMemoryAgain.__name__)
     with suppress(errors.EnvironmentFault):  # other nodes only know that they lost somebody
         told = replace(found, reason=f"{final} (seen by the agent of node {node})")
         exit_status.write_rank_exit_status(run_dir, death.rank, told)
@@ -67,7 +70,9 @@ def _limit(known: bool) -> str:
 
 
 def _newest_step(run_dir: Path) -> int:
-    return max((int(line["step"]) for line in metrics.last_lines(run_dir / metrics.METRICS)), default=0)
+    return max(
+        (int(line["step"]) for line in metrics.last_lines(run_dir / metrics.METRICS)), default=0
+    )
 
 
 def _killed_before(run_dir: Path, node: int) -> int | None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.base import files
+from kubetune.base.files import require_plain
+from kubetune.config.naming import OF_TRACKERS
 from kubetune.rundir import metrics
 
 if TYPE_CHECKING:
@@ -37,7 +39,9 @@ class Place:
         return range(self.node * self.processes, (self.node + 1) * self.processes)
 
 
-def find_place(nodes: int, processes: int, environ: Mapping[str, str], *, said_by: str = "compute.nodes") -> Place:
+def find_place(
+    nodes: int, processes: int, environ: Mapping[str, str], *, said_by: str = "compute.nodes"
+) -> Place:
     """This node's place in a run of `nodes` × `processes` ranks, by the variables that operators and people set.
 
     `said_by`: what gave the number of nodes, for messages. Raises ConfigError naming every variable that is missing or
@@ -49,10 +53,14 @@ def find_place(nodes: int, processes: int, environ: Mapping[str, str], *, said_b
     number = _first(environ, "PET_NODE_RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "GROUP_RANK")
     if number is None or not number.isdecimal() or int(number) >= nodes:
         found = "is not set" if number is None else f"is {number!r}"
-        problems.append(f"NODE_RANK (or PET_NODE_RANK, JOB_COMPLETION_INDEX) {found}; expected 0 to {nodes - 1}")
+        problems.append(
+            f"NODE_RANK (or PET_NODE_RANK, JOB_COMPLETION_INDEX) {found}; expected 0 to {nodes - 1}"
+        )
     address = _first(environ, "PET_MASTER_ADDR", "MASTER_ADDR")
     if not address:
-        problems.append("MASTER_ADDR (or PET_MASTER_ADDR) is not set; expected the host name of node 0")
+        problems.append(
+            "MASTER_ADDR (or PET_MASTER_ADDR) is not set; expected the host name of node 0"
+        )
     port = _first(environ, "PET_MASTER_PORT", "MASTER_PORT") or str(_DEFAULT_PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536:
         problems.append(f"MASTER_PORT (or PET_MASTER_PORT) is {port!r}; expected a port number")
@@ -71,7 +79,11 @@ def read_place(run_dir: Path) -> Place:
 
 
 def hold(run_dir: Path, node: int) -> AbstractContextManager[None]:
-    """The lock that keeps a second agent of the same node out; raises EnvironmentFault naming its holder."""
+    """The lock that keeps a second agent of the same node out; raises EnvironmentFault naming its holder.
+
+    Or what in the run directory is no file inside it: whatever is written through a link lands elsewhere.
+    """
+    require_plain(run_dir, but=OF_TRACKERS)
     return files.lock(run_dir / "logs" / f"node-{node}.lock", wait=False)
 
 
@@ -83,12 +95,16 @@ def holders(run_dir: Path) -> list[psutil.Process]:
 
 def read_plan(run_dir: Path) -> Plan:
     """The plan of a run directory. Raises ConfigError where it has none."""
-    from kubetune.planning.plan import Plan  # takes long enough that the signal handlers must come first
+    from kubetune.planning.plan import (
+        Plan,
+    )  # takes long enough that the signal handlers must come first
 
     try:
         return Plan.read(run_dir / metrics.PLAN)
     except FileNotFoundError as error:
-        raise errors.ConfigError(f"{error.filename} is missing; expected a run directory made by kubetune") from None
+        raise errors.ConfigError(
+            f"{error.filename} is missing; expected a run directory made by kubetune"
+        ) from None
 
 
 def _first(environ: Mapping[str, str], *names: str) -> str | None:

@@ -17,17 +17,19 @@ from typing import Any
 
 from kubetune import errors
 from kubetune.base import cgroup, files, logs, processes, reminders
+from kubetune.base.humanize import shell_word
 from kubetune.base.signals import Relay
-from kubetune.config.naming import RESOLVED
+from kubetune.config.naming import RESOLVED, STARTED
 from kubetune.mirror import copier
 from kubetune.observers import beside
 from kubetune.rundir import checkpoints, events, exit_status, heartbeat, metrics
 from kubetune.rundir.exit_status import Death, ExitStatus
 from kubetune.supervisor import oom
-from kubetune.supervisor.only_rank import VARIABLES, WORKER, environment
 from kubetune.supervisor.place import Place, read_place, read_plan
+from kubetune.supervisor.rank_environment import ONLY_RANK, environment
 
 PREPARE = "kubetune.data.prepared.prepare_worker"
+WORKER = "kubetune.worker"
 BENCHMARKS = "kubetune.inference.benchmarks"
 BEFORE_AFTER = "kubetune.inference.before_after"
 
@@ -47,7 +49,11 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
     place = read_place(run_dir)
     relay.grace_seconds = read_plan(run_dir).grace_seconds
     exit_status.clear_exit_statuses(run_dir, None if place.node == 0 else place.ranks)
-    facts: dict[str, int | str] = {"node": place.node, "nodes": place.nodes, "processes": place.processes}
+    facts: dict[str, int | str] = {
+        "node": place.node,
+        "nodes": place.nodes,
+        "processes": place.processes,
+    }
     # Left behind where a start was cut off without a word: until then devices were held, and paid for.
     if beats := [float(beat["time"]) for beat in heartbeat.read_beats(run_dir)]:
         facts["last_seen"] = metrics.written(datetime.fromtimestamp(max(beats), UTC))
@@ -60,7 +66,9 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
 def _mirrored(run_dir: Path, place: Place, relay: Relay) -> AbstractContextManager[None]:
     """Within, the run directory is copied to the object store that the config names, if it names one."""
     address = files.read_object(run_dir / RESOLVED).get("mirror")
-    return copier.following(run_dir, address, relay) if address and place.node == 0 else nullcontext()
+    return (
+        copier.following(run_dir, address, relay) if address and place.node == 0 else nullcontext()
+    )
 
 
 def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> int:
@@ -93,7 +101,11 @@ def _progress(run_dir: Path) -> dict[str, Any] | None:
     from kubetune.rundir.status import progress
 
     try:
-        return {key: told for key, told in progress(run_dir).items() if key not in ("exit_status", "last_exit")}
+        return {
+            key: told
+            for key, told in progress(run_dir).items()
+            if key not in ("exit_status", "last_exit")
+        }
     except (errors.KubetuneError, OSError, ValueError, KeyError):
         return None  # damaged files are told of by whoever reads them
 
@@ -104,9 +116,13 @@ def _ask_before_after(run_dir: Path, relay: Relay) -> None:
 
     if relay.stopping or not read_config(run_dir).logging.before_after:
         return
-    if relay.run(processes.module(BEFORE_AFTER, run_dir), os.environ) != errors.OK:
+    environ = {**os.environ, **_as_started(run_dir)}
+    if relay.run(processes.module(BEFORE_AFTER, run_dir), environ) != errors.OK:
         again = f"python -m {BEFORE_AFTER} {run_dir}"
-        print(f"kubetune: no answers before and after; the run is done all the same. Again: {again}", file=sys.stderr)
+        print(
+            f"kubetune: no answers before and after; the run is done all the same. Again: {again}",
+            file=sys.stderr,
+        )
 
 
 def _benchmarked(run_dir: Path, relay: Relay, status: ExitStatus) -> ExitStatus:
@@ -115,30 +131,48 @@ def _benchmarked(run_dir: Path, relay: Relay, status: ExitStatus) -> ExitStatus:
         return status
     code = errors.PREEMPTED
     if not relay.stopping:
-        code = relay.run(processes.module(BENCHMARKS, run_dir), _with_network())
+        environ = _with_network() | _as_started(run_dir)
+        code = relay.run(processes.module(BENCHMARKS, run_dir), environ)
     if code == errors.OK:
         return status
     gate = metrics.read_verdict(run_dir).get("gate") or {"passed": True}
     if code != errors.GATE and gate["passed"]:
         again = f"python -m {BENCHMARKS} {run_dir}"
-        print(f"kubetune: no benchmarks; the run is done all the same. Again: {again}", file=sys.stderr)
+        print(
+            f"kubetune: no benchmarks; the run is done all the same. Again: {again}",
+            file=sys.stderr,
+        )
         return status
     missed = "; ".join(check["said"] for check in gate.get("checks", ()) if not check["holds"])
     if relay.stopping:
-        return replace(status, code=errors.PREEMPTED, reason=f"stopped before the benchmarks were done: {missed}")
+        return replace(
+            status,
+            code=errors.PREEMPTED,
+            reason=f"stopped before the benchmarks were done: {missed}",
+        )
     if code == errors.GATE:
         return replace(
-            status, code=code, reason=f"the gate failed: {missed}. The checkpoint is saved", error="GateFailed"
+            status,
+            code=code,
+            reason=f"the gate failed: {missed}. The checkpoint is saved",
+            error="GateFailed",
         )
     told = [event for event in metrics.read_events(run_dir) if event["event"] == "benchmarks"]
     reason = told[-1].get("reason") if told else None
     code = code if code in (errors.USER, errors.ENVIRONMENT) else errors.ENVIRONMENT
-    return replace(status, code=code, reason=f"no benchmarks for the gate: {reason or 'their process died'}")
+    return replace(
+        status, code=code, reason=f"no benchmarks for the gate: {reason or 'their process died'}"
+    )
 
 
 def _with_network() -> dict[str, str]:
     """The environment without what keeps a run offline: pods train from what was fetched before."""
     return {name: value for name, value in os.environ.items() if name not in _OFFLINE}
+
+
+def _as_started(run_dir: Path) -> dict[str, str]:
+    """The variable that tells a process that the user has started this run, so that its code is no stranger's."""
+    return {STARTED: os.path.realpath(run_dir)}
 
 
 def _push(run_dir: Path, relay: Relay) -> None:
@@ -149,8 +183,11 @@ def _push(run_dir: Path, relay: Relay) -> None:
     if relay.stopping or not files.read_object(run_dir / RESOLVED).get("push"):
         return
     command = processes.module("kubetune", "push", run_dir)
-    if relay.run(command, _with_network()) != errors.OK:
-        print(f"kubetune: not pushed; the run is done all the same. Again: kubetune push {run_dir}", file=sys.stderr)
+    if relay.run(command, _with_network() | _as_started(run_dir)) != errors.OK:
+        print(
+            f"kubetune: not pushed; the run is done all the same. Again: kubetune push {shell_word(run_dir)}",
+            file=sys.stderr,
+        )
 
 
 def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> ExitStatus:
@@ -159,14 +196,17 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
     if place.nodes * place.processes > 1:
         # Before any rank exists, because a rank that waits for the data of another in a collective would time out.
         with reminders.reminding(
-            lambda taken: print("kubetune:", reminders.OF_PREPARING % taken, flush=True), reminders.PATIENT_SECONDS
+            lambda taken: print("kubetune:", reminders.OF_PREPARING % taken, flush=True),
+            reminders.PATIENT_SECONDS,
         ):
-            code = relay.run(processes.module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])})
+            code = relay.run(
+                processes.module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])}
+            )
         if code == 0:
             deaths = _run_torchrun(run_dir, place, relay, worker)
         else:
             deaths = [Death(place.ranks[0], code, time.time())]
-    elif code := relay.run(processes.module(worker, run_dir), environment() | VARIABLES):
+    elif code := relay.run(processes.module(worker, run_dir), environment() | ONLY_RANK):
         deaths = [Death(0, code, time.time())]
     frozen = heartbeat.find_frozen(run_dir, deaths, began)
 
@@ -176,7 +216,9 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
 
     status = judge()
     if status.code != errors.OK and not (run_dir / RESOLVED).exists():
-        return ExitStatus(errors.ENVIRONMENT, f"{run_dir} was deleted or moved away while the run went on")
+        return ExitStatus(
+            errors.ENVIRONMENT, f"{run_dir} was deleted or moved away while the run went on"
+        )
     status = oom.explain(run_dir, place.node, status, deaths, kills)
     if status.code == errors.LOST_PEER and place.nodes > 1:
         time.sleep(_PEER_REPORT_SECONDS)
@@ -193,21 +235,36 @@ def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> lis
         rendezvous = ["--node-rank", str(place.node), "--master-addr", place.master_addr]
         rendezvous += ["--master-port", str(place.master_port)]
         patience = (
-            files.read_object(run_dir / RESOLVED).get("training", {}).get("timeout_seconds", _DEFAULT_PATIENCE_SECONDS)
+            files.read_object(run_dir / RESOLVED)
+            .get("training", {})
+            .get("timeout_seconds", _DEFAULT_PATIENCE_SECONDS)
         )
         rendezvous += ["--rdzv-conf", f"timeout={math.ceil(patience)}"]
         where = f"{place.master_addr}:{place.master_port}"
-        print(f"kubetune: node {place.node} of {place.nodes} meets the others at {where}", flush=True)
+        print(
+            f"kubetune: node {place.node} of {place.nodes} meets the others at {where}", flush=True
+        )
     # A pipe: a run must be able to end with its own reason where nothing can be written any more.
     reading, writing = os.pipe()
-    command = processes.module("kubetune.distributed.torchrun", writing, int(relay.grace_seconds), *rendezvous)
-    command += ["--nnodes", str(place.nodes), "--nproc-per-node", str(place.processes), "--max-restarts", "0"]
+    command = processes.module(
+        "kubetune.distributed.torchrun", writing, int(relay.grace_seconds), *rendezvous
+    )
+    command += [
+        "--nnodes",
+        str(place.nodes),
+        "--nproc-per-node",
+        str(place.processes),
+        "--max-restarts",
+        "0",
+    ]
     command += ["--module", worker, str(run_dir)]
     # torchrun kills what outlives the grace time; the relay's own limit is for a torchrun that hangs itself.
     relay.grace_seconds += _TORCHRUN_MARGIN_SECONDS
     with open(reading) as told:
         try:
-            status = relay.run(command, environment(place.processes), has_workers_below=True, pass_fds=[writing])
+            status = relay.run(
+                command, environment(place.processes), has_workers_below=True, pass_fds=[writing]
+            )
         finally:
             os.close(writing)
         facts = [json.loads(line) for line in told]

@@ -36,14 +36,24 @@ class Budget:
 
     def of(self, seconds: float, devices: int) -> float:
         """The amount that so many devices take in so many seconds."""
-        return seconds / 3600 * (1 if self.unit == "hours" else devices * (self.price if self.unit == "money" else 1.0))
+        return (
+            seconds
+            / 3600
+            * (
+                1
+                if self.unit == "hours"
+                else devices * (self.price if self.unit == "money" else 1.0)
+            )
+        )
 
     def told(self, amount: float) -> str:
         """An amount beside the whole, in words: `3.2 of 12 gpu-hours`, `12 min of 3 h`."""
         return f"{duration(amount * 3600) if self.unit == 'hours' else f'{amount:.3g}'} of {self}"
 
     def __str__(self) -> str:
-        return duration(self.amount * 3600) if self.unit == "hours" else f"{self.amount:g} {self.unit}"
+        return (
+            duration(self.amount * 3600) if self.unit == "hours" else f"{self.amount:g} {self.unit}"
+        )
 
 
 def parse(texts: Sequence[str], price: float | None) -> list[Budget]:
@@ -53,11 +63,17 @@ def parse(texts: Sequence[str], price: float | None) -> list[Budget]:
         match = _BUDGET.fullmatch(text.strip())
         unit, factor = _UNITS.get(match[2].lower(), (None, 0.0)) if match else (None, 0.0)
         if match is None or unit is None or not float(match[1]):
-            problems.append(f"--budget: found {text!r}; expected such as 12gpu-hours, 3h, 90min or 200money")
+            problems.append(
+                f"--budget: found {text!r}; expected such as 12gpu-hours, 3h, 90min or 200money"
+            )
         elif unit == "money" and not price:
-            problems.append(f"--budget: found {text!r}, but no price; set compute.price_per_gpu_hour")
+            problems.append(
+                f"--budget: found {text!r}, but no price; set compute.price_per_gpu_hour"
+            )
         else:
             found.append(Budget(float(match[1]) * factor, unit, price or 0.0))
     if problems:
-        raise ConfigError([f"command line: {problem}. Nothing was written." for problem in problems])
+        raise ConfigError(
+            [f"command line: {problem}. Nothing was written." for problem in problems]
+        )
     return found

@@ -17,7 +17,16 @@ from kubetune.base.humanize import duration
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.sweep.budget import Budget
 from kubetune.sweep.ranges import told
-from kubetune.sweep.record import Outcome, Record, Search, Trial, TrialRun, at_rest, mean, write_record
+from kubetune.sweep.record import (
+    Outcome,
+    Record,
+    Search,
+    Trial,
+    TrialRun,
+    at_rest,
+    mean,
+    write_record,
+)
 
 if TYPE_CHECKING:
     from kubetune.sweep.study import Study
@@ -113,20 +122,32 @@ class Driver:
             if not began and not any(self.record.running):
                 break
             self._place.wait()
-        self.record.reason = self._stopping or (self._too_much if any(self._open()) or self._is_short() else "")
+        self.record.reason = self._stopping or (
+            self._too_much if any(self._open()) or self._is_short() else ""
+        )
         self.record.importances = self._study.importances()
         write_record(self.folder, self.record)
         if fault := self._shared_fault():
-            raise _as_error(fault.code, f"every trial so far ended in this way, so the sweep did too: {fault.reason}")
+            raise _as_error(
+                fault.code,
+                f"every trial so far ended in this way, so the sweep did too: {fault.reason}",
+            )
         if self._fault:
             raise errors.EnvironmentFault(
                 f"{self._fault}\nOther trials would meet the same whatever their values, so the sweep stopped; mend it"
                 ", and the same command goes on"
             )
         failed = [run for run in self.record.runs if run.state == "failed"]
-        if failed and not self.record.reason and not self.record.ranked(greater=self.search.greater):
+        if (
+            failed
+            and not self.record.reason
+            and not self.record.ranked(greater=self.search.greater)
+        ):
             last = failed[-1]
-            raise _as_error(last.code, f"no trial is done, so there is no best one; the last to fail: {last.reason}")
+            raise _as_error(
+                last.code,
+                f"no trial is done, so there is no best one; the last to fail: {last.reason}",
+            )
         return self.record.reason
 
     def _open(self) -> list[Trial]:
@@ -217,7 +238,9 @@ class Driver:
     def _finish(self, trial: Trial, outcome: Outcome, reason: str) -> None:
         code = next((run.code for run in trial.runs if run.state == "failed"), None)
         known: Outcome = (
-            "pruned" if code in (errors.DIVERGED, errors.ENVIRONMENT) else outcome
+            "pruned"
+            if code in (errors.DIVERGED, errors.ENVIRONMENT, errors.OUT_OF_MEMORY)
+            else outcome
         )  # no other of the latter
         self._study.tell(trial.number, known, trial.value if outcome == "done" else None, reason)
         self._end(trial, outcome, reason)
@@ -252,10 +275,14 @@ class Driver:
     def _stop_where_due(self) -> None:
         asked = self._asked_to_stop()
         if not self._stopping:
-            spent = next((one for one in self._budgets if one.spent(self.record) >= one.amount), None)
+            spent = next(
+                (one for one in self._budgets if one.spent(self.record) >= one.amount), None
+            )
             said = f"the budget is spent: {spent.told(spent.spent(self.record))}" if spent else ""
             self._stopping = asked or said
-        elif self._asked and asked != self._asked:  # a second Ctrl-C, or no end within the grace time
+        elif (
+            self._asked and asked != self._asked
+        ):  # a second Ctrl-C, or no end within the grace time
             self._place.kill()
         self._asked = asked
         if self._stopping:
@@ -266,7 +293,12 @@ class Driver:
         """Begin what there is room and budget for; how many runs that are."""
         began, self._too_much = 0, ""
         while sum(1 for _ in self.record.running) < self._place.slots and not self._shared_fault():
-            waiting = [(trial, run) for trial in self._open() for run in trial.runs if run.state == "waiting"]
+            waiting = [
+                (trial, run)
+                for trial in self._open()
+                for run in trial.runs
+                if run.state == "waiting"
+            ]
             # Who has come furthest goes first, so that losers are known early.
             waiting.sort(key=lambda pair: (-pair[0].rung, pair[0].number))
             chosen = next((pair for pair in waiting if self._fits(pair[0], pair[1:])), None)
@@ -292,7 +324,9 @@ class Driver:
         except errors.KubetuneError as error:
             run.state, run.code, run.reason = "failed", error.exit_code, str(error)
             if isinstance(error, errors.EnvironmentFault):
-                run.state = "waiting"  # a full quota, a server that is away: it may be there in a moment
+                run.state = (
+                    "waiting"  # a full quota, a server that is away: it may be there in a moment
+                )
                 if any(self.record.running):
                     run.starts -= 1  # or when another run has ended
                 elif run.starts >= _MOST_STARTS:
@@ -308,11 +342,18 @@ class Driver:
             running = [(t, r) for t in self._open() for r in t.runs if r.state == "running"]
             promised, more = 0.0, budget.of(seconds, 1)
             if budget.unit != "hours":
-                promised = sum(budget.of(self._expected(*pair) or 0.0, pair[1].devices) for pair in running)
-                more = sum(budget.of(each or 0.0, run.devices) for each, run in zip(expected, runs, strict=True))
+                promised = sum(
+                    budget.of(self._expected(*pair) or 0.0, pair[1].devices) for pair in running
+                )
+                more = sum(
+                    budget.of(each or 0.0, run.devices)
+                    for each, run in zip(expected, runs, strict=True)
+                )
             spent = budget.spent(self.record) + promised
             if spent + more > budget.amount:
-                next_ones = "the next run" if len(runs) == 1 else f"the {len(runs)} runs of the next trial"
+                next_ones = (
+                    "the next run" if len(runs) == 1 else f"the {len(runs)} runs of the next trial"
+                )
                 need = "" if budget.unit == "hours" else f"{more:.3g}, "
                 self._too_much = (
                     f"the budget: {budget.told(spent)} are spent, and {next_ones} would take about {need}"

@@ -35,7 +35,9 @@ Slot = Mapping[str, str]
 """Variables that give a run its part of the machine."""
 
 
-def slots_of(config: Config, parallel: int | None, environ: Mapping[str, str]) -> tuple[Config, list[Slot]]:
+def slots_of(
+    config: Config, parallel: int | None, environ: Mapping[str, str]
+) -> tuple[Config, list[Slot]]:
     """The config with the devices of one run, and a part of the machine for each that runs at once.
 
     Raises ConfigError where there are not so many.
@@ -51,7 +53,9 @@ def slots_of(config: Config, parallel: int | None, environ: Mapping[str, str]) -
         number, cores = parallel or 1, processes.usable_cores()
         threads = {"OMP_NUM_THREADS": str(max(1, cores // number))} if number > 1 else {}
         return config, [{} if "OMP_NUM_THREADS" in environ else threads] * number
-    each = compute.processes or compute.gpus_per_node or max(1, there // parallel if parallel else 1)
+    each = (
+        compute.processes or compute.gpus_per_node or max(1, there // parallel if parallel else 1)
+    )
     number = parallel or max(1, there // each)
     if number * each > there:
         raise ConfigError(
@@ -59,9 +63,15 @@ def slots_of(config: Config, parallel: int | None, environ: Mapping[str, str]) -
             f"{there // each}. Nothing was written."
         )
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(i) for i in range(there)] if chosen is None else [name.strip() for name in chosen.split(",")]
+    names = (
+        [str(i) for i in range(there)]
+        if chosen is None
+        else [name.strip() for name in chosen.split(",")]
+    )
     parts = [names[i * each : (i + 1) * each] for i in range(number)]
-    config = config.model_copy(update={"compute": compute.model_copy(update={"gpus_per_node": each})})
+    config = config.model_copy(
+        update={"compute": compute.model_copy(update={"gpus_per_node": each})}
+    )
     return config, [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
 
 
@@ -89,7 +99,10 @@ class Local:
         """Begin a run, or let it go on, in a process that saves and ends when this one dies."""
         config = self._recipe.config(trial, run)
         config = config.model_copy(
-            update={"compute": config.compute.model_copy(update={"gpus_per_node": self._gpus}), "kubernetes": None}
+            update={
+                "compute": config.compute.model_copy(update={"gpus_per_node": self._gpus}),
+                "kubernetes": None,
+            }
         )
         config, plan = plan_here(config)
         config = self._recipe.pausing(config, plan, trial)
@@ -98,7 +111,12 @@ class Local:
         check_run_dir(config, run_dir, plan)
         with lock(run_dir / "logs" / "node-0.lock", wait=True):
             pass  # one whose driver was killed saves a checkpoint first
-        request = {"config": resolved(config), "plan": plan.to_json(), "run_dir": str(run_dir), "source": None}
+        request = {
+            "config": resolved(config),
+            "plan": plan.to_json(),
+            "run_dir": str(run_dir),
+            "source": None,
+        }
         logs = self._recipe.folder / "logs"
         logs.mkdir(exist_ok=True)
         with (logs / f"{run.name}.log").open("a") as log:
@@ -109,7 +127,9 @@ class Local:
         """The run by its process and its directory."""
         child, run_dir = self._children[run.name], self.folder(run)
         status: ExitStatus | None = None
-        if select.select([child.told], [], [], 0)[0]:  # it ended: nothing else writes, and its end closes the pipe
+        if select.select([child.told], [], [], 0)[
+            0
+        ]:  # it ended: nothing else writes, and its end closes the pipe
             answer, code = child.told.read(), child.process.wait()
             child.told.close()
             self._free.append(child.slot)
@@ -151,5 +171,8 @@ def _status(run_dir: Path, answer: Mapping[str, str | int] | None, code: int) ->
         return ExitStatus(int(answer["code"]), str(answer["reason"]))
     found = exit_status.read_exit_status(run_dir)
     if found is None or found.code != answer["code"]:
-        return ExitStatus(int(answer["code"]), f"ended with exit code {answer['code']}, logs in {run_dir / 'logs'}")
+        return ExitStatus(
+            int(answer["code"]),
+            f"ended with exit code {answer['code']}, logs in {run_dir / 'logs'}",
+        )
     return found

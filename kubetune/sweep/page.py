@@ -9,7 +9,15 @@ from kubetune import errors
 from kubetune.config.load import read_config
 from kubetune.reporting import write_report
 from kubetune.reporting.search import Attempt, SearchFacts, Setting
-from kubetune.sweep.record import REPORT, Record, Search, read_record, read_search, state_of, summary
+from kubetune.sweep.record import (
+    REPORT,
+    Record,
+    Search,
+    read_record,
+    read_search,
+    state_of,
+    summary,
+)
 from kubetune.sweep.winner import told
 
 
@@ -33,7 +41,10 @@ def _is_readable(run_dir: Path) -> bool:
 def _facts(search: Search, record: Record) -> SearchFacts:
     ranked = record.ranked(greater=search.greater)
     trials = [*ranked, *(trial for trial in record.trials if trial not in ranked)]
-    lines = [f"{summary(record)}; {record.device_hours:.3g} device hours.", *(told(record, search) if ranked else ())]
+    lines = [
+        f"{summary(record)}; {record.device_hours:.3g} device hours.",
+        *(told(record, search) if ranked else ()),
+    ]
     return SearchFacts(
         search.name,
         search.metric,

@@ -78,10 +78,16 @@ def told(values: Values) -> str:
 
 
 def _short(text: str) -> str:
-    return f"{float(text):.4g}" if re.fullmatch(_NUMBER, text) and len(text) > 6 and not text.isdigit() else text
+    return (
+        f"{float(text):.4g}"
+        if re.fullmatch(_NUMBER, text) and len(text) > 6 and not text.isdigit()
+        else text
+    )
 
 
-def split(words: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], list[Range], list[str]]:
+def split(
+    words: Sequence[str], flags: Sequence[str] = ()
+) -> tuple[list[str], list[Range], list[str]]:
     """The words of a command line that are no ranges, the ranges, and what is wrong with those that want to be some.
 
     `flags`: keys that flags gave a value, beside which a range says nothing either.
@@ -105,7 +111,10 @@ def split(words: Sequence[str], flags: Sequence[str] = ()) -> tuple[list[str], l
         f"override: {one}: found a value, and a range of {place}; keep one"
         for one in fixed for place in places if _is_within(one, place)
     ]  # fmt: skip
-    problems += [f"override: {place}: found two ranges of it; keep one" for place in sorted({*_twice(places)})]
+    problems += [
+        f"override: {place}: found two ranges of it; keep one"
+        for place in sorted({*_twice(places)})
+    ]
     return rest, found, problems
 
 
@@ -129,16 +138,22 @@ def _range(key: str, text: str) -> Range | None:
         if len(choices) < 2:
             return None
         is_number = bool(_types(_path(key)) & {"number", "integer"})
-        values = [float(one) if is_number and re.fullmatch(_NUMBER, one) else one for one in choices]
+        values = [
+            float(one) if is_number and re.fullmatch(_NUMBER, one) else one for one in choices
+        ]
         if doubled := [one for i, one in enumerate(choices) if values[i] in values[:i]]:
             raise ValueError(f"found {doubled[0]} twice in {text}; expected different values")
         return _permitted(Range(key, "choice", choices=tuple(choices)))
     low_text, high_text = (log or between or ()).groups()  # type: ignore[union-attr]
     low, high = float(low_text), float(high_text)
     if not low < high or not math.isfinite(high) or (log is not None and low <= 0):
-        raise ValueError(f"found {text}; expected a lower and a higher number{', both above 0' if log else ''}")
+        raise ValueError(
+            f"found {text}; expected a lower and a higher number{', both above 0' if log else ''}"
+        )
     is_whole = all(re.fullmatch(r"[-+]?\d+", part) for part in (low_text, high_text))
-    kind: Literal["int", "float"] = "int" if is_whole and "number" not in _types(_path(key)) else "float"
+    kind: Literal["int", "float"] = (
+        "int" if is_whole and "number" not in _types(_path(key)) else "float"
+    )
     return _permitted(Range(key, kind, low, high, log is not None))
 
 
@@ -178,7 +193,9 @@ def _choices(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def check(ranges: Sequence[Range], load: Callable[[list[str]], Config], known: Sequence[str] = ()) -> Config:
+def check(
+    ranges: Sequence[Range], load: Callable[[list[str]], Config], known: Sequence[str] = ()
+) -> Config:
     """The config with the first value of each range. Raises ConfigError with all that is wrong with any end of any.
 
     `known` are problems found before, which are told with these. `load` makes a config with overrides, and so refuses

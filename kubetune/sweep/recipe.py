@@ -22,14 +22,24 @@ FACTOR: Final = 3
 """Of successive halving: a third goes on at each rung."""
 _MOST_RUNGS = 3
 _QUARTERS = 4
-_NOT_USED: Final = ("output", "push", "logging.before_after", "logging.report_json", "training.pause_at_step")
+_NOT_USED: Final = (
+    "output",
+    "push",
+    "logging.before_after",
+    "logging.report_json",
+    "training.pause_at_step",
+)
 """Keys of the run file in whose place `Recipe` sets values of its own."""
 
 
 def not_used(config: Config) -> list[str]:
     """The keys that a run file sets, and that no trial heeds."""
     values = dict(dotted_values(resolved(config)))
-    return [key for key in _NOT_USED if any(values[one] for one in values if one == key or one.startswith(f"{key}."))]
+    return [
+        key
+        for key in _NOT_USED
+        if any(values[one] for one in values if one == key or one.startswith(f"{key}."))
+    ]
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,9 @@ class Recipe:
                 "mirror": f"{config.mirror.rstrip('/')}/{run.name}" if config.mirror else None,
                 "push": None,
                 "training": config.training.model_copy(update=training),
-                "logging": config.logging.model_copy(update={"report_json": None, "before_after": 0}),
+                "logging": config.logging.model_copy(
+                    update={"report_json": None, "before_after": 0}
+                ),
             }
         )
 
@@ -66,7 +78,9 @@ class Recipe:
         share = rungs[trial.rung] / rungs[-1] if trial.rung < len(rungs) else 1.0
         step = rung_step(plan, share)
         pause = step if step < plan.num_steps else None
-        return config.model_copy(update={"training": config.training.model_copy(update={"pause_at_step": pause})})
+        return config.model_copy(
+            update={"training": config.training.model_copy(update={"pause_at_step": pause})}
+        )
 
 
 def rung_step(plan: Plan, share: float) -> int:

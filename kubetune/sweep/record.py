@@ -120,7 +120,9 @@ class Record:
 
     def ranked(self, *, greater: bool) -> list[Trial]:
         """Trials that are done, the best first."""
-        known = [trial for trial in self.trials if trial.state == "done" and trial.value is not None]
+        known = [
+            trial for trial in self.trials if trial.state == "done" and trial.value is not None
+        ]
         return sorted(known, key=lambda trial: (-1 if greater else 1) * (trial.value or 0.0))
 
 
@@ -132,7 +134,9 @@ def write_search(folder: Path, search: Search) -> None:
 def read_search(folder: Path) -> Search:
     """The search of a folder. Raises ConfigError where there is none, EnvironmentFault where it is damaged."""
     if not (folder / SWEEP).is_file():
-        raise ConfigError(f"{folder}: no sweep is there (it has no {SWEEP}); give the folder of one")
+        raise ConfigError(
+            f"{folder}: no sweep is there (it has no {SWEEP}); give the folder of one"
+        )
     told = read_object(folder / SWEEP)
     try:
         ranges = tuple(Range(**{**one, "choices": tuple(one["choices"])}) for one in told["ranges"])
@@ -150,9 +154,10 @@ def read_record(folder: Path) -> Record:
     """The state of a folder's sweep; one that has not begun where there is none. EnvironmentFault for damage."""
     try:
         told = read_object(folder / TRIALS)
-        if "ending" in told:  # as earlier versions called it
-            told["reason"] = told.pop("ending")
-        trials = [Trial(**{**one, "runs": [TrialRun(**run) for run in one["runs"]]}) for one in told["trials"]]
+        trials = [
+            Trial(**{**one, "runs": [TrialRun(**run) for run in one["runs"]]})
+            for one in told["trials"]
+        ]
         return Record(**{**told, "trials": trials})
     except FileNotFoundError:
         return Record()
@@ -168,7 +173,9 @@ def at_rest(record: Record) -> Record:
 
 
 def _damaged(path: Path, error: Exception) -> EnvironmentFault:
-    return EnvironmentFault(f"{path} is damaged, or another version of kubetune wrote it ({error}); put it back")
+    return EnvironmentFault(
+        f"{path} is damaged, or another version of kubetune wrote it ({error}); put it back"
+    )
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -180,12 +187,16 @@ def mean(values: Sequence[float | None]) -> float | None:
 def state_of(trial: Trial) -> str:
     """State of a trial in a word or two."""
     running = any(run.state == "running" for run in trial.runs)
-    return {"open": "running" if running else "waiting", "pruned": "given up"}.get(trial.state, trial.state)
+    return {"open": "running" if running else "waiting", "pruned": "given up"}.get(
+        trial.state, trial.state
+    )
 
 
 def summary(record: Record) -> str:
     """The trials so far, counted by how they stand."""
     states = [trial.state for trial in record.trials]
     told = {"done": "done", "pruned": "given up", "failed": "failed", "open": "open"}
-    counts = ", ".join(f"{states.count(state)} {word}" for state, word in told.items() if state in states)
+    counts = ", ".join(
+        f"{states.count(state)} {word}" for state, word in told.items() if state in states
+    )
     return f"{counted(len(states), 'trial')}: {counts}" if states else "no trial yet"

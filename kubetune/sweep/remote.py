@@ -18,7 +18,14 @@ from kubetune import errors
 from kubetune.cluster import pods
 from kubetune.cluster.log_follow import wait_for_job
 from kubetune.cluster.preparation import has_own_job
-from kubetune.cluster.runs import ObservedRun, exit_status_in, find_run, list_runs, observe, workload_kind
+from kubetune.cluster.runs import (
+    ObservedRun,
+    exit_status_in,
+    find_run,
+    list_runs,
+    observe,
+    workload_kind,
+)
 from kubetune.cluster.submit import resume, spec_of, stop, submit
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import VolumeConfig
@@ -59,7 +66,9 @@ def plan_there(config: Config) -> Plan:
 def check(config: Config) -> None:
     """Raise ConfigError for a config that no trial could be submitted with."""
     if config.kubernetes is None:
-        raise ConfigError("--cluster: the run file has no `kubernetes`; expected at least its image. Nothing was done.")
+        raise ConfigError(
+            "--cluster: the run file has no `kubernetes`; expected at least its image. Nothing was done."
+        )
     if config.kubernetes.kind == "statefulset":
         raise ConfigError(
             "kubernetes.kind: found statefulset, whose pods stay and hold their GPUs when a run has ended; expected "
@@ -108,7 +117,9 @@ class Remote:
         """The config of a run as it is submitted: labelled, its volumes shared, pausing at its rung."""
         config = self._recipe.config(trial, run)
         assert config.kubernetes is not None
-        volumes = {name: VolumeConfig(claim=f"{self._recipe.name}-{name}") for name, _ in _shared(config)}
+        volumes = {
+            name: VolumeConfig(claim=f"{self._recipe.name}-{name}") for name, _ in _shared(config)
+        }
         labels = {SWEEP_LABEL: self._recipe.name, TRIAL_LABEL: str(trial.number)}
         k = config.kubernetes.model_copy(
             update={
@@ -130,13 +141,21 @@ class Remote:
         if has_own_job(spec):
             # It may prepare for hours, in which the other runs' ends are to be seen.
             begun = self._beginning[run.name] = Future()
-            Thread(target=_done, args=(begun, partial(self._submit, config, files, run)), daemon=True).start()
+            Thread(
+                target=_done, args=(begun, partial(self._submit, config, files, run)), daemon=True
+            ).start()
         else:
             self._submit(config, files, run)
 
     def _submit(self, config: Config, files: dict[str, str], run: TrialRun) -> None:
         spec = self._specs[run.name]
-        job = submit(self._cluster, config, files, confirm=lambda question: True, wait=partial(self._see_prepared, run))
+        job = submit(
+            self._cluster,
+            config,
+            files,
+            confirm=lambda question: True,
+            wait=partial(self._see_prepared, run),
+        )
         is_stopped = job.outcome == "unchanged" and job.state == "stopped"
         if is_stopped:
             resume(self._cluster, spec)
@@ -145,7 +164,10 @@ class Remote:
 
     def _see_prepared(self, run: TrialRun, spec: RunSpec) -> None:
         """Wait for the Job that prepares a run. Raises Preempted where the run is to stop: then nothing trains."""
-        while pods.state_of(self._cluster.get("Job", preprocess_name(spec)), [])[0] in ("waiting", "running"):
+        while pods.state_of(self._cluster.get("Job", preprocess_name(spec)), [])[0] in (
+            "waiting",
+            "running",
+        ):
             if run.name in self._asked:
                 raise errors.Preempted(0)
             time.sleep(_LOOK_SECONDS)
@@ -165,7 +187,9 @@ class Remote:
             self._unseen_since = self._unseen_since or now
             if now - self._unseen_since >= _UNSEEN_SECONDS:
                 raise
-            self._say_once(f"{fault}; runs go on in the cluster and are looked for again for {_UNSEEN_SECONDS:.0f} s")
+            self._say_once(
+                f"{fault}; runs go on in the cluster and are looked for again for {_UNSEEN_SECONDS:.0f} s"
+            )
             self._look_again = now + _LOOK_SECONDS
             return Seen(None)
         self._unseen_since = None
@@ -188,7 +212,9 @@ class Remote:
         seen = observe(self._cluster, spec)
         progress = seen.progress or {}
         best = progress.get("best") or {}
-        seconds = run.earlier_seconds + sum(_held(pod) for pod in seen.pods if pods.node_number(pod) == 0)
+        seconds = run.earlier_seconds + sum(
+            _held(pod) for pod in seen.pods if pods.node_number(pod) == 0
+        )
         return Seen(_status(seen, spec), progress.get("step"),
                     progress.get("steps"), best.get("value"), seconds)  # fmt: skip
 
@@ -202,7 +228,9 @@ class Remote:
             except ConfigError:
                 pass  # it has ended meanwhile
             except EnvironmentFault as fault:
-                self._say_once(str(fault))  # such as a queue that does not know it yet: asked again in a moment
+                self._say_once(
+                    str(fault)
+                )  # such as a queue that does not know it yet: asked again in a moment
                 return
         self._asked.add(run.name)
 
@@ -213,7 +241,9 @@ class Remote:
 
     def abandon(self) -> str:
         """Words for what becomes of the runs when the driver ends without them."""
-        left = ", ".join(sorted(spec.name for run, spec in self._specs.items() if run not in self._asked))
+        left = ", ".join(
+            sorted(spec.name for run, spec in self._specs.items() if run not in self._asked)
+        )
         return f"Not stopped, and so they go on in the cluster: {left}" if left else ""
 
     def kill(self) -> None:
@@ -249,7 +279,9 @@ def stop_all(cluster: Cluster, name: str) -> list[str]:
             except errors.KubetuneError as error:
                 problems.append(f"{found}: {error}")
     if problems:
-        raise EnvironmentFault("\n".join([*problems, f"Stopped were: {', '.join(stopped) or 'none'}."]))
+        raise EnvironmentFault(
+            "\n".join([*problems, f"Stopped were: {', '.join(stopped) or 'none'}."])
+        )
     return stopped
 
 
@@ -257,7 +289,11 @@ def _shared(config: Config) -> list[tuple[str, VolumeConfig]]:
     assert config.kubernetes is not None
     storage = config.kubernetes.storage
     volumes = (("cache", storage.cache), ("outputs", storage.outputs))
-    return [(name, volume) for name, volume in volumes if volume.size and volume.access == "ReadWriteMany"]
+    return [
+        (name, volume)
+        for name, volume in volumes
+        if volume.size and volume.access == "ReadWriteMany"
+    ]
 
 
 def _status(seen: ObservedRun, spec: RunSpec) -> ExitStatus | None:
@@ -268,18 +304,26 @@ def _status(seen: ObservedRun, spec: RunSpec) -> ExitStatus | None:
         return ExitStatus(errors.PREEMPTED, seen.reason or "it was stopped")
     if seen.state == "absent":
         return ExitStatus(errors.LOST_PEER, "its workload was deleted")
-    ended = [told for pod in seen.pods if pods.node_number(pod) == 0 and (told := pods.message_of(pod))]
+    ended = [
+        told for pod in seen.pods if pods.node_number(pod) == 0 and (told := pods.message_of(pod))
+    ]
     # A pod that has just written how it ends may not have ended yet.
     ended += [told] if not ended and (told := exit_status_in(seen.progress)) else []
     if seen.state == "done":
-        paused = "Paused" if spec.config.training.pause_at_step else None  # its pods are gone: what else could it be
+        paused = (
+            "Paused" if spec.config.training.pause_at_step else None
+        )  # its pods are gone: what else could it be
         told = ended[-1] if ended else {"reason": seen.reason or "done", "error": paused}
         return ExitStatus(errors.OK, str(told["reason"]), told.get("step"), told.get("error"))
     if failed := [told for told in ended if told.get("code")]:
         last = failed[-1]
-        return ExitStatus(int(last["code"]), str(last["reason"]), last.get("step"), last.get("error"))
+        return ExitStatus(
+            int(last["code"]), str(last["reason"]), last.get("step"), last.get("error")
+        )
     cause = seen.cause or {}
-    return ExitStatus(cause.get("code") or errors.BUG, cause.get("reason") or seen.reason or "it failed")
+    return ExitStatus(
+        cause.get("code") or errors.BUG, cause.get("reason") or seen.reason or "it failed"
+    )
 
 
 def _held(pod: Object) -> float:

@@ -72,7 +72,9 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
         plan = remote.plan_there(config)
     else:
         config, slots = slots_of(config, wishes.parallel, os.environ)
-        base, plan = plan_here(config.model_copy(update={"output": str(folder / "base"), "kubernetes": None}))
+        base, plan = plan_here(
+            config.model_copy(update={"output": str(folder / "base"), "kubernetes": None})
+        )
     search = Search(
         resolved(config), wishes.ranges, wishes.metric, wishes.greater, wishes.sampler, wishes.pruner,
         rungs_of(wishes.pruner, plan), wishes.repeat, wishes.seed, name,
@@ -106,7 +108,9 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
             left = place.abandon()
             if not left:
                 raise
-            raise EnvironmentFault(f"{fault}\n{left}; the same command goes on with them") from fault
+            raise EnvironmentFault(
+                f"{fault}\n{left}; the same command goes on with them"
+            ) from fault
         finally:
             study.close()
             _conclude(folder, search, record, crown)
@@ -131,7 +135,9 @@ def _require_same(folder: Path, search: Search) -> None:
     """Raise ConfigError where the folder holds another sweep."""
     if not (folder / SWEEP).exists():
         if folder.is_dir() and any(folder.iterdir()):
-            raise ConfigError(f"{folder} holds no sweep, but something else; choose another -o. Nothing was written.")
+            raise ConfigError(
+                f"{folder} holds no sweep, but something else; choose another -o. Nothing was written."
+            )
         return
     before, now = asdict(read_search(folder)), asdict(search)
     old, new = (dict(dotted_values(one.pop("config"))) for one in (before, now))
@@ -140,7 +146,11 @@ def _require_same(folder: Path, search: Search) -> None:
             old = {key: value for key, value in old.items() if not one["key"].startswith(key)}
             new = {key: value for key, value in new.items() if not one["key"].startswith(key)}
     changes = [f"{key} was {was}, now is {value}" for key, was, value in moved_numbers(old, new)]
-    changes += [f"{key} was {_text(before[key])}, now is {_text(now[key])}" for key in now if before[key] != now[key]]
+    changes += [
+        f"{key} was {_text(before[key])}, now is {_text(now[key])}"
+        for key in now
+        if before[key] != now[key]
+    ]
     if changes:
         last = f"{folder} holds another sweep; undo these changes to go on with it, or choose another -o"
         raise ConfigError([*changes, f"{last}. Nothing was written."])
@@ -153,7 +163,11 @@ def _text(value: object) -> str:
 
 
 def _head(folder: Path, search: Search, wishes: Wishes, place: Place, config: Config) -> None:
-    most = f"at most {counted(wishes.trials, 'trial')}" if wishes.trials < ENDLESS else "as long as the budget lasts"
+    most = (
+        f"at most {counted(wishes.trials, 'trial')}"
+        if wishes.trials < ENDLESS
+        else "as long as the budget lasts"
+    )
     if wishes.trials == settings_in(search.ranges):
         most += ", for these ranges hold no more settings"
     lines = [
@@ -171,7 +185,9 @@ def _head(folder: Path, search: Search, wishes: Wishes, place: Place, config: Co
         print(f"{label:<10} {text}", flush=True)
 
 
-def _write_best(folder: Path, search: Search, record: Record, recipe: Recipe, config: Config) -> Path:
+def _write_best(
+    folder: Path, search: Search, record: Record, recipe: Recipe, config: Config
+) -> Path:
     with suppress(ConfigError):  # the run file may lack what is searched
         config = recipe.load([])
     best = best_of(record, search)
@@ -181,7 +197,11 @@ def _write_best(folder: Path, search: Search, record: Record, recipe: Recipe, co
 def _conclude(folder: Path, search: Search, record: Record, crown: Callable[[], Path]) -> None:
     """Say what came of it, and write the winner's run file and the page."""
     tried = {tuple(trial.values.items()) for trial in record.trials if trial.state != "open"}
-    every = "; every setting of these ranges was tried" if len(tried) == settings_in(search.ranges) else ""
+    every = (
+        "; every setting of these ranges was tried"
+        if len(tried) == settings_in(search.ranges)
+        else ""
+    )
     print(f"\n{'trials':<10} {summary(record)}{every}; {record.device_hours:.3g} device hours")
     if record.ranked(greater=search.greater):
         path = crown()

@@ -17,9 +17,20 @@ from typing import Any, Final
 
 import optuna
 import sqlalchemy.exc
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.exceptions import StorageInternalError
-from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.pruners import (
+    BasePruner,
+    HyperbandPruner,
+    MedianPruner,
+    NopPruner,
+    SuccessiveHalvingPruner,
+)
 from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -55,16 +66,22 @@ class _Untried(BaseSampler):
     Training one again would give the same value; `--repeat` is there for other seeds.
     """
 
-    def __init__(self, inner: BaseSampler, ranges: Sequence[Range], tried: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, inner: BaseSampler, ranges: Sequence[Range], tried: Sequence[Mapping[str, Any]]
+    ) -> None:
         self._inner, self._tried = inner, tried
         self._space = {one.key: distribution(one) for one in ranges}
         self._random = RandomSampler(seed=len(tried))
         settings = {
-            tuple(params[key] for key in self._space) for params in tried if params.keys() == self._space.keys()
+            tuple(params[key] for key in self._space)
+            for params in tried
+            if params.keys() == self._space.keys()
         }
         self._is_spent = len(settings) == settings_in(ranges)
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
         """All keys, since only whole settings are the same or not."""
         return self._space
 
@@ -74,27 +91,40 @@ class _Untried(BaseSampler):
         """A setting that was not tried; any where all were."""
         for draws in itertools.count():
             sampler = self._inner if draws < _DRAWS else self._random  # TPE may insist on its best
-            params = {key: sampler.sample_independent(study, trial, key, one) for key, one in search_space.items()}
+            params = {
+                key: sampler.sample_independent(study, trial, key, one)
+                for key, one in search_space.items()
+            }
             if self._is_spent or params not in self._tried:
                 break
         return params
 
     def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
     ) -> Any:
         """The inner sampler's value; Optuna asks for none, since `sample_relative` gives all."""
         return self._inner.sample_independent(study, trial, param_name, param_distribution)
 
 
 def make_sampler(
-    name: str, ranges: Sequence[Range], seed: int, number: int, tried: Sequence[Mapping[str, Any]] = ()
+    name: str,
+    ranges: Sequence[Range],
+    seed: int,
+    number: int,
+    tried: Sequence[Mapping[str, Any]] = (),
 ) -> BaseSampler:
     """Optuna's sampler for the trial of that number; it gives a setting of those `tried` only where all were."""
     if name == "grid":
         # The order of the grid's points hangs on this seed, so it is the same for every trial.
         return GridSampler({one.key: list(one.choices or _whole(one)) for one in ranges}, seed=seed)
     mixed = _mixed(seed, number)
-    sampler = TPESampler(seed=mixed, constant_liar=True) if name == "tpe" else RandomSampler(seed=mixed)
+    sampler = (
+        TPESampler(seed=mixed, constant_liar=True) if name == "tpe" else RandomSampler(seed=mixed)
+    )
     return sampler if settings_in(ranges) is None else _Untried(sampler, ranges, tried)
 
 
@@ -156,19 +186,28 @@ class Study:
         """The number and values of a new trial."""
         # Trials are numbered in the order in which they are asked for, by this process alone.
         tried = [trial.params for trial in self._study.get_trials(deepcopy=False)]
-        self._study.sampler = make_sampler(self._sampler, self._ranges, self._seed, len(tried), tried)
+        self._study.sampler = make_sampler(
+            self._sampler, self._ranges, self._seed, len(tried), tried
+        )
         trial = self._study.ask({one.key: distribution(one) for one in self._ranges})
         self._study.sampler = RandomSampler()
         self._trials[trial.number] = trial
         return trial.number, self._values(trial.params)
 
     def _values(self, params: Mapping[str, Any]) -> Values:
-        return {one.key: params[one.key] if one.kind == "choice" else one.text(params[one.key]) for one in self._ranges}
+        return {
+            one.key: params[one.key] if one.kind == "choice" else one.text(params[one.key])
+            for one in self._ranges
+        }
 
     def require_trials(self, known: Set[int]) -> None:
         """Raise EnvironmentFault where study and record, which has the `known` trials, are not of one sweep."""
         found = self._study.get_trials(deepcopy=False)
-        told = {trial.number for trial in found if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)}
+        told = {
+            trial.number
+            for trial in found
+            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
+        }
         if not told <= known <= {trial.number for trial in found}:
             raise EnvironmentFault(
                 f"{self._folder}: {FILE} holds {len(found)} trials and {TRIALS} {len(known)}, so one of them was lost "
@@ -212,7 +251,9 @@ class Study:
         if len(self._ranges) < 2 or len(done) < 4 or len({trial.value for trial in done}) < 2:
             return {}
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=self._seed)
-        found: dict[str, float] = optuna.importance.get_param_importances(self._study, evaluator=evaluator)
+        found: dict[str, float] = optuna.importance.get_param_importances(
+            self._study, evaluator=evaluator
+        )
         return found
 
     def close(self) -> None:

@@ -30,7 +30,9 @@ def metric_names(config: Config, labels: Labels | None) -> tuple[str, ...]:
 
 def task_module(config: Config) -> Task:
     """The module of the config's task, which is another where pairs of answers are about images."""
-    return cast(Task, import_module(TASKS["vision_preference" if config.preference.images else config.task]))
+    return cast(
+        Task, import_module(TASKS["vision_preference" if config.preference.images else config.task])
+    )
 
 
 if TYPE_CHECKING:

@@ -80,8 +80,15 @@ def loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
     if batch.tree is None:
         return linear_cross_entropy(hidden, batch.labels, head, scale)
     counts = [length for length, _ in batch.tree.counts]
-    runs = zip(hidden[batch.tree.places].split(counts), batch.labels.split(counts), batch.tree.counts, strict=True)
-    return torch.stack([linear_cross_entropy(x, y, head, scale * rows) for x, y, (_, rows) in runs]).sum()
+    runs = zip(
+        hidden[batch.tree.places].split(counts),
+        batch.labels.split(counts),
+        batch.tree.counts,
+        strict=True,
+    )
+    return torch.stack(
+        [linear_cross_entropy(x, y, head, scale * rows) for x, y, (_, rows) in runs]
+    ).sum()
 
 
 def completed(_: Learner, work: Work, __: World) -> Work:
@@ -129,16 +136,22 @@ def scored(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return score(hidden, labels, head_of(learner))
 
 
-def sample_losses(_: Learner, parts: Sequence[Sums]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def sample_losses(
+    _: Learner, parts: Sequence[Sums]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Ids of this rank's samples, with the summed loss and the number of labels of each."""
     nothing = (np.empty(0, np.int64), np.empty(0), np.empty(0))
-    ids, losses, counts = (np.concatenate(column) for column in zip(nothing, *(p[3:] for p in parts), strict=True))
+    ids, losses, counts = (
+        np.concatenate(column) for column in zip(nothing, *(p[3:] for p in parts), strict=True)
+    )
     return ids, losses, counts
 
 
 def metrics(_: Learner, parts: Sequence[Sums], world: World) -> dict[str, float]:
     """Evaluation metrics from the sums of all batches of all ranks."""
-    mine = [sum(column) for column in zip((0.0, 0.0, 0.0), *(part[:3] for part in parts), strict=True)]
+    mine = [
+        sum(column) for column in zip((0.0, 0.0, 0.0), *(part[:3] for part in parts), strict=True)
+    ]
     total, right, labels = sum_numbers(mine, world)
     mean = total / max(labels, 1.0)
     return {

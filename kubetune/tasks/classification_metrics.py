@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def measure(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]) -> dict[str, float]:
-    """Metrics named `eval_…` from `logits` `[samples, outputs]` and `targets` `[samples, width]`."""
+def measure(
+    labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]
+) -> dict[str, float]:
+    """Metrics named `eval_…` from `logits` `[samples, outputs]` and `targets` `[samples, width]`.
+
+    A mean over the classes is one over those that occur or are predicted, as scikit-learn takes it.
+    """
     with warnings.catch_warnings():
-        # A class that never occurs counts as 0, as it does everywhere; scikit-learn warns of that in several ways.
+        # A class that occurs and is never predicted, or the other way round, counts as 0. scikit-learn warns of that.
         warnings.simplefilter("ignore", UserWarning)
         if labels.problem_type == "regression":
             values = _regression(logits[:, 0], targets[:, 0])
@@ -31,7 +36,9 @@ def measure(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.flo
     return {f"eval_{name}": float(value) for name, value in values.items()}
 
 
-def losses_of(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray[np.float64]:
+def losses_of(
+    labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """The loss of each sample, `[samples]`, whose mean is `eval_loss`."""
     result: NDArray[np.float64]
     if labels.problem_type == "regression":
@@ -43,12 +50,16 @@ def losses_of(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.f
     return result
 
 
-def count_confusions(labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]) -> list[list[int]]:
+def count_confusions(
+    labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]
+) -> list[list[int]]:
     """Confusion matrix, class i (row) taken for class j (column); for single labels only."""
     from sklearn import metrics
 
     true, classes = targets[:, 0].astype(np.int64), range(len(labels.names))
-    counts: list[list[int]] = metrics.confusion_matrix(true, logits.argmax(1), labels=classes).tolist()
+    counts: list[list[int]] = metrics.confusion_matrix(
+        true, logits.argmax(1), labels=classes
+    ).tolist()
     return counts
 
 
@@ -75,10 +86,10 @@ def _single_label(logits: NDArray[np.float64], true: NDArray[np.int64]) -> dict[
     values = {
         "loss": -_log_softmax(logits)[np.arange(len(true)), true].mean(),
         "accuracy": metrics.accuracy_score(true, said),
-        "f1_macro": metrics.f1_score(true, said, labels=range(logits.shape[1]), average="macro"),
+        "f1_macro": metrics.f1_score(true, said, average="macro"),
         "matthews_correlation": metrics.matthews_corrcoef(true, said),
     }
-    average = {"average": "binary"} if is_binary else {"average": "macro", "labels": range(logits.shape[1])}
+    average = {"average": "binary" if is_binary else "macro"}
     if is_binary:
         values["f1"] = metrics.f1_score(true, said)
     values["precision"] = metrics.precision_score(true, said, **average)
@@ -90,10 +101,14 @@ def _multi_label(logits: NDArray[np.float64], true: NDArray[np.float64]) -> dict
     from sklearn import metrics
 
     said, wanted = logits > 0, true > 0.5
+    there = said.any(0) | wanted.any(0)
+    f1_macro = 0.0
+    if there.any():
+        f1_macro = metrics.f1_score(wanted[:, there], said[:, there], average="macro")
     return {
         "loss": (np.logaddexp(0.0, logits) - true * logits).mean(),
         "accuracy": metrics.accuracy_score(wanted, said),
-        "f1_macro": metrics.f1_score(wanted, said, average="macro"),
+        "f1_macro": f1_macro,
         "f1_micro": metrics.f1_score(wanted, said, average="micro"),
         "precision": metrics.precision_score(wanted, said, average="micro"),
         "recall": metrics.recall_score(wanted, said, average="micro"),
@@ -103,11 +118,17 @@ def _multi_label(logits: NDArray[np.float64], true: NDArray[np.float64]) -> dict
 def _regression(said: NDArray[np.float64], true: NDArray[np.float64]) -> dict[str, Any]:
     from sklearn import metrics
 
-    values = {"loss": metrics.mean_squared_error(true, said), "mae": metrics.mean_absolute_error(true, said)}
+    values = {
+        "loss": metrics.mean_squared_error(true, said),
+        "mae": metrics.mean_absolute_error(true, said),
+    }
     if len(true) > 1 and np.ptp(said) > 0 and np.ptp(true) > 0:
         from scipy.stats import pearsonr, spearmanr
 
-        values |= {"pearson": pearsonr(said, true).statistic, "spearman": spearmanr(said, true).statistic}
+        values |= {
+            "pearson": pearsonr(said, true).statistic,
+            "spearman": spearmanr(said, true).statistic,
+        }
     else:
         values |= {"pearson": 0.0, "spearman": 0.0}  # a constant correlates with nothing
     return values

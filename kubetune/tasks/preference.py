@@ -74,15 +74,23 @@ def _answers(batch: Batch, each: Tensor) -> Answers:
     # Ranks that have no row of a step still run a sequence without labels.
     sums = torch.stack([part.sum() for part in each.double().split(batch.label_counts)])
     logps = sums[: rows * width].view(rows, width)
-    labels = torch.tensor(batch.label_counts[: rows * width], dtype=logps.dtype, device=logps.device).view_as(logps)
-    reference = torch.zeros_like(labels) if batch.reference is None else batch.reference.view_as(logps)
+    labels = torch.tensor(
+        batch.label_counts[: rows * width], dtype=logps.dtype, device=logps.device
+    ).view_as(logps)
+    reference = (
+        torch.zeros_like(labels) if batch.reference is None else batch.reference.view_as(logps)
+    )
     return Answers(logps, reference, labels, None if batch.targets is None else batch.targets[:, 0])
 
 
 def _whole(settings: PreferenceConfig, answers: Answers) -> Whole:
     """The numbers of a global batch that is all there."""
     good = 0.0 if answers.targets is None else float((answers.targets > 0).sum())
-    kl = float(gains(settings, answers)[:, 1].mean()) if settings.loss == "kto" and len(answers.logps) else 0.0
+    kl = (
+        float(gains(settings, answers)[:, 1].mean())
+        if settings.loss == "kto" and len(answers.logps)
+        else 0.0
+    )
     return Whole(float(len(answers.logps)), float(answers.labels[:, 0].sum()), good, kl)
 
 
@@ -95,14 +103,18 @@ def completed(learner: Learner, work: Work, world: World) -> Work:
     labels = good = gain = 0.0
     if settings.loss == "kto":
         gain = sum(_gain_of_others(learner, batch.to(world.device)) for batch in batches)
-        good = sum(float((batch.targets > 0).sum()) for batch in batches if batch.targets is not None)
+        good = sum(
+            float((batch.targets > 0).sum()) for batch in batches if batch.targets is not None
+        )
         batches = [_every_second(batch, 0) for batch in batches]
     elif sft_weight(settings):
         labels = float(sum(sum(batch.label_counts[::2]) for batch in batches))
     if settings.loss == "kto" or labels or sft_weight(settings):
         labels, good, gain = sum_numbers([labels, good, gain], world)
     whole = Whole(float(work.samples), labels, good, gain / max(work.samples, 1))
-    return replace(work, divisor=work.samples, batches=[replace(batch, whole=whole) for batch in batches])
+    return replace(
+        work, divisor=work.samples, batches=[replace(batch, whole=whole) for batch in batches]
+    )
 
 
 def _every_second(batch: Batch, first: int) -> Batch:
@@ -113,7 +125,9 @@ def _every_second(batch: Batch, first: int) -> Batch:
     trained[batch.rows.cpu().numpy() + 1] = True
     spans = list(pairwise(batch.cu_seqlens))
     chosen = range(len(spans))[first::2]
-    sequences = [(ids[slice(*spans[i])].astype(np.uint32), trained[slice(*spans[i])]) for i in chosen]
+    sequences = [
+        (ids[slice(*spans[i])].astype(np.uint32), trained[slice(*spans[i])]) for i in chosen
+    ]
     kept = collate(sequences, batch.samples).to(batch.input_ids.device)
     reference = None if batch.reference is None else batch.reference[:, first : first + 1]
     pictures = batch.pictures and batch.pictures.of(chosen, batch.cu_seqlens)
@@ -147,13 +161,18 @@ def _log_probabilities(learner: Learner, batch: Batch) -> Tensor:
     hidden, tree = learner.hidden(learner, batch)[batch.rows], batch.tree
     if tree is None:
         return linear_log_probabilities(hidden, batch.labels, head_of(learner))
-    return linear_log_probabilities(hidden[tree.places], batch.labels, head_of(learner))[tree.entries]
+    return linear_log_probabilities(hidden[tree.places], batch.labels, head_of(learner))[
+        tree.entries
+    ]
 
 
 @torch.no_grad()
 def _scored(learner: Learner, batch: Batch) -> Answers:
     """Answers of a batch, without a gradient."""
-    with packed(batch.cu_seqlens, parents=batch.parents), quantization.multiplying_as_in_training(learner.lm):
+    with (
+        packed(batch.cu_seqlens, parents=batch.parents),
+        quantization.multiplying_as_in_training(learner.lm),
+    ):
         return _answers(batch, -fsdp.inside(learner.lm, scored, learner, batch)[2])
 
 
@@ -186,7 +205,10 @@ def _joined(parts: Sequence[Scores]) -> tuple[NDArray[np.int64], Answers]:
     samples = np.concatenate([np.empty(0, np.int64), *(part.samples for part in parts)])
     order = np.argsort(samples, kind="stable")
     columns = zip(*(part[1:] for part in parts), strict=True)
-    found = (None if column[0] is None else torch.from_numpy(np.concatenate(column)[order]) for column in columns)
+    found = (
+        None if column[0] is None else torch.from_numpy(np.concatenate(column)[order])
+        for column in columns
+    )
     nothing = torch.empty(0, 2, dtype=torch.float64)
     return samples[order], Answers(*found) if parts else Answers(nothing, nothing, nothing)  # type: ignore[arg-type]
 
@@ -197,11 +219,17 @@ def metrics(learner: Learner, parts: Sequence[Scores], world: World) -> dict[str
     _, answers = _joined([part for share in gather(list(parts), world) for part in share])
     whole = _whole(settings, answers)
     means = measures(settings, answers, whole).mean(0).tolist()
-    found = {f"eval_{name}": mean for name, mean in zip(PREFERENCE_MEASURES, means, strict=True) if mean == mean}
+    found = {
+        f"eval_{name}": mean
+        for name, mean in zip(PREFERENCE_MEASURES, means, strict=True)
+        if mean == mean
+    }
     return {"eval_loss": float(losses(settings, answers, whole).mean()), **found}
 
 
-def sample_losses(learner: Learner, parts: Sequence[Scores]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def sample_losses(
+    learner: Learner, parts: Sequence[Scores]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Ids of this rank's samples, with the loss of each, which counts as that of one label."""
     samples, answers = _joined(parts)
     found = losses(_settings(learner), answers, _whole(_settings(learner), answers)).numpy()

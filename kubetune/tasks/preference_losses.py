@@ -60,14 +60,21 @@ def gains(settings: PreferenceConfig, answers: Answers, means: Sequence[str] = P
 def pair_losses(settings: PreferenceConfig, answers: Answers) -> Tensor:
     """Loss of each pair `[rows]`, without the chosen answer's own cross-entropy."""
     chosen, rejected = gains(settings, answers).unbind(1)
-    loss, beta, smoothing, margin = settings.loss, settings.beta, settings.label_smoothing, chosen - rejected
+    loss, beta, smoothing, margin = (
+        settings.loss,
+        settings.beta,
+        settings.label_smoothing,
+        chosen - rejected,
+    )
     if loss == "hinge":
         return F.relu(1 - beta * margin)
     if loss == "ipo":
         return (margin - 1 / (2 * beta)) ** 2
     if loss == "orpo":
         return -beta * F.logsigmoid(margin - _log_1m_exp(chosen) + _log_1m_exp(rejected))
-    certain = beta * margin - (1.0 if settings.gamma is None else settings.gamma) * (loss == "simpo")
+    certain = beta * margin - (1.0 if settings.gamma is None else settings.gamma) * (
+        loss == "simpo"
+    )
     right, wrong = F.logsigmoid(certain), F.logsigmoid(-certain)
     if loss == "robust":
         return ((1 - smoothing) * -right + smoothing * wrong) / (1 - 2 * smoothing)
@@ -80,7 +87,9 @@ def _log_1m_exp(x: Tensor) -> Tensor:
     near = x > -0.6931471805599453
     # The branch not taken must not make NaN of the gradient.
     return torch.where(
-        near, torch.log(-torch.expm1(torch.where(near, x, -1.0))), torch.log1p(-torch.exp(torch.where(near, -1.0, x)))
+        near,
+        torch.log(-torch.expm1(torch.where(near, x, -1.0))),
+        torch.log1p(-torch.exp(torch.where(near, -1.0, x))),
     )
 
 
@@ -114,16 +123,31 @@ def measures(settings: PreferenceConfig, answers: Answers, whole: Whole) -> Tens
     Rewards are β times what the loss compares, but in IPO by the sum over labels.
     """
     rewards = settings.beta * gains(settings, answers, REWARD_PER_TOKEN)
-    logps = answers.logps / answers.labels.clamp(min=1) if settings.loss in REWARD_PER_TOKEN else answers.logps
+    logps = (
+        answers.logps / answers.labels.clamp(min=1)
+        if settings.loss in REWARD_PER_TOKEN
+        else answers.logps
+    )
     if answers.targets is None:
         margin = rewards[:, 0] - rewards[:, 1]
         nothing = torch.full_like(margin, torch.nan)
-        return torch.stack([(margin > 0).to(margin), margin, *rewards.unbind(1), *logps.unbind(1), nothing], 1)
+        return torch.stack(
+            [(margin > 0).to(margin), margin, *rewards.unbind(1), *logps.unbind(1), nothing], 1
+        )
     kl, is_good = max(whole.kl, 0.0), answers.targets > 0
     reward, logp = rewards[:, 0], logps[:, 0]
     # Means over the good and over the bad answers: each has a divisor of its own.
     good = is_good.to(reward) * (whole.rows / whole.good if whole.good else torch.nan)
-    bad = (~is_good).to(reward) * (whole.rows / (whole.rows - whole.good) if whole.rows > whole.good else torch.nan)
+    bad = (~is_good).to(reward) * (
+        whole.rows / (whole.rows - whole.good) if whole.rows > whole.good else torch.nan
+    )
     right = ((reward > settings.beta * kl) == is_good).to(reward)
-    columns = [right, reward * good - reward * bad, reward * good, reward * bad, logp * good, logp * bad]
+    columns = [
+        right,
+        reward * good - reward * bad,
+        reward * good,
+        reward * bad,
+        logp * good,
+        logp * bad,
+    ]
     return torch.stack([*columns, torch.full_like(reward, kl)], 1)

@@ -65,7 +65,9 @@ class Task(Protocol):
     def labels_of(self, folder: Path, /) -> Labels | None:
         """Labels that the model of a checkpoint folder tells apart; None where it tells none."""
 
-    def predictions(self, learner: Learner, parts: Sequence[Any], rows: Rows, /) -> Iterator[dict[str, Any]] | None:
+    def predictions(
+        self, learner: Learner, parts: Sequence[Any], rows: Rows, /
+    ) -> Iterator[dict[str, Any]] | None:
         """Predictions for each row, in order; None for models that say no label."""
 
     def confusion(self, learner: Learner, parts: Sequence[Any], /) -> list[list[int]] | None:

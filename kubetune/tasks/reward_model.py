@@ -23,7 +23,13 @@ from kubetune.models import fsdp
 from kubetune.models.learner import lone_sequences
 from kubetune.tasks import sequence_classification
 from kubetune.tasks.causal_lm import confusion, labels_of, predictions
-from kubetune.tasks.sequence_classification import AUTO_CLASS, load_settings, logits, plain_logits, running
+from kubetune.tasks.sequence_classification import (
+    AUTO_CLASS,
+    load_settings,
+    logits,
+    plain_logits,
+    running,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +57,9 @@ def build(config: Config, world: World, workload: Workload) -> Learner:
 
 def load(config: Config, folder: Path, device: torch.device) -> Learner:
     """The trained model of a checkpoint folder, to be evaluated."""
-    return replace(sequence_classification.load(config, folder, device), preference=config.preference)
+    return replace(
+        sequence_classification.load(config, folder, device), preference=config.preference
+    )
 
 
 def completed(_: Learner, work: Work, __: World) -> Work:
@@ -132,7 +140,9 @@ def metrics(_: Learner, parts: Sequence[Scores], world: World) -> dict[str, floa
     return {"eval_loss": float(everything.losses.mean()), **measured}
 
 
-def sample_losses(_: Learner, parts: Sequence[Scores]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def sample_losses(
+    _: Learner, parts: Sequence[Scores]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Ids of this rank's samples, with the loss of each, which counts as that of one label."""
     samples, _rewards, each = _joined(parts)
     return samples, each, np.ones(len(samples))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from kubetune import errors
 from kubetune.adapters import lora
@@ -21,6 +21,7 @@ from kubetune.batching.filling import filled_up
 from kubetune.config.metric_names import ProblemType
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.data.text.tokenizer_files import read_json
 from kubetune.distributed.process_group import World, gather
 from kubetune.models import fsdp, loading, quantization
 from kubetune.models.acceleration import Workload, tune, without_compiler
@@ -37,7 +38,12 @@ from kubetune.models.learner import Learner
 from kubetune.models.padding_free import unwrap
 from kubetune.tasks.causal_lm import STEP_METRICS as STEP_METRICS
 from kubetune.tasks.causal_lm import completed as completed
-from kubetune.tasks.classification_metrics import count_confusions, losses_of, measure, probabilities
+from kubetune.tasks.classification_metrics import (
+    count_confusions,
+    losses_of,
+    measure,
+    probabilities,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -79,7 +85,9 @@ def build(config: Config, world: World, workload: Workload) -> Learner:
     name_padding(model, load_tokenizer(config.model).pad_id)
     if config.lora is not None:
         seed = config.training.seed
-        model = lora.add_lora(model, config.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model))
+        model = lora.add_lora(
+            model, config.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model)
+        )
     learner = Learner(model.train(), prepare_pooling(model, config.model.attention), labels)
     if not pools_last(unwrap(model)) and config.training.compile == "auto":
         config = without_compiler(config)  # encoders have none of the parts that gain by it
@@ -90,7 +98,9 @@ def load(config: Config, folder: Path, device: torch.device) -> Learner:
     """The trained model of a checkpoint folder, to be evaluated."""
     config = quantization.decide(config, World(device=device))
     settings = load_settings(config, folder)
-    model = loading.load_trained(AutoModelForSequenceClassification, config, folder, device, **settings)
+    model = loading.load_trained(
+        AutoModelForSequenceClassification, config, folder, device, **settings
+    )
     return Learner(model.eval(), prepare_pooling(model, config.model.attention), labels_of(folder))
 
 
@@ -99,7 +109,11 @@ def load_settings(config: Config, folder: Path) -> dict[str, Any]:
 
     The base of an adapter knows nothing of the labels.
     """
-    return labels_of(folder).model_settings() | {"ignore_mismatched_sizes": True} if config.lora is not None else {}
+    return (
+        labels_of(folder).model_settings() | {"ignore_mismatched_sizes": True}
+        if config.lora is not None
+        else {}
+    )
 
 
 def plain_logits(model: Any, batch: Batch) -> Tensor:
@@ -109,8 +123,11 @@ def plain_logits(model: Any, batch: Batch) -> Tensor:
 
 def labels_of(folder: Path) -> Labels:
     """The labels that the model of a checkpoint folder tells apart."""
-    facts = AutoConfig.from_pretrained(folder)
-    return Labels(cast(ProblemType, facts.problem_type), tuple(facts.id2label[i] for i in range(facts.num_labels)))
+    facts: Any = PreTrainedConfig.from_dict(read_json(folder / "config.json"))
+    return Labels(
+        cast(ProblemType, facts.problem_type),
+        tuple(facts.id2label[i] for i in range(facts.num_labels)),
+    )
 
 
 def _labels(learner: Learner) -> Labels:
@@ -133,7 +150,9 @@ def even_length(learner: Learner, batch: Batch) -> Batch:
     """The batch, filled up to one of few lengths where that costs less than oneDNN's compiling of products for another:
     with small layers in bf16 on a CPU. Of a small BERT's step it took a fifth."""
     is_exact = learner.lm.dtype == torch.float32 or batch.input_ids.device.type != "cpu"
-    if is_exact or not learner.route.padding_free or learner.routing.counts is not None:  # experts count what they do
+    if (
+        is_exact or not learner.route.padding_free or learner.routing.counts is not None
+    ):  # experts count what they do
         return batch
     if learner.lm not in _WEIGHTS:
         linear = (m for m in learner.lm.modules() if isinstance(m, torch.nn.Linear))
@@ -147,7 +166,10 @@ def loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
     if _labels(learner).problem_type == "single_label_classification":
         return scale * F.cross_entropy(said, batch.labels[:, 0].long(), reduction="sum")
     if _labels(learner).problem_type == "multi_label_classification":
-        return scale * F.binary_cross_entropy_with_logits(said, batch.labels, reduction="none").mean(1).sum()
+        return (
+            scale
+            * F.binary_cross_entropy_with_logits(said, batch.labels, reduction="none").mean(1).sum()
+        )
     return scale * F.mse_loss(said, batch.labels, reduction="sum")
 
 
@@ -175,7 +197,9 @@ def metrics(learner: Learner, parts: Sequence[Outputs], world: World) -> dict[st
     return measure(_labels(learner), everything.logits, everything.targets)
 
 
-def sample_losses(learner: Learner, parts: Sequence[Outputs]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def sample_losses(
+    learner: Learner, parts: Sequence[Outputs]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Ids of this rank's samples, with the loss of each, which counts as that of one label."""
     if not parts:
         return np.empty(0, np.int64), np.empty(0), np.empty(0)
@@ -222,7 +246,9 @@ def verdicts(labels: Labels, logits: NDArray[np.float64]) -> list[dict[str, Any]
     return [
         {
             "predicted": labels.name(choice),
-            "probabilities": {name: round(float(p), 6) for name, p in zip(labels.names, row, strict=True)},
+            "probabilities": {
+                name: round(float(p), 6) for name, p in zip(labels.names, row, strict=True)
+            },
         }
         for choice, row in zip(chosen, probabilities(labels, logits), strict=True)
     ]

@@ -23,7 +23,12 @@ from kubetune.adapters import lora
 from kubetune.batching.batch import Batch
 from kubetune.batching.image_batches import collate_pictured, image_inputs
 from kubetune.data.text.tokenizer import load_tokenizer
-from kubetune.data.vision.image_processor import ImageProcessor, Picture, Upright, load_image_processor
+from kubetune.data.vision.image_processor import (
+    ImageProcessor,
+    Picture,
+    Upright,
+    load_image_processor,
+)
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp, loading, quantization
 from kubetune.models.acceleration import Workload, tune, without_compiler
@@ -85,13 +90,17 @@ def build(config: Config, world: World, workload: Workload) -> Learner:
     from transformers import AutoModelForImageTextToText
 
     config = quantization.decide(config, world)
-    model = fsdp.load(AutoModelForImageTextToText, config, world, lambda lm: frozen_modules(lm, config.vision))
+    model = fsdp.load(
+        AutoModelForImageTextToText, config, world, lambda lm: frozen_modules(lm, config.vision)
+    )
     frozen = frozen_modules(model, config.vision)
     if config.lora is not None:
         seed = config.training.seed
         model = lora.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=seed, frozen=frozen)
     elif frozen is not None:
-        still = [parameter for name, parameter in model.named_parameters() if re.fullmatch(frozen, name)]
+        still = [
+            parameter for name, parameter in model.named_parameters() if re.fullmatch(frozen, name)
+        ]
         for parameter in still:
             parameter.requires_grad_(False)
         # The optimizer copies what learns; the rest alone would keep the file mapped, and all that was read of it.
@@ -129,14 +138,18 @@ def _hidden(learner: Learner, batch: Batch) -> Tensor:
     if learner.route.padding_free:
         found = hidden_states(learner.lm, batch, padding_free=True)
     else:
-        found = torch.cat([hidden_states(learner.lm, one, padding_free=False) for one in lone_sequences(batch)])
+        found = torch.cat(
+            [hidden_states(learner.lm, one, padding_free=False) for one in lone_sequences(batch)]
+        )
     return fsdp.reaching(learner.lm, found)
 
 
 def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:
     """An expression for the full names of what must not learn; None where all may."""
     names = [name for name, _ in model.named_modules()]
-    if vision.freeze_vision_tower and not any(part in TOWERS for name in names for part in name.split(".")):
+    if vision.freeze_vision_tower and not any(
+        part in TOWERS for name in names for part in name.split(".")
+    ):
         raise errors.ModelError(
             f"the vision tower of {type(model).__name__} was not found under {', '.join(TOWERS)}; set "
             "vision.freeze_vision_tower to false and name what should learn in lora.target_modules"
@@ -150,16 +163,23 @@ def hidden_states(lm: Any, batch: Batch, *, padding_free: bool) -> Tensor:
     if padding_free:
         assert batch.pictures is not None, "prepared rows of this task have them"
         # The first row is for the mask, the others for the rotary embedding.
-        given["position_ids"] = torch.cat([batch.position_ids[None], batch.pictures.positions])[:, None]
+        given["position_ids"] = torch.cat([batch.position_ids[None], batch.pictures.positions])[
+            :, None
+        ]
         if len(batch.cu_seqlens) > 2:
             given |= varlen_kwargs(batch.cu_seqlens, batch.input_ids.device)
-    out = backbone(lm)(input_ids=batch.input_ids[None], use_cache=False, **given, **image_inputs(batch))
+    out = backbone(lm)(
+        input_ids=batch.input_ids[None], use_cache=False, **given, **image_inputs(batch)
+    )
     return cast(Tensor, out[0][0])
 
 
 def plain_logits(model: Any, batch: Batch) -> Tensor:
     """Logits `[tokens, vocabulary]` of a single sequence, by the model's own code."""
-    return cast(Tensor, model(input_ids=batch.input_ids[None], use_cache=False, **image_inputs(batch)).logits[0])
+    return cast(
+        Tensor,
+        model(input_ids=batch.input_ids[None], use_cache=False, **image_inputs(batch)).logits[0],
+    )
 
 
 def require_sight(model: nn.Module, processor: ImageProcessor) -> None:

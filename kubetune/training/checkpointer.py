@@ -20,6 +20,7 @@ from torch import Tensor
 from kubetune import errors
 from kubetune.base import fault_injection, files, logs, whole_folder
 from kubetune.base.humanize import pause
+from kubetune.config import consent
 from kubetune.data.prepared.identity import Check
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed import process_group
@@ -52,6 +53,9 @@ class Checkpointer:
     keep: int
     labelled: bool = False
     background: bool = False
+    brings_code: bool = (
+        False  # its checkpoints hold code of the model, which runs when they are loaded
+    )
     timeout_seconds: float = 1800.0
     base: Check | None = None
     _writing: Future[errors.KubetuneError | None] | None = field(default=None, init=False)
@@ -64,19 +68,28 @@ class Checkpointer:
     def __post_init__(self) -> None:
         self._is_whole = self.optimizer.size == self.optimizer.master.numel()
         # A thread's collectives must not mix with the loop's, so it has a group of its own.
-        self._group = None if self._is_whole else process_group.side_group(self.world, self.timeout_seconds)
+        self._group = (
+            None if self._is_whole else process_group.side_group(self.world, self.timeout_seconds)
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def __enter__(self) -> Checkpointer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Wait for what is being written, also when all ranks end for a reason they agree on."""
         if error is None:
             self.finish()
-        elif isinstance(error, errors.KubetuneError) and not isinstance(error, errors.LostPeer) and self._writing:
+        elif (
+            isinstance(error, errors.KubetuneError)
+            and not isinstance(error, errors.LostPeer)
+            and self._writing
+        ):
             self._writing.result()
 
     def save(self, state: State) -> State:
@@ -90,7 +103,9 @@ class Checkpointer:
         self._state = state = replace(state, saved_step=state.step)
         if self.background:
             self._writing = self._thread.submit(
-                self._attempt, state, self._copies.take(self.model, self.optimizer, is_whole=self._is_whole)
+                self._attempt,
+                state,
+                self._copies.take(self.model, self.optimizer, is_whole=self._is_whole),
             )
             self._stall_seconds = time.perf_counter() - began
         else:
@@ -104,7 +119,10 @@ class Checkpointer:
 
         It lies where the start after a kill clears away what was half written.
         """
-        folder, run_dir = files.temporary_sibling(self.run_dir / "checkpoints" / "preflight"), self.run_dir
+        folder, run_dir = (
+            files.temporary_sibling(self.run_dir / "checkpoints" / "preflight"),
+            self.run_dir,
+        )
         self._state, self.run_dir = state, process_group.broadcast(folder, self.world)
         self._rehearses = True
         try:
@@ -115,7 +133,9 @@ class Checkpointer:
             )
             self._require_all(self._attempt(state, held))
             written = (self.run_dir / "checkpoints").rglob("*")
-            return sum(path.stat().st_size for path in written if path.is_file() and not path.is_symlink())
+            return sum(
+                path.stat().st_size for path in written if path.is_file() and not path.is_symlink()
+            )
         finally:
             process_group.barrier(self.world)
             if self.world.is_main and self.run_dir.exists():
@@ -125,7 +145,11 @@ class Checkpointer:
     @property
     def has_failed(self) -> bool:
         """Known failure of the checkpoint in the background; `finish` says why."""
-        return self._writing is not None and self._writing.done() and self._writing.result() is not None
+        return (
+            self._writing is not None
+            and self._writing.done()
+            and self._writing.result() is not None
+        )
 
     def finish(self) -> None:
         """Wait for the checkpoint in the background, if there is one; raises what went wrong with it."""
@@ -143,7 +167,9 @@ class Checkpointer:
         if isinstance(failure, errors.LostPeer):
             raise failure  # asking the same ranks again would only take as long once more
         # Every rank hears how it went: one that went on alone would wait in the next collective for a dead rank 0.
-        if failures := [found for found in process_group.gather(failure, self.world) if found is not None]:
+        if failures := [
+            found for found in process_group.gather(failure, self.world) if found is not None
+        ]:
             raise failures[0]
 
     def _settle(self, failure: errors.KubetuneError | None) -> None:
@@ -151,7 +177,9 @@ class Checkpointer:
         name = checkpoint.folder_of(self.run_dir, self._state.step).name
         logs.STEP.info("saved checkpoint %s%s", name, pause(self._stall_seconds))
         if self.world.is_main:
-            metrics.record_event(self.run_dir, "save", step=self._state.step, seconds=self._stall_seconds)
+            metrics.record_event(
+                self.run_dir, "save", step=self._state.step, seconds=self._stall_seconds
+            )
 
     def _attempt(self, state: State, held: Held) -> errors.KubetuneError | None:
         """Write, commit and tidy up; returns what failed instead of raising it, for `_require_all`."""
@@ -164,11 +192,17 @@ class Checkpointer:
                 self._require_place()
                 checkpoint.commit(self.run_dir, state, lambda folder: self._write(folder, held))
             self._tidy(state)
+            self._allow_code(state)
         except errors.KubetuneError as error:
             if isinstance(error.__cause__, OSError) and error.__cause__.errno in files.DISK_FULL:
                 return errors.EnvironmentFault(f"{error}; a checkpoint takes {self._bytes:,} bytes")
             return error
         return None
+
+    def _allow_code(self, state: State) -> None:
+        """Write down that the code in a checkpoint is that which the user has this run train with."""
+        if self.world.is_main and self.brings_code:
+            consent.allow([consent.of_folder(checkpoint.folder_of(self.run_dir, state.step))])
 
     def _require_place(self) -> None:
         """Raise EnvironmentFault without room for a checkpoint; make a rehearsal's folder, but no run directory."""
@@ -182,11 +216,16 @@ class Checkpointer:
         """Raise EnvironmentFault, before hours are spent, when the checkpoints still to come do not fit the disk."""
         held = [*self.optimizer.state().values(), *self._trained()]
         mine = sum(t.numel() * t.element_size() for t in held)
-        self._bytes = mine if self._is_whole else int(process_group.sum_numbers([mine], self.world)[0])
+        self._bytes = (
+            mine if self._is_whole else int(process_group.sum_numbers([mine], self.world)[0])
+        )
         # One more than are kept: the new one is whole before an old one goes.
         missing = max(1, self.keep + 1 - len(checkpoint.steps(self.run_dir)))
         require_free(
-            self.run_dir, missing, self._bytes, process_group.broadcast(files.free_bytes(self.run_dir), self.world)
+            self.run_dir,
+            missing,
+            self._bytes,
+            process_group.broadcast(files.free_bytes(self.run_dir), self.world),
         )
 
     def _trained(self) -> list[Tensor]:
@@ -201,7 +240,10 @@ class Checkpointer:
     def _link(self, state: State) -> None:
         if self.world.is_main:
             checkpoint.link(self.run_dir, "last", state.saved_step)
-            if state.best_step is not None and checkpoint.folder_of(self.run_dir, state.best_step).is_dir():
+            if (
+                state.best_step is not None
+                and checkpoint.folder_of(self.run_dir, state.best_step).is_dir()
+            ):
                 checkpoint.link(self.run_dir, "best", state.best_step)
 
     def _tidy(self, state: State) -> None:
@@ -211,7 +253,9 @@ class Checkpointer:
 
     def _write(self, folder: Path, held: Held) -> None:
         with explained_full_disk(folder):
-            (card := folder / "README.md").write_text("---\nlibrary_name: peft\n---\n")  # or PEFT compiles one
+            (card := folder / "README.md").write_text(
+                "---\nlibrary_name: peft\n---\n"
+            )  # or PEFT compiles one
             self.model.save_pretrained(folder, state_dict=held.weights)
             card.unlink()  # a form with nothing filled in
             if self.labelled and (lm := unwrap(self.model)) is not self.model:
@@ -280,7 +324,9 @@ class Checkpointer:
             raise found
         if found is None:
             if mode == "must":
-                raise errors.ConfigError(f"training.resume is must, but {self.run_dir} has no checkpoint")
+                raise errors.ConfigError(
+                    f"training.resume is must, but {self.run_dir} has no checkpoint"
+                )
             return first
         if mode == "never":
             raise errors.ConfigError(
@@ -303,12 +349,16 @@ class Checkpointer:
             with shards.Buffers(found) as buffers:
                 self.optimizer.load(buffers.state(self.optimizer.shards, self.optimizer.size))
         except SafetensorError as error:
-            raise errors.ConfigError(f"{found}: its optimizer state is no safetensors file ({error})") from error
+            raise errors.ConfigError(
+                f"{found}: its optimizer state is no safetensors file ({error})"
+            ) from error
         except ValueError as error:
             raise errors.ConfigError(
                 f"{found}: {error}; was `model` or `lora` changed since? Use another `output`"
             ) from error
-        self._tidy(state)  # the start before may have died between a checkpoint's commit and its links
+        self._tidy(
+            state
+        )  # the start before may have died between a checkpoint's commit and its links
         logs.STEP.info("resumed from %s", found.name)
         return state
 

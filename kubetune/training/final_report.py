@@ -20,7 +20,9 @@ from kubetune.training.run_log import peak_memory_bytes
 from kubetune.training.start.preparation import planned_tokens
 
 
-def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepared, state: State) -> str:
+def report(
+    config: Config, plan: Plan, run_dir: Path, world: World, data: Prepared, state: State
+) -> str:
     """Write report.json and say where the result lies; returns what its owner should know of it, mostly nothing."""
     heartbeat.beat("report")
     peak = max(process_group.gather(peak_memory_bytes(world.device), world))
@@ -29,7 +31,9 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
     copy = config.logging.report_json
     if metrics.is_reported(run_dir, state.step) and (copy is None or Path(copy).exists()):
         # A start that found nothing left to train would only spoil the numbers of those that did.
-        logs.DONE.info("all %d steps were done before; %s tells of them", state.step, run_dir / metrics.REPORT)
+        logs.DONE.info(
+            "all %d steps were done before; %s tells of them", state.step, run_dir / metrics.REPORT
+        )
         return _remark(metrics.read_report(run_dir).get("loss_runaway"))
     events = metrics.read_events(run_dir)
     totals = totals_of(run_dir, plan, state)
@@ -51,20 +55,29 @@ def report(config: Config, plan: Plan, run_dir: Path, world: World, data: Prepar
         peak_memory_bytes=peak,
         copy_to=Path(copy) if copy else None,
         best_step=state.best_step,
-        preflight=next((event for event in reversed(events) if event["event"] == "preflight"), None),
+        preflight=next(
+            (event for event in reversed(events) if event["event"] == "preflight"), None
+        ),
         actuals=found,
     )
     best = "best" if state.best_step is not None else "last"
     if numbers["throughput"] is not None:
         logs.RESULT.info("%s", metrics.throughput_line(numbers["throughput"]))
         speed = numbers["throughput"]["tokens_per_second"]
-        actuals.remember(config, plan, tokens_per_second=speed, seconds=totals.seconds, events=events)
+        actuals.remember(
+            config, plan, tokens_per_second=speed, seconds=totals.seconds, events=events
+        )
     for line in actuals.tell(found):
         logs.RESULT.info("%s", line)
     if remark := _remark(numbers["loss_runaway"]):
         logs.RESULT.warning("%s", remark)
     logs.RESULT.info("%s", run_dir / "checkpoints" / best)
-    logs.DONE.info("%s, %s tokens, %.0f s", counted(state.step, "step"), f"{numbers['tokens']:,}", numbers["seconds"])
+    logs.DONE.info(
+        "%s, %s tokens, %.0f s",
+        counted(state.step, "step"),
+        f"{numbers['tokens']:,}",
+        numbers["seconds"],
+    )
     return remark
 
 

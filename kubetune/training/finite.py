@@ -34,14 +34,26 @@ def require_finite(
     """
     if math.isfinite(loss) and math.isfinite(gradient_norm):
         return
-    mine = sorted({sample for samples, value in micro_losses if not math.isfinite(float(value)) for sample in samples})
+    mine = sorted(
+        {
+            sample
+            for samples, value in micro_losses
+            if not math.isfinite(float(value))
+            for sample in samples
+        }
+    )
     suspects = {rank: found for rank, found in enumerate(gather(mine, world)) if found}
     where = "; ".join(
-        f"rank {rank}: prepared rows {found[:20]}, which are {origin(found[:20])}" for rank, found in suspects.items()
+        f"rank {rank}: prepared rows {found[:20]}, which are {origin(found[:20])}"
+        for rank, found in suspects.items()
     )
     raise errors.Diverged(
         f"step {step + 1}: loss {loss}, gradient norm {gradient_norm}; the weights were not touched. "
-        + (f"Non-finite loss on {where}. " if where else "Every loss was finite, the gradient was not. ")
+        + (
+            f"Non-finite loss on {where}. "
+            if where
+            else "Every loss was finite, the gradient was not. "
+        )
         + "Lower training.learning_rate, or look at these rows, and run again from the last checkpoint."
     )
 
@@ -56,7 +68,11 @@ def steps_above_threshold(loss: float, state: State, training: TrainingConfig) -
         return 0
     count = state.steps_above_threshold + 1
     if count >= patience:
-        kept = f"the checkpoint of step {state.saved_step:,} is kept" if state.saved_step else "there is no checkpoint"
+        kept = (
+            f"the checkpoint of step {state.saved_step:,} is kept"
+            if state.saved_step
+            else "there is no checkpoint"
+        )
         raise errors.Diverged(
             f"step {state.step + 1}: loss {loss:.4g} lies above training.loss_watchdog_threshold ({threshold:g}), as "
             f"in {patience:,} steps in a row (training.loss_watchdog_patience); {kept}. Lower training.learning_rate, "
@@ -74,5 +90,7 @@ def origin(data: Prepared, config: Config, samples: Sequence[int]) -> str:
     rows, records = data.train, dict[int, list[int]]()
     for sample in samples:
         records.setdefault(int(rows.source[sample]), []).append(int(rows.record[sample]) + 1)
-    named = ((config.data.train[source].path, sorted(found)) for source, found in sorted(records.items()))
+    named = (
+        (config.data.train[source].path, sorted(found)) for source, found in sorted(records.items())
+    )
     return "; ".join(f"{path} records {', '.join(map(str, found))}" for path, found in named)

@@ -46,12 +46,16 @@ def cost_of(model: nn.Module, *, has_vocabulary: bool) -> Cost:
 def _attention_width(config: Any) -> float:
     """Heads times their size, of a mean layer: those of Gemma 4 differ."""
     if getattr(config, "is_heterogeneous", False):
-        return math.fsum(map(_attention_width, config.per_layer_config)) / len(config.per_layer_config)
+        return math.fsum(map(_attention_width, config.per_layer_config)) / len(
+            config.per_layer_config
+        )
     heads = getattr(config, "num_attention_heads", 0)
     return float(heads * (getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)))
 
 
-def flops_of(learner: Learner, config: Config, rows: Rows, spared: float = 0.0) -> NDArray[np.float64] | None:
+def flops_of(
+    learner: Learner, config: Config, rows: Rows, spared: float = 0.0
+) -> NDArray[np.float64] | None:
     """FLOPs of each row, `[rows]`; None where the model hides its sizes.
 
     `spared`: share of the tokens that stands in beginnings which other rows have computed.
@@ -63,17 +67,28 @@ def flops_of(learner: Learner, config: Config, rows: Rows, spared: float = 0.0) 
     lengths = rows.lengths.astype(np.float64)
     is_causal = not config.classifies or pools_last(unwrap(learner.model))
     pairs = lengths * (lengths + 1) / 2 if is_causal else lengths**2
-    found: NDArray[np.float64] = each.token * lengths + each.pair * pairs + each.label * rows.trained_counts
+    found: NDArray[np.float64] = (
+        each.token * lengths + each.pair * pairs + each.label * rows.trained_counts
+    )
     return found
 
 
 def describe(
-    learner: Learner, config: Config, rows: Rows, device: torch.device, dtype: torch.dtype, spared: float = 0.0
+    learner: Learner,
+    config: Config,
+    rows: Rows,
+    device: torch.device,
+    dtype: torch.dtype,
+    spared: float = 0.0,
 ) -> dict[str, Any]:
     """Device and dtype, and what report.json needs to speak of MFU, unless the model hides its sizes: FLOPs per token,
     a mean over an epoch with labels and attention shared out over all tokens, and the peak."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    known = {"device": name, "device_bytes": device_bytes(device), "dtype": str(dtype).removeprefix("torch.")}
+    known = {
+        "device": name,
+        "device_bytes": device_bytes(device),
+        "dtype": str(dtype).removeprefix("torch."),
+    }
     flops = flops_of(learner, config, rows, spared)
     if flops is None:
         return known
@@ -104,7 +119,9 @@ def _linears(lm: nn.Module, skip: nn.Module | None) -> Iterator[Linear]:
         if module is skip or _is_head(name):
             continue
         if weights := _weights_of(module):
-            yield Linear(name, weights, any(p.requires_grad for p in module.parameters(recurse=False)))
+            yield Linear(
+                name, weights, any(p.requires_grad for p in module.parameters(recurse=False))
+            )
         elif is_expert(name):
             # All experts of a layer in one parameter: [experts, inputs, outputs].
             for parameter in module.parameters(recurse=False):
@@ -124,4 +141,6 @@ def _weights_of(module: nn.Module) -> int:
 
 def _is_head(name: str) -> bool:
     """A classifier's own layers see one token of each sequence."""
-    return any(part in ("score", "classifier", "pre_classifier", "pooler") for part in name.split("."))
+    return any(
+        part in ("score", "classifier", "pre_classifier", "pooler") for part in name.split(".")
+    )

@@ -36,13 +36,20 @@ class HostCopies:
 
     def take(self, model: Any, optimizer: FlatAdamW, *, is_whole: bool) -> Held:
         """The tensors of this moment; the weights too where this rank has them whole."""
-        state = {name: self._copy(f"optimizer.{name}", tensor) for name, tensor in optimizer.state().items()}
+        state = {
+            name: self._copy(f"optimizer.{name}", tensor)
+            for name, tensor in optimizer.state().items()
+        }
         if not is_whole:
             return Held(state)
         entries = model.state_dict(keep_vars=True)
-        first_names = {id(value): name for name, value in reversed(entries.items())}  # a tied one is copied once
+        first_names = {
+            id(value): name for name, value in reversed(entries.items())
+        }  # a tied one is copied once
         weights = {
-            name: self._copy(first_names[id(value)], value) if value.requires_grad else value.detach()
+            name: self._copy(first_names[id(value)], value)
+            if value.requires_grad
+            else value.detach()
             for name, value in entries.items()
         }
         return Held(state, weights)

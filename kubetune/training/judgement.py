@@ -62,7 +62,9 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
     answers = answer(run.judge, run.learner, run.world, lambda: run.stop.requested)
     if answers is None:
         return None
-    return values | on_main(partial(_score, run.judge, answers, run.checkpointer.run_dir, step), run.world)
+    return values | on_main(
+        partial(_score, run.judge, answers, run.checkpointer.run_dir, step), run.world
+    )
 
 
 def _score(judge: Judge, answers: Mapping[int, str], run_dir: Path, step: int) -> dict[str, float]:
@@ -70,7 +72,10 @@ def _score(judge: Judge, answers: Mapping[int, str], run_dir: Path, step: int) -
     questions = run_dir / metrics.ANSWERS / QUESTIONS
     if not questions.exists():
         prompts = {question: judge.tokenizer.decode(question.ids) for question in judge.asked}
-        told = [{"row": q.row, "prompt": text, "reference": judge.reference(q)} for q, text in prompts.items()]
+        told = [
+            {"row": q.row, "prompt": text, "reference": judge.reference(q)}
+            for q, text in prompts.items()
+        ]
         write_lines(questions, told, run_dir)
     write_lines(answers_file(run_dir, step), lines, run_dir)
     return values
@@ -87,8 +92,12 @@ def measure_base(run: Run, state: State) -> None:
     if values is None:
         raise errors.Preempted(0)
     if run.world.is_main:
-        files.write_atomic(run_dir / metrics.BASE, json.dumps({"metrics": values}, indent=1), within=run_dir)
-        logs.EVAL.info("before training %s", " ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        files.write_atomic(
+            run_dir / metrics.BASE, json.dumps({"metrics": values}, indent=1), within=run_dir
+        )
+        logs.EVAL.info(
+            "before training %s", " ".join(f"{name} {value:.4g}" for name, value in values.items())
+        )
 
 
 def conclude(config: Config, run_dir: Path, state: State, world: World) -> None:

@@ -77,7 +77,12 @@ def train(
         if world.is_main:
             record_start(run, state, run_dir)
         if config.training.fp8:
-            fp8.adopt(run.learner.model, run.learner.kernels, world.device, lambda: warm_up.loss_ahead(run, state))
+            fp8.adopt(
+                run.learner.model,
+                run.learner.kernels,
+                world.device,
+                lambda: warm_up.loss_ahead(run, state),
+            )
         if config.training.preflight:
             preflight.rehearse(run, state)
         stop.defer()
@@ -85,7 +90,9 @@ def train(
         with open_run_log(config, plan, run_dir, world, state) as run_log:
             with run.checkpointer, run.learner.undo:
                 state = loop(run, state, run_log)
-            return state, report(config, plan, run_dir, world, data, state)  # some trackers keep it when they close
+            return state, report(
+                config, plan, run_dir, world, data, state
+            )  # some trackers keep it when they close
 
 
 def _build(
@@ -112,6 +119,7 @@ def _build(
     optimizer.mirror(shared_input.copies(learner.model, optimizer.collected))
     log_model(learner, optimizer)
     log_padding(data.tokenizer, world)
+    brings_code = config.model.trust_remote_code and config.lora is None
     checkpointer = Checkpointer(
         run_dir,
         world,
@@ -123,6 +131,7 @@ def _build(
         background=writes_in_background(config.training.async_save, optimizer),
         timeout_seconds=config.training.timeout_seconds,
         base=base,
+        brings_code=brings_code,
     )
     checkpointer.require_room()
     return Run(config, plan, world, stop, task, learner, optimizer, feed, data, checkpointer, judge)
@@ -144,9 +153,13 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
     #   5. A stop is obeyed only after that, or within an evaluation, which the next start makes anew.
     plan, world, optimizer = run.plan, run.world, run.optimizer
     if state.step:
-        state = _finish_step(run, state, run_log)  # a stop may have come between a step and its evaluation
+        state = _finish_step(
+            run, state, run_log
+        )  # a stop may have come between a step and its evaluation
     while state.step < plan.num_steps and not _is_patience_spent(run, state):
-        if is_pause_due(run.config.training.pause_at_step, state, evaluates=run.data.eval is not None):
+        if is_pause_due(
+            run.config.training.pause_at_step, state, evaluates=run.data.eval is not None
+        ):
             _stop(run, state, run_log, errors.Paused)
         if state.step:
             warm_up.compile_planned(run, state)
@@ -165,7 +178,9 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
             continue
         loss = measured["loss"]
         parts = [(batch.samples, part) for batch, part in zip(work.batches, losses, strict=True)]
-        finite.require_finite(loss, norm, state.step, parts, world, partial(finite.origin, run.data, run.config))
+        finite.require_finite(
+            loss, norm, state.step, parts, world, partial(finite.origin, run.data, run.config)
+        )
         above = finite.steps_above_threshold(loss, state, run.config.training)
         optimizer.scale_gradient(1.0 / state.loss_scale, norm, run.config.training.max_grad_norm)
         optimizer.update(learning_rate_at(plan, state.step))
@@ -204,7 +219,10 @@ def _backward(run: Run, state: State, micro: int, batch: Batch, work: Work) -> t
     batch = batch.to(run.world.device)
     # Dropout depends on where we are, not on what ran before: a resumed run draws the same masks.
     seed(mixed_seed(run.config.training.seed, state.step, micro, run.world.rank), run.world.device)
-    found = run.task.backward(run.learner, batch, state.loss_scale / max(work.divisor, 1)) / state.loss_scale
+    found = (
+        run.task.backward(run.learner, batch, state.loss_scale / max(work.divisor, 1))
+        / state.loss_scale
+    )
     if logs.BATCH.isEnabledFor(10):
         log_batch(run.config, micro, len(work.batches), batch, float(found.reshape(-1)[0]), began)
     return found.reshape(-1)
@@ -218,14 +236,18 @@ def _agree(
     names, rank_seconds = ("loss", *run.task.STEP_METRICS), [0.0] * run.world.size
     rank_seconds[run.world.rank] = computed
     columns = torch.stack(list(found)).double().t().contiguous() if found else ()
-    mine = torch.stack([column.sum() for column in columns]).tolist() if found else [0.0] * len(names)
+    mine = (
+        torch.stack([column.sum() for column in columns]).tolist() if found else [0.0] * len(names)
+    )
     flags = [float(run.stop.requested), float(run.checkpointer.has_failed)]
     numbers = process_group.sum_numbers([*mine, *flags, *rank_seconds], run.world)
     stopping, failing, *ranks = numbers[len(names) :]
     return dict(zip(names, numbers, strict=False)), stopping > 0, failing > 0, ranks
 
 
-def _stop(run: Run, state: State, run_log: RunLog, why: type[errors.Preempted] = errors.Preempted) -> None:
+def _stop(
+    run: Run, state: State, run_log: RunLog, why: type[errors.Preempted] = errors.Preempted
+) -> None:
     logs.STEP.info("asked to stop: saving step %d", state.step)
     run_log.sync()
     if state.saved_step < state.step:
@@ -240,16 +262,24 @@ def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
     # `saved_step`, which lie in the checkpoint, say what of it was done, so that nothing is done twice or left out.
     heartbeat.beat("end of step", state.step)
     plan, last = run.plan, state.step == run.plan.num_steps
-    if run.data.eval is not None and state.evaluated_step < state.step and (last or plan.is_eval_step(state.step)):
+    if (
+        run.data.eval is not None
+        and state.evaluated_step < state.step
+        and (last or plan.is_eval_step(state.step))
+    ):
         if state.step > 1:
-            warm_up.compile_planned(run, state)  # a resumed run evaluates with what the uninterrupted one did
+            warm_up.compile_planned(
+                run, state
+            )  # a resumed run evaluates with what the uninterrupted one did
         began = time.perf_counter()
         values = judge_weights(run, state.step)
         if values is None:
             _stop(run, state, run_log)
         else:
             state = _judge(run, state, values)
-            run_log.evaluation(state.step, values, state.best_step == state.step, time.perf_counter() - began)
+            run_log.evaluation(
+                state.step, values, state.best_step == state.step, time.perf_counter() - began
+            )
     is_best = state.best_step == state.step
     # A loss that runs away must not push the last good checkpoint out.
     is_sound = plan.is_save_step(state.step) and not state.steps_above_threshold
@@ -270,7 +300,9 @@ def _judge(run: Run, state: State, values: dict[str, float]) -> State:
     greater = prefers_greater(run.config.training)
     value, best, state = values[name], state.best_value, replace(state, evaluated_step=state.step)
     if best is None or (value > best if greater else value < best):
-        return replace(state, best_step=state.step, best_value=value, evaluations_without_improvement=0)
+        return replace(
+            state, best_step=state.step, best_value=value, evaluations_without_improvement=0
+        )
     return replace(state, evaluations_without_improvement=state.evaluations_without_improvement + 1)
 
 

@@ -16,7 +16,10 @@ def lowered(optimizer: FlatAdamW, state: State) -> State:
     """State to try the same step again in after an overflow, its gradient cleared."""
     optimizer.clear_gradient()
     logs.TRAIN.info(
-        "step %d: fp16 overflow, loss scale %g -> %g", state.step + 1, state.loss_scale, state.loss_scale / 2
+        "step %d: fp16 overflow, loss scale %g -> %g",
+        state.step + 1,
+        state.loss_scale,
+        state.loss_scale / 2,
     )
     return replace(state, loss_scale=state.loss_scale / 2, steps_since_overflow=0)
 

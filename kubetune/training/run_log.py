@@ -38,7 +38,9 @@ def peak_memory_bytes(device: torch.device) -> int:
 class RunLog:
     """Open one with `open_run_log`; on ranks other than 0 it stays silent."""
 
-    def __init__(self, config: Config, plan: Plan, run_dir: Path, world: World, state: State) -> None:
+    def __init__(
+        self, config: Config, plan: Plan, run_dir: Path, world: World, state: State
+    ) -> None:
         self._config, self._plan, self._run_dir, self._world = config, plan, run_dir, world
         self._numbers: metrics.MetricsLog | None = None
         self._tracker: trackers.Tracker | None = None
@@ -51,7 +53,13 @@ class RunLog:
         return step / self._plan.steps_per_epoch
 
     def step(
-        self, state: State, work: Work, measured: dict[str, float], norm: float, seconds: float, ranks: Sequence[float]
+        self,
+        state: State,
+        work: Work,
+        measured: dict[str, float],
+        norm: float,
+        seconds: float,
+        ranks: Sequence[float],
     ) -> None:
         """One optimizer step is done. `measured`: its loss, and what else the task measures, NaN where there is nothing
         of it; `ranks`: seconds each rank computed, before waiting for the others."""
@@ -86,7 +94,10 @@ class RunLog:
         if self._tracker is not None:
             self._tracker.log(state.step, {**values, "tokens_per_second": speed})
         self._epoch_losses.append((loss, work.labels))
-        if state.step % self._config.training.logging_steps == 0 or state.step == self._plan.num_steps:
+        if (
+            state.step % self._config.training.logging_steps == 0
+            or state.step == self._plan.num_steps
+        ):
             logs.TRAIN.info(
                 "step %d/%d epoch %.2f loss %.4f%s lr %.3g grad_norm %.3f tokens/s %.0f",
                 state.step, self._plan.num_steps, values["epoch"], loss, _compared(measured), rate, norm, speed,
@@ -98,10 +109,18 @@ class RunLog:
         labels = sum(n for _, n in self._epoch_losses)
         mean = math.fsum(loss * n for loss, n in self._epoch_losses) / max(labels, 1)
         steps, whole = len(self._epoch_losses), self._plan.steps_per_epoch
-        lost = f" of {steps} of its {whole} steps, as metrics.jsonl lacks the others" if steps < whole else ""
+        lost = (
+            f" of {steps} of its {whole} steps, as metrics.jsonl lacks the others"
+            if steps < whole
+            else ""
+        )
         self._epoch_losses.clear()
         logs.EPOCH.info(
-            "epoch %d done: mean loss %.4f%s, step %d", round(self.epoch(state.step)), mean, lost, state.step
+            "epoch %d done: mean loss %.4f%s, step %d",
+            round(self.epoch(state.step)),
+            mean,
+            lost,
+            state.step,
         )
 
     def remember(self, run_dir: Path, step: int) -> None:
@@ -115,15 +134,22 @@ class RunLog:
         """An evaluation of the weights after `step` steps."""
         if self._numbers is None:
             return
-        metrics.record_event(self._run_dir, "evaluation", step=step, best=best, seconds=seconds, metrics=values)
+        metrics.record_event(
+            self._run_dir, "evaluation", step=step, best=best, seconds=seconds, metrics=values
+        )
         self._numbers.write(step, {"epoch": self.epoch(step), **values})
         if self._tracker is not None:
             self._tracker.log(step, values)
         # A perplexity of a model that was never trained has hundreds of digits.
-        texts = {name: f"{value:.4f}" if value < 1e6 else f"{value:.3g}" for name, value in values.items()}
+        texts = {
+            name: f"{value:.4f}" if value < 1e6 else f"{value:.3g}"
+            for name, value in values.items()
+        }
         shown = " ".join(f"{name} {text}" for name, text in texts.items() if "/" not in name)
         logs.EVAL.info("step %d %s%s", step, shown, " (best so far)" if best else "")
-        of_sources = [f"{name.partition('/')[2]} {text}" for name, text in texts.items() if "/" in name]
+        of_sources = [
+            f"{name.partition('/')[2]} {text}" for name, text in texts.items() if "/" in name
+        ]
         if of_sources:
             logs.EVAL.info("step %d eval_loss by source: %s", step, ", ".join(of_sources))
 
@@ -140,19 +166,27 @@ def _compared(measured: Mapping[str, float]) -> str:
 
 
 @contextmanager
-def open_run_log(config: Config, plan: Plan, run_dir: Path, world: World, state: State) -> Iterator[RunLog]:
+def open_run_log(
+    config: Config, plan: Plan, run_dir: Path, world: World, state: State
+) -> Iterator[RunLog]:
     """The run_log of one start of a run, going on after `state`."""
     run_log = RunLog(config, plan, run_dir, world, state)
     if not world.is_main:
         yield run_log
         return
     with ExitStack() as stack:
-        run_log._numbers = stack.enter_context(metrics.MetricsLog(run_dir, state.step, state.evaluated_step))
+        run_log._numbers = stack.enter_context(
+            metrics.MetricsLog(run_dir, state.step, state.evaluated_step)
+        )
         run_log.remember(run_dir, state.step)
-        tracker = trackers.open_tracker(config, run_dir, state.step, write_page=partial(_write_page, run_dir))
+        tracker = trackers.open_tracker(
+            config, run_dir, state.step, write_page=partial(_write_page, run_dir)
+        )
         run_log._tracker = stack.enter_context(tracker)
         stack.enter_context(machine.recorded(run_dir, lambda: run_log.last_step, tracker.note_load))
-        run_log._bar = stack.enter_context(Progress(plan.num_steps, state.step, is_wanted(world.rank)))
+        run_log._bar = stack.enter_context(
+            Progress(plan.num_steps, state.step, is_wanted(world.rank))
+        )
         yield run_log
         if (runaway := metrics.runaway(metrics.read_totals(run_dir))) is not None:
             run_log._tracker.tell("loss_runaway", metrics.runaway_line(runaway))
@@ -164,11 +198,15 @@ def _write_page(run_dir: Path, file: Path) -> None:
     write_report([run_dir], file)
 
 
-def log_batch(config: Config, micro: int, count: int, batch: Batch, loss: float, began: float) -> None:
+def log_batch(
+    config: Config, micro: int, count: int, batch: Batch, loss: float, began: float
+) -> None:
     """`[COLLATE]` and `[BATCH]` at DEBUG, as often as logging.batches says."""
     if logs.shows_batch(config.logging.batches, micro, count):
         sequences = len(batch.cu_seqlens) - 1 if batch.tree is None else len(batch.samples)
-        logs.COLLATE.debug("input_ids [%d], %d sequences, %d labels", batch.num_tokens, sequences, batch.num_labels)
+        logs.COLLATE.debug(
+            "input_ids [%d], %d sequences, %d labels", batch.num_tokens, sequences, batch.num_labels
+        )
         logs.BATCH.debug(
             "micro-batch %d/%d: samples %s, loss share %.4f, %.3f s",
             micro + 1, count, list(batch.samples[:8]), loss, time.perf_counter() - began,

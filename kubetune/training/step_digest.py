@@ -21,7 +21,9 @@ from kubetune.optimizer.adamw import FlatAdamW
 FOLDER = "KUBETUNE_STEP_DIGESTS"
 
 
-def record(rank: int, step: int, batches: Sequence[Batch], losses: Sequence[Tensor], optimizer: FlatAdamW) -> None:
+def record(
+    rank: int, step: int, batches: Sequence[Batch], losses: Sequence[Tensor], optimizer: FlatAdamW
+) -> None:
     """Note the step that begins after `step` completed ones: called after its gradient, before its update."""
     if FOLDER not in os.environ:
         return

@@ -54,9 +54,13 @@ class StopRequest:
         self.requested = True
         if not self._deferred:
             raise errors.Preempted(0)
-        leave_compiler(frame)
+        leave_compiler()
 
 
 def is_pause_due(pause: int | None, state: State, *, evaluates: bool) -> bool:
     """The run has come to `training.pause_at_step`: at an evaluation, which is made by then, where it has any."""
-    return pause is not None and state.step >= pause and (not evaluates or state.evaluated_step == state.step)
+    return (
+        pause is not None
+        and state.step >= pause
+        and (not evaluates or state.evaluated_step == state.step)
+    )

@@ -17,15 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from kubetune import errors
-from kubetune.base import allocator, fast_import, files, logs, processes
-from kubetune.base.signals import AHEAD
+from kubetune.base import allocator, collector, files, logs, processes
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.planning.plan import make_plan
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.supervisor import place
 from kubetune.training.start.libraries import import_libraries
-from kubetune.training.start.preparation import Preparation, import_peft, log_as_set, planned_tokens, sizes, width_of
+from kubetune.training.start.preparation import (
+    Preparation,
+    log_as_set,
+    planned_tokens,
+    sizes,
+    width_of,
+)
 from kubetune.training.stop import StopRequest
 
 if TYPE_CHECKING:
@@ -39,22 +44,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     rank = int(os.environ.get("RANK", "0"))
     code, reason, step, run_dir, kind = errors.OK, exit_status.DONE, None, None, None
     try:
-        argv, begun = sys.argv[1:] if argv is None else list(argv), None
-        if argv[:1] == [AHEAD]:
-            begun = Preparation(int(argv[1]))
-            argv = [begun.told_after(import_libraries)]
-        config, found = open_run(argv, rank)
+        config, found = open_run(sys.argv[1:] if argv is None else list(argv), rank)
         with hold(found, rank):
             run_dir = found
-            state, remark = work(config, run_dir, stop, begun)
-            step, reason = state.step, f"{exit_status.DONE}, but {remark}" if remark else exit_status.DONE
+            state, remark = work(config, run_dir, stop)
+            step, reason = (
+                state.step,
+                f"{exit_status.DONE}, but {remark}" if remark else exit_status.DONE,
+            )
     except errors.Preempted as stopped:
         # Who is stopped before the loop does not know how far an earlier start has come.
         step = stopped.step or (checkpoints.newest_step(run_dir) if run_dir is not None else 0)
         code, reason, kind = stopped.exit_code, str(type(stopped)(step)), stopped.kind
         logs.STEP.info("%s", reason)
     except errors.KubetuneError as error:
-        code, reason = error.exit_code, str(error) if run_dir is None else exit_status.reason_of(error)
+        code, reason = (
+            error.exit_code,
+            str(error) if run_dir is None else exit_status.reason_of(error),
+        )
         kind = type(error).__name__
         logs.ERROR.error("%s", reason)
     except Exception as error:
@@ -66,13 +73,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             logs.family_logger("ERROR").critical("this is a bug in kubetune", exc_info=error)
     if run_dir is not None:
         with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
-            exit_status.write_rank_exit_status(run_dir, rank, exit_status.ExitStatus(code, reason, step, kind))
+            exit_status.write_rank_exit_status(
+                run_dir, rank, exit_status.ExitStatus(code, reason, step, kind)
+            )
     return code
 
 
 def hold(run_dir: Path, rank: int) -> AbstractContextManager[None]:
     """Keep a second writer out where no agent does; raises EnvironmentFault naming the first."""
-    return nullcontext() if rank != 0 or processes.AGENT_PID in os.environ else place.hold(run_dir, node=0)
+    return (
+        nullcontext()
+        if rank != 0 or processes.AGENT_PID in os.environ
+        else place.hold(run_dir, node=0)
+    )
 
 
 def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
@@ -93,7 +106,9 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
     add_run_arguments(parser)
     config = config_from_args(parse(parser, argv), os.environ)
     if config.output is None:
-        raise errors.ConfigError("under torchrun every rank must know the run directory: set output=DIR")
+        raise errors.ConfigError(
+            "under torchrun every rank must know the run directory: set output=DIR"
+        )
     run_dir = Path(config.output)
     config = dated(config, run_dir)
     if rank == 0:
@@ -101,13 +116,13 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
     return log_as_set(config, run_dir, rank), run_dir
 
 
-def work(config: Config, run_dir: Path, stop: StopRequest, begun: Preparation | None = None) -> tuple[State, str]:
+def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
     """Prepare, join the others, train, report; the state at the end and, on rank 0, what is to be said of it."""
     allocator.keep_memory(classifies=config.classifies)
     processes.try_threads()
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    with begun or Preparation((config, run_dir)) as preparation:
+    with Preparation(config, run_dir) as preparation:
         import_libraries()
         from kubetune.data.prepared.identity import Check
         from kubetune.data.prepared.statistics import record
@@ -120,11 +135,11 @@ def work(config: Config, run_dir: Path, stop: StopRequest, begun: Preparation | 
         from kubetune.training.start import choices
         from kubetune.training.start.facts import gpu_name, log_start
 
-        with fast_import.sparingly():
+        with collector.paused():
             task = task_module(config)
+            if config.lora is not None:
+                import peft  # noqa: F401
         data, config = preparation.result()
-        if config.lora is not None:
-            import_peft(config, data)
     # On one rank alone; it reads the base while that is being loaded, and is waited for where weights meet.
     base = Check(config, run_dir) if os.environ.get("RANK", "0") == "0" else None
     if not alone:
@@ -135,11 +150,15 @@ def work(config: Config, run_dir: Path, stop: StopRequest, begun: Preparation | 
     with ExitStack() as stack:
         stack.enter_context(heartbeat.watch(run_dir, int(os.environ.get("RANK", "0")), patience))
         heartbeat.beat("joining")
-        world = stack.enter_context(process_group.join(timeout_seconds=patience + heartbeat.WAITING_SECONDS))
+        world = stack.enter_context(
+            process_group.join(timeout_seconds=patience + heartbeat.WAITING_SECONDS)
+        )
         heartbeat.beat("starting")
         device: Literal["cuda", "cpu"] = "cuda" if world.device.type == "cuda" else "cpu"
         plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
-        config = choices.decide(config, plan, run_dir, world, planned_tokens(plan, data), width_of(data))
+        config = choices.decide(
+            config, plan, run_dir, world, planned_tokens(plan, data), width_of(data)
+        )
         log_start(plan, world, data)
         if world.is_main:
             for line in actuals.outlook(config, plan, planned_tokens(plan, data), gpu_name(world)):

@@ -55,7 +55,11 @@ async def say(request: Request) -> Response:
     """One turn: the answer of one side, as lines of JSON while it comes."""
     site, asked = site_of(request), await body_of(request)
     run_dir = find_run(site, str(asked.get("dir", "")))
-    wanted = {"base": asked.get("base") is True, "messages": _messages(asked), "sampling": _sampling(asked)}
+    wanted = {
+        "base": asked.get("base") is True,
+        "messages": _messages(asked),
+        "sampling": _sampling(asked),
+    }
 
     async def lines() -> AsyncIterator[bytes]:
         async for found in site.talkers.get(run_dir).answer(wanted):
@@ -69,17 +73,26 @@ def _messages(asked: Mapping[str, Any]) -> list[dict[str, str]]:
     if not isinstance(found, list) or not 1 <= len(found) <= _LIMITS["messages"]:
         raise ConfigError("messages: expected a list of turns")
     for turn in found:
-        is_turn = isinstance(turn, dict) and turn.keys() == {"role", "content"} and isinstance(turn["content"], str)
+        is_turn = (
+            isinstance(turn, dict)
+            and turn.keys() == {"role", "content"}
+            and isinstance(turn["content"], str)
+        )
         if not is_turn or turn["role"] not in ("system", "user", "assistant"):
-            raise ConfigError("messages: expected turns of role system, user or assistant with a text as content")
+            raise ConfigError(
+                "messages: expected turns of role system, user or assistant with a text as content"
+            )
     return found
 
 
 def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        tokens, temperature = int(asked.get("max_new_tokens", 256)), float(asked.get("temperature", 0))
+        tokens, temperature = (
+            int(asked.get("max_new_tokens", 256)),
+            float(asked.get("temperature", 0)),
+        )
         top_p, seed = float(asked.get("top_p", 1)), int(asked.get("seed", 0))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError("max_new_tokens, temperature, top_p and seed: expected numbers") from None
     require_sampling(tokens, temperature, top_p)
     tokens = min(tokens, _LIMITS["max_new_tokens"])

@@ -62,11 +62,16 @@ def _answer(loaded: LoadedModel, asked: Mapping[str, Any], tell: Tell) -> None:
     try:
         left_out = loaded.left_out(prompt)
         with loaded.as_base() if asked["base"] else nullcontext(loaded) as model:
-            stream_answer(model, prompt, Sampling(**asked["sampling"]), lambda piece: tell(piece=piece))
+            stream_answer(
+                model, prompt, Sampling(**asked["sampling"]), lambda piece: tell(piece=piece)
+            )
         tell(end=True, left_out=left_out)
     except KeyboardInterrupt:
         tell(end=True, stopped=True)
-    except (ValueError, KubetuneError) as error:  # the template refuses the conversation, or memory lacks room
+    except (
+        ValueError,
+        KubetuneError,
+    ) as error:  # the template refuses the conversation, or memory lacks room
         tell(end=True, error=str(error))
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from kubetune.base import processes
+from kubetune.base.humanize import visible
 from kubetune.base.logs import scrub
 from kubetune.config.schema.cluster import DNS_LABEL
 from kubetune.errors import ConfigError
@@ -35,8 +36,12 @@ def part(request: Request) -> Response:
     """The part of the page that changes, as the cluster tells it now."""
     name = _name(request)
     found, problem = _told([*_words(request, name), "--json"])
-    text = templates().get_template("cluster_part.html").render(found=found, problem=problem, name=name)
-    return HTMLResponse(scrub(text))
+    text = (
+        templates()
+        .get_template("cluster_part.html")
+        .render(found=found, problem=problem, name=name)
+    )
+    return HTMLResponse(visible(scrub(text)))
 
 
 def _name(request: Request) -> str:
@@ -49,7 +54,9 @@ def _name(request: Request) -> str:
 def _words(request: Request, name: str) -> list[str]:
     namespace = site_of(request).namespace
     if namespace is None:
-        raise ConfigError("this server shows no cluster; start it with `kubetune ui --namespace NAMESPACE`")
+        raise ConfigError(
+            "this server shows no cluster; start it with `kubetune ui --namespace NAMESPACE`"
+        )
     return [*(["watch", name] if name else ["status"]), "--namespace", namespace]
 
 
@@ -57,7 +64,9 @@ def _told(words: Sequence[str]) -> tuple[Any, str]:
     """The JSON that a command prints, and why there is none."""
     command = processes.module("kubetune", *words)
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS
+        )
     except subprocess.TimeoutExpired:
         return None, f"The cluster has not answered in {_SECONDS:g} s."
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,8 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kubetune.config import consent
+from kubetune.config.load import load_config
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.rundir.starts import train_again
 from kubetune.supervisor.place import holders
@@ -38,7 +42,9 @@ def job(request: Request) -> Response:
 def launchers(site: Site, run_dir: Path) -> list[psutil.Process]:
     """Processes of this machine by which a run goes on: its command, if begun here, and those that hold it."""
     begun = site.jobs.process(site.records.name_of(run_dir))
-    return list({one.pid: one for one in ([begun] if begun is not None else []) + holders(run_dir)}.values())
+    return list(
+        {one.pid: one for one in ([begun] if begun is not None else []) + holders(run_dir)}.values()
+    )
 
 
 async def stop(request: Request) -> Response:
@@ -49,7 +55,9 @@ async def stop(request: Request) -> Response:
         try:
             run_dir = find_run(site, str(asked.get("dir", "")))
             if not (found := launchers(site, run_dir)):
-                raise ConfigError(f"{run_dir} does not run on this machine, or has ended; stop it where it was started")
+                raise ConfigError(
+                    f"{run_dir} does not run on this machine, or has ended; stop it where it was started"
+                )
             for process in found:
                 process.send_signal(signal.SIGTERM)
         except KubetuneError as error:
@@ -57,6 +65,26 @@ async def stop(request: Request) -> Response:
         return answer({"problems": []})
 
     return await to_thread.run_sync(ask)
+
+
+def _require_allowed(run_dir: Path, words: Sequence[str]) -> None:
+    """Raise ConfigError for code of a run that nobody has started on this machine.
+
+    The page is no terminal: a run directory below its folder may be somebody else's.
+    """
+    config = load_config(Path(words[1]), overrides=words[2:], environ=os.environ)
+    refused = [code for code in consent.code_of(config) if not consent.is_allowed(code)]
+    if refused:
+        command = shlex.join(["kubetune", *words])
+        raise ConfigError(
+            [
+                *(
+                    f"{code.key} has code run that nobody allowed here: {code.what}"
+                    for code in refused
+                ),
+                f"Read the code; if you want it to run, go on in a terminal: {command}",
+            ]
+        )
 
 
 async def go_on(request: Request) -> Response:
@@ -67,6 +95,7 @@ async def go_on(request: Request) -> Response:
         try:
             run_dir = find_run(site, str(asked.get("dir", "")))
             words, name = train_again(run_dir), site.records.name_of(run_dir)
+            _require_allowed(run_dir, words)
             site.jobs.start(name, words)
         except KubetuneError as error:
             return answer({"problems": [str(error)]})

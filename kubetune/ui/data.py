@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import Any
 from urllib.parse import urlencode
 
 from anyio import to_thread
@@ -19,7 +18,7 @@ from starlette.responses import Response
 from kubetune.base.files import read_object
 from kubetune.config.load import load_config, read_config
 from kubetune.config.schema import Config
-from kubetune.data.prepared.prepare import fingerprint
+from kubetune.data.prepared.fingerprint import fingerprint
 from kubetune.data.reading.sources import require_sources
 from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
 from kubetune.errors import ConfigError, KubetuneError
@@ -47,11 +46,22 @@ def data(request: Request) -> Response:
         "problems": PROBLEMS,
     }
     if not run and not file:
-        return page(request, "rows.html", "kubetune data check RUN.yaml --html data.html", {**common, "found": None})
+        return page(
+            request,
+            "rows.html",
+            "kubetune data check RUN.yaml --html data.html",
+            {**common, "found": None},
+        )
     config, prepared, target = _chosen(site, run, file)
     query = _query(asked)
     opened = open_rows(config, prepared)
-    facts = {**common, "query": query, "target": str(target), "task": config.task, "limit": config.data.max_length}
+    facts = {
+        **common,
+        "query": query,
+        "target": str(target),
+        "task": config.task,
+        "limit": config.data.max_length,
+    }
     verb = f"kubetune data check {quote(str(target))} --html data.html"
     if opened is None:
         return page(
@@ -64,7 +74,7 @@ def data(request: Request) -> Response:
     kept = {key: value for key, value in asked.items() if key != "at" and value}
     return page(request, "rows.html", verb, {
         **facts, "found": found, "splits": opened.counts,
-        "sources": opened.sources.get(query.split, []), "stats": _stats(opened.folder, query.split),
+        "sources": opened.sources.get(query.split, []), "findings": opened.findings(),
         "after": urlencode({**kept, "at": found.next}) if found.next is not None else "",
         "before": urlencode({**kept, "at": max(0, query.at - PAGE)}) if query.at and not query.text else "",
         "first": urlencode(kept) if query.at else "",
@@ -73,7 +83,11 @@ def data(request: Request) -> Response:
 
 def _files(site: Site) -> list[str]:
     """Run files beside the runs."""
-    found = sorted(path.name for path in site.folder.glob("[!.]*.yaml") if path.is_file() and not path.is_symlink())
+    found = sorted(
+        path.name
+        for path in site.folder.glob("[!.]*.yaml")
+        if path.is_file() and not path.is_symlink()
+    )
     return found[:_MOST_FILES]
 
 
@@ -99,12 +113,6 @@ def _target(site: Site, run: str, file: str) -> Path:
     return site.folder / file
 
 
-def _stats(folder: Path, split: str) -> Mapping[str, Any]:
-    """Counts of what became of the records of a split."""
-    path = folder / split / "stats.json"
-    return read_object(path) if path.is_file() else {}
-
-
 def _query(asked: Mapping[str, str]) -> Query:
     """The filters of an address. Raises ConfigError for those without sense."""
     numbers = {}
@@ -115,7 +123,9 @@ def _query(asked: Mapping[str, str]) -> Query:
         numbers[key] = int(text) if text else None
     problem, order = asked.get("problem", ""), asked.get("order") or "file"
     if problem not in ("", *PROBLEMS) or order not in ORDERS:
-        raise ConfigError(f"problem and order: expected one of {', '.join(PROBLEMS)}, and one of {', '.join(ORDERS)}")
+        raise ConfigError(
+            f"problem and order: expected one of {', '.join(PROBLEMS)}, and one of {', '.join(ORDERS)}"
+        )
     return Query(
         asked.get("split") or "train", numbers["source"], numbers["low"] or 0, numbers["high"], problem, order,
         asked.get("text", "").strip()[:200], numbers["at"] or 0,
@@ -150,9 +160,15 @@ def bad_records(path: Path, at: int) -> tuple[int | None, list[tuple[str, str, s
             return None, []
         total = int(next(lines).partition(": ")[2].rstrip(",\n"))
         next(lines)  # the head of the list
-        kept = [json.loads(line.strip().rstrip(",")) for line in islice(lines, at, min(at + MOST_BAD, total))]
-    parts = (re.fullmatch(r"(.*?):(\d+): (.*)", text, re.DOTALL) for text in kept)
-    return total, [found.groups() if found else ("", "", text) for found, text in zip(parts, kept, strict=True)]  # type: ignore[misc]
+        kept = [
+            json.loads(line.strip().rstrip(","))
+            for line in islice(lines, at, min(at + MOST_BAD, total))
+        ]
+    problems = []
+    for text in kept:
+        parts = re.fullmatch(r"(.*?):(\d+): (.*)", text, re.DOTALL)
+        problems.append((parts[1], parts[2], parts[3]) if parts else ("", "", text))
+    return total, problems
 
 
 async def prepare(request: Request) -> Response:

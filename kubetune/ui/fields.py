@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from kubetune.config.consent import CODE
 from kubetune.config.schema import Config
 
 FIRST = (
@@ -15,8 +16,6 @@ FIRST = (
     "training.learning_rate", "training.global_batch_size", "data.max_length",
 )  # fmt: skip
 """Keys that stand at the top, since nearly every run sets them."""
-CODE = ("hooks", "evaluation.metrics", "model.trust_remote_code")
-"""Keys by which a run file has code run. They are for files that their owner wrote, not for a page."""
 LABELS = {
     "name": "Name",
     "model.path": "Model",
@@ -81,7 +80,10 @@ def form() -> tuple[list[Field], list[Group]]:
 
 def _leaves(schema: Mapping[str, Any], defined: Mapping[str, Any], before: str) -> Iterator[Field]:
     for name, found in schema["properties"].items():
-        key, kinds = f"{before}{name}", [_followed(kind, defined) for kind in found.get("anyOf", [found])]
+        key, kinds = (
+            f"{before}{name}",
+            [_followed(kind, defined) for kind in found.get("anyOf", [found])],
+        )
         is_list = any(kind.get("type") == "array" for kind in kinds)
         section = None if is_list else next((kind for kind in kinds if "properties" in kind), None)
         may_be_left_out = any(kind.get("type") in ("null", "boolean") for kind in kinds)

@@ -48,7 +48,11 @@ class Jobs:
                 start_new_session=True,  # Ctrl-C of the server is none of its business
             )
         self._children[name] = child
-        begun = {"pid": child.pid, "created": psutil.Process(child.pid).create_time(), "words": list(words)}
+        begun = {
+            "pid": child.pid,
+            "created": psutil.Process(child.pid).create_time(),
+            "words": list(words),
+        }
         try:
             write_atomic(self._record(name), json.dumps(begun))
         except OSError:
@@ -89,7 +93,10 @@ class Jobs:
         known = self._known(name)
         try:
             process = psutil.Process(known["pid"])
-            is_same = process.create_time() == known["created"] and process.status() != psutil.STATUS_ZOMBIE
+            is_same = (
+                process.create_time() == known["created"]
+                and process.status() != psutil.STATUS_ZOMBIE
+            )
         except (KeyError, psutil.Error):
             return None
         return process if is_same else None

@@ -32,7 +32,10 @@ def run_news(request: Request) -> Response:
             parts += [signature(run_dir), site.jobs.is_running(records.name_of(run_dir))]
             logs = run_dir / "logs"
             if logs.is_dir():
-                parts += [(s.st_size, s.st_mtime_ns) for s in (path.stat() for path in sorted(logs.iterdir()))]
+                parts += [
+                    (s.st_size, s.st_mtime_ns)
+                    for s in (path.stat() for path in sorted(logs.iterdir()))
+                ]
         return crc32(repr(parts).encode())
 
     return _stream(look)
@@ -43,7 +46,11 @@ def all_news(request: Request) -> Response:
     records = site_of(request).records
 
     def look() -> int:
-        return crc32(repr([(run["dir"], run["state"], run["step"], run["loss"]) for run in records.listed()]).encode())
+        return crc32(
+            repr(
+                [(run["dir"], run["state"], run["step"], run["loss"]) for run in records.listed()]
+            ).encode()
+        )
 
     return _stream(look)
 
@@ -68,4 +75,6 @@ def _stream(look: Callable[[], int]) -> Response:
             # Whatever the looking costs, most of the time nothing is done.
             await asyncio.sleep(max(_LOOK_SECONDS, 3 * (time.monotonic() - begun)))
 
-    return StreamingResponse(events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+    return StreamingResponse(
+        events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
+    )

@@ -15,13 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kubetune.base.files import known, write_atomic
-from kubetune.base.humanize import counted
-from kubetune.config.load import as_yaml, dotted_values, load_config, read_config, resolved
-from kubetune.config.schema import Config, EvaluationConfig, ModelConfig
-from kubetune.config.schema.tracking import HooksConfig
+from kubetune.config import consent
+from kubetune.config.load import as_yaml, dotted_values, load_config, read_config
+from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.library.plan_forecast import forecast_run
-from kubetune.ui.fields import CODE, LABELS, form
+from kubetune.ui.fields import LABELS, form
 from kubetune.ui.site import Site, answer, body_of, page, run_of, site_of
 
 Values = Mapping[str, str]
@@ -35,7 +34,9 @@ def new_run(request: Request) -> Response:
         base = site.records.name_of(run_dir)
         values = _typed(site, read_config(run_dir))
     first, groups = form()
-    shown = {field.key for field in (*first, *(field for group in groups for field in group.fields))}
+    shown = {
+        field.key for field in (*first, *(field for group in groups for field in group.fields))
+    }
     facts = {
         "title": "New run",
         "first": first,
@@ -62,7 +63,11 @@ def _typed(site: Site, config: Config) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     """A value as one types it; sources that are but a path by that."""
-    if isinstance(value, list) and value and all(isinstance(one, dict) and one.keys() == {"path"} for one in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(one, dict) and one.keys() == {"path"} for one in value)
+    ):
         value = [one["path"] for one in value] if len(value) > 1 else value[0]["path"]
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -81,7 +86,11 @@ def _planned(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
         found = _listed(error)
         # What nobody has come to yet is no mistake.
         needed = [LABELS.get(key, key) for line in found if (key := _missing(line))]
-        return {**nothing, "problems": [line for line in found if not _missing(line)], "needed": needed}
+        return {
+            **nothing,
+            "problems": [line for line in found if not _missing(line)],
+            "needed": needed,
+        }
     command, on_cluster = _command(site, config, "train"), bool(config.kubernetes)
     shown = {**nothing, "yaml": as_yaml(config), "command": command, "on_cluster": on_cluster}
     try:
@@ -89,12 +98,8 @@ def _planned(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
         ahead = forecast_run(config, os.environ, builds=False)
     except KubetuneError as error:
         return {**shown, "problems": _listed(error)}
-    facts, bad = list(ahead.describe()), list[str]()
-    if ahead.lengths is not None:
-        bad = list(ahead.lengths.bad)
-        looked = f"the first {counted(ahead.lengths.sampled, 'record')} looked at, {len(bad) or 'none'} bad"
-        facts.append(("data check", f"{looked}; `kubetune data check`, and the run itself, look at all"))
-    return {**shown, "facts": facts, "bad": bad}
+    bad = list(ahead.lengths.bad) if ahead.lengths is not None else []
+    return {**shown, "facts": list(ahead.describe()), "bad": bad}
 
 
 def _missing(line: str) -> str:
@@ -124,24 +129,23 @@ def _config(site: Site, asked: Mapping[str, Any]) -> Config:
     run_dir = site.records.find(str(base)) if base else None
     _require_no_code(config, read_config(run_dir) if run_dir is not None else None)
     if config.output is None:
-        config = config.model_copy(update={"output": str((site.folder / (config.name or "run")).absolute())})
+        config = config.model_copy(
+            update={"output": str((site.folder / (config.name or "run")).absolute())}
+        )
     return config
 
 
 def _require_no_code(config: Config, base: Config | None) -> None:
-    """Raise ConfigError for settings that have code run, unless the run that is repeated has the same."""
-    sections = {"hooks": HooksConfig(), "evaluation": EvaluationConfig(), "model": ModelConfig(path="any")}
-    defaults = {name: section.model_dump(mode="json") for name, section in sections.items()}
-    allowed = [defaults, *([resolved(base)] if base is not None else [])]
-    for key in CODE:
-        if _at(resolved(config), key) not in [_at(one, key) for one in allowed]:
-            raise ConfigError(f"{key} has code run: write it into a run file, and start that in a terminal")
+    """Raise ConfigError for settings that have code run.
 
-
-def _at(values: Any, key: str) -> Any:
-    for part in key.split("."):
-        values = (values or {}).get(part)
-    return values
+    Unless the run that is repeated has the same, and the user has allowed that code on this machine.
+    """
+    typed = set(consent.CODE) if base is None else set(consent.changed(config, base))
+    for code in consent.code_of(config):
+        if code.key in typed or not consent.is_allowed(code):
+            raise ConfigError(
+                f"{code.key} has code run ({code.what}): write it into a run file, and start that in a terminal"
+            )
 
 
 def _command(site: Site, config: Config, verb: str) -> str:
@@ -162,7 +166,9 @@ def _started(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
     try:
         config = _config(site, asked)
         if (name := config.name) is None:
-            raise ConfigError("name: left out; a run that is begun here needs one, such as support-bot")
+            raise ConfigError(
+                "name: left out; a run that is begun here needs one, such as support-bot"
+            )
         verb, file = "submit" if asked.get("on") == "cluster" else "train", _file(site, config)
         forecast_run(config, os.environ, builds=False)
         site.folder.mkdir(parents=True, exist_ok=True)

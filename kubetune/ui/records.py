@@ -16,9 +16,9 @@ from typing import Any
 from kubetune.base import jsonl
 from kubetune.config.naming import RESOLVED
 from kubetune.library.listing import facts, find_runs
-from kubetune.reporting.charts import points_of
 from kubetune.reporting.numbers import NumbersReader
 from kubetune.reporting.reading import RunRecord, read_run
+from kubetune.reporting.run_charts import points_of
 from kubetune.rundir import exit_status, heartbeat, metrics
 from kubetune.rundir.status import ranks, state_of
 
@@ -66,7 +66,10 @@ class Records:
             now = signature(run_dir)
             known = self._facts.get(run_dir)
             if known is None or known[0] != now:
-                known = now, {**facts(run_dir), "dir": self.name_of(run_dir), "spark": spark(run_dir)}
+                known = (
+                    now,
+                    {**facts(run_dir), "dir": self.name_of(run_dir), "spark": spark(run_dir)},
+                )
                 self._facts[run_dir] = known
             one = known[1]
             if one["state"] in ("running", "waiting"):  # which its beats tell, and they only
@@ -86,7 +89,9 @@ class Records:
     def read_on(self, run_dirs: Sequence[Path]) -> int:
         """Bytes of the runs' numbers that are still unread, after a moment of reading more of them."""
         points = points_of(len(run_dirs))
-        known = [kept for run_dir in run_dirs if (kept := self._kept.get((run_dir, points))) is not None]
+        known = [
+            kept for run_dir in run_dirs if (kept := self._kept.get((run_dir, points))) is not None
+        ]
         left = 0
         for kept in known:
             if kept.record is not None and kept.record.numbers.unread:
@@ -126,7 +131,9 @@ def spark(run_dir: Path) -> str:
         return ""
     low, high = min(known), max(known)
     across, down = _SPARK_WIDTH / (len(known) - 1), (_SPARK_HEIGHT - 4) / ((high - low) or 1)
-    return " ".join(f"{i * across:.1f},{2 + (high - value) * down:.1f}" for i, value in enumerate(known))
+    return " ".join(
+        f"{i * across:.1f},{2 + (high - value) * down:.1f}" for i, value in enumerate(known)
+    )
 
 
 def signature(run_dir: Path) -> Signature:

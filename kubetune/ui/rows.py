@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kubetune.base.whole_folder import is_whole
 from kubetune.config.load import load_resolved, resolved
 from kubetune.config.schema import Config
+from kubetune.data.findings.sentences import find
 from kubetune.data.inspect.gallery import Picked, shown
-from kubetune.data.prepared.prepare import LABELS, MANIFEST
+from kubetune.data.prepared.fingerprint import kept_stats
+from kubetune.data.prepared.prepare import LABELS, damage_of
 from kubetune.data.prepared.row_writer import FILES
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.splits import split_sources
@@ -33,7 +34,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PAGE = 20
-ORDERS = {"file": "as in the files", "longest": "longest first", "shortest": "shortest first", "least": "least trained"}
+ORDERS = {
+    "file": "as in the files",
+    "longest": "longest first",
+    "shortest": "shortest first",
+    "least": "least trained",
+}
 PROBLEMS = {
     "limit": "as long as data.max_length allows",
     "little": "less than 5 % trained",
@@ -77,6 +83,11 @@ class Opened:
     counts: dict[str, int]
     labels: Labels | None
 
+    def findings(self) -> list[dict[str, Any]]:
+        """Return what a person should know about these data."""
+        stats = kept_stats(self.folder, self.config, images=self.config.sees)
+        return [finding.to_json() for finding in find(self.config, stats, self.tokenizer)]
+
     def look(self, query: Query) -> Found:
         """The rows of a page. An unknown split has none."""
         if query.split not in self.counts:
@@ -93,9 +104,18 @@ class Opened:
             after if after < len(fitting) else None,
         )
 
-    def _with_text(self, rows: Rows, fitting: NDArray[np.uint32], query: Query) -> tuple[list[int], int]:
-        words, until, picked, at = query.text.lower().split(), time.monotonic() + _SECONDS, list[int](), query.at
-        with (rows.folder / FILES["tokens"]).open("rb") as file:  # of a map, rows far apart take whole pages each
+    def _with_text(
+        self, rows: Rows, fitting: NDArray[np.uint32], query: Query
+    ) -> tuple[list[int], int]:
+        words, until, picked, at = (
+            query.text.lower().split(),
+            time.monotonic() + _SECONDS,
+            list[int](),
+            query.at,
+        )
+        with (rows.folder / FILES["tokens"]).open(
+            "rb"
+        ) as file:  # of a map, rows far apart take whole pages each
             while at < len(fitting) and time.monotonic() < until:
                 batch = [int(i) for i in fitting[at : at + _BATCH]]
                 spans = [(4 * int(rows.offsets[i]), 4 * int(rows.offsets[i + 1])) for i in batch]
@@ -136,7 +156,10 @@ class Opened:
 def _fitting(split: Path, query: Query, limit: int) -> NDArray[np.uint32]:
     """Indexes of the rows that fit a query without a text, in its order."""
     rows = Rows(split, ())
-    parts = [_fitting_part(rows, slice(at, at + _PART), query, limit) for at in range(0, len(rows), _PART)]
+    parts = [
+        _fitting_part(rows, slice(at, at + _PART), query, limit)
+        for at in range(0, len(rows), _PART)
+    ]
     found: NDArray[np.uint32] = np.concatenate(parts) if parts else np.empty(0, np.uint32)
     if query.problem == "repeated":
         hashes = _hashes(split)[found]
@@ -144,13 +167,17 @@ def _fitting(split: Path, query: Query, limit: int) -> NDArray[np.uint32]:
         hashes = hashes[order]
         same = hashes[1:] == hashes[:-1]
         found = found[order]
-        repeats: NDArray[np.bool_] = np.concatenate([[False], same]) | np.concatenate([same, [False]])
+        repeats: NDArray[np.bool_] = np.concatenate([[False], same]) | np.concatenate(
+            [same, [False]]
+        )
         return found.compress(repeats)
     if query.order == "file":
         return found
     lengths = np.diff(rows.offsets).astype(np.uint32)[found]
     if query.order == "least":
-        return found[np.argsort((rows.trained_counts[found] / lengths).astype(np.float32), kind="stable")]
+        return found[
+            np.argsort((rows.trained_counts[found] / lengths).astype(np.float32), kind="stable")
+        ]
     if query.order == "longest":
         np.subtract(np.uint32(0xFFFFFFFF), lengths, out=lengths)
     return found[np.argsort(lengths, kind="stable")]
@@ -177,25 +204,33 @@ def _hashes(split: Path) -> NDArray[np.uint64]:
     """A number for each row that equal rows share: a sum of its tokens, each times an odd number of its place."""
     offsets = Rows(split, ()).offsets
     found = np.zeros(len(offsets) - 1, np.uint64)
-    with (split / FILES["tokens"]).open("rb") as file:  # what is mapped would count as memory of the server
+    with (split / FILES["tokens"]).open(
+        "rb"
+    ) as file:  # what is mapped would count as memory of the server
         for begin in range(0, len(found), _CHUNK):
             ends = offsets[begin : begin + _CHUNK + 1] - offsets[begin]
             tokens = np.fromfile(file, "u4", int(ends[-1]))
             if not len(tokens):
                 continue
-            places = np.arange(1, len(tokens) + 1, dtype=np.int64) - np.repeat(ends[:-1], np.diff(ends))
+            places = np.arange(1, len(tokens) + 1, dtype=np.int64) - np.repeat(
+                ends[:-1], np.diff(ends)
+            )
             # Splitmix64's constants spread the places; unsigned numbers wrap around.
             mixed = places.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9) | np.uint64(1)
-            found[begin : begin + _CHUNK] = np.add.reduceat((tokens + np.uint64(1)) * mixed, ends[:-1])
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9) | np.uint64(
+                1
+            )
+            found[begin : begin + _CHUNK] = np.add.reduceat(
+                (tokens + np.uint64(1)) * mixed, ends[:-1]
+            )
     return found
 
 
 def open_rows(config: Config, fingerprint: str) -> Opened | None:
-    """The prepared rows of this fingerprint; None where they are not on this machine."""
+    """Return the prepared rows of this fingerprint, None where this machine has none that are whole."""
     cache = cache_folder(config.data.cache)
     folder = cache / "prepared" / fingerprint[:32]
-    if not fingerprint or not is_whole(folder, MANIFEST):
+    if not fingerprint or damage_of(folder, fingerprint, cache) is not None:
         return None
     return _opened(folder, json.dumps(resolved(config)), cache)
 

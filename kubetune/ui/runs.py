@@ -61,7 +61,11 @@ def one_run(request: Request) -> Response:
     status = read_status(run_dir, _number(request.query_params.get("rank")))
     state, why = state_of(status["progress"]["exit_status"], status["ranks"])
     is_running_here = bool(launchers(site, run_dir))
-    can_continue = not is_running_here and state != "running" and not _is_over(status["progress"]["exit_status"])
+    can_continue = (
+        not is_running_here
+        and state != "running"
+        and not _is_over(status["progress"]["exit_status"])
+    )
     facts |= {
         "run_dir": site.records.name_of(run_dir),
         "now": status,
@@ -102,17 +106,26 @@ def compare(request: Request) -> Response:
     site, run_dirs = site_of(request), runs_of(request)
     if len(run_dirs) < 2:
         chosen = [site.records.name_of(run_dir) for run_dir in run_dirs]
-        facts = {"title": "Compare", "listed": site.records.listed(), "chosen": chosen, "most": MOST_COMPARED}
+        facts = {
+            "title": "Compare",
+            "listed": site.records.listed(),
+            "chosen": chosen,
+            "most": MOST_COMPARED,
+        }
         return page(request, "choose.html", "kubetune report RUN --compare RUN", facts)
     if len(run_dirs) > MOST_COMPARED:
-        raise ConfigError(f"found {len(run_dirs)} runs to compare; expected at most {MOST_COMPARED}")
+        raise ConfigError(
+            f"found {len(run_dirs)} runs to compare; expected at most {MOST_COMPARED}"
+        )
     records = site.records.read(run_dirs)
     template, facts = page_of(records)
     facts["unread"] = sum(record.numbers.unread for record in records)
     facts["is_live"] = any(record.exit_status is None for record in records)
     facts["query"] = urlencode([("dir", site.records.name_of(run_dir)) for run_dir in run_dirs])
     facts["addresses"] = [address(site, run_dir) for run_dir in run_dirs]
-    verb = shlex.join(["kubetune", "report", str(run_dirs[0]), "--compare", *map(str, run_dirs[1:])])
+    verb = shlex.join(
+        ["kubetune", "report", str(run_dirs[0]), "--compare", *map(str, run_dirs[1:])]
+    )
     return page(request, f"live_{template}", verb, facts)
 
 

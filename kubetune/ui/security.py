@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
 from html import escape
 from http import HTTPStatus
+from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -32,15 +34,25 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-OPEN = ("/static/", "/healthz")
-"""Paths that show nothing of any run."""
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
+"""A Host header: an IPv6 address in brackets, or a name or IPv4 address; then maybe a port."""
+_HTTP_PORT: Final = 80
 
 
 class Guard:
-    """The server behind its checks. `names`: hosts it may be called by, besides localhost and addresses."""
+    """The server behind its checks. `names`: hosts it may be called by, besides localhost and addresses.
 
-    def __init__(self, app: ASGIApp, token: str, names: Collection[str] = ()) -> None:
-        self._app, self._token = app, token
+    `is_open`: True of a path that shows nothing of any run, so that it needs no token.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str,
+        names: Collection[str] = (),
+        is_open: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._app, self._token, self._is_open = app, token, is_open
         self._names = {"localhost", *(name.lower() for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,7 +71,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
-                if not scope["path"].startswith(OPEN):
+                if not self._is_open(scope["path"]):
                     headers["cache-control"] = "no-store"
             await send(message)
 
@@ -69,7 +81,10 @@ class Guard:
         """Answer to a request from elsewhere; None for one of ours."""
         host = request.headers.get("host", "")
         if not self._is_known(host):
-            return _refused(421, f"This server is not {host}; kubetune ui --allow-host NAME lets it be called so.")
+            return _refused(
+                421,
+                f"This server is not {host}; kubetune ui --allow-host NAME lets it be called so.",
+            )
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return _refused(403, "A page of another site asked for this.")
@@ -82,11 +97,11 @@ class Guard:
         return None
 
     def _is_known(self, host: str) -> bool:
-        try:
-            parts = urlsplit(f"//{host}")
-            name, _ = parts.hostname or "", parts.port
-        except ValueError:  # of a port, too
+        """True if a Host header has the form of one, and names this server or any address."""
+        parts = _HOST.fullmatch(host)
+        if parts is None:
             return False
+        name = (parts[1] or parts[2]).lower()
         if name in self._names:
             return True
         try:
@@ -97,11 +112,18 @@ class Guard:
 
     def _entry(self, method: str, request: HTTPConnection) -> Response | None:
         """Answer to somebody who comes with the token, or has none; None for those who are in."""
-        path = request.url.path
-        if path.startswith(OPEN):
+        # What the server will look up. A URL would be built from the Host header too, which anybody may write.
+        path = request.scope["path"]
+        if method in SAFE and self._is_open(path):
             return None
-        cookie = f"kubetune-{request.url.port or 80}"
-        if path == "/" and method in SAFE and (given := request.query_params.get("token")) is not None:
+        host = _HOST.fullmatch(request.headers.get("host", ""))
+        port = int(host[3] or _HTTP_PORT) if host is not None else _HTTP_PORT
+        cookie = f"kubetune-{port}"
+        if (
+            path == "/"
+            and method in SAFE
+            and (given := request.query_params.get("token")) is not None
+        ):
             if not self._is_token(given):
                 return _refused(401, _NO_TOKEN)
             # A page, not a redirect: the browser keeps a strict cookie to itself while another site sends it on.
@@ -114,9 +136,7 @@ class Guard:
         return hmac.compare_digest(given.encode(errors="replace"), self._token.encode())
 
 
-_ENTRY = (
-    '<!doctype html><title>kubetune</title><link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url=/">'
-)
+_ENTRY = '<!doctype html><title>kubetune</title><link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url=/">'
 _NO_TOKEN = "Open the address that kubetune ui has printed: it has the token with which this page lets you in."
 
 

@@ -10,11 +10,12 @@ from contextlib import suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -22,10 +23,13 @@ from starlette.types import ASGIApp
 from kubetune.base import allocator
 from kubetune.base.files import known
 from kubetune.errors import EnvironmentFault, KubetuneError
-from kubetune.reporting.page import style
+from kubetune.reporting.rendering import style
 from kubetune.ui import chat, cluster, commands, data, live, new_run, runs
 from kubetune.ui.security import Guard
 from kubetune.ui.site import Missing, Site, problem, templates
+
+if TYPE_CHECKING:
+    import uvicorn
 
 _SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
 _STATIC = {
@@ -40,6 +44,10 @@ _STATIC = {
     "ui.css": ("kubetune.ui", "static/ui.css", _STYLE),
 }
 """Files that the pages link, and the package that each is of. No name of a request reaches the disk."""
+_COMMON_STYLE = "style.css"
+_HEALTH = "/healthz"
+_OPEN = frozenset({_HEALTH, *(f"/static/{name}" for name in (*_STATIC, _COMMON_STYLE))})
+"""Paths that show nothing of any run."""
 
 
 def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
@@ -66,18 +74,21 @@ def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
         Route("/news", live.all_news),
         Route("/news/run", live.run_news),
         Route("/static/{name}", _static),
-        Route("/healthz", lambda _: PlainTextResponse("ok\n")),
+        Route(_HEALTH, lambda _: PlainTextResponse("ok\n")),
     ]
-    app = Starlette(routes=routes, exception_handlers={Exception: _unknown, HTTPException: _no_page})
+    app = Starlette(
+        routes=routes, exception_handlers={Exception: _unknown, HTTPException: _no_page}
+    )
     app.add_exception_handler(KubetuneError, _refused)
     app.add_exception_handler(OSError, _refused)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.state.site = site
-    return Guard(app, token, names)
+    return Guard(app, token, names, _OPEN.__contains__)
 
 
 def _static(request: Request) -> Response:
     name = request.path_params["name"]
-    if name == "style.css":
+    if name == _COMMON_STYLE:
         return _file(style(), _STYLE)
     if name not in _STATIC:
         raise HTTPException(404)
@@ -96,7 +107,14 @@ def _content(name: str) -> tuple[str, str]:
 
 def _no_page(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    return problem(request, f"There is no page {request.url.path} for {request.method}.", status)
+    return problem(
+        request, f"There is no page {request.scope['path']} for {request.method}.", status
+    )
+
+
+def _gone(request: Request, error: Exception) -> Response:
+    """Answer to a client that went away while it sent its request: nobody reads it."""
+    return PlainTextResponse("", 400)
 
 
 def _refused(request: Request, error: Exception) -> Response:
@@ -106,11 +124,18 @@ def _refused(request: Request, error: Exception) -> Response:
 
 
 def _unknown(request: Request, error: Exception) -> Response:
-    return problem(request, "This is a bug in kubetune; the terminal of kubetune ui has the details.", 500)
+    return problem(
+        request, "This is a bug in kubetune; the terminal of kubetune ui has the details.", 500
+    )
 
 
 def serve(
-    folder: Path, host: str, port: int, token: str, names: Sequence[str] = (), namespace: str | None = None
+    folder: Path,
+    host: str,
+    port: int,
+    token: str,
+    names: Sequence[str] = (),
+    namespace: str | None = None,
 ) -> None:
     """Serve until a signal, and print the address. Raises EnvironmentFault where the port is taken."""
     import uvicorn
@@ -119,9 +144,11 @@ def serve(
     listening = _listening(host, port)
     site = Site.of(folder, namespace)
     app = application(site, token, [*names, host])
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    config = server_settings(app)
     shown = f"[{host}]" if ":" in host else host
-    print(f"{folder} at http://{shown}:{listening.getsockname()[1]}/?token={quote(token)}", flush=True)
+    print(
+        f"{folder} at http://{shown}:{listening.getsockname()[1]}/?token={quote(token)}", flush=True
+    )
     print("Ctrl-C ends it; runs go on.", flush=True)
     threading.Thread(target=_warm, args=(site,), daemon=True).start()
     server = uvicorn.Server(config)
@@ -129,6 +156,22 @@ def serve(
     logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
     with listening:
         server.run(sockets=[listening])
+
+
+def server_settings(app: ASGIApp) -> uvicorn.Config:
+    """Return how uvicorn is to serve the site: silently, and without patience for requests that never come."""
+    import uvicorn
+
+    from kubetune.ui.connections import ImpatientProtocol
+
+    return uvicorn.Config(
+        app,
+        http=ImpatientProtocol,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
 
 
 def _warm(site: Site) -> None:
@@ -141,7 +184,9 @@ def _warm(site: Site) -> None:
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
     except (OSError, OverflowError) as error:
         raise EnvironmentFault(
             f"{host}:{port} cannot be listened on: {getattr(error, 'strerror', None) or error}; another --port may do"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -16,15 +17,18 @@ from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from kubetune.base.humanize import visible
 from kubetune.base.logs import scrub
 from kubetune.errors import ConfigError
-from kubetune.reporting.page import environment
+from kubetune.reporting.rendering import environment
 from kubetune.rundir.metrics import versions
 from kubetune.ui.jobs import Jobs
 from kubetune.ui.records import Records
 from kubetune.ui.talkers import Talkers
 
 _MOST_BYTES = 1 << 20
+BODY_SECONDS = 30.0
+"""Time for the body of a request to arrive."""
 
 
 class Missing(ConfigError):
@@ -71,22 +75,40 @@ def site_of(request: Request) -> Site:
     return found
 
 
-def page(request: Request, template: str, verb: str, facts: Mapping[str, Any], status: int = 200) -> Response:
+def page(
+    request: Request, template: str, verb: str, facts: Mapping[str, Any], status: int = 200
+) -> Response:
     """A page of the site, without any secret. `verb`: the command line that does the same."""
     site = site_of(request)
-    given = {"has_charts": False, "data": "", **facts, "verb": verb, "version": versions()["kubetune"]}
+    given = {
+        "has_charts": False,
+        "data": "",
+        **facts,
+        "verb": verb,
+        "version": versions()["kubetune"],
+    }
     text = (
         templates()
         .get_template(template)
-        .render(**given, folder=site.folder, namespace=site.namespace, place=request.url.path)
+        .render(**given, folder=site.folder, namespace=site.namespace, place=request.scope["path"])
     )
-    return HTMLResponse(scrub(text), status)
+    return HTMLResponse(visible(scrub(text)), status)
 
 
 def problem(request: Request, error: Exception | str, status: int = 400) -> Response:
     """A page that says what is wrong, in the words of the command line."""
-    found = {"title": "Not found" if status == 404 else "This cannot be shown", "text": str(error), "status": status}
-    return page(request, "problem.html", f"kubetune runs {quote(str(site_of(request).folder))}", found, status)
+    found = {
+        "title": "Not found" if status == 404 else "This cannot be shown",
+        "text": str(error),
+        "status": status,
+    }
+    return page(
+        request,
+        "problem.html",
+        f"kubetune runs {quote(str(site_of(request).folder))}",
+        found,
+        status,
+    )
 
 
 def answer(found: Any, status: int = 200) -> Response:
@@ -99,10 +121,14 @@ async def body_of(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0] != JSONResponse.media_type:
         raise ConfigError(f"content-type: expected {JSONResponse.media_type}")
     content = b""
-    async for part in request.stream():
-        content += part
-        if len(content) > _MOST_BYTES:
-            raise ConfigError(f"the request has more than {_MOST_BYTES:,} bytes")
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                content += part
+                if len(content) > _MOST_BYTES:
+                    raise ConfigError(f"the request has more than {_MOST_BYTES:,} bytes")
+    except TimeoutError:
+        raise ConfigError(f"the request did not arrive within {BODY_SECONDS:.0f} s") from None
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
@@ -119,7 +145,10 @@ def run_of(request: Request, key: str = "dir") -> Path:
 
 def runs_of(request: Request, key: str = "dir") -> list[Path]:
     """All run directories that a request names. Raises Missing for one that is not in the folder."""
-    return [find_run(site_of(request), name) for name in dict.fromkeys(request.query_params.getlist(key))]
+    return [
+        find_run(site_of(request), name)
+        for name in dict.fromkeys(request.query_params.getlist(key))
+    ]
 
 
 def find_run(site: Site, name: str) -> Path:

@@ -37,7 +37,10 @@ class Talker:
             if self._process is None or self._process.returncode is not None:
                 command = processes.module("kubetune.ui.chat_child", str(self._run_dir), "best")
                 self._process = await asyncio.create_subprocess_exec(
-                    *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_LINE_BYTES
+                    *command,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    limit=_LINE_BYTES,
                 )
                 self.facts = {}
             if not self.facts:  # also where a page that waited for them was closed
@@ -63,7 +66,10 @@ class Talker:
                     yield found if "error" not in found else {**found, "end": True}
             except (BrokenPipeError, ConnectionResetError):
                 over = True
-                yield {"end": True, "error": "the process of the model ended; ask again to load it anew"}
+                yield {
+                    "end": True,
+                    "error": "the process of the model ended; ask again to load it anew",
+                }
             finally:
                 if not over:
                     await asyncio.shield(self._drain())
@@ -82,7 +88,9 @@ class Talker:
         line = await self._process.stdout.readline()
         if not line:
             code = await self._process.wait()
-            return {"error": f"the process of the model ended with status {code}; the terminal of kubetune ui says why"}
+            return {
+                "error": f"the process of the model ended with status {code}; the terminal of kubetune ui says why"
+            }
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -103,7 +111,9 @@ class Talkers:
         """The model of a run; where there are too many, one that is not of `keep` ends."""
         found = self._open.pop(run_dir, None) or Talker(run_dir)
         while len(self._open) >= MOST_MODELS:
-            oldest = next((place for place in self._open if place not in keep), next(iter(self._open)))
+            oldest = next(
+                (place for place in self._open if place not in keep), next(iter(self._open))
+            )
             self._open.pop(oldest).end()
         self._open[run_dir] = found
         return found
@@ -122,7 +132,9 @@ class Talkers:
         finally:
             for run_dir, talker in talkers.items():
                 talker.pages -= 1
-                asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._leave, run_dir, talker)
+                asyncio.get_running_loop().call_later(
+                    _PATIENCE_SECONDS, self._leave, run_dir, talker
+                )
 
     def _leave(self, run_dir: Path, talker: Talker) -> None:
         if not talker.pages:

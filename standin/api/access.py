@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from standin.state.errors import ApiError, forbidden
 from standin.state.objects import Object
 from standin.state.resources import Target
@@ -10,9 +12,16 @@ from standin.state.store import Store
 ADMIN = "admin"
 
 
-def check(store: Store, token: str, verb: str, target: Target) -> None:
-    """Raise ApiError 403 unless the token's owner may do this."""
+def check(
+    store: Store, token: str, verb: str, target: Target, is_starting: Callable[[], bool]
+) -> None:
+    """Raise ApiError 403 unless the token's owner may do this.
+
+    While the server `is_starting` it knows no Role, and who needs one is refused.
+    """
     resource, namespace, name = target.resource, target.namespace, target.name
+    if token not in ("", ADMIN) and is_starting():
+        raise _denied(token, verb, target, resource.plural)
     plural = f"{resource.plural}/{target.subresource}" if target.subresource else resource.plural
     if resource.kind != "SelfSubjectAccessReview" and not allowed(
         store, token, verb, resource.group, plural, namespace, name
@@ -29,14 +38,18 @@ def _denied(token: str, verb: str, target: Target, plural: str) -> ApiError:
     return forbidden(message, {"kind": resource.plural, "group": resource.group})
 
 
-def allowed(store: Store, token: str, verb: str, group: str, plural: str, namespace: str, name: str | None) -> bool:
+def allowed(
+    store: Store, token: str, verb: str, group: str, plural: str, namespace: str, name: str | None
+) -> bool:
     """Some RoleBinding in the namespace grants the verb; `plural` may end in `/subresource`."""
     if token in ("", ADMIN):
         return True
     account = tuple(token.removeprefix("sa:").split(":"))
     for binding in store.list("RoleBinding", namespace):
         subjects = [s for s in binding.get("subjects", []) if s["kind"] == "ServiceAccount"]
-        if account not in [(subject.get("namespace", namespace), subject["name"]) for subject in subjects]:
+        if account not in [
+            (subject.get("namespace", namespace), subject["name"]) for subject in subjects
+        ]:
             continue
         role = store.get("Role", namespace, binding["roleRef"]["name"]) or {}
         if any(_grants(rule, verb, group, plural, name) for rule in role.get("rules", [])):
@@ -54,6 +67,10 @@ def review(store: Store, token: str, body: Object) -> Object:
     """Answer a SelfSubjectAccessReview (`kubectl auth can-i`)."""
     asked = body["spec"].get("resourceAttributes", {})
     plural = "/".join(filter(None, (asked.get("resource"), asked.get("subresource"))))
-    verb, group, namespace = asked.get("verb", ""), asked.get("group", ""), asked.get("namespace", "")
+    verb, group, namespace = (
+        asked.get("verb", ""),
+        asked.get("group", ""),
+        asked.get("namespace", ""),
+    )
     granted = allowed(store, token, verb, group, plural, namespace, asked.get("name"))
     return body | {"status": {"allowed": granted}}

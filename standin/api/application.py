@@ -54,8 +54,15 @@ _SUCCESS = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Suc
 
 
 class Api:
-    def __init__(self, store: Store, kubelet: Kubelet, faults_in_force: faults.Faults, settings: Settings) -> None:
-        self._store, self._kubelet, self._faults, self._settings = store, kubelet, faults_in_force, settings
+    def __init__(
+        self, store: Store, kubelet: Kubelet, faults_in_force: faults.Faults, settings: Settings
+    ) -> None:
+        self._store, self._kubelet, self._faults, self._settings = (
+            store,
+            kubelet,
+            faults_in_force,
+            settings,
+        )
         self._version = f"v{settings.kubernetes_version}.0-standin"
 
     def application(self) -> web.Application:
@@ -73,8 +80,16 @@ class Api:
         match parts:
             case ["version"]:
                 major, minor = self._settings.kubernetes_version.split(".")
-                body = {"major": major, "minor": minor, "gitVersion": self._version, "platform": "linux/amd64"}
+                body = {
+                    "major": major,
+                    "minor": minor,
+                    "gitVersion": self._version,
+                    "platform": "linux/amd64",
+                }
                 return json_response(body)
+            case ["readyz"] if self._faults.is_starting():
+                text = "[-]informer-sync failed: reason withheld\nreadyz check failed\n"
+                return web.Response(text=text, status=500)
             case ["healthz" | "readyz" | "livez"]:
                 return web.Response(text="ok")
             case ["openapi", "v3", *rest]:
@@ -83,9 +98,13 @@ class Api:
                 return await self._inject(request, name)
             case ["standin", "asked"]:
                 return json_response({"asked": self._faults.asked})
-            case ["api"] | ["apis"] if version := discovery.aggregated_version(request.headers.get("Accept", "")):
+            case ["api"] | ["apis"] if version := discovery.aggregated_version(
+                request.headers.get("Accept", "")
+            ):
                 body = discovery.aggregated(self._faults.served(), version, core=parts == ["api"])
-                return json_response(body, content_type=discovery.AGGREGATED_TYPE.format(version=version))
+                return json_response(
+                    body, content_type=discovery.AGGREGATED_TYPE.format(version=version)
+                )
             case ["api"] | ["api", _] | ["apis"] | ["apis", _] | ["apis", _, _]:
                 return json_response(discovery.document(self._faults.served(), parts))
             case ["api" | "apis", *_]:
@@ -106,11 +125,16 @@ class Api:
             raise no_such_path()
         verb = _verb(request, target)
         # only users bring a token: what the tests themselves ask is asked of a healthy server
-        plural = f"{resource.plural}/{target.subresource}" if target.subresource else resource.plural
+        plural = (
+            f"{resource.plural}/{target.subresource}" if target.subresource else resource.plural
+        )
         asked = f"{verb} {plural}"
-        if _token(request) and (met := await self._faults.meet(request, asked, target.name or "")) is not None:
+        if (
+            _token(request)
+            and (met := await self._faults.meet(request, asked, target.name or "")) is not None
+        ):
             return met
-        access.check(store, _token(request), verb, target)
+        access.check(store, _token(request), verb, target, self._faults.is_starting)
         if target.subresource not in (None, "status"):
             if target.subresource not in resource.subresources:
                 raise no_such_path()
@@ -125,7 +149,9 @@ class Api:
                 seconds = self._settings.bookmark_seconds
                 return await watch_objects(request, store, resource, namespace, seconds)
             case "get":
-                return object_response(request, resource, store.require(resource, namespace, target.name or ""))
+                return object_response(
+                    request, resource, store.require(resource, namespace, target.name or "")
+                )
         body = await _read_body(request)
         match verb:
             case "create":
@@ -140,7 +166,9 @@ class Api:
         return self._delete_collection(request, target, body or {})
 
     # -- writing
-    def _admit(self, obj: Object, target: Target, request: web.Request, old: Object | None) -> list[str]:
+    def _admit(
+        self, obj: Object, target: Target, request: web.Request, old: Object | None
+    ) -> list[str]:
         """Fill in defaults and check everything; returns warnings, raises ApiError."""
         resource = target.resource
         if obj.get("kind") != resource.kind or obj.get("apiVersion") != resource.api_version:
@@ -149,12 +177,21 @@ class Api:
                 f"the API version in the data ({found}) does not match the expected API version ({wanted})"
             )
         meta = obj.setdefault("metadata", {})
-        if resource.namespaced and meta.setdefault("namespace", target.namespace) != target.namespace:
-            raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
+        if (
+            resource.namespaced
+            and meta.setdefault("namespace", target.namespace) != target.namespace
+        ):
+            raise bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request"
+            )
         if not meta.get("name") and not meta.get("generateName"):
-            cause = Cause("metadata.name", "Required value: name or generateName is required", REQUIRED)
+            cause = Cause(
+                "metadata.name", "Required value: name or generateName is required", REQUIRED
+            )
             raise invalid(resource, "", [cause])
-        mode = request.query.get("fieldValidation", "Strict" if request.content_type == _APPLY else "Warn")
+        mode = request.query.get(
+            "fieldValidation", "Strict" if request.content_type == _APPLY else "Warn"
+        )
         warnings, causes = check_schema(obj, self._settings.kubernetes_version, mode)
         causes += broken_rules(obj, old)
         if causes:
@@ -164,11 +201,15 @@ class Api:
             self._faults.check_creation(obj)
             if resource.kind == "Pod":
                 admit_pod(self._store, obj)
-        if resource.kind in ("Job", "StatefulSet", "Deployment") and restricted(self._store, target.namespace):
+        if resource.kind in ("Job", "StatefulSet", "Deployment") and restricted(
+            self._store, target.namespace
+        ):
             # such an object is stored all the same; only its pods will be refused
             violations = pod_security_violations(obj["spec"]["template"]["spec"])
             if violations:
-                warnings.append('would violate PodSecurity "restricted:latest": ' + ", ".join(violations))
+                warnings.append(
+                    'would violate PodSecurity "restricted:latest": ' + ", ".join(violations)
+                )
         return warnings
 
     def _create(self, request: web.Request, target: Target, body: Object) -> web.Response:
@@ -179,7 +220,9 @@ class Api:
         created = self._store.create(body, _dry_run(request))
         return object_response(request, target.resource, created, 201, warnings)
 
-    def _replace(self, request: web.Request, target: Target, old: Object, new: Object) -> web.Response:
+    def _replace(
+        self, request: web.Request, target: Target, old: Object, new: Object
+    ) -> web.Response:
         """The common end of update and patch. A pod's status is the kubelet's: what a client writes there is lost."""
         for key in _IMMUTABLE_METADATA:
             if key in old["metadata"]:
@@ -198,7 +241,10 @@ class Api:
             warnings = self._admit(new, target, request, old)
         if _dry_run(request):
             return object_response(request, target.resource, new, 200, warnings)
-        for part in ("spec", "status"):  # controllers and the kubelet hold on to these; equal ones stay the same object
+        for part in (
+            "spec",
+            "status",
+        ):  # controllers and the kubelet hold on to these; equal ones stay the same object
             if part in new and new[part] == old.get(part):
                 new[part] = old[part]
         old.clear()
@@ -248,7 +294,9 @@ class Api:
         uid = obj["metadata"]["uid"]
         wanted = (options.get("preconditions") or {}).get("uid", uid)
         if wanted != uid:
-            message = f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {uid}"
+            message = (
+                f"Precondition failed: UID in precondition: {wanted}, UID in object meta: {uid}"
+            )
             raise ApiError(409, "Conflict", message)
         if not _dry_run(request) and "All" not in options.get("dryRun", []):
             self._store.delete(obj, *_delete_options(request, options))
@@ -257,12 +305,20 @@ class Api:
         details = {"name": name, "group": resource.group, "kind": resource.plural, "uid": uid}
         return json_response(_SUCCESS | {"details": details})
 
-    def _delete_collection(self, request: web.Request, target: Target, options: Object) -> web.Response:
+    def _delete_collection(
+        self, request: web.Request, target: Target, options: Object
+    ) -> web.Response:
         matches = selector(request.query)
-        chosen = [obj for obj in self._store.list(target.resource.kind, target.namespace or None) if matches(obj)]
+        chosen = [
+            obj
+            for obj in self._store.list(target.resource.kind, target.namespace or None)
+            if matches(obj)
+        ]
         for obj in chosen:
             self._store.delete(obj, *_delete_options(request, options))
-        return json_response(_SUCCESS | {"details": {"group": target.resource.group, "kind": target.resource.plural}})
+        return json_response(
+            _SUCCESS | {"details": {"group": target.resource.group, "kind": target.resource.plural}}
+        )
 
     async def _scale(self, request: web.Request, obj: Object) -> web.Response:
         """The replica count by itself, as `kubectl scale` reads and changes it."""
@@ -271,10 +327,14 @@ class Api:
             self._store.touch(obj)
         scale = {"apiVersion": "autoscaling/v1", "kind": "Scale", "metadata": obj["metadata"]}
         replicas = {"replicas": obj["spec"]["replicas"]}
-        return json_response(scale | {"spec": replicas, "status": {"replicas": obj["status"]["replicas"]}})
+        return json_response(
+            scale | {"spec": replicas, "status": {"replicas": obj["status"]["replicas"]}}
+        )
 
     # -- pods
-    async def _pod_subresource(self, request: web.Request, pod: Object, target: Target) -> web.StreamResponse:
+    async def _pod_subresource(
+        self, request: web.Request, pod: Object, target: Target
+    ) -> web.StreamResponse:
         worker = self._kubelet.worker(pod)
         if target.subresource == "eviction":
             options = (await _read_body(request)).get("deleteOptions") or {}
@@ -282,8 +342,11 @@ class Api:
             return json_response(_SUCCESS | {"code": 201}, 201)
         if target.subresource == "portforward":
             if worker is None or worker.task.done():
-                raise bad_request(f"unable to forward port because pod is not running. Current status={phase(pod)}")
+                raise bad_request(
+                    f"unable to forward port because pod is not running. Current status={phase(pod)}"
+                )
             return await forward_ports(request, worker.sandbox_pid)
+        self._faults.require_kubelet(pod, target.subresource or "")
         names = [container["name"] for container in containers_of(pod["spec"])]
         name = request.query.get("container") or pod["spec"]["containers"][0]["name"]
         if name not in names:
@@ -292,10 +355,14 @@ class Api:
         if target.subresource == "log" and is_fake(self._store, pod):
             return await send_fake_log(request, pod)
         if target.subresource == "log":
-            return await send_log(request, pod, name, container)
+            return await send_log(
+                request, pod, name, container, lambda: self._faults.is_kubelet_away(pod)
+            )
         if container is None or container.pid is None:
             where = f"{namespace_of(pod)}/{name_of(pod)}"
-            raise bad_request(f"cannot exec into container {name} of pod {where}: it is not running ({phase(pod)})")
+            raise bad_request(
+                f"cannot exec into container {name} of pod {where}: it is not running ({phase(pod)})"
+            )
         return await run_exec(request, container)
 
 
@@ -305,7 +372,11 @@ def _verb(request: web.Request, target: Target) -> str:
     if request.method == "DELETE":
         return "delete" if target.name else "deletecollection"
     if request.method not in _WRITE_VERBS:
-        raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+        raise ApiError(
+            405,
+            "MethodNotAllowed",
+            "the server does not allow this method on the requested resource",
+        )
     return _WRITE_VERBS[request.method]
 
 
@@ -319,7 +390,9 @@ def _dry_run(request: web.Request) -> bool:
 
 def _delete_options(request: web.Request, options: Object) -> tuple[int | None, str]:
     grace = options.get("gracePeriodSeconds", request.query.get("gracePeriodSeconds"))
-    propagation = options.get("propagationPolicy") or request.query.get("propagationPolicy") or "Background"
+    propagation = (
+        options.get("propagationPolicy") or request.query.get("propagationPolicy") or "Background"
+    )
     return None if grace is None else int(grace), propagation
 
 
@@ -331,6 +404,8 @@ async def _read_body(request: web.Request) -> Any:
         raise unsupported_media_type(f"this server reads JSON and YAML: {advice}")
     text = await request.text()
     try:
-        return yaml.safe_load(text) if "yaml" in request.content_type else json.loads(text or "null")
+        return (
+            yaml.safe_load(text) if "yaml" in request.content_type else json.loads(text or "null")
+        )
     except ValueError as error:
         raise bad_request(f"couldn't read the request's body: {error}") from error

@@ -16,18 +16,31 @@ from standin.state.objects import Object, now
 
 Path = tuple[str, ...]
 
-_IDENTITY: set[Path] = {("f:apiVersion",), ("f:kind",), ("f:metadata", "f:name"), ("f:metadata", "f:namespace")}
+_IDENTITY: set[Path] = {
+    ("f:apiVersion",),
+    ("f:kind",),
+    ("f:metadata", "f:name"),
+    ("f:metadata", "f:namespace"),
+}
 _APPLIED_METADATA = ("name", "namespace", "labels", "annotations", "finalizers", "ownerReferences")
 
 
 def apply(old: Object | None, config: Object, manager: str, force: bool) -> Object:
     """The object after `manager` applied `config`; ApiError 409 when another manager owns a field it changes."""
     config = {key: value for key, value in config.items() if key != "status"}
-    config["metadata"] = {key: value for key, value in config["metadata"].items() if key in _APPLIED_METADATA}
+    config["metadata"] = {
+        key: value for key, value in config["metadata"].items() if key in _APPLIED_METADATA
+    }
     mine = set(_leaves(config)) - _IDENTITY
     new = copy.deepcopy(old) if old else {}
-    entries = [entry for entry in new.get("metadata", {}).get("managedFields", []) if entry["operation"] == "Apply"]
-    before = next((set(_paths(entry["fieldsV1"])) for entry in entries if entry["manager"] == manager), set())
+    entries = [
+        entry
+        for entry in new.get("metadata", {}).get("managedFields", [])
+        if entry["operation"] == "Apply"
+    ]
+    before = next(
+        (set(_paths(entry["fieldsV1"])) for entry in entries if entry["manager"] == manager), set()
+    )
     others = [entry for entry in entries if entry["manager"] != manager]
     still_owned: set[Path] = set()
     for entry in others:
@@ -40,7 +53,12 @@ def apply(old: Object | None, config: Object, manager: str, force: bool) -> Obje
     for path in sorted(before - mine - still_owned, key=len, reverse=True):
         _remove(new, path)
     new = strategic_map(new, copy.deepcopy(config))
-    own_entry = {"manager": manager, "operation": "Apply", "apiVersion": config["apiVersion"], "time": now()}
+    own_entry = {
+        "manager": manager,
+        "operation": "Apply",
+        "apiVersion": config["apiVersion"],
+        "time": now(),
+    }
     own_entry |= {"fieldsType": "FieldsV1", "fieldsV1": _tree(mine)}
     new["metadata"]["managedFields"] = [*others, own_entry]
     return new
@@ -50,7 +68,8 @@ def _conflict(manager: str, paths: set[Path]) -> ApiError:
     names = ["." + ".".join(part[2:] for part in path) for path in sorted(paths)]
     plural = "s" if len(names) > 1 else ""
     causes = [
-        {"reason": "FieldManagerConflict", "message": f'conflict with "{manager}"', "field": name} for name in names
+        {"reason": "FieldManagerConflict", "message": f'conflict with "{manager}"', "field": name}
+        for name in names
     ]
     message = f'Apply failed with {len(names)} conflict{plural}: conflict with "{manager}": {", ".join(names)}'
     return ApiError(409, "Conflict", message, {"causes": causes})
@@ -88,8 +107,16 @@ def _remove(obj: Object, path: Path) -> None:
     if isinstance(parent, dict):
         parent.pop(path[-1][2:], None)
     for length in range(len(path) - 1, 0, -1):
-        part, item, holder = path[length - 1], _lookup(obj, path[:length]), _lookup(obj, path[: length - 1])
-        if part.startswith("k:") and isinstance(item, dict) and set(item) <= set(json.loads(part[2:])):
+        part, item, holder = (
+            path[length - 1],
+            _lookup(obj, path[:length]),
+            _lookup(obj, path[: length - 1]),
+        )
+        if (
+            part.startswith("k:")
+            and isinstance(item, dict)
+            and set(item) <= set(json.loads(part[2:]))
+        ):
             holder.remove(item)
         elif item == {} and isinstance(holder, dict):
             holder.pop(part[2:])

@@ -32,7 +32,10 @@ def fill_defaults(obj: Object) -> None:
             spec["completions"] = 1
         if spec.get("backoffLimitPerIndex") is not None:
             spec.setdefault("backoffLimit", 2**31 - 1)
-        spec.setdefault("podReplacementPolicy", "Failed" if spec.get("podFailurePolicy") else "TerminatingOrFailed")
+        spec.setdefault(
+            "podReplacementPolicy",
+            "Failed" if spec.get("podFailurePolicy") else "TerminatingOrFailed",
+        )
     if spec is not None:
         for key, value in _DEFAULTS.get(kind, {}).items():
             spec.setdefault(key, value)
@@ -44,5 +47,8 @@ def fill_defaults(obj: Object) -> None:
             if kind != "Job":
                 pod_spec.setdefault("restartPolicy", "Always")
     if kind == "Secret" and "stringData" in obj:
-        encoded = {key: base64.b64encode(text.encode()).decode() for key, text in obj.pop("stringData").items()}
+        encoded = {
+            key: base64.b64encode(text.encode()).decode()
+            for key, text in obj.pop("stringData").items()
+        }
         obj["data"] = obj.get("data", {}) | encoded

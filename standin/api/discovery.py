@@ -23,7 +23,9 @@ def _by_version(served: list[Resource], core: bool) -> dict[str, dict[str, list[
 
 def aggregated_version(accept: str) -> str | None:
     """The newest version of aggregated discovery that a client takes; None where it takes none."""
-    return next((v for v in _AGGREGATED_VERSIONS if AGGREGATED_TYPE.format(version=v) in accept), None)
+    return next(
+        (v for v in _AGGREGATED_VERSIONS if AGGREGATED_TYPE.format(version=v) in accept), None
+    )
 
 
 def aggregated(served: list[Resource], version: str, core: bool) -> Object:
@@ -32,7 +34,11 @@ def aggregated(served: list[Resource], version: str, core: bool) -> Object:
         {
             "metadata": {"name": group},
             "versions": [
-                {"version": version, "freshness": "Current", "resources": [_aggregated_entry(r) for r in resources]}
+                {
+                    "version": version,
+                    "freshness": "Current",
+                    "resources": [_aggregated_entry(r) for r in resources],
+                }
                 for version, resources in versions.items()
             ],
         }
@@ -91,14 +97,21 @@ def document(served: list[Resource], parts: list[str]) -> Object:
     if parts == ["apis"]:
         listed = [_group(name, list(versions)) for name, versions in groups.items()]
         return {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
-    group, version = ("", parts[1]) if parts[0] == "api" else (parts[1], parts[2] if len(parts) > 2 else None)
+    group, version = (
+        ("", parts[1]) if parts[0] == "api" else (parts[1], parts[2] if len(parts) > 2 else None)
+    )
     if group not in groups or version not in (None, *groups[group]):
         raise no_such_path()
     if version is None:
         return {"kind": "APIGroup", "apiVersion": "v1", **_group(group, list(groups[group]))}
     rows = [row for resource in groups[group][version] for row in _plain_entries(resource)]
     group_version = f"{group}/{version}" if group else version
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": rows}
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": group_version,
+        "resources": rows,
+    }
 
 
 def _group(name: str, versions: list[str]) -> Object:
@@ -107,8 +120,16 @@ def _group(name: str, versions: list[str]) -> Object:
 
 
 def _plain_entries(resource: Resource) -> list[Object]:
-    own: Object = {"name": resource.plural, "singularName": resource.kind.lower(), "kind": resource.kind}
-    own |= {"verbs": VERBS, "namespaced": resource.namespaced, "shortNames": list(resource.short_names)}
+    own: Object = {
+        "name": resource.plural,
+        "singularName": resource.kind.lower(),
+        "kind": resource.kind,
+    }
+    own |= {
+        "verbs": VERBS,
+        "namespaced": resource.namespaced,
+        "shortNames": list(resource.short_names),
+    }
     own |= {"categories": resource.categories}
     below = [
         {
@@ -127,16 +148,25 @@ def openapi(served: list[Resource], parts: list[str], version: str) -> Object:
     """OpenAPI v3 as far as kubectl apply reads it: which kinds accept server-side field validation."""
     documents = {_openapi_path(resource) for resource in served}
     if not parts:
-        return {"paths": {path: {"serverRelativeURL": f"/openapi/v3/{path}?hash=1"} for path in sorted(documents)}}
+        return {
+            "paths": {
+                path: {"serverRelativeURL": f"/openapi/v3/{path}?hash=1"}
+                for path in sorted(documents)
+            }
+        }
     wanted = "/".join(parts)
     if wanted not in documents:
         raise no_such_path()
-    parameters = [{"name": name, "in": "query", "schema": {"type": "string"}} for name in _PATCH_PARAMETERS]
+    parameters = [
+        {"name": name, "in": "query", "schema": {"type": "string"}} for name in _PATCH_PARAMETERS
+    ]
     paths = {
         f"/{wanted}/{resource.plural}/{{name}}": {
             "patch": {
                 "x-kubernetes-action": "patch",
-                "x-kubernetes-group-version-kind": _kind(resource.group, resource.version, resource.kind),
+                "x-kubernetes-group-version-kind": _kind(
+                    resource.group, resource.version, resource.kind
+                ),
                 "parameters": parameters,
                 "responses": {"200": {"description": "OK"}},
             }

@@ -16,7 +16,7 @@ from aiohttp import WSMsgType, web
 
 from standin.api.responses import flag
 from standin.node.container import Container
-from standin.state.errors import bad_request
+from standin.state.errors import ApiError, bad_request
 from standin.state.objects import Object
 
 _STDIN, _STDOUT, _STDERR, _STATUS, _CLOSE = 0, 1, 2, 3, 255
@@ -27,9 +27,17 @@ async def run_exec(request: web.Request, container: Container) -> web.WebSocketR
     """Run the command to its end, or kill it when the client goes away."""
     if "websocket" not in request.headers.get("Upgrade", "").lower():
         raise bad_request("Upgrade request required (WebSocket only, SPDY is not spoken here)")
-    socket = web.WebSocketResponse(protocols=("v5.channel.k8s.io", "v4.channel.k8s.io"), max_msg_size=0)
+    if not any(flag(request, stream) for stream in ("stdin", "stdout", "stderr")):
+        raise bad_request("you must specify at least 1 of stdin, stdout, stderr")
+    socket = web.WebSocketResponse(
+        protocols=("v5.channel.k8s.io", "v4.channel.k8s.io"), max_msg_size=0
+    )
     await socket.prepare(request)
     argv = request.query.getall("command")
+    if not container.has_program(argv[0]):
+        await socket.send_bytes(bytes([_STATUS]) + json.dumps(_no_program(argv[0])).encode())
+        await socket.close()
+        return socket
     terminal: int | None = None
     if flag(request, "tty"):
         process, terminal, outputs = await _start_on_terminal(container, argv)
@@ -59,7 +67,9 @@ async def _start_on_terminal(
     os.close(inside)
     reader = asyncio.StreamReader()
     pipe = os.fdopen(os.dup(terminal), "rb")
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
     return process, terminal, [(reader, _STDOUT)]
 
 
@@ -85,6 +95,20 @@ async def _receive(socket: web.WebSocketResponse, process: Process, terminal: in
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def _no_program(program: str) -> Object:
+    """Return the Status of a command that the runtime could not start, in the words of containerd and runc."""
+    lookup = f"stat {program}: no such file or directory"
+    if "/" not in program:
+        lookup = "executable file not found in $PATH"
+    return ApiError(
+        500,
+        "InternalError",
+        "Internal error occurred: error executing command in container: failed to exec in container: "
+        'failed to start exec "3f2a": OCI runtime exec failed: exec failed: unable to start container '
+        f'process: exec: "{program}": {lookup}: unknown',
+    ).status()
 
 
 def _status(code: int) -> Object:

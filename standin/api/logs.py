@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
@@ -15,11 +16,25 @@ from standin.state.objects import Object, finished, name_of, now
 _FOLLOW_SECONDS = 0.05  # how often a followed file is looked at
 
 
-async def send_log(request: web.Request, pod: Object, name: str, container: Container | None) -> web.StreamResponse:
-    """Stream a container's log; ApiError 400 when it has not started, or has no previous run."""
+async def send_log(
+    request: web.Request,
+    pod: Object,
+    name: str,
+    container: Container | None,
+    is_away: Callable[[], bool],
+) -> web.StreamResponse:
+    """Stream a container's log; ApiError 400 when it has not started, or has no previous run.
+
+    `is_away` is true while the pod's kubelet is away, which cuts the stream.
+    """
     if container is None:
-        raise bad_request(f'container "{name}" in pod "{name_of(pod)}" is waiting to start: ContainerCreating')
+        raise bad_request(
+            f'container "{name}" in pod "{name_of(pod)}" is waiting to start: ContainerCreating'
+        )
     path, attempt = _find(request, pod, name, container)
+    if not path.exists():
+        gone = f"unable to retrieve container logs for {container.status.get('containerID')}"
+        return web.Response(text=gone)
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     await response.prepare(request)
     since = request.query.get("sinceTime") or ""
@@ -30,8 +45,15 @@ async def send_log(request: web.Request, pod: Object, name: str, container: Cont
         with path.open("rb") as file:
             file.seek(_tail_start(path, request.query.get("tailLines")))
             while not hung_up(request):
+                if is_away():
+                    assert request.transport is not None
+                    request.transport.close()
+                    return response
                 # asked before reading: what is written after the read is seen in the next round
-                running = container.status["restartCount"] == attempt and "running" in container.status["state"]
+                running = (
+                    container.status["restartCount"] == attempt
+                    and "running" in container.status["state"]
+                )
                 if text := plain.text(file.read()):
                     await response.write(text)
                 if not (running and flag(request, "follow")):
@@ -47,7 +69,9 @@ async def send_fake_log(request: web.Request, pod: Object) -> web.StreamResponse
     """The log of a pod without processes: one line, and nothing more until it ends."""
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     await response.prepare(request)
-    await response.write(f"{pod['metadata']['creationTimestamp']} {name_of(pod)} is here\n".encode())
+    await response.write(
+        f"{pod['metadata']['creationTimestamp']} {name_of(pod)} is here\n".encode()
+    )
     while flag(request, "follow") and not finished(pod) and not hung_up(request):
         await asyncio.sleep(_FOLLOW_SECONDS)
     await response.write_eof()
@@ -62,10 +86,14 @@ def _find(request: web.Request, pod: Object, name: str, container: Container) ->
         if attempt == 0:
             raise bad_request(f"previous terminated {about} not found")
         attempt -= 1
-    elif "waiting" in container.status["state"] and attempt and not container.log_file(attempt).exists():
+    elif (
+        "waiting" in container.status["state"]
+        and attempt
+        and not container.log_file(attempt).exists()
+    ):
         attempt -= 1  # between two runs the last one is shown
     path = container.log_file(attempt)
-    if not path.exists():
+    if not path.exists() and "terminated" not in container.status["state"]:
         reason = container.status["state"].get("waiting", {}).get("reason", "ContainerCreating")
         raise bad_request(f"{about} is waiting to start: {reason}")
     return path, attempt

@@ -61,7 +61,9 @@ def json_patch(document: Object, operations: list[Object]) -> Object:
 
 
 def _operate(document: Object, operation: Object) -> None:
-    *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+    *parents, last = [
+        part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]
+    ]
     at: Any = document
     for part in parents:
         at = at[int(part)] if isinstance(at, list) else at[part]
@@ -122,7 +124,10 @@ def _strategic_list(old: list[Object], patch: list[Object], keys: tuple[str, ...
         elif directive == "delete":
             out = [item for item in out if identity(item) != identity(entry)]
         elif any(identity(item) == identity(entry) for item in out):
-            out = [strategic(item, entry) if identity(item) == identity(entry) else item for item in out]
+            out = [
+                strategic(item, entry) if identity(item) == identity(entry) else item
+                for item in out
+            ]
         else:
             out.append(strategic({}, entry))
     return out

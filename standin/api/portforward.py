@@ -37,7 +37,9 @@ class _Tunnel:
         self._channel, self._pid = channel, pid
         self._reader, self._writer = spdy.Reader(), spdy.Writer()
         self._errors: dict[str, int] = {}  # request id → its error stream
-        self._connections: dict[int, asyncio.StreamWriter] = {}  # data stream → connection into the pod
+        self._connections: dict[
+            int, asyncio.StreamWriter
+        ] = {}  # data stream → connection into the pod
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def receive(self, data: bytes) -> None:

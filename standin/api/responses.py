@@ -12,16 +12,28 @@ from standin.state.objects import Object
 from standin.state.resources import Resource
 
 
-def json_response(body: Object, status: int = 200, content_type: str = "application/json") -> web.Response:
+def json_response(
+    body: Object, status: int = 200, content_type: str = "application/json"
+) -> web.Response:
     # exactly a real server's header: aiohttp would add a charset, which hides errors from clients that compare it
-    return web.Response(body=json.dumps(body).encode(), status=status, headers={"Content-Type": content_type})
+    return web.Response(
+        body=json.dumps(body).encode(), status=status, headers={"Content-Type": content_type}
+    )
 
 
 def object_response(
-    request: web.Request, resource: Resource, obj: Object, status: int = 200, warnings: Sequence[str] = ()
+    request: web.Request,
+    resource: Resource,
+    obj: Object,
+    status: int = 200,
+    warnings: Sequence[str] = (),
 ) -> web.Response:
     """One object, as a Table where the client asks for it, with its warnings as headers."""
-    body = table(resource.kind, [obj], obj["metadata"]["resourceVersion"]) if wants_table(request) else obj
+    body = (
+        table(resource.kind, [obj], obj["metadata"]["resourceVersion"])
+        if wants_table(request)
+        else obj
+    )
     response = json_response(body, status)
     for warning in warnings:
         quoted = warning.replace('"', '\\"')

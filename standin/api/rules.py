@@ -23,8 +23,18 @@ _ENUMS = {
     "podManagementPolicy": ("OrderedReady", "Parallel"),
 }
 _SHORT_NAMES = ("Service", "Namespace", "StatefulSet", "JobSet", "TrainJob", "PyTorchJob")
-_RESTART_POLICIES = {"Job": ("Never", "OnFailure"), "StatefulSet": ("Always",), "Deployment": ("Always",)}
-_TRAINER_ENV = {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
+_RESTART_POLICIES = {
+    "Job": ("Never", "OnFailure"),
+    "StatefulSet": ("Always",),
+    "Deployment": ("Always",),
+}
+_TRAINER_ENV = {
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    "PET_NODE_RANK",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+}
 _GPU = "nvidia.com/gpu"
 
 
@@ -45,7 +55,10 @@ def _metadata(obj: Object) -> Iterator[Cause]:
     kind, name = obj["kind"], obj["metadata"].get("name", "x")
     limit = 63 if kind in _SHORT_NAMES else 253
     if not _NAME.fullmatch(name) or len(name) > limit or (kind == "Service" and name[0].isdigit()):
-        yield Cause("metadata.name", f'"{name}": must be a lowercase RFC 1123 name of at most {limit} characters')
+        yield Cause(
+            "metadata.name",
+            f'"{name}": must be a lowercase RFC 1123 name of at most {limit} characters',
+        )
     for value in labels_of(obj).values():
         if not _LABEL.fullmatch(str(value)):
             allowed = "an empty string or consist of alphanumeric characters, '-', '_' or '.' (at most 63)"
@@ -61,10 +74,16 @@ def _pod(path: str, pod: Object, obj: Object) -> Iterator[Cause]:
         yield unsupported(f"{path}.restartPolicy", policy, allowed)
     volumes = {volume["name"] for volume in pod.get("volumes", [])}
     if obj["kind"] == "StatefulSet":
-        volumes |= {claim["metadata"]["name"] for claim in obj["spec"].get("volumeClaimTemplates", [])}
+        volumes |= {
+            claim["metadata"]["name"] for claim in obj["spec"].get("volumeClaimTemplates", [])
+        }
     if obj["kind"] == "JobSet":
         policies = obj["spec"].get("volumeClaimPolicies", [])
-        volumes |= {claim["metadata"]["name"] for policy in policies for claim in policy.get("templates", [])}
+        volumes |= {
+            claim["metadata"]["name"]
+            for policy in policies
+            for claim in policy.get("templates", [])
+        }
     for field in ("initContainers", "containers"):
         for i, container in enumerate(pod.get(field, [])):
             yield from _container(f"{path}.{field}[{i}]", container, volumes)
@@ -75,21 +94,32 @@ def _container(path: str, container: Object, volumes: set[str]) -> Iterator[Caus
         yield Cause(f"{path}.image", "Required value", REQUIRED)
     for i, mount in enumerate(container.get("volumeMounts", [])):
         if mount["name"] not in volumes:
-            yield Cause(f"{path}.volumeMounts[{i}].name", f'Not found: "{mount["name"]}"', NOT_FOUND)
+            yield Cause(
+                f"{path}.volumeMounts[{i}].name", f'Not found: "{mount["name"]}"', NOT_FOUND
+            )
     resources = container.get("resources", {})
     requests, limits = resources.get("requests", {}), resources.get("limits", {})
     for field, amounts in (("requests", requests), ("limits", limits)):
         for name, amount in amounts.items():
             if not _QUANTITY.fullmatch(str(amount)):
-                message = f"\"{amount}\": quantities must match the regular expression '{_QUANTITY_TEXT}'"
+                message = (
+                    f"\"{amount}\": quantities must match the regular expression '{_QUANTITY_TEXT}'"
+                )
                 yield Cause(f"{path}.resources.{field}[{name}]", message)
     if _GPU in requests and limits.get(_GPU) != requests[_GPU]:
-        yield Cause(f"{path}.resources.requests", f'"{requests[_GPU]}": must be equal to {_GPU} limit')
+        yield Cause(
+            f"{path}.resources.requests", f'"{requests[_GPU]}": must be equal to {_GPU} limit'
+        )
 
 
 def _job(spec: Object, old: Object | None) -> Iterator[Cause]:
-    if spec.get("podFailurePolicy") and (spec["template"].get("spec") or {}).get("restartPolicy") != "Never":
-        message = 'only "Never" is supported for the pod template\'s restartPolicy with podFailurePolicy'
+    if (
+        spec.get("podFailurePolicy")
+        and (spec["template"].get("spec") or {}).get("restartPolicy") != "Never"
+    ):
+        message = (
+            'only "Never" is supported for the pod template\'s restartPolicy with podFailurePolicy'
+        )
         yield Cause("spec.podFailurePolicy", message)
     if spec.get("completionMode") == "Indexed" and spec.get("completions") is None:
         yield Cause("spec.completions", "Required value: when completion mode is Indexed", REQUIRED)
@@ -112,7 +142,11 @@ def _backoff_by_index(spec: Object) -> Iterator[Cause]:
             yield Cause("spec.maxFailedIndexes", "must be less than or equal to completions")
         return
     if most is not None:
-        yield Cause("spec.backoffLimitPerIndex", "Required value: when maxFailedIndexes is specified", REQUIRED)
+        yield Cause(
+            "spec.backoffLimitPerIndex",
+            "Required value: when maxFailedIndexes is specified",
+            REQUIRED,
+        )
     for i, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules", [])):
         if rule["action"] == "FailIndex":
             message = "requires the backoffLimitPerIndex to be set"
@@ -163,7 +197,10 @@ def _pytorch_job(spec: Object, old: Object | None) -> Iterator[Cause]:
     for role, replica in spec.get("pytorchReplicaSpecs", {}).items():
         containers = replica["template"]["spec"].get("containers", [])
         if not any(container["name"] == "pytorch" for container in containers):
-            yield Cause(f"spec.pytorchReplicaSpecs[{role}]", "must have at least one container with name pytorch")
+            yield Cause(
+                f"spec.pytorchReplicaSpecs[{role}]",
+                "must have at least one container with name pytorch",
+            )
         if role == "Master" and replica.get("replicas", 1) != 1:
             yield Cause("spec.pytorchReplicaSpecs[Master].replicas", "must be 1")
 
@@ -171,7 +208,9 @@ def _pytorch_job(spec: Object, old: Object | None) -> Iterator[Cause]:
 def _train_job(spec: Object, old: Object | None) -> Iterator[Cause]:
     names = {entry["name"] for entry in (spec.get("trainer") or {}).get("env", [])}
     if taken := sorted(_TRAINER_ENV & names):
-        yield Cause("spec.trainer.env", f"must not have reserved envs, invalid envs configured: {taken}")
+        yield Cause(
+            "spec.trainer.env", f"must not have reserved envs, invalid envs configured: {taken}"
+        )
 
 
 _KIND_RULES = {
@@ -193,7 +232,9 @@ def pod_security_violations(pod: Object) -> list[str]:
     for container in containers_of(pod):
         own, name = container.get("securityContext") or {}, container["name"]
         if own.get("privileged"):
-            out.append(f'privileged (container "{name}" must not set securityContext.privileged=true)')
+            out.append(
+                f'privileged (container "{name}" must not set securityContext.privileged=true)'
+            )
         if own.get("allowPrivilegeEscalation") is not False:
             setting = "securityContext.allowPrivilegeEscalation=false"
             out.append(f'allowPrivilegeEscalation != false (container "{name}" must set {setting})')
@@ -217,7 +258,10 @@ def pod_security_violations(pod: Object) -> list[str]:
 def restricted(store: Store, namespace: str) -> bool:
     """A namespace enforces the Pod Security standard "restricted"."""
     found = store.get("Namespace", "", namespace)
-    return bool(found) and labels_of(found or {}).get("pod-security.kubernetes.io/enforce") == "restricted"
+    return (
+        bool(found)
+        and labels_of(found or {}).get("pod-security.kubernetes.io/enforce") == "restricted"
+    )
 
 
 def admit_pod(store: Store, pod: Object) -> None:
@@ -226,8 +270,12 @@ def admit_pod(store: Store, pod: Object) -> None:
     name = meta.get("name") or meta.get("generateName", "") + "xxxxx"
     if restricted(store, namespace) and (violations := pod_security_violations(pod["spec"])):
         listed = ", ".join(violations)
-        raise forbidden(f'pods "{name}" is forbidden: violates PodSecurity "restricted:latest": {listed}')
+        raise forbidden(
+            f'pods "{name}" is forbidden: violates PodSecurity "restricted:latest": {listed}'
+        )
     account = pod["spec"].get("serviceAccountName", "default")
     if account != "default" and not store.get("ServiceAccount", namespace, account):
         where = f"{namespace}/{account}: serviceaccount"
-        raise forbidden(f'pods "{name}" is forbidden: error looking up service account {where} "{account}" not found')
+        raise forbidden(
+            f'pods "{name}" is forbidden: error looking up service account {where} "{account}" not found'
+        )

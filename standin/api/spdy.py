@@ -97,7 +97,9 @@ class Writer:
 
     def reply(self, stream: int) -> bytes:
         """Accept a stream, without headers."""
-        no_headers = self._deflate.compress(struct.pack("!I", 0)) + self._deflate.flush(zlib.Z_SYNC_FLUSH)
+        no_headers = self._deflate.compress(struct.pack("!I", 0)) + self._deflate.flush(
+            zlib.Z_SYNC_FLUSH
+        )
         return control_frame(SYN_REPLY, struct.pack("!I", stream) + no_headers)
 
 

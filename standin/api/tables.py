@@ -74,7 +74,9 @@ def _pod_ready(pod: Object) -> str:
 
 
 def _pod_restarts(pod: Object) -> int:
-    return sum(entry["restartCount"] for entry in pod.get("status", {}).get("containerStatuses", []))
+    return sum(
+        entry["restartCount"] for entry in pod.get("status", {}).get("containerStatuses", [])
+    )
 
 
 def _ready_replicas(obj: Object) -> str:
@@ -101,7 +103,10 @@ def _involved(event: Object) -> str:
 
 _COLUMNS: dict[str, list[Column]] = {
     "Pod": [("Ready", _pod_ready), ("Status", _pod_status), ("Restarts", _pod_restarts)],
-    "Job": [("Status", lambda job: _last_condition(job) or "Running"), ("Completions", _completions)],
+    "Job": [
+        ("Status", lambda job: _last_condition(job) or "Running"),
+        ("Completions", _completions),
+    ],
     "StatefulSet": [("Ready", _ready_replicas)],
     "Deployment": [("Ready", _ready_replicas)],
     "Service": [
@@ -118,9 +123,21 @@ _COLUMNS: dict[str, list[Column]] = {
         ("Object", _involved),
         ("Message", lambda event: event["message"]),
     ],
-    "JobSet": [("TerminalState", _status_field("terminalState", "")), ("Restarts", _status_field("restarts", 0))],
+    "JobSet": [
+        ("TerminalState", _status_field("terminalState", "")),
+        ("Restarts", _status_field("restarts", 0)),
+    ],
     "PyTorchJob": [("State", _last_condition)],
     "TrainJob": [("State", _last_condition)],
-    "Namespace": [("Status", lambda namespace: "Terminating" if terminating(namespace) else "Active")],
-    "Node": [("Status", lambda node: "Ready,SchedulingDisabled" if node["spec"].get("unschedulable") else "Ready")],
+    "Namespace": [
+        ("Status", lambda namespace: "Terminating" if terminating(namespace) else "Active")
+    ],
+    "Node": [
+        (
+            "Status",
+            lambda node: (
+                "Ready,SchedulingDisabled" if node["spec"].get("unschedulable") else "Ready"
+            ),
+        )
+    ],
 }

@@ -20,11 +20,17 @@ def check_schema(obj: Object, kubernetes_version: str, mode: str) -> tuple[list[
     for error in found.iter_errors(obj) if found else ():
         path = ".".join(str(part) for part in error.absolute_path)
         if error.validator == "additionalProperties" and isinstance(error.instance, dict):
-            unknown = [key for key in error.instance if key not in error.schema.get("properties", {})]
+            unknown = [
+                key for key in error.instance if key not in error.schema.get("properties", {})
+            ]
             warnings += [f'unknown field "{path + "." if path else ""}{key}"' for key in unknown]
             _prune(obj, list(error.absolute_path), unknown)
-        elif error.validator == "type" and not BY_KIND[kind].custom:  # decoding fails before validation there
-            raise bad_request(f"{prefix}: json: cannot unmarshal into field {path}: {error.message[:120]}")
+        elif (
+            error.validator == "type" and not BY_KIND[kind].custom
+        ):  # decoding fails before validation there
+            raise bad_request(
+                f"{prefix}: json: cannot unmarshal into field {path}: {error.message[:120]}"
+            )
         else:
             causes.append(Cause(path, error.message[:200]))
     if warnings and mode == "Strict":

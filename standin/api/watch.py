@@ -19,7 +19,9 @@ from standin.state.store import Change, Store
 _DEFAULT_TIMEOUT_SECONDS = "1800"
 
 
-def list_objects(request: web.Request, store: Store, resource: Resource, namespace: str) -> web.Response:
+def list_objects(
+    request: web.Request, store: Store, resource: Resource, namespace: str
+) -> web.Response:
     matches = selector(request.query)
     items = [obj for obj in store.list(resource.kind, namespace or None) if matches(obj)]
     if wants_table(request):
@@ -46,7 +48,9 @@ async def watch_objects(
             await stream.send_bookmark({"k8s.io/initial-events-end": "true"})
         while (left := end - loop.time()) > 0 and not hung_up(request):
             try:
-                await stream.send_change(await asyncio.wait_for(queue.get(), min(left, bookmark_seconds)))
+                await stream.send_change(
+                    await asyncio.wait_for(queue.get(), min(left, bookmark_seconds))
+                )
             except TimeoutError:
                 if flag(request, "allowWatchBookmarks"):
                     await stream.send_bookmark({})
@@ -62,7 +66,9 @@ async def watch_objects(
 class _Stream:
     """One watch: which changes concern it, and how they are written."""
 
-    def __init__(self, request: web.Request, store: Store, resource: Resource, namespace: str) -> None:
+    def __init__(
+        self, request: web.Request, store: Store, resource: Resource, namespace: str
+    ) -> None:
         self.response = web.StreamResponse(headers={"Content-Type": "application/json"})
         self._store, self._resource, self._namespace = store, resource, namespace
         self._matches: Test = selector(request.query)
@@ -76,7 +82,9 @@ class _Stream:
             objects = store.list(self._resource.kind, self._namespace or None)
             return [Change(0, self._resource, "ADDED", json.dumps(obj), None) for obj in objects]
         if int(since) < store.oldest_revision:
-            raise ApiError(410, "Expired", f"too old resource version: {since} ({store.oldest_revision})")
+            raise ApiError(
+                410, "Expired", f"too old resource version: {since} ({store.oldest_revision})"
+            )
         return [change for change in store.history if change.revision > int(since)]
 
     async def send_change(self, change: Change) -> None:
@@ -94,13 +102,23 @@ class _Stream:
             await self._send(kind, obj)
 
     async def send_bookmark(self, annotations: dict[str, str]) -> None:
-        metadata = {"resourceVersion": str(self._store.revision), "creationTimestamp": None, "annotations": annotations}
-        body = {"kind": self._resource.kind, "apiVersion": self._resource.api_version, "metadata": metadata}
+        metadata = {
+            "resourceVersion": str(self._store.revision),
+            "creationTimestamp": None,
+            "annotations": annotations,
+        }
+        body = {
+            "kind": self._resource.kind,
+            "apiVersion": self._resource.api_version,
+            "metadata": metadata,
+        }
         await self._write("BOOKMARK", body)
 
     async def _send(self, type_: str, obj: Object) -> None:
         if self._tables:
-            obj = table(self._resource.kind, [obj], obj["metadata"]["resourceVersion"], self._with_header)
+            obj = table(
+                self._resource.kind, [obj], obj["metadata"]["resourceVersion"], self._with_header
+            )
             self._with_header = False
         await self._write(type_, obj)
 

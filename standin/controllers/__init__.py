@@ -6,7 +6,16 @@ import asyncio
 import contextlib
 import traceback
 
-from standin.controllers import garbage, job, jobset, kueue, pytorchjob, replicas, scheduler, trainjob
+from standin.controllers import (
+    garbage,
+    job,
+    jobset,
+    kueue,
+    pytorchjob,
+    replicas,
+    scheduler,
+    trainjob,
+)
 from standin.controllers.context import Context
 from standin.node.kubelet import Kubelet
 
@@ -15,7 +24,10 @@ _SETTLE_SECONDS = 0.01  # changes that come together are handled together
 
 
 async def reconcile_forever(context: Context, kubelet: Kubelet) -> None:
-    steps = [module.reconcile for module in (garbage, kueue, trainjob, jobset, pytorchjob, job, replicas, scheduler)]
+    steps = [
+        module.reconcile
+        for module in (garbage, kueue, trainjob, jobset, pytorchjob, job, replicas, scheduler)
+    ]
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(context.store.changed.wait(), _IDLE_SECONDS)
@@ -23,7 +35,9 @@ async def reconcile_forever(context: Context, kubelet: Kubelet) -> None:
         for step in steps:
             try:
                 step(context)
-            except Exception:  # one broken object must not stop the others; the server's log shows it
+            except (
+                Exception
+            ):  # one broken object must not stop the others; the server's log shows it
                 traceback.print_exc()
         kubelet.sync()
         await asyncio.sleep(_SETTLE_SECONDS)

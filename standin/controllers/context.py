@@ -37,7 +37,11 @@ class Context:
 
         `version`: its API version, where the kind has several.
         """
-        meta = {"namespace": namespace_of(owner), "ownerReferences": [owner_reference(owner)], **metadata}
+        meta = {
+            "namespace": namespace_of(owner),
+            "ownerReferences": [owner_reference(owner)],
+            **metadata,
+        }
         version = version or BY_KIND[kind].api_version
         body = {"apiVersion": version, "kind": kind, "metadata": meta, "spec": copy.deepcopy(spec)}
         try:
@@ -49,10 +53,14 @@ class Context:
             self.store.event(owner, "Warning", "FailedCreate", f"Error creating: {error.message}")
             return None
 
-    def create_pod(self, owner: Object, template: Object, metadata: Object, **spec: Any) -> Object | None:
+    def create_pod(
+        self, owner: Object, template: Object, metadata: Object, **spec: Any
+    ) -> Object | None:
         """Create a pod from a template; `metadata` and `spec` add to what the template says."""
         own = template.get("metadata", {})
-        merged = {key: {**own.get(key, {}), **metadata.get(key, {})} for key in ("labels", "annotations")}
+        merged = {
+            key: {**own.get(key, {}), **metadata.get(key, {})} for key in ("labels", "annotations")
+        }
         return self.create(owner, "Pod", {**metadata, **merged}, {**template["spec"], **spec})
 
     def delete_after(self, obj: Object, ttl_seconds: int | None, ended: Object | None) -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import shutil
 
 from standin.controllers.context import Context
-from standin.state.objects import Object, claim_name, name_of, namespace_of, owner_uids, terminating, uid_of
+from standin.state.objects import (
+    Object,
+    claim_name,
+    name_of,
+    namespace_of,
+    owner_uids,
+    terminating,
+    uid_of,
+)
 from standin.state.store import PROTECTION
 
 _FOREGROUND = "foregroundDeletion"
@@ -18,7 +26,11 @@ def reconcile(context: Context) -> None:
         _reconcile_namespace(context, namespace)
     for claim in context.store.list("PersistentVolumeClaim"):
         _bind(context, claim)
-        if terminating(claim) and PROTECTION in _finalizers(claim) and not context.store.is_mounted(claim):
+        if (
+            terminating(claim)
+            and PROTECTION in _finalizers(claim)
+            and not context.store.is_mounted(claim)
+        ):
             _finalizers(claim).remove(PROTECTION)
             context.store.touch(claim)
     for pod in context.store.list("Pod"):
@@ -80,7 +92,11 @@ def _bind(context: Context, claim: Object) -> None:
     if place in context.bound:  # what an earlier claim of that name held has gone with it
         shutil.rmtree(context.settings.state.joinpath("claims", *place), ignore_errors=True)
     context.bound.add(place)
-    bound = {"phase": "Bound", "accessModes": spec["accessModes"], "capacity": spec["resources"]["requests"]}
+    bound = {
+        "phase": "Bound",
+        "accessModes": spec["accessModes"],
+        "capacity": spec["resources"]["requests"],
+    }
     claim["status"] = bound
     context.store.touch(claim)
 

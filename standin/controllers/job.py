@@ -41,7 +41,9 @@ def reconcile(context: Context) -> None:
         if job["spec"].get("managedBy") in (None, "kubernetes.io/job-controller"):
             _reconcile_job(context, job)
     for pod in context.store.list("Pod"):
-        if not jobs.keys() & set(owner_uids(pod)):  # its Job is gone: nobody else drops the finalizer
+        if not jobs.keys() & set(
+            owner_uids(pod)
+        ):  # its Job is gone: nobody else drops the finalizer
             _untrack(context, pod)
 
 
@@ -107,7 +109,9 @@ def _count_ended_pods(context: Context, job: Object) -> tuple[str, str] | None:
     verdict = None
     for pod in context.owned(job, "Pod"):
         never_started = terminating(pod) and not pod["spec"].get("nodeName")
-        if not (finished(pod) or never_started) or _TRACKING not in pod["metadata"].get("finalizers", []):
+        if not (finished(pod) or never_started) or _TRACKING not in pod["metadata"].get(
+            "finalizers", []
+        ):
             continue
         if phase(pod) == "Succeeded":
             status["succeeded"] = status.get("succeeded", 0) + 1
@@ -138,13 +142,16 @@ def _index(pod: Object) -> int:
 def _count_index(context: Context, job: Object, pod: Object, action: str) -> None:
     """Account for a failed pod of an index, which fails when it has failed too often."""
     counts = {
-        name: int(pod["metadata"]["annotations"].get(name, 0)) for name in (_INDEX_FAILURES, _INDEX_IGNORED_FAILURES)
+        name: int(pod["metadata"]["annotations"].get(name, 0))
+        for name in (_INDEX_FAILURES, _INDEX_IGNORED_FAILURES)
     }
     spent = counts[_INDEX_FAILURES] >= job["spec"]["backoffLimitPerIndex"]
     if action == "FailIndex" or (action == "Count" and spent):
         _add_index(job["status"], "failedIndexes", _index(pod))
     counts[_INDEX_IGNORED_FAILURES if action == "Ignore" else _INDEX_FAILURES] += 1
-    context.index_failures[uid_of(job), _index(pod)] = {name: str(count) for name, count in counts.items()}
+    context.index_failures[uid_of(job), _index(pod)] = {
+        name: str(count) for name, count in counts.items()
+    }
     _back_off(context, job, _index(pod), sum(counts.values()))
 
 
@@ -172,7 +179,10 @@ def failure_action(policy: Object | None, pod: Object) -> tuple[str, str]:
         for wanted in rule.get("onPodConditions") or []:
             found = find_condition(pod, wanted["type"])
             if found and found["status"] == wanted.get("status", "True"):
-                return action, f"Pod {where} has condition {wanted['type']} matching {action} rule at index {index}"
+                return (
+                    action,
+                    f"Pod {where} has condition {wanted['type']} matching {action} rule at index {index}",
+                )
     return "Count", ""
 
 
@@ -181,13 +191,18 @@ def _exceeded_limit(context: Context, job: Object) -> tuple[str, str] | None:
     failures = status.get("failed", 0)
     if spec["template"]["spec"].get("restartPolicy") == "OnFailure":
         active = _active(context.owned(job, "Pod"))
-        failures += sum(entry["restartCount"] for pod in active for entry in container_statuses(pod))
+        failures += sum(
+            entry["restartCount"] for pod in active for entry in container_statuses(pod)
+        )
     if failures > spec.get("backoffLimit", 6):
         return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
     most = spec.get("maxFailedIndexes")
     failed, completed = _indexes(status, "failedIndexes"), _indexes(status, "completedIndexes")
     if most is not None and len(failed) > most:
-        return "MaxFailedIndexesExceeded", "Job has exceeded the specified maximal number of failed indexes"
+        return (
+            "MaxFailedIndexesExceeded",
+            "Job has exceeded the specified maximal number of failed indexes",
+        )
     if failed and len(failed | completed) >= spec["completions"]:
         return "FailedIndexes", "Job has failed indexes"
     limit = spec.get("activeDeadlineSeconds")
@@ -217,7 +232,10 @@ def _complete_or_continue(context: Context, job: Object) -> None:
         status["completionTime"] = now()
         context.store.event(job, "Normal", "Completed", "Job completed")
     elif _may_start(context, job, None):
-        only_failed = spec.get("podReplacementPolicy", "Failed" if spec.get("podFailurePolicy") else "") == "Failed"
+        only_failed = (
+            spec.get("podReplacementPolicy", "Failed" if spec.get("podFailurePolicy") else "")
+            == "Failed"
+        )
         blocking = [pod for pod in pods if not finished(pod)] if only_failed else _active(pods)
         _start_pods(context, job, blocking)
 
@@ -241,18 +259,29 @@ def _start_pods(context: Context, job: Object, blocking: list[Object]) -> None:
 
 def _start_pod(context: Context, job: Object, index: int | None) -> None:
     template, name = copy.deepcopy(job["spec"]["template"]), name_of(job)
-    labels = {_JOB_NAME: name, "job-name": name, _CONTROLLER_UID: uid_of(job), "controller-uid": uid_of(job)}
+    labels = {
+        _JOB_NAME: name,
+        "job-name": name,
+        _CONTROLLER_UID: uid_of(job),
+        "controller-uid": uid_of(job),
+    }
     metadata: Object = {"generateName": f"{name}-", "finalizers": [_TRACKING], "labels": labels}
     extra = {}
     if index is not None:
         metadata["generateName"] = f"{name}-{index}-"
-        failures = context.index_failures.get((uid_of(job), index), {_INDEX_FAILURES: "0"}) if _by_index(job) else {}
+        failures = (
+            context.index_failures.get((uid_of(job), index), {_INDEX_FAILURES: "0"})
+            if _by_index(job)
+            else {}
+        )
         metadata["annotations"] = {COMPLETION_INDEX: str(index), **failures}
         labels[COMPLETION_INDEX] = str(index)
         extra["hostname"] = f"{name}-{index}"
         source = {"fieldRef": {"fieldPath": f"metadata.annotations['{COMPLETION_INDEX}']"}}
         for container in containers_of(template["spec"]):
-            container.setdefault("env", []).append({"name": "JOB_COMPLETION_INDEX", "valueFrom": source})
+            container.setdefault("env", []).append(
+                {"name": "JOB_COMPLETION_INDEX", "valueFrom": source}
+            )
     pod = context.create_pod(job, template, metadata, **extra)
     if pod:
         context.store.event(job, "Normal", "SuccessfulCreate", f"Created pod: {name_of(pod)}")

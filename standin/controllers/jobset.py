@@ -63,7 +63,9 @@ def _subdomain(jobset: Object) -> str:
 
 def _create_service(context: Context, jobset: Object) -> None:
     network, name = jobset["spec"].get("network") or {}, _subdomain(jobset)
-    if not network.get("enableDNSHostnames", True) or context.store.get("Service", namespace_of(jobset), name):
+    if not network.get("enableDNSHostnames", True) or context.store.get(
+        "Service", namespace_of(jobset), name
+    ):
         return
     spec = {
         "clusterIP": "None",
@@ -104,7 +106,9 @@ def _is_complete(job: Object) -> bool:
 
 def _is_ready(job: Object) -> bool:
     status = job.get("status", {})
-    return bool(status.get("ready", 0) + status.get("succeeded", 0) >= job["spec"].get("parallelism", 1))
+    return bool(
+        status.get("ready", 0) + status.get("succeeded", 0) >= job["spec"].get("parallelism", 1)
+    )
 
 
 def _create_job(context: Context, jobset: Object, replicated: Object, index: int) -> None:
@@ -138,7 +142,13 @@ def _create_job(context: Context, jobset: Object, replicated: Object, index: int
 def _finish(jobset: Object, current: list[Object]) -> None:
     wanted = sum(replicated.get("replicas", 1) for replicated in jobset["spec"]["replicatedJobs"])
     if len(current) == wanted and all(condition(job, "Complete") for job in current):
-        set_condition(jobset["status"], "Completed", "True", "AllJobsCompleted", "jobset completed successfully")
+        set_condition(
+            jobset["status"],
+            "Completed",
+            "True",
+            "AllJobsCompleted",
+            "jobset completed successfully",
+        )
         jobset["status"]["terminalState"] = "Completed"
 
 
@@ -163,9 +173,15 @@ def _apply_failure_policy(context: Context, jobset: Object, job: Object) -> None
         context.store.event(jobset, "Warning", f"{action}FailurePolicyAction", message)
         return
     if exhausted:
-        reason, message = "ReachedMaxRestarts", f"jobset failed due to reaching max number of restarts {first}"
+        reason, message = (
+            "ReachedMaxRestarts",
+            f"jobset failed due to reaching max number of restarts {first}",
+        )
     elif rule:
-        reason, message = "FailJobSetFailurePolicyAction", f"applying FailJobSet failure policy action {first}"
+        reason, message = (
+            "FailJobSetFailurePolicyAction",
+            f"applying FailJobSet failure policy action {first}",
+        )
     else:
         reason, message = "FailedJobs", f"jobset failed due to one or more job failures {first}"
     set_condition(status, "Failed", "True", reason, message)

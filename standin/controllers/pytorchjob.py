@@ -11,7 +11,15 @@ import copy
 
 from standin.controllers.context import Context
 from standin.controllers.scheduler import COSCHEDULING, VOLCANO, into_group, make_group
-from standin.state.objects import Object, condition, name_of, namespace_of, phase, set_condition, terminating
+from standin.state.objects import (
+    Object,
+    condition,
+    name_of,
+    namespace_of,
+    phase,
+    set_condition,
+    terminating,
+)
 
 _PREFIX = "training.kubeflow.org/"
 _PORT = 23456
@@ -28,14 +36,21 @@ def reconcile(context: Context) -> None:
 def _reconcile_job(context: Context, job: Object) -> None:
     spec, status = job["spec"], job.setdefault("status", {})
     run_policy = spec.get("runPolicy") or {}
-    set_condition(status, "Created", "True", "PyTorchJobCreated", f"PyTorchJob {name_of(job)} is created.")
+    set_condition(
+        status, "Created", "True", "PyTorchJobCreated", f"PyTorchJob {name_of(job)} is created."
+    )
     if not _ended(job):
         _make_group(context, job)
     status["replicaStatuses"] = {}
     for role, replica in spec["pytorchReplicaSpecs"].items():
-        phases = [_reconcile_replica(context, job, role, index) for index in range(replica.get("replicas", 1))]
+        phases = [
+            _reconcile_replica(context, job, role, index)
+            for index in range(replica.get("replicas", 1))
+        ]
         counts = {"active": "Running", "succeeded": "Succeeded", "failed": "Failed"}
-        status["replicaStatuses"][role] = {key: phases.count(value) for key, value in counts.items()}
+        status["replicaStatuses"][role] = {
+            key: phases.count(value) for key, value in counts.items()
+        }
     if not _ended(job):
         _report(job)
     if _ended(job):
@@ -47,16 +62,23 @@ def _reconcile_job(context: Context, job: Object) -> None:
 def _gang(job: Object) -> str | None:
     """The scheduler that the job's policy is for; None without one."""
     policy = (job["spec"].get("runPolicy") or {}).get("schedulingPolicy")
-    return None if policy is None else COSCHEDULING if "scheduleTimeoutSeconds" in policy else VOLCANO
+    return (
+        None if policy is None else COSCHEDULING if "scheduleTimeoutSeconds" in policy else VOLCANO
+    )
 
 
 def _make_group(context: Context, job: Object) -> None:
     if (scheduler := _gang(job)) is None:
         return
-    policy, replicas = job["spec"]["runPolicy"]["schedulingPolicy"], job["spec"]["pytorchReplicaSpecs"].values()
+    policy, replicas = (
+        job["spec"]["runPolicy"]["schedulingPolicy"],
+        job["spec"]["pytorchReplicaSpecs"].values(),
+    )
     count = sum(replica.get("replicas", 1) for replica in replicas)
     names = {"minResources": "minResources", "scheduleTimeoutSeconds": "scheduleTimeoutSeconds"}
-    names |= {"queue": "queue", "priorityClass": "priorityClassName"} if scheduler == VOLCANO else {}
+    names |= (
+        {"queue": "queue", "priorityClass": "priorityClassName"} if scheduler == VOLCANO else {}
+    )
     spec = {ours: policy[theirs] for theirs, ours in names.items() if theirs in policy}
     make_group(context, job, scheduler, {"minMember": policy.get("minAvailable", count), **spec})
 
@@ -88,7 +110,9 @@ def _reconcile_replica(context: Context, job: Object, role: str, index: int) -> 
     return phase(pod) if pod else None
 
 
-def _start_pod(context: Context, job: Object, role: str, index: int, metadata: Object) -> Object | None:
+def _start_pod(
+    context: Context, job: Object, role: str, index: int, metadata: Object
+) -> Object | None:
     replicas = job["spec"]["pytorchReplicaSpecs"]
     rank = index + (role == "Worker" and "Master" in replicas)
     world = sum(replica.get("replicas", 1) for replica in replicas.values())
@@ -115,18 +139,24 @@ def _start_pod(context: Context, job: Object, role: str, index: int, metadata: O
         template["spec"].setdefault("schedulerName", scheduler)
         into_group(template, scheduler, name_of(job))
     policy = replicas[role].get("restartPolicy", "OnFailure")
-    return context.create_pod(job, template, metadata, restartPolicy="Never" if policy == "ExitCode" else policy)
+    return context.create_pod(
+        job, template, metadata, restartPolicy="Never" if policy == "ExitCode" else policy
+    )
 
 
 def _restart_or_fail(context: Context, job: Object, role: str, pod: Object) -> None:
     status, name = job["status"], name_of(job)
     limit = (job["spec"].get("runPolicy") or {}).get("backoffLimit", _DEFAULT_BACKOFF_LIMIT)
     policy = job["spec"]["pytorchReplicaSpecs"][role].get("restartPolicy")
-    entry = next(entry for entry in pod["status"]["containerStatuses"] if entry["name"] == "pytorch")
+    entry = next(
+        entry for entry in pod["status"]["containerStatuses"] if entry["name"] == "pytorch"
+    )
     code = entry["state"].get("terminated", {}).get("exitCode", 0)
     if policy == "ExitCode":
         where = f"{namespace_of(pod)}.{name_of(pod)}"
-        context.store.event(job, "Normal", "ExitedWithCode", f"Pod: {where} exited with code {code}")
+        context.store.event(
+            job, "Normal", "ExitedWithCode", f"Pod: {where} exited with code {code}"
+        )
     # not a field of the real status: the operator counts in memory
     if policy == "ExitCode" and code >= _FIRST_RETRYABLE_CODE and status.get("restarts", 0) < limit:
         status["restarts"] = status.get("restarts", 0) + 1
@@ -147,7 +177,9 @@ def _report(job: Object) -> None:
         set_condition(status, "Succeeded", "True", "PyTorchJobSucceeded", message)
         set_condition(status, "Running", "False", "PyTorchJobSucceeded")
     elif master.get("active"):
-        set_condition(status, "Running", "True", "PyTorchJobRunning", f"PyTorchJob {name} is running.")
+        set_condition(
+            status, "Running", "True", "PyTorchJobRunning", f"PyTorchJob {name} is running."
+        )
         set_condition(status, "Restarting", "False", "PyTorchJobRunning")
 
 

@@ -8,7 +8,15 @@ import json
 from collections.abc import Callable
 
 from standin.controllers.context import Context
-from standin.state.objects import Object, condition, finished, labels_of, name_of, namespace_of, terminating
+from standin.state.objects import (
+    Object,
+    condition,
+    finished,
+    labels_of,
+    name_of,
+    namespace_of,
+    terminating,
+)
 
 _REVISION, _POD_INDEX = "controller-revision-hash", "apps.kubernetes.io/pod-index"
 _TEMPLATE_HASH = "pod-template-hash"
@@ -67,7 +75,11 @@ def _start_member(context: Context, obj: Object, index: int, revision: str) -> O
         name = claim["metadata"]["name"]
         volume = {"name": name, "persistentVolumeClaim": {"claimName": f"{name}-{pod_name}"}}
         template["spec"].setdefault("volumes", []).append(volume)
-    labels = {_POD_INDEX: str(index), "statefulset.kubernetes.io/pod-name": pod_name, _REVISION: revision}
+    labels = {
+        _POD_INDEX: str(index),
+        "statefulset.kubernetes.io/pod-name": pod_name,
+        _REVISION: revision,
+    }
     identity = {"hostname": pod_name, "subdomain": spec.get("serviceName", "")}
     return context.create_pod(obj, template, {"name": pod_name, "labels": labels}, **identity)
 
@@ -106,9 +118,16 @@ def _reconcile_deployment(context: Context, obj: Object) -> None:
     context.store.touch(obj)
 
 
-def _report(context: Context, obj: Object, pods: list[Object], updated: Callable[[Object], bool]) -> None:
+def _report(
+    context: Context, obj: Object, pods: list[Object], updated: Callable[[Object], bool]
+) -> None:
     ready = sum(bool(condition(pod, "Ready")) for pod in pods)
     current = sum(map(updated, pods))
     status = obj.setdefault("status", {})
     status.update(observedGeneration=obj["metadata"]["generation"], replicas=len(pods))
-    status.update(readyReplicas=ready, availableReplicas=ready, currentReplicas=current, updatedReplicas=current)
+    status.update(
+        readyReplicas=ready,
+        availableReplicas=ready,
+        currentReplicas=current,
+        updatedReplicas=current,
+    )

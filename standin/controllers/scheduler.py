@@ -23,7 +23,10 @@ from standin.state.objects import (
 
 VOLCANO, COSCHEDULING = "volcano", "scheduler-plugins-scheduler"
 _VERSIONS = {VOLCANO: "scheduling.volcano.sh/v1beta1", COSCHEDULING: "scheduling.x-k8s.io/v1alpha1"}
-_VOLCANO_GROUP, _COSCHEDULING_GROUP = "scheduling.k8s.io/group-name", "scheduling.x-k8s.io/pod-group"
+_VOLCANO_GROUP, _COSCHEDULING_GROUP = (
+    "scheduling.k8s.io/group-name",
+    "scheduling.x-k8s.io/pod-group",
+)
 
 Gang = tuple[str, str, str]
 """API version, namespace and name of a PodGroup."""
@@ -42,13 +45,17 @@ def reconcile(context: Context) -> None:
             for pod in members:
                 pod["spec"].pop("nodeName", None)
                 refusals.setdefault(uid_of(pod), "")
-            refusals = {uid: f"{lacking}; {refusal}".removesuffix("; ") for uid, refusal in refusals.items()}
+            refusals = {
+                uid: f"{lacking}; {refusal}".removesuffix("; ") for uid, refusal in refusals.items()
+            }
         for pod in members:
             _tell(context, pod, refusals.get(uid_of(pod)))
             context.store.touch(pod)
 
 
-def _place(context: Context, members: list[Object], nodes: list[Object], pods: list[Object]) -> dict[str, str]:
+def _place(
+    context: Context, members: list[Object], nodes: list[Object], pods: list[Object]
+) -> dict[str, str]:
     """Give each pod the first node that fits; for those that none fits, why, by uid."""
     refusals = {}
     for pod in members:
@@ -81,13 +88,18 @@ def _tell(context: Context, pod: Object, refusal: str | None) -> None:
 def make_group(context: Context, owner: Object, scheduler: str, spec: Object) -> None:
     """Make the PodGroup of a job's pods, as its operator does, unless it is there."""
     groups = context.store.list("PodGroup", namespace_of(owner))
-    if not any((group["apiVersion"], name_of(group)) == (_VERSIONS[scheduler], name_of(owner)) for group in groups):
+    if not any(
+        (group["apiVersion"], name_of(group)) == (_VERSIONS[scheduler], name_of(owner))
+        for group in groups
+    ):
         context.create(owner, "PodGroup", {"name": name_of(owner)}, spec, _VERSIONS[scheduler])
 
 
 def into_group(template: Object, scheduler: str, name: str) -> None:
     """Put the pods of a template into a group, by the mark that this scheduler looks for."""
-    section, key = ("annotations", _VOLCANO_GROUP) if scheduler == VOLCANO else ("labels", _COSCHEDULING_GROUP)
+    section, key = (
+        ("annotations", _VOLCANO_GROUP) if scheduler == VOLCANO else ("labels", _COSCHEDULING_GROUP)
+    )
     template.setdefault("metadata", {}).setdefault(section, {})[key] = name
 
 
@@ -95,14 +107,20 @@ def _group(pod: Object) -> Gang | None:
     """API version, namespace and name of the PodGroup that a pod belongs to, for the scheduler it asks for."""
     spec, annotations = pod["spec"], pod["metadata"].get("annotations") or {}
     marks = {
-        _VERSIONS[VOLCANO]: spec.get("schedulerName") == VOLCANO and annotations.get(_VOLCANO_GROUP),
-        _VERSIONS[COSCHEDULING]: spec.get("schedulerName") == COSCHEDULING and labels_of(pod).get(_COSCHEDULING_GROUP),
+        _VERSIONS[VOLCANO]: spec.get("schedulerName") == VOLCANO
+        and annotations.get(_VOLCANO_GROUP),
+        _VERSIONS[COSCHEDULING]: spec.get("schedulerName") == COSCHEDULING
+        and labels_of(pod).get(_COSCHEDULING_GROUP),
         "scheduling.k8s.io/v1beta1": (spec.get("schedulingGroup") or {}).get("podGroupName"),
     }
-    return next(((version, namespace_of(pod), name) for version, name in marks.items() if name), None)
+    return next(
+        ((version, namespace_of(pod), name) for version, name in marks.items() if name), None
+    )
 
 
-def _lacking(context: Context, gang: Gang, pods: list[Object], refusals: dict[str, str]) -> str | None:
+def _lacking(
+    context: Context, gang: Gang, pods: list[Object], refusals: dict[str, str]
+) -> str | None:
     """Reason that keeps a gang from starting, with its pods placed as far as they fit; None where all is well."""
     version, namespace, name = gang
     groups = context.store.list("PodGroup", namespace)
@@ -110,8 +128,12 @@ def _lacking(context: Context, gang: Gang, pods: list[Object], refusals: dict[st
     if not found:
         return f"pod group {namespace}/{name} is not found"
     spec = found[0]["spec"]
-    least = spec.get("minMember") or spec.get("schedulingPolicy", {}).get("gang", {}).get("minCount", 1)
-    members = [pod for pod in pods if _group(pod) == gang and not finished(pod) and not terminating(pod)]
+    least = spec.get("minMember") or spec.get("schedulingPolicy", {}).get("gang", {}).get(
+        "minCount", 1
+    )
+    members = [
+        pod for pod in pods if _group(pod) == gang and not finished(pod) and not terminating(pod)
+    ]
     placed = [pod for pod in members if pod["spec"].get("nodeName")]
     if len(placed) >= least:
         return None
@@ -133,7 +155,11 @@ def _misfit(pod: Object, node: Object, pods: list[Object]) -> str | None:
         return "node(s) had untolerated taint {kwok.x-k8s.io/node: fake}"
     if not wanted.items() <= labels_of(node).items():
         return "node(s) didn't match Pod's node affinity/selector"
-    here = [other for other in pods if other["spec"].get("nodeName") == name_of(node) and not finished(other)]
+    here = [
+        other
+        for other in pods
+        if other["spec"].get("nodeName") == name_of(node) and not finished(other)
+    ]
     anti = (pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
     for term in anti.get("requiredDuringSchedulingIgnoredDuringExecution", []):
         unwanted = (term.get("labelSelector") or {}).get("matchLabels", {})
@@ -159,5 +185,7 @@ def _request(pod: Object, resource: str) -> float:
 
 
 def _extended_resources(pod: Object) -> set[str]:
-    limits = (container.get("resources", {}).get("limits", {}) for container in pod["spec"]["containers"])
+    limits = (
+        container.get("resources", {}).get("limits", {}) for container in pod["spec"]["containers"]
+    )
     return {name for amounts in limits for name in amounts if "/" in name}

@@ -92,9 +92,13 @@ def _gang(runtime: Object) -> str | None:
     return VOLCANO if "volcano" in policy else COSCHEDULING if "coscheduling" in policy else None
 
 
-def _make_group(context: Context, job: Object, runtime: Object, jobset: Object, scheduler: str) -> None:
+def _make_group(
+    context: Context, job: Object, runtime: Object, jobset: Object, scheduler: str
+) -> None:
     """The group of all pods, initializers' too, which the Trainer counts as well."""
-    jobs = [one["template"]["spec"] for one in jobset["replicatedJobs"] for _ in range(one["replicas"])]
+    jobs = [
+        one["template"]["spec"] for one in jobset["replicatedJobs"] for _ in range(one["replicas"])
+    ]
     spec: Object = {"minMember": sum(one.get("parallelism", 1) for one in jobs)}
     if scheduler == COSCHEDULING:
         policy = runtime["spec"]["podGroupPolicy"]["coscheduling"] or {}
@@ -110,8 +114,15 @@ def _fill_initializer(job: Object, replicated: Object, step: str) -> None:
     wanted = (job["spec"].get("initializer") or {}).get(_INITIALIZERS[step])
     for container in replicated["template"]["spec"]["template"]["spec"]["containers"]:
         if wanted is not None and container["name"] == step:
-            uri = [{"name": "STORAGE_URI", "value": wanted["storageUri"]}] if "storageUri" in wanted else []
-            env = {entry["name"]: entry for entry in [*container.get("env", []), *uri, *wanted.get("env", [])]}
+            uri = (
+                [{"name": "STORAGE_URI", "value": wanted["storageUri"]}]
+                if "storageUri" in wanted
+                else []
+            )
+            env = {
+                entry["name"]: entry
+                for entry in [*container.get("env", []), *uri, *wanted.get("env", [])]
+            }
             container["env"] = list(env.values())
 
 
@@ -121,7 +132,9 @@ def _fill_trainer(job: Object, runtime: Object, replicated: Object) -> None:
     nodes = trainer.get("numNodes", policy.get("numNodes", 1))
     spec = replicated["template"]["spec"]
     spec.update(parallelism=nodes, completions=nodes)
-    container = next(entry for entry in spec["template"]["spec"]["containers"] if entry["name"] == "node")
+    container = next(
+        entry for entry in spec["template"]["spec"]["containers"] if entry["name"] == "node"
+    )
     container.update({key: trainer[key] for key in ("image", "command", "args") if key in trainer})
     if "resourcesPerNode" in trainer:
         container["resources"] = trainer["resourcesPerNode"]
@@ -146,4 +159,6 @@ def _processes_per_node(trainer: Object, container: Object) -> int:
         return int(trainer["numProcPerNode"])
     resources = container.get("resources", {})
     amounts = {**resources.get("requests", {}), **resources.get("limits", {})}
-    return int(quantity(amounts.get("nvidia.com/gpu", 0))) or max(1, int(quantity(amounts.get("cpu", 1))))
+    return int(quantity(amounts.get("nvidia.com/gpu", 0))) or max(
+        1, int(quantity(amounts.get("cpu", 1)))
+    )

@@ -35,7 +35,9 @@ class Container:
         self.worker, self.spec, self.status, self.init = worker, spec, status, init
         self.name: str = spec["name"]
         self.pid: int | None = None  # of the command, in this machine's numbering, while it runs
-        self.end_reason: str | None = None  # what the next ending is called, if not Completed or Error
+        self.end_reason: str | None = (
+            None  # what the next ending is called, if not Completed or Error
+        )
         self._env: dict[str, str] = {}
         context = (worker.spec.get("securityContext") or {}) | (spec.get("securityContext") or {})
         self._context = context
@@ -68,12 +70,28 @@ class Container:
         if self.worker.sandbox_pid is None:
             places = self.folders() | {"/proc/1": f"/proc/{self.pid}"}
             command = [translate(word, places) for word in argv]
-            return await asyncio.create_subprocess_exec(*command, env=self._env, start_new_session=True, **streams)
+            return await asyncio.create_subprocess_exec(
+                *command, env=self._env, start_new_session=True, **streams
+            )
         join = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "--"]
         if not runtime.single_user():
-            groups = f"--groups={','.join(map(str, self._groups))}" if self._groups else "--clear-groups"
+            groups = (
+                f"--groups={','.join(map(str, self._groups))}" if self._groups else "--clear-groups"
+            )
             join += ["setpriv", f"--reuid={self._uid}", f"--regid={self._gid}", groups, "--"]
-        return await asyncio.create_subprocess_exec(*join, *argv, env=self._env, start_new_session=True, **streams)
+        return await asyncio.create_subprocess_exec(
+            *join, *argv, env=self._env, start_new_session=True, **streams
+        )
+
+    def has_program(self, program: str) -> bool:
+        """True if the running container has a program of this name."""
+        is_namespaced = self.worker.sandbox_pid is not None
+        root = f"/proc/{self.pid}/root" if is_namespaced else ""
+        if "/" in program:
+            path = program if is_namespaced else translate(program, self.folders())
+            return os.access(f"{root}{path}", os.X_OK)
+        folders = self._env.get("PATH", os.defpath).split(":")
+        return any(os.access(f"{root}{folder}/{program}", os.X_OK) for folder in folders)
 
     def signal(self, number: int) -> None:
         if self.pid is not None:
@@ -86,7 +104,10 @@ class Container:
         worker, context = self.worker, self._context
         image = worker.kubelet.pull(self.spec["image"], self.spec.get("imagePullPolicy"))
         if self._uid == 0 and context.get("runAsNonRoot"):
-            raise Waiting("CreateContainerConfigError", "container has runAsNonRoot and image will run as root")
+            raise Waiting(
+                "CreateContainerConfigError",
+                "container has runAsNonRoot and image will run as root",
+            )
         home = "/" if self._uid else "/root"
         self._env = environment(worker.store, worker.pod, self.spec, image, home)
         argv = [*self.spec.get("command", image.command), *self.spec.get("args", [])]
@@ -125,7 +146,10 @@ class Container:
     def _prepare_loopback(self, argv: list[str]) -> Object:
         """The same where there are no namespaces."""
         folders, own = self.folders(), {entry["name"] for entry in self.spec.get("env", [])}
-        env = {name: translate(text, folders) if name in own else text for name, text in self._env.items()}
+        env = {
+            name: translate(text, folders) if name in own else text
+            for name, text in self._env.items()
+        }
         self._env = self.worker.kubelet.loopback.resolved(self.worker.namespace, env)
         words = [translate(expand(word, self._env), folders) for word in argv]
         folder = translate(self.spec.get("workingDir", "/"), folders)
@@ -149,7 +173,15 @@ class Container:
         spec_file.touch(mode=0o600)
         spec_file.write_text(json.dumps(spec))
         read_end, write_end = os.pipe()
-        command = (sys.executable, "-I", "-S", runtime.__file__, "run", str(spec_file), str(write_end))
+        command = (
+            sys.executable,
+            "-I",
+            "-S",
+            runtime.__file__,
+            "run",
+            str(spec_file),
+            str(write_end),
+        )
         process = await asyncio.create_subprocess_exec(
             *command, pass_fds=[write_end], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT
         )
@@ -164,10 +196,14 @@ class Container:
         await _copy_log(process.stdout, self.log_file(self.status["restartCount"]))
         code = await process.wait()
         self.pid = None
-        reason = "StartError" if error else self.end_reason or ("Completed" if code == 0 else "Error")
+        reason = (
+            "StartError" if error else self.end_reason or ("Completed" if code == 0 else "Error")
+        )
         terminated = {"exitCode": code, "reason": reason, "startedAt": started, "finishedAt": now()}
         message = error or self._message()
-        terminated |= {"containerID": f"standin://{pid}"} | ({"message": message} if message else {})
+        terminated |= {"containerID": f"standin://{pid}"} | (
+            {"message": message} if message else {}
+        )
         self.status.update(ready=False, started=False, state={"terminated": terminated})
         return code
 
@@ -177,9 +213,13 @@ class Container:
 
     def _say_started(self, pid: int, started: str) -> None:
         self.pid = pid
-        self.status.update(state={"running": {"startedAt": started}}, started=True, containerID=f"standin://{pid}")
+        self.status.update(
+            state={"running": {"startedAt": started}}, started=True, containerID=f"standin://{pid}"
+        )
         self.status["ready"] = not self.init
-        self.worker.store.event(self.worker.pod, "Normal", "Started", f"Started container {self.name}")
+        self.worker.store.event(
+            self.worker.pod, "Normal", "Started", f"Started container {self.name}"
+        )
         self.worker.publish(None if self.init else "Running")
 
     async def _back_off(self, failures: int) -> None:
@@ -193,7 +233,9 @@ class Container:
             text = f"Back-off restarting failed container {self.name} in pod {self.worker.name}"
             self.worker.store.event(self.worker.pod, "Warning", "BackOff", text)
         self.worker.publish()
-        await self.worker.stopped_within(self.worker.kubelet.settings.crash_backoff_seconds * factor)
+        await self.worker.stopped_within(
+            self.worker.kubelet.settings.crash_backoff_seconds * factor
+        )
         self.status["restartCount"] += 1
 
 
@@ -214,4 +256,6 @@ async def _copy_log(stream: asyncio.StreamReader, path: Path) -> None:
             stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z").encode()
             *lines, rest = chunk.split(b"\n")
             entries = [b"%s stdout F %s\n" % (stamp, line) for line in lines]
-            log.write(b"".join([*entries, b"%s stdout P %s\n" % (stamp, rest)] if rest else entries))
+            log.write(
+                b"".join([*entries, b"%s stdout P %s\n" % (stamp, rest)] if rest else entries)
+            )

@@ -43,7 +43,8 @@ def addresses(store: Store, name: str) -> list[str]:
     return [
         pod["status"]["podIP"]
         for pod in (service_pods(store, service) if service else ())
-        if host is None or (pod["spec"].get("hostname"), pod["spec"].get("subdomain")) == (host, service_name)
+        if host is None
+        or (pod["spec"].get("hostname"), pod["spec"].get("subdomain")) == (host, service_name)
     ]
 
 

@@ -61,9 +61,15 @@ def expand(text: str, env: dict[str, str]) -> str:
     return _REFERENCE.sub(value, text)
 
 
-def environment(store: Store, pod: Object, container: Object, image: Image, home: str) -> dict[str, str]:
+def environment(
+    store: Store, pod: Object, container: Object, image: Image, home: str
+) -> dict[str, str]:
     """All variables of one container, in the order Kubernetes resolves them; Waiting when a source is missing."""
-    env = {"PATH": _PATH, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"]), "HOME": home}
+    env = {
+        "PATH": _PATH,
+        "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"]),
+        "HOME": home,
+    }
     env |= _API_SERVER | image.env
     if image.path:
         env["PATH"] = f"{image.path}:{env['PATH']}"
@@ -71,7 +77,9 @@ def environment(store: Store, pod: Object, container: Object, image: Image, home
         for kind, field in (("ConfigMap", "configMapRef"), ("Secret", "secretRef")):
             if field in source:
                 data = keyed_data(store, namespace_of(pod), kind, source[field])
-                env |= {source.get("prefix", "") + key: value.decode() for key, value in data.items()}
+                env |= {
+                    source.get("prefix", "") + key: value.decode() for key, value in data.items()
+                }
     for entry in container.get("env", []):
         if "valueFrom" not in entry:
             env[entry["name"]] = expand(entry.get("value", ""), env)
@@ -111,6 +119,10 @@ def project(store: Store, pod: Object, source: Object, write: Projection) -> Non
             data = keyed_data(store, namespace_of(pod), kind, reference)
             items = reference.get("items") or [{"key": key, "path": key} for key in data]
             for item in items:
-                write(item["path"], data[item["key"]], item.get("mode", reference.get("defaultMode", 0o644)))
+                write(
+                    item["path"],
+                    data[item["key"]],
+                    item.get("mode", reference.get("defaultMode", 0o644)),
+                )
         for item in (part.get("downwardAPI") or {}).get("items", []):
             write(item["path"], field_value(pod, item["fieldRef"]["fieldPath"]).encode(), 0o644)

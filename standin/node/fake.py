@@ -34,7 +34,10 @@ def end(store: Store, pod: Object, code: int) -> None:
 def _say(store: Store, pod: Object, phase: str, state: Object) -> None:
     runs = phase == "Running"
     facts = {"ready": runs, "started": runs, "restartCount": 0, "state": state, "lastState": {}}
-    statuses = [{"name": spec["name"], "image": spec["image"], **facts} for spec in pod["spec"]["containers"]]
+    statuses = [
+        {"name": spec["name"], "image": spec["image"], **facts}
+        for spec in pod["spec"]["containers"]
+    ]
     pod["status"].update(phase=phase, containerStatuses=statuses, podIP="10.255.255.1")
     set_condition(pod["status"], "Ready", str(runs))
     store.touch(pod)

@@ -34,7 +34,9 @@ class Kubelet:
             return
         await create_bridge()
         loop = asyncio.get_running_loop()
-        await loop.create_datagram_endpoint(lambda: DnsServer(self.store), local_addr=(GATEWAY, _DNS_PORT))
+        await loop.create_datagram_endpoint(
+            lambda: DnsServer(self.store), local_addr=(GATEWAY, _DNS_PORT)
+        )
 
     def worker(self, pod: Object) -> PodWorker | None:
         return self._workers.get(uid_of(pod))

@@ -17,7 +17,15 @@ from standin.node.dns import DOMAIN
 from standin.node.environment import Waiting
 from standin.node.network import GATEWAY, attach
 from standin.node.volumes import set_up_volume, tear_down_volumes, translate_files
-from standin.state.objects import Object, name_of, namespace_of, now, set_condition, terminating, uid_of
+from standin.state.objects import (
+    Object,
+    name_of,
+    namespace_of,
+    now,
+    set_condition,
+    terminating,
+    uid_of,
+)
 
 if TYPE_CHECKING:
     from standin.node.kubelet import Kubelet
@@ -44,15 +52,28 @@ class PodWorker:
         self._ip: str | None = None
         status = pod.setdefault("status", {"phase": "Pending"})
         waiting = "PodInitializing" if self.spec.get("initContainers") else "ContainerCreating"
-        self._inits = [self._container(spec, status, waiting, True) for spec in self.spec.get("initContainers", [])]
-        self._mains = [self._container(spec, status, waiting, False) for spec in self.spec["containers"]]
+        self._inits = [
+            self._container(spec, status, waiting, True)
+            for spec in self.spec.get("initContainers", [])
+        ]
+        self._mains = [
+            self._container(spec, status, waiting, False) for spec in self.spec["containers"]
+        ]
         self.containers = {container.name: container for container in [*self._inits, *self._mains]}
         self.task = asyncio.create_task(self._run())
 
     def _container(self, spec: Object, status: Object, waiting: str, init: bool) -> Container:
-        entry = {"name": spec["name"], "image": spec["image"], "imageID": "", "ready": False, "started": False}
+        entry = {
+            "name": spec["name"],
+            "image": spec["image"],
+            "imageID": "",
+            "ready": False,
+            "started": False,
+        }
         entry |= {"restartCount": 0, "state": {"waiting": {"reason": waiting}}, "lastState": {}}
-        status.setdefault("initContainerStatuses" if init else "containerStatuses", []).append(entry)
+        status.setdefault("initContainerStatuses" if init else "containerStatuses", []).append(
+            entry
+        )
         return Container(self, spec, entry, init)
 
     @property
@@ -79,7 +100,9 @@ class PodWorker:
             await asyncio.wait_for(self.stopping.wait(), seconds)
         return self.stopping.is_set()
 
-    async def retry(self, action: Callable[[], T], event: str, status: Object | None = None) -> T | None:
+    async def retry(
+        self, action: Callable[[], T], event: str, status: Object | None = None
+    ) -> T | None:
         """Call `action` until it stops raising Waiting; None when the pod is stopped first."""
         while not self.stopping.is_set():
             try:
@@ -87,7 +110,9 @@ class PodWorker:
             except Waiting as waiting:
                 self.store.event(self.pod, "Warning", event, waiting.message)
                 if status is not None:
-                    status["state"] = {"waiting": {"reason": waiting.reason, "message": waiting.message}}
+                    status["state"] = {
+                        "waiting": {"reason": waiting.reason, "message": waiting.message}
+                    }
                     self.publish()
                 await self.stopped_within(_RETRY_SECONDS)
         return None
@@ -102,7 +127,9 @@ class PodWorker:
                 initialized = initialized and await init.run() == 0 and not self.stopping.is_set()
             if initialized and not self.stopping.is_set():
                 await asyncio.gather(*(main.run() for main in self._mains))
-        except Exception as error:  # a bug in here must show in `kubectl get pods`, and where it is in the log
+        except (
+            Exception
+        ) as error:  # a bug in here must show in `kubectl get pods`, and where it is in the log
             traceback.print_exc()
             self.pod["status"].update(reason="StandinError", message=repr(error))
             self.store.event(self.pod, "Warning", "StandinError", repr(error))
@@ -121,7 +148,9 @@ class PodWorker:
         self.pod["status"].update(podIP=self._ip, podIPs=[{"ip": self._ip}])
         for volume in self.spec.get("volumes", []):
             await self.retry(lambda volume=volume: set_up_volume(self, volume), "FailedMount")  # type: ignore[misc]
-        if self.kubelet.settings.loopback and not self.stopping.is_set():  # else some volumes may be missing
+        if (
+            self.kubelet.settings.loopback and not self.stopping.is_set()
+        ):  # else some volumes may be missing
             translate_files(self)
 
     async def _make_sandbox(self, host: str) -> None:
@@ -142,7 +171,10 @@ class PodWorker:
         }
 
     async def _tear_down(self) -> None:
-        codes = [main.status["state"].get("terminated", {}).get("exitCode", KILLED) for main in self._mains]
+        codes = [
+            main.status["state"].get("terminated", {}).get("exitCode", KILLED)
+            for main in self._mains
+        ]
         for main in self._mains:
             main.status.update(ready=False, started=False)
         self.publish("Failed" if any(codes) else "Succeeded")
@@ -180,7 +212,9 @@ class PodWorker:
     async def _end(self) -> None:
         self.publish()  # a terminating pod leaves its Services
         loop = asyncio.get_running_loop()
-        asked: dict[int, asyncio.Task[None]] = {}  # by process; a container may be starting just now
+        asked: dict[
+            int, asyncio.Task[None]
+        ] = {}  # by process; a container may be starting just now
         while not self.task.done():
             assert self._deadline is not None
             left = self._deadline - loop.time()
@@ -188,7 +222,9 @@ class PodWorker:
                 if left <= 0:
                     container.signal(signal.SIGKILL)
                 elif container.pid is not None and container.pid not in asked:
-                    asked[container.pid] = asyncio.create_task(self._ask_to_stop(container, container.pid))
+                    asked[container.pid] = asyncio.create_task(
+                        self._ask_to_stop(container, container.pid)
+                    )
             # the deadline may move closer while this waits
             await asyncio.wait({self.task}, timeout=min(max(left, 0.02), 0.05))
 
@@ -203,10 +239,14 @@ class PodWorker:
         hook = container.spec.get("lifecycle", {}).get("preStop", {}).get("exec")
         if not hook:
             return
-        process = await container.exec(hook["command"], stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
+        process = await container.exec(
+            hook["command"], stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL
+        )
         assert self._deadline is not None
         left = self._deadline - asyncio.get_running_loop().time()
         hook_ends = asyncio.create_task(process.wait())
-        await asyncio.wait({hook_ends, self.task}, timeout=max(0.1, left), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {hook_ends, self.task}, timeout=max(0.1, left), return_when=asyncio.FIRST_COMPLETED
+        )
         if not hook_ends.done():
             process.kill()

@@ -18,7 +18,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
+    0x20000,
+    0x4000000,
+    0x8000000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+)
 RDONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
 _DETACH = 2
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
@@ -29,7 +36,13 @@ _COPIED_FROM_ETC = ("passwd", "group", "nsswitch.conf", "ld.so.cache", "alternat
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-_DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "fd/0",
+    "stdout": "fd/1",
+    "stderr": "fd/2",
+    "ptmx": "pts/ptmx",
+}
 
 
 def _check(result: int, what: str) -> None:
@@ -42,7 +55,13 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
-def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
+def mount(
+    source: str | None,
+    target: str,
+    kind: str | None = None,
+    flags: int = 0,
+    data: str | None = None,
+) -> None:
     raw = [text.encode() if text else None for text in (source, target, kind, data)]
     _check(_libc.mount(raw[0], raw[1], raw[2], ctypes.c_ulong(flags), raw[3]), f"mount {target}")
 
@@ -156,7 +175,9 @@ def _make_root(spec: dict[str, Any]) -> None:
     except OSError:  # in a user namespace "/" has locked submounts, which overlayfs cannot clone
         _bind_root(root)
     _make_devices(root + "/dev")
-    mount("shm", root + "/dev/shm", "tmpfs", 0, "mode=1777,size=64m")  # every runtime's default, and a known trap
+    mount(
+        "shm", root + "/dev/shm", "tmpfs", 0, "mode=1777,size=64m"
+    )  # every runtime's default, and a known trap
     mount("proc", root + "/proc", "proc")
     mount("sysfs", root + "/sys", "sysfs", RDONLY)
     for path, text in files.items():

@@ -33,17 +33,28 @@ def set_up_volume(worker: PodWorker, volume: Object) -> None:
         if "emptyDir" in volume:
             _empty(at, volume["emptyDir"] or {}, in_memory=not worker.kubelet.settings.loopback)
         else:
-            project(worker.store, worker.pod, volume, lambda path, content, mode: _write(at / path, content, mode))
+            project(
+                worker.store,
+                worker.pod,
+                volume,
+                lambda path, content, mode: _write(at / path, content, mode),
+            )
     context = worker.spec.get("securityContext") or {}
     group = context.get("fsGroup")
     if group is not None and not worker.kubelet.settings.loopback and not runtime.single_user():
-        _give_to_group(at.resolve(), group, only_on_mismatch=context.get("fsGroupChangePolicy") == "OnRootMismatch")
+        _give_to_group(
+            at.resolve(),
+            group,
+            only_on_mismatch=context.get("fsGroupChangePolicy") == "OnRootMismatch",
+        )
 
 
 def tear_down_volumes(folder: Path) -> None:
     """Unmount the memory volumes of a pod."""
     for at in sorted(folder.glob("volumes/*")):
-        if not at.is_symlink() and at.is_mount():  # a link may lead to what is mounted on this machine
+        if (
+            not at.is_symlink() and at.is_mount()
+        ):  # a link may lead to what is mounted on this machine
             runtime.unmount(str(at))
 
 
@@ -53,7 +64,9 @@ def _claim_folder(worker: PodWorker, claim: str) -> Path:
         raise Waiting("ContainerCreating", f'persistentvolumeclaim "{claim}" not found')
     node = worker.spec["nodeName"]
     others = (other for other in worker.kubelet.alive() if other.namespace == worker.namespace)
-    elsewhere = [other.name for other in others if claim in other.claims and other.spec["nodeName"] != node]
+    elsewhere = [
+        other.name for other in others if claim in other.claims and other.spec["nodeName"] != node
+    ]
     if elsewhere and pvc["spec"]["accessModes"] == ["ReadWriteOnce"]:
         message = f'Multi-Attach error for volume "{claim}": volume is already used by pod(s) {", ".join(elsewhere)}'
         raise Waiting("ContainerCreating", message)
@@ -98,7 +111,9 @@ def _give_to_group(folder: Path, group: int, *, only_on_mismatch: bool) -> None:
     # the root last, so that one that has the group says that all below has it
     for parent, folders, files in os.walk(folder, topdown=False):
         for name in (*folders, *files, ""):
-            with contextlib.suppress(FileNotFoundError):  # the volume may be in use: files come and go meanwhile
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # the volume may be in use: files come and go meanwhile
                 _give(Path(parent, name), group)
 
 

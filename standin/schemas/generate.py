@@ -58,7 +58,9 @@ def references(schema: Any) -> set[str]:
         return set().union(*map(references, schema)) if schema else set()
     if not isinstance(schema, dict):
         return set()
-    own = {schema["$ref"].removeprefix("#/$defs/")} if isinstance(schema.get("$ref"), str) else set()
+    own = (
+        {schema["$ref"].removeprefix("#/$defs/")} if isinstance(schema.get("$ref"), str) else set()
+    )
     return own.union(*(references(v) for v in schema.values())) if schema else own
 
 
@@ -79,7 +81,10 @@ def core(version: str) -> dict[str, Any]:
         if name in CORE_KINDS.values() and "status" in definitions[name]["properties"]:
             definitions[name]["properties"]["status"] = {"type": ["object", "null"]}
         wanted |= references(definitions[name]) - definitions.keys()
-    return {"kinds": {kind: {"$ref": f"#/$defs/{name}"} for kind, name in kinds.items()}, "$defs": definitions}
+    return {
+        "kinds": {kind: {"$ref": f"#/$defs/{name}"} for kind, name in kinds.items()},
+        "$defs": definitions,
+    }
 
 
 def strict(schema: Any, *, names: bool = False) -> Any:
@@ -107,7 +112,9 @@ def shared(kinds: dict[str, Any], least: int = 400) -> dict[str, Any]:
     seen: Counter[str] = Counter()
 
     def count(node: Any) -> None:
-        for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        for child in (
+            node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        ):
             text = json.dumps(child, sort_keys=True)
             if isinstance(child, dict) and "type" in child and len(text) >= least:
                 seen[text] += 1
@@ -136,7 +143,9 @@ def custom(folder: Path) -> dict[str, Any]:
 
     kinds: dict[str, Any] = {}
     for path in sorted(folder.glob("*.yaml")):
-        for crd in filter(None, yaml.load_all(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))):
+        for crd in filter(
+            None, yaml.load_all(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        ):
             spec = crd["spec"]
             for version in spec["versions"] if spec["scope"] == "Namespaced" else ():
                 schema = strict(version["schema"]["openAPIV3Schema"])
@@ -147,7 +156,11 @@ def custom(folder: Path) -> dict[str, Any]:
 
 def main(what: str, *rest: str) -> None:
     """Write `kubernetes-VERSION.json` for each version, or `custom.json`."""
-    made = {f"kubernetes-{v}": core(v) for v in rest} if what == "kubernetes" else {"custom": custom(Path(rest[0]))}
+    made = (
+        {f"kubernetes-{v}": core(v) for v in rest}
+        if what == "kubernetes"
+        else {"custom": custom(Path(rest[0]))}
+    )
     for name, schemas in made.items():
         path = FOLDER / f"{name}.json"
         path.write_text(json.dumps(schemas, sort_keys=True, separators=(",", ":")) + "\n")

@@ -19,12 +19,19 @@ NOT_SUPPORTED = "FieldValueNotSupported"
 class ApiError(Exception):
     """One refused request: HTTP status code, machine-readable reason, message and details."""
 
-    def __init__(self, code: int, reason: str, message: str, details: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, code: int, reason: str, message: str, details: dict[str, Any] | None = None
+    ) -> None:
         super().__init__(message)
         self.code, self.reason, self.message, self.details = code, reason, message, details
 
     def status(self) -> dict[str, Any]:
-        body: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
+        body: dict[str, Any] = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+        }
         body |= {"code": self.code, "reason": self.reason, "message": self.message}
         return body | ({"details": self.details} if self.details else {})
 
@@ -97,6 +104,9 @@ def invalid(resource: Resource, name: str, causes: Sequence[Cause]) -> ApiError:
         "name": name,
         "group": resource.group,
         "kind": resource.kind,
-        "causes": [{"reason": cause.reason, "message": cause.message, "field": cause.field} for cause in causes],
+        "causes": [
+            {"reason": cause.reason, "message": cause.message, "field": cause.field}
+            for cause in causes
+        ],
     }
     return ApiError(422, "Invalid", f'{kind} "{name}" is invalid: {text}', details)

@@ -9,7 +9,9 @@ from typing import Any
 
 Object = dict[str, Any]
 
-COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"  # annotation and label of an Indexed Job's pods
+COMPLETION_INDEX = (
+    "batch.kubernetes.io/job-completion-index"  # annotation and label of an Indexed Job's pods
+)
 
 _STAMP = "%Y-%m-%dT%H:%M:%SZ"
 _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -21,7 +23,9 @@ def now(offset_seconds: float = 0.0) -> str:
 
 
 def seconds_since(stamp: str) -> float:
-    return (datetime.now(UTC) - datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)).total_seconds()
+    return (
+        datetime.now(UTC) - datetime.strptime(stamp, _STAMP).replace(tzinfo=UTC)
+    ).total_seconds()
 
 
 def random_suffix() -> str:
@@ -103,13 +107,21 @@ def find_condition(obj: Object, type_: str) -> Object | None:
     return next((entry for entry in conditions if entry["type"] == type_), None)
 
 
-def set_condition(status: Object, type_: str, value: str = "True", reason: str = "", message: str = "") -> bool:
+def set_condition(
+    status: Object, type_: str, value: str = "True", reason: str = "", message: str = ""
+) -> bool:
     """Insert or replace a condition; false when it said the same already."""
     conditions: list[Object] = status.setdefault("conditions", [])
     old = next((entry for entry in conditions if entry["type"] == type_), None)
     if old and (old["status"], old.get("reason"), old.get("message")) == (value, reason, message):
         return False
-    new = {"type": type_, "status": value, "reason": reason, "message": message, "lastTransitionTime": now()}
+    new = {
+        "type": type_,
+        "status": value,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": now(),
+    }
     if old:
         conditions[conditions.index(old)] = new
     else:
@@ -135,7 +147,8 @@ def pod_templates(obj: Object) -> list[tuple[str, Object]]:
     if kind == "PyTorchJob":
         replicas = spec.get("pytorchReplicaSpecs", {}).items()
         return [
-            (f"spec.pytorchReplicaSpecs[{role}].template.spec", entry.get("template", {})) for role, entry in replicas
+            (f"spec.pytorchReplicaSpecs[{role}].template.spec", entry.get("template", {}))
+            for role, entry in replicas
         ]
     return []
 

@@ -32,7 +32,9 @@ class Resource:
     @property
     def categories(self) -> list[str]:
         """Other names for it: `kubectl get all` asks for those of this category."""
-        return ["all"] if self.kind in ("Pod", "Service", "Job", "StatefulSet", "Deployment") else []
+        return (
+            ["all"] if self.kind in ("Pod", "Service", "Job", "StatefulSet", "Deployment") else []
+        )
 
     @property
     def custom(self) -> bool:
@@ -49,7 +51,9 @@ _SCALABLE = ("status", "scale")
 RESOURCES = [
     Resource("", "v1", "Namespace", "namespaces", False, ("ns",), _STATUS),
     Resource("", "v1", "Node", "nodes", False, ("no",), _STATUS),
-    Resource("", "v1", "Pod", "pods", True, ("po",), ("status", "log", "exec", "portforward", "eviction")),
+    Resource(
+        "", "v1", "Pod", "pods", True, ("po",), ("status", "log", "exec", "portforward", "eviction")
+    ),
     Resource("", "v1", "Service", "services", True, ("svc",), _STATUS),
     Resource("", "v1", "ConfigMap", "configmaps", True, ("cm",)),
     Resource("", "v1", "Secret", "secrets"),
@@ -60,22 +64,42 @@ RESOURCES = [
     Resource("apps", "v1", "StatefulSet", "statefulsets", True, ("sts",), _SCALABLE),
     Resource("apps", "v1", "Deployment", "deployments", True, ("deploy",), _SCALABLE),
     Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", True, ("netpol",)),
-    Resource("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), _STATUS),
+    Resource(
+        "policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), _STATUS
+    ),
     Resource("rbac.authorization.k8s.io", "v1", "Role", "roles"),
     Resource("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings"),
-    Resource("authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", False),
+    Resource(
+        "authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", False
+    ),
     Resource("jobset.x-k8s.io", "v1alpha2", "JobSet", "jobsets", True, (), _STATUS),
     Resource("kubeflow.org", "v1", "PyTorchJob", "pytorchjobs", True, (), _STATUS),
     Resource("trainer.kubeflow.org", "v1alpha1", "TrainJob", "trainjobs", True, (), _STATUS),
     Resource("trainer.kubeflow.org", "v1alpha1", "TrainingRuntime", "trainingruntimes"),
-    Resource("trainer.kubeflow.org", "v1alpha1", "ClusterTrainingRuntime", "clustertrainingruntimes", False),
+    Resource(
+        "trainer.kubeflow.org",
+        "v1alpha1",
+        "ClusterTrainingRuntime",
+        "clustertrainingruntimes",
+        False,
+    ),
     Resource("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues", True, (), _STATUS),
     Resource("kueue.x-k8s.io", "v1beta2", "Workload", "workloads", True, ("wl",), _STATUS),
     Resource("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups", True, (), _STATUS),
     Resource("scheduling.x-k8s.io", "v1alpha1", "PodGroup", "podgroups", True, ("pg",), _STATUS),
-    Resource("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups", True, ("podgroup-v1beta1",), _STATUS),
+    Resource(
+        "scheduling.volcano.sh",
+        "v1beta1",
+        "PodGroup",
+        "podgroups",
+        True,
+        ("podgroup-v1beta1",),
+        _STATUS,
+    ),
     Resource("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", True, ("pmon",)),
-    Resource("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules", True, ("promrule",)),
+    Resource(
+        "monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules", True, ("promrule",)
+    ),
 ]
 BY_KIND = {resource.kind: resource for resource in RESOURCES}
 _BY_TYPE = {(resource.api_version, resource.kind): resource for resource in RESOURCES}

@@ -56,7 +56,9 @@ class Store:
         self._published: dict[Key, str] = {}
 
     # -- reading
-    def list(self, kind: str, namespace: str | None = None, owner: Object | None = None) -> list[Object]:
+    def list(
+        self, kind: str, namespace: str | None = None, owner: Object | None = None
+    ) -> list[Object]:
         """Objects of a kind; a namespace of None means all, an owner keeps only what refers to it."""
         return [
             obj
@@ -112,16 +114,22 @@ class Store:
             self._remove(obj)
         return obj
 
-    def delete(self, obj: Object, grace_seconds: int | None = None, propagation: str = "Background") -> None:
+    def delete(
+        self, obj: Object, grace_seconds: int | None = None, propagation: str = "Background"
+    ) -> None:
         """Start or hasten a deletion; pods wait for their grace period, others for their finalizers."""
         meta = obj["metadata"]
-        dependents = [other for other in list(self.objects.values()) if uid_of(obj) in owner_uids(other)]
+        dependents = [
+            other for other in list(self.objects.values()) if uid_of(obj) in owner_uids(other)
+        ]
         if propagation == "Foreground" and dependents:
             meta["finalizers"] = sorted({*meta.get("finalizers", []), "foregroundDeletion"})
         if propagation == "Orphan":
             for other in dependents:
                 references = other["metadata"]["ownerReferences"]
-                other["metadata"]["ownerReferences"] = [entry for entry in references if entry["uid"] != uid_of(obj)]
+                other["metadata"]["ownerReferences"] = [
+                    entry for entry in references if entry["uid"] != uid_of(obj)
+                ]
                 self.touch(other)
         if obj["kind"] == "Pod":
             grace_seconds = _pod_grace(obj, grace_seconds)
@@ -141,7 +149,9 @@ class Store:
         for pod in self.list("Pod", namespace_of(claim)):
             shut_down = terminating(pod) and not _graceful(pod)
             for volume in pod["spec"].get("volumes", []):
-                if claim_name(name_of(pod), volume) == name_of(claim) and not (shut_down and "ephemeral" in volume):
+                if claim_name(name_of(pod), volume) == name_of(claim) and not (
+                    shut_down and "ephemeral" in volume
+                ):
                     return True
         return False
 
@@ -154,11 +164,19 @@ class Store:
                 known.update(count=known["count"] + 1, lastTimestamp=now())
                 self.touch(known)
                 return
-        involved = {"apiVersion": obj["apiVersion"], "kind": obj["kind"], "name": name_of(obj), "namespace": namespace}
+        involved = {
+            "apiVersion": obj["apiVersion"],
+            "kind": obj["kind"],
+            "name": name_of(obj),
+            "namespace": namespace,
+        }
         event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{name_of(obj)}.{random_suffix()}{random_suffix()}", "namespace": namespace},
+            "metadata": {
+                "name": f"{name_of(obj)}.{random_suffix()}{random_suffix()}",
+                "namespace": namespace,
+            },
             "involvedObject": involved | {"uid": uid_of(obj)},
             "type": type_,
             "reason": reason,
@@ -206,5 +224,9 @@ def _pod_grace(pod: Object, asked_seconds: int | None) -> int:
     """A second deletion may only shorten the grace; a pod that runs nowhere needs none."""
     if finished(pod) or not pod["spec"].get("nodeName"):
         return 0
-    grace: int = pod["spec"].get("terminationGracePeriodSeconds", 30) if asked_seconds is None else asked_seconds
+    grace: int = (
+        pod["spec"].get("terminationGracePeriodSeconds", 30)
+        if asked_seconds is None
+        else asked_seconds
+    )
     return min(grace, pod["metadata"]["deletionGracePeriodSeconds"]) if terminating(pod) else grace

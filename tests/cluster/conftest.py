@@ -39,7 +39,9 @@ def control_plane(any_control_plane: ControlPlane) -> ControlPlane:
 def cluster(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
     """An empty namespace of the cluster, and no faults; both are cleared up afterwards."""
     cluster = Cluster(control_plane, f"test-{next(_numbers)}", tmp_path)
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}})
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}}
+    )
     with cluster.borrowed():
         yield cluster
 

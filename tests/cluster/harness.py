@@ -46,7 +46,9 @@ class Cluster:
         self._address = urlsplit(control_plane.url).netloc
 
     # -- objects
-    def request(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> Object:
+    def request(
+        self, method: str, path: str, body: object = None, content_type: str = "application/json"
+    ) -> Object:
         """One request; the decoded answer. AssertionError when the server refuses."""
         with closing(http.client.HTTPConnection(self._address, timeout=30)) as connection:
             connection.request(method, path, json.dumps(body), {"Content-Type": content_type})
@@ -73,7 +75,9 @@ class Cluster:
     def delete(self, kind: str, name: str) -> None:
         self.request("DELETE", self._path(kind, name))
 
-    def wait(self, kind: str, name: str, test: Callable[[Object], object], seconds: float = 60) -> Object:
+    def wait(
+        self, kind: str, name: str, test: Callable[[Object], object], seconds: float = 60
+    ) -> Object:
         """Watch one object until `test` is true of it; AssertionError with all that is known when time is up."""
         return self._wait(kind, f"metadata.name={name}", test, seconds)
 
@@ -98,7 +102,9 @@ class Cluster:
 
     def wait_pods(self, labels: str, count: int, seconds: float = 60) -> list[Object]:
         """The pods with these labels, once there are so many."""
-        self._wait("Pod", "", lambda _: len(self.find("Pod", labels)) == count, seconds, when_gone=True)
+        self._wait(
+            "Pod", "", lambda _: len(self.find("Pod", labels)) == count, seconds, when_gone=True
+        )
         return self.find("Pod", labels)
 
     def wait_ready(self, job: str, pods: int = 1, seconds: float = 60) -> list[Object]:
@@ -138,26 +144,57 @@ class Cluster:
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> Finished:
         """Run the real kubectl in this namespace; with `check`, AssertionError when it fails."""
         done = subprocess.run(
-            ["kubectl", *arguments], input=stdin, env=self.environment(), capture_output=True, text=True, timeout=60
+            ["kubectl", *arguments],
+            input=stdin,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
-        assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}"
+        assert not check or done.returncode == 0, (
+            f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}"
+        )
         return done
 
     def environment(self) -> dict[str, str]:
         """Variables with which any client finds this cluster, and keeps its caches to itself."""
-        return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self._folder / "cache")}
+        return {
+            **os.environ,
+            "KUBECONFIG": str(self.kubeconfig),
+            "KUBECACHEDIR": str(self._folder / "cache"),
+        }
 
     def add_event(
-        self, kind: str, name: str, reason: str, message: str, *, uid: str = "none", time: str | None = None
+        self,
+        kind: str,
+        name: str,
+        reason: str,
+        message: str,
+        *,
+        uid: str = "none",
+        time: str | None = None,
     ) -> None:
         """A warning about an object, that is there or not, at a time: left out, now."""
         stamp = time or now()
-        about = {"apiVersion": "v1", "kind": kind, "name": name, "namespace": self.namespace, "uid": uid}
+        about = {
+            "apiVersion": "v1",
+            "kind": kind,
+            "name": name,
+            "namespace": self.namespace,
+            "uid": uid,
+        }
         facts = {"type": "Warning", "reason": reason, "message": message, "count": 1}
         times = {"firstTimestamp": stamp, "lastTimestamp": stamp}
         metadata = {"name": f"{name}.{reason.lower()}"}
         self.apply(
-            {"apiVersion": "v1", "kind": "Event", "metadata": metadata, "involvedObject": about, **facts, **times}
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": metadata,
+                "involvedObject": about,
+                **facts,
+                **times,
+            }
         )
 
     # -- pods without processes
@@ -165,10 +202,19 @@ class Cluster:
         """A node whose pods only seem to run; they are those that select `type: kwok`."""
         size = {"cpu": "100000", "memory": "1000Ti"}
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, "type": "kwok"}}
-        status = {"capacity": size, "allocatable": size, "conditions": [{"type": "Ready", "status": "True"}]}
+        status = {
+            "capacity": size,
+            "allocatable": size,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }
         node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}}
         self.apply(node)
-        self.request("PATCH", f"{self._path('Node', name)}/status", {"status": status}, "application/merge-patch+json")
+        self.request(
+            "PATCH",
+            f"{self._path('Node', name)}/status",
+            {"status": status},
+            "application/merge-patch+json",
+        )
 
     def end_fake_pods(self, code: int = 0) -> None:
         """Let all of them end."""
@@ -190,6 +236,10 @@ class Cluster:
     def leave_unbound(self, claim: str) -> None:
         """Nothing provides a volume for claims of this namespace whose name matches the regular expression."""
         self._fault("leave-unbound", claim=f"^{self.namespace}/{claim}")
+
+    def leave_kubelet(self, node: str) -> None:
+        """The kubelet of a node does not answer until faults are cleared."""
+        self._fault("leave-kubelet", node=node)
 
     def break_image(self, image: str) -> None:
         """Images whose name matches the regular expression cannot be pulled."""
@@ -250,7 +300,11 @@ class Cluster:
 
     def _shared(self) -> dict[tuple[str, str], Object]:
         """Labels and specification of what belongs to no namespace, by kind and name."""
-        kinds = [kind for kind, found in BY_KIND.items() if not found.namespaced and kind not in _NOT_SHARED]
+        kinds = [
+            kind
+            for kind, found in BY_KIND.items()
+            if not found.namespaced and kind not in _NOT_SHARED
+        ]
         return {
             (kind, name_of(obj)): {"labels": labels_of(obj), "spec": obj["spec"]}
             for kind in kinds
@@ -281,7 +335,13 @@ class Cluster:
         return f"{root}{namespace}/{resource.plural}" + (f"/{name}" if name else "")
 
     def _wait(
-        self, kind: str, fields: str, test: Callable[[Object], object], seconds: float, *, when_gone: bool = False
+        self,
+        kind: str,
+        fields: str,
+        test: Callable[[Object], object],
+        seconds: float,
+        *,
+        when_gone: bool = False,
     ) -> Object:
         """`when_gone`: ask `test` too when there is no such object, or one goes, about which it is told nothing."""
         deadline, last = time.monotonic() + seconds, None
@@ -294,14 +354,20 @@ class Cluster:
             except (OSError, http.client.HTTPException):  # an outage, or time is up
                 time.sleep(_RECONNECT_SECONDS)
         found = json.dumps(last, indent=1)
-        raise AssertionError(f"{kind} {fields} did not get there in {seconds} s: {found}\n{self._why()}")
+        raise AssertionError(
+            f"{kind} {fields} did not get there in {seconds} s: {found}\n{self._why()}"
+        )
 
     def _watch(self, kind: str, fields: str, seconds: float) -> Iterator[Object | None]:
         """The selected objects now and after every change; None when there is none, or one is deleted."""
         selected = {"fieldSelector": fields}
         now = self.request("GET", f"{self._path(kind)}?{urlencode(selected)}")
         yield from now["items"] or [None]
-        since = {"watch": "true", "resourceVersion": now["metadata"]["resourceVersion"], "timeoutSeconds": seconds}
+        since = {
+            "watch": "true",
+            "resourceVersion": now["metadata"]["resourceVersion"],
+            "timeoutSeconds": seconds,
+        }
         with closing(http.client.HTTPConnection(self._address, timeout=seconds)) as connection:
             connection.request("GET", f"{self._path(kind)}?{urlencode(selected | since)}")
             response = connection.getresponse()
@@ -310,7 +376,9 @@ class Cluster:
                 yield None if event["type"] == "DELETED" else event["object"]
 
     def _log_lines(self, pod: str, timeout_seconds: float, **query: str) -> Iterator[str]:
-        with closing(http.client.HTTPConnection(self._address, timeout=timeout_seconds)) as connection:
+        with closing(
+            http.client.HTTPConnection(self._address, timeout=timeout_seconds)
+        ) as connection:
             connection.request("GET", f"{self._path('Pod', pod)}/log?{urlencode(query)}")
             response = connection.getresponse()
             assert response.status == 200, response.read().decode()

@@ -30,11 +30,16 @@ class Hub(BaseHTTPRequestHandler):
         files = sorted(file for file in FOLDER.iterdir() if file.is_file())
         headers = {"X-Repo-Commit": COMMIT}
         if path.startswith("/api/models/") and "/tree/" in path:
-            listed = [{"type": "file", "path": f.name, "size": f.stat().st_size, "oid": digest(f)} for f in files]
+            listed = [
+                {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": digest(f)}
+                for f in files
+            ]
             body = json.dumps(listed).encode()
         elif path.startswith("/api/models/"):
             siblings = [{"rfilename": file.name} for file in files]
-            body = json.dumps({"id": "org/tiny", "sha": COMMIT, "siblings": siblings, "private": False}).encode()
+            body = json.dumps(
+                {"id": "org/tiny", "sha": COMMIT, "siblings": siblings, "private": False}
+            ).encode()
         elif "/resolve/" in path and (FOLDER / path.rsplit("/", 1)[-1]).is_file():
             file = FOLDER / path.rsplit("/", 1)[-1]
             body, headers["ETag"] = file.read_bytes(), f'"{digest(file)}"'

@@ -54,7 +54,12 @@ class Desk:
         rows = [{"prompt": f"{n} plus one is", "completion": f" {n + 1}"} for n in range(64)]
         (self.folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"}, "spec": spec}
+        claim = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "models"},
+            "spec": spec,
+        }
         self.cluster.apply(claim)
         self.write({})
 
@@ -81,7 +86,12 @@ class Desk:
     def kubetune(self, *argv: str, code: int = 0) -> Finished:
         """Run kubetune as a process; AssertionError when it ends with another exit code."""
         done = subprocess.run(
-            self.command(*argv), cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=180
+            self.command(*argv),
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=180,
         )
         assert done.returncode == code, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -119,7 +129,13 @@ class Desk:
         with self.at():
             config = load_config(path, environ={})
             files = local_files(config)
-            return submit(Client(), config, files, confirm=lambda question: True, change=partial(as_script, script))
+            return submit(
+                Client(),
+                config,
+                files,
+                confirm=lambda question: True,
+                change=partial(as_script, script),
+            )
 
     def run_folder(self, name: str = "fit") -> Path:
         """The run directory on the cluster, as this machine sees it."""
@@ -151,7 +167,9 @@ def write_progress(desk: Desk, name: str = "fit") -> Path:
     (folder / "logs").mkdir(parents=True)
     steps = [{"step": n, "loss": 3.0 - n / 10} for n in range(1, 6)]
     lines = [*steps, {"step": 5, "eval_loss": 2.25}]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 6, "lo')
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 6, "lo'
+    )
     timings = [{"step": n, "seconds": 2.0, "tokens_per_second": 1234.5} for n in range(1, 6)]
     (folder / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timings))
     (folder / "plan.json").write_text(json.dumps({"num_steps": 20}))

@@ -53,11 +53,17 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.server.groups = self.headers.get_all("Impersonate-Group") or []
         self.server.paths.append(self.path)
-        if isinstance(self.connection, ssl.SSLSocket) and (certificate := self.connection.getpeercert()):
+        if isinstance(self.connection, ssl.SSLSocket) and (
+            certificate := self.connection.getpeercert()
+        ):
             self.server.subjects.append(dict(pair[0] for pair in certificate["subject"]))  # type: ignore[misc]
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
         good = self.server.good_tokens is None or token in self.server.good_tokens
-        body = {"kind": "List", "items": []} if good else {"kind": "Status", "message": "Unauthorized", "code": 401}
+        body = (
+            {"kind": "List", "items": []}
+            if good
+            else {"kind": "Status", "message": "Unauthorized", "code": 401}
+        )
         text = (self.server.answer or json.dumps(body)).encode()
         self.send_response(200 if good else 401)
         self.send_header("Content-Type", "application/json")
@@ -92,23 +98,43 @@ class Authority:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        self._folder, self._x509, self._hashes, self._serial, self._ec = folder, x509, hashes, serialization, ec
+        self._folder, self._x509, self._hashes, self._serial, self._ec = (
+            folder,
+            x509,
+            hashes,
+            serialization,
+            ec,
+        )
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
         self.certificate = self._sign(self._name, self._key.public_key(), None)
 
     def _sign(self, name: Any, public: Any, host: str | None) -> bytes:
         x509, now = self._x509, datetime.now(UTC)
-        builder = x509.CertificateBuilder().subject_name(name).issuer_name(self._name).public_key(public)
+        builder = (
+            x509.CertificateBuilder().subject_name(name).issuer_name(self._name).public_key(public)
+        )
         builder = builder.serial_number(x509.random_serial_number())
-        builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(hours=1))
-        builder = builder.add_extension(x509.BasicConstraints(ca=host is None, path_length=None), critical=True)
+        builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(
+            now + timedelta(hours=1)
+        )
+        builder = builder.add_extension(
+            x509.BasicConstraints(ca=host is None, path_length=None), critical=True
+        )
         own = self._key.public_key()
-        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(own), critical=False)
+        builder = builder.add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(public), critical=False
+        )
+        builder = builder.add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(own), critical=False
+        )
         if host is not None:
-            builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
-        pem: bytes = builder.sign(self._key, self._hashes.SHA256()).public_bytes(self._serial.Encoding.PEM)
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False
+            )
+        pem: bytes = builder.sign(self._key, self._hashes.SHA256()).public_bytes(
+            self._serial.Encoding.PEM
+        )
         return pem
 
     def make(self, host: str) -> tuple[bytes, bytes]:
@@ -143,7 +169,11 @@ def authority(tmp_path: Path) -> Authority:
 
 
 def kubeconfig(
-    path: Path, monkeypatch: pytest.MonkeyPatch, user: dict[str, Any], cluster: dict[str, Any], **more: Any
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    user: dict[str, Any],
+    cluster: dict[str, Any],
+    **more: Any,
 ) -> Path:
     config = {
         "clusters": [{"name": "c", "cluster": cluster}],
@@ -175,22 +205,54 @@ def url(server: Server, scheme: str = "http") -> str:
 @pytest.mark.parametrize(
     ("script", "facts", "told"),
     [
-        ("true", {"command": "no-such-login", "installHint": "brew install it"}, "cannot be started: .*brew install"),
+        (
+            "true",
+            {"command": "no-such-login", "installHint": "brew install it"},
+            "cannot be started: .*brew install",
+        ),
         ("true", {"command": "no-such-login"}, "is it on the PATH"),
-        ("echo 'token expired, run az login' >&2; exit 4", {}, "ended with exit code 4: token expired, run az login"),
+        (
+            "echo 'token expired, run az login' >&2; exit 4",
+            {},
+            "ended with exit code 4: token expired, run az login",
+        ),
         ("echo '<html>'", {}, "printed no ExecCredential"),
         ("echo '[]'", {}, "printed no ExecCredential"),
         ("echo '{}'", {}, "printed no ExecCredential"),
-        (f"echo '{credential(expirationTimestamp='2030-01-01T00:00:00Z')}'", {}, "neither a token nor a client cert"),
-        (f"echo '{credential(clientCertificateData='x', clientKeyData='y')}'", {}, "certificate cannot be used"),
+        (
+            f"echo '{credential(expirationTimestamp='2030-01-01T00:00:00Z')}'",
+            {},
+            "neither a token nor a client cert",
+        ),
+        (
+            f"echo '{credential(clientCertificateData='x', clientKeyData='y')}'",
+            {},
+            "certificate cannot be used",
+        ),
         (r"printf '\377\376'", {}, "printed no ExecCredential"),
         (r"printf '\377\376' >&2; exit 1", {}, "ended with exit code 1"),
         ("python3 -c 'print(chr(91) * 100_000)'", {}, "printed no ExecCredential"),
         (f"echo '{credential(token=5)}'", {}, "an ExecCredential of which token is no text"),
-        (f"echo '{credential(token='t', expirationTimestamp=5)}'", {}, "of which expirationTimestamp is no text"),
-        (f"echo '{credential(clientCertificateData=5, clientKeyData=6)}'", {}, "clientCertificateData is no text"),
-        ("true", {"env": [{"name": "A=B", "value": "x"}]}, "cannot be started: illegal environment variable name"),
-        ("true", {"apiVersion": "client.authentication.k8s.io/v9"}, "found apiVersion .*/v9; expected"),
+        (
+            f"echo '{credential(token='t', expirationTimestamp=5)}'",
+            {},
+            "of which expirationTimestamp is no text",
+        ),
+        (
+            f"echo '{credential(clientCertificateData=5, clientKeyData=6)}'",
+            {},
+            "clientCertificateData is no text",
+        ),
+        (
+            "true",
+            {"env": [{"name": "A=B", "value": "x"}]},
+            "cannot be started: illegal environment variable name",
+        ),
+        (
+            "true",
+            {"apiVersion": "client.authentication.k8s.io/v9"},
+            "found apiVersion .*/v9; expected",
+        ),
         ("true", {"interactiveMode": "Always"}, "asks for a terminal"),
     ],
 )
@@ -199,7 +261,12 @@ def test_a_login_program_that_does_not_work_is_a_sentence(
     script: str, facts: dict[str, Any], told: str,
 ) -> None:  # fmt: skip
     with serving() as server:
-        kubeconfig(tmp_path / "config", monkeypatch, plugin(tmp_path, script, **facts), {"server": url(server)})
+        kubeconfig(
+            tmp_path / "config",
+            monkeypatch,
+            plugin(tmp_path, script, **facts),
+            {"server": url(server)},
+        )
         with pytest.raises(EnvironmentFault, match=told):
             Cluster().list("ConfigMap")
         assert main(["status"]) == 3
@@ -216,7 +283,12 @@ def test_a_login_program_is_told_of_the_cluster_and_asked_again_when_refused(
     """
     extensions = [{"name": "client.authentication.k8s.io/exec", "extension": {"tenant": "t"}}]
     cluster = {"server": url(server), "tls-server-name": "api", "extensions": extensions}
-    user = plugin(tmp_path, f"cd {tmp_path}\n{script}", provideClusterInfo=True, env=[{"name": "A", "value": "1"}])
+    user = plugin(
+        tmp_path,
+        f"cd {tmp_path}\n{script}",
+        provideClusterInfo=True,
+        env=[{"name": "A", "value": "1"}],
+    )
     kubeconfig(tmp_path / "config", monkeypatch, user, cluster)
     found = Cluster()
     found.list("ConfigMap")
@@ -227,7 +299,12 @@ def test_a_login_program_is_told_of_the_cluster_and_asked_again_when_refused(
     assert spec == {"interactive": False, "cluster": told}
     server.good_tokens = {"2"}
     found.list("Pod")
-    assert [seen["Authorization"] for seen in server.seen] == ["Bearer 1", "Bearer 1", "Bearer 1", "Bearer 2"]
+    assert [seen["Authorization"] for seen in server.seen] == [
+        "Bearer 1",
+        "Bearer 1",
+        "Bearer 1",
+        "Bearer 2",
+    ]
 
 
 def test_a_credential_that_has_run_out_is_renewed(
@@ -247,7 +324,9 @@ def test_a_client_certificate_proves_who_we_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, authority: Authority, by: str
 ) -> None:
     certificate, key = authority.make("ann")
-    (tmp_path / "answer").write_text(credential(clientCertificateData=certificate.decode(), clientKeyData=key.decode()))
+    (tmp_path / "answer").write_text(
+        credential(clientCertificateData=certificate.decode(), clientKeyData=key.decode())
+    )
     (tmp_path / "ca.pem").write_bytes(authority.certificate)
     encoded = {"client-certificate-data": certificate, "client-key-data": key}
     user = plugin(tmp_path, f"cat {tmp_path}/answer")
@@ -255,13 +334,17 @@ def test_a_client_certificate_proves_who_we_are(
         user = {name: base64.b64encode(text).decode() for name, text in encoded.items()}
     with serving(authority.context("127.0.0.1.example", asks=True)) as server:
         names = {"tls-server-name": "127.0.0.1.example", "certificate-authority": "ca.pem"}
-        kubeconfig(tmp_path / "config", monkeypatch, user, {"server": url(server, "https"), **names})
+        kubeconfig(
+            tmp_path / "config", monkeypatch, user, {"server": url(server, "https"), **names}
+        )
         Cluster().list("ConfigMap")
         assert server.subjects == [{"commonName": "ann"}]
     if by == "kubeconfig":
         user.pop("client-key-data")
         kubeconfig(tmp_path / "config", monkeypatch, user, {"server": "https://127.0.0.1:1"})
-        with pytest.raises(EnvironmentFault, match=r"config: client-key \(or client-key-data\) is missing"):
+        with pytest.raises(
+            EnvironmentFault, match=r"config: client-key \(or client-key-data\) is missing"
+        ):
             Cluster()
 
 
@@ -274,38 +357,60 @@ def test_a_server_of_another_name_is_known_by_tls_server_name(
             "certificate-authority-data": base64.b64encode(authority.certificate).decode(),
         }
         kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, cluster)
-        with pytest.raises(EnvironmentFault, match=r"does not prove who it is: .*certificate-authority and tls-server"):
+        with pytest.raises(
+            EnvironmentFault,
+            match=r"does not prove who it is: .*certificate-authority and tls-server",
+        ):
             Cluster().list("ConfigMap")  # at once: no patience helps
-        kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {**cluster, "tls-server-name": "api.internal"})
+        kubeconfig(
+            tmp_path / "config",
+            monkeypatch,
+            {"token": "t"},
+            {**cluster, "tls-server-name": "api.internal"},
+        )
         assert Cluster().list("ConfigMap") == []
 
 
-def test_a_proxy_is_gone_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+def test_a_proxy_is_gone_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
     cluster = {"server": "http://api.invalid:6443/base", "proxy-url": url(server)}
     kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, cluster)
     Cluster().list("ConfigMap")
     assert server.paths == ["http://api.invalid:6443/base/api/v1/namespaces/ml/configmaps"]
     kubeconfig(tmp_path / "config", monkeypatch, {}, {**cluster, "proxy-url": "gopher://x"})
-    with pytest.raises(EnvironmentFault, match=r"no connection can be made to .* \(by proxy gopher"):
+    with pytest.raises(
+        EnvironmentFault, match=r"no connection can be made to .* \(by proxy gopher"
+    ):
         Cluster()
     kubeconfig(tmp_path / "config", monkeypatch, {}, {"server": "http://api.invalid:6443"})
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    with pytest.raises(Unreachable, match=r"api.invalid:6443 \(by proxy http://127.0.0.1:9\) does not answer"):
+    with pytest.raises(
+        Unreachable, match=r"api.invalid:6443 \(by proxy http://127.0.0.1:9\) does not answer"
+    ):
         Cluster(patience_seconds=0.0).list("ConfigMap")
     monkeypatch.setenv("NO_PROXY", "api.invalid")
     assert Cluster().address == "http://api.invalid:6443"
 
 
-def test_several_files_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+def test_several_files_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
     """As kubectl merges them: the first that says something counts, and paths begin at the file that names them."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "token").write_text("from-b\n")
-    first = {"users": [], "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "first"}}]}
+    first = {
+        "users": [],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "first"}}],
+    }
     (tmp_path / "a" / "config").write_text(yaml.safe_dump(first))
     impersonation = {"as": "bob", "as-groups": ["dev", "ops"], "as-user-extra": {"why": ["test"]}}
     second = kubeconfig(
-        tmp_path / "b" / "config", monkeypatch, {"tokenFile": "token", **impersonation}, {"server": url(server)}
+        tmp_path / "b" / "config",
+        monkeypatch,
+        {"tokenFile": "token", **impersonation},
+        {"server": url(server)},
     )
     paths = [tmp_path / "a" / "config", tmp_path / "missing", second]
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, paths)))
@@ -313,7 +418,10 @@ def test_several_files_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert found.namespace == "first"
     found.list("ConfigMap")
     assert server.seen[0]["Authorization"] == "Bearer from-b"
-    assert (server.seen[0]["Impersonate-User"], server.seen[0]["Impersonate-Extra-why"]) == ("bob", "test")
+    assert (server.seen[0]["Impersonate-User"], server.seen[0]["Impersonate-Extra-why"]) == (
+        "bob",
+        "test",
+    )
     assert server.groups == ["dev", "ops"]
 
 
@@ -325,24 +433,71 @@ def test_several_files_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ({"clusters": []}, "context x names cluster c"),
         ({"users": []}, "context x names user u"),
         ({"clusters": [{"name": "c", "cluster": {}}]}, "`server` is missing"),
-        ({"users": [{"name": "u", "user": {"auth-provider": {"name": "gcp"}}}]}, "auth-provider is no longer"),
+        (
+            {"users": [{"name": "u", "user": {"auth-provider": {"name": "gcp"}}}]},
+            "auth-provider is no longer",
+        ),
         ({"users": [{"name": "u", "user": {"tokenFile": "none"}}]}, "tokenFile: .*No such file"),
-        ({"clusters": [{"name": "c", "cluster": {"server": "x", "certificate-authority-data": "!"}}]}, "not base64"),
-        ({"clusters": [{"name": "c", "cluster": {"server": "x", "certificate-authority": "no"}}]}, "No such file"),
-        ({"clusters": [{"name": "c", "cluster": {"server": "127.0.0.1:6443"}}]}, "expected https://HOST:PORT"),
-        ({"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:99999"}}]}, "expected https://HOST:PORT"),
-        ({"clusters": [{"name": "c", "cluster": {"server": "http://x", "proxy-url": 5}}]}, "proxy-url is no text"),
+        (
+            {
+                "clusters": [
+                    {"name": "c", "cluster": {"server": "x", "certificate-authority-data": "!"}}
+                ]
+            },
+            "not base64",
+        ),
+        (
+            {
+                "clusters": [
+                    {"name": "c", "cluster": {"server": "x", "certificate-authority": "no"}}
+                ]
+            },
+            "No such file",
+        ),
+        (
+            {"clusters": [{"name": "c", "cluster": {"server": "127.0.0.1:6443"}}]},
+            "expected https://HOST:PORT",
+        ),
+        (
+            {"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:99999"}}]},
+            "expected https://HOST:PORT",
+        ),
+        (
+            {"clusters": [{"name": "c", "cluster": {"server": "http://x", "proxy-url": 5}}]},
+            "proxy-url is no text",
+        ),
         ({"users": [{"name": "u", "user": {"token": "a\nb"}}]}, "user u: token is no text"),
         ({"users": [{"name": "u", "user": {"tokenFile": 5}}]}, "user u: tokenFile is no text"),
-        ({"users": [{"name": "u", "user": {"client-key-data": 5}}]}, "user u: client-key-data is no text"),
-        ({"users": [{"name": "u", "user": {"as": "b", "as-groups": 5}}]}, "as-groups is no list of texts"),
-        ({"users": [{"name": "u", "user": {"as": "b", "as-user-extra": {"why": 5}}}]}, "no kubeconfig can be read"),
+        (
+            {"users": [{"name": "u", "user": {"client-key-data": 5}}]},
+            "user u: client-key-data is no text",
+        ),
+        (
+            {"users": [{"name": "u", "user": {"as": "b", "as-groups": 5}}]},
+            "as-groups is no list of texts",
+        ),
+        (
+            {"users": [{"name": "u", "user": {"as": "b", "as-user-extra": {"why": 5}}}]},
+            "no kubeconfig can be read",
+        ),
         ({"users": [{"name": "u", "user": {"exec": [1]}}]}, "no kubeconfig can be read"),
-        ({"users": [{"name": "u", "user": {"exec": {"command": "x", "args": 5}}}]}, "exec: args is no list of texts"),
-        ({"users": [{"name": "u", "user": {"exec": {"command": "x", "env": [{"name": 1}]}}}]}, "env: name is no text"),
-        ({"users": [{"name": "u", "user": {"exec": {"apiVersion": V1}}}]}, "`command` of the login program is missing"),
+        (
+            {"users": [{"name": "u", "user": {"exec": {"command": "x", "args": 5}}}]},
+            "exec: args is no list of texts",
+        ),
+        (
+            {"users": [{"name": "u", "user": {"exec": {"command": "x", "env": [{"name": 1}]}}}]},
+            "env: name is no text",
+        ),
+        (
+            {"users": [{"name": "u", "user": {"exec": {"apiVersion": V1}}}]},
+            "`command` of the login program is missing",
+        ),
         ({"users": [{"name": "u", "user": {"as": "a\nb"}}]}, "user u: as is no text"),
-        ({"users": [{"name": "u", "user": {"tokenFile": "config"}}]}, "tokenFile: .* more than one line of text"),
+        (
+            {"users": [{"name": "u", "user": {"tokenFile": "config"}}]},
+            "tokenFile: .* more than one line of text",
+        ),
         ({"clusters": "c"}, "no kubeconfig can be read from it"),
         (
             {"contexts": [{"name": "x", "context": {"cluster": "c", "namespace": "a/b"}}]},
@@ -353,15 +508,21 @@ def test_several_files_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_a_kubeconfig_that_does_not_fit_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], told: str
 ) -> None:
-    kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": "http://127.0.0.1:1"}, **change)
+    kubeconfig(
+        tmp_path / "config", monkeypatch, {"token": "t"}, {"server": "http://127.0.0.1:1"}, **change
+    )
     with pytest.raises(EnvironmentFault, match=told):
         Cluster(patience_seconds=0).list("ConfigMap")
 
 
-def test_a_namespace_that_none_can_have_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_namespace_that_none_can_have_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": "http://127.0.0.1:1"})
     for name in ("a/b", "..", "Team"):
-        with pytest.raises(ConfigError, match=rf"^namespace is '{name}'; expected lower-case letters"):
+        with pytest.raises(
+            ConfigError, match=rf"^namespace is '{name}'; expected lower-case letters"
+        ):
             Cluster(name)
 
 
@@ -376,7 +537,9 @@ def test_no_kubeconfig_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(EnvironmentFault, match=r"none: no kubeconfig can be read from it"):
         Cluster()
     monkeypatch.setenv("KUBECONFIG", "~nobody-of-that-name/config")
-    with pytest.raises(EnvironmentFault, match=r"there is no kubeconfig at ~nobody-of-that-name/config"):
+    with pytest.raises(
+        EnvironmentFault, match=r"there is no kubeconfig at ~nobody-of-that-name/config"
+    ):
         Cluster()
 
 
@@ -385,7 +548,10 @@ def test_certificates_that_the_environment_names_and_that_are_none_are_a_sentenc
 ) -> None:
     kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": "https://127.0.0.1:1"})
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "config"))
-    with pytest.raises(EnvironmentFault, match=r"SSL_CERT_FILE \(.*/config\) that servers are known by cannot be read"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=r"SSL_CERT_FILE \(.*/config\) that servers are known by cannot be read",
+    ):
         Cluster()
 
 
@@ -393,7 +559,10 @@ def test_a_login_program_that_takes_long_is_spoken_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
     monkeypatch.setattr("kubetune.kube_api.credentials._REMINDER_SECONDS", 0.01)
-    user = plugin(tmp_path, f"until test -e {tmp_path}/told; do sleep 0.02; done; echo '{credential(token='t')}'")
+    user = plugin(
+        tmp_path,
+        f"until test -e {tmp_path}/told; do sleep 0.02; done; echo '{credential(token='t')}'",
+    )
     kubeconfig(tmp_path / "config", monkeypatch, user, {"server": url(server)})
     told: list[str] = []
 
@@ -428,11 +597,17 @@ def test_a_login_program_that_takes_long_is_spoken_of(
     ],
 )
 def test_json_of_somebody_else_is_never_taken_for_the_clusters(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server, answer: str, ask: Callable[[Cluster], object]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    server: Server,
+    answer: str,
+    ask: Callable[[Cluster], object],
 ) -> None:
     server.answer = answer
     kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": url(server)})
-    with pytest.raises(EnvironmentFault, match=r"is no object of Kubernetes|broke off within a line"):
+    with pytest.raises(
+        EnvironmentFault, match=r"is no object of Kubernetes|broke off within a line"
+    ):
         ask(Cluster(patience_seconds=0))
 
 
@@ -449,7 +624,9 @@ class Clock:
         return sum(self.slept)
 
 
-def test_a_server_that_asks_for_a_pause_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+def test_a_server_that_asks_for_a_pause_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
     kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": url(server)})
     clock, told = Clock(), list[str]()
     monkeypatch.setattr("kubetune.kube_api.client.time", clock)

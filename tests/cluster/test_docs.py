@@ -51,8 +51,16 @@ def cluster(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kubectl")
-def test_the_ten_commands_do_what_the_page_says(cluster: Cluster, tmp_path: Path, model: Path) -> None:  # noqa: F811
-    run = yaml.safe_load(block("yaml")) | HERE | {"model": {"path": str(model), "local_files_only": True}}
+def test_the_ten_commands_do_what_the_page_says(
+    cluster: Cluster,
+    tmp_path: Path,
+    model: Path,  # noqa: F811
+) -> None:
+    run = (
+        yaml.safe_load(block("yaml"))
+        | HERE
+        | {"model": {"path": str(model), "local_files_only": True}}
+    )
     run["kubernetes"]["mounts"] = [{"path": str(model.parent), "claim": "models"}]
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
     rows = [f'{{"prompt": "{n} plus one is", "completion": " {n + 1}"}}\n' for n in range(64)]
@@ -70,12 +78,23 @@ def test_the_ten_commands_do_what_the_page_says(cluster: Cluster, tmp_path: Path
         asked = "y\n" if command.startswith("kubetune delete") else None
         script = f"script -qec '{command}' /dev/null" if asked else command
         done = subprocess.run(
-            script, shell=True, cwd=tmp_path, env=environ, input=asked, capture_output=True, text=True, timeout=240
+            script,
+            shell=True,
+            cwd=tmp_path,
+            env=environ,
+            input=asked,
+            capture_output=True,
+            text=True,
+            timeout=240,
         )
         said[command] = done.stdout + done.stderr
         assert done.returncode == 0, f"{command}: {done.returncode}\n{said[command]}"
         if command.startswith("kubectl create namespace"):
-            claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"}}
+            claim = {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": "models"},
+            }
             spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
             cluster.apply({**claim, "spec": spec})
             shutil.copytree(model, cluster.claim_folder("models") / "tiny")
@@ -90,7 +109,11 @@ def test_the_ten_commands_do_what_the_page_says(cluster: Cluster, tmp_path: Path
         "all verified": "kubetune cp",
         "was deleted": "kubetune delete",
     }.items():
-        assert any(words in text for line, text in said.items() if line.startswith(command)), (command, words, said)
+        assert any(words in text for line, text in said.items() if line.startswith(command)), (
+            command,
+            words,
+            said,
+        )
     assert "hf_of_this_test" not in str(said)
     left = [claim["metadata"]["name"] for claim in cluster.find("PersistentVolumeClaim")]
     assert "support-bot-outputs" in left

@@ -86,10 +86,14 @@ def test_the_dockerfile_ends_in_a_stage_that_runs_nothing_and_is_not_root() -> N
 def test_the_build_sees_all_that_it_copies_and_nothing_else() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
     ignored, *kept = [
-        line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
     ]
     assert ignored == "*"
-    assert {f"!{name}" for names in copied for name in names.split()} == {rule for rule in kept if rule[0] == "!"}
+    assert {f"!{name}" for names in copied for name in names.split()} == {
+        rule for rule in kept if rule[0] == "!"
+    }
 
 
 def test_an_unknown_variant_is_refused() -> None:
@@ -105,7 +109,9 @@ def test_the_image_says_what_it_is(image: str) -> None:
     assert config["Entrypoint"] == ["kubetune"]
     assert "Healthcheck" not in config
     assert config["Labels"]["org.opencontainers.image.version"] == VERSION
-    assert re.fullmatch("[0-9a-f]{40}(-dirty)?", config["Labels"]["org.opencontainers.image.revision"])
+    assert re.fullmatch(
+        "[0-9a-f]{40}(-dirty)?", config["Labels"]["org.opencontainers.image.revision"]
+    )
 
 
 def test_the_image_holds_no_build_tools_and_nothing_of_the_build(image: str) -> None:
@@ -117,14 +123,27 @@ def test_the_image_holds_no_build_tools_and_nothing_of_the_build(image: str) -> 
 
 def test_the_image_holds_the_versions_that_are_tested(image: str) -> None:
     script = "from importlib.metadata import distributions as d; print(*(f'{x.name}=={x.version}' for x in d()))"
-    found = dict(pin.split("==") for pin in shell(image, f'python -c "{script}"').stdout.lower().split())
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    found = dict(
+        pin.split("==") for pin in shell(image, f'python -c "{script}"').stdout.lower().split()
+    )
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
     assert {"torch", "transformers", "peft", "datasets"} <= found.keys()
-    same = {name.replace("_", "-").replace(".", "-"): version.split("+")[0] for name, version in found.items()}
-    assert {name: version for name, version in same.items() if pins.get(name, version) != version} == {}
+    same = {
+        name.replace("_", "-").replace(".", "-"): version.split("+")[0]
+        for name, version in found.items()
+    }
+    assert {
+        name: version for name, version in same.items() if pins.get(name, version) != version
+    } == {}
 
 
-def test_modules_are_compiled_since_a_read_only_root_could_not_keep_what_python_compiles(image: str) -> None:
+def test_modules_are_compiled_since_a_read_only_root_could_not_keep_what_python_compiles(
+    image: str,
+) -> None:
     ended = shell(image, "python -v -c 'import kubetune.planning.plan, numpy, jinja2' 2>&1")
     assert "matches" in ended.stdout
     assert not re.findall(r"^# (?:wrote|bytecode is stale).*", ended.stdout, re.M)
@@ -142,7 +161,9 @@ def test_the_demo_learns_in_a_locked_container(root: str, tmp_path: Path) -> Non
         timeout=SECONDS,
     )
     assert ended.returncode == 0, ended.stderr
-    before, after = (int(share) for share in re.findall(r"^  (?:before|after) +(\d+)%$", ended.stdout, re.M))
+    before, after = (
+        int(share) for share in re.findall(r"^  (?:before|after) +(\d+)%$", ended.stdout, re.M)
+    )
     assert before < 10
     assert after > 80
     assert {file.stat().st_uid for file in outputs.rglob("*")} == {USER}
@@ -168,14 +189,27 @@ class Gang:
             place = folder / volume["name"]
             place.mkdir(exist_ok=True)
             if source := volume.get("configMap"):
-                (data,) = (o["data"] for o in objects if o["metadata"]["name"] == source["name"] and "data" in o)
+                (data,) = (
+                    o["data"]
+                    for o in objects
+                    if o["metadata"]["name"] == source["name"] and "data" in o
+                )
                 for file, text in data.items():
                     (place / file).write_text(text)
-        hosts = [f"127.0.0.1 localhost {self.name}-{node} {self.name}-{node}.{self.name}" for node in range(self.nodes)]
+        hosts = [
+            f"127.0.0.1 localhost {self.name}-{node} {self.name}-{node}.{self.name}"
+            for node in range(self.nodes)
+        ]
         (folder / "hosts").write_text("\n".join([*hosts, ""]))
 
     def __enter__(self) -> Gang:
-        words = [f"--name={self.network}", "--network=none", "--entrypoint=sleep", self.image, "infinity"]
+        words = [
+            f"--name={self.network}",
+            "--network=none",
+            "--entrypoint=sleep",
+            self.image,
+            "infinity",
+        ]
         begun = podman("run", "--detach", "--rm", *LIMITS, *words)
         assert begun.returncode == 0, begun.stderr
         # A pod that does not come would leave the others waiting, and the test with them.
@@ -202,20 +236,29 @@ class Gang:
         if name == "cache":  # each pod has its own
             place = self.folder / f"{name}-{node}"
             place.mkdir(exist_ok=True)
-        os.chown(place, self.pod["securityContext"]["fsGroup"], self.pod["securityContext"]["fsGroup"])
+        os.chown(
+            place, self.pod["securityContext"]["fsGroup"], self.pod["securityContext"]["fsGroup"]
+        )
         return f"--volume={place}:{path}"
 
     def _variables(self, node: int) -> Iterator[str]:
         """Options that set the container's variables, with `$(NAME)` replaced by those before, as kubelet does."""
         pod = f"{self.name}-{node}"
-        fields = {"nodeName": "here", "completion-index": str(node), "metadata.name": pod, "instance": self.name}
+        fields = {
+            "nodeName": "here",
+            "completion-index": str(node),
+            "metadata.name": pod,
+            "instance": self.name,
+        }
         known: dict[str, str] = {}
         for entry in self.container["env"]:
             value = entry.get("value")
             if value is None:
                 path = entry["valueFrom"]["fieldRef"]["fieldPath"]
                 (value,) = (text for part, text in fields.items() if part in path)
-            known[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda found: known.get(found[1], found[0]), value)
+            known[entry["name"]] = re.sub(
+                r"\$\((\w+)\)", lambda found: known.get(found[1], found[0]), value
+            )
             yield f"--env={entry['name']}={known[entry['name']]}"
 
     def start(self, node: int) -> subprocess.Popen[str]:
@@ -226,14 +269,22 @@ class Gang:
         entry, *arguments = self.container["command"]
         command = ["podman", "run", "--rm", f"--name={self.name}-{node}", *LIMITS]
         command += ["--read-only", "--read-only-tmpfs=false"]
-        command += ["--security-opt=no-new-privileges", *(f"--cap-drop={c}" for c in own["capabilities"]["drop"])]
-        command += [f"--user={pod['runAsUser']}:{pod['runAsGroup']}", f"--workdir={self.container['workingDir']}"]
+        command += [
+            "--security-opt=no-new-privileges",
+            *(f"--cap-drop={c}" for c in own["capabilities"]["drop"]),
+        ]
+        command += [
+            f"--user={pod['runAsUser']}:{pod['runAsGroup']}",
+            f"--workdir={self.container['workingDir']}",
+        ]
         command += [f"--network=container:{self.network}"]
         command += [f"--volume={self.folder / 'hosts'}:/etc/hosts:ro"]
         command += [self._mount(mount, node) for mount in self.container["volumeMounts"]]
         command += self._variables(node)
         command += [f"--entrypoint={entry}", self.image, *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
 
 @pytest.fixture
@@ -292,7 +343,10 @@ def test_rendered_pods_train_stop_and_go_on(gang: Gang, tmp_path: Path) -> None:
     with ExitStack() as ends:
         ended = wait([ends.enter_context(gang.start(node)) for node in range(gang.nodes)])
     assert [code for code, _ in ended] == [0, 0], ended
-    steps = [line["step"] for line in map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())]
+    steps = [
+        line["step"]
+        for line in map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    ]
     assert sorted(set(steps)) == list(range(1, 65))
     assert (run_dir / "checkpoints" / "last" / "adapter_model.safetensors").is_file()
     assert {file.stat().st_uid for file in run_dir.rglob("*")} == {USER}

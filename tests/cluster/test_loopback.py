@@ -45,7 +45,10 @@ def test_a_host_has_one_address_and_a_master_one_port() -> None:
 
 
 def test_pods_see_their_volumes_and_leave_nothing_behind(cluster: Cluster) -> None:
-    volumes = [{"name": "config", "configMap": {"name": "settings"}}, {"name": "tmp", "emptyDir": {}}]
+    volumes = [
+        {"name": "config", "configMap": {"name": "settings"}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
     mounts = [{"name": "config", "mountPath": "/config"}, {"name": "tmp", "mountPath": "/scratch"}]
     script = "cat /config/greeting; echo kept > /scratch/file; cat /scratch/file; setsid sleep 600 & exit 3"
     spec = pod_spec(script, container={"volumeMounts": mounts}, volumes=volumes)

@@ -48,9 +48,14 @@ def test_a_killed_pod_is_named_though_it_is_gone(desk: Desk, kind: str) -> None:
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     told = json.loads(desk.quick("status", "fit", "--json").stdout)
     assert told["cause"]["code"] == 137
-    assert told["cause"]["pod"].startswith({"pytorchjob": "fit-worker-0", "job": "fit-1-"}.get(kind, "fit-node-0-1-"))
+    assert told["cause"]["pod"].startswith(
+        {"pytorchjob": "fit-worker-0", "job": "fit-1-"}.get(kind, "fit-node-0-1-")
+    )
     shown = desk.quick("status", "fit").stdout
-    assert f"{told['cause']['pod']}: exit code 137: killed (SIGKILL): out of memory, or its grace period" in shown
+    assert (
+        f"{told['cause']['pod']}: exit code 137: killed (SIGKILL): out of memory, or its grace period"
+        in shown
+    )
 
 
 LEAVES_WORD = """
@@ -83,20 +88,48 @@ def test_the_agent_leaves_its_word_with_kubernetes(desk: Desk) -> None:
 
 @pytest.mark.parametrize("remark", [slow(""), "the loss ran away: 3,300 over the last 2 steps"])
 def test_a_finished_run_tells_what_it_has_come_to(desk: Desk, remark: str) -> None:
-    told = {"step": 20, "steps": 20, "loss": 0.5, "tokens_per_second": 10.0, "saved_step": 20, "restarts": 0}
+    told = {
+        "step": 20,
+        "steps": 20,
+        "loss": 0.5,
+        "tokens_per_second": 10.0,
+        "saved_step": 20,
+        "restarts": 0,
+    }
     told |= {"evaluation": {"step": 20, "eval_loss": 1.25}, "seconds_left": 0.0}
-    left = {"code": 0, "reason": f"done, but {remark}" if remark else "done", "step": 20, "progress": told}
+    left = {
+        "code": 0,
+        "reason": f"done, but {remark}" if remark else "done",
+        "step": 20,
+        "progress": told,
+    }
     desk.submit_script(f"echo '{json.dumps(left)}' > /dev/termination-log", compute__nodes=1)
     desk.cluster.wait_condition("Job", "fit", "Complete")
     headline, numbers, *_ = desk.quick("status", "fit").stdout.splitlines()
     assert headline.endswith(f", done, but {remark}" if remark else ", done")
-    assert "step 20/20 · loss 0.5000 · 10 tokens/s · eval_loss 1.2500 at step 20 · saved step 20" in numbers
+    assert (
+        "step 20/20 · loss 0.5000 · 10 tokens/s · eval_loss 1.2500 at step 20 · saved step 20"
+        in numbers
+    )
 
 
 def test_of_the_exits_of_a_start_the_cause_is_told(tmp_path: Path) -> None:
-    exits = [("exit", 0, 145, "lost rank 1"), ("exit", 1, 3, "the disk is full"), ("exit", 2, 143, "stopped")]
-    events = [("launch", 0, 0, ""), ("exit", 0, 1, "an older one"), ("launch", 0, 0, ""), ("launch", 1, 0, ""), *exits]
-    lines = [{"event": event, "node": node, "code": code, "reason": why} for event, node, code, why in events]
+    exits = [
+        ("exit", 0, 145, "lost rank 1"),
+        ("exit", 1, 3, "the disk is full"),
+        ("exit", 2, 143, "stopped"),
+    ]
+    events = [
+        ("launch", 0, 0, ""),
+        ("exit", 0, 1, "an older one"),
+        ("launch", 0, 0, ""),
+        ("launch", 1, 0, ""),
+        *exits,
+    ]
+    lines = [
+        {"event": event, "node": node, "code": code, "reason": why}
+        for event, node, code, why in events
+    ]
     lines.append({"event": "start", "step": 0, "steps": 30})
     lines.append({"event": "launch", "node": 0})  # which is preparing now
     (tmp_path / "events.jsonl").write_text(

@@ -43,7 +43,9 @@ def test_a_pod_that_only_starts_hears_that_it_is_to_stop(desk: Desk) -> None:
     desk.cluster.wait_ready("fit", pods=2)
     desk.quick("stop", "fit", "--no-wait")
     for pod in desk.cluster.find("Pod", TRAINERS):
-        desk.cluster.wait("Pod", name_of(pod), lambda found: found["metadata"].get("deletionTimestamp"))
+        desk.cluster.wait(
+            "Pod", name_of(pod), lambda found: found["metadata"].get("deletionTimestamp")
+        )
     with (outputs / "go").open("r+b", buffering=0) as go:
         go.write(b"\n\n")
         desk.cluster.wait_pods(TRAINERS, 0)
@@ -64,7 +66,11 @@ def test_the_log_of_a_worker_that_a_pytorchjob_removes_is_kept(desk: Desk) -> No
     desk.submit_script(LAST_WORDS, kubernetes__kind="pytorchjob")
     desk.cluster.wait_pods(TRAINERS, 2)
     with subprocess.Popen(
-        desk.command("logs", "-f", "fit"), cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True
+        desk.command("logs", "-f", "fit"),
+        cwd=desk.folder,
+        env=desk.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "[node 1] up\n"
@@ -72,7 +78,10 @@ def test_the_log_of_a_worker_that_a_pytorchjob_removes_is_kept(desk: Desk) -> No
         said = process.stdout.readlines()
     assert process.returncode == 0
     assert sorted(said) == ["[node 0] done\n", "[node 1] last words\n"]
-    kept = {path.name.split(".")[0]: path.read_text() for path in (desk.folder / "outputs/fit/logs/pods").iterdir()}
+    kept = {
+        path.name.split(".")[0]: path.read_text()
+        for path in (desk.folder / "outputs/fit/logs/pods").iterdir()
+    }
     assert kept["fit-worker-0"].endswith("last words\n")
     desk.cluster.wait_gone("Pod", "fit-worker-0")
     assert "done" in desk.quick("status", "fit").stdout
@@ -95,7 +104,9 @@ def test_what_prepares_is_named_as_the_cause_of_a_failure(desk: Desk, kind: str)
 
 @pytest.mark.slow
 def test_a_run_that_misses_its_gate_is_not_started_again(desk: Desk) -> None:
-    desk.submit_script("echo start >> /outputs/starts; exit 5", compute__nodes=1, kubernetes__max_restarts=3)
+    desk.submit_script(
+        "echo start >> /outputs/starts; exit 5", compute__nodes=1, kubernetes__max_restarts=3
+    )
     desk.cluster.wait_condition("Job", "fit", "Failed")
     told = desk.quick("status", "fit").stdout
     assert "failed" in told.splitlines()[0]
@@ -104,11 +115,16 @@ def test_a_run_that_misses_its_gate_is_not_started_again(desk: Desk) -> None:
 
 
 def test_results_come_home_though_the_run_was_deleted(desk: Desk) -> None:
-    desk.submit_script("mkdir -p /outputs/fit && echo result > /outputs/fit/result", compute__nodes=1)
+    desk.submit_script(
+        "mkdir -p /outputs/fit && echo result > /outputs/fit/result", compute__nodes=1
+    )
     desk.cluster.wait_condition("Job", "fit", "Complete")
     told = desk.quick("delete", "run.yaml", "--yes").stdout
     assert told.endswith("fit was deleted; its results come home with kubetune cp run.yaml\n")
-    assert "there is no run fit" in desk.quick("cp", "fit", "-n", desk.cluster.namespace, code=2).stderr
+    assert (
+        "there is no run fit"
+        in desk.quick("cp", "fit", "-n", desk.cluster.namespace, code=2).stderr
+    )
     assert "1 file (7 B) in outputs/fit, all verified" in desk.quick("cp", "run.yaml").stdout
     assert (desk.folder / "outputs" / "fit" / "result").read_text() == "result\n"
     nothing = desk.quick("cp", "run.yaml", "checkpoints", "nix*", code=2).stderr
@@ -121,16 +137,21 @@ def test_silence_is_explained(desk: Desk) -> None:
     desk.cluster.never_schedule("fit-[01]-")
     desk.submit_script("true")
     desk.cluster.wait_event("0/2 nodes are available")
-    desk.cluster.add_event("Job", "fit", "FailedCreate", "of an earlier run", time="2026-01-01T00:00:00Z")
+    desk.cluster.add_event(
+        "Job", "fit", "FailedCreate", "of an earlier run", time="2026-01-01T00:00:00Z"
+    )
     silent = desk.quick("logs", "fit")
     assert silent.stdout == ""
     first, *reasons = silent.stderr.splitlines()
     assert first == "kubetune: no pod of fit has printed anything so far"
     assert len(reasons) == 2, reasons  # one for each pod, though an event says the same
     assert all("no node fits: 0/2 nodes are available" in reason for reason in reasons)
-    assert "no start of rank 1 of fit has printed" in desk.quick("logs", "fit", "--rank", "1").stderr
     assert (
-        "is empty so far. Nothing was copied." in desk.quick("cp", "fit", "-n", desk.cluster.namespace, code=2).stderr
+        "no start of rank 1 of fit has printed" in desk.quick("logs", "fit", "--rank", "1").stderr
+    )
+    assert (
+        "is empty so far. Nothing was copied."
+        in desk.quick("cp", "fit", "-n", desk.cluster.namespace, code=2).stderr
     )
     refused = desk.quick("exec", "fit", "--", "true", code=2).stderr
     assert f"(running: none); see kubetune status fit -n {desk.cluster.namespace}" in refused
@@ -145,7 +166,10 @@ def test_a_missing_namespace_hides_what_only_follows_from_it(desk: Desk) -> None
 
 
 def test_dev_alone_means_start(desk: Desk) -> None:
-    assert "found 'stat'; expected start, run, stop, or a run file" in desk.quick("dev", "stat", code=2).stderr
+    assert (
+        "found 'stat'; expected start, run, stop, or a run file"
+        in desk.quick("dev", "stat", code=2).stderr
+    )
     desk.cluster.break_image(".")
     told = desk.quick("dev", "run.yaml").stdout
     assert "2 pods of fit-dev come up and idle; to train in them: kubetune dev run run.yaml" in told

@@ -41,7 +41,12 @@ def forwarded(desk: Desk, server: str) -> Iterator[str]:
         port = str(probe.getsockname()[1])
     command = desk.command("port-forward", "fit", server, "--port", port)
     with subprocess.Popen(
-        command, cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=desk.folder,
+        env=desk.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         said = []
@@ -78,15 +83,26 @@ def test_two_nodes_are_found_fit(desk: Desk, kind: str) -> None:
 
 @pytest.mark.usefixtures("kubectl")
 def test_tensorboard_shows_the_run(cluster: Cluster, tmp_path: Path, model: Path) -> None:  # noqa: F811
-    changes = {"training.max_steps": 4, "tracking.tensorboard": True, "kubernetes.tensorboard": True}
+    changes = {
+        "training.max_steps": 4,
+        "tracking.tensorboard": True,
+        "kubernetes.tensorboard": True,
+    }
     desk = furnish(cluster, tmp_path, model, **changes)
     desk.kubetune("submit", "run.yaml", "--follow")
-    desk.cluster.wait("Deployment", "fit-tensorboard", lambda found: found["status"].get("readyReplicas"), seconds=60)
+    desk.cluster.wait(
+        "Deployment",
+        "fit-tensorboard",
+        lambda found: found["status"].get("readyReplicas"),
+        seconds=60,
+    )
     (pod,) = desk.cluster.find("Pod", "app.kubernetes.io/component=tensorboard")
     desk.cluster.wait_log(pod["metadata"]["name"], "TensorBoard", seconds=60)
     with forwarded(desk, "tensorboard") as url:
         # TensorBoard answers before it has looked into its folder.
-        wait_until(lambda: any(name.startswith("fit") for name in json.loads(read(f"{url}/data/runs"))))
+        wait_until(
+            lambda: any(name.startswith("fit") for name in json.loads(read(f"{url}/data/runs")))
+        )
         assert b"loss" in read(f"{url}/data/plugin/scalars/tags")
     desk.quick("delete", "fit", "--yes")
 
@@ -118,7 +134,9 @@ def test_a_run_is_submitted_from_the_form_and_seen_in_the_namespace(
     model: Path,  # noqa: F811
 ) -> None:
     desk, errors = furnish(cluster, tmp_path, model), list[str]()
-    server = Server(tmp_path / "outputs", "--namespace", cluster.namespace, environ=desk.environment())
+    server = Server(
+        tmp_path / "outputs", "--namespace", cluster.namespace, environ=desk.environment()
+    )
     try:
         with browser.opened(errors) as tab:
             server.enter(tab)
@@ -131,9 +149,15 @@ def test_a_run_is_submitted_from_the_form_and_seen_in_the_namespace(
                 "kubernetes.storage.outputs.size": "1Gi",
             })  # fmt: skip
             tab.click("#submit")
-            wait(tab, "document.querySelector('#problems').textContent.includes('ended with exit code 2')")
+            wait(
+                tab,
+                "document.querySelector('#problems').textContent.includes('ended with exit code 2')",
+            )
             assert f"{model} is not in the pods" in tab.inner_text("#output")
-            fill(tab, {"kubernetes.mounts": json.dumps([{"path": str(model.parent), "claim": "models"}])})
+            fill(
+                tab,
+                {"kubernetes.mounts": json.dumps([{"path": str(model.parent), "claim": "models"}])},
+            )
             wait(tab, "document.querySelector('#yaml').textContent.includes('claim: models')")
             tab.click("#submit")
             wait(tab, "document.querySelector('#output').textContent.includes('far in namespace')")
@@ -156,7 +180,9 @@ def test_the_page_opens_with_its_token_only_and_shows_the_namespace(
     desk.cluster.never_schedule("fit-[01]-")
     desk.quick("submit", "run.yaml")
     token = base64.b64decode(desk.cluster.get("Secret", "fit-ui")["data"]["token"]).decode()
-    desk.cluster.wait("Deployment", "fit-ui", lambda found: found["status"].get("readyReplicas"), seconds=60)
+    desk.cluster.wait(
+        "Deployment", "fit-ui", lambda found: found["status"].get("readyReplicas"), seconds=60
+    )
     with forwarded(desk, "ui") as url:
         with pytest.raises(urllib.error.HTTPError, match="401"):
             read(f"{url}/")
@@ -166,7 +192,9 @@ def test_the_page_opens_with_its_token_only_and_shows_the_namespace(
             assert b"/outputs" in page.read()
     for name, value in desk.environment().items():
         monkeypatch.setenv(name, value)
-    with TestClient(application(Site.of(desk.folder, desk.cluster.namespace), token), "http://localhost") as client:
+    with TestClient(
+        application(Site.of(desk.folder, desk.cluster.namespace), token), "http://localhost"
+    ) as client:
         client.get("/", params={"token": token})
         assert "/cluster?name=fit" in client.get("/cluster/part").text
         assert "waiting" in client.get("/cluster/part?name=fit").text

@@ -100,7 +100,9 @@ def furnisher(desk: Desk, verb: str) -> Callable[[], None]:
         if is_there:
             desk.any_end("delete", "fit", "--yes", "--volumes")  # which may have been done
         is_there = True
-        desk.submit_script("echo done" if verb in ENDED else WAIT, compute__nodes=1, kubernetes__grace_seconds=10)
+        desk.submit_script(
+            "echo done" if verb in ENDED else WAIT, compute__nodes=1, kubernetes__grace_seconds=10
+        )
         if verb in ENDED:
             desk.cluster.wait_condition("Job", "fit", "Complete")
         else:
@@ -154,15 +156,37 @@ def test_a_disk_that_takes_nothing_is_told_of_by_cp(desk: Desk) -> None:
     furnisher(desk, "cp")()
     command = ["sh", "-c", 'ulimit -f 0 && exec "$@"', "sh", *desk.command("cp", "fit")]
     done = subprocess.run(
-        command, cwd=desk.folder, env=desk.environment(), capture_output=True, text=True, timeout=180, check=False
+        command,
+        cwd=desk.folder,
+        env=desk.environment(),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
     assert "File too large; allow larger files (ulimit -f)" in done.stderr
     assert "all verified" not in done.stdout
 
 
-TRIAL = {"code": 0, "reason": "done", "step": 4, "progress": {"step": 4, "steps": 4, "best": {"value": 2.5}}}
-SWEEP = ["sweep", "run.yaml", "lora.r=4,8", "--sampler", "grid", "--cluster", "--parallel", "1", "-o", "found"]
+TRIAL = {
+    "code": 0,
+    "reason": "done",
+    "step": 4,
+    "progress": {"step": 4, "steps": 4, "best": {"value": 2.5}},
+}
+SWEEP = [
+    "sweep",
+    "run.yaml",
+    "lora.r=4,8",
+    "--sampler",
+    "grid",
+    "--cluster",
+    "--parallel",
+    "1",
+    "-o",
+    "found",
+]
 
 
 @pytest.fixture
@@ -170,7 +194,9 @@ def searching(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
     """A user who can sweep: trials end at once, and leave what an agent leaves."""
     pytest.importorskip("optuna")
     script = f"echo '{json.dumps(TRIAL)}' > /dev/termination-log"
-    monkeypatch.setattr("kubetune.sweep.remote.submit", partial(submit.submit, change=partial(as_script, script)))
+    monkeypatch.setattr(
+        "kubetune.sweep.remote.submit", partial(submit.submit, change=partial(as_script, script))
+    )
     desk.write({"compute.nodes": 1, "training.max_steps": 4})
     return desk
 
@@ -207,7 +233,9 @@ def test_a_sweep_outlives_an_api_server_that_is_away_for_a_while(
     desk, waits = searching, itertools.count()
     is_over = desk.cluster.claim_folder("fit-000-outputs") / "over"
     script = f"until [ -e /outputs/over ]; do sleep 0.02; done; echo '{json.dumps(TRIAL)}' > /dev/termination-log"
-    monkeypatch.setattr("kubetune.sweep.remote.submit", partial(submit.submit, change=partial(as_script, script)))
+    monkeypatch.setattr(
+        "kubetune.sweep.remote.submit", partial(submit.submit, change=partial(as_script, script))
+    )
     with ExitStack() as away:
 
         def wait(place: Remote) -> None:
@@ -223,7 +251,10 @@ def test_a_sweep_outlives_an_api_server_that_is_away_for_a_while(
         monkeypatch.setattr("kubetune.sweep.remote._UNSEEN_SECONDS", 0.0)
         alone = desk.quick(*SWEEP, "--trials", "1", code=errors.ENVIRONMENT)
         last = alone.stderr.splitlines()[-1]
-        assert last == "Not stopped, and so they go on in the cluster: fit-000; the same command goes on with them"
+        assert (
+            last
+            == "Not stopped, and so they go on in the cluster: fit-000; the same command goes on with them"
+        )
         away.close()
         waits = itertools.count()
         monkeypatch.setattr("kubetune.sweep.remote._UNSEEN_SECONDS", 60.0)

@@ -19,7 +19,13 @@ LEFT = json.dumps(
     {
         "code": 143,
         "reason": "stopped after step 7",
-        "progress": {"step": 7, "steps": 20, "loss": 2.5, "tokens_per_second": 1234, "saved_step": 7},
+        "progress": {
+            "step": 7,
+            "steps": 20,
+            "loss": 2.5,
+            "tokens_per_second": 1234,
+            "saved_step": 7,
+        },
     }
 )
 TRAINING = f"""
@@ -57,16 +63,24 @@ def test_who_follows_may_leave_and_the_run_goes_on(desk: Desk) -> None:
     with popen(desk, "submit", "run.yaml", "--follow") as process:
         assert process.stderr is not None
         assert any("no node fits" in line for line in process.stderr)
-        assert f"fit goes on; kubetune stop fit -n {desk.cluster.namespace} would stop it" in interrupted(process)
+        assert (
+            f"fit goes on; kubetune stop fit -n {desk.cluster.namespace} would stop it"
+            in interrupted(process)
+        )
     assert json.loads(desk.quick("status", "fit", "--json").stdout)["state"] == "waiting"
 
 
 def test_a_command_in_all_pods_can_be_left(desk: Desk) -> None:
     desk.submit_script(WAIT)
     desk.cluster.wait_ready("fit", pods=2)
-    with popen(desk, "exec", "fit", "--all", "--", "sh", "-c", "echo here; exec sleep 600") as process:
+    with popen(
+        desk, "exec", "fit", "--all", "--", "sh", "-c", "echo here; exec sleep 600"
+    ) as process:
         assert process.stdout is not None
-        assert sorted(process.stdout.readline() for _ in range(2)) == ["[node 0] here\n", "[node 1] here\n"]
+        assert sorted(process.stdout.readline() for _ in range(2)) == [
+            "[node 0] here\n",
+            "[node 1] here\n",
+        ]
         interrupted(process)
 
 
@@ -123,7 +137,10 @@ def test_an_end_that_another_start_follows_is_none(desk: Desk) -> None:
     for code, state in {145: "running", 143: "running", 2: "failed", 0: "done"}.items():
         write_exit_status(folder, ExitStatus(code, "said so", 3))
         told = json.loads(desk.quick("status", "fit", "--json").stdout)
-        assert (told["state"], told["why"]) == (state, "said so" if state in ("failed", "done") else "")
+        assert (told["state"], told["why"]) == (
+            state,
+            "said so" if state in ("failed", "done") else "",
+        )
 
 
 def test_a_volume_that_is_going_is_waited_for(desk: Desk) -> None:
@@ -133,17 +150,23 @@ def test_a_volume_that_is_going_is_waited_for(desk: Desk) -> None:
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": "fit-outputs"}}
     container = {"name": "c", "image": "busybox", "command": ["sleep", "600"]}
     spec = {"volumes": [volume], "containers": [container], "terminationGracePeriodSeconds": 0}
-    desk.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "reader"}, "spec": spec})
+    desk.cluster.apply(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "reader"}, "spec": spec}
+    )
     before = desk.cluster.get("PersistentVolumeClaim", "fit-outputs")["metadata"]["uid"]
     desk.quick("delete", "fit", "--yes", "--volumes")
-    assert "deletionTimestamp" in desk.cluster.get("PersistentVolumeClaim", "fit-outputs")["metadata"]
+    assert (
+        "deletionTimestamp" in desk.cluster.get("PersistentVolumeClaim", "fit-outputs")["metadata"]
+    )
     with popen(desk, "submit", "run.yaml") as process:
         assert process.stderr is not None
         assert any("claim fit-outputs is being deleted; waiting" in line for line in process.stderr)
         desk.cluster.delete("Pod", "reader")
         assert process.stdout is not None
         assert "was submitted" in process.stdout.read()
-    after = desk.cluster.wait("PersistentVolumeClaim", "fit-outputs", lambda claim: "phase" in claim.get("status", {}))
+    after = desk.cluster.wait(
+        "PersistentVolumeClaim", "fit-outputs", lambda claim: "phase" in claim.get("status", {})
+    )
     assert after["metadata"]["uid"] != before
     assert "deletionTimestamp" not in after["metadata"]
     assert not (desk.cluster.claim_folder("fit-outputs") / "old").exists()

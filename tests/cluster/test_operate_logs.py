@@ -34,7 +34,10 @@ def test_logs_of_all_pods_are_marked_with_their_node(desk: Desk) -> None:
     desk.cluster.wait_condition("Job", "fit", "Complete")
     assert lines_of(desk, "fit") == ["[node 0] from 0", "[node 1] from 1"]
     assert lines_of(desk, "fit", "--node", "1") == ["[node 1] from 1"]
-    assert "--rank: found 2; expected 0 to 1" in desk.quick("logs", "fit", "--rank", "2", code=2).stderr
+    assert (
+        "--rank: found 2; expected 0 to 1"
+        in desk.quick("logs", "fit", "--rank", "2", code=2).stderr
+    )
 
 
 @pytest.mark.slow
@@ -58,12 +61,20 @@ def test_followed_logs_lose_and_double_nothing_in_an_outage(desk: Desk, seconds:
     desk.submit_script(COUNT, compute__nodes=1)
     (pod,) = desk.cluster.wait_ready("fit")
     with subprocess.Popen(
-        desk.command("logs", "-f", "fit"), cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True
+        desk.command("logs", "-f", "fit"),
+        cwd=desk.folder,
+        env=desk.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         seen = [process.stdout.readline() for _ in range(20)]
         asking = subprocess.Popen(
-            desk.command("status", "fit"), cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True
+            desk.command("status", "fit"),
+            cwd=desk.folder,
+            env=desk.environment(),
+            stdout=subprocess.PIPE,
+            text=True,
         )
         with asking:
             with desk.cluster.outage(), pytest.raises(subprocess.TimeoutExpired):
@@ -74,12 +85,19 @@ def test_followed_logs_lose_and_double_nothing_in_an_outage(desk: Desk, seconds:
         seen += process.stdout.readlines()
     assert process.returncode == 0
     count = len(seen) - 1
-    assert [line.strip() for line in seen] == [*(f"line {n}" for n in range(1, count + 1)), f"last {count}"]
+    assert [line.strip() for line in seen] == [
+        *(f"line {n}" for n in range(1, count + 1)),
+        f"last {count}",
+    ]
     (kept,) = (desk.folder / "outputs" / "fit" / "logs" / "pods").iterdir()
-    assert [line.split(" ", 1)[1] for line in kept.read_text().splitlines()] == [line.strip() for line in seen]
+    assert [line.split(" ", 1)[1] for line in kept.read_text().splitlines()] == [
+        line.strip() for line in seen
+    ]
 
 
-@pytest.mark.parametrize("kind", ["job", *(slow(kind) for kind in ("statefulset", "jobset", "pytorchjob"))])
+@pytest.mark.parametrize(
+    "kind", ["job", *(slow(kind) for kind in ("statefulset", "jobset", "pytorchjob"))]
+)
 def test_followed_logs_go_on_in_the_pods_of_the_next_start(desk: Desk, kind: str) -> None:
     """Each pod fails once with a code that means: start me again. None ends before its line was seen."""
     script = """
@@ -143,7 +161,11 @@ def test_watching_goes_on_after_an_outage(desk: Desk) -> None:
     controller, terminal = pty.openpty()
     environment = desk.environment() | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
     with subprocess.Popen(
-        desk.command("watch", "fit"), cwd=desk.folder, env=environment, stdout=terminal, stderr=terminal
+        desk.command("watch", "fit"),
+        cwd=desk.folder,
+        env=environment,
+        stdout=terminal,
+        stderr=terminal,
     ) as process:
         os.close(terminal)
         read_until(controller, "Ctrl-C leaves")
@@ -160,5 +182,7 @@ def read_until(controller: int, words: str) -> None:
     """Read what a terminal shows until some words are there."""
     text = ""
     while words not in text:
-        assert select.select([controller], [], [], 60)[0], f"{words!r} did not come; last: {text[-2000:]}"
+        assert select.select([controller], [], [], 60)[0], (
+            f"{words!r} did not come; last: {text[-2000:]}"
+        )
         text += os.read(controller, 65536).decode(errors="replace")

@@ -28,12 +28,16 @@ def desk(cluster: Cluster, tmp_path: Path) -> Desk:
 
 
 @pytest.mark.parametrize("nodes", [120, slow(300)])
-def test_all_of_many_pods_are_followed_to_their_end(desk: Desk, nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_many_pods_are_followed_to_their_end(
+    desk: Desk, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if nodes < 300:
         monkeypatch.setattr(log_follow, "_LOOK_SECONDS", 1.5)
     desk.cluster.add_fake_node(f"fake-{next(_numbers)}")
     selector = {"type": "kwok"}
-    desk.submit_script("true", compute__nodes=nodes, kubernetes__spread="none", kubernetes__node_selector=selector)
+    desk.submit_script(
+        "true", compute__nodes=nodes, kubernetes__spread="none", kubernetes__node_selector=selector
+    )
     seen: set[int] = set()
     all_seen, looked = threading.Event(), threading.Event()
 
@@ -58,7 +62,10 @@ def test_all_of_many_pods_are_followed_to_their_end(desk: Desk, nodes: int, monk
     for _ in range(2):
         looked.clear()
         assert looked.wait(30)
-    spent, seconds = sum(answer.num_bytes_downloaded for answer in answers) - before, time.monotonic() - began
+    spent, seconds = (
+        sum(answer.num_bytes_downloaded for answer in answers) - before,
+        time.monotonic() - began,
+    )
     assert spent / seconds < 50_000, f"{spent} bytes in {seconds:.1f} s"
     desk.cluster.end_fake_pods()
     following.join(60)
@@ -90,7 +97,9 @@ def test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten(
     with desk.at():
         client = Client()
     kind = "PersistentVolumeClaim"
-    with Informer(client, kind, on_change=lambda how, obj: changes.append((how, obj["metadata"]["name"]))) as there:
+    with Informer(
+        client, kind, on_change=lambda how, obj: changes.append((how, obj["metadata"]["name"]))
+    ) as there:
         until(["models"])
         desk.cluster.trouble("watch .*", cut="within", times=2)
         make("a")
@@ -98,7 +107,9 @@ def test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten(
         make("b")
         until(["a", "b", "models"])
         assert desk.cluster.asked().count("list persistentvolumeclaims") == 1  # the first
-        desk.cluster.trouble("watch .*", code=410, message="too old resource version: 1 (99)", times=1)
+        desk.cluster.trouble(
+            "watch .*", code=410, message="too old resource version: 1 (99)", times=1
+        )
         desk.cluster.delete(kind, "a")
         until(["b", "models"])
         # the watch that is open goes on for a second
@@ -110,12 +121,17 @@ def test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten(
     assert named == [("ADDED", "a"), ("ADDED", "b"), ("DELETED", "a")]
 
 
-def test_what_is_refused_meanwhile_is_raised_where_it_is_asked_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_refused_meanwhile_is_raised_where_it_is_asked_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(informer, "_WATCH_SECONDS", 1)
     with desk.at():
         client = Client()
     desk.cluster.trouble("watch .*", code=401, message="Unauthorized")
-    with Informer(client, "PersistentVolumeClaim") as there, pytest.raises(Exception, match="log in again"):
+    with (
+        Informer(client, "PersistentVolumeClaim") as there,
+        pytest.raises(Exception, match="log in again"),
+    ):
         ask_at_each_change(there)
 
 

@@ -30,7 +30,11 @@ def test_monitoring_comes_and_goes_with_the_run(cluster: Cluster, tmp_path: Path
     assert json.loads(found["data"]["kubetune-fit.json"]) == board("fit")
     chosen = monitor["spec"]["selector"]["matchLabels"]
     (pod, _) = cluster.wait_pods(",".join(f"{key}={value}" for key, value in chosen.items()), 2)
-    ports = {port["name"] for container in pod["spec"]["containers"] for port in container.get("ports", ())}
+    ports = {
+        port["name"]
+        for container in pod["spec"]["containers"]
+        for port in container.get("ports", ())
+    }
     assert {one["port"] for one in monitor["spec"]["podMetricsEndpoints"]} <= ports
     cluster.wait_condition("Job", "fit", "Complete")
     assert desk.submit_script("echo trained", tracking__prometheus=ALL).outcome == "unchanged"
@@ -39,12 +43,17 @@ def test_monitoring_comes_and_goes_with_the_run(cluster: Cluster, tmp_path: Path
     assert cluster.find("ConfigMap", "grafana_dashboard=1") == []
 
 
-def test_a_cluster_without_the_prometheus_operator_says_so(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_cluster_without_the_prometheus_operator_says_so(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     desk = Desk(cluster, tmp_path)
     cluster.uninstall("PodMonitor")
     desk.write({"tracking.prometheus": ALL})
     refused = desk.quick("submit", "run.yaml", code=errors.ENVIRONMENT).stderr
-    assert "the cluster has no kind PodMonitor in monitoring.coreos.com/v1; install the Prometheus operator" in refused
+    assert (
+        "the cluster has no kind PodMonitor in monitoring.coreos.com/v1; install the Prometheus operator"
+        in refused
+    )
     assert cluster.find("Job") == []
 
 
@@ -61,7 +70,14 @@ def test_an_agent_submits_looks_and_stops(
         monkeypatch.setenv(name, value)
     _, (planned, other) = ask(
         ("submit", {"run_file": "run.yaml"}),
-        ("submit", {"run_file": "run.yaml", "overrides": ["training.max_steps=9"], "confirmation": "$CODE"}),
+        (
+            "submit",
+            {
+                "run_file": "run.yaml",
+                "overrides": ["training.max_steps=9"],
+                "confirmation": "$CODE",
+            },
+        ),
         folder=desk.folder,
     )
     assert planned["needs_confirmation"] == "kubetune submit run.yaml"

@@ -40,7 +40,9 @@ def test_a_warning_is_gone_when_what_it_warned_of_is_over(desk: Desk) -> None:
     (late,) = desk.cluster.find("Pod", "batch.kubernetes.io/job-completion-index=1")
     # Times have whole seconds: the scheduler's own warning may be of the second in which the container began.
     began = late["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
-    (event,) = [event for event in desk.cluster.find("Event") if event["reason"] == "FailedScheduling"]
+    (event,) = [
+        event for event in desk.cluster.find("Event") if event["reason"] == "FailedScheduling"
+    ]
     expected = [event["message"]] * (event["lastTimestamp"] == began)
     assert warnings(desk) == expected
     (desk.cluster.claim_folder("fit-outputs") / "go").touch()
@@ -57,14 +59,22 @@ def test_events_of_an_earlier_run_of_the_name_are_not_todays(desk: Desk) -> None
     shown = desk.quick("status", "fit").stdout
     assert "the dog" not in shown
     assert "long ago" not in shown + desk.quick("events", "fit").stdout
-    assert "the dog" in desk.quick("events", "fit").stdout  # which lists all since the run was submitted
+    assert (
+        "the dog" in desk.quick("events", "fit").stdout
+    )  # which lists all since the run was submitted
 
 
-def test_a_warning_is_new_by_no_clock_of_this_machine(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_is_new_by_no_clock_of_this_machine(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
     desk.submit_script(WAIT, compute__nodes=1)
     running = desk.cluster.wait_ready("fit")
     began = desk.cluster.get("ConfigMap", "fit")["metadata"]["creationTimestamp"]
-    ours = {"type": "Warning", "involvedObject": {"name": name_of(running[0])}, "lastTimestamp": began}
+    ours = {
+        "type": "Warning",
+        "involvedObject": {"name": name_of(running[0])},
+        "lastTimestamp": began,
+    }
     old = {**ours, "metadata": {"uid": "1"}, "message": "of before"}
     with desk.at():
         client = Client()
@@ -78,7 +88,9 @@ def test_a_warning_is_new_by_no_clock_of_this_machine(desk: Desk, capsys: pytest
 
 def test_a_namespace_that_is_not_there_is_no_empty_one(desk: Desk) -> None:
     assert "there is no namespace nowhere" in desk.quick("status", "-n", "nowhere", code=3).stderr
-    assert "there is no namespace nowhere" in desk.quick("logs", "fit", "-n", "nowhere", code=3).stderr
+    assert (
+        "there is no namespace nowhere" in desk.quick("logs", "fit", "-n", "nowhere", code=3).stderr
+    )
     assert "no runs in namespace" in desk.quick("status", "-n", desk.cluster.namespace).stdout
 
 
@@ -92,12 +104,19 @@ def test_a_name_that_does_not_fit_comes_with_its_rule(desk: Desk) -> None:
     desk.write({"compute.cpu": 0.5})
     assert '"0.5"' in desk.quick("render", "run.yaml").stdout
     desk.write({"compute.cpu": "half"})
-    assert 'compute.cpu: found "half"; expected a whole number' in desk.quick("render", "run.yaml", code=2).stderr
+    assert (
+        'compute.cpu: found "half"; expected a whole number'
+        in desk.quick("render", "run.yaml", code=2).stderr
+    )
 
 
-def test_the_end_of_a_statefulset_is_heard_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_statefulset_is_heard_at_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log_follow, "_LOOK_SECONDS", 3600)
-    desk.submit_script("echo first; echo last; exec sleep 600", kubernetes__kind="statefulset", compute__nodes=1)
+    desk.submit_script(
+        "echo first; echo last; exec sleep 600", kubernetes__kind="statefulset", compute__nodes=1
+    )
     desk.cluster.wait_phase("fit-0", "Running")
     folder = desk.run_folder()
     folder.mkdir(parents=True)
@@ -110,7 +129,10 @@ def test_a_claim_that_nothing_provides_is_named(desk: Desk) -> None:
     desk.submit_script(WAIT)
     desk.cluster.wait_event("unbound immediate PersistentVolumeClaims")
     shown = desk.quick("status", "fit").stdout
-    assert "waiting, 0 of 2 pods running, no node fits: 0/2 nodes are available: 2 pod has unbound immediate" in shown
+    assert (
+        "waiting, 0 of 2 pods running, no node fits: 0/2 nodes are available: 2 pod has unbound immediate"
+        in shown
+    )
     desk.cluster.clear_faults()
     desk.cluster.wait_ready("fit", pods=2)
 
@@ -132,7 +154,10 @@ def test_an_image_that_a_node_has_thrown_away_is_told_at_the_second_start(desk: 
     [
         ("a: [", "no YAML"),
         ("[]", "Input should be an object"),
-        ("name: fit\nof_a_newer_version: 1\n", "of_a_newer_version: Extra inputs are not permitted"),
+        (
+            "name: fit\nof_a_newer_version: 1\n",
+            "of_a_newer_version: Extra inputs are not permitted",
+        ),
         ("!!python/object/apply:os.system [id]", "no YAML"),
     ],
 )
@@ -140,7 +165,9 @@ def test_a_run_that_cannot_be_read_hides_no_other(desk: Desk, text: str, said: s
     labels = {"app.kubernetes.io/managed-by": "kubetune", "app.kubernetes.io/component": "trainer"}
     for name, data in (("odd", {"run.yaml": text}), ("empty", {})):
         metadata = {"name": name, "labels": labels}
-        desk.cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+        desk.cluster.apply(
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+        )
     desk.submit_script("true")
     shown = desk.quick("status", "-n", desk.cluster.namespace).stdout
     assert said in next(line for line in shown.splitlines() if line.startswith("odd"))

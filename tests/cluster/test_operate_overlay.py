@@ -32,7 +32,13 @@ def test_a_prefixed_run_meets_ends_and_is_found(desk: Desk, kubectl: str) -> Non
     """Its pods meet at the new name, and its results come home by it."""
     desk.write({"kubernetes.storage.outputs.access": "ReadWriteMany"})
     desk.quick("render", "run.yaml", "-o", "base")
-    command = [{"op": "replace", "path": "/spec/template/spec/containers/0/command", "value": ["sh", "-c", SCRIPT]}]
+    command = [
+        {
+            "op": "replace",
+            "path": "/spec/template/spec/containers/0/command",
+            "value": ["sh", "-c", SCRIPT],
+        }
+    ]
     overlay = {
         "resources": ["../base"],
         "namePrefix": "alice-",
@@ -41,13 +47,20 @@ def test_a_prefixed_run_meets_ends_and_is_found(desk: Desk, kubectl: str) -> Non
     (desk.folder / "overlay").mkdir()
     (desk.folder / "overlay" / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
     applied = [kubectl, "apply", "--server-side", "-k", "overlay"]
-    subprocess.run(applied, cwd=desk.folder, env=desk.environment(), check=True, capture_output=True)
-    desk.cluster.wait("Job", "alice-fit", lambda job: (job.get("status") or {}).get("succeeded") == 2)
+    subprocess.run(
+        applied, cwd=desk.folder, env=desk.environment(), check=True, capture_output=True
+    )
+    desk.cluster.wait(
+        "Job", "alice-fit", lambda job: (job.get("status") or {}).get("succeeded") == 2
+    )
     place = ("-n", desk.cluster.namespace)
     status = json.loads(desk.quick("status", "alice-fit", *place, "--json").stdout)
     assert (status["name"], status["state"], len(status["pods"])) == ("alice-fit", "done", 2)
     desk.quick("cp", "alice-fit", *place, "-o", "home")
     assert (desk.folder / "home" / "result").read_text() == "there\n"
     desk.quick("delete", "alice-fit", *place, "--yes", "--volumes")
-    left = {kind: desk.cluster.find(kind, TRAINERS.split(",")[1]) for kind in ("Job", "ConfigMap", "Service")}
+    left = {
+        kind: desk.cluster.find(kind, TRAINERS.split(",")[1])
+        for kind in ("Job", "ConfigMap", "Service")
+    }
     assert left == {kind: [] for kind in left}

@@ -55,16 +55,25 @@ def test_training_begins_after_what_prepares(desk: Desk, kind: str) -> None:
 def test_while_it_prepares_status_says_so(desk: Desk) -> None:
     desk.write({"kubernetes.preprocess": {"command": ["sleep", "600"]}})
     with subprocess.Popen(
-        desk.command("submit", "run.yaml"), cwd=desk.folder, env=desk.environment(), stderr=subprocess.PIPE, text=True
+        desk.command("submit", "run.yaml"),
+        cwd=desk.folder,
+        env=desk.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
     ) as submitting:
         assert submitting.stderr is not None
-        assert any("Job fit-preprocess fetches and prepares first" in line for line in submitting.stderr)
+        assert any(
+            "Job fit-preprocess fetches and prepares first" in line for line in submitting.stderr
+        )
         (preparing,) = desk.cluster.wait_pods("app.kubernetes.io/component=preprocess", 1)
         desk.cluster.wait_phase(name_of(preparing), "Running")
         shown = desk.quick("status", "fit").stdout
         submitting.kill()
     assert ", waiting, " in shown
-    assert f"{name_of(preparing)} fetches and prepares first; training begins when kubetune submit has seen" in shown
+    assert (
+        f"{name_of(preparing)} fetches and prepares first; training begins when kubetune submit has seen"
+        in shown
+    )
     assert shown.splitlines()[-1].startswith(name_of(preparing))
     assert desk.cluster.find("Pod", "app.kubernetes.io/component=trainer") == []
     desk.quick("delete", "fit", "--yes", "--volumes")
@@ -75,7 +84,10 @@ def test_bad_data_starts_no_training_and_can_be_mended(desk: Desk) -> None:
     script = "echo 'kubetune: train.jsonl:3: not JSON' >&2; exit 2"
     desk.write({"kubernetes.preprocess": {"command": ["sh", "-c", script]}})
     refused = desk.quick("submit", "run.yaml", code=2).stderr
-    assert "Job fit-preprocess, which fetches and prepares before training, has failed: train.jsonl:3: not" in refused
+    assert (
+        "Job fit-preprocess, which fetches and prepares before training, has failed: train.jsonl:3: not"
+        in refused
+    )
     assert "Training was not started." in refused
     assert "failed, train.jsonl:3: not JSON" in desk.quick("status", "fit").stdout
     desk.write({"kubernetes.preprocess": {"command": ["true"]}})
@@ -115,7 +127,9 @@ def test_a_model_of_the_hub_is_fetched_once_and_trained_offline(
     assert yaml.safe_load(path.read_text())["model"] == {"path": "org/tiny"}
     done = desk.kubetune("submit", "run.yaml", "--follow")
     assert "step 4/4" in done.stdout
-    fetched = [line.split()[1] for line in cluster.log("hub").splitlines() if line.startswith("GET ")]
+    fetched = [
+        line.split()[1] for line in cluster.log("hub").splitlines() if line.startswith("GET ")
+    ]
     weights = [line for line in fetched if line.endswith("model.safetensors")]
     assert len(weights) == 1, fetched
     assert json.loads(desk.quick("status", "fit", "--json").stdout)["state"] == "done"
@@ -125,7 +139,9 @@ def test_a_run_keeps_the_day_it_was_submitted(desk: Desk, monkeypatch: pytest.Mo
     """Chat templates that write the date write the same one in pods of another day; what is rendered has no day."""
 
     def day() -> str | None:
-        (found,) = [one for one in desk.cluster.find("ConfigMap") if one["metadata"]["name"] == "fit"]
+        (found,) = [
+            one for one in desk.cluster.find("ConfigMap") if one["metadata"]["name"] == "fit"
+        ]
         told: str | None = yaml.safe_load(found["data"]["run.yaml"])["data"].get("date")
         return told
 

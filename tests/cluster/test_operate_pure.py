@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -21,13 +23,13 @@ from kubetune.cli.remote.status import facts, headline, warning_lines
 from kubetune.cli.remote.submit import exit_code
 from kubetune.cluster import in_pod, pods
 from kubetune.cluster.log_follow import Kept, Position
-from kubetune.cluster.runs import ObservedRun
+from kubetune.cluster.runs import ObservedRun, find_cause
 from kubetune.cluster.submit import spec_of
 from kubetune.cluster.termination import last_step, trusted
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ENVIRONMENT, ConfigError
-from kubetune.kube_api.api_errors import Question, refusal
+from kubetune.kube_api.api_errors import MissingRight, Question, missing_rights, refusal
 from kubetune.kube_api.kinds import KINDS
 from kubetune.manifests.spec import RunSpec
 from kubetune.planning.plan import make_plan
@@ -37,7 +39,9 @@ HEAVY = ("torch", "transformers", "datasets", "peft", "numpy")
 
 
 def sentence(code: int, message: str, kind: str = "Job", **status: Any) -> str:
-    return str(refusal(Question("apply", KINDS[kind], "ml", "fit"), code, {"message": message, **status}))
+    return str(
+        refusal(Question("apply", KINDS[kind], "ml", "fit"), code, {"message": message, **status})
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,9 +49,21 @@ def sentence(code: int, message: str, kind: str = "Job", **status: Any) -> str:
     [
         (401, "Unauthorized", "log in again"),
         (404, 'namespaces "ml" not found', "kubectl create namespace ml"),
-        (403, 'pods "fit" is forbidden: exceeded quota: gpus, requested: 8, used: 8, limited: 8', "quota gpus"),
-        (403, 'pods "fit" is forbidden: violates PodSecurity "restricted:latest": privileged', "privileged"),
-        (409, 'Apply failed with 1 conflict: conflict with "kubectl": .spec.x', 'conflict with "kubectl"'),
+        (
+            403,
+            'pods "fit" is forbidden: exceeded quota: gpus, requested: 8, used: 8, limited: 8',
+            "quota gpus",
+        ),
+        (
+            403,
+            'pods "fit" is forbidden: violates PodSecurity "restricted:latest": privileged',
+            "privileged",
+        ),
+        (
+            409,
+            'Apply failed with 1 conflict: conflict with "kubectl": .spec.x',
+            'conflict with "kubectl"',
+        ),
         (503, "etcd leader changed", "try again later"),
         (418, "<html>a proxy</html>", "a proxy"),
     ],
@@ -58,10 +74,14 @@ def test_every_refusal_is_a_sentence(code: int, message: str, told: str) -> None
 
 def test_a_refusal_names_every_field() -> None:
     causes = [{"field": "spec.a", "message": "bad"}, {"field": "spec.b", "message": "worse"}]
-    assert "spec.a: bad; spec.b: worse" in sentence(422, "long", details={"name": "fit", "causes": causes})
+    assert "spec.a: bad; spec.b: worse" in sentence(
+        422, "long", details={"name": "fit", "causes": causes}
+    )
 
 
-@pytest.mark.parametrize(("kind", "release"), [("JobSet", "jobset"), ("TrainJob", "trainer"), ("PyTorchJob", "v1.9")])
+@pytest.mark.parametrize(
+    ("kind", "release"), [("JobSet", "jobset"), ("TrainJob", "trainer"), ("PyTorchJob", "v1.9")]
+)
 def test_a_kind_that_is_not_installed_comes_with_its_release(kind: str, release: str) -> None:
     told = sentence(404, "the server could not find the requested resource", kind)
     assert f"the cluster has no kind {kind}" in told
@@ -79,12 +99,19 @@ def test_a_missing_right_is_granted_by_the_role_shown() -> None:
 def test_the_end_of_a_log_tells_the_numbers_of_the_last_step() -> None:
     step = "2026-11-20 10:15:00 [TRAIN] step {}/300 epoch 0.4 loss 1.9312 lr 0.00019 grad_norm 0.800 tokens/s 5200"
     told = {"step": 12, "steps": 300, "loss": 1.9312, "tokens_per_second": 5200}
-    assert last_step([step.format(11), step.format(12), "kubetune: ended with exit code 145"]) == told
+    assert (
+        last_step([step.format(11), step.format(12), "kubetune: ended with exit code 145"]) == told
+    )
     assert last_step(["no step yet"]) is None
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=40), st.lists(st.integers(0, 40), max_size=4))
-def test_a_log_read_over_broken_connections_is_the_log(times: list[tuple[int, int]], breaks: list[int]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), max_size=40),
+    st.lists(st.integers(0, 40), max_size=4),
+)
+def test_a_log_read_over_broken_connections_is_the_log(
+    times: list[tuple[int, int]], breaks: list[int]
+) -> None:
     """Whatever whole second the server starts again from, and however many lines share a time."""
     stamps = [f"2026-11-20T10:15:0{second}.{tenth}Z" for second, tenth in sorted(times)]
     position, seen = Position(), list[int]()
@@ -124,7 +151,11 @@ def test_times_of_different_length_compare_right() -> None:
     assert position.is_new("2026-11-20T10:15:00.12Z")
     position.reconnect()
     assert position.since == "2026-11-20T10:15:00Z"
-    assert [position.is_new(f"2026-11-20T10:15:00.{tail}Z") for tail in ("119", "12", "12")] == [False, False, True]
+    assert [position.is_new(f"2026-11-20T10:15:00.{tail}Z") for tail in ("119", "12", "12")] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def pod(**status: Any) -> dict[str, Any]:
@@ -134,37 +165,74 @@ def pod(**status: Any) -> dict[str, Any]:
 
 def test_a_pod_says_why() -> None:
     trainer = {"name": "trainer", "restartCount": 0}
-    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hf-token" not found'}}
+    waiting = {
+        "waiting": {
+            "reason": "CreateContainerConfigError",
+            "message": 'secret "hf-token" not found',
+        }
+    }
     killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
-    assert "kubetune secret set" in pods.why(pod(phase="Pending", containerStatuses=[{**trainer, "state": waiting}]))
-    assert pods.why(pod(phase="Failed", containerStatuses=[{**trainer, "state": killed}])).endswith("(OOMKilled)")
-    assert pods.why(pod(phase="Failed", reason="Evicted", message="disk pressure")) == "Evicted: disk pressure"
-    assert pods.why(pod(phase="Running", containerStatuses=[{**trainer, "state": {"running": {}}}])) == ""
+    assert "kubetune secret set" in pods.why(
+        pod(phase="Pending", containerStatuses=[{**trainer, "state": waiting}])
+    )
+    assert pods.why(pod(phase="Failed", containerStatuses=[{**trainer, "state": killed}])).endswith(
+        "(OOMKilled)"
+    )
+    assert (
+        pods.why(pod(phase="Failed", reason="Evicted", message="disk pressure"))
+        == "Evicted: disk pressure"
+    )
+    assert (
+        pods.why(pod(phase="Running", containerStatuses=[{**trainer, "state": {"running": {}}}]))
+        == ""
+    )
     dead = {"terminated": {"exitCode": 137, "reason": "Error"}}
     evicted = {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
     told = pods.why(pod(phase="Failed", containerStatuses=[{**trainer, "state": dead}], **evicted))
     assert told == "exit code 137: Evicted: The node was low on resource: ephemeral-storage."
-    saved = {"terminated": {"exitCode": 143, "message": '{"code": 143, "reason": "stopped after step 4", "step": 4}'}}
-    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "by x-1"}
+    saved = {
+        "terminated": {
+            "exitCode": 143,
+            "message": '{"code": 143, "reason": "stopped after step 4", "step": 4}',
+        }
+    }
+    disrupted = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "PreemptionByScheduler",
+        "message": "by x-1",
+    }
     for told, state in {
         "exit code 143: stopped after step 4; PreemptionByScheduler: by x-1": saved,
         "PreemptionByScheduler: by x-1": {"running": {}},
     }.items():
-        found = pod(phase="Running", containerStatuses=[{**trainer, "state": state}], conditions=[disrupted])
+        found = pod(
+            phase="Running", containerStatuses=[{**trainer, "state": state}], conditions=[disrupted]
+        )
         assert pods.why(found) == told
     event = {"type": "Warning", "message": "Multi-Attach error"}
     assert pods.why(pod(phase="Pending"), [event]) == "Multi-Attach error"
 
 
 def test_a_queued_run_waits_and_is_not_stopped() -> None:
-    job = {"kind": "Job", "metadata": {"name": "fit", "labels": {"kueue.x-k8s.io/queue-name": "gpu"}}}
+    job = {
+        "kind": "Job",
+        "metadata": {"name": "fit", "labels": {"kueue.x-k8s.io/queue-name": "gpu"}},
+    }
     assert pods.state_of({**job, "spec": {"suspend": True}}, [])[0] == "waiting"
-    assert pods.state_of({**job, "metadata": {"name": "fit"}, "spec": {"suspend": True}}, [])[0] == "stopped"
+    assert (
+        pods.state_of({**job, "metadata": {"name": "fit"}, "spec": {"suspend": True}}, [])[0]
+        == "stopped"
+    )
 
 
 def test_what_a_gpu_does_not_tell_is_none() -> None:
     (gpu,) = parse_gpus("Reboot required\n\n0, NVIDIA H200, 12, 100, 143771, 35, [N/A]\n")
-    assert (gpu["name"], gpu["utilization_percent"], gpu["power_watts"]) == ("NVIDIA H200", 12, None)
+    assert (gpu["name"], gpu["utilization_percent"], gpu["power_watts"]) == (
+        "NVIDIA H200",
+        12,
+        None,
+    )
 
 
 def test_only_code_is_copied_into_pods(tmp_path: Any) -> None:
@@ -188,7 +256,9 @@ def test_secrets_that_git_was_not_told_to_ignore_stay_here(tmp_path: Any) -> Non
 
 
 def test_dev_pods_have_a_name_that_fits() -> None:
-    config = load_resolved({"name": "a" * 40, "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}})
+    config = load_resolved(
+        {"name": "a" * 40, "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}}
+    )
     name = dev_config(config).name
     assert name == "a" * 36 + "-dev"
 
@@ -203,7 +273,9 @@ for verb in "submit status logs events exec cp gpus top stop resume delete port-
         main([verb, "--help"])
 print([name for name in {HEAVY!r} if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
 
 
@@ -213,23 +285,42 @@ def test_whatever_a_pod_leaves_as_its_last_word_ends_no_verb(word: str) -> None:
     assert pods.why(pod(phase="Failed", containerStatuses=[ended])).startswith("exit code 1")
 
 
-@pytest.mark.parametrize("wrong", ["x", [1], {}, {"step": 1, "code": "x", "reason": 3, "eval_loss": "y"}])
+@pytest.mark.parametrize(
+    "wrong", ["x", [1], {}, {"step": 1, "code": "x", "reason": 3, "eval_loss": "y"}]
+)
 def test_progress_that_is_none_ends_no_verb(wrong: object) -> None:
     """Pods, and whoever may change a ConfigMap, write what they like there."""
-    named = ("step", "steps", "loss", "tokens_per_second", "seconds_left", "evaluation", "saved_step", "last_exit")
-    found = trusted({**dict.fromkeys(named, wrong), "exit_status": wrong, "phase": 3, "restarts": wrong})
-    config = load_resolved({"name": "fit", "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}})
+    named = (
+        "step",
+        "steps",
+        "loss",
+        "tokens_per_second",
+        "seconds_left",
+        "evaluation",
+        "saved_step",
+        "last_exit",
+    )
+    found = trusted(
+        {**dict.fromkeys(named, wrong), "exit_status": wrong, "phase": 3, "restarts": wrong}
+    )
+    config = load_resolved(
+        {"name": "fit", "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}}
+    )
     states: tuple[pods.State, ...] = ("running", "stopped", "failed")
     for state in states:
         observed = ObservedRun(spec_of(config), None, [], [], state, "", found)
-        assert next(headline(observed)).startswith("fit: job in default")
+        assert next(headline(observed)).startswith("fit: Job in default")
         assert exit_code(observed) in (1, 143)
 
 
 @pytest.mark.parametrize("wrong", [[], "x", None, 3])
 def test_progress_is_known_or_not(wrong: object) -> None:
     assert trusted(wrong) is None
-    assert trusted({"step": 3, "loss": 2, "measures": {"a": 1}}) == {"step": 3, "loss": 2, "measures": {"a": 1}}
+    assert trusted({"step": 3, "loss": 2, "measures": {"a": 1}}) == {
+        "step": 3,
+        "loss": 2,
+        "measures": {"a": 1},
+    }
 
 
 def test_what_is_no_time_has_no_age() -> None:
@@ -257,21 +348,33 @@ EVENTS = st.lists(
 
 @settings(max_examples=30)
 @given(EVENTS)
-def test_every_event_is_a_line_and_every_warning_is_shown_or_counted(events: list[dict[str, Any]]) -> None:
+def test_every_event_is_a_line_and_every_warning_is_shown_or_counted(
+    events: list[dict[str, Any]],
+) -> None:
     """Of events a server promises no field but the object, and newer controllers fill others than older ones."""
     for event in events:
         line = " ".join(row(event))
         assert "\x1b" not in line
-        assert all(visible(str(event[key])) in line for key in ("type", "reason", "message") if event.get(key))
+        assert all(
+            visible(str(event[key])) in line
+            for key in ("type", "reason", "message")
+            if event.get(key)
+        )
     config = {"model": "m", "data": {"train": "d"}, "name": "fit", "kubernetes": {"image": "i:1"}}
     loaded = Config.model_validate(config)
     spec = RunSpec.of(loaded, make_plan(loaded))
     observed = ObservedRun(spec, None, [], events, "waiting", "", None)
     warnings = [event for event in events if event.get("type") == "Warning"]
-    counted, *shown = [*warning_lines(observed)] if len(warnings) > 5 else ["! 0 earlier", *warning_lines(observed)]
-    assert int(counted.split()[1]) + len(shown) == len(warnings)
-    for event, line in zip(warnings[-5:], shown, strict=True):
-        assert str(event.get("message") or event.get("reason") or "without a word") in line
+    shown = [*warning_lines(observed)]
+    number = 0
+    for line in shown:
+        earlier = re.match(r"! (\d+) earlier warning", line)
+        repeated = re.search(r" \((\d+) times\)$", line)
+        number += int((earlier or repeated or [0, 1])[1])
+    assert number == len(warnings)
+    if warnings:
+        last = warnings[-1]
+        assert str(last.get("message") or last.get("reason") or "without a word") in shown[-1]
     assert len(facts(observed)["warnings"]) == len(warnings)
 
 
@@ -284,7 +387,15 @@ def test_the_exit_code_of_what_ends_in_a_pod_is_waited_for(tmp_path: Path) -> No
         ended.wait()
         (tmp_path / "pid").write_text(str(ended.pid))
         (tmp_path / "watcher").write_text(str(watcher.pid))
-        command = [sys.executable, "-P", "-m", "kubetune.cluster.in_pod", "follow", str(tmp_path), "0"]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "kubetune.cluster.in_pod",
+            "follow",
+            str(tmp_path),
+            "0",
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
             assert follower.stdout is not None
             assert follower.stdout.readline() == "refused\n"
@@ -292,3 +403,96 @@ def test_the_exit_code_of_what_ends_in_a_pod_is_waited_for(tmp_path: Path) -> No
             assert follower.wait() == 2
     (tmp_path / "exit").unlink()
     assert in_pod.follow(tmp_path, 0) == ENVIRONMENT, "killed with what it watched"
+
+
+def observed_run(state: pods.State, *found: dict[str, Any], **progress: Any) -> ObservedRun:
+    """A run of two nodes with these pods."""
+    config = load_resolved(
+        {"name": "fit", "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}}
+    )
+    return ObservedRun(spec_of(config), None, [*found], [], state, "", progress or None)
+
+
+def ended_pod(node: int, code: int, reason: str, error: str | None) -> dict[str, Any]:
+    """A pod that has ended and left word."""
+    word = json.dumps({"code": code, "reason": reason, "error": error})
+    terminated = {"exitCode": code, "message": word, "finishedAt": "2026-11-20T10:15:00Z"}
+    index = {"batch.kubernetes.io/job-completion-index": str(node)}
+    return {
+        "metadata": {"name": f"fit-{node}-x", "labels": index, "uid": str(node)},
+        "spec": {"containers": [{"name": "trainer"}]},
+        "status": {
+            "phase": "Failed",
+            "containerStatuses": [{"name": "trainer", "state": {"terminated": terminated}}],
+        },
+    }
+
+
+def test_a_rank_that_was_killed_comes_before_those_that_lost_it() -> None:
+    victim = ended_pod(0, 145, "lost another rank: Connection reset by peer", "LostPeer")
+    cause = ended_pod(1, 145, "rank 1 was killed by SIGKILL", "RankDied")
+    for found in ([victim, cause], [cause, victim]):
+        waiting = observed_run("waiting", *found)
+        assert next(headline(waiting)).endswith("exit code 145: rank 1 was killed by SIGKILL")
+        known = find_cause(found, [])
+        assert known is not None
+        assert known["pod"] == "fit-1-x"
+    shown = [*headline(observed_run("failed", ended_pod(0, 6, "much " * 60, "OutOfMemoryAgain")))]
+    assert shown[0].endswith(", failed")
+    assert shown[1] == f"why: {'much ' * 60}"
+
+
+def test_speed_and_time_left_are_those_of_the_start_that_runs() -> None:
+    numbers = {"step": 5, "steps": 20, "loss": 2.5, "tokens_per_second": 9.0, "seconds_left": 60}
+    (_, before) = headline(observed_run("running", starting=True, **numbers))
+    assert before == "step 5/20 · loss 2.5000 · of the start before, this one prepares"
+    (_, now) = headline(observed_run("running", starting=False, **numbers))
+    assert now.startswith("step 5/20 · loss 2.5000 · 9 tokens/s · ETA ")
+
+
+def test_warnings_of_the_time_before_a_pod_had_its_node_are_over() -> None:
+    scheduled = {
+        "type": "PodScheduled",
+        "status": "True",
+        "lastTransitionTime": "2026-11-20T10:15:00Z",
+    }
+    waiting = pod(phase="Pending", conditions=[scheduled])
+    waiting["spec"]["nodeName"] = "node-0"
+    facts_of = {"type": "Warning", "lastTimestamp": "2026-11-20T10:15:00Z"}
+    early = {**facts_of, "reason": "FailedScheduling", "message": "unbound claims"}
+    late = {**facts_of, "reason": "FailedMount", "message": "no such Secret"}
+    assert pods.why(waiting, [early]) == ""
+    assert pods.why(waiting, [late, early]) == "no such Secret"
+
+
+def test_warnings_that_differ_by_the_name_of_a_pod_are_told_once() -> None:
+    event = {"type": "Warning", "reason": "FailedCreate", "involvedObject": {"name": "fit"}}
+    texts = [f'Error creating: pods "fit-0-{name}" is forbidden: quota' for name in "abc"]
+    observed = observed_run("waiting")
+    observed.events.extend({**event, "message": text, "metadata": {}} for text in texts)
+    (line,) = warning_lines(observed)
+    assert line.endswith('Error creating: pods "fit-0-c" is forbidden: quota (3 times)')
+
+
+def test_rights_that_are_missing_are_granted_by_one_role() -> None:
+    def right(verb: str, resource: str, group: str) -> MissingRight:
+        message = f'User "ann" cannot {verb} resource "{resource}" in API group "{group}"'
+        error = refusal(Question(verb, KINDS["Role"], "ml", "fit"), 403, {"message": message})
+        assert isinstance(error, MissingRight)
+        return error
+
+    told = missing_rights([right("get", "jobs", "batch"), right("patch", "jobs", "batch")])
+    assert told.count("kind: Role") == 1
+    assert "resources: [jobs]\n    verbs: [get, patch]" in told
+    assert "kubernetes.operators in a run file makes one" in told
+    told = str(right("patch", "roles", "rbac.authorization.k8s.io"))
+    assert "Roles are for an administrator to make" in told
+    assert "makes one with all rights" not in told
+
+
+def test_a_refusal_of_a_policy_names_no_field() -> None:
+    cause = {"message": "ValidatingAdmissionPolicy 'team-label' denied request: no label team"}
+    told = sentence(422, "invalid", details={"causes": [cause]})
+    assert told.endswith(
+        "as invalid: ValidatingAdmissionPolicy 'team-label' denied request: no label team"
+    )

@@ -43,7 +43,9 @@ class Listener:
             capture_output=True, timeout=180,
         )  # fmt: skip
         said = done.stdout + done.stderr
-        assert code is None or done.returncode == code, f"{argv}: {done.returncode}\n{said.decode()}"
+        assert code is None or done.returncode == code, (
+            f"{argv}: {done.returncode}\n{said.decode()}"
+        )
         assert b"Traceback" not in said, f"{argv}: {said.decode()}"
         self.leaks += found(f"kubetune {' '.join(argv)}", said)
         return done.stdout.decode()
@@ -73,7 +75,9 @@ def listener(cluster: Cluster, tmp_path: Path, model: Path) -> Listener:  # noqa
     changes = {"kubernetes.secrets": secrets, "training.max_steps": 4, "training.save_steps": 2}
     desk = furnish(cluster, tmp_path, model, **changes)
     # A folder of code in which nobody told git to leave .env alone.
-    (tmp_path / ".env").write_text("".join(f"{name}='{value}'\n" for name, value in ENVIRON.items()))
+    (tmp_path / ".env").write_text(
+        "".join(f"{name}='{value}'\n" for name, value in ENVIRON.items())
+    )
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     found = Listener(desk)
     for name in ENVIRON:
@@ -118,15 +122,34 @@ def test_a_run_from_submit_to_delete(listener: Listener) -> None:
 def test_runs_that_fail(listener: Listener) -> None:
     desk = listener.desk
     refused = desk.folder / "kubeconfig-refused"
-    refused.write_text(desk.cluster.kubeconfig.read_text().replace("token: admin", f"token: {json.dumps(TOKEN)}"))
+    refused.write_text(
+        desk.cluster.kubeconfig.read_text().replace("token: admin", f"token: {json.dumps(TOKEN)}")
+    )
     assert refused.read_text() != desk.cluster.kubeconfig.read_text()
-    for verb in ("submit", "status", "logs", "events", "exec", "cp", "gpus", "top", "stop", "resume", "delete"):
+    for verb in (
+        "submit",
+        "status",
+        "logs",
+        "events",
+        "exec",
+        "cp",
+        "gpus",
+        "top",
+        "stop",
+        "resume",
+        "delete",
+    ):
         subject = "run.yaml" if verb in ("submit", "status") else "fit"
         more = ["--", "true"] if verb == "exec" else []
         listener.kubetune(verb, subject, *more, code=None, kubeconfig=refused)
         listener.kubetune(verb, TOKEN, *more, code=None)
     refused.unlink()
-    for wrong in (f"name={TOKEN}", f"training.seed={TOKEN}", f"kubernetes.image={TOKEN} x", f"kubernetes.{TOKEN}=1"):
+    for wrong in (
+        f"name={TOKEN}",
+        f"training.seed={TOKEN}",
+        f"kubernetes.image={TOKEN} x",
+        f"kubernetes.{TOKEN}=1",
+    ):
         listener.kubetune("submit", "run.yaml", wrong, code=2)
     (desk.folder / "train.jsonl").write_text('{"prompt": "1", "completion": "2"}\nnot JSON\n')
     listener.kubetune("submit", "run.yaml", "--follow", "--no-check", code=2)
@@ -144,7 +167,9 @@ def test_pods_to_work_in(listener: Listener) -> None:
         desk.cluster.wait_log(f"fit-dev-{node}", "idle")
     told = listener.kubetune("exec", "fit-dev", "--", "sh", "-c", SHA256)
     secret = ENVIRON["HF_TOKEN"] + ENVIRON["MLFLOW_TRACKING_PASSWORD"]
-    assert hashlib.sha256(secret.encode()).hexdigest() in told  # the pods do have what nobody may see
+    assert (
+        hashlib.sha256(secret.encode()).hexdigest() in told
+    )  # the pods do have what nobody may see
     listener.kubetune("dev", "run", "run.yaml")
     listener.kubetune("dev", "run", "run.yaml", "training.max_steps=8", code=2)
     for verb in ("status", "top", "gpus", "logs", "events"):

@@ -24,7 +24,10 @@ trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done
 DIAL = "error dialing backend: dial tcp 10.0.0.5:10250: connect: connection refused"
 
 FAULTS: dict[str, dict[str, Any]] = {
-    "forbidden": {"code": 403, "message": 'User "ann" cannot get resource "pods/exec" in API group ""'},
+    "forbidden": {
+        "code": 403,
+        "message": 'User "ann" cannot get resource "pods/exec" in API group ""',
+    },
     "gone": {"code": 404, "message": 'pods "fit-0" not found'},
     "node down": {"code": 500, "message": DIAL},
     "proxy": {"code": 502, "message": "Bad Gateway", "html": True},
@@ -42,11 +45,17 @@ def desk(cluster: Cluster, tmp_path: Path) -> Desk:
     return desk
 
 
-@pytest.mark.parametrize("fault", [slow(name) if name in ("gone", "proxy", "cut before") else name for name in FAULTS])
-def test_pods_that_cannot_be_asked_end_no_verb(desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+@pytest.mark.parametrize(
+    "fault", [slow(name) if name in ("gone", "proxy", "cut before") else name for name in FAULTS]
+)
+def test_pods_that_cannot_be_asked_end_no_verb(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
     monkeypatch.setattr("kubetune.cluster.download._PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr("kubetune.cluster.download._PAUSE_SECONDS", 0.05)
-    desk.cluster.wait_log(desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")[0]["metadata"]["name"], "up")
+    desk.cluster.wait_log(
+        desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")[0]["metadata"]["name"], "up"
+    )
     desk.cluster.trouble(EXEC, **FAULTS[fault])
     shown = desk.quick("status", "fit").stdout.splitlines()
     assert shown[0] == f"fit: Job in {desk.cluster.namespace}, running, 1 of 1 pods running"
@@ -55,7 +64,12 @@ def test_pods_that_cannot_be_asked_end_no_verb(desk: Desk, monkeypatch: pytest.M
     told = json.loads(desk.quick("status", "fit", "--json").stdout)
     assert (told["state"], told["step"]) == ("running", 5)
     assert "exec in Pod fit-0-" in told["not_asked"]
-    assert desk.quick("status").stdout.splitlines()[1].split()[:4] == ["fit", "Job", "running", "1/1"]
+    assert desk.quick("status").stdout.splitlines()[1].split()[:4] == [
+        "fit",
+        "Job",
+        "running",
+        "1/1",
+    ]
     assert "step 5/20" in desk.quick("watch", "fit").stdout
     assert "exec in Pod fit-0-" in desk.quick("exec", "fit", "--", "true", code=3).stderr
     assert "exec in Pod fit-0-" in desk.quick("exec", "fit", "--all", "--", "true", code=3).stderr
@@ -92,7 +106,9 @@ def test_a_log_is_followed_through_one_pod_while_none_of_the_run_answers(
             with log.open("a") as file:
                 file.write(f"{line}\n")
         desk.cluster.trouble(EXEC, code=500, message=DIAL, about="-files-", times=1)
-        desk.cluster.request("PATCH", desk.cluster._path("Job", "fit"), STOP, "application/merge-patch+json")
+        desk.cluster.request(
+            "PATCH", desk.cluster._path("Job", "fit"), STOP, "application/merge-patch+json"
+        )
 
     with ThreadPoolExecutor(1) as pool:
         going = pool.submit(go_on)
@@ -118,7 +134,9 @@ def test_where_nothing_answers_only_so_many_pods_are_made(
     desk.cluster.wait_pods("app.kubernetes.io/component=files", 0)
 
 
-def test_a_pod_that_does_not_answer_is_not_waited_for_for_ever(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_does_not_answer_is_not_waited_for_for_ever(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runs, "ASK_SECONDS", 0.2)
     desk.cluster.trouble(EXEC, seconds=5.0)
     shown = desk.quick("status", "fit").stdout

@@ -33,7 +33,15 @@ PLAIN = {
     "training.learning_rate": 1e-2,
     "kubernetes.storage": {"cache": SHARED, "outputs": SHARED},
 }
-SWEEP = ("sweep", "run.yaml", "training.learning_rate=1e-4,1e-3,1e-2", "--sampler", "grid", "--pruner", "asha")
+SWEEP = (
+    "sweep",
+    "run.yaml",
+    "training.learning_rate=1e-4,1e-3,1e-2",
+    "--sampler",
+    "grid",
+    "--pruner",
+    "asha",
+)
 
 
 @pytest.fixture
@@ -45,12 +53,19 @@ def desk(cluster: Cluster, tmp_path: Path, model: Path) -> Desk:  # noqa: F811
 def test_three_trials_at_once_of_which_the_promoted_is_the_plain_run(desk: Desk) -> None:
     command = desk.command(*SWEEP, "--cluster", "--parallel", "3", "-o", "found")
     done = subprocess.run(
-        command, cwd=desk.folder, env=desk.environment(), capture_output=True, text=True, timeout=1200
+        command,
+        cwd=desk.folder,
+        env=desk.environment(),
+        capture_output=True,
+        text=True,
+        timeout=1200,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "volumes    fit-cache, fit-outputs, of all trials" in done.stdout
     facts = json.loads(desk.quick("sweep", "status", "found", "--json").stdout)
-    values = {trial["number"]: trial["values"]["training.learning_rate"] for trial in facts["trials"]}
+    values = {
+        trial["number"]: trial["values"]["training.learning_rate"] for trial in facts["trials"]
+    }
     assert sorted(values.values()) == ["1e-2", "1e-3", "1e-4"]
     assert {trial["state"] for trial in facts["trials"]} <= {"done", "pruned"}
     assert values[facts["best"]["number"]] == "1e-2"
@@ -62,13 +77,21 @@ def test_three_trials_at_once_of_which_the_promoted_is_the_plain_run(desk: Desk)
     assert len(starts) == 3
     place = desk.cluster.claim_folder("fit-outputs")
     best = place / f"fit-{facts['best']['runs'][0]['name']}"
-    assert [event["step"] for event in metrics.read_events(best) if event["event"] == "exit"] == [2, 4, 12]
+    assert [event["step"] for event in metrics.read_events(best) if event["event"] == "exit"] == [
+        2,
+        4,
+        12,
+    ]
     # The winner's run file is a run's, which submitted as it is comes to the same numbers to the last bit.
     config = load_config(desk.folder / "found" / "best.yaml", environ={})
     assert config.learning_rate == 1e-2
     (desk.folder / "found" / "best.yaml").rename(desk.folder / "best.yaml")
     subprocess.run(
-        desk.command("submit", "best.yaml", "--wait"), cwd=desk.folder, env=desk.environment(), check=True, timeout=600
+        desk.command("submit", "best.yaml", "--wait"),
+        cwd=desk.folder,
+        env=desk.environment(),
+        check=True,
+        timeout=600,
     )
     assert (best / "metrics.jsonl").read_bytes() == (place / "fit" / "metrics.jsonl").read_bytes()
 
@@ -132,7 +155,9 @@ def test_a_sweep_in_a_queue_is_stopped_with_and_without_its_driver_and_goes_on(d
     driver.kill()
     driver.wait()
     assert "running" in desk.quick("sweep", "status", "found").stdout
-    assert "no driver that runs here; stopped fit-000" in desk.quick("sweep", "stop", "found").stdout
+    assert (
+        "no driver that runs here; stopped fit-000" in desk.quick("sweep", "stop", "found").stdout
+    )
     assert not active()
     assert "running" not in desk.quick("sweep", "status", "found").stdout
     wait_until(lambda: not trainers(desk), SECONDS)

@@ -89,11 +89,15 @@ def travel(desk: Desk) -> Journey:
 
 
 @pytest.fixture(scope="session")
-def journey(any_control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory, model: Path) -> Journey:
+def journey(
+    any_control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory, model: Path
+) -> Journey:
     """The way of an undisturbed run of the default kind; it needs no namespaces."""
     folder = tmp_path_factory.mktemp("journey")
     cluster = Cluster(any_control_plane, f"journey-{next(_numbers)}", folder)
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}})
+    cluster.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}}
+    )
     return travel(furnish(cluster, folder, model))
 
 
@@ -116,7 +120,9 @@ def test_a_run_goes_to_the_cluster_and_its_adapter_comes_home(journey: Journey) 
     check(journey)
 
 
-def test_the_adapter_answers_on_this_machine(journey: Journey, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_adapter_answers_on_this_machine(
+    journey: Journey, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["generate", str(journey.folder), "3 plus one is", "--max-new-tokens=4"]) == 0
     assert capsys.readouterr().out.endswith("\n")
 
@@ -170,8 +176,12 @@ def test_a_mistake_is_not_tried_again(desk: Desk) -> None:
     (desk.folder / "train.jsonl").write_text('{"prompt": "1", "completion": "2"}\nnot JSON\n')
     done = desk.kubetune("submit", "run.yaml", "--follow", "--no-check", code=2)
     assert "failed" in done.stdout.splitlines()[-1]
-    starts = [event["message"] for event in desk.cluster.find("Event") if event["reason"] == "Started"]
-    assert len(starts) <= 2  # one for each node: the other one may have been told to go before it had begun
+    starts = [
+        event["message"] for event in desk.cluster.find("Event") if event["reason"] == "Started"
+    ]
+    assert (
+        len(starts) <= 2
+    )  # one for each node: the other one may have been told to go before it had begun
     assert "0-train.jsonl:2: is not JSON" in desk.quick("status", "fit").stdout
 
 
@@ -194,10 +204,18 @@ def test_logs_and_status_outlive_ten_seconds_without_the_api_server(desk: Desk) 
     desk.write({**TRAINING, "training.max_steps": 100000})
     submit_and_reach(desk, 3)
     with subprocess.Popen(
-        desk.command("logs", "-f", "fit"), cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True
+        desk.command("logs", "-f", "fit"),
+        cwd=desk.folder,
+        env=desk.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
     ) as follower:
         asking = subprocess.Popen(
-            desk.command("status", "fit"), cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True
+            desk.command("status", "fit"),
+            cwd=desk.folder,
+            env=desk.environment(),
+            stdout=subprocess.PIPE,
+            text=True,
         )
         with asking:
             with desk.cluster.outage(), pytest.raises(subprocess.TimeoutExpired):
@@ -205,7 +223,11 @@ def test_logs_and_status_outlive_ten_seconds_without_the_api_server(desk: Desk) 
             assert "running, 2 of 2 pods running" in asking.communicate(timeout=60)[0]
         desk.quick("stop", "fit")
         assert follower.stdout is not None
-        steps = [line.split("step ")[1].split("/")[0] for line in follower.stdout if "[TRAIN] step " in line]
+        steps = [
+            line.split("step ")[1].split("/")[0]
+            for line in follower.stdout
+            if "[TRAIN] step " in line
+        ]
     assert steps == [str(n) for n in range(1, len(steps) + 1)]
 
 
@@ -219,7 +241,9 @@ def test_dev_trains_with_the_code_of_this_folder(desk: Desk) -> None:
     done = desk.kubetune("dev", "run", "run.yaml", "training.max_steps=4")
     assert "[node 0] my code" in done.stdout
     assert "step 4/4" in done.stdout
-    assert "step 4/4" in json.dumps(desk.quick("status", "fit-dev", "-n", desk.cluster.namespace).stdout)
+    assert "step 4/4" in json.dumps(
+        desk.quick("status", "fit-dev", "-n", desk.cluster.namespace).stdout
+    )
     assert (
         "training.max_steps was 4, now is 8"
         in desk.kubetune("dev", "run", "run.yaml", "training.max_steps=8", code=2).stdout

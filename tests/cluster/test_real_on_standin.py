@@ -24,6 +24,8 @@ def test_on_the_stand_in(cluster: Cluster, kind: str | None) -> None:
     end, way = "followed_to_its_end", f"submitted_watched_disturbed_stopped_and_resumed[{kind}]"
     test = f"tests/cluster/real/test_real.py::test_a_run_is_{way if kind else end}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
-    done = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=400, check=False
+    )
     assert done.returncode == 0, done.stdout[-6000:]
     assert "skipped" not in done.stdout

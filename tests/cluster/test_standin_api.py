@@ -23,10 +23,16 @@ from tests.cluster.manifests import config_map, container, job, pod, pod_spec
 
 def test_a_lightkube_client_applies_watches_and_executes(cluster: Cluster) -> None:
     config = lightkube.KubeConfig.from_file(cluster.kubeconfig)
-    with lightkube.Client(config=config, namespace=cluster.namespace, field_manager="test") as client:
-        client.apply(codecs.from_dict(pod("box", "echo up; exec sleep 600", terminationGracePeriodSeconds=0)))
+    with lightkube.Client(
+        config=config, namespace=cluster.namespace, field_manager="test"
+    ) as client:
+        client.apply(
+            codecs.from_dict(pod("box", "echo up; exec sleep 600", terminationGracePeriodSeconds=0))
+        )
         client.wait(Pod, "box", for_conditions=["Ready"])
-        done = client.exec("box", command=["sh", "-c", "echo out; exit 3"], stdout=True, raise_on_error=False)
+        done = client.exec(
+            "box", command=["sh", "-c", "echo out; exit 3"], stdout=True, raise_on_error=False
+        )
         assert (done.stdout, done.exit_code) == ("out\n", 3)
         assert list(client.log("box")) == ["up\n"]
         with pytest.raises(lightkube.ApiError, match='configmaps "none" not found') as refused:
@@ -54,7 +60,13 @@ def test_a_service_account_may_do_what_its_role_says(cluster: Cluster) -> None:
     cluster.apply(
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "user"}},
         {**group, "kind": "Role", "metadata": {"name": "reader"}, "rules": rules},
-        {**group, "kind": "RoleBinding", "metadata": {"name": "user"}, "roleRef": reference, "subjects": subjects},
+        {
+            **group,
+            "kind": "RoleBinding",
+            "metadata": {"name": "user"},
+            "roleRef": reference,
+            "subjects": subjects,
+        },
     )
     token, pods = f"sa:{cluster.namespace}:user", f"/api/v1/namespaces/{cluster.namespace}/pods"
     assert refused(cluster, token, "GET", pods) == ""
@@ -76,18 +88,33 @@ def test_pod_security_refuses_pods_but_not_the_job_that_makes_them(cluster: Clus
     cluster.apply(job("loose", pod_spec("true")))
     cluster.wait_event("violates PodSecurity")
     strict = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    context = {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
-    cluster.apply(pod("tight", "true", container={"securityContext": strict}, securityContext=context))
+    context = {
+        "runAsNonRoot": True,
+        "runAsUser": 10001,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    cluster.apply(
+        pod("tight", "true", container={"securityContext": strict}, securityContext=context)
+    )
     cluster.wait_phase("tight", "Succeeded")
 
 
 def test_custom_kinds_are_checked_against_their_schemas(cluster: Cluster) -> None:
     replicated = {"name": "node", "template": {"spec": {"template": {"spec": pod_spec("true")}}}}
-    jobset = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "js"}}
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "js"},
+    }
     with pytest.raises(AssertionError, match=r'unknown field \\"spec.replicatedJob\\"'):
         cluster.apply({**jobset, "spec": {"replicatedJob": [replicated]}})
     with pytest.raises(AssertionError, match=r"422 .*spec\.failurePolicy\.maxRestarts"):
-        cluster.apply({**jobset, "spec": {"replicatedJobs": [replicated], "failurePolicy": {"maxRestarts": "x"}}})
+        cluster.apply(
+            {
+                **jobset,
+                "spec": {"replicatedJobs": [replicated], "failurePolicy": {"maxRestarts": "x"}},
+            }
+        )
 
 
 def test_a_watch_goes_on_where_the_last_one_ended(cluster: Cluster) -> None:
@@ -98,7 +125,11 @@ def test_a_watch_goes_on_where_the_last_one_ended(cluster: Cluster) -> None:
     labelled["metadata"]["labels"] = {"l": "1"}
     cluster.apply(labelled, config_map("b", x="1"), config_map("a", x="2"))
     query = f"watch=true&resourceVersion={revision}&timeoutSeconds=0.1"
-    assert watched(cluster, f"{path}?{query}") == [("MODIFIED", "a"), ("ADDED", "b"), ("MODIFIED", "a")]
+    assert watched(cluster, f"{path}?{query}") == [
+        ("MODIFIED", "a"),
+        ("ADDED", "b"),
+        ("MODIFIED", "a"),
+    ]
     # an object that gains or loses the label comes and goes
     assert watched(cluster, f"{path}?{query}&labelSelector=l") == [("ADDED", "a"), ("DELETED", "a")]
 
@@ -134,7 +165,9 @@ def test_deleting_an_owner_deletes_what_it_owns(cluster: Cluster) -> None:
 
 # -- patches, without a server
 def test_merge_patches() -> None:
-    assert merge_patch({"a": 1, "b": {"c": 2, "d": 3}}, {"a": None, "b": {"c": 4}}) == {"b": {"c": 4, "d": 3}}
+    assert merge_patch({"a": 1, "b": {"c": 2, "d": 3}}, {"a": None, "b": {"c": 4}}) == {
+        "b": {"c": 4, "d": 3}
+    }
     operations = [{"op": "add", "path": "/a/-", "value": 3}, {"op": "remove", "path": "/a/0"}]
     assert json_patch({"a": [1, 2]}, operations) == {"a": [2, 3]}
     with pytest.raises(ApiError, match="test failed"):
@@ -142,7 +175,9 @@ def test_merge_patches() -> None:
     containers = [container("x", name="a"), container("y", name="b")]
     patched = strategic({"containers": containers}, {"containers": [{"name": "b", "image": "new"}]})
     assert [entry["image"] for entry in patched["containers"]] == ["busybox", "new"]
-    removed = strategic({"containers": containers}, {"containers": [{"name": "a", "$patch": "delete"}]})
+    removed = strategic(
+        {"containers": containers}, {"containers": [{"name": "a", "$patch": "delete"}]}
+    )
     assert removed == {"containers": containers[1:]}
 
 
@@ -172,7 +207,9 @@ def test_apply_removes_only_what_nobody_else_owns() -> None:
 def test_label_selectors(text: str, chosen: set[int]) -> None:
     labels = {1: {"app": "x"}, 2: {"app": "y", "tier": "back"}, 3: {}}
     matches = selector({"labelSelector": text})
-    assert {number for number, found in labels.items() if matches({"metadata": {"labels": found}})} == chosen
+    assert {
+        number for number, found in labels.items() if matches({"metadata": {"labels": found}})
+    } == chosen
 
 
 def test_a_selector_that_cannot_be_read_is_refused() -> None:

@@ -33,7 +33,14 @@ def test_a_killed_pod_ends_with_137(cluster: Cluster) -> None:
 
 
 def test_a_drained_node_disrupts_its_pods(cluster: Cluster) -> None:
-    policy = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}
+    policy = {
+        "rules": [
+            {
+                "action": "Ignore",
+                "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+            }
+        ]
+    }
     cluster.apply(job("fit", pod_spec(LIVE), backoffLimit=0, podFailurePolicy=policy))
     (first,) = cluster.wait_ready("fit")
     cluster.wait_log(name_of(first), "up")
@@ -65,8 +72,12 @@ def test_an_image_that_cannot_be_pulled_keeps_its_pod_waiting(cluster: Cluster) 
     cluster.wait("Pod", "unknown", lambda found: waiting_reason(found) == "ImagePullBackOff")
 
 
-def test_in_an_outage_connections_are_refused_and_pods_go_on(cluster: Cluster, kubectl: str) -> None:
-    cluster.apply(pod("fit", "trap 'echo got it; exit' USR1; echo up; while :; do sleep 0.02; done"))
+def test_in_an_outage_connections_are_refused_and_pods_go_on(
+    cluster: Cluster, kubectl: str
+) -> None:
+    cluster.apply(
+        pod("fit", "trap 'echo got it; exit' USR1; echo up; while :; do sleep 0.02; done")
+    )
     cluster.wait_phase("fit", "Running")
     cluster.wait_log("fit", "up")
     url = f"{cluster.control_plane.url}/api/v1/namespaces/{cluster.namespace}/pods"
@@ -89,7 +100,9 @@ def test_in_an_outage_connections_are_refused_and_pods_go_on(cluster: Cluster, k
         with pytest.raises(urllib.error.URLError, match="Connection refused"):
             urllib.request.urlopen(url, timeout=30)
     # the same process goes on, and is under control as before
-    cluster.kubectl("exec", "fit", "--", "kill", "-USR1", "1", check=False)  # process 1 may end before the answer
+    cluster.kubectl(
+        "exec", "fit", "--", "kill", "-USR1", "1", check=False
+    )  # process 1 may end before the answer
     cluster.wait_phase("fit", "Succeeded")
     assert cluster.log("fit") == "up\ngot it\n"
 
@@ -141,5 +154,7 @@ def test_what_a_test_adds_to_the_cluster_goes_with_it(cluster: Cluster, tmp_path
     assert {name_of(node): node["spec"] for node in cluster.find("Node")} == before
     assert cluster.find("JobSet") == []
     with pytest.raises(AssertionError, match="what all namespaces share"), another.borrowed():
-        another.apply(namespace, node | {"metadata": {"name": "node-0", "labels": {"left": "behind"}}})
+        another.apply(
+            namespace, node | {"metadata": {"name": "node-0", "labels": {"left": "behind"}}}
+        )
     cluster.apply(node)

@@ -62,12 +62,18 @@ ENDS = {"pytorchjob": ("PyTorchJob", "Succeeded"), "trainjob": ("TrainJob", "Com
 def test_operators_make_the_group_of_their_jobs(desk: Desk, kind: str, gang: str) -> None:
     """While one of two pods fits nowhere, the other has no node either; then both run, and the group goes with them."""
     desk.cluster.never_schedule(".*(worker-0|node-0-1)")
-    wanted = {"gang": gang, "timeout_seconds": 90} if gang == "coscheduling" else {"gang": gang, "queue": "team"}
+    wanted = (
+        {"gang": gang, "timeout_seconds": 90}
+        if gang == "coscheduling"
+        else {"gang": gang, "queue": "team"}
+    )
     desk.submit_script("echo trained", kubernetes__kind=kind, kubernetes__scheduling=wanted)
     members = desk.cluster.wait_pods("app.kubernetes.io/component=trainer", 2)
     why = "pod group is not ready, 2 of 2 pods are there, 1 fit on no node"
     for member in members:
-        refused = desk.cluster.wait("Pod", name_of(member), lambda found: why in str(found["status"]))
+        refused = desk.cluster.wait(
+            "Pod", name_of(member), lambda found: why in str(found["status"])
+        )
         assert "nodeName" not in refused["spec"]
     (group,) = desk.cluster.find("PodGroup")
     assert group["spec"]["minMember"] == 2
@@ -83,4 +89,7 @@ def test_a_cluster_without_volcano_says_so(desk: Desk) -> None:
     desk.cluster.uninstall("PodGroup")
     desk.write({"kubernetes.scheduling": {"gang": "volcano"}})
     refused = desk.quick("submit", "run.yaml", code=3).stderr
-    assert "the cluster has no kind PodGroup in scheduling.volcano.sh/v1beta1; install Volcano, or choose" in refused
+    assert (
+        "the cluster has no kind PodGroup in scheduling.volcano.sh/v1beta1; install Volcano, or choose"
+        in refused
+    )

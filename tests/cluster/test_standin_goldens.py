@@ -10,13 +10,25 @@ import yaml
 from tests.cluster.harness import Cluster
 from tests.golden.manifests import CASES, golden
 
-UNRESTRICTED = ("existing", "rdma", "rdma-host")  # they mount what the machine has, or ask for more rights
-ASSUMED = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "trainer"}}  # by the case "existing"
+UNRESTRICTED = (
+    "existing",
+    "rdma",
+    "rdma-host",
+)  # they mount what the machine has, or ask for more rights
+ASSUMED = {
+    "apiVersion": "v1",
+    "kind": "ServiceAccount",
+    "metadata": {"name": "trainer"},
+}  # by the case "existing"
 
 
 def nodes(case: str) -> int:
     file, *words = CASES[case]
-    said = [int(word.removeprefix("compute.nodes=")) for word in words if word.startswith("compute.nodes=")]
+    said = [
+        int(word.removeprefix("compute.nodes="))
+        for word in words
+        if word.startswith("compute.nodes=")
+    ]
     return said[0] if said else 4 if file == "full.yaml" else 1
 
 
@@ -37,11 +49,20 @@ def test_a_rendered_run_is_accepted_and_its_pods_are_made(cluster: Cluster, case
             job.pop("dependsOn", None)  # as if what comes before had ended: nothing here does
     if case not in UNRESTRICTED:
         label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
-        cluster.request("PATCH", f"/api/v1/namespaces/{cluster.namespace}", label, "application/merge-patch+json")
+        cluster.request(
+            "PATCH",
+            f"/api/v1/namespaces/{cluster.namespace}",
+            label,
+            "application/merge-patch+json",
+        )
     cluster.break_image(".")  # the pods are not to run: that needs the run's model and data
     cluster.apply(ASSUMED)
-    applied = cluster.kubectl("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects))
+    applied = cluster.kubectl(
+        "apply", "--server-side", "-f", "-", stdin=yaml.safe_dump_all(objects)
+    )
     assert applied.stderr == ""  # where warnings go
     assert len(applied.stdout.splitlines()) == len(objects)
     cluster.wait_pods("app.kubernetes.io/component=trainer", nodes(case))
-    assert [event["message"] for event in cluster.find("Event") if event["reason"] == "FailedCreate"] == []
+    assert [
+        event["message"] for event in cluster.find("Event") if event["reason"] == "FailedCreate"
+    ] == []

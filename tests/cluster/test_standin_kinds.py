@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from standin.state.objects import COMPLETION_INDEX, Object, condition, find_condition, name_of, phase
+from standin.state.objects import (
+    COMPLETION_INDEX,
+    Object,
+    condition,
+    find_condition,
+    name_of,
+    phase,
+)
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import job, pod_spec
 from tests.ranks import wait_until
@@ -32,7 +39,9 @@ def meeting_spec(*argv: str, name: str = "main") -> Object:
     """A pod spec for SHOW, with the claim through which its pods meet."""
     own = {"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
     volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
-    return pod_spec(*argv, name=name, container=own, volumes=volumes, terminationGracePeriodSeconds=0)
+    return pod_spec(
+        *argv, name=name, container=own, volumes=volumes, terminationGracePeriodSeconds=0
+    )
 
 
 def shown(cluster: Cluster, pod: Object) -> dict[str, str]:
@@ -42,7 +51,10 @@ def shown(cluster: Cluster, pod: Object) -> dict[str, str]:
 
 
 def fail_on(*codes: int, action: str = "FailJob") -> Object:
-    return {"action": action, "onExitCodes": {"containerName": "main", "operator": "In", "values": list(codes)}}
+    return {
+        "action": action,
+        "onExitCodes": {"containerName": "main", "operator": "In", "values": list(codes)},
+    }
 
 
 def pods_by(cluster: Cluster, label: str) -> dict[str, Object]:
@@ -62,7 +74,9 @@ def test_an_exit_code_of_the_failure_policy_fails_the_job_at_once(cluster: Clust
     script = "test $JOB_COMPLETION_INDEX = 1 && exit 2; exec sleep 600"
     template = pod_spec(script, terminationGracePeriodSeconds=0)
     policy = {"rules": [fail_on(2)]}
-    cluster.apply(job("fit", template, completions=2, parallelism=2, backoffLimit=9, podFailurePolicy=policy))
+    cluster.apply(
+        job("fit", template, completions=2, parallelism=2, backoffLimit=9, podFailurePolicy=policy)
+    )
     found = condition(cluster.wait_condition("Job", "fit", "Failed"), "Failed")
     assert found["reason"] == "PodFailurePolicy"
     assert found["message"].endswith("failed with exit code 2 matching FailJob rule at index 0")
@@ -76,9 +90,14 @@ def test_failures_are_counted_by_index(cluster: Cluster) -> None:
     assert condition(failed, "Failed")["reason"] == "MaxFailedIndexesExceeded"
     starts = [pod["metadata"]["annotations"] for pod in cluster.find("Pod")]
     for index in "012":
-        own = [found for found in starts if found["batch.kubernetes.io/job-completion-index"] == index]
+        own = [
+            found for found in starts if found["batch.kubernetes.io/job-completion-index"] == index
+        ]
         counted = sorted(int(found["batch.kubernetes.io/job-index-failure-count"]) for found in own)
-        assert counted in ([0, 1, 2], [0, 1])  # two where another index had failed for good before it started again
+        assert counted in (
+            [0, 1, 2],
+            [0, 1],
+        )  # two where another index had failed for good before it started again
     assert failed["status"]["failedIndexes"]
 
 
@@ -95,7 +114,9 @@ def test_suspending_a_job_stops_its_pods_until_it_is_resumed(cluster: Cluster) -
     cluster.wait_ready("fit")
     for suspend, active in ((True, 0), (False, 1)):
         path = f"/apis/batch/v1/namespaces/{cluster.namespace}/jobs/fit"
-        cluster.request("PATCH", path, {"spec": {"suspend": suspend}}, "application/merge-patch+json")
+        cluster.request(
+            "PATCH", path, {"spec": {"suspend": suspend}}, "application/merge-patch+json"
+        )
 
         def settled(found: Object, suspend: bool = suspend, active: int = active) -> bool:
             status = found["status"]
@@ -116,12 +137,20 @@ def test_a_deadline_and_a_ttl_end_a_job(cluster: Cluster) -> None:
 # -- StatefulSet
 def test_members_of_a_stateful_set_have_names_ranks_and_claims(cluster: Cluster) -> None:
     rank = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
-    own = {"env": [{"name": "RANK", "valueFrom": rank}], "volumeMounts": [{"name": "cache", "mountPath": "/cache"}]}
+    own = {
+        "env": [{"name": "RANK", "valueFrom": rank}],
+        "volumeMounts": [{"name": "cache", "mountPath": "/cache"}],
+    }
     script = "echo $RANK > /cache/rank; exec sleep 600"
     template = {"metadata": {"labels": {"app": "fit"}}}
-    template["spec"] = pod_spec(script, restart="Always", container=own, terminationGracePeriodSeconds=0)
+    template["spec"] = pod_spec(
+        script, restart="Always", container=own, terminationGracePeriodSeconds=0
+    )
     claim = {"metadata": {"name": "cache"}}
-    claim["spec"] = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim["spec"] = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
     spec = {
         "serviceName": "fit",
         "replicas": 2,
@@ -130,12 +159,20 @@ def test_members_of_a_stateful_set_have_names_ranks_and_claims(cluster: Cluster)
         "template": template,
         "volumeClaimTemplates": [claim],
     }
-    cluster.apply({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "fit"}, "spec": spec})
-    cluster.wait("StatefulSet", "fit", lambda found: found.get("status", {}).get("readyReplicas") == 2)
+    cluster.apply(
+        {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "fit"}, "spec": spec}
+    )
+    cluster.wait(
+        "StatefulSet", "fit", lambda found: found.get("status", {}).get("readyReplicas") == 2
+    )
     assert [name_of(found) for found in cluster.find("Pod")] == ["fit-0", "fit-1"]
     for index in range(2):
         cluster.kill_pod(f"fit-{index}")  # its restart policy is Always
-        cluster.wait("Pod", f"fit-{index}", lambda found: found["status"]["containerStatuses"][0]["restartCount"] == 1)
+        cluster.wait(
+            "Pod",
+            f"fit-{index}",
+            lambda found: found["status"]["containerStatuses"][0]["restartCount"] == 1,
+        )
         written = cluster.claim_folder(f"cache-fit-{index}") / "rank"
         wait_until(written.read_text)  # the new container empties the file before it writes
         assert written.read_text() == f"{index}\n"
@@ -143,46 +180,78 @@ def test_members_of_a_stateful_set_have_names_ranks_and_claims(cluster: Cluster)
 
 # -- JobSet
 def jobset(name: str, template: Object, failure_policy: Object, **job_spec: Any) -> Object:
-    spec = {"completions": 2, "parallelism": 2, "backoffLimit": 0, "template": {"spec": template}, **job_spec}
+    spec = {
+        "completions": 2,
+        "parallelism": 2,
+        "backoffLimit": 0,
+        "template": {"spec": template},
+        **job_spec,
+    }
     replicated = [{"name": "node", "replicas": 1, "template": {"spec": spec}}]
     body = {"failurePolicy": failure_policy, "replicatedJobs": replicated}
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": name}, "spec": body}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name},
+        "spec": body,
+    }
 
 
 def test_a_jobset_names_its_pods_and_completes(cluster: Cluster) -> None:
     cluster.apply(CLAIM, jobset("fit", meeting_spec(SHOW), {"maxRestarts": 0}))
     done = cluster.wait_condition("JobSet", "fit", "Completed")
     assert done["status"]["terminalState"] == "Completed"
-    assert sorted(file.name for file in cluster.claim_folder("shared").iterdir()) == ["fit-node-0-0", "fit-node-0-1"]
+    assert sorted(file.name for file in cluster.claim_folder("shared").iterdir()) == [
+        "fit-node-0-0",
+        "fit-node-0-1",
+    ]
 
 
 def test_a_jobset_restarts_the_gang_and_gives_up(cluster: Cluster) -> None:
     script = "test $JOB_COMPLETION_INDEX = 1 && exit 145; exec sleep 600"
-    cluster.apply(jobset("fit", pod_spec(script, terminationGracePeriodSeconds=0), {"maxRestarts": 1}))
+    cluster.apply(
+        jobset("fit", pod_spec(script, terminationGracePeriodSeconds=0), {"maxRestarts": 1})
+    )
     failed = cluster.wait_condition("JobSet", "fit", "Failed")
     assert condition(failed, "Failed")["reason"] == "ReachedMaxRestarts"
     assert failed["status"]["restarts"] == 1
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "restarts"), [(2, "FailJobSetFailurePolicyAction", 0), (1, "ReachedMaxRestarts", 1)]
+    ("code", "reason", "restarts"),
+    [(2, "FailJobSetFailurePolicyAction", 0), (1, "ReachedMaxRestarts", 1)],
 )
-def test_a_jobset_rule_fails_it_without_restart(cluster: Cluster, code: int, reason: str, restarts: int) -> None:
+def test_a_jobset_rule_fails_it_without_restart(
+    cluster: Cluster, code: int, reason: str, restarts: int
+) -> None:
     rule = {"name": "user", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     rule["onJobFailureMessagePatterns"] = [".*exit code (2|4) .*"]
     policy = {"podFailurePolicy": {"rules": [fail_on(2, 4)]}}
-    cluster.apply(jobset("fit", pod_spec(f"exit {code}"), {"maxRestarts": 1, "rules": [rule]}, **policy))
+    cluster.apply(
+        jobset("fit", pod_spec(f"exit {code}"), {"maxRestarts": 1, "rules": [rule]}, **policy)
+    )
     failed = cluster.wait_condition("JobSet", "fit", "Failed")
-    assert (condition(failed, "Failed")["reason"], failed["status"]["restarts"]) == (reason, restarts)
+    assert (condition(failed, "Failed")["reason"], failed["status"]["restarts"]) == (
+        reason,
+        restarts,
+    )
 
 
 # -- PyTorchJob
 def pytorch_job(name: str, *argv: str) -> Object:
     template = {"spec": meeting_spec(*argv, name="pytorch")}
     roles = {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}
-    replicas = {role: {**count, "restartPolicy": "ExitCode", "template": template} for role, count in roles.items()}
+    replicas = {
+        role: {**count, "restartPolicy": "ExitCode", "template": template}
+        for role, count in roles.items()
+    }
     spec = {"nprocPerNode": "2", "runPolicy": {"backoffLimit": 3}, "pytorchReplicaSpecs": replicas}
-    return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": name}, "spec": spec}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
 
 
 def test_a_pytorch_job_sets_up_the_rendezvous(cluster: Cluster) -> None:
@@ -224,7 +293,10 @@ def test_a_train_job_becomes_a_jobset_with_the_rendezvous(cluster: Cluster) -> N
         },
     }
     api = {"apiVersion": "trainer.kubeflow.org/v1alpha1"}
-    runtime_spec = {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": {"replicatedJobs": [replicated]}}}
+    runtime_spec = {
+        "mlPolicy": {"numNodes": 1, "torch": {}},
+        "template": {"spec": {"replicatedJobs": [replicated]}},
+    }
     trainer = {"numNodes": 2, "numProcPerNode": 3, "command": ["sh", "-c"], "args": [SHOW]}
     trainer["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": "3"}}
     spec = {"runtimeRef": {"kind": "TrainingRuntime", "name": "torch"}, "trainer": trainer}

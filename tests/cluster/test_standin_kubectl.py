@@ -47,7 +47,9 @@ def test_apply_get_describe_diff_delete(cluster: Cluster) -> None:
 
 
 def test_server_side_apply_and_dry_run(cluster: Cluster) -> None:
-    dry = cluster.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=text(config_map("m", a="1")))
+    dry = cluster.kubectl(
+        "apply", "--server-side", "--dry-run=server", "-f", "-", stdin=text(config_map("m", a="1"))
+    )
     assert "serverside-applied (server dry run)" in dry.stdout
     assert cluster.find("ConfigMap") == []
     for data in ({"a": "1", "b": "1"}, {"a": "2"}):
@@ -62,17 +64,23 @@ def test_server_side_apply_and_dry_run(cluster: Cluster) -> None:
 
 
 def test_logs_are_followed_to_the_end(cluster: Cluster) -> None:
-    cluster.apply(pod("count", "for i in 1 2 3; do echo line $i; sleep 0.1; done; printf unfinished"))
+    cluster.apply(
+        pod("count", "for i in 1 2 3; do echo line $i; sleep 0.1; done; printf unfinished")
+    )
     cluster.wait_phase("count", "Running", "Succeeded")
     expected = ["line 1", "line 2", "line 3", "unfinished"]
     assert cluster.kubectl("logs", "-f", "count").stdout.splitlines() == expected
     assert cluster.kubectl("logs", "--tail=2", "count").stdout.splitlines() == expected[2:]
-    prefixed = cluster.kubectl("logs", "-l", "app=count", "--prefix", "--timestamps").stdout.splitlines()
+    prefixed = cluster.kubectl(
+        "logs", "-l", "app=count", "--prefix", "--timestamps"
+    ).stdout.splitlines()
     assert all(line.startswith("[pod/count/main] 20") for line in prefixed)
 
 
 def test_exec_passes_streams_and_exit_code(shell: Cluster) -> None:
-    done = shell.kubectl("exec", "box", "--", "sh", "-c", "echo out; echo err >&2; exit 4", check=False)
+    done = shell.kubectl(
+        "exec", "box", "--", "sh", "-c", "echo out; echo err >&2; exit 4", check=False
+    )
     assert (done.stdout, done.returncode) == ("out\n", 4)
     assert done.stderr.startswith("err\n")
     big = shell.kubectl("exec", "-i", "box", "--", "tr", "a-z", "A-Z", stdin="x\n" * 50_000)
@@ -92,9 +100,14 @@ def test_exec_passes_streams_and_exit_code(shell: Cluster) -> None:
 
 def test_exec_is_the_containers_user_with_its_groups(cluster: Cluster) -> None:
     context = {"runAsUser": 10001, "runAsGroup": 10002, "fsGroup": 10003}
-    cluster.apply(pod("box", "exec sleep 600", securityContext=context, terminationGracePeriodSeconds=0))
+    cluster.apply(
+        pod("box", "exec sleep 600", securityContext=context, terminationGracePeriodSeconds=0)
+    )
     cluster.wait_phase("box", "Running")
-    assert cluster.kubectl("exec", "box", "--", "sh", "-c", "id -u; id -G").stdout == "10001\n10002 10003\n"
+    assert (
+        cluster.kubectl("exec", "box", "--", "sh", "-c", "id -u; id -G").stdout
+        == "10001\n10002 10003\n"
+    )
 
 
 def test_cp_brings_a_folder_there_and_back(shell: Cluster, tmp_path: Path) -> None:
@@ -112,13 +125,18 @@ def test_port_forward_reaches_the_pods_own_loopback(cluster: Cluster) -> None:
     cluster.wait_phase("web", "Running")
     cluster.wait_log("web", "Serving HTTP")
     with subprocess.Popen(
-        ["kubectl", "port-forward", "pod/web", ":8000"], env=cluster.environment(), stdout=subprocess.PIPE, text=True
+        ["kubectl", "port-forward", "pod/web", ":8000"],
+        env=cluster.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
     ) as forward:
         try:
             assert forward.stdout is not None
             port = forward.stdout.readline().split("127.0.0.1:")[1].split()[0]
             for _ in range(2):
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/hostname", timeout=60) as answer:
+                with urllib.request.urlopen(
+                    f"http://127.0.0.1:{port}/hostname", timeout=60
+                ) as answer:
                     assert answer.read() == b"web\n"
         finally:
             forward.terminate()
@@ -145,7 +163,10 @@ def test_rollout_and_scale(cluster: Cluster, kind: str) -> None:
 
 def test_drain_evicts_with_the_grace_period(cluster: Cluster) -> None:
     script = "trap 'echo saved; exit 143' TERM; echo up; while :; do sleep 0.02; done"
-    ignore = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    ignore = {
+        "action": "Ignore",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
     cluster.apply(job("fit", pod_spec(script), podFailurePolicy={"rules": [ignore]}))
     (first,) = cluster.wait_ready("fit")
     cluster.wait_log(name_of(first), "up")
@@ -166,7 +187,11 @@ def test_drain_evicts_with_the_grace_period(cluster: Cluster) -> None:
         ({"completions": None}, "when completion mode is Indexed"),
     ],
 )
-def test_mistakes_are_refused_with_the_field_named(cluster: Cluster, change: Object, message: str) -> None:
-    refused = cluster.kubectl("apply", "-f", "-", stdin=text(job("fit", pod_spec("true"), **change)), check=False)
+def test_mistakes_are_refused_with_the_field_named(
+    cluster: Cluster, change: Object, message: str
+) -> None:
+    refused = cluster.kubectl(
+        "apply", "-f", "-", stdin=text(job("fit", pod_spec("true"), **change)), check=False
+    )
     assert message in refused.stderr
     assert cluster.find("Job") == []

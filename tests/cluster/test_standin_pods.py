@@ -32,13 +32,19 @@ TALK = textwrap.dedent(
 
 
 def exit_code(pod: Object, container: str = "main") -> int:
-    entry = next(entry for entry in pod["status"]["containerStatuses"] if entry["name"] == container)
+    entry = next(
+        entry for entry in pod["status"]["containerStatuses"] if entry["name"] == container
+    )
     code: int = entry["state"]["terminated"]["exitCode"]
     return code
 
 
 def test_two_pods_of_a_job_talk_by_dns_name(cluster: Cluster) -> None:
-    rank = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+    rank = {
+        "fieldRef": {
+            "fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+        }
+    }
     env = [{"name": "RANK", "valueFrom": rank}, {"name": "MASTER", "value": "talk-0.talk"}]
     template = pod_spec("python3", "-S", "-c", TALK, subdomain="talk", container={"env": env})
     service = headless_service("talk", **{"batch.kubernetes.io/job-name": "talk"})
@@ -49,14 +55,22 @@ def test_two_pods_of_a_job_talk_by_dns_name(cluster: Cluster) -> None:
 
 
 def test_environment_is_resolved_as_kubernetes_does(cluster: Cluster) -> None:
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"token": "s3cret"}}
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "keys"},
+        "stringData": {"token": "s3cret"},
+    }
     env = [
         {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "token"}}},
         {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
         {"name": "BOTH", "value": "$(NAME)/$(TOKEN)/$$(NAME)/$(MISSING)"},
-        {"name": "ABSENT", "valueFrom": {"secretKeyRef": {"name": "none", "key": "x", "optional": True}}},
+        {
+            "name": "ABSENT",
+            "valueFrom": {"secretKeyRef": {"name": "none", "key": "x", "optional": True}},
+        },
     ]
     own = {
         "env": env,
@@ -80,7 +94,10 @@ def test_volumes_are_folders_and_the_root_can_be_read_only(cluster: Cluster) -> 
     volumes = [
         {"name": "scratch", "emptyDir": {}},
         {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
-        {"name": "config", "configMap": {"name": "settings", "items": [{"key": "run", "path": "below/run.yaml"}]}},
+        {
+            "name": "config",
+            "configMap": {"name": "settings", "items": [{"key": "run", "path": "below/run.yaml"}]},
+        },
         {"name": "outputs", "persistentVolumeClaim": {"claimName": "outputs"}},
     ]
     mounts = [
@@ -101,7 +118,13 @@ def test_volumes_are_folders_and_the_root_can_be_read_only(cluster: Cluster) -> 
     spec = {"container": own, "volumes": volumes, "initContainers": [init]}
     cluster.apply(claim, config_map("settings", run="steps: 3\n"), pod("volumes", script, **spec))
     cluster.wait_phase("volumes", "Succeeded")
-    expected = ["steps: 3", f"tmpfs {8 << 20}", "config is read-only", "root is read-only", "from init"]
+    expected = [
+        "steps: 3",
+        f"tmpfs {8 << 20}",
+        "config is read-only",
+        "root is read-only",
+        "from init",
+    ]
     assert cluster.log("volumes").splitlines() == expected
     assert (cluster.claim_folder("outputs") / "run-1" / "result").read_text() == "kept\n"
 
@@ -119,7 +142,10 @@ def test_containers_run_as_the_user_they_name(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("script", "code"),
-    [("trap 'echo saved; exit 143' TERM; echo up; while :; do sleep 0.02; done", 143), ("echo up; exec sleep 60", 137)],
+    [
+        ("trap 'echo saved; exit 143' TERM; echo up; while :; do sleep 0.02; done", 143),
+        ("echo up; exec sleep 60", 137),
+    ],
     ids=["handles SIGTERM", "has no handler as process 1"],
 )
 def test_deletion_is_sigterm_then_sigkill(cluster: Cluster, script: str, code: int) -> None:
@@ -141,10 +167,20 @@ def test_deletion_is_sigterm_then_sigkill(cluster: Cluster, script: str, code: i
 def test_a_failing_container_restarts_with_back_off(cluster: Cluster) -> None:
     volumes, mounts = [{"name": "data", "emptyDir": {}}], [{"name": "data", "mountPath": "/data"}]
     script = "echo x >> /data/runs; test $(wc -l < /data/runs) -ge 3"
-    cluster.apply(pod("flaky", script, restart="OnFailure", container={"volumeMounts": mounts}, volumes=volumes))
+    cluster.apply(
+        pod(
+            "flaky",
+            script,
+            restart="OnFailure",
+            container={"volumeMounts": mounts},
+            volumes=volumes,
+        )
+    )
     done = cluster.wait_phase("flaky", "Succeeded")
     assert done["status"]["containerStatuses"][0]["restartCount"] == 2
-    assert {"BackOff", "Started", "Scheduled"} <= {event["reason"] for event in cluster.find("Event")}
+    assert {"BackOff", "Started", "Scheduled"} <= {
+        event["reason"] for event in cluster.find("Event")
+    }
 
 
 def test_a_failed_init_container_keeps_the_others_from_starting(cluster: Cluster) -> None:
@@ -174,7 +210,9 @@ def test_a_claim_for_one_node_cannot_be_used_on_two(cluster: Cluster) -> None:
     }
     shared = {"volumes": [{"name": "block", "persistentVolumeClaim": {"claimName": "block"}}]}
     here, there = ({"nodeSelector": {"kubernetes.io/hostname": f"node-{i}"}} for i in (0, 1))
-    cluster.apply(claim, pod("first", "exec sleep 60", **shared, **here, terminationGracePeriodSeconds=0))
+    cluster.apply(
+        claim, pod("first", "exec sleep 60", **shared, **here, terminationGracePeriodSeconds=0)
+    )
     cluster.wait_phase("first", "Running")
     cluster.apply(pod("second", "true", **shared, **there))
     cluster.wait_event("Multi-Attach error")

@@ -53,21 +53,28 @@ def processes_with(marker: str) -> list[int]:
 
 def descendants_of(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children] + [found for child in children for found in descendants_of(int(child))]
+    return [int(child) for child in children] + [
+        found for child in children for found in descendants_of(int(child))
+    ]
 
 
 def mounts_but_of_others(folder: Path) -> list[str]:
     """All that is mounted on this machine, without the disks of tests that run beside this one."""
     ours, everyones = f"{folder}/", f"/pytest-of-{getpass.getuser()}/"
     return [
-        line for line in Path("/proc/self/mounts").read_text().splitlines() if ours in line or everyones not in line
+        line
+        for line in Path("/proc/self/mounts").read_text().splitlines()
+        if ours in line or everyones not in line
     ]
 
 
 def test_nothing_outlives_a_killed_server(own_control_plane: ControlPlane, tmp_path: Path) -> None:
     cluster = Cluster(own_control_plane, "default", tmp_path)
     marker, memory = f"standin-{os.getpid()}", {"name": "memory", "emptyDir": {"medium": "Memory"}}
-    own = {"env": [{"name": "MARKER", "value": marker}], "volumeMounts": [{"name": "memory", "mountPath": "/memory"}]}
+    own = {
+        "env": [{"name": "MARKER", "value": marker}],
+        "volumeMounts": [{"name": "memory", "mountPath": "/memory"}],
+    }
     script = "trap '' TERM HUP INT; setsid sleep 600 & echo up; wait"
     template = pod_spec(script, container=own, volumes=[memory])
     mounts, links = mounts_but_of_others(tmp_path), os.listdir("/sys/class/net")
@@ -98,7 +105,9 @@ def test_the_server_dies_with_the_process_that_started_it(tmp_path: Path) -> Non
     starter = "import sys, time; from pathlib import Path; from standin.control_plane import ControlPlane; "
     starter += "print(ControlPlane(Path(sys.argv[1])).process.pid, flush=True); time.sleep(600)"
     command = [sys.executable, "-c", starter, str(tmp_path)]
-    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
         assert process.stdout is not None
         server = process.stdout.readline()
         process.kill()
@@ -108,7 +117,16 @@ def test_the_server_dies_with_the_process_that_started_it(tmp_path: Path) -> Non
 
 
 def test_by_hand_it_says_where_its_kubeconfig_is_until_ctrl_c(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "standin", str(tmp_path / "new"), "--nodes", "3", "--gpus", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "standin",
+        str(tmp_path / "new"),
+        "--nodes",
+        "3",
+        "--gpus",
+        "0",
+    ]
     with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
@@ -134,13 +152,24 @@ def open_folder() -> Iterator[Path]:
         yield folder
 
 
-AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs", "--")
+AS_NOBODY = (
+    "setpriv",
+    f"--reuid={NOBODY}",
+    f"--regid={NOBODY}",
+    "--clear-groups",
+    "--no-new-privs",
+    "--",
+)
 AS_ROOT_OF_NOTHING = ("unshare", "--user", "--map-root-user")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="all other tests run without root here already")
-@pytest.mark.parametrize("prefix", [AS_NOBODY, AS_ROOT_OF_NOTHING], ids=["unprivileged", "in a user namespace"])
-def test_it_runs_where_there_is_one_user_only(prefix: tuple[str, ...], open_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "prefix", [AS_NOBODY, AS_ROOT_OF_NOTHING], ids=["unprivileged", "in a user namespace"]
+)
+def test_it_runs_where_there_is_one_user_only(
+    prefix: tuple[str, ...], open_folder: Path, tmp_path: Path
+) -> None:
     try:
         started = ControlPlane(open_folder, prefix=prefix)
     except Unavailable as reason:
@@ -156,7 +185,12 @@ def test_it_runs_where_there_is_one_user_only(prefix: tuple[str, ...], open_fold
         cluster.wait_condition("Job", "fit", "Complete")
         (found,) = cluster.find("Pod")
         ip = found["status"]["podIP"]
-        assert cluster.log(name_of(found)).split() == ["hello", ip, "fit-0.fit.default.svc.cluster.local", ip]
+        assert cluster.log(name_of(found)).split() == [
+            "hello",
+            ip,
+            "fit-0.fit.default.svc.cluster.local",
+            ip,
+        ]
 
 
 @pytest.mark.slow
@@ -172,7 +206,9 @@ def test_it_can_be_the_oldest_supported_release(tmp_path: Path) -> None:
         assert [name_of(node) for node in cluster.find("Node")] == ["node-0", "node-1", "node-2"]
         cluster.apply(job("fit", pod_spec("echo hi")))
         cluster.wait_condition("Job", "fit", "Complete")
-        if shutil.which("kubectl"):  # some installations start a client of the server's own release, others a newer one
+        if shutil.which(
+            "kubectl"
+        ):  # some installations start a client of the server's own release, others a newer one
             assert cluster.kubectl("logs", "job/fit").stdout == "hi\n"
             manifest = yaml.safe_dump(job("other", pod_spec("true")))
             applied = cluster.kubectl("apply", "--server-side", "-f", "-", stdin=manifest).stdout

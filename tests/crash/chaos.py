@@ -33,7 +33,10 @@ from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
-METHODS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 4, "dropout": 0.1}}, "full": {"lora": None}}
+METHODS: dict[str, dict[str, Any]] = {
+    "lora": {"lora": {"r": 4, "dropout": 0.1}},
+    "full": {"lora": None},
+}
 Victim = Literal["all ranks", "one rank", "launcher"]
 
 
@@ -148,16 +151,22 @@ class Chaos:
         key = kind[:3]
         if key not in self._whole:
             config = self._config(kind._replace(async_save=False))
-            if not self._whole:  # the first one waits for the server that ranks are forked from, and for the data
+            if (
+                not self._whole
+            ):  # the first one waits for the server that ranks are forked from, and for the data
                 toy.finished(self._folder / "warm-up", config, kind.world_size)
-            run_dir = toy.make_run(self._folder / "-".join(["whole", *map(str, key)]), config, kind.world_size)
+            run_dir = toy.make_run(
+                self._folder / "-".join(["whole", *map(str, key)]), config, kind.world_size
+            )
             began = time.monotonic()
             with started(worker.main, kind.world_size, [str(run_dir)]) as ranks:
                 wait_until(lambda: has_loaded(run_dir))
                 loaded = time.monotonic()
                 codes = wait_all(ranks)
             assert codes == [0] * kind.world_size, (run_dir / "logs" / "rank-0.log").read_text()
-            self._whole[key] = Whole(toy.digests(run_dir), loaded - began, time.monotonic() - loaded)
+            self._whole[key] = Whole(
+                toy.digests(run_dir), loaded - began, time.monotonic() - loaded
+            )
         return self._whole[key]
 
     def _kill_ranks(self, run_dir: Path, kind: Kind, blow: Blow) -> bool:
@@ -214,15 +223,29 @@ def _count(text: str) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; 1 when a run came out different, 130 after Ctrl-C."""
     description = __doc__.splitlines()[0] if __doc__ else None
-    parser = argparse.ArgumentParser(prog="scripts/chaos", description=description, allow_abbrev=False)
-    parser.add_argument("--kills", type=_count, default=10, metavar="N", help="that meet a run still going, default 10")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another order and moments, default 0")
+    parser = argparse.ArgumentParser(
+        prog="scripts/chaos", description=description, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--kills",
+        type=_count,
+        default=10,
+        metavar="N",
+        help="that meet a run still going, default 10",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="another order and moments, default 0"
+    )
     args = parser.parse_args(argv)
     began, done, interrupted = time.monotonic(), list[Kill](), False
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stop from outside tidies up too
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # so that a stop from outside tidies up too
     folder = Path(tempfile.mkdtemp(prefix="kubetune-chaos-"))
     # Speeds of toys say nothing of the user's runs.
-    os.environ.update({"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")})
+    os.environ.update(
+        {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
+    )
     # What the runs themselves print is of use only beside one that came out different.
     table, mistakes = os.fdopen(os.dup(1), "w", buffering=1), os.dup(2)
     printed = os.open(folder / "printed.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -246,7 +269,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if missed:
         kept = ", ".join(str(folder / f"run-{number}") for number in missed)
-        print(f"kept: {kept}; beside them undisturbed runs of each kind, and what all printed", file=table)
+        print(
+            f"kept: {kept}; beside them undisturbed runs of each kind, and what all printed",
+            file=table,
+        )
     else:
         shutil.rmtree(folder, ignore_errors=True)
     return 130 if interrupted else 1 if missed else 0

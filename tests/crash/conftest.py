@@ -27,7 +27,9 @@ def uninterrupted(
     def digests(config: Config, world_size: int) -> dict[str, str]:
         key = (config.model_dump_json(), world_size)
         if key not in made:
-            made[key] = toy.digests(toy.finished(tmp_path_factory.mktemp("whole") / "run", config, world_size))
+            made[key] = toy.digests(
+                toy.finished(tmp_path_factory.mktemp("whole") / "run", config, world_size)
+            )
         return made[key]
 
     return digests

@@ -88,7 +88,11 @@ def copy_of(stopped: Path, folder: Path) -> Path:
 
 def files_of(run_dir: Path) -> list[str]:
     """What kubetune reads of a run, but for the tensors, which have checksums."""
-    found = [*run_dir.glob("*.json*"), *run_dir.glob("logs/*.json"), *run_dir.glob("checkpoints/step-*/manifest.json")]
+    found = [
+        *run_dir.glob("*.json*"),
+        *run_dir.glob("logs/*.json"),
+        *run_dir.glob("checkpoints/step-*/manifest.json"),
+    ]
     return sorted(str(path.relative_to(run_dir)) for path in found)
 
 
@@ -110,8 +114,19 @@ def test_a_run_goes_on_when_its_numbers_are_damaged_and_counts_right(
     assert "metrics.jsonl: steps 3-7 are missing (5 of 7)" in log
     assert f"events.jsonl: line {len(events.splitlines())} is damaged" in log
     assert "Traceback" not in log
-    told, expected = (json.loads((folder / "report.json").read_text()) for folder in (run_dir, whole))
-    same = ("steps", "samples", "tokens", "trained_tokens", "loss_first", "loss_last", "eval_last", "best_step")
+    told, expected = (
+        json.loads((folder / "report.json").read_text()) for folder in (run_dir, whole)
+    )
+    same = (
+        "steps",
+        "samples",
+        "tokens",
+        "trained_tokens",
+        "loss_first",
+        "loss_last",
+        "eval_last",
+        "best_step",
+    )
     assert {key: told[key] for key in same} == {key: expected[key] for key in same}
     assert told["samples"] == 2 * toy.ROWS
     for name in ("adapter_model.safetensors", "optimizer.safetensors"):
@@ -119,6 +134,40 @@ def test_a_run_goes_on_when_its_numbers_are_damaged_and_counts_right(
     page = tmp_path / "page.html"
     assert main(["report", str(run_dir), "-o", str(page)]) == errors.OK
     assert "metrics.jsonl lacks 5 of 14 steps" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("train/tokens.u32", 1000),
+        ("train/trained.u8", 50),
+        ("train/offsets.i64", 160),
+        ("train/offsets.i64", 166),
+        ("eval/tokens.u32", 40),
+    ],
+)
+def test_a_run_that_goes_on_notices_damaged_prepared_data(
+    toy_inputs: Path, tmp_path: Path, name: str, place: int
+) -> None:
+    """One wrong bit in the cache: the run says so, prepares the rows again, and comes to the same numbers."""
+    config = toy.make_config(toy_inputs, data={"cache": str(tmp_path / "cache")})
+    whole = toy.finished(tmp_path / "whole", config)
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 15:step:7"}) == [errors.PREEMPTED]
+    victim = next((tmp_path / "cache" / "prepared").glob(f"*/{name}"))
+    content = bytearray(victim.read_bytes())
+    content[place] ^= 1
+    victim.write_bytes(content)
+    assert toy.train(run_dir) == [0]
+    log = (run_dir / "logs" / "rank-0.log").read_text()
+    assert f"has damage in {name} (its checksum differs): they are prepared again" in log
+    assert "Traceback" not in log
+    for file in ("adapter_model.safetensors", "optimizer.safetensors"):
+        assert toy.digests(run_dir)[file] == toy.digests(whole)[file]
+    new_run = toy.make_run(tmp_path / "new", config)
+    assert toy.train(new_run) == [0]
+    assert toy.digests(new_run) == toy.digests(whole)
+    assert "prepared again" not in (new_run / "logs" / "rank-0.log").read_text()
 
 
 def look_at(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +196,12 @@ def start_again(run_dir: Path) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_no_damage_is_a_traceback(
-    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: st.DataObject, damage: str, seed: int
+    stopped: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    data: st.DataObject,
+    damage: str,
+    seed: int,
 ) -> None:
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
     run_dir = copy_of(stopped, tmp_path)
@@ -174,7 +228,9 @@ def test_no_damage_of_any_file_is_a_traceback(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_config_of_a_run_says_what_and_where(stopped: Path, tmp_path: Path, damage: str) -> None:
+def test_a_damaged_config_of_a_run_says_what_and_where(
+    stopped: Path, tmp_path: Path, damage: str
+) -> None:
     run_dir = copy_of(stopped, tmp_path)
     config = load_resolved(run_dir / "resolved.json")
     DAMAGES[damage](run_dir / "resolved.json", random.Random(2))
@@ -185,7 +241,9 @@ def test_a_damaged_config_of_a_run_says_what_and_where(stopped: Path, tmp_path: 
         load_resolved(run_dir / "resolved.json")
 
 
-def test_a_damaged_plan_is_written_anew(stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_plan_is_written_anew(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = copy_of(stopped, tmp_path)
     config, path = load_resolved(run_dir / "resolved.json"), run_dir / "plan.json"
     path.write_bytes(b"\0" * 100)
@@ -200,7 +258,9 @@ def test_a_damaged_plan_is_written_anew(stopped: Path, tmp_path: Path, capsys: p
 def test_a_run_directory_that_is_deleted_is_noticed_at_the_next_step(
     toy_inputs: Path, tmp_path: Path, world_size: int
 ) -> None:
-    config = toy.make_config(toy_inputs, {"save_steps": 100, "eval_steps": 100}, data={"eval": None})
+    config = toy.make_config(
+        toy_inputs, {"save_steps": 100, "eval_steps": 100}, data={"eval": None}
+    )
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
     fault = {"KUBETUNE_FAULT": "signal 19:step:3"}
     with started(worker.main, world_size, [str(run_dir)], environ=fault) as ranks:
@@ -214,7 +274,14 @@ def test_a_run_directory_that_is_deleted_is_noticed_at_the_next_step(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "moment"),
-    [(1, "step:3"), (2, "step:3"), (2, "step:3:1"), (2, "joining:1:1"), (2, "save:1"), (2, "commit.written:1")],
+    [
+        (1, "step:3"),
+        (2, "step:3"),
+        (2, "step:3:1"),
+        (2, "joining:1:1"),
+        (2, "save:1"),
+        (2, "commit.written:1"),
+    ],
 )
 def test_the_agent_of_a_run_directory_that_is_deleted_says_so(
     toy_inputs: Path, tmp_path: Path, world_size: int, moment: str
@@ -223,14 +290,18 @@ def test_the_agent_of_a_run_directory_that_is_deleted_says_so(
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
     command = [sys.executable, "-P", "-m", "kubetune.agent", str(run_dir)]
     environ = {**os.environ, "KUBETUNE_FAULT": f"signal 19:{moment}"}
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         wait_until(lambda: stopped_ranks(process.pid))
         shutil.rmtree(run_dir.rename(tmp_path / "doomed"))
         began = time.monotonic()
         for rank in stopped_ranks(process.pid):
             os.kill(rank, signal.SIGCONT)
         said = "".join(process.communicate(timeout=60))
-        assert time.monotonic() - began < 20, "it ends at the next step, and waits for no grace time"
+        assert time.monotonic() - began < 20, (
+            "it ends at the next step, and waits for no grace time"
+        )
     assert process.returncode == errors.ENVIRONMENT, said
     assert f"{run_dir} was deleted or moved away while the run went on" in said
     assert "Traceback" not in said

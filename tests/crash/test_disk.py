@@ -39,16 +39,25 @@ slow = pytest.mark.slow
 )
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=slow)])
 def test_no_space_at_each_point(
-    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, world_size: int, point: str, nth: int, safe: int
+    toy_inputs: Path,
+    tmp_path: Path,
+    uninterrupted: Any,
+    world_size: int,
+    point: str,
+    nth: int,
+    safe: int,
 ) -> None:
     config = toy.make_config(toy_inputs)
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
-    codes = toy.train(run_dir, world_size, {"KUBETUNE_FAULT": f"error {errno.ENOSPC}:{point}:{nth}"})
+    codes = toy.train(
+        run_dir, world_size, {"KUBETUNE_FAULT": f"error {errno.ENOSPC}:{point}:{nth}"}
+    )
     assert codes == [errors.ENVIRONMENT] * world_size
     log = (run_dir / "logs" / "rank-0.log").read_text()
     assert "No space left on device (" in log
     assert re.search(
-        r"bytes free\); free some space and run the same command again; a checkpoint takes [\d,]+ bytes", log
+        r"bytes free\); free some space and run the same command again; a checkpoint takes [\d,]+ bytes",
+        log,
     )
     assert checkpoints.find(run_dir) == folder_of(run_dir, safe)
     assert toy.train(run_dir, world_size) == [0] * world_size
@@ -57,12 +66,16 @@ def test_no_space_at_each_point(
 
 def train_with_small_files(run_dir: str, largest: int) -> int:
     """Train where no file may grow beyond `largest` bytes: a limit of the kernel, met inside the libraries too."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (largest, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    )
     return worker.main([run_dir])
 
 
 @pytest.mark.parametrize(
-    ("sections", "largest"), [pytest.param({}, 60_000, marks=slow), ({"lora": None}, 200_000)], ids=["lora", "full"]
+    ("sections", "largest"),
+    [pytest.param({}, 60_000, marks=slow), ({"lora": None}, 200_000)],
+    ids=["lora", "full"],
 )
 def test_a_write_that_fails_inside_a_library(
     toy_inputs: Path, tmp_path: Path, uninterrupted: Any, sections: dict[str, Any], largest: int
@@ -84,14 +97,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MB, where this user may mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("mounting needs root")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_disk_that_cannot_hold_the_checkpoints_is_refused_at_once(toy_inputs: Path, small_disk: Path) -> None:
+def test_a_disk_that_cannot_hold_the_checkpoints_is_refused_at_once(
+    toy_inputs: Path, small_disk: Path
+) -> None:
     run_dir = toy.make_run(small_disk / "run", toy.make_config(toy_inputs, lora=None))
     assert toy.train(run_dir) == [errors.ENVIRONMENT]
     told = re.search(
@@ -104,10 +121,14 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_refused_at_once(toy_inputs: 
     assert not (run_dir / "metrics.jsonl").exists()
 
 
-def test_a_disk_without_a_single_byte_hides_neither_code_nor_cause(toy_inputs: Path, small_disk: Path) -> None:
+def test_a_disk_without_a_single_byte_hides_neither_code_nor_cause(
+    toy_inputs: Path, small_disk: Path
+) -> None:
     """Not even the log or the rank's last word can be written."""
     run_dir = toy.make_run(small_disk / "run", toy.make_config(toy_inputs))
-    with started(worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:step:3"}) as ranks:
+    with started(
+        worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:step:3"}
+    ) as ranks:
         toy.wait_until_stopped(ranks[0])
         with suppress(OSError), (small_disk / "other").open("wb", buffering=0) as other:
             while other.write(bytes(4096)):
@@ -129,7 +150,11 @@ def test_a_disk_without_a_single_byte_hides_neither_code_nor_cause(toy_inputs: P
     ids=["", "beside the loop", "sharded, beside the loop"],
 )
 def test_a_disk_that_somebody_else_fills(
-    toy_inputs: Path, small_disk: Path, uninterrupted: Any, training: dict[str, Any], world_size: int
+    toy_inputs: Path,
+    small_disk: Path,
+    uninterrupted: Any,
+    training: dict[str, Any],
+    world_size: int,
 ) -> None:
     config = toy.make_config(toy_inputs, training)
     run_dir = toy.make_run(small_disk / "run", config, world_size)

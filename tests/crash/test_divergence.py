@@ -30,13 +30,20 @@ POISON = "🙂"
 @pytest.fixture
 def poisoned(toy_inputs: Path, tmp_path: Path) -> Config:
     """A model that knows one token as NaN, and data with it in one row."""
-    model, train = shutil.copytree(toy_inputs / "model", tmp_path / "model"), tmp_path / "train.jsonl"
+    model, train = (
+        shutil.copytree(toy_inputs / "model", tmp_path / "model"),
+        tmp_path / "train.jsonl",
+    )
     lines = (toy_inputs / "train.jsonl").read_text().splitlines(keepends=True)
     lines[30] = lines[30].replace('"prompt": "', f'"prompt": "{POISON} ')
     train.write_text("".join(lines))
-    config = toy.make_config(toy_inputs, {"save_steps": 1}, model=str(model), data={"train": str(train)})
+    config = toy.make_config(
+        toy_inputs, {"save_steps": 1}, model=str(model), data={"train": str(train)}
+    )
     rows = prepare(config).train
-    inside = set(rows.row(30)[0].tolist()).difference(*(rows.row(i)[0].tolist() for i in range(len(rows)) if i != 30))
+    inside = set(rows.row(30)[0].tolist()).difference(
+        *(rows.row(i)[0].tolist() for i in range(len(rows)) if i != 30)
+    )
     weights = load_file(model / "model.safetensors")
     weights["model.embed_tokens.weight"][sorted(inside)] = torch.nan
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
@@ -44,7 +51,9 @@ def poisoned(toy_inputs: Path, tmp_path: Path) -> Config:
 
 
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_poisoned_row_stops_all_ranks_before_the_update(tmp_path: Path, poisoned: Config, world_size: int) -> None:
+def test_a_poisoned_row_stops_all_ranks_before_the_update(
+    tmp_path: Path, poisoned: Config, world_size: int
+) -> None:
     run_dir = toy.make_run(tmp_path / "run", poisoned, world_size)
     assert toy.train(run_dir, world_size) == [errors.DIVERGED] * world_size
     newest = checkpoints.find(run_dir)
@@ -62,7 +71,12 @@ def test_a_poisoned_row_stops_all_ranks_before_the_update(tmp_path: Path, poison
     assert len(toy.losses(run_dir)) == step
 
 
-RUNAWAY = {"learning_rate": 5.0, "warmup_steps": 4, "save_steps": 1, "lr_scheduler_type": "constant"}
+RUNAWAY = {
+    "learning_rate": 5.0,
+    "warmup_steps": 4,
+    "save_steps": 1,
+    "lr_scheduler_type": "constant",
+}
 
 
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -75,16 +89,23 @@ def test_a_loss_above_the_threshold_for_so_many_steps_ends_the_run(
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
     assert toy.train(run_dir, world_size) == [errors.DIVERGED] * world_size
     losses = toy.losses(run_dir)
-    assert losses[-1] > first >= max(losses[:-1])  # the second such step moved no weights, and has no line
+    assert (
+        losses[-1] > first >= max(losses[:-1])
+    )  # the second such step moved no weights, and has no line
     log = (run_dir / "logs" / "rank-0.log").read_text()
     good = len(losses) - 1
-    assert f"step {len(losses)}: loss {losses[-1]:.4g} lies above training.loss_watchdog_threshold (20): 1 of 2" in log
+    assert (
+        f"step {len(losses)}: loss {losses[-1]:.4g} lies above training.loss_watchdog_threshold (20): 1 of 2"
+        in log
+    )
     assert "as in 2 steps in a row (training.loss_watchdog_patience)" in log
     assert f"the checkpoint of step {good} is kept" in log
     assert max(checkpoints.steps(run_dir)) == good
 
 
-def test_steps_above_the_threshold_are_counted_over_a_stop(toy_inputs: Path, tmp_path: Path) -> None:
+def test_steps_above_the_threshold_are_counted_over_a_stop(
+    toy_inputs: Path, tmp_path: Path
+) -> None:
     watched = {"max_steps": 150, "loss_watchdog_threshold": 1e-9, "loss_watchdog_patience": 120}
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, watched, data={"eval": 0}))
     with started(worker.main, 1, [str(run_dir)]) as processes:
@@ -102,7 +123,9 @@ def test_steps_above_the_threshold_are_counted_over_a_stop(toy_inputs: Path, tmp
 def test_a_run_whose_loss_ran_away_says_so_at_its_end(toy_inputs: Path, tmp_path: Path) -> None:
     tracked = {"lora": None, "data": {"eval": 0}, "tracking": {"tensorboard": True}}
     run_dir = toy.finished(tmp_path / "run", toy.make_config(toy_inputs, RUNAWAY, **tracked))
-    assert b"the loss ran away: " in b"".join(path.read_bytes() for path in (run_dir / "tensorboard").iterdir())
+    assert b"the loss ran away: " in b"".join(
+        path.read_bytes() for path in (run_dir / "tensorboard").iterdir()
+    )
     assert json.loads((run_dir / "report.json").read_text())["loss_runaway"]["last"] > 20
     status = exit_status.read_rank_exit_statuses(run_dir)[0]
     assert (status.code, status.reason[:28]) == (0, "done, but the loss ran away:")

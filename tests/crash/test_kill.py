@@ -56,6 +56,18 @@ def test_killed_at_each_point(
     assert not list(run_dir.glob("checkpoints/.*.tmp"))
 
 
+def test_what_a_kill_left_half_written_is_gone_after_the_next_start(
+    toy_inputs: Path, tmp_path: Path
+) -> None:
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, **LORA))
+    assert kill_at(run_dir, 1, "write proof_rows.safetensors", 1) == [KILLED]
+    (half,) = run_dir.glob(".proof_rows.safetensors.*.tmp")
+    os.utime(half, (0, 0))  # what is younger than a second may be somebody's who has just begun
+    assert toy.train(run_dir) == [0]
+    assert (run_dir / "proof_rows.safetensors").is_file()
+    assert not list(run_dir.rglob(".*.tmp"))
+
+
 @pytest.mark.parametrize(
     ("sections", "point", "nth", "rank"),
     [
@@ -66,7 +78,13 @@ def test_killed_at_each_point(
     ],
 )
 def test_one_of_two_ranks_killed(
-    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, sections: Any, point: str, nth: int, rank: int
+    toy_inputs: Path,
+    tmp_path: Path,
+    uninterrupted: Any,
+    sections: Any,
+    point: str,
+    nth: int,
+    rank: int,
 ) -> None:
     config = toy.make_config(toy_inputs, **sections)
     run_dir = toy.make_run(tmp_path / "run", config, 2)
@@ -96,7 +114,9 @@ def test_ten_interruptions_in_one_run(toy_inputs: Path, tmp_path: Path, uninterr
     assert toy.digests(run_dir) == uninterrupted(config, 1)
 
 
-def test_killed_while_it_saves_after_sigterm(toy_inputs: Path, tmp_path: Path, uninterrupted: Any) -> None:
+def test_killed_while_it_saves_after_sigterm(
+    toy_inputs: Path, tmp_path: Path, uninterrupted: Any
+) -> None:
     """As when the grace time is too short: the checkpoint before is used."""
     config = toy.make_config(toy_inputs, **LORA)
     run_dir = toy.make_run(tmp_path / "run", config)

@@ -14,7 +14,10 @@ from kubetune.rundir.checkpoints import folder_of
 from tests import toy
 
 pytestmark = pytest.mark.slow
-METHODS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 4, "dropout": 0.1}}, "full": {"lora": None}}
+METHODS: dict[str, dict[str, Any]] = {
+    "lora": {"lora": {"r": 4, "dropout": 0.1}},
+    "full": {"lora": None},
+}
 POINTS = [
     # (point, how often it is passed, step that must be safe by then)
     pytest.param("micro-batch", 8, 3, id="accumulation"),
@@ -32,7 +35,9 @@ POINTS = [
 @pytest.mark.parametrize(("point", "nth", "safe"), POINTS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("parallelism", "async_save"), [("fsdp", False), ("ddp", True), ("fsdp", True)], ids=["fsdp", "async", "fsdp async"]
+    ("parallelism", "async_save"),
+    [("fsdp", False), ("ddp", True), ("fsdp", True)],
+    ids=["fsdp", "async", "fsdp async"],
 )
 def test_killed_at_each_point(
     toy_inputs: Path,
@@ -47,14 +52,18 @@ def test_killed_at_each_point(
 ) -> None:
     world_size = 2 if parallelism == "fsdp" else 1
     config, plain = (
-        toy.make_config(toy_inputs, {"parallelism": parallelism, "async_save": is_async}, **METHODS[method])
+        toy.make_config(
+            toy_inputs, {"parallelism": parallelism, "async_save": is_async}, **METHODS[method]
+        )
         for is_async in (async_save, False)
     )
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
     codes = toy.train(run_dir, world_size, {"KUBETUNE_FAULT": f"signal 9:{point}:{nth}"})
     assert codes == [-signal.SIGKILL, errors.LOST_PEER][:world_size]
     newest = checkpoints.find(run_dir)
-    if point != "micro-batch":  # whose number says little: two ranks share them, and saves go on beside the loop
+    if (
+        point != "micro-batch"
+    ):  # whose number says little: two ranks share them, and saves go on beside the loop
         assert newest == folder_of(run_dir, safe)
     assert toy.train(run_dir, world_size) == [0] * world_size
     assert toy.digests(run_dir) == uninterrupted(plain, world_size)
@@ -70,7 +79,10 @@ def test_the_rank_that_only_writes_slices_is_killed(
         for is_async in (async_save, False)
     )
     run_dir = toy.make_run(tmp_path / "run", config, 2)
-    assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": "signal 9:commit.part:2:1"}) == [errors.LOST_PEER, -signal.SIGKILL]
+    assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": "signal 9:commit.part:2:1"}) == [
+        errors.LOST_PEER,
+        -signal.SIGKILL,
+    ]
     assert checkpoints.find(run_dir) == folder_of(run_dir, 3)
     assert toy.train(run_dir, 2) == [0, 0]
     assert toy.digests(run_dir) == uninterrupted(plain, 2)

@@ -33,9 +33,13 @@ except EnvironmentFault as fault:
 """
 
 
-def start(path: Path, how: str, reason: str = "ENOLCK", code: str = HOLDER) -> subprocess.Popen[str]:
+def start(
+    path: Path, how: str, reason: str = "ENOLCK", code: str = HOLDER
+) -> subprocess.Popen[str]:
     command = refusing([f"flock={reason}"], [sys.executable, "-c", code, path, how])
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_a_lock_that_fails_is_told_by_its_path(tmp_path: Path) -> None:
@@ -77,7 +81,9 @@ for _ in range(5):
         os.rmdir(sys.argv[1] + ".alone")
 """
     with ExitStack() as stack:
-        all_ = [stack.enter_context(start(tmp_path / "x.lock", "wait", code=alone)) for _ in range(4)]
+        all_ = [
+            stack.enter_context(start(tmp_path / "x.lock", "wait", code=alone)) for _ in range(4)
+        ]
         for one in all_:
             told = one.communicate()[1]
             assert one.returncode == 0, told
@@ -90,13 +96,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lockfile, "STALE_SECONDS", 0.3)
 
 
-@pytest.mark.parametrize("text", ["process 7 on far\n7\nelsewhere\nabc\n000000000003\n", ""], ids=["dead", "unnamed"])
+@pytest.mark.parametrize(
+    "text", ["process 7 on far\n7\nelsewhere\nabc\n000000000003\n", ""], ids=["dead", "unnamed"]
+)
 def test_what_a_holder_of_another_machine_left_is_taken_when_it_stands_still(
     tmp_path: Path, quick: None, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     file = tmp_path / "x.lock.held"
     file.write_text(text)
-    with caplog.at_level(logging.WARNING), lockfile.held(tmp_path / "x.lock", wait=False, reason="none"):
+    with (
+        caplog.at_level(logging.WARNING),
+        lockfile.held(tmp_path / "x.lock", wait=False, reason="none"),
+    ):
         assert "looking whether it lives" in caplog.text
         with (
             pytest.raises(errors.EnvironmentFault, match="is held by process"),
@@ -131,7 +142,9 @@ def test_who_has_lost_its_place_ends(tmp_path: Path) -> None:
 def test_a_run_on_such_a_disk(toy_inputs: Path, tmp_path: Path) -> None:
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, {"max_steps": 2}))
     command = refusing(["flock=ENOLCK"], [sys.executable, "-P", "-m", "kubetune.agent", run_dir])
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as first:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as first:
         wait_until(lambda: (run_dir / "logs" / "rank-0.log").exists() or first.poll() is not None)
         second = subprocess.run(command, capture_output=True, text=True)
         assert second.returncode == errors.ENVIRONMENT

@@ -34,9 +34,13 @@ slow = pytest.mark.slow
 )
 def test_modules_of_the_current_folder(tmp_path: Path, words: str) -> None:
     """Started by hand with `python -m`, which by itself looks there first; so much Python has imported before."""
-    given = subprocess.run([sys.executable, "-c", "import runpy, sys; print(*sys.modules)"], capture_output=True)
+    given = subprocess.run(
+        [sys.executable, "-c", "import runpy, sys; print(*sys.modules)"], capture_output=True
+    )
     canary = plant_modules(tmp_path, but={"kubetune", *given.stdout.decode().split()})
-    done = subprocess.run([sys.executable, "-m", *words.split()], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", *words.split()], cwd=tmp_path, capture_output=True, text=True
+    )
     assert not canary.exists(), canary.read_text()
     assert done.returncode == errors.USER, done.stderr
 
@@ -72,7 +76,13 @@ def weights_that_are_a_pickle(model: Path, canary: Path) -> None:
 
 
 def pickles_beside_the_weights(model: Path, canary: Path) -> None:
-    for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt", "rng_state.pth", ".metadata"):
+    for name in (
+        "pytorch_model.bin",
+        "training_args.bin",
+        "optimizer.pt",
+        "rng_state.pth",
+        ".metadata",
+    ):
         (model / name).write_bytes(pickle.dumps(Bomb(canary)))
 
 
@@ -102,11 +112,16 @@ def a_tokenizer_of_its_own(model: Path, canary: Path) -> None:
         pytest.param(a_tokenizer_of_its_own, errors.USER, marks=slow),
     ],
 )
-def test_models(toy_inputs: Path, tmp_path: Path, canary: Path, plant: Callable[[Path, Path], None], code: int) -> None:
+def test_models(
+    toy_inputs: Path, tmp_path: Path, canary: Path, plant: Callable[[Path, Path], None], code: int
+) -> None:
     model = shutil.copytree(toy_inputs / "model", tmp_path / "model")
     plant(model, canary)
     config = toy.make_config(
-        toy_inputs, {"max_steps": 2}, model=str(model), data={"cache": str(tmp_path / "cache"), "eval": None}
+        toy_inputs,
+        {"max_steps": 2},
+        model=str(model),
+        data={"cache": str(tmp_path / "cache"), "eval": None},
     )
     run_dir = toy.make_run(tmp_path / "run", config)
     assert toy.train(run_dir) == [code], (run_dir / "logs" / "rank-0.log").read_text()
@@ -120,14 +135,20 @@ def seal_again(folder: Path) -> None:
         for path in sorted(folder.iterdir())
         if path.name != checkpoints.MANIFEST
     }
-    (folder / checkpoints.MANIFEST).write_text(json.dumps({"version": 1, "files": sums}, indent=1) + "\n")
+    (folder / checkpoints.MANIFEST).write_text(
+        json.dumps({"version": 1, "files": sums}, indent=1) + "\n"
+    )
     assert checkpoints.verify(folder) is None
 
 
 @slow
-@pytest.mark.parametrize("name", ["optimizer.safetensors", ".metadata", "optimizer.pt", "adapter_model.bin"])
+@pytest.mark.parametrize(
+    "name", ["optimizer.safetensors", ".metadata", "optimizer.pt", "adapter_model.bin"]
+)
 @pytest.mark.parametrize("is_sealed", [False, True], ids=["planted", "planted and sealed"])
-def test_checkpoints(toy_inputs: Path, tmp_path: Path, canary: Path, name: str, is_sealed: bool) -> None:
+def test_checkpoints(
+    toy_inputs: Path, tmp_path: Path, canary: Path, name: str, is_sealed: bool
+) -> None:
     config = toy.make_config(toy_inputs, {"max_steps": 4, "save_steps": 2}, data={"eval": None})
     run_dir = toy.make_run(tmp_path / "run", config)
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:step:4"}) == [-9]
@@ -150,7 +171,9 @@ def test_data(toy_inputs: Path, tmp_path: Path, canary: Path) -> None:
     for name in ("a.pkl", "b.parquet", "c.jsonl"):
         (folder / name).write_bytes(pickle.dumps(Bomb(canary)))
     for source in (folder, *sorted(folder.iterdir())):
-        config = toy.make_config(toy_inputs, data={"train": str(source), "cache": str(tmp_path / "cache")})
+        config = toy.make_config(
+            toy_inputs, data={"train": str(source), "cache": str(tmp_path / "cache")}
+        )
         assert toy.train(toy.make_run(tmp_path / "runs" / source.name, config)) == [errors.USER]
     assert not canary.exists()
 
@@ -170,8 +193,14 @@ def test_run_files(tmp_path: Path, canary: Path, line: str) -> None:
     keys = {"model": "model: a/b", "data": "data: {train: x.jsonl}", line.split(":")[0]: line}
     file = tmp_path / "run.yaml"
     file.write_text("".join(f"{text}\n" for text in keys.values()).replace("CANARY", str(canary)))
-    if line.startswith("model:"):  # the others are read alike, by a verb that begins no process to train in
-        done = subprocess.run([sys.executable, "-m", "kubetune", "train", str(file)], cwd=tmp_path, capture_output=True)
+    if line.startswith(
+        "model:"
+    ):  # the others are read alike, by a verb that begins no process to train in
+        done = subprocess.run(
+            [sys.executable, "-m", "kubetune", "train", str(file)],
+            cwd=tmp_path,
+            capture_output=True,
+        )
         assert done.returncode == errors.USER, done.stderr
     assert cli.main(["plan", str(file)]) == errors.USER
     assert not canary.exists()

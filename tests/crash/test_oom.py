@@ -21,7 +21,9 @@ from kubetune.planning.plan import make_plan
 from kubetune.rundir import exit_status, metrics
 from tests import toy
 
-PYTHONPATH = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+PYTHONPATH = os.pathsep.join(
+    filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
+)
 AGENT = """
 import sys
 from pathlib import Path
@@ -43,7 +45,9 @@ class Group:
 
     def allow(self, limit: int) -> None:
         is_first = (self.folder / "memory.limit_in_bytes").exists()
-        (self.folder / ("memory.limit_in_bytes" if is_first else "memory.max")).write_text(str(limit))
+        (self.folder / ("memory.limit_in_bytes" if is_first else "memory.max")).write_text(
+            str(limit)
+        )
         with suppress(OSError):  # of version 2; version 1 has no swap here
             (self.folder / "memory.swap.max").write_text("0")
 
@@ -71,7 +75,9 @@ def group() -> Iterator[Group]:
 def make_run(run_dir: Path, role: dict[str, int]) -> None:
     """A run of one process that plays a role."""
     run_dir.mkdir(exist_ok=True)
-    config = Config.model_validate({"model": "m", "data": {"train": "d"}, "compute": {"processes": 1}})
+    config = Config.model_validate(
+        {"model": "m", "data": {"train": "d"}, "compute": {"processes": 1}}
+    )
     (run_dir / "plan.json").write_text(make_plan(config).to_json())
     (run_dir / "resolved.json").write_text(json.dumps(resolved(config)))
     (run_dir / "roles.json").write_text(json.dumps({"0": role}))
@@ -88,10 +94,14 @@ def verdict(run_dir: Path) -> exit_status.ExitStatus:
 
 
 def train_to(run_dir: Path, step: int) -> None:
-    (run_dir / metrics.METRICS).write_text("".join(f'{{"step": {n}, "loss": 1.0}}\n' for n in range(1, step + 1)))
+    (run_dir / metrics.METRICS).write_text(
+        "".join(f'{{"step": {n}, "loss": 1.0}}\n' for n in range(1, step + 1))
+    )
 
 
-def test_a_rank_that_runs_out_of_memory_twice_without_getting_farther(group: Group, tmp_path: Path) -> None:
+def test_a_rank_that_runs_out_of_memory_twice_without_getting_farther(
+    group: Group, tmp_path: Path
+) -> None:
     group.allow(160 * MEBIBYTE)
     make_run(tmp_path, {"fill": 600 * MEBIBYTE})
     codes = []
@@ -102,10 +112,11 @@ def test_a_rank_that_runs_out_of_memory_twice_without_getting_farther(group: Gro
         assert ended.returncode == verdict(tmp_path).code
         limit = f"{160 * MEBIBYTE:,} bytes for all ranks of this node"
         assert (
-            f"was killed by SIGKILL for want of memory, after step {step}; the memory limit is {limit}" in ended.stderr
+            f"was killed by SIGKILL for want of memory, after step {step}; the memory limit is {limit}"
+            in ended.stderr
         )
         assert "Traceback" not in ended.stderr
-    assert codes == [errors.LOST_PEER, errors.ENVIRONMENT]
+    assert codes == [errors.LOST_PEER, errors.OUT_OF_MEMORY]
     assert "this one came no farther" in verdict(tmp_path).reason
     assert "compute.memory" in verdict(tmp_path).reason
     assert "training.per_device_train_batch_size" in verdict(tmp_path).reason
@@ -115,7 +126,9 @@ def test_a_rank_that_runs_out_of_memory_twice_without_getting_farther(group: Gro
 
 
 @pytest.mark.slow
-def test_an_end_of_another_kind_between_two_kills_makes_them_two_beginnings(group: Group, tmp_path: Path) -> None:
+def test_an_end_of_another_kind_between_two_kills_makes_them_two_beginnings(
+    group: Group, tmp_path: Path
+) -> None:
     group.allow(160 * MEBIBYTE)
     codes = []
     for role in ({"fill": 600 * MEBIBYTE}, {"end": errors.PREEMPTED}, {"fill": 600 * MEBIBYTE}):
@@ -125,7 +138,9 @@ def test_an_end_of_another_kind_between_two_kills_makes_them_two_beginnings(grou
 
 
 @pytest.mark.slow
-def test_a_kill_that_the_kernel_does_not_count_stays_worth_another_start(group: Group, tmp_path: Path) -> None:
+def test_a_kill_that_the_kernel_does_not_count_stays_worth_another_start(
+    group: Group, tmp_path: Path
+) -> None:
     group.allow(1024 * MEBIBYTE)
     make_run(tmp_path, {"kill": signal.SIGKILL})
     for _ in range(3):
@@ -133,23 +148,38 @@ def test_a_kill_that_the_kernel_does_not_count_stays_worth_another_start(group: 
         assert "rank 0 was killed by SIGKILL (not for memory" in verdict(tmp_path).reason
 
 
-def test_where_the_kernel_counts_nothing_two_kills_without_progress_are_enough(tmp_path: Path) -> None:
+def test_where_the_kernel_counts_nothing_two_kills_without_progress_are_enough(
+    tmp_path: Path,
+) -> None:
     make_run(tmp_path, {"kill": signal.SIGKILL})
     codes, environ = [], {**os.environ, "PYTHONPATH": PYTHONPATH}
     for step in (0, 3, 3):
         train_to(tmp_path, step)
-        codes.append(subprocess.run(agent_of(tmp_path, tmp_path / "none"), env=environ, check=False).returncode)
-    assert codes == [errors.LOST_PEER, errors.LOST_PEER, errors.ENVIRONMENT]
-    assert "or by somebody's kill -9, after step 3; no memory limit is set" in verdict(tmp_path).reason
+        codes.append(
+            subprocess.run(
+                agent_of(tmp_path, tmp_path / "none"), env=environ, check=False
+            ).returncode
+        )
+    assert codes == [errors.LOST_PEER, errors.LOST_PEER, errors.OUT_OF_MEMORY]
+    assert (
+        "or by somebody's kill -9, after step 3; no memory limit is set" in verdict(tmp_path).reason
+    )
 
 
 @pytest.mark.slow
 def test_two_ranks_that_train_under_a_limit(group: Group, toy_inputs: Path, tmp_path: Path) -> None:
     group.allow(2048 * MEBIBYTE)
-    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, compute={"processes": 2}), 2)
+    run_dir = toy.make_run(
+        tmp_path / "run", toy.make_config(toy_inputs, compute={"processes": 2}), 2
+    )
     command = [sys.executable, "-P", "-m", "kubetune.agent", str(run_dir)]
-    for code, words in ((errors.LOST_PEER, "for want of memory, after step 4"), (errors.ENVIRONMENT, "no farther")):
-        fault = "fill:step:5:1" if code == errors.LOST_PEER else "fill:step:2:1"  # it goes on after step 3
+    for code, words in (
+        (errors.LOST_PEER, "for want of memory, after step 4"),
+        (errors.OUT_OF_MEMORY, "no farther"),
+    ):
+        fault = (
+            "fill:step:5:1" if code == errors.LOST_PEER else "fill:step:2:1"
+        )  # it goes on after step 3
         ended = group.run(command, KUBETUNE_FAULT=fault)
         assert ended.returncode == code, ended.stderr
         assert words in verdict(run_dir).reason
@@ -160,7 +190,9 @@ def test_two_ranks_that_train_under_a_limit(group: Group, toy_inputs: Path, tmp_
 def test_the_process_that_prepares_data_is_killed(toy_inputs: Path, tmp_path: Path) -> None:
     config = toy.make_config(toy_inputs, data={"cache": str(tmp_path / "cache")})
     run_dir = toy.make_run(tmp_path / "run", config)
-    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:write manifest.json"}) == [errors.ENVIRONMENT]
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:write manifest.json"}) == [
+        errors.ENVIRONMENT
+    ]
     log = (run_dir / "logs" / "rank-0.log").read_text()
     assert "the process that prepares the data was killed (out of memory" in log
     assert "Traceback" not in log
@@ -171,12 +203,22 @@ def test_the_process_that_prepares_data_is_killed(toy_inputs: Path, tmp_path: Pa
     [
         (
             "0::/pod/one\n",
-            {"pod/one/memory.max": "max", "pod/memory.max": "5000", "pod/one/memory.events": "oom 4\noom_kill 3\n"},
+            {
+                "pod/one/memory.max": "max",
+                "pod/memory.max": "5000",
+                "pod/one/memory.events": "oom 4\noom_kill 3\n",
+            },
         ),
-        ("0::/elsewhere\n", {"memory.max": "5000", "memory.events": "oom_kill 3\noom_group_kill 7\n"}),
+        (
+            "0::/elsewhere\n",
+            {"memory.max": "5000", "memory.events": "oom_kill 3\noom_group_kill 7\n"},
+        ),
         (
             "5:cpu:/x\n4:memory:/pod\n0::/\n",
-            {"memory/pod/memory.limit_in_bytes": "5000", "memory/pod/memory.oom_control": "under_oom 0\noom_kill 3\n"},
+            {
+                "memory/pod/memory.limit_in_bytes": "5000",
+                "memory/pod/memory.oom_control": "under_oom 0\noom_kill 3\n",
+            },
         ),
     ],
     ids=["version 2, the limit above", "version 2, in a container", "version 1"],

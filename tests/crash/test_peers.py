@@ -66,7 +66,12 @@ PHASES = {
 }
 QUICK = {("all-reduce", 1)}
 TABLE = [
-    pytest.param(name, rank, id=f"{name}, rank {rank}", marks=() if (name, rank) in QUICK else pytest.mark.slow)
+    pytest.param(
+        name,
+        rank,
+        id=f"{name}, rank {rank}",
+        marks=() if (name, rank) in QUICK else pytest.mark.slow,
+    )
     for name, phase in PHASES.items()
     for rank in phase.ranks
 ]
@@ -112,7 +117,10 @@ def broken(toy_inputs: Path, tmp_path: Path, name: str, rank: int, timeout: floa
     config = toy.make_config(toy_inputs, training, lora=None if phase.sliced else {"r": 4})
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     if phase.resumed:
-        assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": "signal 9:step:5:0"}) == [-signal.SIGKILL, errors.LOST_PEER]
+        assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": "signal 9:step:5:0"}) == [
+            -signal.SIGKILL,
+            errors.LOST_PEER,
+        ]
         exit_status.clear_exit_statuses(run_dir)
     return Broken(config, run_dir, phase, rank)
 
@@ -153,7 +161,9 @@ def test_a_stopped_rank_is_waited_for_no_longer_than_agreed(
     assert seconds < (2 if name == "joining" else 1) * (timeout + heartbeat.WAITING_SECONDS) + 10
     verdict = judge_stopped(broken.run_dir, rank, since)
     assert verdict.code == errors.LOST_PEER
-    assert verdict.reason.startswith(f"rank {rank} was killed when its process had stood still for ")
+    assert verdict.reason.startswith(
+        f"rank {rank} was killed when its process had stood still for "
+    )
     assert f", last seen in {broken.phase.noted}" in verdict.reason
     broken.require_next_start(uninterrupted)
 
@@ -161,14 +171,22 @@ def test_a_stopped_rank_is_waited_for_no_longer_than_agreed(
 def judge_stopped(run_dir: Path, rank: int, since: float) -> ExitStatus:
     """The verdict when torchrun has killed the stopped rank, half a minute after the other one gave up."""
     now = time.time()
-    deaths = [Death(1 - rank, errors.LOST_PEER, now), Death(rank, -signal.SIGKILL, now + TORCHRUN_SECONDS)]
+    deaths = [
+        Death(1 - rank, errors.LOST_PEER, now),
+        Death(rank, -signal.SIGKILL, now + TORCHRUN_SECONDS),
+    ]
     frozen = heartbeat.find_frozen(run_dir, deaths, since)
-    return exit_status.judge([0, 1], exit_status.read_rank_exit_statuses(run_dir), deaths, frozen=frozen)
+    return exit_status.judge(
+        [0, 1], exit_status.read_rank_exit_statuses(run_dir), deaths, frozen=frozen
+    )
 
 
 def wait_for_all(run_dir: str) -> None:
     """One rank of two that do nothing but meet, with little patience."""
-    with process_group.join(timeout_seconds=PATIENCE) as world, heartbeat.watch(Path(run_dir), world.rank, 0.2):
+    with (
+        process_group.join(timeout_seconds=PATIENCE) as world,
+        heartbeat.watch(Path(run_dir), world.rank, 0.2),
+    ):
         heartbeat.beat("evaluation", 3)
         process_group.barrier(world)
 
@@ -176,7 +194,9 @@ def wait_for_all(run_dir: str) -> None:
 def test_a_stopped_rank_is_named_with_its_phase(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     since = time.time()
-    with started(wait_for_all, 2, str(tmp_path), environ={"KUBETUNE_FAULT": "signal 19:evaluation:1:1"}) as ranks:
+    with started(
+        wait_for_all, 2, str(tmp_path), environ={"KUBETUNE_FAULT": "signal 19:evaluation:1:1"}
+    ) as ranks:
         assert wait_all(ranks[:1]) == [errors.LOST_PEER]
     verdict = judge_stopped(tmp_path, 1, since)
     assert verdict.code == errors.LOST_PEER
@@ -185,7 +205,9 @@ def test_a_stopped_rank_is_named_with_its_phase(tmp_path: Path) -> None:
 
 
 @every_phase
-def test_a_late_rank_is_waited_for(broken: Broken, uninterrupted: Whole, name: str, rank: int) -> None:
+def test_a_late_rank_is_waited_for(
+    broken: Broken, uninterrupted: Whole, name: str, rank: int
+) -> None:
     with broken.start(signal.SIGSTOP) as ranks:
         toy.wait_until_stopped(ranks[rank])
         until = time.monotonic() + IMPATIENCE / 5

@@ -45,9 +45,21 @@ def closed(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["train", "run.yaml", "output=closed/run"], errors.ENVIRONMENT, "closed/run: Permission denied"),
-        (["train", "run.yaml", "output=closed"], errors.ENVIRONMENT, "closed/resolved.json: Permission denied"),
-        (["train", "run.yaml", "output=out", "data.train=secret.jsonl"], errors.USER, "secret.jsonl cannot be read"),
+        (
+            ["train", "run.yaml", "output=closed/run"],
+            errors.ENVIRONMENT,
+            "closed/run: Permission denied",
+        ),
+        (
+            ["train", "run.yaml", "output=closed"],
+            errors.ENVIRONMENT,
+            "closed/resolved.json: Permission denied",
+        ),
+        (
+            ["train", "run.yaml", "output=out", "data.train=secret.jsonl"],
+            errors.USER,
+            "secret.jsonl cannot be read",
+        ),
         (
             ["data", "check", "run.yaml", "data.train=closed/train.jsonl"],
             errors.ENVIRONMENT,
@@ -67,8 +79,12 @@ def test_light_verbs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "mode"), [("logs", 0o500), ("checkpoints", 0o500), ("metrics.jsonl", 0o400)])
-def test_a_run_that_may_not_go_on_loses_nothing(toy_inputs: Path, tmp_path: Path, what: str, mode: int) -> None:
+@pytest.mark.parametrize(
+    ("what", "mode"), [("logs", 0o500), ("checkpoints", 0o500), ("metrics.jsonl", 0o400)]
+)
+def test_a_run_that_may_not_go_on_loses_nothing(
+    toy_inputs: Path, tmp_path: Path, what: str, mode: int
+) -> None:
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs))
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 15:step:5"}) == [errors.PREEMPTED]
     target, before = run_dir / what, (run_dir / what).stat().st_mode

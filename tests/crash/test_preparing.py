@@ -15,7 +15,7 @@ from kubetune import errors
 from kubetune.base import files, processes, reminders
 from kubetune.base.signals import Relay
 from kubetune.data.prepared import prepare_worker
-from kubetune.rundir import checkpoints, exit_status
+from kubetune.rundir import exit_status
 from kubetune.supervisor.supervise import supervise
 from kubetune.training import worker
 from kubetune.training.start import preparation
@@ -27,7 +27,9 @@ BEFORE_RANKS, OF_THE_ONLY_RANK = "before ranks exist", "of the only rank"
 
 @pytest.fixture
 def run_dir(toy_inputs: Path, tmp_path: Path) -> Path:
-    config = toy.make_config(toy_inputs, data={"cache": str(tmp_path / "cache")}, compute={"processes": 2})
+    config = toy.make_config(
+        toy_inputs, data={"cache": str(tmp_path / "cache")}, compute={"processes": 2}
+    )
     return toy.make_run(tmp_path / "run", config, 2)
 
 
@@ -41,7 +43,12 @@ def log_of(run_dir: Path) -> str:
         (BEFORE_RANKS, "signal 9", -signal.SIGKILL, ""),
         (BEFORE_RANKS, "error 28", errors.ENVIRONMENT, "No space left on device"),
         (BEFORE_RANKS, "error 5", errors.ENVIRONMENT, "Input/output error"),
-        (OF_THE_ONLY_RANK, "signal 9", errors.ENVIRONMENT, "the process that prepares the data was killed"),
+        (
+            OF_THE_ONLY_RANK,
+            "signal 9",
+            errors.ENVIRONMENT,
+            "the process that prepares the data was killed",
+        ),
         (OF_THE_ONLY_RANK, "error 28", errors.ENVIRONMENT, "No space left on device"),
     ],
 )
@@ -49,7 +56,9 @@ def test_what_ends_preparing_is_told_and_nothing_is_kept(
     run_dir: Path, tmp_path: Path, where: str, fault: str, code: int, words: str
 ) -> None:
     main: Any = prepare_worker.main if where == BEFORE_RANKS else worker.main
-    with started(main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": f"{fault}:prepare:1"}) as ranks:
+    with started(
+        main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": f"{fault}:prepare:1"}
+    ) as ranks:
         assert wait_all(ranks) == [code]
     said = log_of(run_dir)
     assert words in said
@@ -73,7 +82,11 @@ def test_a_stopped_process_that_prepares_is_told_of_by_the_agent(
     agent.start()
 
     def stopped() -> list[int]:
-        return [pid for pid in processes.children(os.getpid()) if pid not in before and toy.is_stopped(pid)]
+        return [
+            pid
+            for pid in processes.children(os.getpid())
+            if pid not in before and toy.is_stopped(pid)
+        ]
 
     wait_until(stopped)
     (pid,) = stopped()
@@ -106,7 +119,11 @@ def test_who_waits_for_data_that_another_prepares_says_so_again_and_again(
     with caplog.at_level(logging.INFO), files.lock(path, wait=True):
         waiting.start()
         told = f"process {os.getpid()} on "
-        wait_until(lambda: sum(" has held " in message and told in message for message in caplog.messages) >= 2)
+        wait_until(
+            lambda: (
+                sum(" has held " in message and told in message for message in caplog.messages) >= 2
+            )
+        )
     waiting.join()
 
 
@@ -116,23 +133,6 @@ def test_a_rank_whose_data_are_long_in_coming_says_so(
     monkeypatch.setattr(reminders, "PATIENT_SECONDS", 0.01)
     config = worker.open_run([str(run_dir)], 0)[0]
     caplog.set_level(logging.INFO)
-    with preparation.Preparation((config, run_dir)) as prepared:
+    with preparation.Preparation(config, run_dir) as prepared:
         assert prepared.result()[0].train
     assert any("the data have been in preparation for " in message for message in caplog.messages)
-
-
-def ahead(pipe: str) -> int:
-    with open(pipe, "rb") as told:
-        return worker.main(["--ahead", str(os.dup(told.fileno()))])
-
-
-@pytest.mark.parametrize("tells", [True, False])
-def test_a_rank_begun_before_its_run_is_known_trains_what_it_is_told(
-    run_dir: Path, tmp_path: Path, *, tells: bool
-) -> None:
-    os.mkfifo(pipe := tmp_path / "pipe")
-    with started(ahead, 1, str(pipe)) as ranks:
-        pipe.write_bytes(os.fsencode(run_dir) if tells else b"")
-        assert wait_all(ranks) == [errors.OK if tells else errors.PREEMPTED]
-    assert checkpoints.newest_step(run_dir) == (2 * toy.STEPS_PER_EPOCH if tells else 0)
-    assert (run_dir / "logs").is_dir() == tells

@@ -31,8 +31,12 @@ class Disk:
     def _mount(self) -> None:
         """Mount by a loop device of its own, let go of with the mount; skip where this user may not."""
         options = ["-o", "loop,errors=remount-ro"]
-        mounted = subprocess.run(["mount", *options, str(self._image), str(self.folder)], capture_output=True)
-        device = os.path.realpath(f"/sys/dev/block/{os.major(dev := self.folder.stat().st_dev)}:{os.minor(dev)}")
+        mounted = subprocess.run(
+            ["mount", *options, str(self._image), str(self.folder)], capture_output=True
+        )
+        device = os.path.realpath(
+            f"/sys/dev/block/{os.major(dev := self.folder.stat().st_dev)}:{os.minor(dev)}"
+        )
         self._switch = Path("/sys/fs/ext4", Path(device).name, "trigger_fs_error")
         if mounted.returncode or not self._switch.exists():
             self.unmount(check=False)
@@ -59,7 +63,9 @@ class Disk:
         """
         self.unmount()
         self._image = shutil.copy(self._image, self._image.with_name("mended"))
-        subprocess.run(["e2fsck", "-fy", str(self._image)], capture_output=True)  # its status is 1 for what it mended
+        subprocess.run(
+            ["e2fsck", "-fy", str(self._image)], capture_output=True
+        )  # its status is 1 for what it mended
         self._mount()
 
 
@@ -96,10 +102,16 @@ def test_a_disk_that_turns_read_only_in_the_middle(
     run_dir = toy.make_run(disk.folder / "run", config, world_size)
     environ = {**os.environ, "KUBETUNE_FAULT": "signal 19:step:6"}
     command = [sys.executable, "-P", "-m", "kubetune.agent", str(run_dir)]
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as agent:
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as agent:
         stopped: list[int] = []
         try:
-            wait_until(lambda: stopped.extend(stopped_below(agent.pid)) or stopped or agent.poll() is not None)
+            wait_until(
+                lambda: (
+                    stopped.extend(stopped_below(agent.pid)) or stopped or agent.poll() is not None
+                )
+            )
             assert len(stopped) == 1
         except BaseException:
             agent.kill()  # else leaving this block would wait for it for ever; its rank dies with it
@@ -114,7 +126,9 @@ def test_a_disk_that_turns_read_only_in_the_middle(
     saved = {checkpoints.folder_of(run_dir, 3)} | ({None} if "async_save" in training else set())
     assert checkpoints.find(run_dir) in saved
     disk.mend()
-    assert toy.train(run_dir, world_size) == [errors.OK] * world_size, (run_dir / "logs" / "rank-0.log").read_text()
+    assert toy.train(run_dir, world_size) == [errors.OK] * world_size, (
+        run_dir / "logs" / "rank-0.log"
+    ).read_text()
     assert len(toy.losses(run_dir)) == 2 * toy.STEPS_PER_EPOCH
 
 

@@ -17,7 +17,9 @@ from tests.refusing import is_possible, refusing
 pytestmark = pytest.mark.skipif(not is_possible(), reason="needs seccomp")
 
 slow = pytest.mark.slow
-NO_CLONE3 = "clone3=ENOSYS"  # then the C library falls back to `clone`, whose flags can be looked at
+NO_CLONE3 = (
+    "clone3=ENOSYS"  # then the C library falls back to `clone`, whose flags can be looked at
+)
 
 
 def agent(run_dir: Path) -> list[object]:
@@ -42,7 +44,13 @@ REFUSED = {
     "no new files": (["openat&0x40=EROFS"], "", "Read-only file system"),
     "quota": (["openat&0x40=EDQUOT"], "", "Disk quota exceeded"),
 }
-QUICK = {("no processes", 1), ("no threads", 1), ("no new files", 1), ("little address space", 1), ("no threads", 2)}
+QUICK = {
+    ("no processes", 1),
+    ("no threads", 1),
+    ("no new files", 1),
+    ("little address space", 1),
+    ("no threads", 2),
+}
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,8 @@ def test_no_verb_tells_a_secret(toy_inputs: Path, tmp_path: Path) -> None:
     file.write_text(
         f"name: canary\nmodel: {model}\nlora: {{r: 2}}\n"
         f"data: {{train: {data}, eval: 0.1, max_length: 64, cache: {cache}}}\n"
-        "training: {max_steps: 3, save_steps: 1, per_device_train_batch_size: 4}\ncompute: {processes: 1}\n" + CLUSTER
+        "training: {max_steps: 3, save_steps: 1, per_device_train_batch_size: 4}\ncompute: {processes: 1}\n"
+        + CLUSTER
     )
     (tmp_path / "env").write_text(f"HF_TOKEN={TOKEN}\n")
     (tmp_path / "bad.jsonl").write_text(f'{{"prompt": "{TOKEN}"}}\n')
@@ -60,12 +61,27 @@ def test_no_verb_tells_a_secret(toy_inputs: Path, tmp_path: Path) -> None:
     always = {
         "init": [["-o", "new.yaml"]],
         "import": [[run]],
-        "plan": [[run], [run, "--json"], [run, f"training.sed={TOKEN}"], [f"{TOKEN}.yaml"], [run, f"token={TOKEN}"]],
-        "data": [["check", run], ["prepare", run], ["check", run, f"data.train={tmp_path}/bad.jsonl"]],
+        "plan": [
+            [run],
+            [run, "--json"],
+            [run, f"training.sed={TOKEN}"],
+            [f"{TOKEN}.yaml"],
+            [run, f"token={TOKEN}"],
+        ],
+        "data": [
+            ["check", run],
+            ["prepare", run],
+            ["check", run, f"data.train={tmp_path}/bad.jsonl"],
+        ],
         "train": [
             [run, f"output={run_dir}"],
             [run, f"output={run_dir}-2", f"model={TOKEN}/x"],
-            [run, f"output={run_dir}-3", "tracking.mlflow.uri=http://127.0.0.1:9", "training.max_steps=1"],
+            [
+                run,
+                f"output={run_dir}-3",
+                "tracking.mlflow.uri=http://127.0.0.1:9",
+                "training.max_steps=1",
+            ],
             [run, f"output={run_dir}-4", "logging.level=DEBUG", "training.max_steps=1"],
         ],
         "report": [[run_dir]],
@@ -107,25 +123,40 @@ def told_by(verb: str, arguments: list[str], folder: Path) -> list[str]:
 def told_by_pages(folder: Path) -> list[str]:
     """What the pages of `kubetune ui` hold, and what it prints, as leaks."""
     command = [sys.executable, "-m", "kubetune", "ui", str(folder), "--port", "0"]
-    with subprocess.Popen(command, cwd=folder, env=environment(folder), stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, cwd=folder, env=environment(folder), stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdout is not None
         try:
             line = server.stdout.readline()
             address = line.split(" at ")[1].strip()
             browser = build_opener(HTTPCookieProcessor())
-            browser.open(address).read()  # leads on to the first page, with a cookie in place of the token
+            browser.open(
+                address
+            ).read()  # leads on to the first page, with a cookie in place of the token
             root = address.partition("?")[0]
             pages = [browser.open(root).read()]
-            links = {link for link in re.findall(rb'href="(/[^"#]*)"', pages[0]) if b"static" not in link}
-            pages += [browser.open(root.rstrip("/") + link.decode().replace("&amp;", "&")).read() for link in links]
+            links = {
+                link for link in re.findall(rb'href="(/[^"#]*)"', pages[0]) if b"static" not in link
+            }
+            pages += [
+                browser.open(root.rstrip("/") + link.decode().replace("&amp;", "&")).read()
+                for link in links
+            ]
         finally:
             server.send_signal(signal.SIGINT)
         assert len(pages) > 3
         assert any(b"canary" in page or b"run" in page for page in pages)
-        return [leak for page in (*pages, (line + server.stdout.read()).encode()) for leak in found("ui", page)]
+        return [
+            leak
+            for page in (*pages, (line + server.stdout.read()).encode())
+            for leak in found("ui", page)
+        ]
 
 
 def environment(folder: Path) -> dict[str, str]:
     """This environment without a cluster, with the secrets."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "MLFLOW"))}
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "MLFLOW"))
+    }
     return {**own, **ENVIRON, "HOME": str(folder), "HF_HUB_OFFLINE": "1"}

@@ -68,7 +68,9 @@ def test_stopped_in_the_rehearsal_before_the_first_step(
     toy_inputs: Path, tmp_path: Path, uninterrupted: Any, world_size: int, point: str
 ) -> None:
     """Nothing to save; of two ranks the kernel ends them, whatever library they are in."""
-    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, {"preflight": True}, **LORA), world_size)
+    run_dir = toy.make_run(
+        tmp_path / "run", toy.make_config(toy_inputs, {"preflight": True}, **LORA), world_size
+    )
     codes = stop_at(run_dir, world_size, point, 1)
     assert codes[0] == (errors.PREEMPTED if world_size == 1 else -signal.SIGTERM)
     assert checkpoints.steps(run_dir) == []
@@ -77,10 +79,14 @@ def test_stopped_in_the_rehearsal_before_the_first_step(
     assert toy.digests(run_dir) == uninterrupted(toy.make_config(toy_inputs, **LORA), world_size)
 
 
-def test_a_start_that_is_stopped_before_it_trains_says_how_far_the_run_is(toy_inputs: Path, tmp_path: Path) -> None:
+def test_a_start_that_is_stopped_before_it_trains_says_how_far_the_run_is(
+    toy_inputs: Path, tmp_path: Path
+) -> None:
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs, **LORA))
     assert stop_at(run_dir, 1, "starting", 1) == [errors.PREEMPTED]
-    assert exit_status.read_rank_exit_statuses(run_dir)[0].reason.startswith("stopped before the first step; ")
+    assert exit_status.read_rank_exit_statuses(run_dir)[0].reason.startswith(
+        "stopped before the first step; "
+    )
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 15:step:5"}) == [errors.PREEMPTED]
     for _ in range(2):
         said = exit_status.read_rank_exit_statuses(run_dir)[0]
@@ -101,9 +107,17 @@ def test_a_start_that_is_stopped_before_it_trains_says_how_far_the_run_is(toy_in
     ],
 )
 def test_one_rank_is_told_and_both_stop_after_the_same_step(
-    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, parallelism: str, point: str, nth: int, rank: int
+    toy_inputs: Path,
+    tmp_path: Path,
+    uninterrupted: Any,
+    parallelism: str,
+    point: str,
+    nth: int,
+    rank: int,
 ) -> None:
-    config = toy.make_config(toy_inputs, {"parallelism": parallelism}, **(FULL if parallelism == "fsdp" else LORA))
+    config = toy.make_config(
+        toy_inputs, {"parallelism": parallelism}, **(FULL if parallelism == "fsdp" else LORA)
+    )
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     assert stop_at(run_dir, 2, point, nth, rank) == [errors.PREEMPTED] * 2
     assert {status.step for status in exit_status.read_rank_exit_statuses(run_dir).values()} == {
@@ -117,22 +131,34 @@ def test_a_rank_that_nobody_meets_stops_at_once(toy_inputs: Path, tmp_path: Path
     """In init_process_group C++ waits, where Python would hear of no signal."""
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs), 2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        meeting = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_PORT": str(silent.getsockname()[1])}
+        meeting = {
+            "WORLD_SIZE": "2",
+            "RANK": "1",
+            "LOCAL_RANK": "1",
+            "MASTER_PORT": str(silent.getsockname()[1]),
+        }
         with started(worker.main, 1, [str(run_dir)], environ=meeting) as (process,):
             silent.settimeout(60)
             connection, _ = silent.accept()
             with connection:
                 process.terminate()
                 assert wait_all([process]) == [-signal.SIGTERM]
-    assert exit_status.judge([1], {}, [exit_status.Death(1, -signal.SIGTERM, 0.0)]).code == errors.PREEMPTED
+    assert (
+        exit_status.judge([1], {}, [exit_status.Death(1, -signal.SIGTERM, 0.0)]).code
+        == errors.PREEMPTED
+    )
 
 
 @pytest.mark.parametrize("num_proc", [1, pytest.param(2, marks=slow)])
 def test_stopped_while_it_prepares(toy_inputs: Path, tmp_path: Path, num_proc: int) -> None:
     """Nothing to save, so at once, and nobody is left who prepares on."""
-    config = toy.make_config(toy_inputs, {"max_steps": 2}, data=much_data(toy_inputs, tmp_path, num_proc))
+    config = toy.make_config(
+        toy_inputs, {"max_steps": 2}, data=much_data(toy_inputs, tmp_path, num_proc)
+    )
     run_dir = toy.make_run(tmp_path / "run", config)
-    with started(worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "hang:prepare"}) as (process,):
+    with started(worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "hang:prepare"}) as (
+        process,
+    ):
         wait_until(lambda: any((tmp_path / "cache" / "prepared").glob(".*.tmp/train/tokens*")))
         pid = process.pid
         assert pid is not None
@@ -145,11 +171,17 @@ def test_stopped_while_it_prepares(toy_inputs: Path, tmp_path: Path, num_proc: i
 
 
 @pytest.mark.parametrize("num_proc", [1, 2])
-def test_processes_that_prepare_ignore_a_stop(toy_inputs: Path, tmp_path: Path, num_proc: int) -> None:
+def test_processes_that_prepare_ignore_a_stop(
+    toy_inputs: Path, tmp_path: Path, num_proc: int
+) -> None:
     """A SIGTERM to the whole group must not look like a worker that died."""
-    config = toy.make_config(toy_inputs, {"max_steps": 2}, data=much_data(toy_inputs, tmp_path, num_proc))
+    config = toy.make_config(
+        toy_inputs, {"max_steps": 2}, data=much_data(toy_inputs, tmp_path, num_proc)
+    )
     run_dir = toy.make_run(tmp_path / "run", config)
-    with started(worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:prepare"}) as (process,):
+    with started(
+        worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 19:prepare"}
+    ) as (process,):
         (preparing,) = wait_for_children(process)
         wait_until(lambda: toy.is_stopped(preparing))
         below = processes.children(preparing)
@@ -164,7 +196,11 @@ def much_data(toy_inputs: Path, folder: Path, num_proc: int) -> dict[str, Any]:
     """Data to prepare anew; with several processes so much that they are really started."""
     rows = (toy_inputs / "train.jsonl").read_text() * (60 if num_proc > 1 else 1)
     (folder / "train.jsonl").write_text(rows)
-    return {"train": str(folder / "train.jsonl"), "cache": str(folder / "cache"), "num_proc": num_proc}
+    return {
+        "train": str(folder / "train.jsonl"),
+        "cache": str(folder / "cache"),
+        "num_proc": num_proc,
+    }
 
 
 def wait_for_children(process: ForkServerProcess) -> list[int]:
@@ -177,7 +213,9 @@ def wait_for_children(process: ForkServerProcess) -> list[int]:
 def test_asked_twice_it_saves_once(toy_inputs: Path, tmp_path: Path, uninterrupted: Any) -> None:
     config = toy.make_config(toy_inputs, {"save_steps": 14}, **LORA)
     run_dir = toy.make_run(tmp_path / "run", config)
-    with started(worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 15:step:2"}) as (process,):
+    with started(
+        worker.main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": "signal 15:step:2"}
+    ) as (process,):
         wait_until(lambda: process.exitcode is not None or "asked to stop" in log(run_dir))
         assert process.pid is not None
         os.kill(process.pid, signal.SIGTERM)

@@ -19,7 +19,10 @@ from tests.crash.chaos import descendants
 from tests.crash.test_stop import much_data
 from tests.ranks import wait_until
 
-METHODS: dict[str, dict[str, Any]] = {"lora": {"lora": {"r": 4, "dropout": 0.1}}, "full": {"lora": None}}
+METHODS: dict[str, dict[str, Any]] = {
+    "lora": {"lora": {"r": 4, "dropout": 0.1}},
+    "full": {"lora": None},
+}
 
 
 def command(run_dir: Path) -> list[str]:
@@ -91,6 +94,12 @@ def test_everybody_stops_soon_and_the_next_start_goes_on(
     assert not [pid for pid in everybody if processes.is_alive(pid)]
     status = exit_status.read_exit_status(run_dir)
     assert status is not None
-    assert (status.code, status.step or 0) == (errors.PREEMPTED, max(checkpoints.steps(run_dir), default=0))
-    assert subprocess.run(command(run_dir), stdout=subprocess.DEVNULL, check=False).returncode == errors.OK
+    assert (status.code, status.step or 0) == (
+        errors.PREEMPTED,
+        max(checkpoints.steps(run_dir), default=0),
+    )
+    assert (
+        subprocess.run(command(run_dir), stdout=subprocess.DEVNULL, check=False).returncode
+        == errors.OK
+    )
     assert toy.digests(run_dir) == uninterrupted(config, world_size)

@@ -51,10 +51,14 @@ def test_exports(run_dir: Path, tmp_path: Path, before: bool) -> None:
     seconds = seconds_of(["export", str(run_dir), "--merge", "--out", str(whole)])
     expected = sha256_file(whole / "model.safetensors")
     if before:
-        assert not was_killed(["export", str(run_dir), "--merge", "--dtype", "bf16", "--out", str(out)], 60)
+        assert not was_killed(
+            ["export", str(run_dir), "--merge", "--dtype", "bf16", "--out", str(out)], 60
+        )
     kills = 0
     for _ in range(KILLS):
-        kills += was_killed(["export", str(run_dir), "--merge", "--out", str(out)], draw.uniform(0, seconds))
+        kills += was_killed(
+            ["export", str(run_dir), "--merge", "--out", str(out)], draw.uniform(0, seconds)
+        )
         assert is_whole(out, PROVENANCE) if before or out.exists() else not out.exists()
     assert kills > KILLS // 2
     seconds_of(["export", str(run_dir), "--merge", "--out", str(out)])

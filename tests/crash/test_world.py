@@ -17,9 +17,12 @@ from tests import toy
 SLOWLY = {"learning_rate": 1e-3}
 
 
-@pytest.mark.parametrize("sections", [{}, pytest.param({"lora": None}, marks=pytest.mark.slow)], ids=["lora", "full"])
 @pytest.mark.parametrize(
-    ("before", "after"), [(1, 2), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((2, 1), (2, 4)))]
+    "sections", [{}, pytest.param({"lora": None}, marks=pytest.mark.slow)], ids=["lora", "full"]
+)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(1, 2), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((2, 1), (2, 4)))],
 )
 def test_another_world_size_keeps_the_losses(
     toy_inputs: Path, tmp_path: Path, before: int, after: int, sections: dict[str, Any]
@@ -55,7 +58,9 @@ def test_damage_costs_only_the_newest_checkpoint(
     assert "set aside as damaged-step-000007-1" in (run_dir / "logs" / "rank-0.log").read_text()
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(tmp_path: Path, stopped: Path) -> None:
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(
+    tmp_path: Path, stopped: Path
+) -> None:
     run_dir = shutil.copytree(stopped, tmp_path / "run", symlinks=True)
     for step in (3, 6, 7):
         (folder_of(run_dir, step) / "adapter_model.safetensors").unlink()

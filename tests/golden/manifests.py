@@ -19,7 +19,12 @@ CASES: dict[str, list[str]] = {
     "jobset": ["full.yaml", "--kind=jobset"],
     "pytorchjob": ["full.yaml", "--kind=pytorchjob"],
     "trainjob": ["full.yaml", "--kind=trainjob"],
-    "rdma": ["minimal.yaml", "kubernetes.profile=rdma", "compute.gpus_per_node=8", "kubernetes.rdma.resource=rdma/hca"],
+    "rdma": [
+        "minimal.yaml",
+        "kubernetes.profile=rdma",
+        "compute.gpus_per_node=8",
+        "kubernetes.rdma.resource=rdma/hca",
+    ],
     "rdma-host": [
         *("minimal.yaml", "kubernetes.profile=rdma", "compute.gpus_per_node=8"),
         "kubernetes.rdma.privileged=true",
@@ -38,13 +43,27 @@ CASES: dict[str, list[str]] = {
             ("volcano-pytorchjob", "gang: volcano, queue: research", "--kind=pytorchjob"),
             ("volcano-trainjob", "gang: volcano, queue: research", "--kind=trainjob"),
             ("coscheduling-jobset", "gang: coscheduling, timeout_seconds: 300", "--kind=jobset"),
-            ("coscheduling-trainjob", "gang: coscheduling, timeout_seconds: 300", "--kind=trainjob"),
+            (
+                "coscheduling-trainjob",
+                "gang: coscheduling, timeout_seconds: 300",
+                "--kind=trainjob",
+            ),
             ("native-statefulset", "gang: native", "--kind=statefulset"),
         )
     },
     "placed": [
-        *("minimal.yaml", "compute.nodes=2", "compute.gpus_per_node=8", "compute.cpu=32", "kubernetes.queue=gpu"),
-        *("kubernetes.runtime_class=nvidia", "kubernetes.cpu_limits=true", "kubernetes.ephemeral_storage=50Gi"),
+        *(
+            "minimal.yaml",
+            "compute.nodes=2",
+            "compute.gpus_per_node=8",
+            "compute.cpu=32",
+            "kubernetes.queue=gpu",
+        ),
+        *(
+            "kubernetes.runtime_class=nvidia",
+            "kubernetes.cpu_limits=true",
+            "kubernetes.ephemeral_storage=50Gi",
+        ),
         "kubernetes.resource_claims=[{name: gpus, template: eight-gpus, gpus: true}, {name: nic, claim: fabric}]",
         "kubernetes.node_affinity=[{key: example.com/gpu, values: [h100, h200]}, {key: zone, values: [a], weight: 5}]",
     ],
@@ -60,7 +79,11 @@ CASES: dict[str, list[str]] = {
         "kubernetes.jobset={restart: trainer, exclusive: example.com/block, cache_with_run: true}",
         "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}",
     ],
-    "shared-cache": ["minimal.yaml", "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}", "compute.nodes=2"],
+    "shared-cache": [
+        "minimal.yaml",
+        "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}",
+        "compute.nodes=2",
+    ],
 }
 
 

@@ -19,9 +19,18 @@ RUN = "RUN"
 """Stands for the run directory of full.yaml, with an adapter that was exported."""
 
 CASES: dict[str, list[str]] = {
-    "whole": ["acme/support-bot-merged", "--max-model-len=8192", "--gpus=2", "--storage-class=shared-fs"],
+    "whole": [
+        "acme/support-bot-merged",
+        "--max-model-len=8192",
+        "--gpus=2",
+        "--storage-class=shared-fs",
+    ],
     "adapters": [
-        *("friendly=acme/support-friendly", "terse=/outputs/terse/exports/step-000100-adapter", "--rank=24"),
+        *(
+            "friendly=acme/support-friendly",
+            "terse=/outputs/terse/exports/step-000100-adapter",
+            "--rank=24",
+        ),
         *("--base=Qwen/Qwen3-8B", "--max-replicas=3", "--api-key-secret=vllm-key", "-n=serving"),
     ],
     "run": [RUN, "tuned=acme/other", "--base=Qwen/Qwen3-8B"],
@@ -43,7 +52,11 @@ def write_run(folder: Path, *overrides: str) -> Path:
 def rendered(case: str) -> str:
     """What the command line prints for a case."""
     out = io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(out), redirect_stderr(io.StringIO()):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        redirect_stdout(out),
+        redirect_stderr(io.StringIO()),
+    ):
         run_dir = str(write_run(Path(folder) / "run"))
         words = [run_dir if word == RUN else word for word in CASES[case]]
         code = main(["serve", "--render", *words])

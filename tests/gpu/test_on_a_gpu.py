@@ -41,7 +41,10 @@ from tests.architectures import (
     take_gradients,
 )
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 DEVICE = torch.device("cuda")
 EXACT = 1e-5
@@ -58,7 +61,9 @@ def fused() -> Kernels:
     return kernels
 
 
-def gradients_on_gpu(model: Any, rows: list[tuple[Any, Any]], kernels: Kernels | None = None) -> dict[str, Tensor]:
+def gradients_on_gpu(
+    model: Any, rows: list[tuple[Any, Any]], kernels: Kernels | None = None
+) -> dict[str, Tensor]:
     """By kubetune's own way, in packed batches, back on the CPU and in fp32."""
     route = choose_attention(model)
     assert route.padding_free, route.why_not
@@ -80,7 +85,9 @@ def test_gradients_equal_those_of_the_cpu(name: str, lora: bool) -> None:
 
 @pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.", r"ignore::UserWarning:torch\.")
 @pytest.mark.parametrize("name", PROMISED)
-def test_half_precision_takes_the_varlen_kernel_and_every_cheaper_forward(name: str, fused: Kernels) -> None:
+def test_half_precision_takes_the_varlen_kernel_and_every_cheaper_forward(
+    name: str, fused: Kernels
+) -> None:
     """Compiled norms, SwiGLU, rotary embeddings and cross-entropy, and a layer that recomputes."""
     model, rows = build_model(name, PROMISED[name]), random_rows()
     _, exact = reference_gradients(model, rows)
@@ -93,9 +100,14 @@ def test_half_precision_takes_the_varlen_kernel_and_every_cheaper_forward(name: 
 @pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.", r"ignore::UserWarning:torch\.")
 @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2"])
-def test_compiled_layers_are_exact_and_need_no_other_graph(name: str, recompute: bool, fused: Kernels) -> None:
+def test_compiled_layers_are_exact_and_need_no_other_graph(
+    name: str, recompute: bool, fused: Kernels
+) -> None:
     """Recomputed layers run in a thread of autograd's own there, under what that thread takes for the settings."""
-    model, batches = build_model(name, PROMISED[name]), [random_rows(), random_rows((50, 90, 7), seed=1)]
+    model, batches = (
+        build_model(name, PROMISED[name]),
+        [random_rows(), random_rows((50, 90, 7), seed=1)],
+    )
     exact = [reference_gradients(model, rows)[1] for rows in batches]
     model = model.to(DEVICE)
     swap_forwards(model, fused, ExitStack())
@@ -103,7 +115,11 @@ def test_compiled_layers_are_exact_and_need_no_other_graph(name: str, recompute:
         recompute_activations(model)
 
     def learn() -> tuple[float, float]:
-        norm = float(torch.cat([g.flatten() for g in gradients_on_gpu(model, batches[0], fused).values()]).norm())
+        norm = float(
+            torch.cat(
+                [g.flatten() for g in gradients_on_gpu(model, batches[0], fused).values()]
+            ).norm()
+        )
         return norm, norm
 
     layers = compiled_layers.compile_layers(model)
@@ -120,7 +136,10 @@ def test_compiled_layers_are_exact_and_need_no_other_graph(name: str, recompute:
 @pytest.mark.parametrize("rule", [Rule(0.2), Rule(0.2, window=7), Rule(0.2, causal=False)])
 def test_varlen_attention_equals_the_exact_one(rule: Rule) -> None:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(CU_SEQLENS[-1], heads, 64, device=DEVICE, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    q, k, v = (
+        torch.randn(CU_SEQLENS[-1], heads, 64, device=DEVICE, dtype=torch.bfloat16)
+        for heads in (4, 2, 2)
+    )
     if not varlen.varlen_fits(q, v):
         pytest.skip("this torch has no varlen attention with windows")
     weight = torch.randn(CU_SEQLENS[-1], 4, 64, device=DEVICE)
@@ -140,7 +159,10 @@ def _block(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: R
 def test_shared_beginnings_are_joined_to_the_exact_attention() -> None:
     torch.manual_seed(0)
     cu_seqlens, parents = (0, 200, 430, 435, 900, 1100, 1200), (-1, 0, 1, 1, 0, -1)
-    q, k, v = (torch.randn(cu_seqlens[-1], heads, 64, device=DEVICE, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    q, k, v = (
+        torch.randn(cu_seqlens[-1], heads, 64, device=DEVICE, dtype=torch.bfloat16)
+        for heads in (4, 2, 2)
+    )
     if not varlen.varlen_fits(q, v):
         pytest.skip("this torch has no varlen attention that gives log-sum-exps")
     weight = torch.randn(cu_seqlens[-1], 4, 64, device=DEVICE)
@@ -154,7 +176,12 @@ def test_shared_beginnings_are_joined_to_the_exact_attention() -> None:
 
 
 def _shared_block(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], parents: tuple[int, ...], scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: tuple[int, ...],
+    parents: tuple[int, ...],
+    scale: float,
 ) -> Tensor:
     return block_attention(q, k, v, None, cu_seqlens, Rule(scale), parents)
 
@@ -189,7 +216,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["plain", "compiled", "compiled layers", "recomputed", "async_save", "fsdp"],
 )
-def test_a_killed_run_goes_on_as_if_nothing_had_been(inputs: Path, tmp_path: Path, training: dict[str, Any]) -> None:
+def test_a_killed_run_goes_on_as_if_nothing_had_been(
+    inputs: Path, tmp_path: Path, training: dict[str, Any]
+) -> None:
     """On the same GPU, bit by bit. Where this fails, `kubetune verify-resume` says the same of a user's own run."""
     config = toy.make_config(inputs, training, model=str(inputs / "wide"))
     whole = toy.finished(tmp_path / "whole", config)
@@ -202,7 +231,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(inputs: Path, tmp_path: Pat
 @pytest.mark.parametrize("quantization", ["4bit", "8bit"])
 def test_a_quantised_base_learns(inputs: Path, tmp_path: Path, quantization: str) -> None:
     pytest.importorskip("bitsandbytes")
-    config = toy.make_config(inputs, {"num_train_epochs": 4}, model=str(inputs / "wide"), quantization=quantization)
+    config = toy.make_config(
+        inputs, {"num_train_epochs": 4}, model=str(inputs / "wide"), quantization=quantization
+    )
     losses = toy.losses(toy.finished(tmp_path / "run", config))
     assert np.mean(losses[-7:]) < np.mean(losses[:7]) - 0.1
 

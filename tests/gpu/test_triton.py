@@ -17,7 +17,9 @@ import pytest
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+    ),
 ]
 TARGETS = {"sm_80": 80, "sm_90a": 90, "sm_100a": 100, "sm_120a": 120}
 NO_GPU_HERE = """
@@ -65,12 +67,16 @@ def spilled(source: str, folder: Path, target: str) -> tuple[int, int]:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    signature = json.loads(re.search(r"'signature': (\{.*?\}), 'device'", source)[1].replace("'", '"'))  # type: ignore[index]
+    signature = json.loads(
+        re.search(r"'signature': (\{.*?\}), 'device'", source)[1].replace("'", '"')
+    )  # type: ignore[index]
     reduces = "R0_BLOCK" in signature
     sizes = {"XBLOCK": 1 if reduces else 1024, "R0_BLOCK": 2048}
     if "ReductionHint.OUTER" in source:
         sizes = {"XBLOCK": 64, "R0_BLOCK": 8}
-    blocks: dict[Any, Any] = {(list(signature).index(name),): n for name, n in sizes.items() if name in signature}
+    blocks: dict[Any, Any] = {
+        (list(signature).index(name),): n for name, n in sizes.items() if name in signature
+    }
     head = "\n".join(line for line in source.splitlines() if re.match(r"(import|from) ", line))
     path = folder / "kernel.py"
     path.write_text(f"{head}\n{source[source.index('@triton.jit') :]}")
@@ -79,7 +85,11 @@ def spilled(source: str, folder: Path, target: str) -> tuple[int, int]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    kernel = next(value for name, value in vars(module).items() if name.startswith("triton_") and hasattr(value, "fn"))
+    kernel = next(
+        value
+        for name, value in vars(module).items()
+        if name.startswith("triton_") and hasattr(value, "fn")
+    )
     made = triton.compile(
         triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=blocks),
         target=GPUTarget("cuda", TARGETS[target], 32),
@@ -87,14 +97,23 @@ def spilled(source: str, folder: Path, target: str) -> tuple[int, int]:
     )
     (folder / "kernel.ptx").write_text(made.asm["ptx"])
     ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas-blackwell"
-    command = [ptxas, "-v", f"--gpu-name={target}", folder / "kernel.ptx", "-o", folder / "kernel.cubin"]
+    command = [
+        ptxas,
+        "-v",
+        f"--gpu-name={target}",
+        folder / "kernel.ptx",
+        "-o",
+        folder / "kernel.cubin",
+    ]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     stores, loads = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", told).groups()  # type: ignore[union-attr]
     return int(stores), int(loads)
 
 
 def test_kernels_compile_for_each_kind_of_gpu_and_spill_nothing(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", NO_GPU_HERE, str(tmp_path / "found.json")], check=True, timeout=600)
+    subprocess.run(
+        [sys.executable, "-c", NO_GPU_HERE, str(tmp_path / "found.json")], check=True, timeout=600
+    )
     found = json.loads((tmp_path / "found.json").read_text())
     assert all(found.values())
     for name, sources in found.items():

@@ -24,17 +24,41 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "clusters" / "nebius.yaml"
 FLAGS = {
     "iam service-account create": {"--name", "--format"},
     "iam group-membership create": {"--parent-id", "--member-id", "--format"},
-    "compute filesystem create": {"--name", "--size-gibibytes", "--type", "--block-size-bytes", "--format"},
+    "compute filesystem create": {
+        "--name",
+        "--size-gibibytes",
+        "--type",
+        "--block-size-bytes",
+        "--format",
+    },
     "mk8s cluster create": {
         *("--name", "--control-plane-version", "--control-plane-subnet-id", "--format"),
         "--control-plane-endpoints-public-endpoint=true",
     },
     "compute gpu-cluster create": {"--name", "--infiniband-fabric", "--format"},
     "mk8s node-group create": {
-        *("--parent-id", "--name", "--fixed-node-count", "--template-resources-platform", "--format"),
-        *("--template-resources-preset", "--template-boot-disk-type", "--template-boot-disk-size-gibibytes"),
-        *("--template-gpu-settings-drivers-preset", "--template-service-account-id", "--template-gpu-cluster-id"),
-        *("--template-filesystems", "--template-cloud-init-user-data", "--template-metadata-labels"),
+        *(
+            "--parent-id",
+            "--name",
+            "--fixed-node-count",
+            "--template-resources-platform",
+            "--format",
+        ),
+        *(
+            "--template-resources-preset",
+            "--template-boot-disk-type",
+            "--template-boot-disk-size-gibibytes",
+        ),
+        *(
+            "--template-gpu-settings-drivers-preset",
+            "--template-service-account-id",
+            "--template-gpu-cluster-id",
+        ),
+        *(
+            "--template-filesystems",
+            "--template-cloud-init-user-data",
+            "--template-metadata-labels",
+        ),
         *("--autoscaling-min-node-count", "--autoscaling-max-node-count", "--template-taints"),
         *("--template-network-interfaces", "--template-preemptible=true"),
     },
@@ -83,7 +107,9 @@ class Cloud:
         (self.folder / "calls").unlink()
 
     def things(self) -> set[str]:
-        names = (str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file())
+        names = (
+            str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()
+        )
         return {name for name in names if name not in ("calls", "fail", "slow", "says", "subnets")}
 
     def change(self, **changes: object) -> None:
@@ -91,13 +117,18 @@ class Cloud:
         content = YAML(typ="safe").load(self.file.read_text())
         for key, setting in changes.pop("node", {}).items():  # type: ignore[attr-defined]
             content["node_groups"][0][key] = setting
-        content["node_groups"][0] = {k: v for k, v in content["node_groups"][0].items() if v is not None}
+        content["node_groups"][0] = {
+            k: v for k, v in content["node_groups"][0].items() if v is not None
+        }
         with open(self.file, "w") as stream:
             YAML(typ="safe").dump(content | changes, stream)
 
     def state(self) -> dict[str, dict[str, object]]:
         records = json.loads(self.file.with_suffix(".state.json").read_text())["records"]
-        return {key: {k: v for k, v in record.items() if k != "intended_at"} for key, record in records.items()}
+        return {
+            key: {k: v for k, v in record.items() if k != "intended_at"}
+            for key, record in records.items()
+        }
 
     def run(self, action: str, *more: str) -> int:
         return cli.main(["cluster", action, "-f", str(self.file), *more])
@@ -137,7 +168,12 @@ def test_all_is_made_once_in_order_and_a_second_run_makes_nothing(
             flags = {word for word in call[4:] if word.startswith("--")}
             assert flags <= FLAGS[" ".join(call[1:4])], call
     assert {name.split("/")[0] for name in cloud.things()} == {
-        *("iam-service-account", "iam-group-membership", "compute-filesystem", "compute-gpu-cluster"),
+        *(
+            "iam-service-account",
+            "iam-group-membership",
+            "compute-filesystem",
+            "compute-gpu-cluster",
+        ),
         *("mk8s-cluster", "mk8s-node-group", "contexts", "helm", "kubectl"),
     }
     before = cloud.things(), cloud.state()
@@ -153,7 +189,10 @@ def test_the_nodes_mount_the_filesystem_that_was_made(cloud: Cloud) -> None:
     attached = json.loads(call[call.index("--template-filesystems") + 1])
     assert attached[0]["existing_filesystem"] == {"id": "compute-filesystem-tune-shared"}
     assert attached[0]["mount_tag"] == "csi-storage"
-    assert "mount -t virtiofs csi-storage /mnt/data" in call[call.index("--template-cloud-init-user-data") + 1]
+    assert (
+        "mount -t virtiofs csi-storage /mnt/data"
+        in call[call.index("--template-cloud-init-user-data") + 1]
+    )
     assert call[call.index("--template-service-account-id") + 1] == "iam-service-account-tune-nodes"
     assert call[call.index("--template-gpu-cluster-id") + 1] == "compute-gpu-cluster-tune-gpu"
     assert call[call.index("--parent-id") + 1] == "mk8s-cluster-tune"
@@ -170,7 +209,9 @@ def test_a_failure_at_any_step_is_gone_on_from(
     assert sorted(cloud.made()) == sorted(FLAGS) or when == "before"
     assert len(cloud.made()) - len(FLAGS) == (when == "before" and " create" in what)
     state = cloud.state()
-    assert all(record["created"] and record["id"] for key, record in state.items() if key != "subnet")
+    assert all(
+        record["created"] and record["id"] for key, record in state.items() if key != "subnet"
+    )
     assert cloud.run("delete", "--yes") == 0
     assert {name.split("/")[0] for name in cloud.things()} <= {
         *("contexts", "helm", "kubectl"),  # these went with the cluster
@@ -178,7 +219,9 @@ def test_a_failure_at_any_step_is_gone_on_from(
     }
 
 
-def test_what_was_there_before_is_used_and_never_deleted(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_there_before_is_used_and_never_deleted(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     for noun, name in (("compute-filesystem", "tune-shared"), ("mk8s-cluster", "tune")):
         (cloud.folder / noun).mkdir()
         (cloud.folder / noun / name).write_text(f"{noun}-{name} {name} 2026-01-01T00:00:00Z\n")
@@ -186,14 +229,23 @@ def test_what_was_there_before_is_used_and_never_deleted(cloud: Cloud, capsys: p
     assert not {"compute filesystem create", "mk8s cluster create"} & set(cloud.made())
     assert cloud.run("delete", "--yes") == 0
     printed = capsys.readouterr().out
-    assert "shared filesystem tune-shared (compute-filesystem-tune-shared): stays: it was not made here" in printed
+    assert (
+        "shared filesystem tune-shared (compute-filesystem-tune-shared): stays: it was not made here"
+        in printed
+    )
     assert "lost for ever" not in printed
     left = {name for name in cloud.things() if not name.startswith(("contexts", "iam-group"))}
-    assert left == {"compute-filesystem/tune-shared", "mk8s-cluster/tune", "kubectl/namespace default finetune"}
+    assert left == {
+        "compute-filesystem/tune-shared",
+        "mk8s-cluster/tune",
+        "kubectl/namespace default finetune",
+    }
     assert not cloud.file.with_suffix(".state.json").exists()
 
 
-def test_a_thing_of_that_name_older_than_the_failed_attempt_is_not_taken_for_ours(cloud: Cloud) -> None:
+def test_a_thing_of_that_name_older_than_the_failed_attempt_is_not_taken_for_ours(
+    cloud: Cloud,
+) -> None:
     cloud.fail("before", "compute-filesystem create")
     assert cloud.run("create") == 3
     (cloud.folder / "compute-filesystem" / "tune-shared").write_text(
@@ -203,7 +255,9 @@ def test_a_thing_of_that_name_older_than_the_failed_attempt_is_not_taken_for_our
     assert cloud.state()["filesystem"]["created"] is False
 
 
-def test_an_answer_that_never_came_makes_nothing(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_that_never_came_makes_nothing(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     cloud.fail("before", "compute-filesystem get-by-name")
     assert cloud.run("create") == 3
     assert "run the same command" not in capsys.readouterr().out
@@ -227,7 +281,13 @@ def test_deleting_shows_what_goes_asks_and_goes_on_after_a_failure(
     assert cloud.run("delete", "--yes") == 0
     deleted = [" ".join(c[1:3]) for c in cloud.calls() if c[0] == "nebius" and c[3] == "delete"]
     assert deleted == [
-        *("mk8s node-group", "compute gpu-cluster", "mk8s cluster", "mk8s cluster", "compute filesystem"),
+        *(
+            "mk8s node-group",
+            "compute gpu-cluster",
+            "mk8s cluster",
+            "mk8s cluster",
+            "compute filesystem",
+        ),
         "iam service-account",
     ]
     cloud.forget_calls()
@@ -235,9 +295,13 @@ def test_deleting_shows_what_goes_asks_and_goes_on_after_a_failure(
     assert cloud.calls() == []
 
 
-def test_nodes_alone_are_given_back_and_made_again(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_alone_are_given_back_and_made_again(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     content = YAML(typ="safe").load(cloud.file.read_text())
-    content["node_groups"].append({"name": "tune-cpu", "nodes": 1, "platform": "cpu-d3", "preset": "4vcpu-16gb"})
+    content["node_groups"].append(
+        {"name": "tune-cpu", "nodes": 1, "platform": "cpu-d3", "preset": "4vcpu-16gb"}
+    )
     with open(cloud.file, "w") as stream:
         YAML(typ="safe").dump(content, stream)
     assert cloud.run("delete", "--node-group") == 0
@@ -245,7 +309,10 @@ def test_nodes_alone_are_given_back_and_made_again(cloud: Cloud, capsys: pytest.
     assert cloud.run("create") == 0
     made, before = cloud.things(), cloud.state()
     assert cloud.run("delete", "--node-group", "tune-gpu", "other") == 2
-    assert "knows of no nodes other, but of tune-gpu, tune-cpu. Nothing was deleted" in capsys.readouterr().err
+    assert (
+        "knows of no nodes other, but of tune-gpu, tune-cpu. Nothing was deleted"
+        in capsys.readouterr().err
+    )
     assert cloud.run("delete", "--node-group", "tune-gpu") == 2, "nobody can be asked"
     assert (cloud.things(), cloud.state()) == (made, before)
     capsys.readouterr()
@@ -268,9 +335,13 @@ def test_nodes_alone_are_given_back_and_made_again(cloud: Cloud, capsys: pytest.
     assert cloud.state().keys() >= {"cluster", "filesystem", "service-account"}
 
 
-def test_nodes_that_were_there_before_are_not_given_back(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_that_were_there_before_are_not_given_back(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     (cloud.folder / "mk8s-node-group").mkdir()
-    (cloud.folder / "mk8s-node-group" / "tune-gpu").write_text("mk8s-node-group-tune-gpu x 2026-01-01T00:00:00Z\n")
+    (cloud.folder / "mk8s-node-group" / "tune-gpu").write_text(
+        "mk8s-node-group-tune-gpu x 2026-01-01T00:00:00Z\n"
+    )
     assert cloud.run("create") == 0
     before = cloud.things(), cloud.state()
     capsys.readouterr()
@@ -279,7 +350,9 @@ def test_nodes_that_were_there_before_are_not_given_back(cloud: Cloud, capsys: p
     assert (cloud.things(), cloud.state()) == before
 
 
-def test_status_says_how_it_stands_and_what_is_gone(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_says_how_it_stands_and_what_is_gone(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cloud.run("status") == 0
     assert "nothing is known" in capsys.readouterr().out
     assert cloud.run("create") == 0
@@ -311,7 +384,10 @@ def test_a_cluster_that_is_still_starting_is_waited_for(cloud: Cloud) -> None:
     waited: list[float] = []
     said: list[str] = []
     provisioner = Provisioner(
-        State.read(cloud.file.with_suffix(".state.json"), config.context), said.append, 60, waited.append
+        State.read(cloud.file.with_suffix(".state.json"), config.context),
+        said.append,
+        60,
+        waited.append,
     )
     for name in ("compute-filesystem", "mk8s-cluster"):
         (cloud.folder / name).mkdir()
@@ -327,7 +403,9 @@ def test_a_cluster_that_is_still_starting_is_waited_for(cloud: Cloud) -> None:
     assert any("PROVISIONING" in line for line in said)
 
 
-def test_the_dry_run_is_a_script_that_makes_the_same(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_dry_run_is_a_script_that_makes_the_same(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cloud.run("create") == 0
     made, things = cloud.made(), cloud.things()
     shutil.rmtree(cloud.folder)
@@ -366,7 +444,14 @@ def test_every_mistake_in_the_file_is_told_with_its_line(tmp_path: Path) -> None
     with pytest.raises(ConfigError) as caught:
         load_cluster(path)
     *problems, last = caught.value.problems
-    assert [problem.split(": ")[0].rsplit(":", 1)[1] for problem in problems] == ["2", "3", "4", "7", "10", "11"]
+    assert [problem.split(": ")[0].rsplit(":", 1)[1] for problem in problems] == [
+        "2",
+        "3",
+        "4",
+        "7",
+        "10",
+        "11",
+    ]
     assert "write it in quotes" in problems[1]
     assert "known here: filesystem" in problems[2]
     assert "size" in problems[4]
@@ -399,7 +484,8 @@ def test_costs_are_those_of_the_file_and_never_made_up() -> None:
     config = load_cluster(EXAMPLE)
     assert {price for _, price in costs(config)} == {None}
     priced = NebiusCluster.model_validate(
-        config.model_dump() | {"filesystem": config.filesystem.model_dump() | {"price_per_gib_month": 0.073}}  # type: ignore[union-attr]
+        config.model_dump()
+        | {"filesystem": config.filesystem.model_dump() | {"price_per_gib_month": 0.073}}  # type: ignore[union-attr]
     )
     assert dict(costs(priced))["filesystem tune-shared (2,000 GiB)"] == pytest.approx(0.2)
 
@@ -410,17 +496,27 @@ def test_a_damaged_state_file_stops_everything(cloud: Cloud) -> None:
     assert cloud.calls() == []
 
 
-SUBNETS = json.dumps({"items": [{"metadata": {"id": f"vpcsubnet-{n}", "name": n}} for n in ("default", "training")]})
+SUBNETS = json.dumps(
+    {"items": [{"metadata": {"id": f"vpcsubnet-{n}", "name": n}} for n in ("default", "training")]}
+)
 
 
-def test_of_several_subnets_one_is_chosen_by_name(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_several_subnets_one_is_chosen_by_name(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     (cloud.folder / "subnets").write_text(SUBNETS)
     assert cloud.run("create") == 2
     said = capsys.readouterr().err
-    assert "there are 2 subnets, vpcsubnet-default (default), vpcsubnet-training (training): give one" in said
+    assert (
+        "there are 2 subnets, vpcsubnet-default (default), vpcsubnet-training (training): give one"
+        in said
+    )
     cloud.change(subnet="trainig")
     assert cloud.run("create") == 2
-    assert "subnet trainig: there is none of this name; there are vpcsubnet-default" in capsys.readouterr().err
+    assert (
+        "subnet trainig: there is none of this name; there are vpcsubnet-default"
+        in capsys.readouterr().err
+    )
     assert cloud.made() == []
     cloud.change(subnet="default", node={"subnet": "training"})
     assert cloud.run("create") == 0
@@ -437,8 +533,16 @@ def test_of_several_subnets_one_is_chosen_by_name(cloud: Cloud, capsys: pytest.C
 @pytest.mark.parametrize(
     ("what", "says", "never"),
     [
-        ("compute-filesystem get-by-name", "Error: profile prod not found", "compute filesystem create"),
-        ("compute-filesystem get-by-name", "bash: helper: command not found", "compute filesystem create"),
+        (
+            "compute-filesystem get-by-name",
+            "Error: profile prod not found",
+            "compute filesystem create",
+        ),
+        (
+            "compute-filesystem get-by-name",
+            "bash: helper: command not found",
+            "compute filesystem create",
+        ),
         (
             "mk8s-cluster get-by-name",
             "Error: code = NotFound desc = project-e00gone not found",
@@ -454,17 +558,23 @@ def test_a_look_up_that_fails_makes_nothing(cloud: Cloud, what: str, says: str, 
     (cloud.folder / "says").write_text(f"{what}|{says}\n")
     assert cloud.run("create") == 3
     program, *words = never.split()
-    assert not [call for call in cloud.calls() if call[0] == program and all(word in call for word in words)]
+    assert not [
+        call for call in cloud.calls() if call[0] == program and all(word in call for word in words)
+    ]
     (cloud.folder / "says").unlink()
     assert cloud.run("create") == 0
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="the script needs jq")
-def test_the_script_makes_nothing_on_a_guess(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_makes_nothing_on_a_guess(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cloud.run("create", "--dry-run") == 0
     path = cloud.file.with_name("create.sh")
     path.write_text(capsys.readouterr().out)
-    (cloud.folder / "says").write_text("compute-filesystem get-by-name|Error: profile prod not found\n")
+    (cloud.folder / "says").write_text(
+        "compute-filesystem get-by-name|Error: profile prod not found\n"
+    )
     done = subprocess.run(["bash", path], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "profile prod not found" in done.stderr
@@ -476,9 +586,16 @@ def test_the_script_makes_nothing_on_a_guess(cloud: Cloud, capsys: pytest.Captur
     assert (done.returncode != 0, "found 2 subnets, expected one" in done.stderr) == (True, True)
 
 
-def test_nodes_come_and_go_cheaply_and_keep_others_off(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes_come_and_go_cheaply_and_keep_others_off(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str]
+) -> None:
     taint = {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}
-    scaled = {"nodes": None, "autoscaling": {"min": 0, "max": 4}, "preemptible": True, "taints": [taint]}
+    scaled = {
+        "nodes": None,
+        "autoscaling": {"min": 0, "max": 4},
+        "preemptible": True,
+        "taints": [taint],
+    }
     cloud.change(node=scaled)
     assert cloud.run("create") == 0
     (call,) = [call for call in cloud.calls() if call[1:4] == ["mk8s", "node-group", "create"]]
@@ -503,14 +620,26 @@ def test_what_kinds_and_queues_need_is_installed_before_they_are_used(cloud: Clo
     assert cloud.run("create") == 0
     installed = {call[2] for call in cloud.calls() if call[:2] == ["helm", "upgrade"]}
     assert installed == {"csi-mounted-fs-path"}, "only what is asked for"
-    cloud.change(jobset={}, kueue={"version": "0.19.1", "values": {"controllerManager.replicas": "2"}})
+    cloud.change(
+        jobset={}, kueue={"version": "0.19.1", "values": {"controllerManager.replicas": "2"}}
+    )
     cloud.forget_calls()
     assert cloud.run("create") == 0
     calls = [call for call in cloud.calls() if call[:2] == ["helm", "upgrade"]]
     assert [call[2] for call in calls] == ["jobset", "kueue", "csi-mounted-fs-path"]
     jobset, kueue, _ = calls
-    assert jobset[3:7] == ["oci://registry.k8s.io/jobset/charts/jobset", "--install", "--version", "0.12.0"]
-    assert kueue[3:7] == ["oci://registry.k8s.io/kueue/charts/kueue", "--install", "--version", "0.19.1"]
+    assert jobset[3:7] == [
+        "oci://registry.k8s.io/jobset/charts/jobset",
+        "--install",
+        "--version",
+        "0.12.0",
+    ]
+    assert kueue[3:7] == [
+        "oci://registry.k8s.io/kueue/charts/kueue",
+        "--install",
+        "--version",
+        "0.19.1",
+    ]
     assert "--create-namespace" in kueue
     assert kueue[kueue.index("--set") + 1] == "controllerManager.replicas=2"
     state = cloud.state()

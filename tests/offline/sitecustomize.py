@@ -12,8 +12,14 @@ import pwd
 import sys
 from typing import Any
 
-_HOMES = [user.pw_dir for user in pwd.getpwall() if user.pw_uid == os.getuid()]  # none in some containers
-_CACHES = tuple(os.path.join(home, ".cache", name, "") for home in _HOMES for name in ("kubetune", "huggingface"))
+_HOMES = [
+    user.pw_dir for user in pwd.getpwall() if user.pw_uid == os.getuid()
+]  # none in some containers
+_CACHES = tuple(
+    os.path.join(home, ".cache", name, "")
+    for home in _HOMES
+    for name in ("kubetune", "huggingface")
+)
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -35,7 +41,9 @@ def refuse_remote(event: str, args: tuple[Any, ...]) -> None:
     """Audit hook: raise where a socket is about to leave this machine."""
     if event in ("socket.connect", "socket.sendto") and not is_local(args[1]):
         # Not an OSError: what tries again, or goes on without the network, must not hide it.
-        raise RuntimeError(f"tests connect to this machine only, and this would connect to {args[1]!r}")
+        raise RuntimeError(
+            f"tests connect to this machine only, and this would connect to {args[1]!r}"
+        )
 
 
 def refuse_the_users_caches(event: str, args: tuple[Any, ...]) -> None:

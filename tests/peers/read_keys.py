@@ -22,11 +22,17 @@ _SEQUENCES = "transformers/training_args_seq2seq.py:Seq2SeqTrainingArguments"
 PEERS = {
     "axolotl": (
         "axolotl",
-        ["axolotl/utils/schemas/config.py:AxolotlInputConfig", "axolotl/integrations/*/args.py:*Args"],
+        [
+            "axolotl/utils/schemas/config.py:AxolotlInputConfig",
+            "axolotl/integrations/*/args.py:*Args",
+        ],
     ),
     "axolotl datasets": (
         "axolotl",
-        [f"axolotl/utils/schemas/datasets.py:{name}" for name in ("SFTDataset", "PretrainingDataset")],
+        [
+            f"axolotl/utils/schemas/datasets.py:{name}"
+            for name in ("SFTDataset", "PretrainingDataset")
+        ],
     ),
     "LLaMA-Factory": (
         "llamafactory",
@@ -71,7 +77,9 @@ def main(folder: Path) -> None:
         table[name] = {"read_from": versions, "keys": dict(sorted(keys.items()))}
     lines = [
         f' {json.dumps(name)}: {{"read_from": {json.dumps(peer["read_from"])}, "keys": {{\n  '
-        + ",\n  ".join(f"{json.dumps(key)}: {json.dumps(written)}" for key, written in peer["keys"].items())
+        + ",\n  ".join(
+            f"{json.dumps(key)}: {json.dumps(written)}" for key, written in peer["keys"].items()
+        )
         + "\n }}"
         for name, peer in table.items()
     ]
@@ -79,7 +87,10 @@ def main(folder: Path) -> None:
 
 
 def _version(folder: Path, distribution: str) -> str:
-    return next(path.name.split("-")[1].removesuffix(".dist") for path in folder.glob(f"{distribution}-*.dist-info"))
+    return next(
+        path.name.split("-")[1].removesuffix(".dist")
+        for path in folder.glob(f"{distribution}-*.dist-info")
+    )
 
 
 def _fields_of(folder: Path, place: str) -> Iterator[tuple[str, list[Any]]]:
@@ -87,7 +98,11 @@ def _fields_of(folder: Path, place: str) -> Iterator[tuple[str, list[Any]]]:
     files, _, classes = place.partition(":")
     known = _classes(folder / files.partition("/")[0])
     for file in sorted(folder.glob(files)):
-        inside = {node.name for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.ClassDef)}
+        inside = {
+            node.name
+            for node in ast.parse(file.read_text("utf-8")).body
+            if isinstance(node, ast.ClassDef)
+        }
         for name in sorted(inside):
             if name == classes or (classes.startswith("*") and name.endswith(classes[1:])):
                 yield from _inherited(name, known, set(), prefer=file)

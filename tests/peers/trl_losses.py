@@ -50,8 +50,14 @@ def _trainer(model: Any, **settings: Any) -> SimpleNamespace:
         gather_for_metrics=lambda value: value,
         unwrap_model=lambda value: value,
     )
-    common = {"aux_loss_enabled": False, "_metrics": defaultdict(partial(defaultdict, list)), "_tp_size": 1}
-    return SimpleNamespace(model=model, accelerator=accelerator, _total_train_tokens=0, **common, **settings)
+    common = {
+        "aux_loss_enabled": False,
+        "_metrics": defaultdict(partial(defaultdict, list)),
+        "_tp_size": 1,
+    }
+    return SimpleNamespace(
+        model=model, accelerator=accelerator, _total_train_tokens=0, **common, **settings
+    )
 
 
 def _fused(model: Any) -> None:
@@ -88,7 +94,9 @@ def _dpo(model: Any, case: Case) -> Any:
         }
         for prompt, answers, reference, _ in case["rows"]
     ]
-    return DPOTrainer._compute_loss(trainer, model, DataCollatorForPreference(pad_token_id=0)(examples), False)
+    return DPOTrainer._compute_loss(
+        trainer, model, DataCollatorForPreference(pad_token_id=0)(examples), False
+    )
 
 
 def _kto(model: Any, case: Case) -> Any:
@@ -97,7 +105,9 @@ def _kto(model: Any, case: Case) -> Any:
     settings = case["settings"]
     _fused(model)
     weights = {name: settings[name] for name in ("beta", "desirable_weight", "undesirable_weight")}
-    trainer = _trainer(model, loss_type="kto", calculate_KL=True, precompute_ref_logps=True, **weights)
+    trainer = _trainer(
+        model, loss_type="kto", calculate_KL=True, precompute_ref_logps=True, **weights
+    )
     trainer._compute_kl_logps = partial(KTOTrainer._compute_kl_logps, trainer)
     examples = [
         {
@@ -110,7 +120,9 @@ def _kto(model: Any, case: Case) -> Any:
         }
         for prompt, answers, reference, good in case["rows"]
     ]
-    return KTOTrainer._compute_loss(trainer, model, DataCollatorForUnpairedPreference(pad_token_id=0)(examples), False)
+    return KTOTrainer._compute_loss(
+        trainer, model, DataCollatorForUnpairedPreference(pad_token_id=0)(examples), False
+    )
 
 
 def _padded(case: Case) -> dict[str, Any]:
@@ -124,8 +136,12 @@ def _padded(case: Case) -> dict[str, Any]:
         gaps = [longest - len(prompt) - len(answer) for prompt, answer in rows]
         columns = {
             "input_ids": [p + a + [0] * gap for (p, a), gap in zip(rows, gaps, strict=True)],
-            "attention_mask": [[1] * (len(p) + len(a)) + [0] * gap for (p, a), gap in zip(rows, gaps, strict=True)],
-            "labels": [[-100] * len(p) + a + [-100] * gap for (p, a), gap in zip(rows, gaps, strict=True)],
+            "attention_mask": [
+                [1] * (len(p) + len(a)) + [0] * gap for (p, a), gap in zip(rows, gaps, strict=True)
+            ],
+            "labels": [
+                [-100] * len(p) + a + [-100] * gap for (p, a), gap in zip(rows, gaps, strict=True)
+            ],
         }
         batch |= {f"{name}_{key}": torch.tensor(value) for key, value in columns.items()}
     return batch

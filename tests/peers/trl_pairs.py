@@ -19,10 +19,14 @@ def main() -> None:
 
     disable_progress_bars()
     tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-    settings = DPOConfig(output_dir="unused", report_to=[], max_length=None, bf16=False, use_cpu=True)
+    settings = DPOConfig(
+        output_dir="unused", report_to=[], max_length=None, bf16=False, use_cpu=True
+    )
     for line in sys.stdin:
         data = Dataset.from_list([json.loads(line)])
-        (row,) = DPOTrainer._prepare_dataset(SimpleNamespace(_tokenizer=tokenizer), data, tokenizer, settings, "train")
+        (row,) = DPOTrainer._prepare_dataset(
+            SimpleNamespace(_tokenizer=tokenizer), data, tokenizer, settings, "train"
+        )
         print(json.dumps([row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]]))
 
 

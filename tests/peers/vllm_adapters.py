@@ -46,7 +46,9 @@ def main() -> None:
     for name in names or FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             write(name, Path(folder))
-            done = subprocess.run([python, LOADER, folder], env=environ, capture_output=True, text=True)
+            done = subprocess.run(
+                [python, LOADER, folder], env=environ, capture_output=True, text=True
+            )
         said = [line for line in done.stdout.splitlines() if line.startswith("experts:")]
         print(f"{name:20}", *(said or [done.stderr.strip().rpartition("\n")[2][:200]]), flush=True)
 
@@ -54,15 +56,23 @@ def main() -> None:
 def write(name: str, folder: Path) -> None:
     """A base, an adapter with random numbers, and what PEFT adds to each tensor of experts."""
     settings = MIXTURES[name]
-    settings = settings | {key: value for key, value in WIDTHS.items() if key in settings} | OWN.get(name, {})
+    settings = (
+        settings
+        | {key: value for key, value in WIDTHS.items() if key in settings}
+        | OWN.get(name, {})
+    )
     base = build_model(name, settings, lora=False)
     base.save_pretrained(folder / "base")
     adapted = build_model(name, settings)
     adapted.save_pretrained(folder / "adapter")
-    stacked = json.loads((folder / "adapter" / "adapter_config.json").read_text())["target_parameters"]
+    stacked = json.loads((folder / "adapter" / "adapter_config.json").read_text())[
+        "target_parameters"
+    ]
     before = {k: v.clone() for k, v in base.state_dict().items() if k.endswith(tuple(stacked))}
     after = adapted.merge_and_unload().state_dict()
-    save_file({k: (after[k] - v).contiguous() for k, v in before.items()}, folder / "expected.safetensors")
+    save_file(
+        {k: (after[k] - v).contiguous() for k, v in before.items()}, folder / "expected.safetensors"
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ def main() -> None:
         max_lora_rank=8,
         enable_mixed_moe_lora_format=True,
     )
-    llm.llm_engine.add_lora(LoRARequest("tuned", 1, str(folder / "adapter"), is_3d_lora_weight=True))
+    llm.llm_engine.add_lora(
+        LoRARequest("tuned", 1, str(folder / "adapter"), is_3d_lora_weight=True)
+    )
     worker = llm.llm_engine.model_executor.driver_worker
     manager = getattr(worker, "worker", worker).model_runner.lora_manager._adapter_manager
     manager.activate_adapter(1)
@@ -39,10 +41,15 @@ def main() -> None:
             continue
         layers += 1
         layer = name.split("layers.")[1].split(".")[0]
-        for kind, found in (("down", down(module)), ("up", up(module, interleaved='"gpt_oss"' in config))):
+        for kind, found in (
+            ("down", down(module)),
+            ("up", up(module, interleaved='"gpt_oss"' in config)),
+        ):
             of_it = re.compile(rf"\.{layer}\..*experts\.\w*{kind}_proj$")
             (wanted,) = (value for key, value in expected.items() if of_it.search(key))
-            wanted = wanted if wanted.shape == found.shape and '"gpt_oss"' not in config else wanted.mT
+            wanted = (
+                wanted if wanted.shape == found.shape and '"gpt_oss"' not in config else wanted.mT
+            )
             apart = max(apart, float((found - wanted).norm() / wanted.norm()))
     print(f"experts: {layers} layers, at most {apart:.1e} from PEFT's")
 
@@ -54,7 +61,10 @@ def down(module: torch.nn.Module) -> torch.Tensor:
 
 def up(module: torch.nn.Module, *, interleaved: bool) -> torch.Tensor:
     """The same of the first, whose two halves lie behind each other or, in gpt-oss, row by row."""
-    parts = [product(b, a) for b, a in zip(module.w13_lora_b_stacked, module.w13_lora_a_stacked, strict=True)]
+    parts = [
+        product(b, a)
+        for b, a in zip(module.w13_lora_b_stacked, module.w13_lora_a_stacked, strict=True)
+    ]
     return torch.stack(parts, 2).flatten(1, 2) if interleaved else torch.cat(parts, 1)
 
 

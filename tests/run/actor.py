@@ -25,7 +25,9 @@ def play(run_dir: Path, rank: int, role: dict[str, int]) -> int:
     # Blocked instead of handled: a signal that comes before sigwait is kept for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     (run_dir / f"environ-{rank}.json").write_text(json.dumps(dict(os.environ)))
-    os.write(1, f"started {rank} {os.getpid()}\n".encode())  # at once: under torchrun print writes word by word
+    os.write(
+        1, f"started {rank} {os.getpid()}\n".encode()
+    )  # at once: under torchrun print writes word by word
     _held.extend(b"x" * (1 << 20) for _ in range(role.get("fill", 0) >> 20))
     if "status" in role:
         os._exit(role["status"])
@@ -36,7 +38,9 @@ def play(run_dir: Path, rank: int, role: dict[str, int]) -> int:
     if "wait" in role:
         signal.sigwait({signal.SIGUSR1 if "deaf" in role else signal.SIGTERM})
         code = 143
-    exit_status.write_rank_exit_status(run_dir, rank, exit_status.ExitStatus(code, f"told to end with {code}", 7))
+    exit_status.write_rank_exit_status(
+        run_dir, rank, exit_status.ExitStatus(code, f"told to end with {code}", 7)
+    )
     return code
 
 

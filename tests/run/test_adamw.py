@@ -44,7 +44,9 @@ class Reader(nn.Module):
 
 def losses(model: nn.Module, step: int, micro_batches: int) -> list[Tensor]:
     draw = torch.Generator().manual_seed(step)
-    ids, labels = (torch.randint(0, high, (micro_batches, 16), generator=draw) for high in (WORDS // 2, LABELS))
+    ids, labels = (
+        torch.randint(0, high, (micro_batches, 16), generator=draw) for high in (WORDS // 2, LABELS)
+    )
     return [F.cross_entropy(model(x), y) for x, y in zip(ids, labels, strict=True)]
 
 
@@ -65,11 +67,16 @@ def summed_gradients(model: nn.Module, step: int, micro_batches: int) -> dict[st
 @pytest.mark.parametrize(
     ("dtype", "sparse"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
 )  # fmt: skip
-def test_equal_to_torchs_adamw(dtype: torch.dtype, sparse: bool, micro_batches: int, clip: float) -> None:
+def test_equal_to_torchs_adamw(
+    dtype: torch.dtype, sparse: bool, micro_batches: int, clip: float
+) -> None:
     ours, theirs = (Reader(dtype, sparse=sparse) for _ in range(2))
     masters = {name: nn.Parameter(p.detach().float()) for name, p in theirs.named_parameters()}
     groups = [
-        {"params": [p for name, p in masters.items() if decays(name, p) is wanted], "weight_decay": DECAY * wanted}
+        {
+            "params": [p for name, p in masters.items() if decays(name, p) is wanted],
+            "weight_decay": DECAY * wanted,
+        }
         for wanted in (True, False)
     ]
     reference = torch.optim.AdamW(groups, lr=RATE)
@@ -88,14 +95,22 @@ def test_equal_to_torchs_adamw(dtype: torch.dtype, sparse: bool, micro_batches: 
         optimizer.update(RATE)
         expected = torch.cat([masters[name].detach().flatten() for name in optimizer.layout])
         torch.testing.assert_close(optimizer.master, expected, rtol=1e-5, atol=1e-6)
-        weights = torch.cat([ours.get_parameter(name).detach().flatten() for name in optimizer.layout])
+        weights = torch.cat(
+            [ours.get_parameter(name).detach().flatten() for name in optimizer.layout]
+        )
         assert torch.equal(weights.float(), optimizer.master.to(dtype).float())
         assert not optimizer.gradient.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_trained_table_of_words_leaves_out_those_that_do_not_occur(dtype: torch.dtype) -> None:
-    facts = BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+    facts = BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+    )
     model = BertForSequenceClassification(facts).to(dtype)
     swap_forwards(model, None, ExitStack())
     table = model.get_input_embeddings()
@@ -112,7 +127,9 @@ def test_a_trained_table_of_words_leaves_out_those_that_do_not_occur(dtype: torc
 def trained_words(*, occurring: bool) -> tuple[nn.Embedding, FlatAdamW]:
     torch.manual_seed(0)
     words = nn.Embedding(LEAST // 64, 64, sparse=True).bfloat16()
-    optimizer = FlatAdamW(nn.ModuleList([words, nn.Linear(64, 5)]).named_parameters(), AdamSettings())
+    optimizer = FlatAdamW(
+        nn.ModuleList([words, nn.Linear(64, 5)]).named_parameters(), AdamSettings()
+    )
     if not occurring:
         collected(words, optimizer).opened()
     return words, optimizer
@@ -122,10 +139,14 @@ def collected(words: nn.Embedding, optimizer: FlatAdamW) -> Collected:
     return optimizer.collected[cast(nn.Parameter, words.weight)]
 
 
-def learn(words: nn.Embedding, optimizer: FlatAdamW, step: int, new: int, world: World | None = None) -> float:
+def learn(
+    words: nn.Embedding, optimizer: FlatAdamW, step: int, new: int, world: World | None = None
+) -> float:
     draw = torch.Generator().manual_seed(step)
     for _ in range(2):
-        ids = torch.cat([torch.randint(0, 9, (8,), generator=draw), torch.arange(300 * step, 300 * step + new)])
+        ids = torch.cat(
+            [torch.randint(0, 9, (8,), generator=draw), torch.arange(300 * step, 300 * step + new)]
+        )
         (words(ids) * torch.randn(len(ids), 64, generator=draw)).float().square().sum().backward()
     norm = optimizer.reduce_gradient(world or World())
     optimizer.scale_gradient(1.0, 2.0, 1.0)
@@ -158,7 +179,11 @@ def test_words_that_do_not_occur_are_not_moved() -> None:
     words, optimizer = trained_words(occurring=True)
     with torch.profiler.profile(record_shapes=True) as profile:
         learn(words, optimizer, 0, 20)
-    moved = [event.input_shapes[0] for event in profile.events() or () if event.name == "aten::_fused_adamw_"]
+    moved = [
+        event.input_shapes[0]
+        for event in profile.events() or ()
+        if event.name == "aten::_fused_adamw_"
+    ]
     assert len(moved) == 3  # the head's weights, its bias, and the words
     occurring = collected(words, optimizer).occurring
     assert occurring is not None
@@ -189,7 +214,9 @@ def drawn(size: int, rank: int = 0) -> Tensor:
 
 
 def norm_in_fp64(*gradients: Tensor) -> float:
-    return math.sqrt(math.fsum(float(np.square(g.numpy(), dtype=np.float64).sum()) for g in gradients))
+    return math.sqrt(
+        math.fsum(float(np.square(g.numpy(), dtype=np.float64).sum()) for g in gradients)
+    )
 
 
 def holding(kind: type[FlatAdamW], gradient: Tensor) -> FlatAdamW:
@@ -199,7 +226,9 @@ def holding(kind: type[FlatAdamW], gradient: Tensor) -> FlatAdamW:
 
 
 @pytest.mark.parametrize("kind", [FlatAdamW, ShardedAdamW])
-def test_the_norm_of_many_millions_is_that_of_fp64_and_copies_nothing(kind: type[FlatAdamW]) -> None:
+def test_the_norm_of_many_millions_is_that_of_fp64_and_copies_nothing(
+    kind: type[FlatAdamW],
+) -> None:
     gradient = drawn(20_000_003)
     optimizer, wanted = holding(kind, gradient), norm_in_fp64(gradient)
     assert abs(float(gradient.norm()) / wanted - 1) > 1e-4  # what a single sum in fp32 makes of it
@@ -240,6 +269,8 @@ def test_two_ranks_have_the_norm_of_fp64_and_the_words_of_both() -> None:
     assert first == second
     (copies, slices, _), words = first
     parts = [drawn(3_000_000, rank) for rank in (0, 1)]
-    assert copies == pytest.approx(norm_in_fp64(parts[0] + parts[1]), rel=1e-6)  # gradients are summed
+    assert copies == pytest.approx(
+        norm_in_fp64(parts[0] + parts[1]), rel=1e-6
+    )  # gradients are summed
     assert slices == pytest.approx(norm_in_fp64(*parts), rel=1e-6)  # the whole is both
     assert words == [*range(20), *range(600, 620)]

@@ -19,7 +19,11 @@ class Crossed(nn.Module):
 
     def __init__(self, *, shares: bool) -> None:
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj = nn.Linear(24, 32), nn.Linear(24, 16), nn.Linear(24, 16)
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(24, 32),
+            nn.Linear(24, 16),
+            nn.Linear(24, 16),
+        )
         self.shares = shares
 
     def forward(self, x: Tensor) -> Tensor:
@@ -29,7 +33,9 @@ class Crossed(nn.Module):
 
 def adapted(*, shares: bool = True, dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(0)
-    found = LoraConfig(r=4, lora_alpha=6, target_modules=["q_proj", "k_proj", "v_proj"], init_lora_weights=False)
+    found = LoraConfig(
+        r=4, lora_alpha=6, target_modules=["q_proj", "k_proj", "v_proj"], init_lora_weights=False
+    )
     model = get_peft_model(Crossed(shares=shares).to(dtype), found)
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -46,7 +52,10 @@ def learn(model: nn.Module, x: Tensor) -> list[Tensor]:
     y = model(given)
     y.backward(torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype))
     assert given.grad is not None
-    return [t.detach().clone() for t in (y, given.grad, *(p.grad for p in model.parameters() if p.requires_grad))]  # type: ignore[union-attr]
+    return [
+        t.detach().clone()
+        for t in (y, given.grad, *(p.grad for p in model.parameters() if p.requires_grad))
+    ]  # type: ignore[union-attr]
 
 
 def shared_inputs(model: nn.Module) -> set[SharedInput]:
@@ -54,7 +63,9 @@ def shared_inputs(model: nn.Module) -> set[SharedInput]:
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_layers_named_alike_give_what_pefts_own_do_whether_they_share_their_input_or_not(shares: bool) -> None:
+def test_layers_named_alike_give_what_pefts_own_do_whether_they_share_their_input_or_not(
+    shares: bool,
+) -> None:
     theirs, ours = adapted(shares=shares), adapted(shares=shares)
     names = list(ours.state_dict())
     assert shared_input.swap(ours) == 3
@@ -80,7 +91,9 @@ def test_an_output_that_nothing_comes_of_has_no_gradient() -> None:
         x = torch.ones(1, 3, 24, requires_grad=True)
         model(x)[..., :32].sum().backward()
         layer = model.get_submodule("base_model.model.q_proj")
-        found.append([x.grad, layer.lora_A["default"].weight.grad, layer.lora_B["default"].weight.grad])
+        found.append(
+            [x.grad, layer.lora_A["default"].weight.grad, layer.lora_B["default"].weight.grad]
+        )
     for theirs_, ours_ in zip(*found, strict=True):
         torch.testing.assert_close(ours_, theirs_, rtol=1e-5, atol=1e-6)
 
@@ -100,7 +113,9 @@ def test_adapters_rounded_once_a_step_are_those_of_the_step(dtype: torch.dtype) 
         ours, theirs = (learn(model, x) for model in (once, each))
         for found, expected in zip(ours, theirs, strict=True):
             assert (
-                torch.equal(found, expected) if dtype == torch.float32 else torch.allclose(found, expected, 1e-2, 1e-3)
+                torch.equal(found, expected)
+                if dtype == torch.float32
+                else torch.allclose(found, expected, 1e-2, 1e-3)
             )
         assert torch.equal(ours[0], theirs[0])
         for optimizer in optimizers:
@@ -112,5 +127,7 @@ def test_a_table_of_a_step_takes_no_more_than_the_adapters_in_half_precision() -
     shared_input.swap(model)
     optimizer = FlatAdamW(model.named_parameters(), AdamSettings())
     copies = list(shared_input.copies(model, optimizer.collected))
-    assert {id(parameter) for parameter, _ in copies} == {id(p) for p in model.parameters() if p.requires_grad}
+    assert {id(parameter) for parameter, _ in copies} == {
+        id(p) for p in model.parameters() if p.requires_grad
+    }
     assert sum(copy.numel() * copy.element_size() for _, copy in copies) == 2 * optimizer.size

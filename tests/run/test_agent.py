@@ -21,7 +21,9 @@ from kubetune.planning.plan import make_plan
 from kubetune.rundir import exit_status, metrics
 
 # The actors are modules of the tests' own.
-PYTHONPATH = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+PYTHONPATH = os.pathsep.join(
+    filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
+)
 AGENT = """
 import sys
 from pathlib import Path
@@ -79,11 +81,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
         resolved: dict[str, object] | None = None,
     ) -> Agent:
         config = Config.model_validate(
-            {"model": "m", "data": {"train": "d"}, "compute": {"processes": processes, "nodes": nodes}}
+            {
+                "model": "m",
+                "data": {"train": "d"},
+                "compute": {"processes": processes, "nodes": nodes},
+            }
         )
         plan = make_plan(config).model_copy(update={"grace_seconds": grace})
         (tmp_path / "plan.json").write_text(plan.to_json())
-        (tmp_path / "resolved.json").write_text(json.dumps({**load.resolved(config), **(resolved or {})}))
+        (tmp_path / "resolved.json").write_text(
+            json.dumps({**load.resolved(config), **(resolved or {})})
+        )
         (tmp_path / "roles.json").write_text(json.dumps(roles))
         started.append(Agent(tmp_path, environ or {}))
         return started[-1]
@@ -117,8 +125,12 @@ def environ_of(run_dir: Path, rank: int) -> dict[str, str]:
     return environ
 
 
-@pytest.mark.parametrize("code", [0, 145, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 2, 3, 4, 143))])
-def test_a_single_rank_is_started_directly_and_its_code_passed_on(tmp_path: Path, start: Start, code: int) -> None:
+@pytest.mark.parametrize(
+    "code", [0, 145, *(pytest.param(code, marks=pytest.mark.slow) for code in (1, 2, 3, 4, 143))]
+)
+def test_a_single_rank_is_started_directly_and_its_code_passed_on(
+    tmp_path: Path, start: Start, code: int
+) -> None:
     agent = start({"0": {"end": code}})
     assert agent.finish() == code
     assert how_it_ended(tmp_path) == (code, f"told to end with {code}")
@@ -209,7 +221,16 @@ def test_a_second_agent_is_refused_and_a_stale_lock_is_none(tmp_path: Path, star
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a process namespace")
 def test_process_1_of_a_container_heeds_sigterm(tmp_path: Path, start: Start) -> None:
     start({"0": {"wait": True}}).kill()
-    unshared = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", AGENT, str(tmp_path)]
+    unshared = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        sys.executable,
+        "-c",
+        AGENT,
+        str(tmp_path),
+    ]
     with subprocess.Popen(
         unshared,
         env={**os.environ, "PYTHONPATH": PYTHONPATH},
@@ -255,12 +276,20 @@ def test_process_1_is_stopped_while_it_imports(tmp_path: Path) -> None:
 def test_two_ranks_run_under_torchrun_share_the_cores_and_are_both_reached_by_sigterm(
     tmp_path: Path, start: Start
 ) -> None:
-    variables = {"OMP_NUM_THREADS": None, "GOMP_SPINCOUNT": None, "PET_NNODES": "7", "PET_MAX_RESTARTS": "3"}
+    variables = {
+        "OMP_NUM_THREADS": None,
+        "GOMP_SPINCOUNT": None,
+        "PET_NNODES": "7",
+        "PET_MAX_RESTARTS": "3",
+    }
     agent = start({"0": {"wait": True}, "1": {"wait": True}}, processes=2, environ=variables)
     agent.wait_for_starts(2)
     agent.process.terminate()
     assert agent.finish() == 143
-    assert {rank: e.code for rank, e in exit_status.read_rank_exit_statuses(tmp_path).items()} == {0: 143, 1: 143}
+    assert {rank: e.code for rank, e in exit_status.read_rank_exit_statuses(tmp_path).items()} == {
+        0: 143,
+        1: 143,
+    }
     first, second = environ_of(tmp_path, 0), environ_of(tmp_path, 1)
     assert (first["RANK"], second["RANK"], first["WORLD_SIZE"]) == ("0", "1", "2")
     assert first["MASTER_ADDR"] == "127.0.0.1"
@@ -301,7 +330,9 @@ def test_the_cause_among_two_ranks(
 
 @pytest.mark.parametrize("victim", [pytest.param("agent", marks=pytest.mark.slow), "torchrun"])
 def test_two_ranks_do_not_outlive_a_kill_above_them(start: Start, victim: str) -> None:
-    agent = start({"0": {"wait": True, "deaf": True}, "1": {"wait": True, "deaf": True}}, processes=2)
+    agent = start(
+        {"0": {"wait": True, "deaf": True}, "1": {"wait": True, "deaf": True}}, processes=2
+    )
     ranks = agent.wait_for_starts(2)
     (torchrun,) = processes.children(agent.process.pid)
     os.kill(torchrun if victim == "torchrun" else agent.process.pid, signal.SIGKILL)
@@ -319,7 +350,11 @@ def test_two_nodes_meet_and_a_death_on_one_is_told_by_both(tmp_path: Path, start
     roles = {"0": {"end": 145}, "1": {"kill": signal.SIGKILL}}
     port = free_port()
     agents = [
-        start(roles, nodes=2, environ={"NODE_RANK": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+        start(
+            roles,
+            nodes=2,
+            environ={"NODE_RANK": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        )
         for n in range(2)
     ]
     assert [agent.finish() for agent in agents] == [145, 145]
@@ -329,7 +364,9 @@ def test_two_nodes_meet_and_a_death_on_one_is_told_by_both(tmp_path: Path, start
 def test_a_node_that_waits_for_others_stops_at_once(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent_master:
         port = str(silent_master.getsockname()[1])
-        agent = start({}, nodes=2, environ={"NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+        agent = start(
+            {}, nodes=2, environ={"NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        )
         connection, _ = silent_master.accept()
         # From now on it waits for an answer in C++, where it looks at no signal.
         agent.process.terminate()
@@ -340,10 +377,16 @@ def test_a_node_that_waits_for_others_stops_at_once(start: Start) -> None:
 def test_a_node_that_never_comes_is_named_in_time(tmp_path: Path, start: Start) -> None:
     """Two nodes at once, each of which waits for the other elsewhere."""
     ports = free_port(), free_port()
-    environs = [{"NODE_RANK": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} for n, port in enumerate(ports)]
+    environs = [
+        {"NODE_RANK": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for n, port in enumerate(ports)
+    ]
     patience: dict[str, object] = {"training": {"timeout_seconds": 1}}
     agents = [start({}, nodes=2, environ=dict(environ), resolved=patience) for environ in environs]
-    absent = "node 1 never came: 2 nodes were to meet", f"did not find node 0 at 127.0.0.1:{ports[1]} within 1 s"
+    absent = (
+        "node 1 never came: 2 nodes were to meet",
+        f"did not find node 0 at 127.0.0.1:{ports[1]} within 1 s",
+    )
     for agent, named in zip(agents, absent, strict=True):
         assert agent.finish() == 145
         assert named in agent.errors
@@ -356,13 +399,25 @@ def test_a_node_that_never_comes_is_named_in_time(tmp_path: Path, start: Start) 
     ("node", "code", "told"),
     [
         (0, 3, "node 0 cannot listen at 127.0.0.1:"),
-        (1, 145, "something there takes connections and does not answer; it is stopped, or another program"),
+        (
+            1,
+            145,
+            "something there takes connections and does not answer; it is stopped, or another program",
+        ),
     ],
 )
-def test_an_address_that_another_program_has_is_told_in_time(start: Start, node: int, code: int, told: str) -> None:
+def test_an_address_that_another_program_has_is_told_in_time(
+    start: Start, node: int, code: int, told: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        environ = {"NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(silent.getsockname()[1])}
-        agent = start({}, nodes=2, environ=dict(environ), resolved={"training": {"timeout_seconds": 1}})
+        environ = {
+            "NODE_RANK": str(node),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(silent.getsockname()[1]),
+        }
+        agent = start(
+            {}, nodes=2, environ=dict(environ), resolved={"training": {"timeout_seconds": 1}}
+        )
         assert agent.finish() == code
     assert told in agent.errors
     assert "frame #" not in agent.errors

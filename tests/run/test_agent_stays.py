@@ -19,9 +19,18 @@ ROOT = Path(__file__).parents[2]
 def test_a_final_end_waits_to_be_stopped(tmp_path: Path, stop: signal.Signals) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("model: a/b\nlearning_rat: 1\n")
-    command = [sys.executable, "-m", "kubetune.agent", str(tmp_path / "run"), "--config", str(config)]
+    command = [
+        sys.executable,
+        "-m",
+        "kubetune.agent",
+        str(tmp_path / "run"),
+        "--config",
+        str(config),
+    ]
     environ = {**os.environ, STAY: "1"}
-    with subprocess.Popen(command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True) as agent:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, text=True
+    ) as agent:
         assert agent.stderr is not None
         lines: list[str] = []
         while not lines or "waiting to be stopped" not in lines[-1]:

@@ -28,12 +28,19 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy.make_inputs(tmp_path_factory.mktemp("toy"))
 
 
-def make_config(inputs: Path, async_save: bool, parallelism: str = "ddp", **sections: Any) -> Config:
-    return toy.make_config(inputs, {"async_save": async_save, "parallelism": parallelism}, **sections)
+def make_config(
+    inputs: Path, async_save: bool, parallelism: str = "ddp", **sections: Any
+) -> Config:
+    return toy.make_config(
+        inputs, {"async_save": async_save, "parallelism": parallelism}, **sections
+    )
 
 
 def all_digests(run_dir: Path) -> dict[int, dict[str, str]]:
-    return {step: toy.digests(run_dir, folder_of(run_dir, step).name) for step in checkpoints.steps(run_dir)}
+    return {
+        step: toy.digests(run_dir, folder_of(run_dir, step).name)
+        for step in checkpoints.steps(run_dir)
+    }
 
 
 @pytest.mark.parametrize(
@@ -49,7 +56,9 @@ def test_every_checkpoint_holds_the_bytes_it_would_hold_otherwise(
     inputs: Path, tmp_path: Path, sections: dict[str, Any], parallelism: str, world_size: int
 ) -> None:
     beside, between = (
-        toy.finished(tmp_path / str(on), make_config(inputs, on, parallelism, **sections), world_size)
+        toy.finished(
+            tmp_path / str(on), make_config(inputs, on, parallelism, **sections), world_size
+        )
         for on in (True, False)
     )
     assert all_digests(beside) == all_digests(between)
@@ -58,7 +67,9 @@ def test_every_checkpoint_holds_the_bytes_it_would_hold_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "world_size"), [("ddp", 1), pytest.param("fsdp", 2, marks=slow)], ids=["ddp", "fsdp"]
+    ("parallelism", "world_size"),
+    [("ddp", 1), pytest.param("fsdp", 2, marks=slow)],
+    ids=["ddp", "fsdp"],
 )
 def test_training_goes_on_and_a_kill_loses_only_the_one_being_written(
     inputs: Path, tmp_path: Path, parallelism: str, world_size: int
@@ -85,7 +96,9 @@ def newest_step(run_dir: Path) -> int:
 
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=slow)])
-def test_a_stop_waits_for_the_checkpoint_being_written(inputs: Path, tmp_path: Path, world_size: int) -> None:
+def test_a_stop_waits_for_the_checkpoint_being_written(
+    inputs: Path, tmp_path: Path, world_size: int
+) -> None:
     run_dir = toy.make_run(tmp_path / "run", make_config(inputs, True, **LORA), world_size)
     environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:commit.written:1"}
     assert toy.train(run_dir, world_size, environ) == [errors.PREEMPTED] * world_size
@@ -109,7 +122,9 @@ def test_a_full_disk_ends_all_ranks_at_a_step(
 ) -> None:
     config = make_config(inputs, True, parallelism, **FULL)
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
-    environ = {"KUBETUNE_FAULT": f"error {errno.ENOSPC}:{point}:2:{world_size - 1 if parallelism == 'fsdp' else 0}"}
+    environ = {
+        "KUBETUNE_FAULT": f"error {errno.ENOSPC}:{point}:2:{world_size - 1 if parallelism == 'fsdp' else 0}"
+    }
     assert toy.train(run_dir, world_size, environ) == [errors.ENVIRONMENT] * world_size
     log = (run_dir / "logs" / "rank-0.log").read_text()
     assert "free some space and run the same command again" in log

@@ -19,7 +19,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.inference import before_after
 from kubetune.inference.generate import Sampling, answer, load_run
 from kubetune.reporting import write_report
-from kubetune.rundir import metrics, older_files
+from kubetune.rundir import metrics
 from kubetune.scoring.questions import drawn
 from tests import toy
 
@@ -47,7 +47,9 @@ class Drawn:
 def test_rows_are_cut_before_their_last_answer() -> None:
     rows: Any = Drawn([[0, 0, 0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0], [0] + [1] * 9, [0, 0]])
     found = {question.row: (len(question.ids), question.is_whole) for question in drawn(rows)}
-    assert found == {0: (7, False), 1: (3, False), 2: (5, True)}, "of a text that is trained whole, the second half"
+    assert found == {0: (7, False), 1: (3, False), 2: (5, True)}, (
+        "of a text that is trained whole, the second half"
+    )
 
 
 def test_a_pair_is_asked_for_its_chosen_answer(inputs: Path, tmp_path: Path) -> None:
@@ -73,7 +75,9 @@ def test_the_model_answers_before_and_after(
     pairs = {(row["prompt"], row["completion"].strip()) for row in held_out}
     assert {(line["prompt"], line["expected"].strip()) for line in found} <= pairs
     assert len(found) == 3
-    assert all(line["before"] != line["after"] for line in found), "three steps at this rate change what is said"
+    assert all(line["before"] != line["after"] for line in found), (
+        "three steps at this rate change what is said"
+    )
     assert before_after.record(run_dir, 3).read_text() == "".join(
         f"{json.dumps(s, ensure_ascii=False)}\n" for s in found
     )
@@ -85,7 +89,9 @@ def test_the_model_answers_before_and_after(
 def test_what_has_no_answers_is_explained(inputs: Path, tmp_path: Path) -> None:
     config = toy.make_config(inputs, {"max_steps": 1}, data={"eval": None})
     run_dir = toy.finished(tmp_path / "run", config)
-    with pytest.raises(errors.ConfigError, match=r"no evaluation data to ask it about; set data\.eval"):
+    with pytest.raises(
+        errors.ConfigError, match=r"no evaluation data to ask it about; set data\.eval"
+    ):
         before_after.record(run_dir, 3)
     assert before_after.main([str(run_dir), "3"]) == errors.USER
 
@@ -95,52 +101,78 @@ def test_each_kept_checkpoint_answers_and_the_page_shows_them_by_step(
 ) -> None:
     monkeypatch.setattr(before_after, "MOST_TOKENS", 8)
     run_dir = toy.finished(
-        tmp_path / "run", toy.make_config(inputs, {"max_steps": 6, "save_steps": 2, "eval_steps": 2})
+        tmp_path / "run",
+        toy.make_config(inputs, {"max_steps": 6, "save_steps": 2, "eval_steps": 2}),
     )
-    (line,) = (json.loads(line) for line in before_after.record(run_dir, 1).read_text().splitlines())
+    (line,) = (
+        json.loads(line) for line in before_after.record(run_dir, 1).read_text().splitlines()
+    )
     assert [found["step"] for found in line["answers"]] == [2, 4, 6]
     by_step = {found["step"]: found["answer"] for found in line["answers"]}
     assert by_step[line["step"]] == line["after"], "the best one is among them"
     for step, said in by_step.items():
         prompts, sampling = [line["prompt"]], Sampling(8)
-        assert answer(load_run(run_dir, str(step)), prompts, sampling) == [said], "what that checkpoint says when asked"
+        assert answer(load_run(run_dir, str(step)), prompts, sampling) == [said], (
+            "what that checkpoint says when asked"
+        )
     page = write_report([run_dir], tmp_path / "report.html").read_text()
     labels = re.findall("<dt>([^<]*)</dt>", page[page.index('class="answers"') :])
     assert labels[:6] == ["request", "expected", "before", "step 2", "step 4", "step 6"]
-    assert page.count('<span class="tag">best</span>', page.index('class="answers"'), page.index("</article>")) == 1
+    assert (
+        page.count(
+            '<span class="tag">best</span>', page.index('class="answers"'), page.index("</article>")
+        )
+        == 1
+    )
 
 
-def test_a_conversation_is_shown_turn_by_turn(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_is_shown_turn_by_turn(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(before_after, "MOST_TOKENS", 8)
-    talk = [("system", "be brief"), ("user", "what is the fox"), ("assistant", "quick"), ("user", "and the dog <b>")]
+    talk = [
+        ("system", "be brief"),
+        ("user", "what is the fox"),
+        ("assistant", "quick"),
+        ("user", "and the dog <b>"),
+    ]
     messages = [{"role": role, "content": content} for role, content in talk]
     answered = [*messages, {"role": "assistant", "content": "lazy"}]
     talks = tmp_path / "talks.jsonl"
     talks.write_text(f"{json.dumps({'messages': answered})}\n" * 2)
     config = toy.make_config(
-        inputs, {"max_steps": 1}, data={"eval": str(talks), "max_length": 512}, logging={"before_after": 1}
+        inputs,
+        {"max_steps": 1},
+        data={"eval": str(talks), "max_length": 512},
+        logging={"before_after": 1},
     )
     run_dir = toy.finished(tmp_path / "run", config)
     talks.unlink()  # what is asked lies in the run directory
-    (line,) = (json.loads(line) for line in before_after.record(run_dir, 1).read_text().splitlines())
+    (line,) = (
+        json.loads(line) for line in before_after.record(run_dir, 1).read_text().splitlines()
+    )
     assert [(turn["role"], turn["content"]) for turn in line["messages"]] == talk
     assert line["expected"].strip() == "lazy"
     page = write_report([run_dir], tmp_path / "report.html").read_text()
     turns = re.findall('<span class="who">(.*?)</span><div><pre class="prompt">(.*?)</pre>', page)
     assert turns == [(role, html.escape(content)) for role, content in talk]
-    del line["messages"], line["answers"], line["step"]
-    (run_dir / metrics.BEFORE_AFTER).unlink()
-    (run_dir / older_files.SAMPLES).write_text(f"{json.dumps(line)}\n")
-    page = write_report([run_dir], tmp_path / "old.html").read_text()
-    assert html.escape(line["prompt"]) in page, "a file of an earlier version is shown as it is"
-    assert "<dt>after</dt>" in page
 
 
 @pytest.mark.slow
 def test_a_run_records_them_when_it_has_ended(inputs: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    words = [f"model={inputs / 'model'}", f"data.train={inputs / 'train.jsonl'}", "data.eval=0.2", "lora.r=4"]
-    words += ["training.max_steps=2", "logging.before_after=2", f"data.cache={inputs / 'cache'}", f"output={run_dir}"]
+    words = [
+        f"model={inputs / 'model'}",
+        f"data.train={inputs / 'train.jsonl'}",
+        "data.eval=0.2",
+        "lora.r=4",
+    ]
+    words += [
+        "training.max_steps=2",
+        "logging.before_after=2",
+        f"data.cache={inputs / 'cache'}",
+        f"output={run_dir}",
+    ]
     command = [sys.executable, "-m", "kubetune", "train", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

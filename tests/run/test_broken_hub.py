@@ -74,7 +74,11 @@ for line in sys.stdin:
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 OUT, OURS = errors.ENVIRONMENT, errors.USER
-LOST, AWAY, NOT_ONE = "connection to the hub was lost", "the hub cannot be reached (", "is not the hub: expected"
+LOST, AWAY, NOT_ONE = (
+    "connection to the hub was lost",
+    "the hub cannot be reached (",
+    "is not the hub: expected",
+)
 TOKEN, ABSENT = "the token in HF_TOKEN is not valid", "is not on the hub"
 FIND = {
     "refused": (OUT, AWAY),
@@ -147,10 +151,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ask(port: int, home: Path) -> Iterator[Ask]:
     """Asks the hub at `port` for something, in a process of its own that has imported everything."""
     kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    where = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    where = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+    }
     environ = {**kept, **where, "HF_TOKEN": "hf_" + "t" * 34}
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", ASK], env=environ, stdin=pipe, stdout=pipe, text=True) as asking:
+    with subprocess.Popen(
+        [sys.executable, "-c", ASK], env=environ, stdin=pipe, stdout=pipe, text=True
+    ) as asking:
         assert asking.stdin is not None
         assert asking.stdout is not None
 
@@ -174,7 +184,9 @@ def ask(port: int, home: Path) -> Iterator[Ask]:
         for way in ways
     ],
 )
-def test_what_the_user_hears(ask: Ask, port: int, home: Path, tmp_path: Path, what: str, way: str) -> None:
+def test_what_the_user_hears(
+    ask: Ask, port: int, home: Path, tmp_path: Path, what: str, way: str
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     expected, words = CASES[what][way]
     with nullcontext() if way == "refused" else serving(port) as hub:
@@ -189,16 +201,24 @@ def test_what_the_user_hears(ask: Ask, port: int, home: Path, tmp_path: Path, wh
     assert "hf_ttt" not in told
     assert seconds < 60, "a second of silence is the limit, but for six tries of a file that stalls"
     names = [str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()]
-    whole = [name for name in names if "/snapshots/" in name or name.endswith((".arrow", ".parquet"))]
+    whole = [
+        name for name in names if "/snapshots/" in name or name.endswith((".arrow", ".parquet"))
+    ]
     marks = [name for name in names if name.startswith("fetched/") and not name.endswith(".lock")]
     assert whole + marks == [], "nothing arrived whole"
 
 
 def test_the_files_of_a_model_are_listed(ask: Ask, port: int, tmp_path: Path) -> None:
     with serving(port) as hub:
-        hub.way, hub.held = "well", {"config.json": b"{}", "additional_chat_templates/rag.jinja": b"x", "LICENSE": b"y"}
+        hub.way, hub.held = (
+            "well",
+            {"config.json": b"{}", "additional_chat_templates/rag.jinja": b"x", "LICENSE": b"y"},
+        )
         code, told = ask("list", "org/listed", tmp_path)
-    assert (code, told) == (0, "['LICENSE', 'additional_chat_templates/rag.jinja', 'config.json']\n")
+    assert (code, told) == (
+        0,
+        "['LICENSE', 'additional_chat_templates/rag.jinja', 'config.json']\n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +228,11 @@ def test_the_files_of_a_model_are_listed(ask: Ask, port: int, tmp_path: Path) ->
         ({"README.md": b"rows to come"}, "doesn't contain any data files"),
         ({"train.jsonl": b'{"a": 1}\n{"a": '}, "JSON parse error"),
         pytest.param({"train.jsonl": b""}, "they have none", marks=pytest.mark.slow),
-        pytest.param({"a.jsonl": b'{"a": 1}', "b.jsonl": b'{"b": {"c": 1}}'}, "Couldn't cast", marks=pytest.mark.slow),
+        pytest.param(
+            {"a.jsonl": b'{"a": 1}', "b.jsonl": b'{"b": {"c": 1}}'},
+            "Couldn't cast",
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"train.jsonl.gz": b"{}"}, "Not a gzipped file", marks=pytest.mark.slow),
     ],
 )

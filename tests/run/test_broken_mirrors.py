@@ -37,7 +37,9 @@ def run_dir(tmp_path: Path) -> Path:
     (made / "metrics.jsonl").write_text('{"step": 1}\n')
     (made / "logs" / "rank-0.log").write_text("said\n")
     weights = os.urandom(1000)
-    checkpoints.commit(made, checkpoints.State(step=3), lambda to: (to / WEIGHTS.name).write_bytes(weights))
+    checkpoints.commit(
+        made, checkpoints.State(step=3), lambda to: (to / WEIGHTS.name).write_bytes(weights)
+    )
     checkpoints.link(made, "last", 3)
     return made
 
@@ -66,11 +68,15 @@ def test_a_store_that_fails_is_told_of_in_time(run_dir: Path, way: str) -> None:
     with serving(way=way) as server:
         environ = {**Store(port=0).environ, "AWS_ENDPOINT_URL": server.url}
         with started(send_the_rest, 1, str(run_dir), address, str(told), environ=environ) as ranks:
-            assert wait_all(ranks) == [errors.ENVIRONMENT]  # within two minutes, on however crowded a machine
+            assert wait_all(ranks) == [
+                errors.ENVIRONMENT
+            ]  # within two minutes, on however crowded a machine
         assert server.asked > 0
     said = told.read_text()
     assert "Traceback" not in said
-    assert sum(line.startswith("kubetune: ") and address in line for line in said.splitlines()) == 1, said
+    assert (
+        sum(line.startswith("kubetune: ") and address in line for line in said.splitlines()) == 1
+    ), said
 
 
 @pytest.fixture
@@ -99,7 +105,8 @@ def test_a_store_that_fails_while_a_checkpoint_is_sent_never_seems_to_hold_it(
     with serving(bucket.url, way, until=str(WEIGHTS)) as server:
         # Who asks first for the owner of the copy, and gets a login page, says so of that.
         with pytest.raises(
-            errors.EnvironmentFault, match=f"{address}( lacks the end of the run: |/mirror.json is dam)"
+            errors.EnvironmentFault,
+            match=f"{address}( lacks the end of the run: |/mirror.json is dam)",
         ):
             ask("follow", run_dir, address, server.url)
         assert server.has_broken
@@ -121,7 +128,9 @@ def test_a_store_that_fails_while_a_run_is_fetched_leaves_it_to_be_fetched(
         with pytest.raises(errors.EnvironmentFault, match=f"{address} cannot be read: ") as fault:
             ask("restore", empty, address, server.url)
         assert server.has_broken
-    assert way != DRIP or f"less than 65,536 bytes of {address[5:]}/{WEIGHTS} in 10 s" in str(fault.value)
+    assert way != DRIP or f"less than 65,536 bytes of {address[5:]}/{WEIGHTS} in 10 s" in str(
+        fault.value
+    )
     assert (empty / "metrics.jsonl").is_file()
     assert checkpoints.steps(empty) == []
     with pytest.raises(errors.EnvironmentFault, match="cannot be read"):
@@ -130,9 +139,15 @@ def test_a_store_that_fails_while_a_run_is_fetched_leaves_it_to_be_fetched(
     assert toy.digests(empty) == toy.digests(run_dir)
 
 
-def test_a_store_without_a_whole_checkpoint_starts_nothing_over(bucket: Store, run_dir: Path, tmp_path: Path) -> None:
+def test_a_store_without_a_whole_checkpoint_starts_nothing_over(
+    bucket: Store, run_dir: Path, tmp_path: Path
+) -> None:
     address = f"s3://{s3.BUCKET}/damaged"
     Mirror(run_dir, address).send()
-    fsspec.filesystem("s3", skip_instance_cache=True).pipe_file(f"{s3.BUCKET}/damaged/{WEIGHTS}", b"x" * 1000)
-    with pytest.raises(errors.ConfigError, match=r"damaged: no checkpoint is whole, of 1\. Put one back there"):
+    fsspec.filesystem("s3", skip_instance_cache=True).pipe_file(
+        f"{s3.BUCKET}/damaged/{WEIGHTS}", b"x" * 1000
+    )
+    with pytest.raises(
+        errors.ConfigError, match=r"damaged: no checkpoint is whole, of 1\. Put one back there"
+    ):
         copier.restore(Mirror(tmp_path / "empty", address))

@@ -29,14 +29,18 @@ pytestmark = [
 STEPS, NUMBERS = 3, 2
 ANSWERS: dict[str, dict[str, Any]] = {
     "experiments/get-by-name": {"experiment": {"experiment_id": "1", "name": "kubetune"}},
-    "runs/create": {"run": {"info": {"run_id": "r", "experiment_id": "1", "status": "RUNNING"}, "data": {}}},
+    "runs/create": {
+        "run": {"info": {"run_id": "r", "experiment_id": "1", "status": "RUNNING"}, "data": {}}
+    },
 }
 """What a healthy server says to what a run begins with; {} to everything else."""
 REQUESTS_TO_BEGIN = 4
 
 SENDERS: list[int] = []
 """Threads that have sent something by HTTP."""
-sys.addaudithook(lambda event, _: SENDERS.append(threading.get_ident()) if event == "http.client.send" else None)
+sys.addaudithook(
+    lambda event, _: SENDERS.append(threading.get_ident()) if event == "http.client.send" else None
+)
 
 
 class _Healthy(BaseHTTPRequestHandler):
@@ -67,7 +71,13 @@ def healthy() -> Iterator[str]:
 
 def wanted(folder: Path, **settings: Any) -> Config:
     return Config.model_validate(
-        {"name": "bot", "model": "m", "data": {"train": "d"}, "tracking": settings, "output": str(folder / "run")}
+        {
+            "name": "bot",
+            "model": "m",
+            "data": {"train": "d"},
+            "tracking": settings,
+            "output": str(folder / "run"),
+        }
     )
 
 
@@ -83,7 +93,12 @@ QUICK = {("garbage", "at once"), ("500", "in the middle")}
     ],
 )
 def test_a_server_that_fails_ends_no_training_and_is_told_of_once(
-    healthy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str, when: str
+    healthy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    way: str,
+    when: str,
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -105,10 +120,17 @@ def test_a_server_that_fails_ends_no_training_and_is_told_of_once(
     assert not waited, "no step waits for a server"
     assert seconds < 60, "a silent server is given up"
     said = [message for message in caplog.messages if "MLflow" in message]
-    assert sum("MLflow does not work and gets no more numbers; training goes on: " in m for m in said) == 1, said
-    assert sum(f"MLflow lacks {STEPS * NUMBERS} numbers" in m and "metrics.jsonl has them" in m for m in said) == 1, (
-        said
-    )
+    assert (
+        sum("MLflow does not work and gets no more numbers; training goes on: " in m for m in said)
+        == 1
+    ), said
+    assert (
+        sum(
+            f"MLflow lacks {STEPS * NUMBERS} numbers" in m and "metrics.jsonl has them" in m
+            for m in said
+        )
+        == 1
+    ), said
     assert "Traceback" not in caplog.text
 
 
@@ -134,7 +156,9 @@ def test_a_server_of_wandb_that_is_silent_slows_no_step_and_is_given_up_at_the_e
     assert stepped < 4, "no step waits for a server"
     assert server.asked
     said = [message for message in caplog.messages if "W&B" in message]
-    assert "W&B does not work and gets no more numbers; training goes on: no answer within 4 s" in said
+    assert (
+        "W&B does not work and gets no more numbers; training goes on: no answer within 4 s" in said
+    )
     assert f"W&B lacks {STEPS * NUMBERS} numbers; metrics.jsonl has them" in said
 
 
@@ -153,7 +177,9 @@ def log_beyond_the_limit(folder: str) -> int:
     """A process whose files may grow to 2 KB: TensorBoard's is full long before the last step."""
     os.dup2(os.open(Path(folder) / "said", os.O_WRONLY | os.O_CREAT), 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-    with open_tracker(wanted(Path(folder), tensorboard=True), Path(folder), resume_step=1) as tracker:
+    with open_tracker(
+        wanted(Path(folder), tensorboard=True), Path(folder), resume_step=1
+    ) as tracker:
         for step in range(2, 2000):
             tracker.log(step, {"loss": 1.0, "learning_rate": 0.1})
     return 0

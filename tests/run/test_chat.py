@@ -31,9 +31,14 @@ from tests import tiny, toy
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was taught conversations."""
     inputs = toy.make_inputs(tmp_path_factory.mktemp("inputs"))
-    turns = [{"role": "user", "content": "What is the capital?"}, {"role": "assistant", "content": "Paris"}]
+    turns = [
+        {"role": "user", "content": "What is the capital?"},
+        {"role": "assistant", "content": "Paris"},
+    ]
     (inputs / "train.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 40)
-    config = toy.make_config(inputs, {"num_train_epochs": 3, "eval_steps": 15, "save_steps": 15}, data={"eval": 0.1})
+    config = toy.make_config(
+        inputs, {"num_train_epochs": 3, "eval_steps": 15, "save_steps": 15}, data={"eval": 0.1}
+    )
     return toy.finished(inputs / "run", config)
 
 
@@ -62,7 +67,9 @@ WORDLESS = tiny.CHATML.replace("in messages", "in messages if message.role != 's
 @pytest.fixture
 def deaf(tmp_path: Path) -> LoadedModel:
     """Who is asked by a chat template that knows no system; what is asked of it needs no model."""
-    tokenizer = load_tokenizer(ModelConfig(path=str(tiny.train_tokenizer(tmp_path / "tokenizer", WORDLESS))))
+    tokenizer = load_tokenizer(
+        ModelConfig(path=str(tiny.train_tokenizer(tmp_path / "tokenizer", WORDLESS)))
+    )
     result: Any = None
     return LoadedModel(None, tokenizer, True, result)
 
@@ -86,21 +93,37 @@ def test_who_generates_is_told_what_the_model_does_not_see(
     deaf: LoadedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Ping"}]
-    rows: list[dict[str, Any]] = [{"messages": asked}, {"prompt": "Ping"}, {"messages": asked[1:], "system": "Rhyme."}]
+    rows: list[dict[str, Any]] = [
+        {"messages": asked},
+        {"prompt": "Ping"},
+        {"messages": asked[1:], "system": "Rhyme."},
+    ]
     questions = [Question(f"in.jsonl:{line}", row, ()) for line, row in enumerate(rows, 1)]
     assert len({tuple(one.ids) for one in encode(deaf, questions)}) == 1
     said = capsys.readouterr().err
-    assert "note: in.jsonl:1: the tokenizer's chat template leaves out the content of messages[0]" in said
+    assert (
+        "note: in.jsonl:1: the tokenizer's chat template leaves out the content of messages[0]"
+        in said
+    )
     assert "which the model does not see; so it does in 1 other prompt\n" in said
-    with pytest.raises(errors.DataError, match=r"in.jsonl:1: has `system` and another message of the system"):
+    with pytest.raises(
+        errors.DataError, match=r"in.jsonl:1: has `system` and another message of the system"
+    ):
         encode(deaf, [Question("in.jsonl:1", {"messages": asked, "system": "Rhyme."}, ())])
 
 
 def test_prompts_are_asked_whole_or_refused(deaf: LoadedModel, tmp_path: Path) -> None:
     image = {"type": "image", "image": "a.png"}
-    with pytest.raises(errors.DataError, match="has images in the parts of its messages; name them in `images`"):
-        encode(deaf, [Question("in.jsonl:1", {"messages": [{"role": "user", "content": [image]}]}, ())])
-    with pytest.raises(errors.DataError, match="input:1: it holds half a surrogate pair at position 3; expected text"):
+    with pytest.raises(
+        errors.DataError, match="has images in the parts of its messages; name them in `images`"
+    ):
+        encode(
+            deaf, [Question("in.jsonl:1", {"messages": [{"role": "user", "content": [image]}]}, ())]
+        )
+    with pytest.raises(
+        errors.DataError,
+        match="input:1: it holds half a surrogate pair at position 3; expected text",
+    ):
         encode(replace(deaf, is_chat=False), [Question("input:1", {"prompt": "caf\udce9"}, ())])
     lines = [
         '{"prompt": "a", "prompt": "b"}',
@@ -115,13 +138,17 @@ def test_prompts_are_asked_whole_or_refused(deaf: LoadedModel, tmp_path: Path) -
         assert re.search(f"in.jsonl:{number}: .*{told}", str(caught.value))
 
 
-def test_keys_of_prompts_that_say_nothing_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_of_prompts_that_say_nothing_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "in.jsonl").write_text(
         '{"prompt": "a", "temperature": 1}\n{"prompt": "b", "temperature": 0, "id": 2}\n'
     )
     rows = read_questions(argparse.Namespace(file=tmp_path / "in.jsonl", image=[], prompts=[]))
     assert rows[1].row == {"prompt": "b", "temperature": 0, "id": 2}
-    assert "in.jsonl: keys not used: temperature × 2, id × 1; how to answer" in capsys.readouterr().err
+    assert (
+        "in.jsonl: keys not used: temperature × 2, id × 1; how to answer" in capsys.readouterr().err
+    )
 
 
 def test_an_answer_that_a_prompt_has_stays_beside_the_models(
@@ -129,7 +156,9 @@ def test_an_answer_that_a_prompt_has_stays_beside_the_models(
 ) -> None:
     monkeypatch.setattr(generate, "answers", lambda *_: iter(["mine"]))
     row = {"prompt": "Ping", "answer": "gold", "id": 3}
-    (found,) = answered(deaf, [Question("in.jsonl:1", row, ())], [EncodedPrompt([1])], Sampling(), compare=False)
+    (found,) = answered(
+        deaf, [Question("in.jsonl:1", row, ())], [EncodedPrompt([1])], Sampling(), compare=False
+    )
     assert found == {"prompt": "Ping", "id": 3, "given_answer": "gold", "answer": "mine"}
 
 
@@ -147,7 +176,10 @@ def test_chat_answers_as_it_was_taught_and_beside_its_base(
 
 @pytest.mark.slow
 def test_two_runs_answer_side_by_side(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     second = tmp_path / "second"
     shutil.copytree(run_dir, second, symlinks=True)
@@ -161,11 +193,16 @@ def test_two_runs_answer_side_by_side(
 
 @pytest.mark.slow
 def test_a_base_beside_a_model_trained_whole_is_loaded_once(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     inputs = run_dir.parent
     training = {"num_train_epochs": 3, "eval_steps": 15, "save_steps": 15}
-    whole = toy.finished(tmp_path / "whole", toy.make_config(inputs, training, lora=None, data={"eval": 0.1}))
+    whole = toy.finished(
+        tmp_path / "whole", toy.make_config(inputs, training, lora=None, data={"eval": 0.1})
+    )
     loaded: list[str] = []
     load = loading.load_pretrained
 
@@ -187,12 +224,16 @@ def test_a_base_beside_a_model_trained_whole_is_loaded_once(
 
 @pytest.mark.slow
 def test_answers_come_one_by_one_and_bad_lines_are_named_first(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     loaded = generate.load_run(run_dir)
     sampling = generate.Sampling(max_new_tokens=4)
     asked = [
-        loaded.encode(text) for text in ("What is the capital?", "one two", "What is the capital?", "four five six")
+        loaded.encode(text)
+        for text in ("What is the capital?", "one two", "What is the capital?", "four five six")
     ]
     runs: list[int] = []
     run = generate._generate
@@ -209,14 +250,27 @@ def test_answers_come_one_by_one_and_bad_lines_are_named_first(
     assert sorted(runs) == [1, 1, 2]
 
     out = tmp_path / "out.jsonl"
-    words = ["generate", str(run_dir), "--max-new-tokens", "4", "--file", str(tmp_path / "in.jsonl"), "--out", str(out)]
-    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n{"prompt"\n\n{"text": "b"}\n{"messages": "hi"}\n')
+    words = [
+        "generate",
+        str(run_dir),
+        "--max-new-tokens",
+        "4",
+        "--file",
+        str(tmp_path / "in.jsonl"),
+        "--out",
+        str(out),
+    ]
+    (tmp_path / "in.jsonl").write_text(
+        '{"prompt": "a"}\n{"prompt"\n\n{"text": "b"}\n{"messages": "hi"}\n'
+    )
     assert main(words) == errors.USER
     said = capsys.readouterr().err
     assert all(f"in.jsonl:{line}: " in said for line in (2, 4, 5))
     assert "3 problems. Nothing was written." in said
     unfit = [{"role": "bot", "content": "a"}]
-    (tmp_path / "in.jsonl").write_text(json.dumps({"messages": unfit}) + '\n{"prompt": "b", "images": ["b.png"]}\n')
+    (tmp_path / "in.jsonl").write_text(
+        json.dumps({"messages": unfit}) + '\n{"prompt": "b", "images": ["b.png"]}\n'
+    )
     assert main(words) == errors.USER
     said = capsys.readouterr().err
     assert 'in.jsonl:1: messages[0].role is "bot"' in said
@@ -239,9 +293,18 @@ def test_answers_come_one_by_one_and_bad_lines_are_named_first(
 
 @pytest.mark.slow
 def test_a_batch_of_prompts_becomes_lines_of_json(run_dir: Path, tmp_path: Path) -> None:
-    asked = [{"prompt": "What is the capital?", "id": 7}, {"messages": [{"role": "user", "content": "Hello"}]}]
+    asked = [
+        {"prompt": "What is the capital?", "id": 7},
+        {"messages": [{"role": "user", "content": "Hello"}]},
+    ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
-    words = ["--file", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl"), "--compare"]
+    words = [
+        "--file",
+        str(tmp_path / "in.jsonl"),
+        "--out",
+        str(tmp_path / "out.jsonl"),
+        "--compare",
+    ]
     assert main(["generate", str(run_dir), "--max-new-tokens", "8", *words]) == 0
     first, second = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
     assert first == {**asked[0], "answer": "Paris", "base_answer": first["base_answer"]}

@@ -22,7 +22,13 @@ from kubetune.planning.plan import make_plan
 from kubetune.tasks import sequence_classification as task
 from tests import reviews
 
-SIZES = {"vocab_size": 24, "initializer_range": 0.1, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+SIZES = {
+    "vocab_size": 24,
+    "initializer_range": 0.1,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
 BARE = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -75,7 +81,12 @@ PADDING_FREE: dict[str, dict[str, Any]] = {
 ONE_BY_ONE: dict[str, dict[str, Any]] = {
     "eurobert": {**BARE, "num_key_value_heads": 2},
     "deberta": DEBERTA,
-    "deberta-v2": {**DEBERTA, "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    "deberta-v2": {
+        **DEBERTA,
+        "position_buckets": 8,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+    },
     "mpnet": {**BERT, "pad_token_id": 1},
     "xlnet": {
         "vocab_size": 24,
@@ -114,7 +125,12 @@ ONE_BY_ONE: dict[str, dict[str, Any]] = {
         "intermediate_groups": 1,
         "output_groups": 1,
     },
-    "mobilebert": {**BERT, "embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16},
+    "mobilebert": {
+        **BERT,
+        "embedding_size": 16,
+        "intra_bottleneck_size": 16,
+        "true_hidden_size": 16,
+    },
     "megatron-bert": BERT,
     "roformer": {**BERT, "embedding_size": 32},
     "rembert": {**BERT, "input_embedding_size": 16, "output_embedding_size": 16},
@@ -167,7 +183,8 @@ ONE_BY_ONE: dict[str, dict[str, Any]] = {
 
 QUICK = ("roberta", "eurobert", "xlnet", "ctrl")
 FAMILIES = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted({*PADDING_FREE, *ONE_BY_ONE})
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in sorted({*PADDING_FREE, *ONE_BY_ONE})
 ]
 
 
@@ -192,7 +209,9 @@ def make_inputs(folder: Path, name: str, settings: dict[str, Any]) -> Path:
 def test_loss_and_gradient_are_those_of_plain_transformers(name: str, tmp_path: Path) -> None:
     inputs = make_inputs(tmp_path, name, {**PADDING_FREE, **ONE_BY_ONE}[name])
     data = {"train": str(inputs / "train.jsonl"), "eval": None}
-    config = reviews.make_config(inputs, {"global_batch_size": 8, "per_device_train_batch_size": 8}, data=data)
+    config = reviews.make_config(
+        inputs, {"global_batch_size": 8, "per_device_train_batch_size": 8}, data=data
+    )
     data, world = prepare(config), World()
     learner = task.build(config, world, Workload(0, data.labels))
     padding_free = learner.route.padding_free
@@ -224,9 +243,24 @@ def test_loss_and_gradient_are_those_of_plain_transformers(name: str, tmp_path: 
 
 
 def test_a_model_that_wants_more_than_a_text_is_refused_in_plain_words(tmp_path: Path) -> None:
-    shape = {"axial_pos_shape": [4, 20], "axial_pos_embds_dim": [8, 24], "attn_layers": ["local"], "hidden_size": 32}
-    heads = {"num_attention_heads": 2, "attention_head_size": 16, "feed_forward_size": 64, "is_decoder": False}
-    settings = {"vocab_size": 24, "max_position_embeddings": 80, "pad_token_id": 0, "eos_token_id": 3}
+    shape = {
+        "axial_pos_shape": [4, 20],
+        "axial_pos_embds_dim": [8, 24],
+        "attn_layers": ["local"],
+        "hidden_size": 32,
+    }
+    heads = {
+        "num_attention_heads": 2,
+        "attention_head_size": 16,
+        "feed_forward_size": 64,
+        "is_decoder": False,
+    }
+    settings = {
+        "vocab_size": 24,
+        "max_position_embeddings": 80,
+        "pad_token_id": 0,
+        "eos_token_id": 3,
+    }
     inputs = make_inputs(tmp_path, "reformer", {**shape, **heads, **settings})
     data = {"train": str(inputs / "train.jsonl"), "eval": None}
     config = reviews.make_config(inputs, data=data)

@@ -74,7 +74,9 @@ def test_a_stop_leaves_the_compiler_and_the_run_goes_on_without(
         return graph.forward
 
     plain = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: plain(function, **options, backend=told))
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: plain(function, **options, backend=told)
+    )
     monkeypatch.setitem(pointwise._PLAIN, "sum", lambda x: x + x)
     monkeypatch.setitem(pointwise._PLAIN, "product", lambda x: x * x)
     try:
@@ -89,12 +91,19 @@ def test_a_stop_leaves_the_compiler_and_the_run_goes_on_without(
     assert stop.requested
     assert made == ["begun"]
     said = "<lambda> runs without torch.compile: backend='told' raised: CompilingStopped: the run is to stop"
-    assert [record.getMessage() for record in caplog.records if record.name == "kubetune.MODEL"] == [said]
+    assert [
+        record.getMessage() for record in caplog.records if record.name == "kubetune.MODEL"
+    ] == [said]
 
 
-@pytest.mark.parametrize(("function", "reason"), [(wrong, "its result differs"), (failing, "no such loop")])
+@pytest.mark.parametrize(
+    ("function", "reason"), [(wrong, "its result differs"), (failing, "no such loop")]
+)
 def test_one_that_differs_or_cannot_be_compiled_stays_plain(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, function: Callable[..., Any], reason: str
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    function: Callable[..., Any],
+    reason: str,
 ) -> None:
     compile_to(monkeypatch, function)
     kernels = Kernels()
@@ -137,14 +146,19 @@ PATIENCE = 600.0
 @pytest.mark.parametrize("step", [1, 6])
 def test_a_compiled_run_starts_plain_and_goes_on_bit_for_bit(tmp_path: Path, step: int) -> None:
     inputs = toy.make_inputs(tmp_path / "inputs")
-    plain = toy.losses(toy.finished(tmp_path / "plain", toy.make_config(inputs, {"compile": False})))
+    plain = toy.losses(
+        toy.finished(tmp_path / "plain", toy.make_config(inputs, {"compile": False}))
+    )
     config = toy.make_config(inputs, {"compile": True})
     whole = toy.finished(tmp_path / "whole", config, seconds=PATIENCE)
     compiled = toy.losses(whole)
     assert compiled[0] == plain[0]
     assert compiled != plain
     assert compiled == pytest.approx(plain, rel=1e-4)
-    assert "pointwise kernels are compiled after the first step" in (whole / "logs" / "rank-0.log").read_text()
+    assert (
+        "pointwise kernels are compiled after the first step"
+        in (whole / "logs" / "rank-0.log").read_text()
+    )
     (said,) = (event for event in metrics.read_events(whole) if event["event"] == "compile")
     assert said["step"] == 1
     assert said["seconds"] > 0
@@ -158,7 +172,12 @@ def test_a_compiled_run_starts_plain_and_goes_on_bit_for_bit(tmp_path: Path, ste
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
     ("kind", "setting", "is_planned"),
-    [("qwen3", "auto", True), ("bert", "auto", False), ("bert", True, True), ("vision", "auto", False)],
+    [
+        ("qwen3", "auto", True),
+        ("bert", "auto", False),
+        ("bert", True, True),
+        ("vision", "auto", False),
+    ],
 )
 def test_auto_compiles_neither_an_encoder_nor_a_model_that_sees(
     kind: str, setting: bool | str, is_planned: bool, tmp_path: Path

@@ -40,14 +40,19 @@ from tests.architectures import (
 )
 
 # torch's compiler uses what torch itself has deprecated.
-pytestmark = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:torch\.", r"ignore::UserWarning:torch\.")
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore::DeprecationWarning:torch\.", r"ignore::UserWarning:torch\."
+)
 
 EXACT = 1e-5
 PACKED_BATCHES = [(37, 5, 64), (21, 100), (50,), (7, 8, 9, 10), (33, 31, 2, 40), (64, 3)]
 """Lengths of sequences: others, and other numbers of tokens in each, one sequence alone in the third."""
 
 SHAPES = PROMISED | {
-    "gemma3_text": {**PADDING_FREE["gemma3_text"], "layer_types": ["sliding_attention", "full_attention"] * 2}
+    "gemma3_text": {
+        **PADDING_FREE["gemma3_text"],
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
 }
 SHAPES["gemma3_text"]["num_hidden_layers"] = 4
 
@@ -90,7 +95,9 @@ def compiled(task: Learner) -> tuple[Learner, compiled_layers.CompiledLayers]:
     return task, found
 
 
-def compare(model: Any, tolerance: float = EXACT, *, fused: bool | None = True, recompute: int | None = 0) -> None:
+def compare(
+    model: Any, tolerance: float = EXACT, *, fused: bool | None = True, recompute: int | None = 0
+) -> None:
     """Gradients of all packed batches, plain and by compiled layers, for which the first one's graphs are enough.
 
     `fused`: what `swap_forwards` is told; None where it has been called.
@@ -117,7 +124,9 @@ def compare(model: Any, tolerance: float = EXACT, *, fused: bool | None = True, 
 
 @pytest.mark.usefixtures("without_inductor")
 def test_other_sequences_need_no_other_graph() -> None:
-    compare(build_model("llama", {**PROMISED["llama"], "num_hidden_layers": 2}, lora=False), fused=False)
+    compare(
+        build_model("llama", {**PROMISED["llama"], "num_hidden_layers": 2}, lora=False), fused=False
+    )
 
 
 @pytest.mark.slow
@@ -139,7 +148,10 @@ def test_layers_that_recompute_stay_exact(recompute: int | None) -> None:
 @compiles
 def test_dora_stays_exact() -> None:
     model = add_lora(
-        build_model("llama", SHAPES["llama"], lora=False), LoraConfig(r=4, use_dora=True), task_type="CAUSAL_LM", seed=0
+        build_model("llama", SHAPES["llama"], lora=False),
+        LoraConfig(r=4, use_dora=True),
+        task_type="CAUSAL_LM",
+        seed=0,
     )
     randomize_lora(model)
     compare(model)
@@ -182,18 +194,27 @@ def refusing(*_: Any) -> Any:
 
 def miscompiling(graph: Any, _: Any) -> Callable[..., Any]:
     return lambda *args: [
-        t * 1.01 if isinstance(t, Tensor) and t.is_floating_point() else t for t in graph.forward(*args)
+        t * 1.01 if isinstance(t, Tensor) and t.is_floating_point() else t
+        for t in graph.forward(*args)
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "limit", "said"),
-    [(refusing, 8, "no such loop"), (miscompiling, 8, "became"), ("eager", 1, "recompile limit exceeded")],
+    [
+        (refusing, 8, "no such loop"),
+        (miscompiling, 8, "became"),
+        ("eager", 1, "recompile limit exceeded"),
+    ],
     ids=["fails", "differs", "limit"],
 )
 def test_layers_run_as_they_are_where_compiling_them_fails(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, backend: Any, limit: int, said: str
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    backend: Any,
+    limit: int,
+    said: str,
 ) -> None:
     """The last layer leaves out rows, which makes it another graph than the first: one too many for a limit of one."""
     model = build_model("llama", {**PROMISED["llama"], "num_hidden_layers": 2})
@@ -213,7 +234,9 @@ def test_layers_run_as_they_are_where_compiling_them_fails(
     assert said in caplog.text
 
 
-def test_layers_whose_experts_have_adapters_are_left_out_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_layers_whose_experts_have_adapters_are_left_out_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = build_model("deepseek_v3", PADDING_FREE["deepseek_v3"])
     assert compiled_layers.compile_layers(model) is None
     assert "3 of 3 layers have adapters on stacked experts: not compiled" in caplog.text
@@ -226,10 +249,17 @@ def test_where_it_cannot_work_it_is_refused_or_said(
     config = toy.make_config(tmp_path, {"compile": "layers"})
     with pytest.raises(ValueError, match=r"does not work with training\.compile: layers"):
         toy.make_config(tmp_path, {"compile": "layers", "parallelism": "fsdp"})
-    model, workload, cpu = build_model("llama", SHAPES["llama"]), acceleration.Workload(1), torch.device("cpu")
+    model, workload, cpu = (
+        build_model("llama", SHAPES["llama"]),
+        acceleration.Workload(1),
+        torch.device("cpu"),
+    )
     monkeypatch.setattr(shutil, "which", lambda _: "g++")
     acceleration.tune(Learner(model, Route(False)), config, workload, cpu)
-    assert "training.compile is layers, but no layer of this model is compiled: it takes one sequence" in caplog.text
+    assert (
+        "training.compile is layers, but no layer of this model is compiled: it takes one sequence"
+        in caplog.text
+    )
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(errors.ConfigError, match=r"training\.compile is layers, but there is no C"):
         acceleration.tune(Learner(model, Route(True)), config, workload, cpu)
@@ -242,7 +272,9 @@ PATIENCE = 900.0
 @pytest.mark.slow
 @compiles
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_killed_run_goes_on_bit_for_bit_with_kernels_compiled_anew(tmp_path: Path, dropout: float) -> None:
+def test_a_killed_run_goes_on_bit_for_bit_with_kernels_compiled_anew(
+    tmp_path: Path, dropout: float
+) -> None:
     inputs = toy.make_inputs(tmp_path)
     save_model(tmp_path / "model", "qwen3")
     lora = {"r": 4, "dropout": dropout}
@@ -258,5 +290,7 @@ def test_a_killed_run_goes_on_bit_for_bit_with_kernels_compiled_anew(tmp_path: P
     assert toy.train(cut, environ=anew, seconds=PATIENCE) == [0]
     assert toy.digests(cut) == toy.digests(whole)
     if not dropout:
-        plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, {"compile": False, "num_train_epochs": 1}))
+        plain = toy.finished(
+            tmp_path / "plain", toy.make_config(inputs, {"compile": False, "num_train_epochs": 1})
+        )
         assert toy.losses(whole) == pytest.approx(toy.losses(plain), rel=1e-4)

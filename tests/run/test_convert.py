@@ -34,9 +34,25 @@ RECORDS = 8500
 def trajectory(number: int, words: str = "a bear in the snow") -> dict[str, Any]:
     turns = []
     for i in range(number % 4 + 1):
-        turns.append({"role": "student", "type": "response", "value": f"Thought: é\nAnswer: {words} {number}.{i}"})
-        turns.append({"role": "teacher", "type": "feedback", "value": f"Score: {i + 3}.\nFeedback: no, {words}"})
-    record = {"id": f"r{number}", "image": f"coco/train2017/{number % 3:012d}.jpg", "question": {"value": "What?"}}
+        turns.append(
+            {
+                "role": "student",
+                "type": "response",
+                "value": f"Thought: é\nAnswer: {words} {number}.{i}",
+            }
+        )
+        turns.append(
+            {
+                "role": "teacher",
+                "type": "feedback",
+                "value": f"Score: {i + 3}.\nFeedback: no, {words}",
+            }
+        )
+    record = {
+        "id": f"r{number}",
+        "image": f"coco/train2017/{number % 3:012d}.jpg",
+        "question": {"value": "What?"},
+    }
     if number % 50 == 7:
         return {**record, "image": None, "conversations": turns}
     return {**record, "conversations": [] if number % 50 == 9 else turns}
@@ -45,7 +61,9 @@ def trajectory(number: int, words: str = "a bear in the snow") -> dict[str, Any]
 def write_list(file: Path, records: Iterator[dict[str, Any]]) -> Path:
     with open(file, "w") as stream:
         for i, record in enumerate(records):
-            stream.write(("[" if i == 0 else ",\n") + json.dumps(record, ensure_ascii=False, indent=1))
+            stream.write(
+                ("[" if i == 0 else ",\n") + json.dumps(record, ensure_ascii=False, indent=1)
+            )
         stream.write("]\n")
     return file
 
@@ -76,7 +94,9 @@ def run(recipe: str, *words: Any, **environ: str) -> Done:
     arguments = ["data", "convert", recipe, *map(str, words)]
     if "KUBETUNE_FAULT" in environ:
         command = [sys.executable, "-m", "kubetune", *arguments]
-        done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env={**os.environ, **environ}, capture_output=True, text=True, check=False
+        )
         return Done(done.returncode, done.stdout, done.stderr)
     out, err = io.StringIO(), io.StringIO()
     with patch.dict(os.environ, environ), redirect_stdout(out), redirect_stderr(err):
@@ -92,7 +112,10 @@ def convert(recipe: str, *words: Any, **environ: str) -> dict[str, Any]:
 
 def digests(folder: Path) -> dict[str, str]:
     files = (file for file in folder.rglob("*") if file.is_file())
-    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+    }
 
 
 @cache
@@ -108,7 +131,10 @@ def test_any_number_of_workers_writes_the_same_bytes(source: Path) -> None:
     stats = json.loads((source / "whole-1" / "stats.json").read_text())
     assert len(rows) == stats["train"]["examples_generated"] == stats["train"]["total_rounds"]
     assert stats["train"]["samples_processed"] == RECORDS
-    assert stats["train"]["skipped_by_reason"] == {"no_conversations": RECORDS // 50, "no_image": RECORDS // 50}
+    assert stats["train"]["skipped_by_reason"] == {
+        "no_conversations": RECORDS // 50,
+        "no_image": RECORDS // 50,
+    }
     assert len(stats["train"]["errors"]) == 100
     assert stats["train"]["errors"][0].startswith("FIRE-train.json:")
     assert ": r7: no_image: names no image" in stats["train"]["errors"][0]
@@ -147,7 +173,11 @@ def test_what_was_done_is_not_done_again(source: Path, tmp_path: Path) -> None:
     doctored = kept.replace(b'"id": "r0"', b'"id": "R0"', 1)
     rows.write_bytes(doctored)
     convert("fire", *words)
-    assert (tmp_path / "out" / "fire_bc_train.jsonl").read_bytes().startswith(doctored[: len(kept) // 2])
+    assert (
+        (tmp_path / "out" / "fire_bc_train.jsonl")
+        .read_bytes()
+        .startswith(doctored[: len(kept) // 2])
+    )
     again = run("fire", *words)
     assert "nothing to do: these settings were converted already" in again.stdout
 
@@ -159,9 +189,19 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_how_far_it_is_how_fast_and_how_long_it_will_take(source: Path, tmp_path: Path) -> None:
+def test_a_terminal_shows_how_far_it_is_how_fast_and_how_long_it_will_take(
+    source: Path, tmp_path: Path
+) -> None:
     terminal = Terminal()
-    words = ["--source", str(source), "--split", "train", "--skip-images", "--output", str(tmp_path / "out")]
+    words = [
+        "--source",
+        str(source),
+        "--split",
+        "train",
+        "--skip-images",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     environ = {"TERM": "xterm-256color", "COLUMNS": "100"}
     with patch.dict(os.environ, environ), redirect_stderr(terminal), redirect_stdout(io.StringIO()):
         assert main(["data", "convert", "fire", *words]) == 0
@@ -184,7 +224,10 @@ def test_other_settings_begin_anew_and_never_overwrite(source: Path, tmp_path: P
     assert stats["train"]["samples_processed"] == stats["test"]["samples_processed"] == 10
     other = run("fire", *words)
     assert other.returncode == 2
-    assert "holds a conversion of other data or with other settings; remove it, or give another folder" in other.stderr
+    assert (
+        "holds a conversion of other data or with other settings; remove it, or give another folder"
+        in other.stderr
+    )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     assert run("fire", *words[:3], "--output", tmp_path / "mine").returncode == 2
@@ -199,10 +242,15 @@ def test_variables_of_containers(source: Path, tmp_path: Path) -> None:
     assert stats["notes"] == {"states_cut": 4}  # attempts 3 and 4 of r3, attempt 3 of r2 and r6
     refused = run("fire", *words, MAX_HISTORY_ROUNDS="many")
     assert refused.returncode == 2
-    assert "environment variable MAX_HISTORY_ROUNDS: found 'many'; expected a whole number" in refused.stderr
+    assert (
+        "environment variable MAX_HISTORY_ROUNDS: found 'many'; expected a whole number"
+        in refused.stderr
+    )
 
 
-def test_images_of_a_folder_are_looked_at_and_stay_where_they_are(source: Path, tmp_path: Path) -> None:
+def test_images_of_a_folder_are_looked_at_and_stay_where_they_are(
+    source: Path, tmp_path: Path
+) -> None:
     images = tmp_path / "images" / "coco"
     (images / "train2017").mkdir(parents=True)
     for file in (source / "images" / "coco" / "train2017").iterdir():
@@ -210,7 +258,9 @@ def test_images_of_a_folder_are_looked_at_and_stay_where_they_are(source: Path, 
     (images / "train2017" / f"{1:012d}.jpg").write_bytes(b"<html>not found</html>")
     (images / "train2017" / f"{2:012d}.jpg").unlink()
     words = ("--source", source / "FIRE-train.json", "--max-samples", 900, "--workers", 2)
-    stats = convert("fire", *words, "--images", f"coco={images}", "--output", tmp_path / "out")["train"]
+    stats = convert("fire", *words, "--images", f"coco={images}", "--output", tmp_path / "out")[
+        "train"
+    ]
     assert stats["skipped_by_reason"] == {
         "image_missing": 288, "image_unknown": 288, "no_conversations": 18, "no_image": 18
     }  # fmt: skip
@@ -219,7 +269,7 @@ def test_images_of_a_folder_are_looked_at_and_stay_where_they_are(source: Path, 
     assert {json.loads(row)["images"][0] for row in rows.read_text().splitlines()} == {
         f"{images}/train2017/{0:012d}.jpg"
     }
-    problems, kinds, _ = check_shapes(SourceConfig(path=str(rows)))
+    problems, kinds, *_ = check_shapes(SourceConfig(path=str(rows)))
     assert (problems.total, kinds) == (0, {"Chat with images": stats["examples_generated"]})
 
 
@@ -230,14 +280,21 @@ LIMITS = [
     (["--skip-images", "--style", "gpt"], "--style gpt: expected bc or sharegpt"),
     (["--skip-images", "--max-samples", "-1"], "--max-samples -1: expected at least 0"),
     (["--skip-images", "--to", "text"], "--to: not known to the recipe fire"),
-    (["--skip-images", "--keep-sources", "mars"], "train: none of 8,500 records can be used: 8,500 filtered_by_source"),
+    (
+        ["--skip-images", "--keep-sources", "mars"],
+        "train: none of 8,500 records can be used: 8,500 filtered_by_source",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("words", "told"), LIMITS)
-def test_what_cannot_be_asked_for(source: Path, tmp_path: Path, words: list[str], told: str) -> None:
+def test_what_cannot_be_asked_for(
+    source: Path, tmp_path: Path, words: list[str], told: str
+) -> None:
     split = ("--split", "train,test") if "one split" in told else ()
-    done = run("fire", "--source", source / "FIRE-train.json", *words, *split, "--output", tmp_path / "out")
+    done = run(
+        "fire", "--source", source / "FIRE-train.json", *words, *split, "--output", tmp_path / "out"
+    )
     assert done.returncode == 2
     assert told in done.stderr
     assert "Nothing was written." in done.stderr
@@ -259,7 +316,14 @@ def test_damage_within_a_list_is_found_and_nothing_is_kept(source: Path, tmp_pat
     content = (source / "FIRE-test.json").read_bytes()
     half = len(content) // 2
     (tmp_path / "FIRE-test.json").write_bytes(content[:half] + b"\0" + content[half:])
-    done = run("fire", "--source", tmp_path / "FIRE-test.json", "--skip-images", "--output", tmp_path / "out")
+    done = run(
+        "fire",
+        "--source",
+        tmp_path / "FIRE-test.json",
+        "--skip-images",
+        "--output",
+        tmp_path / "out",
+    )
     assert done.returncode == 2
     assert "The file is damaged, or its download incomplete. Nothing was written." in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["FIRE-test.json"]
@@ -271,13 +335,18 @@ def test_records_are_estimated_without_parsing_them(
 ) -> None:
     monkeypatch.setattr(origin, "_BLOCK", block)
     (tmp_path / "train.jsonl").write_text("{}\n{}\n{}")
-    assert origin.Origin("test", (source / "FIRE-test.json", tmp_path / "train.jsonl")).estimate() == 703
+    assert (
+        origin.Origin("test", (source / "FIRE-test.json", tmp_path / "train.jsonl")).estimate()
+        == 703
+    )
 
 
 def test_lines_that_are_no_json_are_counted(tmp_path: Path) -> None:
     lines = [json.dumps(trajectory(number)) for number in range(3)]
     (tmp_path / "train.jsonl").write_text("\n".join([lines[0], "{", lines[1], "7", lines[2]]))
-    stats = convert("fire", "--source", tmp_path, "--split", "train", "--skip-images", "-o", tmp_path / "o")["train"]
+    stats = convert(
+        "fire", "--source", tmp_path, "--split", "train", "--skip-images", "-o", tmp_path / "o"
+    )["train"]
     assert (stats["samples_processed"], stats["samples_used"]) == (5, 3)
     assert stats["skipped_by_reason"] == {"bad_json": 2}
     assert stats["errors"][1] == "train.jsonl:4: is a number; expected a JSON object."
@@ -287,7 +356,9 @@ def test_records_that_no_file_can_hold_are_told_of(tmp_path: Path) -> None:
     half = {**trajectory(1), "id": "half \ud800"}
     records = [half, {**half, "image": "coco/\ud800.jpg"}, {**half, "question": "\ud800"}]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, records)))
-    stats = convert("fire", "--source", tmp_path, "--split", "train", "--skip-images", "-o", tmp_path / "o")["train"]
+    stats = convert(
+        "fire", "--source", tmp_path, "--split", "train", "--skip-images", "-o", tmp_path / "o"
+    )["train"]
     assert stats["skipped_by_reason"] == {"bad_text": 1, "image_outside": 1}
     first = json.loads((tmp_path / "o" / "fire_bc_train.jsonl").read_text().splitlines()[0])
     assert first["id"] == "half ?"
@@ -295,11 +366,22 @@ def test_records_that_no_file_can_hold_are_told_of(tmp_path: Path) -> None:
 
 def test_volcano_mixes_rows_with_and_without_images(source: Path, tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "What is it?"}, {"from": "gpt", "value": "A pot."}]
-    records = [{"id": str(n), "conversations": turns} | ({"image": "coco/a.jpg"} if n % 2 else {}) for n in range(9)]
+    records = [
+        {"id": str(n), "conversations": turns} | ({"image": "coco/a.jpg"} if n % 2 else {})
+        for n in range(9)
+    ]
     file = write_list(tmp_path / "volcano-train.json", iter(records))
-    stats = convert("volcano", "--source", file, "--skip-images", "--output", tmp_path / "out", MAX_HISTORY_ROUNDS="x")
+    stats = convert(
+        "volcano",
+        "--source",
+        file,
+        "--skip-images",
+        "--output",
+        tmp_path / "out",
+        MAX_HISTORY_ROUNDS="x",
+    )
     assert stats["train"]["samples_used_by_source"] == {"coco": 4, "text": 5}
-    _, kinds, _ = check_shapes(SourceConfig(path=str(tmp_path / "out" / "volcano_train.jsonl")))
+    _, kinds, *_ = check_shapes(SourceConfig(path=str(tmp_path / "out" / "volcano_train.jsonl")))
     assert kinds == {"Chat": 5, "Chat with images that are not there": 4}
 
 
@@ -307,9 +389,21 @@ def test_volcano_mixes_rows_with_and_without_images(source: Path, tmp_path: Path
 def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
     """400 MB in, twice as much out; no process of the conversion may hold more than a few batches."""
     words = "a bear in the snow " * 250
-    file = write_list(tmp_path / "train.json", (trajectory(number, words) for number in range(17_000)))
+    file = write_list(
+        tmp_path / "train.json", (trajectory(number, words) for number in range(17_000))
+    )
     assert file.stat().st_size > 400e6
-    command = [sys.executable, "-m", "kubetune", "data", "convert", "fire", "--source", str(file), "--skip-images"]
+    command = [
+        sys.executable,
+        "-m",
+        "kubetune",
+        "data",
+        "convert",
+        "fire",
+        "--source",
+        str(file),
+        "--skip-images",
+    ]
     told = subprocess.run(
         [sys.executable, "-c", WATCHED, *command, "--workers", "2", "--output", str(tmp_path / "out")],
         capture_output=True, text=True, check=True,

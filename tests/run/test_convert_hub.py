@@ -59,7 +59,9 @@ def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def hub(repos: dict[str, Path], tmp_path: Path) -> Iterator[dict[str, str]]:
     """The environment that leads to it."""
     held = {
-        f"datasets/{name}": {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.*")}
+        f"datasets/{name}": {
+            str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.*")
+        }
         for name, folder in repos.items()
     }
     with serving(held) as address:
@@ -67,24 +69,42 @@ def hub(repos: dict[str, Path], tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def convert(environ: dict[str, str], *words: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kubetune", "data", "convert", "fire", "--json", *map(str, words)]
+    command = [
+        sys.executable,
+        "-m",
+        "kubetune",
+        "data",
+        "convert",
+        "fire",
+        "--json",
+        *map(str, words),
+    ]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    return subprocess.run(command, env=inherited | environ, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=inherited | environ, capture_output=True, text=True, check=False
+    )
 
 
 def test_records_of_the_hub_are_kept_in_its_cache(hub: dict[str, str], tmp_path: Path) -> None:
     done = convert(hub, "--skip-images", "--output", tmp_path / "a")
     assert done.returncode == 0, done.stderr
     stats = json.loads(done.stdout)
-    assert {split: facts["samples_used"] for split, facts in stats.items()} == {"train": 40, "test": 4}
-    offline = convert(hub | {"HF_HUB_OFFLINE": "1"}, "--skip-images", "--style", "sharegpt", "-o", tmp_path / "b")
+    assert {split: facts["samples_used"] for split, facts in stats.items()} == {
+        "train": 40,
+        "test": 4,
+    }
+    offline = convert(
+        hub | {"HF_HUB_OFFLINE": "1"}, "--skip-images", "--style", "sharegpt", "-o", tmp_path / "b"
+    )
     assert json.loads(offline.stdout)["train"]["examples_generated"] == 40
 
 
 @pytest.mark.slow  # the library asks again for half a minute
 def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
     environ = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-    away = convert(environ | {"HF_ENDPOINT": "http://127.0.0.1:9"}, "--skip-images", "-o", tmp_path / "c")
+    away = convert(
+        environ | {"HF_ENDPOINT": "http://127.0.0.1:9"}, "--skip-images", "-o", tmp_path / "c"
+    )
     assert away.returncode == 3
     assert "cannot be read from the hub" in away.stderr
     assert "Traceback" not in away.stderr
@@ -92,7 +112,9 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_images_of_the_hub_are_kept_as_they_are_and_a_kill_loses_none(hub: dict[str, str], tmp_path: Path) -> None:
+def test_images_of_the_hub_are_kept_as_they_are_and_a_kill_loses_none(
+    hub: dict[str, str], tmp_path: Path
+) -> None:
     words = ("--images", "hub", "--output", tmp_path / "out")
     killed = convert(hub | {"KUBETUNE_FAULT": "signal 9:convert.image:11"}, *words)
     assert killed.returncode == -signal.SIGKILL
@@ -102,10 +124,15 @@ def test_images_of_the_hub_are_kept_as_they_are_and_a_kill_loses_none(hub: dict[
     assert done.returncode == 0, done.stderr
     stats = json.loads(done.stdout)
     assert stats["train"]["skipped_by_reason"] == {"image_missing": 1}
-    told = f"image 'coco/val2017/{LOST:012d}.jpg' is not in detection-datasets/coco, or cannot be used"
+    told = (
+        f"image 'coco/val2017/{LOST:012d}.jpg' is not in detection-datasets/coco, or cannot be used"
+    )
     assert stats["train"]["errors"] == [f"FIRE-train.json:1: r{LOST}: image_missing: {told}"]
     assert (stats["train"]["images_saved"], stats["test"]["images_saved"]) == (39, 4)
-    rows = [json.loads(row) for row in (tmp_path / "out" / "fire_bc_train.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(row)
+        for row in (tmp_path / "out" / "fire_bc_train.jsonl").read_text().splitlines()
+    ]
     assert rows[1]["images"] == ["images/" + trajectory(1)["image"]]
     for row in rows:
         file = tmp_path / "out" / row["images"][0]
@@ -119,7 +146,9 @@ def test_the_stream_goes_on_from_where_it_was_noted(
 ) -> None:
     monkeypatch.setattr(hub_images, "SAVE_EVERY", 10)
     data_set = str(repos["detection-datasets/coco"])
-    names = [image.name for image in hub_images._stream(data_set, tmp_path / "whole", ("val", "train"))]
+    names = [
+        image.name for image in hub_images._stream(data_set, tmp_path / "whole", ("val", "train"))
+    ]
     assert names[:3] == ["0", "4", "12"]
     assert len(names) == 59
     for stopped, noted in ((5, 0), (37, 34), (14, 14)):  # the 14 of val, then of train each ten

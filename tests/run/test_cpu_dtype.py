@@ -38,7 +38,9 @@ def log_of(run_dir: Path, rank: int = 0) -> str:
 
 
 def starts(run_dir: Path) -> list[dict[str, object]]:
-    return [event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
+    return [
+        event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")
+    ]
 
 
 def chosen_on(world: World, config: Config, run_dir: Path) -> str:
@@ -51,9 +53,7 @@ def chosen_on(world: World, config: Config, run_dir: Path) -> str:
 def test_two_ranks_take_what_the_first_measured(inputs: Path, tmp_path: Path) -> None:
     first, second = run_ranks(chosen_on, 2, toy.make_config(inputs), tmp_path)
     assert first == second
-    said = (
-        r"auto -> (\w+), because a core multiplies matrices at ([\d.e+]+) GFLOP/s here in bfloat16, ([\d.e+]+) in float"
-    )
+    said = r"auto -> (\w+), because a core multiplies matrices at ([\d.e+]+) GFLOP/s here in bfloat16, ([\d.e+]+) in float"
     found = re.search(said, log_of(tmp_path))
     assert found, log_of(tmp_path)
     assert found[1] == first
@@ -64,13 +64,17 @@ def test_two_ranks_take_what_the_first_measured(inputs: Path, tmp_path: Path) ->
 
 
 def test_a_narrow_model_is_not_measured(inputs: Path, tmp_path: Path) -> None:
-    run_dir = toy.make_run(tmp_path / "run", toy.make_config(inputs, {"max_steps": 1, "eval_steps": 1}))
+    run_dir = toy.make_run(
+        tmp_path / "run", toy.make_config(inputs, {"max_steps": 1, "eval_steps": 1})
+    )
     assert toy.train(run_dir, environ={PINNED: ""}) == [0]
     assert "auto -> float32, because the model is narrow: its hidden size is 64" in log_of(run_dir)
     assert [event["dtype"] for event in starts(run_dir)] == ["float32"]
 
 
-@pytest.mark.parametrize(("halves", "chosen"), [(0.068, "float32"), (0.15, "float32"), (0.54, "bfloat16")])
+@pytest.mark.parametrize(
+    ("halves", "chosen"), [(0.068, "float32"), (0.15, "float32"), (0.54, "bfloat16")]
+)
 def test_the_faster_is_taken(
     inputs: Path,
     tmp_path: Path,
@@ -98,7 +102,9 @@ def test_the_faster_is_taken(
 
 
 def test_measuring_takes_few_products_where_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_speed, "SECONDS", 0.0)  # where they are fast, as many as that long takes
+    monkeypatch.setattr(
+        product_speed, "SECONDS", 0.0
+    )  # where they are fast, as many as that long takes
     threads = torch.get_num_threads()
     with FlopCounterMode(display=False) as counter:
         assert all(speed > 0 for speed in product_speed.of_core()[0].values())
@@ -123,12 +129,16 @@ def test_readings_that_differ_are_repeated_and_not_kept(
     monkeypatch.delenv(PINNED)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(
-        product_speed, "_series", lambda *_: dict(zip(("float32", "bfloat16"), next(left), strict=True))
+        product_speed,
+        "_series",
+        lambda *_: dict(zip(("float32", "bfloat16"), next(left), strict=True)),
     )
     assert cpu_dtype.decide(toy.make_config(inputs), tmp_path, World()).model.dtype == dtype
     assert next(left, None) is None
     assert (measured.cpu_dtype(4096) is not None) is is_kept
-    assert ("readings differed widely, so they hold for this run alone" in caplog.text) is not is_kept
+    assert (
+        "readings differed widely, so they hold for this run alone" in caplog.text
+    ) is not is_kept
 
 
 def test_an_old_reading_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,21 +147,29 @@ def test_an_old_reading_is_taken_again(tmp_path: Path, monkeypatch: pytest.Monke
     measured.keep(None, dtype="bfloat16", why="w")
     measured.keep(None, compile=False)
     assert measured.cpu_dtype(4096) is not None
-    for old in ('"dtype_time": "2026-01-', '"was": "20'):  # long ago, and by a version that kept no day
+    for old in (
+        '"dtype_time": "2026-01-',
+        '"was": "20',
+    ):  # long ago, and by a version that kept no day
         written = re.sub(r'"dtype_time": "(.{8}|2026-01-)', old, measured.place().read_text())
         measured.place().write_text(written)
         assert measured.cpu_dtype(4096) is None
         assert measured.read(None).compile is False
 
 
-def test_what_is_pinned_must_be_one_of_two(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_pinned_must_be_one_of_two(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(PINNED, "fp8")
-    with pytest.raises(errors.ConfigError, match="KUBETUNE_CPU_DTYPE is 'fp8'; expected float32 or bfloat16"):
+    with pytest.raises(
+        errors.ConfigError, match="KUBETUNE_CPU_DTYPE is 'fp8'; expected float32 or bfloat16"
+    ):
         cpu_dtype.decide(toy.make_config(inputs), tmp_path, World())
 
 
 @pytest.mark.parametrize(
-    ("began", "later"), [("bfloat16", "float32"), pytest.param("float32", "bfloat16", marks=pytest.mark.slow)]
+    ("began", "later"),
+    [("bfloat16", "float32"), pytest.param("float32", "bfloat16", marks=pytest.mark.slow)],
 )
 def test_a_run_goes_on_and_is_evaluated_in_what_it_began_with(
     inputs: Path, tmp_path: Path, began: str, later: str
@@ -173,7 +191,9 @@ def test_a_run_goes_on_and_is_evaluated_in_what_it_began_with(
     assert facts["dtype"] == began
 
 
-def test_runs_of_older_versions_go_on_in_float32(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_older_versions_go_on_in_float32(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(PINNED, "bfloat16")
     config = toy.make_config(inputs)
     metrics.record_event(tmp_path, "start", step=0, device="NVIDIA H100")

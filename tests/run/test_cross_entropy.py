@@ -36,7 +36,9 @@ class Toy(nn.Module):
         return linear_cross_entropy(self.hidden, self.labels, self.head(rule), SCALE)
 
     def logits(self, rule: LogitRule) -> Tensor:
-        logits = F.linear(self.hidden.float(), self.weight.float(), self.bias.float()) * rule.multiplier
+        logits = (
+            F.linear(self.hidden.float(), self.weight.float(), self.bias.float()) * rule.multiplier
+        )
         return torch.tanh(logits / rule.cap) * rule.cap if rule.cap else logits
 
     def plain(self, rule: LogitRule) -> Tensor:
@@ -48,7 +50,9 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: 5)
 
 
-@pytest.mark.parametrize("rule", [LogitRule(), LogitRule(multiplier=0.3), LogitRule(multiplier=2.0, cap=4.0)])
+@pytest.mark.parametrize(
+    "rule", [LogitRule(), LogitRule(multiplier=0.3), LogitRule(multiplier=2.0, cap=4.0)]
+)
 @pytest.mark.parametrize("collecting", [False, True], ids=["alone", "with-optimizer"])
 def test_equal_to_plain_cross_entropy(rule: LogitRule, collecting: bool) -> None:
     expected, toy = Toy(), Toy()
@@ -60,7 +64,9 @@ def test_equal_to_plain_cross_entropy(rule: LogitRule, collecting: bool) -> None
         fused.backward()
         assert fused.item() == pytest.approx(plain.item(), rel=1e-6)
     for name, parameter in toy.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected.get_parameter(name).grad, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            parameter.grad, expected.get_parameter(name).grad, rtol=1e-5, atol=1e-6
+        )
     if optimizer is not None:
         assert float(optimizer.gradient.norm()) > 0
 
@@ -84,7 +90,9 @@ def test_a_trained_head_in_bf16_collects_its_gradient_in_fp32() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rule", [LogitRule(), LogitRule(multiplier=0.3), LogitRule(multiplier=2.0, cap=4.0)])
+@pytest.mark.parametrize(
+    "rule", [LogitRule(), LogitRule(multiplier=0.3), LogitRule(multiplier=2.0, cap=4.0)]
+)
 def test_in_place_it_is_the_same_to_the_last_bit(rule: LogitRule, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 5 * torch.randn(5, 301, generator=generator).to(dtype)
@@ -97,12 +105,19 @@ def test_in_place_it_is_the_same_to_the_last_bit(rule: LogitRule, dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nothing_as_wide_as_the_vocabulary_comes_and_goes(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_nothing_as_wide_as_the_vocabulary_comes_and_goes(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     """Blocks that are much larger than all others leave holes, and the heap grows from step to step."""
     rows, width, vocabulary = 64, 4, 8192
     monkeypatch.setattr(cross_entropy, "chunk_rows", lambda *_: rows)
     hidden = torch.randn(3 * rows - 7, width, dtype=dtype, requires_grad=True)
-    head = Head(torch.randn(vocabulary, width, dtype=dtype, requires_grad=True), None, LogitRule(cap=4.0), Kernels())
+    head = Head(
+        torch.randn(vocabulary, width, dtype=dtype, requires_grad=True),
+        None,
+        LogitRule(cap=4.0),
+        Kernels(),
+    )
     labels = torch.randint(vocabulary, (len(hidden),))
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         linear_cross_entropy(hidden, labels, head).backward()
@@ -112,7 +127,9 @@ def test_nothing_as_wide_as_the_vocabulary_comes_and_goes(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("rule", [LogitRule(), LogitRule(multiplier=2.0, cap=4.0)])
 @pytest.mark.parametrize("head", ["frozen", "trained", "with-optimizer"])
-def test_log_probabilities_have_the_gradient_of_any_function_of_them(rule: LogitRule, head: str) -> None:
+def test_log_probabilities_have_the_gradient_of_any_function_of_them(
+    rule: LogitRule, head: str
+) -> None:
     expected, toy = Toy(), Toy()
     for each in (expected, toy) if head == "frozen" else ():
         each.weight.requires_grad_(False)

@@ -12,7 +12,7 @@ import pytest
 
 from kubetune import cli
 from kubetune.config.schema import Config
-from kubetune.data.prepared.prepare import fingerprint
+from kubetune.data.prepared.fingerprint import fingerprint
 from kubetune.data.text.template_process import LimitedTemplate
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.rundir import starts
@@ -38,7 +38,9 @@ def prepared(run_dir: Path, cache: Path) -> tuple[str, str]:
     """The fingerprint and the text of the only row that a process makes which knows nothing but the run directory."""
     shutil.rmtree(cache, ignore_errors=True)
     done = subprocess.run(
-        [sys.executable, "-m", "kubetune.data.prepared.prepare_worker", run_dir], capture_output=True, text=True
+        [sys.executable, "-m", "kubetune.data.prepared.prepare_worker", run_dir],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     (folder,) = (path for path in (cache / "prepared").iterdir() if path.is_dir())
@@ -48,7 +50,10 @@ def prepared(run_dir: Path, cache: Path) -> tuple[str, str]:
 
 
 def test_a_run_keeps_the_date_of_its_first_start(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The process that prepares has the real clock; only the launcher's is another."""
     run_dir, cache = tmp_path / "run", tmp_path / "cache"
@@ -61,7 +66,9 @@ def test_a_run_keeps_the_date_of_its_first_start(
     create_run_dir(config, run_dir)
     assert prepared(run_dir, cache) == first
     assert not capsys.readouterr().err
-    given = config.model_copy(update={"data": config.data.model_copy(update={"date": "2024-03-02"})})
+    given = config.model_copy(
+        update={"data": config.data.model_copy(update={"date": "2024-03-02"})}
+    )
     create_run_dir(given, run_dir)
     assert "data.date is 2024-02-29 since the first start" in capsys.readouterr().err
     assert json.loads((run_dir / "resolved.json").read_text())["data"]["date"] == "2024-02-29"
@@ -84,7 +91,9 @@ def test_a_template_is_told_the_date_of_the_run_or_the_real_one() -> None:
     assert "2024" not in LimitedTemplate(DATED, {}).render(asked)
 
 
-def test_a_check_shows_the_date(config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_shows_the_date(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(json.dumps(config.model_dump(mode="json", by_alias=True, exclude_unset=True)))
     assert cli.main(["data", "check", str(file), "data.date=2024-02-29"]) == 0

@@ -59,14 +59,23 @@ def test_the_model_learns_what_it_could_not_do(finished: tuple[Path, str]) -> No
     assert before < 10
     assert after > 90
     run_dir, prompt = next_command(printed)
-    assert say(folder, "generate", run_dir, prompt).strip() == "kubectl rollout restart deployment wallet -n staging"
+    assert (
+        say(folder, "generate", run_dir, prompt).strip()
+        == "kubectl rollout restart deployment wallet -n staging"
+    )
 
 
 def require_best(folder: Path, printed: str) -> tuple[int, int]:
     """Percentages that are shown; the latter is the best of three evaluations."""
-    before, after = (int(re.search(rf"^  {when} +(\d+)%$", printed, re.M)[1]) for when in ("before", "after"))
+    before, after = (
+        int(re.search(rf"^  {when} +(\d+)%$", printed, re.M)[1]) for when in ("before", "after")
+    )
     run_dir = folder / "outputs/demo/run"
-    matches = {n["step"]: n["eval_exact_match"] for n in metrics.read_metrics(run_dir) if "eval_exact_match" in n}
+    matches = {
+        n["step"]: n["eval_exact_match"]
+        for n in metrics.read_metrics(run_dir)
+        if "eval_exact_match" in n
+    }
     assert len(matches) == 3
     best = load_state(run_dir / "checkpoints" / "best").step
     assert matches[best] == max(matches.values()) == pytest.approx(after / 100)
@@ -81,10 +90,15 @@ def next_command(printed: str) -> tuple[str, str]:
 @pytest.mark.slow
 def test_pairs_flip_its_style(tmp_path: Path) -> None:
     printed = say(tmp_path, "demo", "--task", "preference")
-    before, after = (int(re.search(rf"^  {when} +(\d+)%$", printed, re.M)[1]) for when in ("before", "after"))
+    before, after = (
+        int(re.search(rf"^  {when} +(\d+)%$", printed, re.M)[1]) for when in ("before", "after")
+    )
     assert before < 60
     assert after > 95
-    lines = map(json.loads, (tmp_path / "outputs/demo-preference/run/metrics.jsonl").read_text().splitlines())
+    lines = map(
+        json.loads,
+        (tmp_path / "outputs/demo-preference/run/metrics.jsonl").read_text().splitlines(),
+    )
     assert max(line.get("eval_accuracy", 0) for line in lines) >= 0.95
 
 
@@ -102,13 +116,17 @@ def test_the_next_command_works(short: tuple[Path, str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_demo_shows_the_same_result_without_training_again(finished: tuple[Path, str]) -> None:
+def test_a_second_demo_shows_the_same_result_without_training_again(
+    finished: tuple[Path, str],
+) -> None:
     folder, printed = finished
     steps = (folder / "outputs/demo/run/metrics.jsonl").read_text()
     done = subprocess.run([*KUBETUNE, "demo"], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (folder / "outputs/demo/run/metrics.jsonl").read_text() == steps
-    assert re.findall(r"^  after .*", done.stdout, re.M) == re.findall(r"^  after .*", printed, re.M)
+    assert re.findall(r"^  after .*", done.stdout, re.M) == re.findall(
+        r"^  after .*", printed, re.M
+    )
 
 
 @pytest.mark.slow
@@ -129,16 +147,26 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
         rest = started.stdout.read()
     assert started.returncode == errors.PREEMPTED, rest
     assert "goes on from there" in rest
-    [step] = {int(path.name.removeprefix("step-")) for path in tmp_path.glob("outputs/demo/run/checkpoints/step-*")}
+    [step] = {
+        int(path.name.removeprefix("step-"))
+        for path in tmp_path.glob("outputs/demo/run/checkpoints/step-*")
+    }
 
-    assert subprocess.run([*KUBETUNE, "demo"], cwd=tmp_path, stdout=subprocess.DEVNULL).returncode == 0
-    numbers = [json.loads(line) for line in (tmp_path / "outputs/demo/run/metrics.jsonl").read_text().splitlines()]
+    assert (
+        subprocess.run([*KUBETUNE, "demo"], cwd=tmp_path, stdout=subprocess.DEVNULL).returncode == 0
+    )
+    numbers = [
+        json.loads(line)
+        for line in (tmp_path / "outputs/demo/run/metrics.jsonl").read_text().splitlines()
+    ]
     steps = [number["step"] for number in numbers if "loss" in number]
     assert 0 < step < steps[-1]
     assert steps == list(range(1, steps[-1] + 1))
 
 
-def test_a_foreign_run_file_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_foreign_run_file_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run.yaml").write_text("name: mine\n")
     assert main(["demo", "--output", str(tmp_path)]) == errors.USER
     assert "Nothing was written" in capsys.readouterr().err

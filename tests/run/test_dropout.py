@@ -29,7 +29,9 @@ def test_the_share_asked_for_is_dropped_and_the_rest_scaled(p: float, dtype: tor
     assert share == pytest.approx(p, abs=2e-3)  # four standard errors are 2e-3
     kept = y[y != 0]
     assert torch.equal(kept, kept[:1].expand_as(kept))
-    assert float(kept[0].detach()) == pytest.approx(1 / (1 - p), rel=1e-4 if dtype == torch.float32 else 4e-3)
+    assert float(kept[0].detach()) == pytest.approx(
+        1 / (1 - p), rel=1e-4 if dtype == torch.float32 else 4e-3
+    )
     y.sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, y.detach())
@@ -70,7 +72,13 @@ def test_the_ends_are_those_of_torch(p: float) -> None:
 
 
 def test_modules_drop_only_while_they_train() -> None:
-    facts = BertConfig(vocab_size=16, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+    facts = BertConfig(
+        vocab_size=16,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+    )
     model = BertForSequenceClassification(facts)
     stock = [module for module in model.modules() if isinstance(module, nn.Dropout)]
     assert swap_forwards(model, None, ExitStack())["dropout"] == len(stock) > 1
@@ -89,7 +97,9 @@ def test_an_adapters_input_is_dropped_and_its_gradient_follows(bias: bool) -> No
 
     def plain(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
         kept, growth = draw(x.reshape(-1, 64), p)
-        return F.linear(x, weight, offset) + scaling * F.linear(F.linear(x * kept.view(x.shape) * growth, a), b)
+        return F.linear(x, weight, offset) + scaling * F.linear(
+            F.linear(x * kept.view(x.shape) * growth, a), b
+        )
 
     def fused(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
         layer = lora.Layer(a, b, offset, (weight.t(),))
@@ -108,7 +118,9 @@ def test_an_adapters_input_is_dropped_and_its_gradient_follows(bias: bool) -> No
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluating"])
 def test_a_cheaper_adapter_drops_what_pefts_own_does(training: bool) -> None:
     base = build_model("llama", PROMISED["llama"], lora=False)
-    model = add_lora(base, LoraConfig(r=4, dropout=0.25), task_type="CAUSAL_LM", seed=0).train(training)
+    model = add_lora(base, LoraConfig(r=4, dropout=0.25), task_type="CAUSAL_LM", seed=0).train(
+        training
+    )
     assert swap_forwards(model, None, ExitStack())["lora"]
     layer = base.model.layers[0].self_attn.o_proj
     assert is_plain_lora(layer)

@@ -17,7 +17,9 @@ from tests import toy
 def plan_lines(capsys: pytest.CaptureFixture[str], file: Path) -> dict[str, str]:
     assert cli.main(["plan", str(file)]) == 0
     return dict(
-        re.split(r"\s{2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines() if line[0] != " "
+        re.split(r"\s{2,}", line, maxsplit=1)
+        for line in capsys.readouterr().out.splitlines()
+        if line[0] != " "
     )
 
 
@@ -31,10 +33,14 @@ def test_the_second_run_is_forecast_by_the_first(
     file = tmp_path / "run.yaml"
     file.write_text(json.dumps(resolved(config)))
     lines = plan_lines(capsys, file)
-    assert lines["time"].startswith("unknown: no run of such a shape has ended on this machine; give compute.tok")
+    assert lines["time"].startswith(
+        "unknown: no run of such a shape has ended on this machine; give compute.tok"
+    )
     assert "price" not in lines
 
-    here = {"XDG_CACHE_HOME": str(tmp_path / "cache")}  # ranks are forked from a process that was started before
+    here = {
+        "XDG_CACHE_HOME": str(tmp_path / "cache")
+    }  # ranks are forked from a process that was started before
     first = toy.make_run(tmp_path / "first", config)
     assert toy.train(first, environ=here) == [0]
     log = (first / "logs" / "rank-0.log").read_text()
@@ -45,7 +51,9 @@ def test_the_second_run_is_forecast_by_the_first(
     lines = plan_lines(capsys, file)
     said = r"(.+)–(.+) by 1 earlier run of this shape on this machine \(([\d,]+) tokens\)"
     assert re.fullmatch(said, lines["time"]), lines["time"]
-    assert re.fullmatch(r"[\d.]+–[\d.]+ at 36 for each device and hour", lines["price"]), lines["price"]
+    assert re.fullmatch(r"[\d.]+–[\d.]+ at 36 for each device and hour", lines["price"]), lines[
+        "price"
+    ]
 
     second = toy.make_run(tmp_path / "second", config)
     assert toy.train(second, environ=here) == [0]

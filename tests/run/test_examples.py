@@ -34,13 +34,23 @@ def models(tmp_path_factory):
     classifiers = {kind: reviews.save_model(folder / kind, kind) for kind in ("bert", "distilbert")}
     seeing = {name: save_seeing_model(folder / name, name) for name in ("qwen2_5_vl", "qwen3_vl")}
     write_questions(folder, "questions", 12, text_rows=4)
-    return {"causal_lm": save_model(folder / "qwen3", "qwen3"), **classifiers, **seeing, "folder": folder}
+    return {
+        "causal_lm": save_model(folder / "qwen3", "qwen3"),
+        **classifiers,
+        **seeing,
+        "folder": folder,
+    }
 
 
 def offline(example, models, folder):
     """Overrides for two steps in a folder, on this machine alone."""
     short = ["training.max_steps=2", "training.save_steps=2"]
-    return [f"output={folder / 'out'}", f"data.cache={folder / 'cache'}", *short, *substitutes(example, models)]
+    return [
+        f"output={folder / 'out'}",
+        f"data.cache={folder / 'cache'}",
+        *short,
+        *substitutes(example, models),
+    ]
 
 
 def substitutes(example, models):
@@ -53,16 +63,37 @@ def substitutes(example, models):
     if config.task == "vision_language":
         name = "qwen3_vl" if "Qwen3" in config.model.path else "qwen2_5_vl"
         questions = models["folder"] / "questions.jsonl"
-        here = ["compute.gpus_per_node=0", "quantization=none", "training.gradient_accumulation_steps=null"]
-        size = ["training.global_batch_size=4", "compute.processes=2" if name == "qwen3_vl" else "compute.processes=1"]
-        return [f"model={models[name]}", f"data.train={questions}", f"data.eval={questions}", *here, *size]
+        here = [
+            "compute.gpus_per_node=0",
+            "quantization=none",
+            "training.gradient_accumulation_steps=null",
+        ]
+        size = [
+            "training.global_batch_size=4",
+            "compute.processes=2" if name == "qwen3_vl" else "compute.processes=1",
+        ]
+        return [
+            f"model={models[name]}",
+            f"data.train={questions}",
+            f"data.eval={questions}",
+            *here,
+            *size,
+        ]
     kind = "distilbert" if "distilbert" in config.model.path else "bert"
-    local = ["compute.nodes=1", "compute.gpus_per_node=0", "compute.processes=2"] if config.compute.nodes > 1 else []
+    local = (
+        ["compute.nodes=1", "compute.gpus_per_node=0", "compute.processes=2"]
+        if config.compute.nodes > 1
+        else []
+    )
     return [f"model={models[kind]}", f"data.train={SENTENCES}", f"data.eval={SENTENCES}", *local]
 
 
 @pytest.mark.parametrize(
-    "example", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in SLOW else []) for p in EXAMPLES]
+    "example",
+    [
+        pytest.param(p, id=p.stem, marks=[pytest.mark.slow] if p.stem in SLOW else [])
+        for p in EXAMPLES
+    ],
 )
 def test_the_example_trains(example, models, tmp_path):
     config = load_config(example, overrides=offline(example, models, tmp_path))
@@ -109,7 +140,10 @@ def parquet(lines):
     [
         ("sst2-bert-lora", []),
         ("sst2-distilbert-full", []),
-        ("sst2-bert-lora", ["data.train=glue/sst2#20", "data.eval={path: glue/sst2, split: validation}"]),
+        (
+            "sst2-bert-lora",
+            ["data.train=glue/sst2#20", "data.eval={path: glue/sst2, split: validation}"],
+        ),
     ],
 )
 def test_the_example_works_from_a_hub(name, spelt, models, tmp_path):
@@ -119,11 +153,18 @@ def test_the_example_works_from_a_hub(name, spelt, models, tmp_path):
     lines = SENTENCES.read_text().splitlines()[1:]
     data = {"README.md": CARD} | {f"sst2/{split}-00000-of-00001.parquet": parquet(lines)
                                   for split in ("train", "validation")}  # fmt: skip
-    held = {model: {path.name: path.read_bytes() for path in folder.iterdir()}, "datasets/nyu-mll/glue": data}
+    held = {
+        model: {path.name: path.read_bytes() for path in folder.iterdir()},
+        "datasets/nyu-mll/glue": data,
+    }
     local = ["compute.nodes=1", "compute.gpus_per_node=0", "training.max_steps=2"]
     with hub.serving(held) as endpoint:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+        environ |= {
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(tmp_path / "cache"),
+            "HF_HUB_DISABLE_XET": "1",
+        }
         command = [sys.executable, "-m", "kubetune", "train", str(example), *local, *spelt]
         command.append(f"output={tmp_path / 'out'}")
         done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)

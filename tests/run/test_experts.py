@@ -56,7 +56,9 @@ def merged_by_einsum(x, weight, routing, factors, transposed):
     experts, rank = len(weight), len(factors.a) // len(weight)
     a = factors.a.view(experts, rank, -1)
     b = factors.b.view(len(factors.b), rank, experts)
-    whole = (weight.mT if transposed else weight) + factors.scaling * torch.einsum("ore,eri->eoi", b, a)
+    whole = (weight.mT if transposed else weight) + factors.scaling * torch.einsum(
+        "ore,eri->eoi", b, a
+    )
     return torch.einsum("si,soi->so", x, whole[routing.experts])
 
 
@@ -68,15 +70,22 @@ def test_a_grouped_product_is_that_of_merged_weights(transposed, rank):
     chosen = torch.tensor([[0, 3], [3, 4], [0, 4], [3, 0]])  # none goes to 1 and 2
     routing = kernels.sort_by_expert(chosen, experts)
     weight = torch.randn(experts, *((wide, narrow) if transposed else (narrow, wide)))
-    a, b = torch.randn(experts * rank, wide).requires_grad_(), torch.randn(narrow, rank * experts).requires_grad_()
+    a, b = (
+        torch.randn(experts * rank, wide).requires_grad_(),
+        torch.randn(narrow, rank * experts).requires_grad_(),
+    )
     tokens = torch.randn(4, wide).requires_grad_()
     weights = torch.rand(4, 2).requires_grad_()
     factors = kernels.Factors(a, b, 0.7)
-    ours = kernels.grouped_linear(kernels.dispatch(tokens, routing), weight, routing, factors, transposed=transposed)
+    ours = kernels.grouped_linear(
+        kernels.dispatch(tokens, routing), weight, routing, factors, transposed=transposed
+    )
     made = kernels.combine(ours * weights.reshape(-1)[routing.order, None], routing)
     found = torch.autograd.grad(made.square().sum(), [tokens, weights, a, b])
     rows = merged_by_einsum(tokens[routing.order // 2], weight, routing, factors, transposed)
-    theirs = torch.zeros(4, narrow).index_add(0, routing.order // 2, rows * weights.reshape(-1)[routing.order, None])
+    theirs = torch.zeros(4, narrow).index_add(
+        0, routing.order // 2, rows * weights.reshape(-1)[routing.order, None]
+    )
     expected = torch.autograd.grad(theirs.square().sum(), [tokens, weights, a, b])
     assert relative(ours, rows) <= EXACT
     assert max(relative(*pair) for pair in zip(found, expected, strict=True)) <= EXACT
@@ -85,15 +94,28 @@ def test_a_grouped_product_is_that_of_merged_weights(transposed, rank):
 def test_products_of_few_sizes_are_the_grouped_product() -> None:
     torch.manual_seed(0)
     sizes = torch.tensor([0, 1, 300, 16, 0, 45, 3])
-    x, weight, ends = torch.randn(int(sizes.sum()), 16), torch.randn(7, 16, 8), sizes.cumsum(0).to(torch.int32)
+    x, weight, ends = (
+        torch.randn(int(sizes.sum()), 16),
+        torch.randn(7, 16, 8),
+        sizes.cumsum(0).to(torch.int32),
+    )
     expected = torch.nn.functional.grouped_mm(x, weight, offs=ends)
     assert relative(kernels._in_strides(x, weight, ends.tolist()), expected) <= EXACT
     half, halved = x.bfloat16(), weight.bfloat16()
     found = kernels._grouped(half, halved, ends)
-    assert relative(found.float(), torch.nn.functional.grouped_mm(half.float(), halved.float(), offs=ends)) <= 4e-3
+    assert (
+        relative(
+            found.float(), torch.nn.functional.grouped_mm(half.float(), halved.float(), offs=ends)
+        )
+        <= 4e-3
+    )
 
 
-GLM = {k: v for k, v in PADDING_FREE["deepseek_v3"].items() if "lora_rank" not in k and "head_dim" not in k}
+GLM = {
+    k: v
+    for k, v in PADDING_FREE["deepseek_v3"].items()
+    if "lora_rank" not in k and "head_dim" not in k
+}
 MIXTURES = {
     **PADDING_FREE,
     **HYBRIDS,
@@ -121,7 +143,11 @@ FAMILIES = [
 @pytest.mark.parametrize("name", FAMILIES)
 def test_adapters_of_experts_run_as_pefts_merged_ones(name):
     model = build_model(name, MIXTURES[name])
-    layers = [m for m in model.modules() if hasattr(m, "parameter_name") and is_described(m.get_base_layer())]
+    layers = [
+        m
+        for m in model.modules()
+        if hasattr(m, "parameter_name") and is_described(m.get_base_layer())
+    ]
     outer = [m for m in layers if all(m is not other.base_layer for other in layers)]
     assert outer
     for module in outer:
@@ -133,7 +159,9 @@ def test_adapters_of_experts_run_as_pefts_merged_ones(name):
 WHOLE = ("mixtral", "olmoe", "deepseek_v3", "glm4_moe", "granitemoe", "minimax_m2", "ernie4_5_moe")
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", *(pytest.param(each, marks=slow) for each in WHOLE)])
+@pytest.mark.parametrize(
+    "name", ["qwen3_moe", "gpt_oss", *(pytest.param(each, marks=slow) for each in WHOLE)]
+)
 def test_a_whole_mixture_learns_as_untouched_peft_and_transformers(name: str) -> None:
     """Norm of the difference of all gradients over their norm. Of single tensors it is up to 1.2e-6 (gpt-oss), where
     both are as far from what float64 gives."""
@@ -144,7 +172,9 @@ def test_a_whole_mixture_learns_as_untouched_peft_and_transformers(name: str) ->
     model = build_model(name, MIXTURES[name])
     learner = Learner(model, choose_attention(model))
     assert learner.route.padding_free
-    ours = backward(learner, collate(rows), 1.0 / sum(int(trained[1:].sum()) for _, trained in rows))
+    ours = backward(
+        learner, collate(rows), 1.0 / sum(int(trained[1:].sum()) for _, trained in rows)
+    )
     assert float(ours) == pytest.approx(loss, rel=EXACT)
     assert relative_error(take_gradients(model), gradients) <= EXACT
 
@@ -152,7 +182,9 @@ def test_a_whole_mixture_learns_as_untouched_peft_and_transformers(name: str) ->
 def outputs_and_gradients(module: Any, forward: Any) -> list[torch.Tensor]:
     """What some experts make of 23 tokens, and gradients of these, their weights and the adapters."""
     torch.manual_seed(2)
-    chosen = torch.stack([torch.randperm(module.get_base_layer().num_experts)[:2] for _ in range(23)])
+    chosen = torch.stack(
+        [torch.randperm(module.get_base_layer().num_experts)[:2] for _ in range(23)]
+    )
     x, weights = torch.randn(23, 64).requires_grad_(), torch.rand(23, 2).requires_grad_()
     trained = [p for p in module.parameters() if p.requires_grad]
     assert trained
@@ -187,9 +219,13 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config_of(inputs: Path, model: str = "mixture", training: dict[str, Any] | None = None, **sections: Any) -> Any:
+def config_of(
+    inputs: Path, model: str = "mixture", training: dict[str, Any] | None = None, **sections: Any
+) -> Any:
     steps = {"max_steps": 2, "eval_steps": 2, "save_steps": 2}
-    return toy.make_config(inputs, {**steps, **(training or {})}, **{"model": str(inputs / model), **sections})
+    return toy.make_config(
+        inputs, {**steps, **(training or {})}, **{"model": str(inputs / model), **sections}
+    )
 
 
 IDS = torch.tensor([[5, 9, 200, 31, 77, 8, 300, 12]])
@@ -200,7 +236,9 @@ def logits(model: Any) -> torch.Tensor:
     return model.eval()(input_ids=IDS).logits.float()
 
 
-def test_a_trained_adapter_is_loaded_by_peft_alone_and_merged_it_says_the_same(inputs: Path, tmp_path: Path) -> None:
+def test_a_trained_adapter_is_loaded_by_peft_alone_and_merged_it_says_the_same(
+    inputs: Path, tmp_path: Path
+) -> None:
     run_dir = toy.finished(tmp_path / "run", config_of(inputs))
     folder = run_dir / "checkpoints" / "last"
     saved = json.loads((folder / "adapter_config.json").read_text())
@@ -226,24 +264,36 @@ def test_a_trained_adapter_is_loaded_by_peft_alone_and_merged_it_says_the_same(i
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("qwen3_moe", {"target_modules": ["v_proj", "gate_proj", "up_proj"], "target_parameters": ["mlp.gate.weight"]}),
+        (
+            "qwen3_moe",
+            {
+                "target_modules": ["v_proj", "gate_proj", "up_proj"],
+                "target_parameters": ["mlp.gate.weight"],
+            },
+        ),
         ("gpt_oss", {}),
         pytest.param("deepseek_v3", {}, marks=slow),
-        pytest.param("olmoe", {"target_modules": ["q_proj"], "modules_to_save": ["gate"]}, marks=slow),
+        pytest.param(
+            "olmoe", {"target_modules": ["q_proj"], "modules_to_save": ["gate"]}, marks=slow
+        ),
     ],
 )
 def test_a_plan_foresees_what_is_trained_of_each_part(tmp_path, name, settings):
     model = AutoModelForCausalLM.from_pretrained(save_model(tmp_path, name))
     whole = sum(parameter.numel() for parameter in model.parameters())
     trained = trained_of(model, settings)
-    config = Config.model_validate({"model": str(tmp_path), "data": {"train": "x"}, "lora": {"r": 4, **settings}})
+    config = Config.model_validate(
+        {"model": str(tmp_path), "data": {"train": "x"}, "lora": {"r": 4, **settings}}
+    )
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
     assert trained_by_part(config, weights) == trained
     dropping = config.model_copy(update={"lora": LoraConfig(dropout=0.1)})
     assert may_lack_targets(dropping, weights), "a plan asks the model itself, which refuses it"
     # A file may hold what is no parameter: biases of a router that no gradient moves.
-    assert trained_by_part(config.model_copy(update={"lora": None}), weights).total() == pytest.approx(whole, rel=1e-4)
+    assert trained_by_part(
+        config.model_copy(update={"lora": None}), weights
+    ).total() == pytest.approx(whole, rel=1e-4)
 
 
 def trained_of(model: Any, settings: dict[str, Any]) -> Counter[str]:
@@ -256,12 +306,15 @@ def trained_of(model: Any, settings: dict[str, Any]) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [("glm_moe_dsa", {}), ("qwen3", {"target_modules": ["q_proj", "embed_tokens"]})]
+    ("name", "settings"),
+    [("glm_moe_dsa", {}), ("qwen3", {"target_modules": ["q_proj", "embed_tokens"]})],
 )
 def test_a_plan_knows_what_is_left_out_and_what_is_asked_for(tmp_path, name, settings):
     model = of(name)
     model.save_pretrained(tmp_path)
-    config = Config.model_validate({"model": str(tmp_path), "data": {"train": "x"}, "lora": {"r": 4, **settings}})
+    config = Config.model_validate(
+        {"model": str(tmp_path), "data": {"train": "x"}, "lora": {"r": 4, **settings}}
+    )
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
     assert trained_by_part(config, weights) == trained_of(model, settings)
@@ -270,14 +323,29 @@ def test_a_plan_knows_what_is_left_out_and_what_is_asked_for(tmp_path, name, set
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"dropout": 0.1}, r"lora.dropout is 0.1, which adapters on tensors \(experts.down_proj, .*\) cannot have"),
+        (
+            {"dropout": 0.1},
+            r"lora.dropout is 0.1, which adapters on tensors \(experts.down_proj, .*\) cannot have",
+        ),
         ({"use_dora": True}, "lora.use_dora is true, which adapters on tensors"),
-        ({"target_modules": ["q_proj", "gate_proj"]}, "gate_proj of the experts can have no adapter without up_proj"),
+        (
+            {"target_modules": ["q_proj", "gate_proj"]},
+            "gate_proj of the experts can have no adapter without up_proj",
+        ),
         ({"target_modules": ["q_prj"]}, "no module named q_prj; it has .*q_proj"),
-        ({"target_modules": [], "target_parameters": ["experts.down_prj"]}, "did you mean experts.down_proj"),
+        (
+            {"target_modules": [], "target_parameters": ["experts.down_prj"]},
+            "did you mean experts.down_proj",
+        ),
         ({"target_parameters": ["input_layernorm.weight"]}, "input_layernorm.weight is no matrix"),
-        ({"target_modules": ["q_proj", "lm_head"]}, "_modules: lm_head is the output head, .* write lora.modules_to"),
-        ({"target_modules": [], "target_parameters": ["lm_head.weight"]}, "_parameters: lm_head is the output head"),
+        (
+            {"target_modules": ["q_proj", "lm_head"]},
+            "_modules: lm_head is the output head, .* write lora.modules_to",
+        ),
+        (
+            {"target_modules": [], "target_parameters": ["lm_head.weight"]},
+            "_parameters: lm_head is the output head",
+        ),
     ],
 )
 def test_targets_that_cannot_be_are_refused(settings, said):
@@ -288,10 +356,30 @@ def test_targets_that_cannot_be_are_refused(settings, said):
 @pytest.mark.parametrize(
     ("name", "modules", "parameters", "said"),
     [
-        ("qwen3", ["q_proj", "lm_head"], [], "lm_head is the output head, whose product and the loss are one"),
-        ("qwen3_next", ["q_proj", "conv1d"], [], "conv1d can have no adapter, as .* by itself .Conv1d."),
-        ("qwen3_5_text", ["q_proj"], ["conv1d.weight"], "target_parameters: conv1d.weight can have no adapter, as .*"),
-        ("deepseek_v4", ["o_a_proj"], [], "o_a_proj can have no adapter, as .* by itself .DeepseekV4GroupedLinear."),
+        (
+            "qwen3",
+            ["q_proj", "lm_head"],
+            [],
+            "lm_head is the output head, whose product and the loss are one",
+        ),
+        (
+            "qwen3_next",
+            ["q_proj", "conv1d"],
+            [],
+            "conv1d can have no adapter, as .* by itself .Conv1d.",
+        ),
+        (
+            "qwen3_5_text",
+            ["q_proj"],
+            ["conv1d.weight"],
+            "target_parameters: conv1d.weight can have no adapter, as .*",
+        ),
+        (
+            "deepseek_v4",
+            ["o_a_proj"],
+            [],
+            "o_a_proj can have no adapter, as .* by itself .DeepseekV4GroupedLinear.",
+        ),
     ],
 )
 def test_targets_whose_adapters_would_learn_nothing_are_refused(name, modules, parameters, said):
@@ -312,10 +400,18 @@ def test_all_linear_leaves_out_what_would_learn_nothing_and_routers(name):
     ids, trained = random_rows((200,))[0]  # as long as it takes that DeepSeek-V4 compresses
     take_gradients(model)
     backward(Learner(model, choose_attention(model)), collate([(ids, trained)]), 0.01)
-    adapted = {parameter: p.grad for parameter, p in model.named_parameters() if ".lora_B" in parameter}
+    adapted = {
+        parameter: p.grad for parameter, p in model.named_parameters() if ".lora_B" in parameter
+    }
     assert adapted
-    assert not [parameter for parameter in adapted if "router" in parameter or ".mlp.gate." in parameter]
-    assert not [parameter for parameter, gradient in adapted.items() if gradient is None or not gradient.any()]
+    assert not [
+        parameter for parameter in adapted if "router" in parameter or ".mlp.gate." in parameter
+    ]
+    assert not [
+        parameter
+        for parameter, gradient in adapted.items()
+        if gradient is None or not gradient.any()
+    ]
 
 
 def bare() -> Any:
@@ -334,7 +430,11 @@ def bare() -> Any:
         ),
         ({"target_modules": r".*\.experts\.(gate|up)_proj"}, [], ["experts.gate_up_proj"]),
         ({"target_modules": ["v_proj", "gate"]}, ["v_proj"], ["gate.weight"]),
-        ({"target_modules": [], "target_parameters": ["mlp.experts.down_proj"]}, [], ["mlp.experts.down_proj"]),
+        (
+            {"target_modules": [], "target_parameters": ["mlp.experts.down_proj"]},
+            [],
+            ["mlp.experts.down_proj"],
+        ),
         (
             {"target_modules": ["q_proj"], "target_parameters": ["layers.1.mlp.gate.weight"]},
             ["q_proj"],
@@ -343,6 +443,8 @@ def bare() -> Any:
     ],
 )
 def test_targets_are_told_to_peft_by_name(settings, modules, parameters):
-    found = add_lora(bare(), LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0).peft_config["default"]
+    found = add_lora(
+        bare(), LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0
+    ).peft_config["default"]
     assert (found.target_modules, found.target_parameters) == (modules, parameters)
     assert not found.rank_pattern

@@ -112,14 +112,19 @@ def test_an_adapter_on_a_text_model_is_written_for_the_whole_model_that_sees_too
     inputs: Path, tmp_path: Path, targets: str
 ) -> None:
     """vLLM loads the whole one, and leaves an adapter under the text model's names out without a word."""
-    shutil.copytree(inputs, tmp_path, ignore=shutil.ignore_patterns("model", "lora"), dirs_exist_ok=True)
+    shutil.copytree(
+        inputs, tmp_path, ignore=shutil.ignore_patterns("model", "lora"), dirs_exist_ok=True
+    )
     save_seeing_model(tmp_path / "model", "qwen3_5")
     lora = {"r": 4, "target_modules": targets}
     run_dir = toy.finished(tmp_path / "run", toy.make_config(tmp_path, ONE_EPOCH, lora=lora))
     told: list[str] = []
     found = export_run(run_dir, out=tmp_path / "out", tell=told.append)
     assert any("so push --merge" in line for line in told)
-    assert (found.facts["base"]["text_of"], "vllm/adapter_model.safetensors" in found.files) == ("qwen3_5", True)
+    assert (found.facts["base"]["text_of"], "vllm/adapter_model.safetensors" in found.files) == (
+        "qwen3_5",
+        True,
+    )
     assert "--lora-modules tuned=./vllm" in (tmp_path / "out" / "README.md").read_text()
     whole = AutoModelForImageTextToText.from_pretrained(tmp_path / "model")
     text = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -130,9 +135,15 @@ def test_an_adapter_on_a_text_model_is_written_for_the_whole_model_that_sees_too
 
 
 @pytest.mark.parametrize(
-    "lora", [pytest.param({"r": 4}, marks=pytest.mark.slow), {"r": 4, "use_dora": True, "use_rslora": True}]
+    "lora",
+    [
+        pytest.param({"r": 4}, marks=pytest.mark.slow),
+        {"r": 4, "use_dora": True, "use_rslora": True},
+    ],
 )
-def test_a_merged_model_says_what_its_adapter_said(lora: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
+def test_a_merged_model_says_what_its_adapter_said(
+    lora: dict[str, Any], inputs: Path, tmp_path: Path
+) -> None:
     run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, lora=lora))
     found = export(run_dir, tmp_path / "out", merged=True)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -142,16 +153,22 @@ def test_a_merged_model_says_what_its_adapter_said(lora: dict[str, Any], inputs:
     assert reloaded == 0.0
     assert not {name for name in dict(model.named_modules()) if "lora" in name}
     assert (tmp_path / "out" / MODELFILE).read_text().count("\nFROM .\n") == 1
-    assert next(text for label, text in describe(found) if label == "next").endswith("serve it: vLLM, GGUF, Ollama")
+    assert next(text for label, text in describe(found) if label == "next").endswith(
+        "serve it: vLLM, GGUF, Ollama"
+    )
     alone = Export(
-        found.path, "adapter", {**found.facts, "served_by": served_by(open_result(run_dir).config, "adapter", {})}
+        found.path,
+        "adapter",
+        {**found.facts, "served_by": served_by(open_result(run_dir).config, "adapter", {})},
     )
-    assert next(text for label, text in describe(alone) if label == "next").endswith("how to load it") is bool(
-        lora.get("use_dora")
-    )
+    assert next(text for label, text in describe(alone) if label == "next").endswith(
+        "how to load it"
+    ) is bool(lora.get("use_dora"))
     (found.path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
     _write_modelfile(found.path, open_result(run_dir), "merged")
-    assert "FROM ./model-q8_0.gguf\n" in (found.path / MODELFILE).read_text(), "Ollama does not convert it"
+    assert "FROM ./model-q8_0.gguf\n" in (found.path / MODELFILE).read_text(), (
+        "Ollama does not convert it"
+    )
 
 
 def test_the_dtype_is_that_of_the_base_and_not_what_a_cpu_computed_with(
@@ -167,10 +184,18 @@ def test_the_dtype_is_that_of_the_base_and_not_what_a_cpu_computed_with(
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("adapter_model.safetensors", b"torn", r"adapter_model\.safetensors has 4 bytes instead of \d+"),
+        (
+            "adapter_model.safetensors",
+            b"torn",
+            r"adapter_model\.safetensors has 4 bytes instead of \d+",
+        ),
         ("adapter_model.safetensors", None, r"lacks adapter_model\.safetensors"),
         ("adapter_config.json", b"{", r"adapter_config\.json has 1 bytes instead of \d+"),
-        ("adapter_model.safetensors", b"one bit", r"adapter_model\.safetensors is damaged \(checksum differs\)"),
+        (
+            "adapter_model.safetensors",
+            b"one bit",
+            r"adapter_model\.safetensors is damaged \(checksum differs\)",
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_said_to_be_one_by_whoever_asks_it(
@@ -183,8 +208,12 @@ def test_a_damaged_checkpoint_is_said_to_be_one_by_whoever_asks_it(
     load_run(run_dir)  # nothing asked of a result needs the optimizer's state
     damaged.unlink()
     if content is not None:
-        damaged.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if content == b"one bit" else content)
-    with pytest.raises(errors.EnvironmentFault, match=rf"step-\d+ {said}; choose another --checkpoint"):
+        damaged.write_bytes(
+            whole[:-1] + bytes([whole[-1] ^ 1]) if content == b"one bit" else content
+        )
+    with pytest.raises(
+        errors.EnvironmentFault, match=rf"step-\d+ {said}; choose another --checkpoint"
+    ):
         load_run(run_dir)
     with pytest.raises(errors.ConfigError, match=rf"step-\d+ {said}; choose another --step"):
         export(run_dir, tmp_path / "out")
@@ -193,7 +222,9 @@ def test_a_damaged_checkpoint_is_said_to_be_one_by_whoever_asks_it(
 @pytest.mark.slow
 def test_a_base_in_half_precision_is_rounded_once(inputs: Path, tmp_path: Path) -> None:
     half = toy.make_inputs(tmp_path)
-    AutoModelForCausalLM.from_pretrained(inputs / "model").bfloat16().save_pretrained(half / "model")
+    AutoModelForCausalLM.from_pretrained(inputs / "model").bfloat16().save_pretrained(
+        half / "model"
+    )
     run_dir = toy.finished(tmp_path / "run", toy.make_config(half, ONE_EPOCH))
     found = export(run_dir, tmp_path / "out", merged=True)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -211,7 +242,10 @@ def test_a_base_in_half_precision_is_rounded_once(inputs: Path, tmp_path: Path) 
 def test_a_model_trained_whole_is_the_checkpoint(inputs: Path, tmp_path: Path) -> None:
     run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, lora=None))
     found = export(run_dir, tmp_path / "out")
-    mine, theirs = (logits(AutoModelForCausalLM.from_pretrained(f)) for f in (found.path, checkpoints.choose(run_dir)))
+    mine, theirs = (
+        logits(AutoModelForCausalLM.from_pretrained(f))
+        for f in (found.path, checkpoints.choose(run_dir))
+    )
     assert torch.equal(mine, theirs)
     with pytest.raises(errors.ConfigError, match="no adapter to merge"):
         export(run_dir, tmp_path / "merged", merged=True)
@@ -236,16 +270,22 @@ def test_a_quantised_base_is_dequantised_and_that_is_said(
     quantization: str, allowed: float, inputs: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("bitsandbytes")
-    run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, quantization=quantization))
+    run_dir = toy.finished(
+        tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, quantization=quantization)
+    )
     told: list[str] = []
     found = export_run(run_dir, merged=True, out=tmp_path / "out", tell=told.append)
-    assert any("dequantising" in line and "not those of the original model" in line for line in told)
+    assert any(
+        "dequantising" in line and "not those of the original model" in line for line in told
+    )
     assert "dequantised" in (found.path / "README.md").read_text()
     config = json.loads((found.path / "config.json").read_text())
     assert "quantization_config" not in config
     assert differences(found)[0] < allowed
     model = AutoModelForCausalLM.from_pretrained(found.path)
-    assert distance(trained_logits(run_dir, inputs), logits(model)) > 1e-3  # it is not the original base
+    assert (
+        distance(trained_logits(run_dir, inputs), logits(model)) > 1e-3
+    )  # it is not the original base
 
 
 @pytest.mark.slow
@@ -253,7 +293,9 @@ def test_a_quantised_base_is_dequantised_and_that_is_said(
 def test_classifiers(merged: bool, tmp_path: Path) -> None:
     given = reviews.make_inputs(tmp_path)
     lora = {"r": 4, "target_modules": ["query", "value"]}
-    run_dir = toy.finished(tmp_path / "run", reviews.make_config(given, {"max_steps": 6}, lora=lora))
+    run_dir = toy.finished(
+        tmp_path / "run", reviews.make_config(given, {"max_steps": 6}, lora=lora)
+    )
     found = export(run_dir, tmp_path / "out", merged=merged)
     assert max(differences(found)) < 1e-5
     if merged:
@@ -292,7 +334,11 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (found.path / name).read_bytes() == (inputs / "model" / name).read_bytes()
     theirs = AutoTokenizer.from_pretrained(inputs / "model").chat_template
-    assert AutoTokenizer.from_pretrained(found.path).chat_template == theirs == {"default": CHATML, "rag": "{{ 'x' }}"}
+    assert (
+        AutoTokenizer.from_pretrained(found.path).chat_template
+        == theirs
+        == {"default": CHATML, "rag": "{{ 'x' }}"}
+    )
     assert {name: (found.path / name).read_text() for name in BESIDE} == BESIDE
     assert ("licence", "LICENSE, USE_POLICY.md, copied from the base") in describe(found)
     assert GenerationConfig.from_pretrained(found.path).eos_token_id == 2
@@ -300,7 +346,9 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     written = (*found.path.rglob("*"), *checkpoints.choose(lora_run).rglob("*"))
     modes = {path.name: path.stat().st_mode for path in written if path.is_file()}
     (tmp_path / "usual").touch()
-    assert set(modes.values()) == {(tmp_path / "usual").stat().st_mode}, "who may read the folder may read the weights"
+    assert set(modes.values()) == {(tmp_path / "usual").stat().st_mode}, (
+        "who may read the folder may read the weights"
+    )
     for name, file in facts["files"].items():
         assert hashlib.sha256((found.path / name).read_bytes()).hexdigest() == file["sha256"]
     names = {str(path.relative_to(found.path)) for path in found.path.rglob("*") if path.is_file()}
@@ -314,7 +362,9 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     assert "training loss" in card
     assert "![Curves over steps](curves.svg)" in card
     drawn = ElementTree.parse(found.path / "curves.svg")
-    assert len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")) == 1  # of one evaluation there is no line
+    assert (
+        len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")) == 1
+    )  # of one evaluation there is no line
     assert "Licence\n\nTo be filled in" in card
     assert "(copied from it: [LICENSE](<LICENSE>), [USE_POLICY.md](<USE_POLICY.md>))" in card
     assert whole_folder.is_whole(found.path, PROVENANCE)
@@ -332,7 +382,9 @@ def test_the_template_and_the_end_of_turn_that_were_trained(inputs: Path, tmp_pa
     assert set(GenerationConfig.from_pretrained(found.path).eos_token_id) == {0, 2}
 
 
-def test_a_merge_that_goes_wrong_is_noticed(lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_that_goes_wrong_is_noticed(
+    lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = merge._merge_layer
 
     def wrong(name: str, layer: Any, dtype: torch.dtype) -> None:
@@ -341,18 +393,25 @@ def test_a_merge_that_goes_wrong_is_noticed(lora_run: Path, tmp_path: Path, monk
         right(name, layer, dtype)
 
     monkeypatch.setattr(merge, "_merge_layer", wrong)
-    with pytest.raises(errors.ModelError, match=r"adapter and merged model: logits differ by .* Nothing was written"):
+    with pytest.raises(
+        errors.ModelError,
+        match=r"adapter and merged model: logits differ by .* Nothing was written",
+    ):
         export(lora_run, tmp_path / "out", merged=True)
     assert leftovers(tmp_path) == []
 
 
-def test_a_weight_beyond_half_precision_is_refused(lora_run: Path, inputs: Path, tmp_path: Path) -> None:
+def test_a_weight_beyond_half_precision_is_refused(
+    lora_run: Path, inputs: Path, tmp_path: Path
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(inputs / "model")
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = 1e6
     model.save_pretrained(tmp_path / "model")
     adapted = PeftModel.from_pretrained(model, checkpoints.choose(lora_run))
-    with pytest.raises(errors.ModelError, match=r"up_proj would have weights beyond what float16 holds"):
+    with pytest.raises(
+        errors.ModelError, match=r"up_proj would have weights beyond what float16 holds"
+    ):
         merge.merge_adapters(adapted, torch.float16)
 
 
@@ -361,7 +420,9 @@ def test_without_the_data_random_tokens_are_compared(inputs: Path, tmp_path: Pat
     config = toy.make_config(inputs, ONE_EPOCH, data={"cache": str(tmp_path / "cache")})
     mine = tmp_path / "train.jsonl"
     mine.write_bytes((inputs / "train.jsonl").read_bytes())
-    data = config.data.model_copy(update={"train": (config.data.train[0].model_copy(update={"path": str(mine)}),)})
+    data = config.data.model_copy(
+        update={"train": (config.data.train[0].model_copy(update={"path": str(mine)}),)}
+    )
     run_dir = toy.finished(tmp_path / "run", config.model_copy(update={"data": data}))
     mine.unlink()
     (run_dir / kept_rows.PROOF).unlink()
@@ -372,9 +433,12 @@ def test_without_the_data_random_tokens_are_compared(inputs: Path, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "code"), [("signal 15:export.weights", errors.PREEMPTED), ("signal 9:export.sealed", -signal.SIGKILL)]
+    ("fault", "code"),
+    [("signal 15:export.weights", errors.PREEMPTED), ("signal 9:export.sealed", -signal.SIGKILL)],
 )
-def test_a_stop_leaves_the_export_before_as_it_was(fault: str, code: int, lora_run: Path, tmp_path: Path) -> None:
+def test_a_stop_leaves_the_export_before_as_it_was(
+    fault: str, code: int, lora_run: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     before = export(lora_run, out, merged=True)
     digest = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
@@ -390,7 +454,9 @@ def test_a_stop_leaves_the_export_before_as_it_was(fault: str, code: int, lora_r
         "--out",
         str(out),
     ]
-    ended = subprocess.run(command, env={**os.environ, fault_injection.FAULT: fault}, capture_output=True, text=True)
+    ended = subprocess.run(
+        command, env={**os.environ, fault_injection.FAULT: fault}, capture_output=True, text=True
+    )
     assert ended.returncode == code, ended.stderr
     assert whole_folder.is_whole(out, PROVENANCE)
     assert hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest() == digest
@@ -400,7 +466,9 @@ def test_a_stop_leaves_the_export_before_as_it_was(fault: str, code: int, lora_r
     assert again.files.keys() == before.files.keys()
 
 
-def test_what_cannot_be_exported(lora_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_exported(
+    lora_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     for words, said in (

@@ -45,15 +45,23 @@ print((peak - before) / sum(size for name, size in found.files.items() if name.s
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sections", "copies"),
-    [("merged", {}, 1.3), ("merged", {"quantization": "4bit"}, 1.6), ("model", {"lora": None}, 1.3)],
+    [
+        ("merged", {}, 1.3),
+        ("merged", {"quantization": "4bit"}, 1.6),
+        ("model", {"lora": None}, 1.3),
+    ],
 )
-def test_the_model_is_in_memory_once(kind: str, sections: dict[str, Any], copies: float, tmp_path: Path) -> None:
+def test_the_model_is_in_memory_once(
+    kind: str, sections: dict[str, Any], copies: float, tmp_path: Path
+) -> None:
     if "quantization" in sections:
         pytest.importorskip("bitsandbytes")
     inputs = toy.make_inputs(tmp_path)
     (inputs / "model" / "model.safetensors").unlink()
     save_model(inputs / "model", **LARGE)
-    run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, {"max_steps": 1, "eval_steps": 1}, **sections))
+    run_dir = toy.finished(
+        tmp_path / "run", toy.make_config(inputs, {"max_steps": 1, "eval_steps": 1}, **sections)
+    )
     command = [sys.executable, "-c", MEASURE, str(run_dir), kind]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert float(found.stdout) < copies

@@ -34,7 +34,16 @@ from tests.refusing import is_possible, refuse
 
 PACKAGE = str(Path(kubetune.__file__).parent)
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate")
+CHANGES = (
+    "open",
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.symlink",
+    "os.link",
+    "os.truncate",
+)
 
 VERBS = {
     "init": ["init", "-o", "new/first.yaml"],
@@ -50,7 +59,17 @@ VERBS = {
     "export": ["export", "run", "--out", "exported"],
     "merge": ["export", "run", "--out", "merged", "--merge"],
     "chat": ["chat", "run", "--max-new-tokens", "2"],
-    "sweep": ["sweep", "run.yaml", "lora.r=2,4", "--sampler", "grid", "--trials", "1", "-o", "found"],
+    "sweep": [
+        "sweep",
+        "run.yaml",
+        "lora.r=2,4",
+        "--sampler",
+        "grid",
+        "--trials",
+        "1",
+        "-o",
+        "found",
+    ],
     "serve": ["serve", "--render", "org/model", "-o", "serving"],
     "start on the page": [],
 }
@@ -67,7 +86,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     toy.finished(folder / "run", config)
     shutil.copytree(folder / "run", folder / "run2", symlinks=True)
     (folder / "run.yaml").write_text(as_yaml(config))
-    (folder / "axolotl.yaml").write_text("base_model: org/m\ndatasets: [{path: train.jsonl, type: alpaca}]\n")
+    (folder / "axolotl.yaml").write_text(
+        "base_model: org/m\ndatasets: [{path: train.jsonl, type: alpaca}]\n"
+    )
     (folder / "rows.csv").write_text("prompt,completion\n1,2\n3,4\n")
     storage = {name: {"size": "1Gi"} for name in ("cache", "outputs")}
     cluster = {"kubernetes": {"image": "registry.example/kubetune:1.0", "storage": storage}}
@@ -78,7 +99,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def attempt(place: Path, argv: list[str], refused: str = "", limit: int | None = None) -> tuple[int, str, list[str]]:
+def attempt(
+    place: Path, argv: list[str], refused: str = "", limit: int | None = None
+) -> tuple[int, str, list[str]]:
     """Run a verb in a copy of the folder: its exit code, what it said, and the changes it made on the disk."""
     folder = place.with_name(f"copy-{os.getpid()}")
     shutil.copytree(place, folder, symlinks=True)
@@ -87,7 +110,9 @@ def attempt(place: Path, argv: list[str], refused: str = "", limit: int | None =
     made: list[str] = []
 
     def see(event: str, args: tuple[Any, ...]) -> None:
-        if event not in CHANGES or (event == "open" and not (isinstance(args[2], int) and args[2] & WRITING)):
+        if event not in CHANGES or (
+            event == "open" and not (isinstance(args[2], int) and args[2] & WRITING)
+        ):
             return
         path = next((str(arg) for arg in args if isinstance(arg, str)), "")
         if path.startswith("/") and not path.startswith(str(folder)):
@@ -97,15 +122,21 @@ def attempt(place: Path, argv: list[str], refused: str = "", limit: int | None =
             frame = frame.f_back  # type: ignore[assignment]
         if frame is None:
             return
-        made.append(f"{event} {os.path.relpath(frame.f_code.co_filename, PACKAGE)}:{frame.f_code.co_name}")
+        made.append(
+            f"{event} {os.path.relpath(frame.f_code.co_filename, PACKAGE)}:{frame.f_code.co_name}"
+        )
         if made[-1] == refused:
-            raise OSError(errno.ENOSPC if event == "open" else errno.EIO, os.strerror(errno.EIO), path)
+            raise OSError(
+                errno.ENOSPC if event == "open" else errno.EIO, os.strerror(errno.EIO), path
+            )
 
     said = io.StringIO()
     press = pressed(folder) if not argv else None
     with redirect_stdout(said), redirect_stderr(said):
         if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+            )
         elif refused == "fsync":
             refuse(["fsync=EIO"])
         else:
@@ -117,12 +148,18 @@ def attempt(place: Path, argv: list[str], refused: str = "", limit: int | None =
 def pressed(folder: Path) -> Callable[[], int]:
     """What *Start* of the page does in a folder: the exit code that a verb would have, which says the problems."""
     site = Site.of(folder / "outputs")
-    values = {"name": "first", "model.path": str(folder / "model"), "data.train": str(folder / "train.jsonl")}
+    values = {
+        "name": "first",
+        "model.path": str(folder / "model"),
+        "data.train": str(folder / "train.jsonl"),
+    }
     client = TestClient(application(site, "token"), base_url="http://localhost").__enter__()
     client.get("/", params={"token": "token"})
 
     def press() -> int:
-        answer = client.post("/new/start", json={"values": values}, headers={"origin": "http://localhost"}).json()
+        answer = client.post(
+            "/new/start", json={"values": values}, headers={"origin": "http://localhost"}
+        ).json()
         print("\n".join(f"kubetune: {problem}" for problem in answer["problems"]))
         (*begun,) = site.jobs._children.values()
         was_running = [child.poll() is None for child in begun]
@@ -165,7 +202,8 @@ def refuse_each(place: str, argv: list[str], answer_to: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VERBS]
+    "verb",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VERBS],
 )
 def test_every_change_on_a_disk_may_be_refused(place: Path, tmp_path: Path, verb: str) -> None:
     with started(refuse_each, 1, str(place), VERBS[verb], str(tmp_path / "tries")) as ranks:

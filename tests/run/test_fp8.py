@@ -21,13 +21,16 @@ NEAR = 0.06  # e4m3 keeps four bits; over a row the errors average out to about 
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
-    return float((ours.detach().float() - theirs.detach().float()).norm() / theirs.detach().float().norm())
+    return float(
+        (ours.detach().float() - theirs.detach().float()).norm() / theirs.detach().float().norm()
+    )
 
 
 def adapted_layer() -> Any:
     torch.manual_seed(0)
     model = get_peft_model(
-        nn.Sequential(nn.Linear(64, 96)).bfloat16(), LoraConfig(r=4, target_modules=["0"], init_lora_weights=False)
+        nn.Sequential(nn.Linear(64, 96)).bfloat16(),
+        LoraConfig(r=4, target_modules=["0"], init_lora_weights=False),
     )
     return model.get_submodule("base_model.model.0")
 
@@ -44,7 +47,9 @@ def test_near_the_exact_layer_in_both_directions() -> None:
         y.backward(torch.ones_like(y))
         a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
         found[layer] = (y[:3], y[4:], given.grad, a.grad, b.grad)
-    differences = [difference(ours, theirs) for ours, theirs in zip(found[rounded], found[exact], strict=True)]
+    differences = [
+        difference(ours, theirs) for ours, theirs in zip(found[rounded], found[exact], strict=True)
+    ]
     assert all(0 <= value < NEAR for value in differences), differences
     assert differences[0] > 0  # it was rounded
 
@@ -67,7 +72,10 @@ def config_of(inputs: Path, **training: Any) -> Config:
     lora = {"r": 8, "dropout": 0.0, "target_modules": "all-linear"}
     model = {"path": str(inputs / "wide"), "dtype": "bfloat16"}
     return toy.make_config(
-        inputs, {"max_steps": 4, "save_steps": 2, "eval_steps": 2, **training}, lora=lora, model=model
+        inputs,
+        {"max_steps": 4, "save_steps": 2, "eval_steps": 2, **training},
+        lora=lora,
+        model=model,
     )
 
 
@@ -82,7 +90,9 @@ def test_a_run_learns_about_the_same_and_resumes_bit_by_bit(inputs: Path, tmp_pa
     assert toy.digests(resumed) == toy.digests(whole)
 
 
-@pytest.mark.parametrize(("after", "said"), [(2.1, r"to 2\.1000, by 5\.0%; 1% is allowed"), (float("nan"), "nan")])
+@pytest.mark.parametrize(
+    ("after", "said"), [(2.1, r"to 2\.1000, by 5\.0%; 1% is allowed"), (float("nan"), "nan")]
+)
 def test_the_gate_refuses_a_model_that_changes(after: float, said: str) -> None:
     losses = iter([2.0, after])
     with pytest.raises(errors.ConfigError, match=said):
@@ -90,7 +100,9 @@ def test_the_gate_refuses_a_model_that_changes(after: float, said: str) -> None:
 
 
 def test_what_it_cannot_be_combined_with_is_said_at_once(inputs: Path) -> None:
-    with pytest.raises(ValueError, match=r"training\.fp8 does not work with lora\.dropout") as caught:
+    with pytest.raises(
+        ValueError, match=r"training\.fp8 does not work with lora\.dropout"
+    ) as caught:
         toy.make_config(inputs, {"fp8": True}, lora={"r": 4, "dropout": 0.1}, quantization="8bit")
     assert "training.fp8 does not work with quantization: 8bit" in str(caught.value)
     with pytest.raises(ValueError, match="full fine-tuning"):
@@ -101,7 +113,11 @@ def test_layers_of_one_input_round_it_once_and_give_what_each_alone_gives() -> N
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.q_proj, self.k_proj, self.v_proj = nn.Linear(64, 64), nn.Linear(64, 32), nn.Linear(64, 32)
+            self.q_proj, self.k_proj, self.v_proj = (
+                nn.Linear(64, 64),
+                nn.Linear(64, 32),
+                nn.Linear(64, 32),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
@@ -109,7 +125,9 @@ def test_layers_of_one_input_round_it_once_and_give_what_each_alone_gives() -> N
     found, rounded = [], []
     for together in (True, False):
         torch.manual_seed(0)
-        settings = LoraConfig(r=4, target_modules=["q_proj", "k_proj", "v_proj"], init_lora_weights=False)
+        settings = LoraConfig(
+            r=4, target_modules=["q_proj", "k_proj", "v_proj"], init_lora_weights=False
+        )
         model = get_peft_model(Attention().bfloat16(), settings)
         if together:
             assert shared_input.swap(model) == 3
@@ -117,7 +135,10 @@ def test_layers_of_one_input_round_it_once_and_give_what_each_alone_gives() -> N
         assert fp8.round_layers(model, kernels) == 3
         calls: list[int] = []
         plain = kernels.forms["round_rows"]
-        kernels.forms["round_rows"] = lambda x, calls=calls, plain=plain: (calls.append(1), plain(x))[1]
+        kernels.forms["round_rows"] = lambda x, calls=calls, plain=plain: (
+            calls.append(1),
+            plain(x),
+        )[1]
         x = torch.randn(40, 64, dtype=torch.bfloat16, requires_grad=True)
         y = model(x)
         rounded.append(len(calls))

@@ -42,8 +42,12 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy.make_inputs(tmp_path_factory.mktemp("toy"))
 
 
-def make_config(inputs: Path, parallelism: str, training: dict[str, Any] | None = None, **sections: Any) -> Config:
-    return toy.make_config(inputs, {**TRAINING, "parallelism": parallelism, **(training or {})}, **sections)
+def make_config(
+    inputs: Path, parallelism: str, training: dict[str, Any] | None = None, **sections: Any
+) -> Config:
+    return toy.make_config(
+        inputs, {**TRAINING, "parallelism": parallelism, **(training or {})}, **sections
+    )
 
 
 def require_equal(ours: Path, theirs: Path) -> None:
@@ -58,7 +62,11 @@ def trained_weights(run_dir: Path) -> dict[str, torch.Tensor]:
     if not (last / "adapter_config.json").exists():
         return dict(AutoModelForCausalLM.from_pretrained(last).state_dict())
     base = AutoModelForCausalLM.from_pretrained(run_dir.parent / "model")
-    return {name: t for name, t in PeftModel.from_pretrained(base, last).state_dict().items() if "lora_" in name}
+    return {
+        name: t
+        for name, t in PeftModel.from_pretrained(base, last).state_dict().items()
+        if "lora_" in name
+    }
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,11 @@ def trained_weights(run_dir: Path) -> dict[str, torch.Tensor]:
         pytest.param(LORA, {}, 2, id="lora", marks=slow),
         pytest.param(FULL, {}, 2, id="full", marks=slow),
         pytest.param(
-            FULL, {"gradient_checkpointing": True, "per_device_train_batch_size": 1}, 2, id="recomputed", marks=slow
+            FULL,
+            {"gradient_checkpointing": True, "per_device_train_batch_size": 1},
+            2,
+            id="recomputed",
+            marks=slow,
         ),
         # 64 rows do not part evenly, and the two samples of an epoch's last batch are too few.
         pytest.param(FULL, {}, 3, id="full, uneven", marks=slow),
@@ -75,7 +87,11 @@ def trained_weights(run_dir: Path) -> dict[str, torch.Tensor]:
     ],
 )
 def test_shards_train_as_copies_do(
-    tmp_path: Path, inputs: Path, sections: dict[str, Any], training: dict[str, Any], world_size: int
+    tmp_path: Path,
+    inputs: Path,
+    sections: dict[str, Any],
+    training: dict[str, Any],
+    world_size: int,
 ) -> None:
     (tmp_path / "model").symlink_to(inputs / "model")
     ours, theirs = (
@@ -86,14 +102,21 @@ def test_shards_train_as_copies_do(
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size"), [("qwen2", 3), pytest.param("gemma2", 2, marks=slow), pytest.param("gpt2", 2, marks=slow)]
+    ("name", "world_size"),
+    [("qwen2", 3), pytest.param("gemma2", 2, marks=slow), pytest.param("gpt2", 2, marks=slow)],
 )
-def test_tied_heads_and_other_architectures(tmp_path: Path, inputs: Path, name: str, world_size: int) -> None:
+def test_tied_heads_and_other_architectures(
+    tmp_path: Path, inputs: Path, name: str, world_size: int
+) -> None:
     """A whole epoch: three ranks get its rows unevenly, and one of them none of its last batch."""
     model = save_model(tmp_path / "model", name, tie_word_embeddings=True)
     sections = {"model": str(model), **FULL}
     ours, theirs = (
-        toy.finished(tmp_path / kind, make_config(inputs, kind, {"num_train_epochs": 1}, **sections), world_size)
+        toy.finished(
+            tmp_path / kind,
+            make_config(inputs, kind, {"num_train_epochs": 1}, **sections),
+            world_size,
+        )
         for kind in ("fsdp", "ddp")
     )
     require_equal(ours, theirs)
@@ -103,22 +126,42 @@ def differing(world: World, config: Config) -> list[str]:
     """Names of weights and buffers that a model cut over the ranks has otherwise than one that is whole."""
     sharded = fsdp.load(AutoModelForCausalLM, config, world)
     whole = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
-    ours, theirs = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (sharded, whole))
-    held: dict[str, Any] = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in ours.items()}
+    ours, theirs = (
+        {**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (sharded, whole)
+    )
+    held: dict[str, Any] = {
+        name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in ours.items()
+    }
     return [name for name, tensor in theirs.items() if not torch.equal(held[name], tensor)]
 
 
-READ_OTHERWISE = ("kimi_linear", "olmo_hybrid", "bailing_hybrid", "hrm_text", "falcon_h1", "rwkv", "hy_v4", "gpt_oss")
+READ_OTHERWISE = (
+    "kimi_linear",
+    "olmo_hybrid",
+    "bailing_hybrid",
+    "hrm_text",
+    "falcon_h1",
+    "rwkv",
+    "hy_v4",
+    "gpt_oss",
+)
 """Families with weights that are joined or parted when they are read, or with values that no file has."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "kimi_linear" else slow) for name in READ_OTHERWISE]
+    "name",
+    [pytest.param(name, marks=() if name == "kimi_linear" else slow) for name in READ_OTHERWISE],
 )
 def test_slices_are_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
-    (known,) = [each[name] for each in (HYBRIDS, PADDING_FREE) if name in each] or [small_configs.settings(name)]
+    (known,) = [each[name] for each in (HYBRIDS, PADDING_FREE) if name in each] or [
+        small_configs.settings(name)
+    ]
     build_model(name, known, lora=False).save_pretrained(tmp_path / "model")
-    settings = {"model": str(tmp_path / "model"), "data": {"train": "x"}, "training": {"parallelism": "fsdp"}}
+    settings = {
+        "model": str(tmp_path / "model"),
+        "data": {"train": "x"},
+        "training": {"parallelism": "fsdp"},
+    }
     assert run_ranks(differing, 2, Config.model_validate(settings)) == [[], []]
 
 
@@ -129,11 +172,18 @@ def test_shared_weights_and_values_that_never_learn_are_saved_as_by_copies(
 ) -> None:
     """Zamba's layers share weights, which are cut with what is around them; HRM has a first state that is no weight."""
     train_tokenizer(tmp_path / "model")
-    settings = {**(HYBRIDS[name] if name in HYBRIDS else small_configs.settings(name)), "vocab_size": 512}
+    settings = {
+        **(HYBRIDS[name] if name in HYBRIDS else small_configs.settings(name)),
+        "vocab_size": 512,
+    }
     build_model(name, settings, lora=False).save_pretrained(tmp_path / "model")
     training = {"max_steps": 3, "per_device_train_batch_size": 1}
     ours, theirs = (
-        toy.finished(tmp_path / kind, make_config(inputs, kind, training, model=str(tmp_path / "model"), **FULL), 2)
+        toy.finished(
+            tmp_path / kind,
+            make_config(inputs, kind, training, model=str(tmp_path / "model"), **FULL),
+            2,
+        )
         for kind in ("fsdp", "ddp")
     )
     require_equal(ours, theirs)
@@ -146,11 +196,15 @@ def first_losses(world: World, config: Config) -> list[float]:
     learner = causal_lm.build(config, world, Workload(0))
     optimizer = make_optimizer(learner.model, config.training)
     rows = prepare(config).train
-    feed = Feed(rows, make_plan(config, rows_per_epoch(rows), world_size=world.size), 0, world, even=True)
+    feed = Feed(
+        rows, make_plan(config, rows_per_epoch(rows), world_size=world.size), 0, world, even=True
+    )
     losses = []
     for step in range(3):
         work = feed.step(step)
-        losses += [float(causal_lm.backward(learner, batch, 1.0 / work.labels)) for batch in work.batches]
+        losses += [
+            float(causal_lm.backward(learner, batch, 1.0 / work.labels)) for batch in work.batches
+        ]
         optimizer.reduce_gradient(world)
         optimizer.update(1e-3)
     return losses
@@ -160,13 +214,16 @@ def first_losses(world: World, config: Config) -> list[float]:
 def test_arithmetic_in_bf16_is_that_of_copies(inputs: Path, sections: dict[str, Any]) -> None:
     model = {"path": str(inputs / "model"), "dtype": "bfloat16"}
     ours, theirs = (
-        run_ranks(first_losses, 2, make_config(inputs, kind, model=model, **sections)) for kind in ("fsdp", "ddp")
+        run_ranks(first_losses, 2, make_config(inputs, kind, model=model, **sections))
+        for kind in ("fsdp", "ddp")
     )
     assert ours[0] == pytest.approx(theirs[0], rel=5e-3)
     assert ours[1] == pytest.approx(theirs[1], rel=5e-3)
 
 
-def summed_gradients(world: World, config: Config, is_kept: bool) -> tuple[int, list[int], torch.Tensor]:
+def summed_gradients(
+    world: World, config: Config, is_kept: bool
+) -> tuple[int, list[int], torch.Tensor]:
     """Of one step: its micro-batches, how many collectives had summed gradients after each, and this rank's slices."""
     from kubetune.models.acceleration import Workload
 
@@ -196,7 +253,9 @@ def summed_gradients(world: World, config: Config, is_kept: bool) -> tuple[int, 
 def test_gradients_are_summed_once_per_step_where_memory_allows(inputs: Path) -> None:
     config = make_config(inputs, "fsdp", {"per_device_train_batch_size": 1}, **FULL)
     for kept, summed in zip(
-        run_ranks(summed_gradients, 2, config, True), run_ranks(summed_gradients, 2, config, False), strict=True
+        run_ranks(summed_gradients, 2, config, True),
+        run_ranks(summed_gradients, 2, config, False),
+        strict=True,
     ):
         (micro_batches, once, gradient), (_, each_time, same_gradient) = kept, summed
         assert micro_batches > 1
@@ -216,7 +275,9 @@ def test_every_rank_gets_equally_many_micro_batches(inputs: Path) -> None:
         counts = {len(feed.step(step).batches) for feed in feeds}
         uneven += len({len(feed.step(step).batches) for feed in plain}) > 1
         assert len(counts) == 1
-        told = sorted(s for feed in feeds for batch in feed.step(step).batches for s in batch.samples)
+        told = sorted(
+            s for feed in feeds for batch in feed.step(step).batches for s in batch.samples
+        )
         assert told == sorted(feeds[0].samples(step).tolist())
     assert uneven
 
@@ -259,7 +320,11 @@ def test_another_number_of_ranks_goes_on(
     ],
 )
 def test_copies_go_on_as_slices_and_back(
-    inputs: Path, tmp_path: Path, sections: dict[str, Any], before: tuple[str, int], after: tuple[str, int]
+    inputs: Path,
+    tmp_path: Path,
+    sections: dict[str, Any],
+    before: tuple[str, int],
+    after: tuple[str, int],
 ) -> None:
     run_dir = toy.make_run(tmp_path / "run", make_config(inputs, before[0], **sections), before[1])
     environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:6"}
@@ -274,7 +339,9 @@ def test_copies_go_on_as_slices_and_back(
     ("sections", "point", "nth", "safe"),
     [
         pytest.param(FULL, "commit.part", 2, 3, id="full, slices written"),
-        pytest.param({"lora": {"r": 4, "dropout": 0.1}}, "micro-batch", 9, 6, id="lora", marks=slow),
+        pytest.param(
+            {"lora": {"r": 4, "dropout": 0.1}}, "micro-batch", 9, 6, id="lora", marks=slow
+        ),
         pytest.param(FULL, "micro-batch", 9, 6, id="full", marks=slow),
     ],
 )
@@ -284,7 +351,10 @@ def test_a_killed_rank_loses_nothing(
     config = make_config(inputs, "fsdp", **sections)
     whole = toy.digests(toy.finished(tmp_path / "whole", config, 2))
     run_dir = toy.make_run(tmp_path / "run", config, 2)
-    assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": f"signal 9:{point}:{nth}:1"}) == [errors.LOST_PEER, -signal.SIGKILL]
+    assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": f"signal 9:{point}:{nth}:1"}) == [
+        errors.LOST_PEER,
+        -signal.SIGKILL,
+    ]
     assert checkpoints.find(run_dir) == checkpoints.folder_of(run_dir, safe)
     assert toy.train(run_dir, 2) == [0, 0]
     assert toy.digests(run_dir) == whole
@@ -298,7 +368,11 @@ def test_a_rank_without_space_ends_all_with_what_to_do(inputs: Path, tmp_path: P
     assert checkpoints.find(run_dir) == checkpoints.folder_of(run_dir, 3)
     assert not list(run_dir.glob("checkpoints/.*.tmp"))
     names = {path.suffix for path in checkpoints.folder_of(run_dir, 3).iterdir()}
-    assert names <= {".safetensors", ".json", ".jinja"}  # nothing that could run code when it is read
+    assert names <= {
+        ".safetensors",
+        ".json",
+        ".jinja",
+    }  # nothing that could run code when it is read
 
 
 def peaks(world: World, config: Config, small: Config) -> tuple[int, int, int, int]:
@@ -327,7 +401,11 @@ def peaks(world: World, config: Config, small: Config) -> tuple[int, int, int, i
 
 def test_no_rank_ever_holds_the_whole_model(inputs: Path, tmp_path: Path) -> None:
     shape = LlamaConfig(
-        hidden_size=512, intermediate_size=1536, num_hidden_layers=16, num_attention_heads=8, vocab_size=12_000
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=16,
+        num_attention_heads=8,
+        vocab_size=12_000,
     )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape)
@@ -339,8 +417,12 @@ def test_no_rank_ever_holds_the_whole_model(inputs: Path, tmp_path: Path) -> Non
     small = make_config(inputs, "fsdp", **FULL)
     config = make_config(inputs, "fsdp", model=str(tmp_path), **FULL)
     copies = make_config(inputs, "ddp", model=str(tmp_path), **FULL)
-    for shards, copy in zip(run_ranks(peaks, 2, config, small), run_ranks(peaks, 2, copies, small), strict=True):
-        print(f"model of {size:,} bytes; loading, seen, with optimizer, weights: shards {shards}, copies {copy}")
+    for shards, copy in zip(
+        run_ranks(peaks, 2, config, small), run_ranks(peaks, 2, copies, small), strict=True
+    ):
+        print(
+            f"model of {size:,} bytes; loading, seen, with optimizer, weights: shards {shards}, copies {copy}"
+        )
         assert shards[0] < 0.2 * size  # nothing is copied but what is needed
         # Half of the model, and pages beside it that the kernel maps of its own accord and may take back.
         assert shards[1] < size < copy[1]
@@ -351,6 +433,11 @@ def test_no_rank_ever_holds_the_whole_model(inputs: Path, tmp_path: Path) -> Non
 
 def test_what_cannot_be_sharded_is_refused_at_once(inputs: Path) -> None:
     with pytest.raises(ValueError, match=r"fsdp does not work with lora.use_dora yet") as found:
-        make_config(inputs, "fsdp", {"compile": True}, lora={"use_dora": True, "modules_to_save": ["lm_head"]})
+        make_config(
+            inputs,
+            "fsdp",
+            {"compile": True},
+            lora={"use_dora": True, "modules_to_save": ["lm_head"]},
+        )
     assert "lora.modules_to_save" in str(found.value)
     assert "training.compile: true" in str(found.value)

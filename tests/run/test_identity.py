@@ -83,7 +83,10 @@ def test_a_resume_with_another_base_is_refused_and_with_the_old_one_exact(
     with _Swap(inputs / "model" / "model.safetensors", other):
         assert toy.train(run_dir, world_size) == [errors.USER] * world_size
     said = log_of(run_dir)
-    assert f"was trained with the model {inputs / 'model'}, but the run's config names {inputs / 'model'}" in said
+    assert (
+        f"was trained with the model {inputs / 'model'}, but the run's config names {inputs / 'model'}"
+        in said
+    )
     known = identity.read(run_dir)["model"].files["model.safetensors"]
     now = identity.Content(identity.files.sha256_file(other_base / "model.safetensors"), len(other))
     assert f"model.safetensors was {known}, now is {now}" in said
@@ -95,7 +98,9 @@ def test_a_resume_with_another_base_is_refused_and_with_the_old_one_exact(
 
 @settings(max_examples=10)
 @given(
-    st.sampled_from(["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]),
+    st.sampled_from(
+        ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    ),
     st.sampled_from(["a bit", "shorter", "longer", "gone"]),
     st.floats(0, 1, exclude_max=True),
 )
@@ -107,7 +112,9 @@ def test_any_change_of_a_file_of_the_base_is_refused(
     content = path.read_bytes()
     at = int(place * len(content))
     flipped = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
-    changed = {"a bit": flipped, "shorter": content[:at], "longer": content + b" ", "gone": b""}[change]
+    changed = {"a bit": flipped, "shorter": content[:at], "longer": content + b" ", "gone": b""}[
+        change
+    ]
     with _Swap(path, changed):
         if change == "gone":
             path.unlink()
@@ -128,14 +135,21 @@ def test_another_tokenizer_is_refused_by_name(inputs: Path, run_dir: Path) -> No
 def test_a_run_from_before_there_was_an_identity_goes_on_and_says_so(run_dir: Path) -> None:
     (run_dir / "identity.json").unlink()
     assert toy.train(run_dir) == [0]
-    assert "has no identity.json, so whether its base is still the same cannot be checked" in log_of(run_dir)
+    assert (
+        "has no identity.json, so whether its base is still the same cannot be checked"
+        in log_of(run_dir)
+    )
     assert identity.read(run_dir)["model"].files["model.safetensors"].bytes
 
 
-def test_a_start_that_trained_nothing_binds_to_no_base(inputs: Path, other_base: Path, tmp_path: Path) -> None:
+def test_a_start_that_trained_nothing_binds_to_no_base(
+    inputs: Path, other_base: Path, tmp_path: Path
+) -> None:
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(inputs))
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:step:1"}) == [-9]
-    with _Swap(inputs / "model" / "model.safetensors", (other_base / "model.safetensors").read_bytes()):
+    with _Swap(
+        inputs / "model" / "model.safetensors", (other_base / "model.safetensors").read_bytes()
+    ):
         assert toy.train(run_dir) == [0]
 
 
@@ -148,15 +162,29 @@ VERBS = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_verbs_that_load_the_base_refuse_another(
-    inputs: Path, done: Path, other_base: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+    inputs: Path,
+    done: Path,
+    other_base: Path,
+    tmp_path: Path,
+    verb: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = [{"RUN": str(done), "OUT": str(tmp_path / "out")}.get(word, word) for word in VERBS[verb]]
-    with _Swap(inputs / "model" / "model.safetensors", (other_base / "model.safetensors").read_bytes()):
+    words = [
+        {"RUN": str(done), "OUT": str(tmp_path / "out")}.get(word, word) for word in VERBS[verb]
+    ]
+    with _Swap(
+        inputs / "model" / "model.safetensors", (other_base / "model.safetensors").read_bytes()
+    ):
         assert main(words) == errors.USER
-    assert f"was trained with the model {inputs / 'model'}, but its config names" in capsys.readouterr().err
+    assert (
+        f"was trained with the model {inputs / 'model'}, but its config names"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
     assert main([*words, "--model", str(other_base)]) == errors.USER
-    assert f"but --model {other_base} names {other_base}, which is another" in capsys.readouterr().err
+    assert (
+        f"but --model {other_base} names {other_base}, which is another" in capsys.readouterr().err
+    )
 
 
 def test_a_base_of_other_shapes_is_refused_as_another(
@@ -184,20 +212,42 @@ def from_elsewhere(inputs: Path, done: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_run_from_elsewhere_is_used_with_the_base_that_is_here(
-    inputs: Path, done: Path, from_elsewhere: Path, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+    inputs: Path,
+    done: Path,
+    from_elsewhere: Path,
+    tmp_path: Path,
+    verb: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     here = shutil.copytree(inputs / "model", tmp_path / "here")
-    asked = [{"RUN": str(from_elsewhere), "OUT": str(tmp_path / "out")}.get(word, word) for word in VERBS[verb]]
+    asked = [
+        {"RUN": str(from_elsewhere), "OUT": str(tmp_path / "out")}.get(word, word)
+        for word in VERBS[verb]
+    ]
     assert main(asked) == errors.USER
     said = capsys.readouterr().err
     assert "/models/on-a-volume, a folder that is not on this machine" in said
     assert "--model PATH|ID" in said
     assert main([*asked, "--model", str(here)]) == errors.OK
     found = capsys.readouterr().out
-    assert main([{"RUN": str(done), "OUT": str(tmp_path / "out2")}.get(word, word) for word in VERBS[verb]]) == 0
+    assert (
+        main(
+            [
+                {"RUN": str(done), "OUT": str(tmp_path / "out2")}.get(word, word)
+                for word in VERBS[verb]
+            ]
+        )
+        == 0
+    )
     if verb == "export":
-        exported = [json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("out", "out2")]
-        assert [facts["base_model_name_or_path"] for facts in exported] == [str(here), str(inputs / "model")]
+        exported = [
+            json.loads((tmp_path / name / "adapter_config.json").read_text())
+            for name in ("out", "out2")
+        ]
+        assert [facts["base_model_name_or_path"] for facts in exported] == [
+            str(here),
+            str(inputs / "model"),
+        ]
     else:
         assert capsys.readouterr().out == found
 
@@ -252,11 +302,17 @@ def test_a_branch_of_the_hub_that_moves_is_one_commit_for_a_run(
     again = identity.pinned(config, run_dir)
     assert again.model.revision == first
     Check(again, run_dir).require_same()
-    moved = config.model_copy(update={"model": config.model.model_copy(update={"revision": second})})
-    with pytest.raises(errors.ConfigError, match=r"at commit 1{12}, but .* names org/base at commit 2{12}"):
+    moved = config.model_copy(
+        update={"model": config.model.model_copy(update={"revision": second})}
+    )
+    with pytest.raises(
+        errors.ConfigError, match=r"at commit 1{12}, but .* names org/base at commit 2{12}"
+    ):
         Check(moved, run_dir).require_same()
     # The checksums of the hub's cache tell a folder that holds the same.
-    at_home = config.model_copy(update={"model": config.model.model_copy(update={"path": str(inputs / "model")})})
+    at_home = config.model_copy(
+        update={"model": config.model.model_copy(update={"path": str(inputs / "model")})}
+    )
     Check(at_home, run_dir).require_same()
 
 
@@ -273,7 +329,9 @@ def base_of(folder: Path, inputs: Path, size: int) -> Config:
     return toy.make_config(inputs, model=str(folder), data={"cache": str(folder.parent / "cache")})
 
 
-@pytest.mark.parametrize("size", [8 << 20, pytest.param(16 * GIB, marks=pytest.mark.slow)], ids=["8 MB", "16 GB"])
+@pytest.mark.parametrize(
+    "size", [8 << 20, pytest.param(16 * GIB, marks=pytest.mark.slow)], ids=["8 MB", "16 GB"]
+)
 def test_what_has_not_changed_is_not_read_again(inputs: Path, tmp_path: Path, size: int) -> None:
     config, run_dir = base_of(tmp_path / "base", inputs, size), tmp_path / "run"
     run_dir.mkdir()
@@ -295,7 +353,9 @@ def test_what_has_not_changed_is_not_read_again(inputs: Path, tmp_path: Path, si
 
 
 def test_only_one_rank_reads_the_base(inputs: Path, tmp_path: Path) -> None:
-    run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, data={"cache": str(tmp_path / "cache")}), 2)
+    run_dir = toy.finished(
+        tmp_path / "run", toy.make_config(inputs, data={"cache": str(tmp_path / "cache")}), 2
+    )
     assert (run_dir / "identity.json").is_file()
     assert "read for its checksums" in log_of(run_dir)
     assert "read for its checksums" not in (run_dir / "logs" / "rank-1.log").read_text()
@@ -313,5 +373,8 @@ def test_an_edit_that_sets_the_time_back_is_seen(inputs: Path, tmp_path: Path) -
         file.write(b"\1")
     os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (shard.stat().st_size, shard.stat().st_ino) == (before.st_size, before.st_ino)
-    with pytest.raises(errors.ConfigError, match=r"model-3-of-4.safetensors was 2,097,152 bytes of sha256 \w+, now is"):
+    with pytest.raises(
+        errors.ConfigError,
+        match=r"model-3-of-4.safetensors was 2,097,152 bytes of sha256 \w+, now is",
+    ):
         Check(config, run_dir).require_same()

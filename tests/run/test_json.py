@@ -23,8 +23,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = toy.make_inputs(tmp_path_factory.mktemp("json"))
     config = toy.make_config(folder, {"num_train_epochs": 1})
     (folder / "run.yaml").write_text(config.model_dump_json(exclude_unset=True))
-    (folder / "peer.yaml").write_text("base_model: model\ndatasets: [{path: train.jsonl}]\nsequence_len: 512\n")
-    exit_status.write_exit_status(toy.finished(folder / "run", config), exit_status.ExitStatus(0, "done", 7))
+    (folder / "peer.yaml").write_text(
+        "base_model: model\ndatasets: [{path: train.jsonl}]\nsequence_len: 512\n"
+    )
+    exit_status.write_exit_status(
+        toy.finished(folder / "run", config), exit_status.ExitStatus(0, "done", 7)
+    )
     return folder
 
 
@@ -65,17 +69,28 @@ def test_the_answer_stands_alone(
     monkeypatch.chdir(folder)
     assert cli.main([*command.split(), "--json"]) == errors.OK
     out = capfd.readouterr().out
-    answers: list[Any] = [json.loads(line) for line in out.splitlines()] if "generate" in command else [json.loads(out)]
+    answers: list[Any] = (
+        [json.loads(line) for line in out.splitlines()]
+        if "generate" in command
+        else [json.loads(out)]
+    )
     assert all(answers)
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
-    [("push run org/name", "… uploading"), ("sync run s3://bucket/run --minutes 0.5", "again in 1 s")],
+    [
+        ("push run org/name", "… uploading"),
+        ("sync run s3://bucket/run --minutes 0.5", "again in 1 s"),
+    ],
     ids=["push", "sync"],
 )
 def test_what_is_said_before_a_failure_stands_elsewhere(
-    folder: Path, command: str, said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    folder: Path,
+    command: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Nothing can be pushed offline, and nothing be copied to a port where nobody listens."""
     monkeypatch.chdir(folder)
@@ -83,7 +98,11 @@ def test_what_is_said_before_a_failure_stands_elsewhere(
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("MAX_ATTEMPTS", "1")):
+        for name, value in (
+            ("ACCESS_KEY_ID", "test"),
+            ("SECRET_ACCESS_KEY", "test"),
+            ("MAX_ATTEMPTS", "1"),
+        ):
             monkeypatch.setenv(f"AWS_{name}", value)
         assert cli.main([*command.split(), "--json"]) in (errors.USER, errors.ENVIRONMENT)
     found = capfd.readouterr()
@@ -91,7 +110,9 @@ def test_what_is_said_before_a_failure_stands_elsewhere(
     assert said in found.err
 
 
-def verbs_below(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> dict[str, argparse.ArgumentParser]:
+def verbs_below(
+    parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
+) -> dict[str, argparse.ArgumentParser]:
     """The verbs of a parser, `data check` and the like among them."""
     found = {" ".join(words): parser}
     for action in parser._actions:
@@ -104,8 +125,12 @@ def verbs_below(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) ->
 def test_every_verb_with_json_is_tried() -> None:
     """Here, or in a file which reads JSON from what the verb prints."""
     verbs = verbs_below(cli.make_parser(*VERBS))
-    with_json = {name for name, parser in verbs.items() if "--json" in parser._option_string_actions}
-    here = {name for name in with_json for command in ANSWERED if f"{command} ".startswith(f"{name} ")}
+    with_json = {
+        name for name, parser in verbs.items() if "--json" in parser._option_string_actions
+    }
+    here = {
+        name for name in with_json for command in ANSWERED if f"{command} ".startswith(f"{name} ")
+    }
     assert here | set(ELSEWHERE) == with_json
     tests = Path(__file__).parents[1]
     for verb, file in ELSEWHERE.items():

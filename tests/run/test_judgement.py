@@ -31,7 +31,9 @@ from tests.ranks import run_ranks
 
 FAMILIES = {**PROMISED, "gemma3_text": PADDING_FREE["gemma3_text"]}
 TOKENS = 12
-EVALUATION: dict[str, Any] = {"generate": {"metric": ["exact_match", "contains"], "max_new_tokens": 8, "batch_size": 4}}
+EVALUATION: dict[str, Any] = {
+    "generate": {"metric": ["exact_match", "contains"], "max_new_tokens": 8, "batch_size": 4}
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,8 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, inpu
     randomize_lora(model)
     lengths = (5, 23, 11, 23, 40, 7)
     asked = [
-        Question(row, tuple(int(i) for i in ids), (5,)) for row, (ids, _) in enumerate(random_rows(lengths, seed=3))
+        Question(row, tuple(int(i) for i in ids), (5,))
+        for row, (ids, _) in enumerate(random_rows(lengths, seed=3))
     ]
     tokenizer = load_tokenizer(ModelConfig(path=str(inputs / "model")))
     alone = {}
@@ -69,7 +72,9 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, inpu
 def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(
     inputs: Path, tmp_path: Path, several: int
 ) -> None:
-    config = toy.make_config(inputs, {"max_steps": 3}, evaluation={**EVALUATION, "forget": f"{inputs}/train.jsonl#9"})
+    config = toy.make_config(
+        inputs, {"max_steps": 3}, evaluation={**EVALUATION, "forget": f"{inputs}/train.jsonl#9"}
+    )
     lines = []
     for ranks in (1, several):
         run_dir = toy.finished(tmp_path / str(ranks), config, ranks)
@@ -77,7 +82,11 @@ def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(
         assert len(lines[-1].splitlines()) == 13, "each row once"
         (found,) = (line for line in metrics.read_metrics(run_dir) if "eval_loss" in line)
         base = json.loads((run_dir / metrics.BASE).read_text())["metrics"]
-        assert {"eval_exact_match", "eval_contains", "eval_forget_loss"} <= found.keys() & base.keys()
+        assert {
+            "eval_exact_match",
+            "eval_contains",
+            "eval_forget_loss",
+        } <= found.keys() & base.keys()
         assert base["eval_forget_loss"] != found["eval_forget_loss"]
     assert lines[0] == lines[1]
 
@@ -92,16 +101,22 @@ def test_a_model_cut_over_ranks_answers_as_one_that_is_whole(
         training = {"max_steps": 2, "parallelism": parallelism}
         config = toy.make_config(inputs, training, lora=lora, evaluation=EVALUATION)
         run_dir = toy.finished(tmp_path / parallelism, config, ranks)
-        said.append([(run_dir / metrics.ANSWERS / f"step-{step:06d}.jsonl").read_text() for step in (0, 2)])
+        said.append(
+            [(run_dir / metrics.ANSWERS / f"step-{step:06d}.jsonl").read_text() for step in (0, 2)]
+        )
     assert said[0] == said[1]
     assert len(set(said[0][0].splitlines())) > 1
 
 
 def test_training_is_the_same_with_and_without_questions(inputs: Path, tmp_path: Path) -> None:
     plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, {"max_steps": 4}))
-    asked = toy.finished(tmp_path / "asked", toy.make_config(inputs, {"max_steps": 4}, evaluation=EVALUATION))
+    asked = toy.finished(
+        tmp_path / "asked", toy.make_config(inputs, {"max_steps": 4}, evaluation=EVALUATION)
+    )
     assert toy.losses(plain) == toy.losses(asked)
-    weights = {name: digest for name, digest in toy.digests(asked).items() if name.endswith("safetensors")}
+    weights = {
+        name: digest for name, digest in toy.digests(asked).items() if name.endswith("safetensors")
+    }
     assert weights.items() <= toy.digests(plain).items()
 
 
@@ -116,7 +131,8 @@ def test_the_best_checkpoint_is_the_one_with_the_best_answers(
     own = {"file": str(tmp_path / "own.py"), "functions": "early"}
     training = {"max_steps": 9, "metric_for_best_model": "early"}
     run_dir = toy.finished(
-        tmp_path / "run", toy.make_config(inputs, training, evaluation={**EVALUATION, "metrics": own})
+        tmp_path / "run",
+        toy.make_config(inputs, training, evaluation={**EVALUATION, "metrics": own}),
     )
     assert (run_dir / "checkpoints" / "best").resolve().name == "step-000003"
     assert cli.main(["runs", str(run_dir)]) == errors.OK
@@ -125,7 +141,10 @@ def test_the_best_checkpoint_is_the_one_with_the_best_answers(
 
 @pytest.mark.parametrize(
     ("gate", "code", "ranks"),
-    [({"exact_match": ">= 0.9", "loss": "< 100"}, errors.GATE, 2), ({"loss": "<= +1%"}, errors.OK, 1)],
+    [
+        ({"exact_match": ">= 0.9", "loss": "< 100"}, errors.GATE, 2),
+        ({"loss": "<= +1%"}, errors.OK, 1),
+    ],
 )
 def test_a_gate_ends_the_run_with_its_own_exit_code(
     inputs: Path, tmp_path: Path, gate: dict[str, str], code: int, ranks: int
@@ -144,20 +163,30 @@ def test_a_gate_ends_the_run_with_its_own_exit_code(
 
 def test_a_budget_of_time_says_how_many_rows_were_asked(inputs: Path, tmp_path: Path) -> None:
     evaluation = {"generate": {**EVALUATION["generate"], "batch_size": 1, "max_seconds": 1e-9}}
-    run_dir = toy.make_run(tmp_path / "run", toy.make_config(inputs, {"max_steps": 1}, evaluation=evaluation))
+    run_dir = toy.make_run(
+        tmp_path / "run", toy.make_config(inputs, {"max_steps": 1}, evaluation=evaluation)
+    )
     assert toy.train(run_dir) == [0]
     log = (run_dir / "logs" / "rank-0.log").read_text()
     assert "1e-09 s are over; 1 of 13 rows were asked, and the metrics are theirs" in log
 
 
-def test_of_a_pair_the_chosen_answer_is_asked_for_and_no_bad_answer(inputs: Path, tmp_path: Path) -> None:
-    judged = [{"prompt": "one two", "completion": text, "label": text == " fox"} for text in (" dog", " fox")]
+def test_of_a_pair_the_chosen_answer_is_asked_for_and_no_bad_answer(
+    inputs: Path, tmp_path: Path
+) -> None:
+    judged = [
+        {"prompt": "one two", "completion": text, "label": text == " fox"}
+        for text in (" dog", " fox")
+    ]
     pairs = [{"prompt": "one two", "chosen": " fox", "rejected": " dog"}]
     for loss, rows in (("dpo", pairs), ("kto", judged)):
         file = tmp_path / f"{loss}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         config = toy.make_config(
-            inputs, task="preference", preference={"loss": loss}, data={"train": str(file), "eval": str(file)}
+            inputs,
+            task="preference",
+            preference={"loss": loss},
+            data={"train": str(file), "eval": str(file)},
         )
         prepared = prepare(config)
         assert prepared.eval is not None
@@ -178,7 +207,9 @@ def test_a_stop_on_one_rank_ends_the_questions_of_all(inputs: Path) -> None:
     assert run_ranks(asked_by_two, 2, inputs) == [None, None]
 
 
-def test_what_cannot_be_judged_is_refused_before_the_model_is_loaded(inputs: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_judged_is_refused_before_the_model_is_loaded(
+    inputs: Path, tmp_path: Path
+) -> None:
     own = {"file": str(tmp_path / "absent.py"), "functions": ["x"]}
     config = toy.make_config(inputs, evaluation={**EVALUATION, "metrics": own})
     run_dir = toy.make_run(tmp_path / "run", config, 2)
@@ -189,26 +220,42 @@ def test_what_cannot_be_judged_is_refused_before_the_model_is_loaded(inputs: Pat
 
 @pytest.fixture(scope="module")
 def judged_run(inputs: Path) -> Path:
-    evaluation = {**EVALUATION, "forget": f"{inputs}/train.jsonl#3", "gate": {"exact_match": ">= 0.9"}}
-    run_dir = toy.make_run(inputs / "judged", toy.make_config(inputs, {"max_steps": 6}, evaluation=evaluation))
+    evaluation = {
+        **EVALUATION,
+        "forget": f"{inputs}/train.jsonl#3",
+        "gate": {"exact_match": ">= 0.9"},
+    }
+    run_dir = toy.make_run(
+        inputs / "judged", toy.make_config(inputs, {"max_steps": 6}, evaluation=evaluation)
+    )
     assert toy.train(run_dir) == [errors.GATE]
     return run_dir
 
 
-def test_the_page_and_the_card_show_the_base_model_beside_the_best_checkpoint(judged_run: Path, tmp_path: Path) -> None:
+def test_the_page_and_the_card_show_the_base_model_beside_the_best_checkpoint(
+    judged_run: Path, tmp_path: Path
+) -> None:
     page = write_report([judged_run], tmp_path / "report.html").read_text()
     assert "The gate failed." in page
     assert "eval_exact_match is 0, expected &gt;= 0.9" in page
     assert "The base model against step" in page
     verdict = metrics.read_verdict(judged_run)
     card = (export_run(judged_run, "best", out=tmp_path / "export").path / "README.md").read_text()
-    assert f"| eval_loss | {verdict['base']['eval_loss']:.4g} | {verdict['best']['eval_loss']:.4g} | | | | |" in card
+    assert (
+        f"| eval_loss | {verdict['base']['eval_loss']:.4g} | {verdict['best']['eval_loss']:.4g} | | | | |"
+        in card
+    )
     assert "| eval_contains | " in card
 
 
-def test_the_result_of_a_gate_that_failed_is_not_pushed(judged_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_result_of_a_gate_that_failed_is_not_pushed(
+    judged_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["push", str(judged_run), "org/name"]) == errors.USER
-    assert "missed its gate: eval_exact_match is 0, expected >= 0.9. Nothing was sent" in capsys.readouterr().err
+    assert (
+        "missed its gate: eval_exact_match is 0, expected >= 0.9. Nothing was sent"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_run_is_compared_with_its_base_model_and_with_others(
@@ -218,16 +265,24 @@ def test_a_run_is_compared_with_its_base_model_and_with_others(
     told = capsys.readouterr().out
     assert told.startswith("metric ")
     assert "13 rows that both were asked; p: McNemar, two-sided" in told
-    assert cli.main(["evaluate", str(judged_run), "--compare", str(judged_run), "--json"]) == errors.OK
+    assert (
+        cli.main(["evaluate", str(judged_run), "--compare", str(judged_run), "--json"]) == errors.OK
+    )
     same = json.loads(capsys.readouterr().out)
-    assert {(line["difference"], line["gained"], line["lost"], line["p_value"]) for line in same} == {(0, 0, 0, 1)}
+    assert {
+        (line["difference"], line["gained"], line["lost"], line["p_value"]) for line in same
+    } == {(0, 0, 0, 1)}
     plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, {"max_steps": 1}))
     assert cli.main(["evaluate", str(judged_run), "--compare", str(plain)]) == errors.USER
     assert "keeps no answers of step 1" in capsys.readouterr().err
 
 
 def test_evaluating_by_hand_finds_what_the_run_found(judged_run: Path) -> None:
-    (last,) = (line for line in metrics.read_metrics(judged_run) if line["step"] == 6 and "eval_loss" in line)
+    (last,) = (
+        line
+        for line in metrics.read_metrics(judged_run)
+        if line["step"] == 6 and "eval_loss" in line
+    )
     found, names = evaluate_run(judged_run, "6").metrics, ("eval_exact_match", "eval_contains")
     assert [found[name] for name in names] == [last[name] for name in names]
     assert found["eval_forget_loss"] == pytest.approx(last["eval_forget_loss"], rel=1e-6)
@@ -248,10 +303,17 @@ def test_a_run_killed_within_an_evaluation_asks_and_answers_as_one_that_was_not(
     assert toy.train(run_dir) == [-signal.SIGKILL]
     assert not (run_dir / "answers" / "step-000003.jsonl").exists()
     assert toy.train(run_dir) == [0]
-    weights = {name: digest for name, digest in toy.digests(judged_run, "best").items() if name.endswith("safetensors")}
+    weights = {
+        name: digest
+        for name, digest in toy.digests(judged_run, "best").items()
+        if name.endswith("safetensors")
+    }
     assert weights.items() <= toy.digests(run_dir, "best").items()
     for step in (0, 3, 6):
-        said = [metrics.read_lines(each / "answers" / f"step-{step:06d}.jsonl") for each in (run_dir, judged_run)]
+        said = [
+            metrics.read_lines(each / "answers" / f"step-{step:06d}.jsonl")
+            for each in (run_dir, judged_run)
+        ]
         assert [line["answer"] for line in said[0]] == [line["answer"] for line in said[1]]
 
 
@@ -259,6 +321,10 @@ def test_files_of_the_user_s_travel_to_a_cluster(inputs: Path, tmp_path: Path) -
     own, general = tmp_path / "own.py", tmp_path / "general.jsonl"
     own.write_text("def f(prompt, answer, reference, record):\n    return 1\n")
     general.write_text('{"text": "a"}\n')
-    evaluation = {**EVALUATION, "metrics": {"file": str(own), "functions": "f"}, "forget": str(general)}
+    evaluation = {
+        **EVALUATION,
+        "metrics": {"file": str(own), "functions": "f"},
+        "forget": str(general),
+    }
     config = toy.make_config(inputs, evaluation=evaluation)
     assert {str(own), str(general)} <= local_files(config).keys()

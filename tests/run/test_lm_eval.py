@@ -63,7 +63,11 @@ def run_dir(inputs: Path) -> Path:
 
 def write_tasks(folder: Path) -> Path:
     rows = [
-        {"question": f"{n} the quick brown", "choices": [" fox jumps", " dog", " a lazy one"], "label": n % 3}
+        {
+            "question": f"{n} the quick brown",
+            "choices": [" fox jumps", " dog", " a lazy one"],
+            "label": n % 3,
+        }
         for n in range(17)
     ]
     (folder / "tasks").mkdir()
@@ -85,7 +89,11 @@ def their_model(run_dir: Path, adapter: Path | None) -> Any:
 
     folder = str(run_dir.parent / "model")
     model = AutoModelForCausalLM.from_pretrained(folder)
-    return HFLM(PeftModel.from_pretrained(model, str(adapter)) if adapter else model, tokenizer=folder, batch_size=1)
+    return HFLM(
+        PeftModel.from_pretrained(model, str(adapter)) if adapter else model,
+        tokenizer=folder,
+        batch_size=1,
+    )
 
 
 @pytest.mark.slow
@@ -97,7 +105,14 @@ def test_three_tasks_give_what_the_harness_gives(
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(run_dir.parent / "datasets"))
     folder, tasks = run_dir.parent / "tasks", list(KINDS)
-    options = ["--benchmarks", ",".join(tasks), "--tasks-folder", str(folder), "--with-base", "--json"]
+    options = [
+        "--benchmarks",
+        ",".join(tasks),
+        "--tasks-folder",
+        str(folder),
+        "--with-base",
+        "--json",
+    ]
     assert cli.main(["evaluate", str(run_dir), *options]) == errors.OK
     ours = json.loads(capsys.readouterr().out)
     for side, adapter in (("tuned", run_dir / "checkpoints" / "best"), ("base", None)):
@@ -107,7 +122,11 @@ def test_three_tasks_give_what_the_harness_gives(
         )  # fmt: skip
         assert theirs is not None
         for task in tasks:
-            wanted = {name: value for name, value in theirs["results"][task].items() if isinstance(value, float)}
+            wanted = {
+                name: value
+                for name, value in theirs["results"][task].items()
+                if isinstance(value, float)
+            }
             assert ours[side][task] == pytest.approx(wanted, rel=1e-5), (side, task)
             assert wanted
 
@@ -120,23 +139,34 @@ def test_likelihoods_are_the_harness_s_own(run_dir: Path) -> None:
     learner = result.task.load(result.config, result.checkpoint, default_device())
     learner.model.eval()
     ours = harness_model(learner, result.checkpoint)
-    requests = [(("", ""), [5 + n, 9, 17, 30][: 1 + n % 4], [7, 40 + n, 11][: 1 + n % 3]) for n in range(13)] + [
+    requests = [
+        (("", ""), [5 + n, 9, 17, 30][: 1 + n % 4], [7, 40 + n, 11][: 1 + n % 3]) for n in range(13)
+    ] + [
         (("", ""), list(range(5, 305)), list(range(9, 260)))
     ]  # longer than the model: cut on the left
     found = ours._loglikelihood_tokens(requests)
-    theirs = their_model(run_dir, result.checkpoint)._loglikelihood_tokens(requests, disable_tqdm=True)
+    theirs = their_model(run_dir, result.checkpoint)._loglikelihood_tokens(
+        requests, disable_tqdm=True
+    )
     assert [value for value, _ in found] == pytest.approx([value for value, _ in theirs], rel=1e-5)
     assert [greedy for _, greedy in found] == [greedy for _, greedy in theirs]
 
 
 def test_likelihoods_are_those_of_each_sequence_alone(inputs: Path) -> None:
     config = toy.make_config(inputs, lora={"r": 4, "dropout": 0.1})
-    learner = causal_lm.build(config, World(), Workload(0, None, make_plan(config, 50, 13, world_size=1), 64))
+    learner = causal_lm.build(
+        config, World(), Workload(0, None, make_plan(config, 50, 13, world_size=1), 64)
+    )
     learner.model.eval()
     assert not prefix_sharing.why_not(learner), "dropout does nothing while it is evaluated"
     context = list(range(40, 140))
-    pairs = [([*context, 7 + n], [9, 11 + n, 30][: 1 + n % 3]) for n in range(9)] + [([5], [6]), (context, [9])] * 2
-    pairs.append((list(range(5, 305)), list(range(9, 209))))  # longer than what is looked at: cut on the left
+    pairs = [([*context, 7 + n], [9, 11 + n, 30][: 1 + n % 3]) for n in range(9)] + [
+        ([5], [6]),
+        (context, [9]),
+    ] * 2
+    pairs.append(
+        (list(range(5, 305)), list(range(9, 209)))
+    )  # longer than what is looked at: cut on the left
     found = harness.log_likelihoods(learner, pairs, max_length := 256)
     with torch.no_grad(), own_attention(learner.lm):
         for (context, said), (value, greedy) in zip(pairs, found, strict=True):
@@ -150,7 +180,10 @@ def test_likelihoods_are_those_of_each_sequence_alone(inputs: Path) -> None:
 
 
 def test_the_gate_waits_for_benchmarks(inputs: Path, tmp_path: Path) -> None:
-    evaluation = {"benchmarks": ["arc_easy"], "gate": {"arc_easy": ">= 0.4", "arc_easy/acc_norm": ">= +0.1"}}
+    evaluation = {
+        "benchmarks": ["arc_easy"],
+        "gate": {"arc_easy": ">= 0.4", "arc_easy/acc_norm": ">= +0.1"},
+    }
     config = toy.make_config(inputs, evaluation=evaluation)
     verdict.conclude(config.evaluation, tmp_path, 7)
     gate = metrics.read_verdict(tmp_path, 7)["gate"]
@@ -158,7 +191,9 @@ def test_the_gate_waits_for_benchmarks(inputs: Path, tmp_path: Path) -> None:
     assert "eval_arc_easy was not measured, expected >= 0.4" in gate["checks"][0]["said"]
     found = {"arc_easy/acc": 0.5, "arc_easy/acc_norm": 0.4}
     lines = [{"metric": name, "before": 0.4, "after": after} for name, after in found.items()]
-    with pytest.raises(errors.GateFailed, match=r"acc_norm is 0.4, expected >= \+0.1 of the base model's 0.4"):
+    with pytest.raises(
+        errors.GateFailed, match=r"acc_norm is 0.4, expected >= \+0.1 of the base model's 0.4"
+    ):
         verdict.judge_benchmarks(config, tmp_path, 7, lines)
     verdict.judge_benchmarks(config, tmp_path, 7, [lines[0], lines[1] | {"after": 0.6}])
     assert metrics.read_verdict(tmp_path, 7)["gate"]["passed"]
@@ -184,10 +219,16 @@ def test_a_run_ends_with_its_benchmarks_and_their_gate(
     monkeypatch.setenv("HF_DATASETS_CACHE", str(inputs / "datasets"))
     tasks = {"tasks": list(KINDS), "tasks_folder": str(inputs / "tasks")}
     config = toy.make_config(
-        inputs, {"max_steps": 3}, evaluation={"benchmarks": tasks, "gate": {"toy_choice": ">= 2", "loss": "< 100"}}
+        inputs,
+        {"max_steps": 3},
+        evaluation={"benchmarks": tasks, "gate": {"toy_choice": ">= 2", "loss": "< 100"}},
     )
     run_file, run_dir = tmp_path / "run.yaml", tmp_path / "run"
-    run_file.write_text(json.dumps(json.loads(config.model_dump_json(exclude_unset=True)) | {"output": str(run_dir)}))
+    run_file.write_text(
+        json.dumps(
+            json.loads(config.model_dump_json(exclude_unset=True)) | {"output": str(run_dir)}
+        )
+    )
     assert cli.main(["train", str(run_file)]) == errors.GATE
     status = exit_status.read_exit_status(run_dir)
     assert status is not None
@@ -202,11 +243,15 @@ def test_a_run_ends_with_its_benchmarks_and_their_gate(
     card = (export_run(run_dir, "best", out=tmp_path / "export").path / "README.md").read_text()
     assert "| toy_choice/acc | " in card
     assert cli.main(["train", str(run_file)]) == errors.GATE
-    assert metrics.read_benchmarks(run_dir, 3)["time"] == told["time"], "a second start measures nothing again"
+    assert metrics.read_benchmarks(run_dir, 3)["time"] == told["time"], (
+        "a second start measures nothing again"
+    )
 
 
 def test_options_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["evaluate", "run", "--compare", "base", "--benchmarks", "gsm8k"]) == errors.USER
+    assert (
+        cli.main(["evaluate", "run", "--compare", "base", "--benchmarks", "gsm8k"]) == errors.USER
+    )
     assert cli.main(["evaluate", "run", "--limit", "3"]) == errors.USER
     said = capsys.readouterr().err
     assert "--compare and --benchmarks ask for different things" in said

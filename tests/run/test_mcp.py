@@ -28,14 +28,19 @@ def ask(*calls: tuple[str, dict[str, Any]], folder: Path) -> tuple[list[Any], li
 
     async def talk() -> tuple[list[Any], list[dict[str, Any]]]:
         command = StdioServerParameters(
-            command=sys.executable, args=["-m", "kubetune", "mcp"], env=dict(os.environ), cwd=str(folder)
+            command=sys.executable,
+            args=["-m", "kubetune", "mcp"],
+            env=dict(os.environ),
+            cwd=str(folder),
         )
         answers: list[dict[str, Any]] = []
         async with Client(stdio_client(command)) as client:
             tools = (await client.list_tools()).tools
             for name, arguments in calls:
                 code = answers[-1].get("confirmation", "") if answers else ""
-                filled = {key: code if value == "$CODE" else value for key, value in arguments.items()}
+                filled = {
+                    key: code if value == "$CODE" else value for key, value in arguments.items()
+                }
                 result = await client.call_tool(name, filled)
                 answers.append(json.loads(result.content[0].text))
         return tools, answers
@@ -51,7 +56,9 @@ def test_an_agent_plans_checks_and_looks_and_needs_a_code_for_what_costs(tmp_pat
         log.write(1, {"loss": 2.0})
     config = Config.model_validate({"model": "m", "data": {"train": "d"}})
     (run_dir / "resolved.json").write_text(json.dumps(resolved(config)))
-    (tmp_path / "run.yaml").write_text("model: m\ndata: {train: d.jsonl}\nkubernetes: {image: registry.example/k:1}\n")
+    (tmp_path / "run.yaml").write_text(
+        "model: m\ndata: {train: d.jsonl}\nkubernetes: {image: registry.example/k:1}\n"
+    )
     tools, answers = ask(
         ("plan", {"run_file": "missing.yaml"}),
         ("plan", {"run_file": "--help"}),
@@ -65,7 +72,11 @@ def test_an_agent_plans_checks_and_looks_and_needs_a_code_for_what_costs(tmp_pat
     assert {tool.name for tool in tools} == {
         "plan", "data_check", "runs", "status", "logs", "report", "submit", "stop",
     }  # fmt: skip
-    assert {tool.name for tool in tools if not tool.annotations.read_only_hint} == {"report", "submit", "stop"}
+    assert {tool.name for tool in tools if not tool.annotations.read_only_hint} == {
+        "report",
+        "submit",
+        "stop",
+    }
     missing, option, status, logs, first, other, wrong = answers
     assert missing["exit_code"] == 2
     assert "missing.yaml" in missing["messages"]
@@ -78,6 +89,8 @@ def test_an_agent_plans_checks_and_looks_and_needs_a_code_for_what_costs(tmp_pat
 
 
 def test_a_confirmed_call_is_done(tmp_path: Path) -> None:
-    _, answers = ask(("stop", {"run": "bot"}), ("stop", {"run": "bot", "confirmation": "$CODE"}), folder=tmp_path)
+    _, answers = ask(
+        ("stop", {"run": "bot"}), ("stop", {"run": "bot", "confirmation": "$CODE"}), folder=tmp_path
+    )
     assert "needs_confirmation" not in answers[1]
     assert answers[1]["exit_code"] == 3, "there is no cluster here"

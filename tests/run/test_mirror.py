@@ -67,7 +67,9 @@ def test_what_is_sent_comes_back_the_same(
         assert checkpoints.verify(checkpoints.choose(tmp_path / "back", name)) is None
 
 
-def test_a_checkpoint_without_its_manifest_is_not_there(store: Store, run_dir: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_without_its_manifest_is_not_there(
+    store: Store, run_dir: Path, tmp_path: Path
+) -> None:
     copy = Mirror(run_dir, "s3://runs/partial")
     copy.send()
     assert copy.remote_steps() == [3, 6, 7]
@@ -79,7 +81,9 @@ def test_a_checkpoint_without_its_manifest_is_not_there(store: Store, run_dir: P
     assert checkpoints.steps(tmp_path / "back") == [3]
 
 
-def test_pruned_steps_go_and_the_newest_there_stays(store: Store, run_dir: Path, tmp_path: Path) -> None:
+def test_pruned_steps_go_and_the_newest_there_stays(
+    store: Store, run_dir: Path, tmp_path: Path
+) -> None:
     mine = tmp_path / "run"
     shutil.copytree(run_dir, mine, symlinks=True)
     copy = Mirror(mine, "s3://runs/pruned")
@@ -122,7 +126,9 @@ def test_a_run_goes_on_from_the_store_on_an_empty_machine(
     ended = train(second, run_file(second, inputs, address, num_train_epochs=1))
     assert ended.returncode == 0, ended.stderr
     assert "step 3 and the run so far came from s3://runs/moved" in ended.stderr + ended.stdout
-    assert toy.digests(second / "outputs/runs/moved") == toy.digests(run_dir), "bit by bit the uninterrupted run"
+    assert toy.digests(second / "outputs/runs/moved") == toy.digests(run_dir), (
+        "bit by bit the uninterrupted run"
+    )
     assert Mirror(second, address).remote_steps() == [3, 6, 7]
     log = (second / "outputs/runs/moved/logs/rank-0.log").read_text()
     assert log.count("step 4/7") == 2, "what the first machine logged came along"
@@ -134,7 +140,10 @@ def test_a_run_goes_on_from_the_store_on_an_empty_machine(
 def test_an_empty_machine_compares_with_the_base_model_that_the_first_one_measured(
     store: Store, inputs: Path, tmp_path: Path
 ) -> None:
-    address, evaluation = "s3://runs/judged", {"generate": {"metric": "contains", "max_new_tokens": 4}}
+    address, evaluation = (
+        "s3://runs/judged",
+        {"generate": {"metric": "contains", "max_new_tokens": 4}},
+    )
     verdicts = []
     for name, fault in (("first", "signal 9:step:6"), ("second", None)):
         folder = tmp_path / name
@@ -145,27 +154,44 @@ def test_an_empty_machine_compares_with_the_base_model_that_the_first_one_measur
         verdicts.append(folder / "outputs/runs/judged" / metrics.VERDICT)
     assert ended.returncode == 0, ended.stderr
     assert not verdicts[0].exists()
-    told, base = json.loads(verdicts[1].read_text()), json.loads((verdicts[0].parent / metrics.BASE).read_text())
+    told, base = (
+        json.loads(verdicts[1].read_text()),
+        json.loads((verdicts[0].parent / metrics.BASE).read_text()),
+    )
     assert told["base"] == base["metrics"]
     assert [line["metric"] for line in told["answers"]] == ["contains"]
 
 
-def test_two_nodes_go_on_from_the_store_on_an_empty_disk(store: Store, inputs: Path, tmp_path: Path) -> None:
+def test_two_nodes_go_on_from_the_store_on_an_empty_disk(
+    store: Store, inputs: Path, tmp_path: Path
+) -> None:
     address, disk, port = "s3://runs/nodes", tmp_path / "disk", str(free_port())
     config = run_file(tmp_path, inputs, address, num_train_epochs=1)
     train(tmp_path, config, "signal 9:step:6")
-    written = json.loads(config.read_text()) | {"compute": {"nodes": 2, "gpus_per_node": 0}, "mirror": address}
+    written = json.loads(config.read_text()) | {
+        "compute": {"nodes": 2, "gpus_per_node": 0},
+        "mirror": address,
+    }
     config.write_text(json.dumps({key: value for key, value in written.items() if key != "output"}))
 
     def start(node: int) -> subprocess.Popen[str]:
-        environ = {**os.environ, "NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environ = {
+            **os.environ,
+            "NODE_RANK": str(node),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         command = [sys.executable, "-m", "kubetune.agent", str(disk), "--config", str(config)]
-        return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     second = start(1)
     nodes = [second]
     try:
-        wait_until((disk / "resolved.json").is_file)  # the other node has already made the directory
+        wait_until(
+            (disk / "resolved.json").is_file
+        )  # the other node has already made the directory
         nodes.insert(0, start(0))
         said = [node.communicate(timeout=120)[0] for node in nodes]
     finally:
@@ -191,9 +217,13 @@ def test_a_store_that_is_away_stops_nothing_and_gets_the_rest_later(
     follower = threading.Thread(target=copier.follow, args=(copy, stop))
     follower.start()
     try:
-        wait_until(lambda: any(e["event"] == "mirror" and not e["ok"] for e in metrics.read_events(mine)))
+        wait_until(
+            lambda: any(e["event"] == "mirror" and not e["ok"] for e in metrics.read_events(mine))
+        )
         gone.start()
-        wait_until(lambda: any(e["event"] == "mirror" and e["ok"] for e in metrics.read_events(mine)))
+        wait_until(
+            lambda: any(e["event"] == "mirror" and e["ok"] for e in metrics.read_events(mine))
+        )
     finally:
         stop.set()
         follower.join()
@@ -226,16 +256,28 @@ def test_another_run_is_refused_and_changes_nothing(
         assert main(["sync", *words]) == errors.USER
         assert f"{address} holds another run than {other}" in capsys.readouterr().err
     (tmp_path / "new").mkdir()
-    ended = train(tmp_path / "new", run_file(tmp_path / "new", inputs, address, num_train_epochs=1, learning_rate=1e-3))
+    ended = train(
+        tmp_path / "new",
+        run_file(tmp_path / "new", inputs, address, num_train_epochs=1, learning_rate=1e-3),
+    )
     assert ended.returncode == errors.USER
-    assert f"learning_rate was 0.01, now is 0.001\n{address} holds a run with another config" in ended.stderr
-    assert not (tmp_path / "new/outputs/runs/owned/checkpoints").exists(), "nothing of it is fetched"
+    assert (
+        f"learning_rate was 0.01, now is 0.001\n{address} holds a run with another config"
+        in ended.stderr
+    )
+    assert not (tmp_path / "new/outputs/runs/owned/checkpoints").exists(), (
+        "nothing of it is fetched"
+    )
     assert Mirror(run_dir, address).remote_files() == before
     assert main(["sync", str(run_dir), address]) == 0
 
 
 def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
-    store: Store, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Store,
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(copier, "SECONDS_BETWEEN_LOOKS", 0.05)
     address, here, there = "s3://runs/twice", tmp_path / "here", tmp_path / "there"
@@ -261,7 +303,9 @@ def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
         stop.set()
         follower.join()
     assert "is kept up by a later start of this run" in str(told[0])
-    assert [event["ok"] for event in metrics.read_events(here) if event["event"] == "mirror"] == [False]
+    assert [event["ok"] for event in metrics.read_events(here) if event["event"] == "mirror"] == [
+        False
+    ]
     later.send()
     assert main(["sync", str(here), address]) == errors.USER
     assert f"what was made since is in {here} alone" in capsys.readouterr().err
@@ -269,7 +313,11 @@ def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
 
 
 def test_who_may_still_be_alive_elsewhere_is_named_when_displaced(
-    store: Store, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: Store,
+    run_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     address, first = "s3://runs/displaced", tmp_path / "first"
     shutil.copytree(run_dir, first, symlinks=True)
@@ -286,7 +334,9 @@ def test_who_may_still_be_alive_elsewhere_is_named_when_displaced(
     stop.set()
     copier.follow(second, stop)
     assert "a start of this run on first-host since" in caplog.text
-    assert "last heard of at 2027-01-15T08:00:00.000Z, which has not said that it ended" in caplog.text
+    assert (
+        "last heard of at 2027-01-15T08:00:00.000Z, which has not said that it ended" in caplog.text
+    )
     caplog.clear()
     monkeypatch.setattr(lease.socket, "gethostname", lambda: "third-host")
     third = Mirror(tmp_path / "third", address)
@@ -295,7 +345,9 @@ def test_who_may_still_be_alive_elsewhere_is_named_when_displaced(
     assert caplog.text == "", "the second one said that it ended"
 
 
-def test_two_that_claim_an_empty_store_at_once_do_not_both_get_it(store: Store, run_dir: Path, tmp_path: Path) -> None:
+def test_two_that_claim_an_empty_store_at_once_do_not_both_get_it(
+    store: Store, run_dir: Path, tmp_path: Path
+) -> None:
     copies = []
     for name in ("one", "two"):
         made = tmp_path / name
@@ -313,7 +365,9 @@ def test_a_fetch_that_was_cut_off_is_done_again(
 ) -> None:
     Mirror(run_dir, "s3://runs/cut").send()
     copy, names = Mirror(tmp_path / "back", "s3://runs/cut"), []
-    monkeypatch.setattr(copy, "_fetch_newest", lambda steps: names.append(toy_names(tmp_path / "back")) or 1 / 0)
+    monkeypatch.setattr(
+        copy, "_fetch_newest", lambda steps: names.append(toy_names(tmp_path / "back")) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         copy.fetch()
     assert "resolved.json" in names[0]
@@ -332,10 +386,15 @@ def test_an_address_is_an_output_and_a_missing_library_is_named(
     config = load_config(run_file(tmp_path, inputs, "gs://bucket/some/run"))
     assert (config.output, config.mirror) == ("outputs/bucket/some/run", "gs://bucket/some/run")
     for wrong in ("s3://", "s3://bucket", "gs:///run"):
-        with pytest.raises(errors.ConfigError, match=f"output: found {wrong}; expected a folder, or SCHEME://BUCKET"):
+        with pytest.raises(
+            errors.ConfigError,
+            match=f"output: found {wrong}; expected a folder, or SCHEME://BUCKET",
+        ):
             load_config(tmp_path / "run.yaml", overrides=[f"output={wrong}"])
     for wrong in ("s3://", "s3://b/run"):
-        with pytest.raises(errors.ConfigError, match=f"^{wrong}: is an address of .*: `kubetune sync s3://BUCKET"):
+        with pytest.raises(
+            errors.ConfigError, match=f"^{wrong}: is an address of .*: `kubetune sync s3://BUCKET"
+        ):
             read_config(Path(wrong))
     monkeypatch.setattr(sync, "find_spec", lambda name: None)
     with pytest.raises(errors.ConfigError, match=r"leave one out, or make them agree"):
@@ -343,7 +402,9 @@ def test_an_address_is_an_output_and_a_missing_library_is_named(
     with pytest.raises(errors.ConfigError, match=r"pip install 'kubetune\[gs\]'"):
         sync.check_installed("gs://bucket/some/run")
     for wrong in ("ftp://bucket/run", "s3://bucket", "s3://bucket/"):
-        with pytest.raises(errors.ConfigError, match=r"expected SCHEME://BUCKET/PATH with one of s3, gs"):
+        with pytest.raises(
+            errors.ConfigError, match=r"expected SCHEME://BUCKET/PATH with one of s3, gs"
+        ):
             sync.check_installed(wrong)
 
 

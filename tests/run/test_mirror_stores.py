@@ -43,7 +43,16 @@ def google(port: int) -> tuple[list[str], dict[str, str]]:
     """The command of a server with the bucket `runs`, and what makes gcsfs speak to it."""
     if not find_spec("gcsfs") or not find_spec("gcp_storage_emulator"):
         pytest.skip("needs gcsfs and gcp-storage-emulator")
-    command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "gcp_storage_emulator",
+        "start",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     # Neither looks for credentials on the network, nor for the kind of the bucket by another service.
     quiet = {"NO_GCE_CHECK": "true", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
     environ = {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}", **quiet}
@@ -55,7 +64,14 @@ def azure(port: int) -> tuple[list[str], dict[str, str]]:
     azurite = shutil.which("azurite-blob")
     if not find_spec("adlfs") or azurite is None:
         pytest.skip("needs adlfs and azurite-blob")
-    command = [azurite, "--inMemoryPersistence", "--blobPort", str(port), "--skipApiVersionCheck", "--disableTelemetry"]
+    command = [
+        azurite,
+        "--inMemoryPersistence",
+        "--blobPort",
+        str(port),
+        "--skipApiVersionCheck",
+        "--disableTelemetry",
+    ]
     endpoint = f"BlobEndpoint=http://127.0.0.1:{port}/{ACCOUNT}"
     text = f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};{endpoint};"
     return command, {"AZURE_STORAGE_CONNECTION_STRING": text}
@@ -66,7 +82,9 @@ def make_container(port: int) -> None:
     date = formatdate(usegmt=True)
     headers = f"x-ms-date:{date}\nx-ms-version:2023-11-03\n"
     signed = "PUT" + "\n" * 12 + headers + f"/{ACCOUNT}/{ACCOUNT}/runs\nrestype:container"
-    digest = base64.b64encode(hmac.new(base64.b64decode(KEY), signed.encode(), hashlib.sha256).digest()).decode()
+    digest = base64.b64encode(
+        hmac.new(base64.b64decode(KEY), signed.encode(), hashlib.sha256).digest()
+    ).decode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/{ACCOUNT}/runs?restype=container",
         method="PUT",
@@ -127,7 +145,9 @@ def run_dir(inputs: Path) -> Path:
     return toy.finished(inputs / "run", toy.make_config(inputs, {"num_train_epochs": 1}))
 
 
-def train(folder: Path, inputs: Path, address: str, fault: str | None = None) -> subprocess.CompletedProcess[str]:
+def train(
+    folder: Path, inputs: Path, address: str, fault: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """`kubetune train` in a folder, as on a machine of its own."""
     folder.mkdir()
     toy.run_file(folder, inputs, address, num_train_epochs=1)
@@ -171,7 +191,9 @@ def test_a_run_goes_on_from_the_store_on_an_empty_machine(
     assert Mirror(tmp_path, address).remote_steps() == [3, 6, 7]
 
 
-def test_another_run_and_an_earlier_start_are_refused(scheme: str, run_dir: Path, tmp_path: Path) -> None:
+def test_another_run_and_an_earlier_start_are_refused(
+    scheme: str, run_dir: Path, tmp_path: Path
+) -> None:
     address, other, later = f"{scheme}://runs/owned", tmp_path / "other", tmp_path / "later"
     mine = Mirror(shutil.copytree(run_dir, tmp_path / "mine", symlinks=True), address)
     mine.lease.take()

@@ -9,7 +9,13 @@ from kubetune.batching.batch import collate
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention
 from kubetune.tasks.causal_lm import backward
-from tests.architectures import build_model, random_rows, reference_gradients, relative_error, take_gradients
+from tests.architectures import (
+    build_model,
+    random_rows,
+    reference_gradients,
+    relative_error,
+    take_gradients,
+)
 from tests.families import FAMILIES, IMAGES, PAGE, SEEING, line, seeing_line, table, untried
 from tests.small_configs import OTHERS, UNTRIED, settings
 
@@ -29,7 +35,9 @@ def test_every_causal_language_model_of_transformers_is_tried_or_named() -> None
     assert named | tried >= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FAMILIES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FAMILIES]
+)
 def test_the_page_says_how_a_family_runs(name: str) -> None:
     assert line(name) == table()[name]
 
@@ -43,7 +51,10 @@ def test_the_page_says_how_a_family_that_sees_runs(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_one_packed_batch_gives_the_gradients_of_plain_transformers(name: str) -> None:
-    model, rows = build_model(name, settings(name), lora=False), random_rows((37, 5, 300, 21, 140, 64))
+    model, rows = (
+        build_model(name, settings(name), lora=False),
+        random_rows((37, 5, 300, 21, 140, 64)),
+    )
     model.eval()  # some routers draw at random while they train
     expected = reference_gradients(model, rows)
     learner = Learner(model, choose_attention(model))

@@ -22,7 +22,9 @@ def execute(folder: Path, **environ: str) -> tuple[str, int]:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # what is committed is the code
     with patch.dict(os.environ, environ):
-        nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+        nbclient.NotebookClient(
+            notebook, timeout=300, resources={"metadata": {"path": str(folder)}}
+        ).execute()
     if keep := os.environ.get("KEEP_NOTEBOOK"):
         nbformat.write(notebook, keep)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -39,15 +40,28 @@ VALID = jsonschema.Draft202012Validator(events.schema(), format_checker=jsonsche
 
 def made(folder: Path, **settings: Any) -> Config:
     """A run directory with a few steps behind it, and its config."""
-    config = Config.model_validate({"name": "bot", "model": "m", "data": {"train": "d"}, **settings})
+    config = Config.model_validate(
+        {"name": "bot", "model": "m", "data": {"train": "d"}, **settings}
+    )
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     (folder / "resolved.json").write_text(json.dumps(resolved(config)))
     plan = make_plan(config, 64, world_size=1)
     (folder / "plan.json").write_text(plan.to_json())
     with metrics.MetricsLog(folder) as log:
         for step in (1, 2):
-            log.write(step, {"loss": 2.0 / step, "learning_rate": 0.1, "grad_norm": 1.0, "tokens": 10, "samples": 1})
-            log.write_timing(step, {"seconds": 0.5, "tokens_per_second": 20.0, "rank_seconds": [0.2, 0.3, 0.6]})
+            log.write(
+                step,
+                {
+                    "loss": 2.0 / step,
+                    "learning_rate": 0.1,
+                    "grad_norm": 1.0,
+                    "tokens": 10,
+                    "samples": 1,
+                },
+            )
+            log.write_timing(
+                step, {"seconds": 0.5, "tokens_per_second": 20.0, "rank_seconds": [0.2, 0.3, 0.6]}
+            )
     return config
 
 
@@ -56,7 +70,9 @@ def tell(folder: Path) -> None:
     metrics.record_event(folder, "launch", node=0, nodes=1, processes=1)
     facts = {"machine": {}, "flops_per_token": 1e9, "peak_tflops": 1.0}
     metrics.record_event(folder, "start", step=0, steps=8, **facts)
-    metrics.record_event(folder, "evaluation", step=2, best=True, seconds=0.25, metrics={"eval_loss": 1.0})
+    metrics.record_event(
+        folder, "evaluation", step=2, best=True, seconds=0.25, metrics={"eval_loss": 1.0}
+    )
     metrics.record_event(folder, "save", step=2, seconds=0.1)
     metrics.record_event(folder, "exit", node=0, code=0, reason="done", step=2, error=None)
 
@@ -76,15 +92,22 @@ def test_the_schema_knows_every_event_that_the_code_writes() -> None:
     for path in (ROOT / "kubetune").rglob("*.py"):
         text = path.read_text("utf-8")
         for node in ast.walk(ast.parse(text)) if "record_event(" in text else ():
-            if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] != "record_event":
+            if (
+                not isinstance(node, ast.Call)
+                or ast.unparse(node.func).rpartition(".")[2] != "record_event"
+            ):
                 continue
-            kind = ast.literal_eval(node.args[1]) if isinstance(node.args[1], ast.Constant) else None
+            kind = (
+                ast.literal_eval(node.args[1]) if isinstance(node.args[1], ast.Constant) else None
+            )
             if kind is None:  # start or resume; killed
                 assert ast.unparse(node.args[1]) in ("event", "KILLED")
                 continue
             fields = [word.partition(":")[0] for word in events.KINDS[kind][1].split()]
             given = {word.arg for word in node.keywords}
-            assert given - {None} <= {field.removesuffix("?") for field in fields}, f"{path}:{node.lineno}"
+            assert given - {None} <= {field.removesuffix("?") for field in fields}, (
+                f"{path}:{node.lineno}"
+            )
             always = {field for field in fields if not field.endswith("?")}
             assert always <= given or None in given, f"{path}:{node.lineno}"  # None: `**facts`
             written.add(kind)
@@ -100,7 +123,9 @@ def test_events_of_a_later_version_are_stepped_over(tmp_path: Path) -> None:
     known, plain = progress(tmp_path), prometheus.State(tmp_path, 0).read()
     told = metrics.read_events(tmp_path)
     lines = [json.dumps(event | {"mood": "good"}) for event in told]
-    lines.insert(2, json.dumps({"schema_version": 1, "time": told[1]["time"], "event": "tea", "cups": 2}))
+    lines.insert(
+        2, json.dumps({"schema_version": 1, "time": told[1]["time"], "event": "tea", "cups": 2})
+    )
     (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
     for event in metrics.read_events(tmp_path):
         VALID.validate(event)
@@ -119,7 +144,9 @@ def test_events_are_as_the_schema_says(tmp_path: Path) -> None:
         VALID.validate({**found[-1], "code": "0"})
 
 
-def test_a_command_gets_every_event_and_failures_are_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_command_gets_every_event_and_failures_are_counted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "hook.py"
     script.write_text(
         "import json, os, sys, time\n"
@@ -129,7 +156,11 @@ def test_a_command_gets_every_event_and_failures_are_counted(tmp_path: Path, cap
         "sys.exit(3 if event['event'] == 'evaluation' else 0)\n"
     )
     run_dir = tmp_path / "run"
-    wanted = {"on_event": f"{sys.executable} {script}", "timeout_seconds": 5, "events": ["evaluation", "save", "exit"]}
+    wanted = {
+        "on_event": f"{sys.executable} {script}",
+        "timeout_seconds": 5,
+        "events": ["evaluation", "save", "exit"],
+    }
     made(run_dir, hooks=wanted)
     follow(run_dir)
     heard = [json.loads(line) for line in (run_dir / "heard").read_text().splitlines()]
@@ -141,7 +172,37 @@ def test_a_command_gets_every_event_and_failures_are_counted(tmp_path: Path, cap
     assert (told["event"], told["ran"], told["failed"], told["left_out"]) == ("hooks", 3, 2, 0)
     said = capfd.readouterr().err
     assert "hooks.on_event failed; the run goes on: evaluation: exit code 3" in said
-    assert "hooks.on_event failed for 2 of 3 events, 0 were left out; last: save: not done after 5 s" in said
+    assert (
+        "hooks.on_event failed for 2 of 3 events, 0 were left out; last: save: not done after 5 s"
+        in said
+    )
+
+
+def test_what_a_command_prints_reaches_its_log_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_canary0123456789")
+    monkeypatch.setenv("MY_PASSWORD", 'hunter2"hunter2')
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:correct-horse@db/x")
+    script = tmp_path / "hook.sh"
+    # 3 MB of lines, more than one piece; and a child that keeps the output open.
+    script.write_text(
+        "echo $HF_TOKEN $MY_PASSWORD $DATABASE_URL; printf '\\377\\n'\n"
+        'awk \'BEGIN { for (i = 0; i < 100000; i++) print i, ENVIRON["HF_TOKEN"], "filler" }\'\n'
+        "echo to stderr $HF_TOKEN >&2\n"
+        "sleep 300 &\necho $! > $KUBETUNE_RUN_DIR/child\n"
+    )
+    run_dir = tmp_path / "run"
+    made(run_dir, hooks={"on_event": f"sh {script}", "events": ["save"]})
+    follow(run_dir)
+    log = (run_dir / "logs" / hooks.LOG).read_bytes()
+    for secret in (b"canary", b"hunter2", b"correct-horse"):
+        assert secret not in log
+    assert log.startswith(
+        b"[secret] [secret] postgres://me:[secret]@db/x\n\xff\n0 [secret] filler\n"
+    )
+    assert b"\n99999 [secret] filler\nto stderr [secret]\n" in log
+    os.kill(int((run_dir / "child").read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("wanted", "said"), [
@@ -150,7 +211,9 @@ def test_a_command_gets_every_event_and_failures_are_counted(tmp_path: Path, cap
     ({"events": ["exit"]}, r"there is no hooks\.on_event to call for them"),
     ({"on_event": "sh", "events": ["finish"]}, "there is no event finish; expected launch, start"),
 ])  # fmt: skip
-def test_a_command_that_cannot_be_called_is_refused_before_anything_starts(wanted: dict[str, Any], said: str) -> None:
+def test_a_command_that_cannot_be_called_is_refused_before_anything_starts(
+    wanted: dict[str, Any], said: str
+) -> None:
     config = Config.model_validate({"model": "m", "data": {"train": "d"}, "hooks": wanted})
     with pytest.raises(errors.ConfigError, match=said):
         hooks.check(config.hooks)
@@ -204,9 +267,29 @@ def kubeflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     if shutil.which("openssl") is None:
         pytest.skip("openssl is missing")
     key, certificate = tmp_path / "key.pem", tmp_path / "ca.crt"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"]
-    subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+    ]
+    command += [
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    subprocess.run(
+        [*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True
+    )
     server = _Server(statuses=(403,))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -221,7 +304,10 @@ def kubeflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def test_kubeflow_is_told_of_progress_with_the_token_as_it_is_now(
-    tmp_path: Path, kubeflow_server: _Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    kubeflow_server: _Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(kubeflow, "SECONDS_BETWEEN", 0.05)
     run_dir = tmp_path / "run"
@@ -250,7 +336,10 @@ def test_kubeflow_is_told_of_progress_with_the_token_as_it_is_now(
 
 
 def test_a_status_server_that_hangs_in_the_handshake_is_given_up(
-    tmp_path: Path, kubeflow_server: _Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    kubeflow_server: _Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """By TLS: it accepts, and says nothing. Also one whose token cannot be read, and one that breaks off."""
     monkeypatch.setattr(kubeflow, "_SECONDS_OF_REQUEST", 0.2)
@@ -263,7 +352,10 @@ def test_a_status_server_that_hangs_in_the_handshake_is_given_up(
         kubeflow.observe(run)
     kubeflow.observe(run)
     said = capfd.readouterr().err
-    assert re.findall("the TrainJob missed 1 reports of progress; first: .*(timed out|No such file|No such file)", said)
+    assert re.findall(
+        "the TrainJob missed 1 reports of progress; first: .*(timed out|No such file|No such file)",
+        said,
+    )
     assert said.count("missed 1 reports") == 3
     assert not kubeflow_server.got
 
@@ -277,7 +369,9 @@ def test_a_collector_that_refuses_is_told_of_once_and_counted(
         made(tmp_path)
         follow(tmp_path)
     first, last = capfd.readouterr().err.splitlines()
-    assert re.fullmatch("kubetune: OpenTelemetry does not work; the run goes on: Failed to export .*401.*", first)
+    assert re.fullmatch(
+        "kubetune: OpenTelemetry does not work; the run goes on: Failed to export .*401.*", first
+    )
     assert re.fullmatch("kubetune: the OpenTelemetry collector missed [2-9] batches", last)
 
 
@@ -310,10 +404,20 @@ def test_a_collector_gets_the_run_its_starts_and_what_they_did_as_spans(
     for path, _, content in server.got:
         if path == "/v1/traces":
             request = ExportTraceServiceRequest.FromString(content)
-            spans += [span for one in request.resource_spans for scope in one.scope_spans for span in scope.spans]
+            spans += [
+                span
+                for one in request.resource_spans
+                for scope in one.scope_spans
+                for span in scope.spans
+            ]
         elif path == "/v1/logs":
             logs = ExportLogsServiceRequest.FromString(content)
-            records = (r for one in logs.resource_logs for scope in one.scope_logs for r in scope.log_records)
+            records = (
+                r
+                for one in logs.resource_logs
+                for scope in one.scope_logs
+                for r in scope.log_records
+            )
             bodies += [record.body.string_value for record in records]
     by_id = {span.span_id: span.name for span in spans}
     tree = sorted((span.name, by_id.get(span.parent_span_id)) for span in spans)
@@ -339,12 +443,17 @@ def test_prometheus_reads_the_run_as_it_is(tmp_path: Path) -> None:
     assert found["lost_seconds"] == max(0.0, found["held_seconds"] - 1.0)
     assert prometheus.State(tmp_path, 1).read() == {}
     (tmp_path / "plan.json").write_text('{"world_size": 1')
-    assert found.keys() - prometheus.State(tmp_path, 0).read().keys() == {"mfu_ratio"}, "a damaged plan takes no more"
+    assert found.keys() - prometheus.State(tmp_path, 0).read().keys() == {"mfu_ratio"}, (
+        "a damaged plan takes no more"
+    )
 
 
 @pytest.mark.slow
 def test_a_real_prometheus_scrapes_a_run_and_promtool_takes_its_rules(tmp_path: Path) -> None:
-    server, tool = (shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in ("prometheus", "promtool"))
+    server, tool = (
+        shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+        for name in ("prometheus", "promtool")
+    )
     if server is None or tool is None:
         pytest.skip("prometheus is missing")
     pytest.importorskip("prometheus_client")
@@ -356,11 +465,17 @@ def test_a_real_prometheus_scrapes_a_run_and_promtool_takes_its_rules(tmp_path: 
     tell(run_dir)
     with _Server() as free, _Server() as own:
         port, own_port = free.server_port, own.server_port
-    run.config = run.config.model_validate({**resolved(run.config), "tracking": {"prometheus": {"port": port}}})
+    run.config = run.config.model_validate(
+        {**resolved(run.config), "tracking": {"prometheus": {"port": port}}}
+    )
     thread = threading.Thread(target=prometheus.observe, args=(run,))
     thread.start()
     scrape = {"job_name": "kubetune", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
-    settings = {"global": {"scrape_interval": "1s"}, "rule_files": [str(rules)], "scrape_configs": [scrape]}
+    settings = {
+        "global": {"scrape_interval": "1s"},
+        "rule_files": [str(rules)],
+        "scrape_configs": [scrape],
+    }
     (tmp_path / "prometheus.yml").write_text(json.dumps(settings))
     subprocess.run([tool, "check", "config", tmp_path / "prometheus.yml"], check=True)
     text = urllib.request.urlopen(_waiting(f"http://127.0.0.1:{port}/metrics")).read()

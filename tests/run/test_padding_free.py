@@ -51,7 +51,9 @@ def padding_free_gradients(model, rows, *, budget: int = 350):
     groups = pack(ids, lengths, budget) if route.padding_free else [ids[i : i + 1] for i in ids]
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     task = Learner(model, route)
-    loss = sum(float(backward(task, collate([rows[i] for i in group]), 1.0 / labels)) for group in groups)
+    loss = sum(
+        float(backward(task, collate([rows[i] for i in group]), 1.0 / labels)) for group in groups
+    )
     return loss, take_gradients(model), route
 
 
@@ -89,10 +91,15 @@ def test_what_cannot_run_flat_is_refused_and_runs_one_by_one(name):
     assert relative_error(ours, gradients) <= EXACT
 
 
-@pytest.mark.parametrize("settings", [{"use_dora": True}, {"use_rslora": True}], ids=["dora", "rslora"])
+@pytest.mark.parametrize(
+    "settings", [{"use_dora": True}, {"use_rslora": True}], ids=["dora", "rslora"]
+)
 def test_lora_variants_stay_exact(settings):
     model = add_lora(
-        build_model("qwen3", PROMISED["qwen3"], lora=False), LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0
+        build_model("qwen3", PROMISED["qwen3"], lora=False),
+        LoraConfig(r=4, **settings),
+        task_type="CAUSAL_LM",
+        seed=0,
     )
     randomize_lora(model)
     rows = random_rows()
@@ -156,7 +163,9 @@ def test_mask_probe_refuses_borders_that_disagree_with_positions():
     model = build_model("llama", PROMISED["llama"])
     model.get_base_model().set_attn_implementation("padding_free")
     batch = collate(random_rows())
-    wrong = Batch(batch.input_ids, batch.position_ids, (0, batch.num_tokens), batch.rows, batch.labels, ())
+    wrong = Batch(
+        batch.input_ids, batch.position_ids, (0, batch.num_tokens), batch.rows, batch.labels, ()
+    )
     with pytest.raises(CannotRunPaddingFree, match="neither causal nor"):
         backward(Learner(model, Route(True)), wrong, 1.0)
 
@@ -176,14 +185,22 @@ def test_the_rule_of_a_mask_is_found_without_a_look_at_the_device(model_type, se
         model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(model_type, **{**COMMON, "num_hidden_layers": 1, **settings})
         )
-    make = [create_sliding_window_causal_mask] * ("sliding_window" in settings) + [create_causal_mask]
+    make = [create_sliding_window_causal_mask] * ("sliding_window" in settings) + [
+        create_causal_mask
+    ]
     make = make[: len(rules)]
     model.set_attn_implementation("padding_free")
     batch = collate(random_rows())
     for device in ("cpu", "meta"):
-        embedded, positions = torch.empty(1, batch.num_tokens, 64, device=device), batch.position_ids[None].to(device)
+        embedded, positions = (
+            torch.empty(1, batch.num_tokens, 64, device=device),
+            batch.position_ids[None].to(device),
+        )
         with packed(batch.cu_seqlens):
-            asked = [each(model.config, embedded, None, past_key_values=None, position_ids=positions) for each in make]
+            asked = [
+                each(model.config, embedded, None, past_key_values=None, position_ids=positions)
+                for each in make
+            ]
             assert [rule.window for rule in asked] == rules
 
 
@@ -194,7 +211,9 @@ def test_attention_outside_a_packed_batch_is_refused():
         model(input_ids=torch.arange(10)[None])
 
 
-@pytest.mark.parametrize("rule", [Rule(0.2), Rule(0.2, window=7), Rule(0.2, softcap=3.0), Rule(0.2, causal=False)])
+@pytest.mark.parametrize(
+    "rule", [Rule(0.2), Rule(0.2, window=7), Rule(0.2, softcap=3.0), Rule(0.2, causal=False)]
+)
 @pytest.mark.parametrize("sinks", [False, True])
 def test_block_attention_equals_the_formula(rule, sinks):
     """Against softmax(mask(scale·QKᵀ))·V written out, over sequences shorter and longer than a block, in fp64."""
@@ -205,11 +224,15 @@ def test_block_attention_equals_the_formula(rule, sinks):
     inputs = [q, k, v] + [sink] * sinks
     weight = torch.randn(340, 4, 8, dtype=torch.float64)
     ours = block_attention(q, k, v, sink, cu_seqlens, rule)
-    theirs = torch.cat([_formula(q[a:b], k[a:b], v[a:b], sink, rule) for a, b in pairwise(cu_seqlens)])
+    theirs = torch.cat(
+        [_formula(q[a:b], k[a:b], v[a:b], sink, rule) for a, b in pairwise(cu_seqlens)]
+    )
     torch.testing.assert_close(ours, theirs)
     gradients = [torch.autograd.grad((out * weight).sum(), inputs) for out in (ours, theirs)]
     for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # gradients of keys are summed in fp32
+        torch.testing.assert_close(
+            a, b, rtol=1e-5, atol=1e-6
+        )  # gradients of keys are summed in fp32
 
 
 def _formula(q, k, v, sink, rule):
@@ -275,5 +298,12 @@ def test_a_frozen_layer_with_a_forward_of_its_own_keeps_it():
     base = build_model("llama", PROMISED["llama"], lora=False)
     for layer in base.model.layers:
         layer.mlp.up_proj.__class__ = RoundingLinear
-    model = add_lora(base, LoraConfig(r=4, target_modules=["up_proj", "down_proj"]), task_type="CAUSAL_LM", seed=0)
-    assert swap_forwards(model, None, ExitStack())["lora"] == len(base.model.layers)  # down_proj alone
+    model = add_lora(
+        base,
+        LoraConfig(r=4, target_modules=["up_proj", "down_proj"]),
+        task_type="CAUSAL_LM",
+        seed=0,
+    )
+    assert swap_forwards(model, None, ExitStack())["lora"] == len(
+        base.model.layers
+    )  # down_proj alone

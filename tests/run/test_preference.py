@@ -32,7 +32,16 @@ from kubetune.rundir.status import read_status
 from kubetune.tasks import causal_lm, preference
 from kubetune.training.start import warm_up
 from tests import toy
-from tests.preferences import LOSSES, Row, draw, logp, plain_loss, work_of, write_judged, write_pairs
+from tests.preferences import (
+    LOSSES,
+    Row,
+    draw,
+    logp,
+    plain_loss,
+    work_of,
+    write_judged,
+    write_pairs,
+)
 from tests.push_hub import TOKEN, serving
 
 slow = pytest.mark.slow
@@ -46,14 +55,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="eager").train()
+    return AutoModelForCausalLM.from_pretrained(
+        folder / "model", attn_implementation="eager"
+    ).train()
 
 
 def measured(
     model: Any, folder: Path, settings: PreferenceConfig, size: int, rows: Sequence[Row] = EIGHT
 ) -> tuple[list[float], torch.Tensor]:
     """Loss and metrics of a step in micro-batches of `size`, and the whole gradient."""
-    learner = causal_lm.ready(model, Config.model_validate({"model": str(folder / "model"), "data": {"train": "none"}}))
+    learner = causal_lm.ready(
+        model, Config.model_validate({"model": str(folder / "model"), "data": {"train": "none"}})
+    )
     learner = replace(learner, preference=settings)
     assert learner.route.padding_free
     work = preference.completed(learner, work_of(rows, size, settings), ONE)
@@ -71,7 +84,9 @@ def gradient_of(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_loss_and_gradient_are_those_of_plain_torch_however_the_batch_is_split(folder: Path, name: str) -> None:
+def test_loss_and_gradient_are_those_of_plain_torch_however_the_batch_is_split(
+    folder: Path, name: str
+) -> None:
     settings = of_loss(name)
     model = loaded(folder)
     expected = plain_loss(model, EIGHT, settings)
@@ -93,15 +108,21 @@ def test_a_model_that_takes_one_sequence_at_a_time_learns_the_same(folder: Path)
     learner = replace(causal_lm.ready(loaded(folder), config), preference=settings)
     assert not learner.route.padding_free
     work = preference.completed(learner, work_of(EIGHT, 1, settings), ONE)
-    found = sum(preference.backward(learner, batch, 1 / work.divisor)[0].item() for batch in work.batches)
+    found = sum(
+        preference.backward(learner, batch, 1 / work.divisor)[0].item() for batch in work.batches
+    )
     assert found == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto"])
 def test_the_largest_batch_is_tried_as_a_step_of_its_own(folder: Path, name: str) -> None:
     settings, model = of_loss(name), loaded(folder)
-    learner = causal_lm.ready(model, Config.model_validate({"model": str(folder / "model"), "data": {"train": "none"}}))
-    optimizer = SimpleNamespace(gradient_norm=lambda: float(gradient_of(model).norm()), clear_gradient=model.zero_grad)
+    learner = causal_lm.ready(
+        model, Config.model_validate({"model": str(folder / "model"), "data": {"train": "none"}})
+    )
+    optimizer = SimpleNamespace(
+        gradient_norm=lambda: float(gradient_of(model).norm()), clear_gradient=model.zero_grad
+    )
     run: Any = SimpleNamespace(
         learner=replace(learner, preference=settings), task=preference, world=ONE, optimizer=optimizer,
         feed=SimpleNamespace(largest=lambda: work_of(EIGHT, 8, settings).batches[0]),
@@ -115,7 +136,11 @@ def test_the_largest_batch_is_tried_as_a_step_of_its_own(folder: Path, name: str
 
 
 def run_config(
-    folder: Path, cache: Path, loss: str = "dpo", training: dict[str, Any] | None = None, **sections: Any
+    folder: Path,
+    cache: Path,
+    loss: str = "dpo",
+    training: dict[str, Any] | None = None,
+    **sections: Any,
 ) -> Config:
     data = (write_judged if loss == "kto" else write_pairs)(folder)
     return toy.make_config(
@@ -145,7 +170,8 @@ KL: dict[str, Any] = {"training": {"metric_for_best_model": "kl"}}
 
 
 @pytest.mark.parametrize(
-    ("loss", "sections"), [pytest.param("dpo+sft", {}, marks=pytest.mark.slow), ("kto", KL), ("dpo", FULL)]
+    ("loss", "sections"),
+    [pytest.param("dpo+sft", {}, marks=pytest.mark.slow), ("kto", KL), ("dpo", FULL)],
 )
 def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
     folder: Path, tmp_path: Path, loss: str, sections: dict[str, Any]
@@ -156,14 +182,24 @@ def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
     require_alike(one, two)
     assert [events(run, "reference")[0]["found"] for run in (two, one)] == [False, True]
     first, *_, last = (line for line in metrics.read_metrics(one) if "loss" in line)
-    assert {"accuracy", "margin", "reward_chosen", "reward_rejected", "logp_chosen", "logp_rejected"} <= first.keys()
+    assert {
+        "accuracy",
+        "margin",
+        "reward_chosen",
+        "reward_rejected",
+        "logp_chosen",
+        "logp_rejected",
+    } <= first.keys()
     assert ("kl" in last) is (loss == "kto")
     if loss == "dpo":
         assert first["loss"] == pytest.approx(0.6931, abs=1e-4)
         assert first["margin"] == pytest.approx(0, abs=1e-5)
     shown = read_status(one)["progress"]
     assert shown["measures"] == {name: last[name] for name in PREFERENCE_MEASURES if name in last}
-    assert f"loss {last['loss']:.4f} accuracy {last['accuracy']:.3g} margin" in (one / "logs/rank-0.log").read_text()
+    assert (
+        f"loss {last['loss']:.4f} accuracy {last['accuracy']:.3g} margin"
+        in (one / "logs/rank-0.log").read_text()
+    )
     charts = {chart.title: chart for chart in charts_of([read_run(one)])}
     names = [line.label for line in charts["Rewards"].lines]
     assert names == [f"{kind}{name}" for name in REWARDS for kind in ("", "evaluation ")]
@@ -173,15 +209,22 @@ def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
     evaluated = [line["eval_loss"] for line in metrics.read_metrics(one) if "eval_loss" in line]
     assert evaluated == sorted(evaluated, reverse=True)
     if sections is KL:
-        best = min((line for line in metrics.read_metrics(one) if "eval_kl" in line), key=lambda line: line["eval_kl"])
+        best = min(
+            (line for line in metrics.read_metrics(one) if "eval_kl" in line),
+            key=lambda line: line["eval_kl"],
+        )
         assert checkpoints.choose(one, "best").resolve().name == f"step-{best['step']:06d}"
     by_hand, *_, noted = evaluate_run(one, "last").metrics, *metrics.read_metrics(one)
-    assert by_hand == pytest.approx({name: value for name, value in noted.items() if name.startswith("eval_")})
+    assert by_hand == pytest.approx(
+        {name: value for name, value in noted.items() if name.startswith("eval_")}
+    )
     assert len(by_hand) >= 7
 
 
 @slow
-def test_a_kill_in_the_reference_or_in_training_changes_no_bit(folder: Path, tmp_path: Path) -> None:
+def test_a_kill_in_the_reference_or_in_training_changes_no_bit(
+    folder: Path, tmp_path: Path
+) -> None:
     whole = toy.finished(tmp_path / "whole", run_config(folder, tmp_path / "other-cache"))
     run_dir = toy.make_run(tmp_path / "killed", run_config(folder, tmp_path / "cache"))
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:reference:4"}) == [-9]
@@ -198,17 +241,25 @@ PEERS = Path(__file__).parents[2] / "benchmarks" / ".venv-peers" / "bin" / "pyth
 
 
 @slow
-@pytest.mark.skipif(not PEERS.exists(), reason="TRL has an environment of its own: benchmarks/peers/venv makes it")
+@pytest.mark.skipif(
+    not PEERS.exists(), reason="TRL has an environment of its own: benchmarks/peers/venv makes it"
+)
 def test_losses_and_gradients_are_those_of_trl(folder: Path, tmp_path: Path) -> None:
     # Two of ours TRL has not. Its ORPO learns the prompt as well, which is none where it has one token.
     rows = {name: EIGHT for name in LOSSES if name not in ("cdpo", "free")}
     rows["orpo"] = [row._replace(prompt=row.prompt[:1]) for row in EIGHT]
-    cases = [{"name": name, "rows": rows[name], "settings": of_loss(name).model_dump()} for name in rows]
+    cases = [
+        {"name": name, "rows": rows[name], "settings": of_loss(name).model_dump()} for name in rows
+    ]
     order = tmp_path / "order.json"
-    order.write_text(json.dumps({"model": str(folder / "model"), "out": str(tmp_path), "cases": cases}))
+    order.write_text(
+        json.dumps({"model": str(folder / "model"), "out": str(tmp_path), "cases": cases})
+    )
     root = Path(__file__).parents[2]
     environ = {**os.environ, "PYTHONPATH": ""}
-    subprocess.run([PEERS, "-m", "tests.peers.trl_losses", order], check=True, cwd=root, env=environ)
+    subprocess.run(
+        [PEERS, "-m", "tests.peers.trl_losses", order], check=True, cwd=root, env=environ
+    )
     losses = json.loads((tmp_path / "losses.json").read_text())
     for name in rows:
         model = loaded(folder)
@@ -217,8 +268,13 @@ def test_losses_and_gradients_are_those_of_trl(folder: Path, tmp_path: Path) -> 
         theirs = load_file(tmp_path / f"{name}.safetensors")
         ours = {key: p.grad for key, p in model.named_parameters() if key in theirs}
         assert ours.keys() == theirs.keys()
-        difference = sum(float((ours[key] - theirs[key]).double().square().sum()) for key in theirs) ** 0.5
-        assert difference <= 1e-6 * sum(float(g.double().square().sum()) for g in theirs.values()) ** 0.5, name
+        difference = (
+            sum(float((ours[key] - theirs[key]).double().square().sum()) for key in theirs) ** 0.5
+        )
+        assert (
+            difference
+            <= 1e-6 * sum(float(g.double().square().sum()) for g in theirs.values()) ** 0.5
+        ), name
 
 
 @slow
@@ -226,7 +282,10 @@ def test_losses_and_gradients_are_those_of_trl(folder: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
 def test_a_compiled_run_learns_as_a_plain_one(folder: Path, tmp_path: Path, loss: str) -> None:
     plain, compiled = (
-        toy.finished(tmp_path / str(compile), run_config(folder, tmp_path / "cache", loss, {"compile": compile}))
+        toy.finished(
+            tmp_path / str(compile),
+            run_config(folder, tmp_path / "cache", loss, {"compile": compile}),
+        )
         for compile in (False, True)
     )
     assert toy.losses(compiled) == pytest.approx(toy.losses(plain), rel=1e-4)
@@ -234,11 +293,19 @@ def test_a_compiled_run_learns_as_a_plain_one(folder: Path, tmp_path: Path, loss
 
 @slow
 @pytest.mark.parametrize("sections", [{}, {"lora": None}], ids=["lora", "full"])
-def test_a_sharded_model_learns_as_copies_do(folder: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
+def test_a_sharded_model_learns_as_copies_do(
+    folder: Path, tmp_path: Path, sections: dict[str, Any]
+) -> None:
     runs = [
         toy.finished(
             tmp_path / kind,
-            run_config(folder, tmp_path / "cache", "dpo+sft", {"learning_rate": 1e-3, "parallelism": kind}, **sections),
+            run_config(
+                folder,
+                tmp_path / "cache",
+                "dpo+sft",
+                {"learning_rate": 1e-3, "parallelism": kind},
+                **sections,
+            ),
             2,
         )
         for kind in ("ddp", "fsdp")
@@ -251,8 +318,13 @@ def test_a_stopped_run_goes_on_and_its_result_goes_where_others_go(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run_config(folder, tmp_path / "cache")
-    whole, run_dir = toy.finished(tmp_path / "whole", config), toy.make_run(tmp_path / "cut", config)
-    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:2:0"}) == [143]
+    whole, run_dir = (
+        toy.finished(tmp_path / "whole", config),
+        toy.make_run(tmp_path / "cut", config),
+    )
+    assert toy.train(
+        run_dir, environ={"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:2:0"}
+    ) == [143]
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == toy.digests(whole)
     for verb, *words in (["export"], ["export", "--merge"], ["serve", "--render", "--merged"]):
@@ -266,9 +338,22 @@ def test_a_stopped_run_goes_on_and_its_result_goes_where_others_go(
                     for path in (merged, folder / "model"))  # fmt: skip
     assert abs(told - before) > 0.01  # the export itself proved what it says
     with serving() as hub:
-        environ = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+        environ = {
+            **os.environ,
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_TOKEN": TOKEN,
+        }
         environ.pop("HF_HUB_OFFLINE", None)
-        command = [sys.executable, "-m", "kubetune", "push", str(run_dir), "org/preferring", "--merge"]
+        command = [
+            sys.executable,
+            "-m",
+            "kubetune",
+            "push",
+            str(run_dir),
+            "org/preferring",
+            "--merge",
+        ]
         pushed = subprocess.run(command, env=environ, capture_output=True, text=True)
         assert pushed.returncode == 0, pushed.stderr
         assert "preference" in hub.files("org/preferring")["README.md"].decode()
@@ -280,4 +365,6 @@ def test_a_run_goes_on_with_another_number_of_ranks(folder: Path, tmp_path: Path
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     assert toy.train(run_dir, 2, environ={"KUBETUNE_FAULT": "signal 9:micro-batch:4:1"})[1] == -9
     assert toy.train(run_dir) == [0]
-    assert toy.losses(run_dir) == pytest.approx(toy.losses(toy.finished(tmp_path / "one", config)), abs=1e-5)
+    assert toy.losses(run_dir) == pytest.approx(
+        toy.losses(toy.finished(tmp_path / "one", config)), abs=1e-5
+    )

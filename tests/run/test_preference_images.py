@@ -33,7 +33,13 @@ from tests.preferences import LOSSES, Row, logp, plain_loss
 
 NAMES = ("qwen2_5_vl", "qwen3_vl", "llava", "gemma3")
 """Two families whose images are grids, which are packed, and two that are run one sequence at a time."""
-QUICK = {("qwen2_5_vl", "dpo+sft"), ("qwen2_5_vl", "orpo"), ("qwen2_5_vl", "kto"), ("llava", "dpo"), ("llava", "kto")}
+QUICK = {
+    ("qwen2_5_vl", "dpo+sft"),
+    ("qwen2_5_vl", "orpo"),
+    ("qwen2_5_vl", "kto"),
+    ("llava", "dpo"),
+    ("llava", "kto"),
+}
 
 
 def slow_unless(is_quick: bool, *case: str) -> Any:
@@ -65,7 +71,9 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         folder = tmp_path_factory.mktemp(name)
         save_model(folder, name)
         lines = []
-        for number, line in enumerate(write_colour_pairs(folder, "train", 5, text_rows=1).read_text().splitlines()):
+        for number, line in enumerate(
+            write_colour_pairs(folder, "train", 5, text_rows=1).read_text().splitlines()
+        ):
             pair = json.loads(line)
             answers = pair.pop("chosen"), pair.pop("rejected")
             pair["messages"].append(answers[number % 2])
@@ -80,10 +88,16 @@ def plain_rows(rows: Rows) -> list[Row]:
     """Prepared rows as the plain losses take them, with their references."""
     found = []
     for index in range(len(rows)):
-        prompts, answers = zip(*(_parts(*sequence) for sequence in rows.sequences(index)), strict=True)
+        prompts, answers = zip(
+            *(_parts(*sequence) for sequence in rows.sequences(index)), strict=True
+        )
         assert prompts[0] == prompts[1]
         reference = (0.0, 0.0) if rows.reference is None else tuple(rows.reference[index].tolist())
-        found.append(Row(prompts[0], answers, reference, rows.targets is None or bool(rows.targets[index, 0])))
+        found.append(
+            Row(
+                prompts[0], answers, reference, rows.targets is None or bool(rows.targets[index, 0])
+            )
+        )
     return found
 
 
@@ -98,17 +112,25 @@ def plain_model(model: Path, name: str, rows: Rows, prompts: Sequence[Row]) -> t
     """transformers' model, and what calls it with the images of the prompt that ids begin with, which transformers'
     own processor has looked at."""
     lm = AutoModelForImageTextToText.from_pretrained(model, attn_implementation="eager").train()
-    processor = (AutoProcessor if name in FAMILIES else AutoImageProcessor).from_pretrained(model, backend="pil")
+    processor = (AutoProcessor if name in FAMILIES else AutoImageProcessor).from_pretrained(
+        model, backend="pil"
+    )
     inputs = {}
     for index, row in enumerate(prompts):
         images = [Image.open(image.path).convert("RGB") for image in rows.images(index)]
         text = {"text": [processor.image_token * len(images)]} if name in FAMILIES else {}
         made = processor(images=images, return_tensors="pt", **text) if images else {}
-        inputs[tuple(row.prompt)] = {key: made[key] for key in ("pixel_values", "image_grid_thw") if key in made}
+        inputs[tuple(row.prompt)] = {
+            key: made[key] for key in ("pixel_values", "image_grid_thw") if key in made
+        }
     kinds = {"llava": (), "gemma3": ("token_type_ids",)}.get(name, ("mm_token_type_ids",))
 
     def ask(input_ids: torch.Tensor) -> Any:
-        (own,) = [own for prompt, own in inputs.items() if tuple(input_ids[0, : len(prompt)].tolist()) == prompt]
+        (own,) = [
+            own
+            for prompt, own in inputs.items()
+            if tuple(input_ids[0, : len(prompt)].tolist()) == prompt
+        ]
         told = dict.fromkeys(kinds, (input_ids == lm.config.image_token_id).int())
         return lm(input_ids=input_ids, use_cache=False, **told, **own)
 
@@ -120,12 +142,15 @@ def gradient_of(model: Any) -> torch.Tensor:
 
 
 def learner_of(config: Config) -> Learner:
-    model = AutoModelForImageTextToText.from_pretrained(config.model.path, attn_implementation="eager").train()
+    model = AutoModelForImageTextToText.from_pretrained(
+        config.model.path, attn_implementation="eager"
+    ).train()
     return replace(vision_language.ready(model, config), preference=config.preference)
 
 
 @pytest.mark.parametrize(
-    ("name", "loss"), [slow_unless((name, loss) in QUICK, name, loss) for name in NAMES for loss in LOSSES]
+    ("name", "loss"),
+    [slow_unless((name, loss) in QUICK, name, loss) for name in NAMES for loss in LOSSES],
 )
 def test_loss_and_gradient_are_those_of_plain_transformers_however_the_batch_is_split(
     folder_of: Callable[[str], Path], name: str, loss: str
@@ -143,12 +168,18 @@ def test_loss_and_gradient_are_those_of_plain_transformers_however_the_batch_is_
     learner, reader = learner_of(config), picture_reader(rows)
     assert learner.route.padding_free == (name not in FAMILIES)
     for size in (6, 2) if learner.route.padding_free else (1,):
-        batches = [batch_of(rows, np.arange(at, at + size), reader) for at in range(0, len(rows), size)]
+        batches = [
+            batch_of(rows, np.arange(at, at + size), reader) for at in range(0, len(rows), size)
+        ]
         work = task.completed(learner, Work(batches, 0, 0, 0, len(rows)), World())
         learner.model.zero_grad()
-        found = sum(float(task.backward(learner, batch, 1 / work.divisor)[0]) for batch in work.batches)
+        found = sum(
+            float(task.backward(learner, batch, 1 / work.divisor)[0]) for batch in work.batches
+        )
         assert found == pytest.approx(expected.item(), rel=1e-6)
-        assert float((gradient_of(learner.model) - gradient).norm()) <= 1e-6 * float(gradient.norm())
+        assert float((gradient_of(learner.model) - gradient).norm()) <= 1e-6 * float(
+            gradient.norm()
+        )
 
 
 # Whole runs.
@@ -161,10 +192,16 @@ def run_config(folder: Path, name: str, loss: str = "dpo", **sections: Any) -> C
              "eval": write_colour_pairs(folder, "eval", 24, 2)}  # fmt: skip
     training = {"global_batch_size": 8, "num_train_epochs": 1, "eval_steps": 13, "save_steps": 13,
                 **sections.pop("training", {})}  # fmt: skip
-    data = {"max_length": 256, "cache": str(folder / "cache"), **{split: str(file) for split, file in files.items()}}
+    data = {
+        "max_length": 256,
+        "cache": str(folder / "cache"),
+        **{split: str(file) for split, file in files.items()},
+    }
     preference = {"loss": loss, "images": True, "sft_weight": 1.0}
     lora = {"lora": {"r": 16}, **sections}
-    return toy.make_config(folder, training, task="preference", preference=preference, data=data, **lora)
+    return toy.make_config(
+        folder, training, task="preference", preference=preference, data=data, **lora
+    )
 
 
 @pytest.mark.parametrize("name", [slow_unless(name == "qwen2_5_vl", name) for name in NAMES])
@@ -172,7 +209,9 @@ def test_a_run_keeps_what_the_base_says_and_learns(name: str, tmp_path: Path) ->
     config = run_config(tmp_path, name)
     run_dir = toy.finished(tmp_path / "run", config)
     evaluated = [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line]
-    assert evaluated[-1]["eval_accuracy"] >= (0.9 if name == "qwen2_5_vl" else 0.75)  # some see a few squares alone
+    assert evaluated[-1]["eval_accuracy"] >= (
+        0.9 if name == "qwen2_5_vl" else 0.75
+    )  # some see a few squares alone
 
     rows = prepare(config).eval
     assert rows is not None
@@ -184,7 +223,9 @@ def test_a_run_keeps_what_the_base_says_and_learns(name: str, tmp_path: Path) ->
         np.testing.assert_allclose(tables["eval"], expected, rtol=1e-6)
 
     by_hand, noted = evaluate_run(run_dir, "last").metrics, evaluated[-1]
-    assert by_hand == pytest.approx({key: value for key, value in noted.items() if key.startswith("eval_")}, rel=1e-5)
+    assert by_hand == pytest.approx(
+        {key: value for key, value in noted.items() if key.startswith("eval_")}, rel=1e-5
+    )
     questions = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
     said = answer(
         load_run(run_dir),
@@ -192,7 +233,9 @@ def test_a_run_keeps_what_the_base_says_and_learns(name: str, tmp_path: Path) ->
         Sampling(max_new_tokens=6),
         images=[[str(tmp_path / image) for image in row["images"]] for row in questions],
     )
-    right = sum(text.strip() == row["chosen"]["content"] for text, row in zip(said, questions, strict=True))
+    right = sum(
+        text.strip() == row["chosen"]["content"] for text, row in zip(said, questions, strict=True)
+    )
     assert right >= len(questions) // (2 if name == "qwen2_5_vl" else 4)
 
 
@@ -205,11 +248,16 @@ def test_two_ranks_train_as_one_and_the_result_is_exported(name: str, tmp_path: 
     one = toy.finished(tmp_path / "one", config)
     assert toy.losses(two) == pytest.approx(toy.losses(one), abs=1e-5)
     found = [
-        event["found"] for run in (two, one) for event in metrics.read_events(run) if event["event"] == "reference"
+        event["found"]
+        for run in (two, one)
+        for event in metrics.read_events(run)
+        if event["event"] == "reference"
     ]
     assert found == [False, True]
     noted = [line for line in metrics.read_metrics(one) if "eval_loss" in line][-1]
-    assert evaluate_run(one, "last").metrics["eval_loss"] == pytest.approx(noted["eval_loss"], rel=1e-5)
+    assert evaluate_run(one, "last").metrics["eval_loss"] == pytest.approx(
+        noted["eval_loss"], rel=1e-5
+    )
     exported = export_run(one, out=tmp_path / "out", tell=lambda _: None, merged=False)
     assert max(each["difference"] for each in exported.facts["proof"]["comparisons"]) < 1e-5
     assert "image-text-to-text" in (tmp_path / "out" / "README.md").read_text()
@@ -233,7 +281,11 @@ def test_a_kill_in_the_reference_or_in_training_changes_no_bit(tmp_path: Path) -
 def test_a_sharded_model_learns_as_copies_do(tmp_path: Path) -> None:
     training = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "learning_rate": 1e-3}
     runs = [
-        toy.finished(tmp_path / kind, run_config(tmp_path, "qwen3_vl", training={**training, "parallelism": kind}), 2)
+        toy.finished(
+            tmp_path / kind,
+            run_config(tmp_path, "qwen3_vl", training={**training, "parallelism": kind}),
+            2,
+        )
         for kind in ("ddp", "fsdp")
     ]
     assert toy.losses(runs[1]) == pytest.approx(toy.losses(runs[0]), abs=1e-5)

@@ -17,7 +17,7 @@ from torch import nn
 from kubetune import cli
 from kubetune.batching.batch import collate
 from kubetune.batching.feed import Work
-from kubetune.batching.shared_batches import collate_shared
+from kubetune.batching.prefix_sharing import collate_shared
 from kubetune.config.schema import PreferenceConfig
 from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
@@ -49,7 +49,12 @@ from tests.architectures import (
 
 EXACT = 1e-6
 ROPE = {
-    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
     "linear": {"factor": 4.0},
 }
@@ -58,7 +63,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": PADDING_FREE["gpt_oss"],
     "gemma3_text": PADDING_FREE["gemma3_text"],
     **{
-        f"llama+{kind}": {**COMMON, "rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **settings}}
+        f"llama+{kind}": {
+            **COMMON,
+            "rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **settings},
+        }
         for kind, settings in ROPE.items()
     },
 }
@@ -74,7 +82,16 @@ def sharing_rows(seed: int = 0) -> list[tuple[Any, Any]]:
 
     trunk = text(70)
     branch = np.concatenate([trunk[:37], text(50)])
-    begun = [(trunk, 20), (trunk, 7), (trunk[:40], 30), (branch, 11), (branch, 60), (branch, 1), ([], 33), ([], 12)]
+    begun = [
+        (trunk, 20),
+        (trunk, 7),
+        (trunk[:40], 30),
+        (branch, 11),
+        (branch, 60),
+        (branch, 1),
+        ([], 33),
+        ([], 12),
+    ]
     ids = [np.concatenate([beginning, text(own)]).astype(np.uint32) for beginning, own in begun]
     rows = [(row, np.arange(len(row)) >= draw.integers(1, len(row) - 1)) for row in ids]
     return [*rows, rows[0]]
@@ -124,7 +141,9 @@ def test_beginnings_nest_and_their_labels_count_for_every_row() -> None:
         depths[number] = depths[parent] + 1 if parent >= 0 else 0
     assert max(depths) >= 2
     assert max(count for _, count in batch.tree.counts) > 1
-    assert sum(n * count for n, count in batch.tree.counts) == sum(int(trained[1:].sum()) for _, trained in rows)
+    assert sum(n * count for n, count in batch.tree.counts) == sum(
+        int(trained[1:].sum()) for _, trained in rows
+    )
 
 
 def test_recomputed_activations_stay_exact() -> None:
@@ -140,7 +159,9 @@ def test_cheaper_forwards_stay_exact(name: str) -> None:
     with ExitStack() as undo:
         assert swap_forwards(model, Kernels(), undo)["rows"]
         learner = Learner(model, choose_attention(model))
-        ours, shared = learn(learner, collate_shared(rows), sum(int(trained[1:].sum()) for _, trained in rows))
+        ours, shared = learn(
+            learner, collate_shared(rows), sum(int(trained[1:].sum()) for _, trained in rows)
+        )
     assert ours == pytest.approx(loss, rel=EXACT)
     assert relative_error(shared, gradients) <= EXACT
 
@@ -163,7 +184,9 @@ def test_parts_joined_by_their_log_sum_exps_are_the_whole(monkeypatch: pytest.Mo
         monkeypatch.setattr(joined, "OnCPU", kernel)
         ours = joined.joined_attention(*inputs, cu_seqlens, parents, 0.25)
         torch.testing.assert_close(ours, whole, rtol=1e-5, atol=EXACT)
-        for found, wanted in zip(torch.autograd.grad((ours * weight).sum(), inputs), expected, strict=True):
+        for found, wanted in zip(
+            torch.autograd.grad((ours * weight).sum(), inputs), expected, strict=True
+        ):
             assert float((found - wanted).norm() / wanted.norm()) <= EXACT
 
 
@@ -173,9 +196,13 @@ class Formula:
     def forward(self, q: Any, k: Any, v: Any, part: joined.Part, scale: float) -> Any:
         scores = self.scores(q, k, part, scale)
         sums = scores.logsumexp(-1)
-        return torch.einsum("hqk,khd->qhd", (scores - sums[..., None]).exp(), v.repeat_interleave(2, 1)), sums
+        return torch.einsum(
+            "hqk,khd->qhd", (scores - sums[..., None]).exp(), v.repeat_interleave(2, 1)
+        ), sums
 
-    def backward(self, grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, part: joined.Part, scale: float) -> Any:
+    def backward(
+        self, grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, part: joined.Part, scale: float
+    ) -> Any:
         p = (self.scores(q, k, part, scale) - lse[..., None]).exp()
         d_p = torch.einsum("qhd,khd->hqk", grad, v.repeat_interleave(2, 1))
         d_s = p * (d_p - (grad * out).sum(-1).t()[..., None]) * scale
@@ -186,7 +213,9 @@ class Formula:
     def scores(self, q: Any, k: Any, part: joined.Part, scale: float) -> Any:
         scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)) * scale
         stretch_of_query, stretch_of_key = (
-            torch.repeat_interleave(torch.arange(len(cu_seqlens) - 1), torch.tensor(cu_seqlens).diff())
+            torch.repeat_interleave(
+                torch.arange(len(cu_seqlens) - 1), torch.tensor(cu_seqlens).diff()
+            )
             for cu_seqlens in (part.cu_queries, part.cu_keys)
         )
         hidden = stretch_of_query[:, None] != stretch_of_key[None]
@@ -216,7 +245,9 @@ def test_evaluation_of_a_shared_batch_is_that_of_its_rows() -> None:
     rows, model = sharing_rows(), build_model("llama", PROMISED["llama"])
     learner = Learner(model, choose_attention(model))
     samples = range(10, 10 + len(rows))
-    shared, plain = (causal_lm.evaluate(learner, lay(rows, samples)) for lay in (collate_shared, collate))
+    shared, plain = (
+        causal_lm.evaluate(learner, lay(rows, samples)) for lay in (collate_shared, collate)
+    )
     assert shared[1:3] == plain[1:3]
     assert shared.loss == pytest.approx(plain.loss)
     np.testing.assert_array_equal(shared.samples, plain.samples)
@@ -233,18 +264,27 @@ def test_a_pair_shares_its_prompt(name: str) -> None:
         for own in draw.integers(3, 30, 2):
             ids = np.concatenate([prompt, draw.integers(5, 300, own)]).astype(np.uint32)
             pairs.append((ids, np.arange(len(ids)) >= length))
-    settings, model = PreferenceConfig.model_validate({"loss": name}), build_model("llama", PROMISED["llama"])
+    settings, model = (
+        PreferenceConfig.model_validate({"loss": name}),
+        build_model("llama", PROMISED["llama"]),
+    )
     learner = replace(Learner(model, choose_attention(model)), preference=settings)
     reference = torch.linspace(-90, -30, 10, dtype=torch.float64).view(5, 2)
     found = []
     for lay in (collate_shared, collate):
         batch = replace(lay(pairs, range(5)), reference=reference)
-        work = preference.completed(learner, Work([batch], divisor=5, labels=0, tokens=0, samples=5), World())
+        work = preference.completed(
+            learner, Work([batch], divisor=5, labels=0, tokens=0, samples=5), World()
+        )
         loss = preference.backward(learner, work.batches[0], 1 / work.divisor)
-        found.append((batch.num_tokens, loss, take_gradients(model), preference.evaluate(learner, batch)))
+        found.append(
+            (batch.num_tokens, loss, take_gradients(model), preference.evaluate(learner, batch))
+        )
     (few, ours, shared, scores), (many, theirs, gradients, whole) = found
     assert few < many - 200
-    torch.testing.assert_close(ours, theirs, rtol=EXACT, atol=EXACT, equal_nan=True)  # what a loss has no measure of
+    torch.testing.assert_close(
+        ours, theirs, rtol=EXACT, atol=EXACT, equal_nan=True
+    )  # what a loss has no measure of
     assert relative_error(shared, gradients) <= EXACT
     np.testing.assert_allclose(scores.logps, whole.logps, rtol=EXACT)
 
@@ -282,14 +322,24 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     systems = [" ".join(draw.choices(toy.WORDS, k=25)) for _ in range(2)]
     with (folder / "train.jsonl").open("w") as file:
         for number in range(toy.ROWS):
-            prompt, answer = (" ".join(draw.choices(toy.WORDS, k=draw.randint(1, 8))) for _ in range(2))
+            prompt, answer = (
+                " ".join(draw.choices(toy.WORDS, k=draw.randint(1, 8))) for _ in range(2)
+            )
             begun = systems[number % 2] if number % 5 else ""
-            file.write(json.dumps({"prompt": f"{begun} {number} {prompt}", "completion": f" {answer}"}) + "\n")
+            file.write(
+                json.dumps({"prompt": f"{begun} {number} {prompt}", "completion": f" {answer}"})
+                + "\n"
+            )
     return folder
 
 
 def config_of(inputs: Path, training: dict[str, Any] | None = None, **data: Any) -> Any:
-    settings = {"per_device_train_batch_size": 1, "num_train_epochs": 1, "preflight": False, **(training or {})}
+    settings = {
+        "per_device_train_batch_size": 1,
+        "num_train_epochs": 1,
+        "preflight": False,
+        **(training or {}),
+    }
     return toy.make_config(inputs, settings, data={"max_length": 512, **data})
 
 
@@ -299,7 +349,9 @@ def shared_run(inputs: Path) -> Path:
 
 
 def computed(run_dir: Path) -> list[int]:
-    return [line.get("computed_tokens", 0) for line in metrics.stream_lines(run_dir / metrics.TIMINGS)]
+    return [
+        line.get("computed_tokens", 0) for line in metrics.stream_lines(run_dir / metrics.TIMINGS)
+    ]
 
 
 def log_of(run_dir: Path) -> str:
@@ -335,7 +387,9 @@ def pairs(inputs: Path) -> dict[str, Any]:
     draw = random.Random(2)
     with (inputs / "pairs.jsonl").open("w") as file:
         for number in range(12):
-            prompt, *answers = (" ".join(draw.choices(toy.WORDS, k=length)) for length in (20, 3, 5))
+            prompt, *answers = (
+                " ".join(draw.choices(toy.WORDS, k=length)) for length in (20, 3, 5)
+            )
             pair = {"chosen": f" {answers[0]}", "rejected": f" {answers[1]}"}
             file.write(json.dumps({"prompt": f"{number} {prompt}", **pair}) + "\n")
     return {"train": str(inputs / "pairs.jsonl"), "eval": None, "max_length": 256}
@@ -356,7 +410,9 @@ def test_what_the_reference_says_is_the_same_where_prompts_are_computed_once(
     plan, found = make_plan(config, len(rows)), []
     for shares in (True, False):
         tokens.append(0)
-        found.append(reference.scores(learner, {"train": rows}, plan, world, shares=shares)["train"])
+        found.append(
+            reference.scores(learner, {"train": rows}, plan, world, shares=shares)["train"]
+        )
     np.testing.assert_allclose(*found, rtol=1e-6)
     assert tokens[0] < 0.75 * tokens[1] == 0.75 * rows.lengths.sum()
 
@@ -382,13 +438,17 @@ def test_plans_and_checks_say_what_is_shared(
     for sharing in ({}, {"share_prefixes": False}):
         config = json.loads(config_of(inputs, **sharing).model_dump_json(exclude_unset=True))
         file = inputs / "run.yaml"
-        file.write_text(json.dumps({**config, "output": str(inputs / "none"), "compute": {"gpus_per_node": 0}}))
+        file.write_text(
+            json.dumps({**config, "output": str(inputs / "none"), "compute": {"gpus_per_node": 0}})
+        )
         assert cli.main(["plan", str(file), "--json"]) == 0
         plans.append(json.loads(capsys.readouterr().out))
         assert cli.main(["data", "check", str(file)]) == 0
         checks.append(capsys.readouterr().out)
     tokens = sum(line["tokens"] for line in metrics.read_metrics(shared_run) if "tokens" in line)
-    assert plans[0]["spared_share"] == pytest.approx(1 - sum(computed(shared_run)) / tokens, abs=0.05)
+    assert plans[0]["spared_share"] == pytest.approx(
+        1 - sum(computed(shared_run)) / tokens, abs=0.05
+    )
     assert plans[0]["bill"]["flops"] < 0.9 * plans[1]["bill"]["flops"]
     assert plans[1]["spared_share"] == 0
     assert ["shared beginnings" in text for text in checks] == [True, False]

@@ -45,18 +45,36 @@ def hidden(run_dir: Path) -> list[Path]:
     [
         pytest.param(1, {}, {"lora": {"r": 4, "dropout": 0.2}}, id="dropout"),
         pytest.param(2, {}, {}, id="two ranks", marks=slow),
-        pytest.param(2, {"parallelism": "fsdp"}, {"lora": None, "evaluation": ASKED}, id="sharded", marks=slow),
-        pytest.param(1, {"async_save": True}, {"lora": None, "model_dtype": "bfloat16"}, id="bf16", marks=slow),
+        pytest.param(
+            2,
+            {"parallelism": "fsdp"},
+            {"lora": None, "evaluation": ASKED},
+            id="sharded",
+            marks=slow,
+        ),
+        pytest.param(
+            1,
+            {"async_save": True},
+            {"lora": None, "model_dtype": "bfloat16"},
+            id="bf16",
+            marks=slow,
+        ),
     ],
 )
 def test_a_preflight_changes_no_bit_and_leaves_nothing(
-    inputs: Path, tmp_path: Path, world_size: int, training: dict[str, Any], sections: dict[str, Any]
+    inputs: Path,
+    tmp_path: Path,
+    world_size: int,
+    training: dict[str, Any],
+    sections: dict[str, Any],
 ) -> None:
     sections = dict(sections)
     if dtype := sections.pop("model_dtype", None):
         sections["model"] = {"path": str(inputs / "model"), "dtype": dtype}
     training = {"max_steps": 4, **training}
-    plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, training, **sections), world_size)
+    plain = toy.finished(
+        tmp_path / "plain", toy.make_config(inputs, training, **sections), world_size
+    )
     config = toy.make_config(inputs, {**training, "preflight": True}, **sections)
     rehearsed = toy.finished(tmp_path / "probed", config, world_size)
     assert toy.digests(plain) == toy.digests(rehearsed)
@@ -83,7 +101,9 @@ def test_a_kill_in_its_save_leaves_nothing_and_what_goes_on_is_not_rehearsed_aga
 ) -> None:
     config = toy.make_config(inputs, {"max_steps": 4, "preflight": True})
     run_dir = toy.make_run(tmp_path / "killed", config)
-    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:commit.sealed"}) == [-signal.SIGKILL]
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:commit.sealed"}) == [
+        -signal.SIGKILL
+    ]
     assert [path.name[:11] for path in hidden(run_dir)][:1] == [".preflight."]
     stop = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:3"}
     assert toy.train(run_dir, environ=stop) == [errors.PREEMPTED]
@@ -115,7 +135,9 @@ def train_in_little(run_dir: str, mebibytes: int) -> int:
 
 
 def test_memory_that_ran_out_is_no_bug_of_ours(inputs: Path) -> None:
-    config = toy.make_config(inputs, {"per_device_train_batch_size": 2}, compute={"memory": "450Mi"})
+    config = toy.make_config(
+        inputs, {"per_device_train_batch_size": 2}, compute={"memory": "450Mi"}
+    )
     said = r"rank 0 ran out of memory \(.*can't allocate memory.*\); there are 450 MiB .*What was saved is good"
     with (
         pytest.raises(errors.EnvironmentFault, match=said),
@@ -126,10 +148,15 @@ def test_memory_that_ran_out_is_no_bug_of_ours(inputs: Path) -> None:
 
 @slow
 @pytest.mark.parametrize("is_rehearsed", [True, False])
-def test_memory_that_runs_out_is_explained(inputs: Path, tmp_path: Path, is_rehearsed: bool) -> None:
+def test_memory_that_runs_out_is_explained(
+    inputs: Path, tmp_path: Path, is_rehearsed: bool
+) -> None:
     with (tmp_path / "long.jsonl").open("w") as file:
         for number in range(4):
-            file.write(json.dumps({"prompt": f"{number} " + "the lazy dog " * 5000, "completion": " what"}) + "\n")
+            file.write(
+                json.dumps({"prompt": f"{number} " + "the lazy dog " * 5000, "completion": " what"})
+                + "\n"
+            )
     data = {"train": str(tmp_path / "long.jsonl"), "eval": None, "max_length": 100_000}
     config = toy.make_config(inputs, {"preflight": is_rehearsed, "global_batch_size": 2}, data=data)
     run_dir = toy.make_run(tmp_path / "run", config)

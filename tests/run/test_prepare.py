@@ -15,9 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kubetune.base.whole_folder import is_whole
+from kubetune.base import whole_folder
+from kubetune.base.files import sha256_file
+from kubetune.base.whole_folder import contents, is_whole
 from kubetune.config.schema import Config
-from kubetune.data.prepared.prepare import MANIFEST, Prepared, prepare
+from kubetune.data.prepared import identity
+from kubetune.data.prepared.fingerprint import MANIFEST
+from kubetune.data.prepared.prepare import Prepared, prepare
 from kubetune.data.reading.formats import convert
 from kubetune.data.text.encode import Encoder
 from kubetune.errors import DataError
@@ -48,7 +52,9 @@ def write(file: Path, records: list[dict[str, Any]]) -> Path:
     return file
 
 
-def config(model: Path, cache: Path, train: Any, training: dict[str, Any] | None = None, **data: Any) -> Config:
+def config(
+    model: Path, cache: Path, train: Any, training: dict[str, Any] | None = None, **data: Any
+) -> Config:
     return Config.model_validate(
         {
             "model": str(model),
@@ -62,7 +68,9 @@ def ids_of(prepared: Prepared) -> list[list[int]]:
     return [prepared.train.row(i)[0].tolist() for i in range(len(prepared.train))]
 
 
-def test_rows_are_those_of_the_encoder_in_the_order_of_the_file(model: Path, tmp_path: Path) -> None:
+def test_rows_are_those_of_the_encoder_in_the_order_of_the_file(
+    model: Path, tmp_path: Path
+) -> None:
     records = [record(n) for n in range(4000)]  # enough for several processes to share the work
     prepared = prepare(config(model, tmp_path, str(write(tmp_path / "a.jsonl", records))))
     encoder = Encoder(prepared.tokenizer)
@@ -97,8 +105,12 @@ def test_a_second_start_reads_nothing_but_bytes(model: Path, tmp_path: Path) -> 
     assert again.train.weights == (2.0,)
 
 
-def test_rows_prepared_from_another_place_are_told_by_the_path_of_this_run(model: Path, tmp_path: Path) -> None:
-    first, second = (write(tmp_path / name, [record(n) for n in range(4)]) for name in ("a.jsonl", "b.jsonl"))
+def test_rows_prepared_from_another_place_are_told_by_the_path_of_this_run(
+    model: Path, tmp_path: Path
+) -> None:
+    first, second = (
+        write(tmp_path / name, [record(n) for n in range(4)]) for name in ("a.jsonl", "b.jsonl")
+    )
     cache = tmp_path / "cache"
     prepared = [prepare(config(model, cache, str(file))) for file in (first, second, first)]
     assert len({found.path for found in prepared}) == 1, "they are the same rows"
@@ -128,10 +140,15 @@ def test_every_change_that_matters_changes_the_fingerprint(model: Path, tmp_path
     stat = file.stat()
     text = file.read_text().replace("quick", "quack", 1)
     file.write_text(text)
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the same size and time, but other bytes
+    os.utime(
+        file, ns=(stat.st_atime_ns, stat.st_mtime_ns)
+    )  # the same size and time, but other bytes
     prepared.append(prepare(config(model, tmp_path, name)))
     assert len({p.fingerprint for p in prepared}) == len(prepared)
-    assert prepare(config(model, tmp_path, name, training={"seed": 9})).fingerprint == prepared[-1].fingerprint
+    assert (
+        prepare(config(model, tmp_path, name, training={"seed": 9})).fingerprint
+        == prepared[-1].fingerprint
+    )
 
 
 def test_a_share_is_held_out_and_samples_are_taken(model: Path, tmp_path: Path) -> None:
@@ -141,7 +158,8 @@ def test_a_share_is_held_out_and_samples_are_taken(model: Path, tmp_path: Path) 
     assert prepared.eval is not None
     assert (len(prepared.train), len(prepared.eval)) == (450, 50)
     origins = [
-        set(zip(rows.source.tolist(), rows.record.tolist(), strict=True)) for rows in (prepared.train, prepared.eval)
+        set(zip(rows.source.tolist(), rows.record.tolist(), strict=True))
+        for rows in (prepared.train, prepared.eval)
     ]
     assert not origins[0] & origins[1]
     taken = origins[0] | origins[1]
@@ -168,7 +186,12 @@ ASKED = {"messages": [{"role": "user", "content": "Ping"}]}
 def test_what_is_left_out_is_counted(model: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [record(n) for n in range(97)] + [LONG, LONG, ASKED])
     stats = prepare(config(model, tmp_path, str(file), max_length=128)).stats["train"]
-    assert (stats["records"], stats["rows"], stats["overlong"], stats["no_label"]) == (100, 97, 2, 1)
+    assert (stats["records"], stats["rows"], stats["overlong"], stats["no_label"]) == (
+        100,
+        97,
+        2,
+        1,
+    )
     assert stats["longest"] > 128
     cut = prepare(config(model, tmp_path, str(file), max_length=128, overlong="truncate"))
     assert (cut.stats["train"]["truncated"], len(cut.train)) == (2, 99)
@@ -198,13 +221,17 @@ def test_long_texts_are_split_without_loss(model: Path, tmp_path: Path, seed: in
         assert not before or before[-1] == ids[0]
         assert trained.tolist() == [False] + [True] * (len(ids) - 1)
         before += ids.tolist()[1 if before else 0 :]
-    assert joined == {int(whole.train.record[n]): whole.train.row(n)[0].tolist() for n in range(len(whole.train))}
+    assert joined == {
+        int(whole.train.record[n]): whole.train.row(n)[0].tolist() for n in range(len(whole.train))
+    }
 
 
 def test_only_plain_texts_are_split(model: Path, tmp_path: Path) -> None:
     told = [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": LONG["text"]}]
     file = write(tmp_path / "a.jsonl", [LONG, {"messages": told}])
-    with pytest.raises(DataError, match=r"a.jsonl:2: has .* tokens of 128, and .*split is for plain texts alone"):
+    with pytest.raises(
+        DataError, match=r"a.jsonl:2: has .* tokens of 128, and .*split is for plain texts alone"
+    ):
         prepare(config(model, tmp_path, str(file), max_length=128, overlong="split"))
 
 
@@ -215,7 +242,10 @@ def listing(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "20 of 120 records (16.7%) would be left out: 20 longer than data.max_length 128 (the longest has"),
+        (
+            {},
+            "20 of 120 records (16.7%) would be left out: 20 longer than data.max_length 128 (the longest has",
+        ),
         ({"overlong": "error"}, "a.jsonl:101: has "),
         ({"max_length": 8, "max_lost_share": 1.0}, "would be left out"),
     ],
@@ -267,7 +297,9 @@ print(prepare(Config.model_validate_json(sys.argv[1])).fingerprint)
 
 def start(config: Config) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", START, config.model_dump_json()]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
 def test_concurrent_starts_prepare_once(model: Path, tmp_path: Path) -> None:
@@ -312,7 +344,9 @@ def wait_until(condition: Any, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("damage", ["truncate", "delete", "manifest"])
 def test_damaged_data_are_made_again(model: Path, tmp_path: Path, damage: str) -> None:
-    settings = config(model, tmp_path, str(write(tmp_path / "a.jsonl", [record(n) for n in range(30)])))
+    settings = config(
+        model, tmp_path, str(write(tmp_path / "a.jsonl", [record(n) for n in range(30)]))
+    )
     first = prepare(settings)
     expected = ids_of(first)
     victim = first.path / ("manifest.json" if damage == "manifest" else "train/tokens.u32")
@@ -323,6 +357,86 @@ def test_damaged_data_are_made_again(model: Path, tmp_path: Path, damage: str) -
     assert ids_of(prepare(settings)) == expected
 
 
+def flip(path: Path, place: int, bit: int = 0) -> None:
+    """Flip one bit of a file, and put its time back as a careful copy would."""
+    before = path.stat()
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_no_bit_of_prepared_data_changes_in_silence(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One bit at the start, the end and between of each file: said, set aside, and prepared again."""
+    file = write(tmp_path / "a.jsonl", [record(n) for n in range(40)])
+    settings = config(model, tmp_path / "cache", str(file), eval=0.2)
+    first = prepare(settings)
+    expected = {name: path.read_bytes() for name, path in contents(first.path).items()}
+    assert len(expected) == 16
+    draw = random.Random(3)
+    for name, content in expected.items():
+        for place in {0, len(content) - 1, *(draw.randrange(len(content)) for _ in range(4))}:
+            bit = draw.randrange(8)
+            flip(first.path / name, place, bit)
+            caplog.clear()
+            prepared = prepare(settings)
+            where = (name, place, bit)
+            assert f"the prepared data {first.path} has " in caplog.text, where
+            assert name == MANIFEST or f"has damage in {name} (its" in caplog.text, where
+            aside = first.path.with_name(f"damaged-{first.path.name}")
+            assert (aside / name).read_bytes() != content, where
+            again = {name: path.read_bytes() for name, path in contents(prepared.path).items()}
+            assert again == expected, where
+
+
+def test_large_prepared_data_are_read_once_and_again_when_they_change(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The checksum of a large file is known by its stamp, which no copy with the former time can keep."""
+    monkeypatch.setattr(identity, "_WORTH_KEEPING_BYTES", 1)
+    file = write(tmp_path / "a.jsonl", [record(n) for n in range(40)])
+    settings = config(model, tmp_path / "cache", str(file))
+    first = prepare(settings)
+    expected = ids_of(first)
+    read = list[Path]()
+
+    def counted(path: Path) -> str:
+        read.append(path)
+        return sha256_file(path)
+
+    monkeypatch.setattr(identity.files, "sha256_file", counted)
+    prepare(settings)
+    assert read == [], "what was just written has not to be read for its checksum"
+    flip(first.path / "train" / "tokens.u32", 100)
+    assert ids_of(prepare(settings)) == expected
+    assert first.path.resolve() / "train" / "tokens.u32" in read
+    assert "has damage in train/tokens.u32 (its checksum differs)" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["file", "link", "pipe as manifest"])
+def test_other_things_in_the_place_of_prepared_data_are_set_aside(
+    model: Path, tmp_path: Path, what: str
+) -> None:
+    settings = config(
+        model, tmp_path / "cache", str(write(tmp_path / "a.jsonl", [record(n) for n in range(9)]))
+    )
+    first = prepare(settings)
+    expected = ids_of(first)
+    for _ in range(2):
+        if what == "pipe as manifest":
+            (first.path / MANIFEST).unlink()
+            os.mkfifo(first.path / MANIFEST)
+        else:
+            whole_folder.remove(first.path)
+            if what == "file":
+                first.path.write_text("nothing")
+            else:
+                first.path.symlink_to("nowhere")
+        assert ids_of(prepare(settings)) == expected
+
+
 def test_a_full_disk_is_explained(model: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [record(n) for n in range(2000)])
     script = (
@@ -331,7 +445,12 @@ def test_a_full_disk_is_explained(model: Path, tmp_path: Path) -> None:
         "from kubetune.errors import EnvironmentFault\n"
         f"try:{START.replace(chr(10), chr(10) + '    ')}\nexcept EnvironmentFault as error: print('fault', error)"
     )
-    command = [sys.executable, "-c", script, config(model, tmp_path / "cache", str(file)).model_dump_json()]
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        config(model, tmp_path / "cache", str(file)).model_dump_json(),
+    ]
     told = subprocess.run(command, capture_output=True, text=True)
     assert told.stdout.startswith("fault cannot write "), told.stderr
     assert not [path for path in (tmp_path / "cache" / "prepared").iterdir() if path.is_dir()]

@@ -20,28 +20,48 @@ CHAT = {"messages": [{"role": "user", "content": "Ping"}, {"role": "assistant", 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     train_tokenizer(tmp_path / "model")
-    (tmp_path / "train.jsonl").write_text((json.dumps(CHAT) + "\n") * 3 + '{"prompt": "a", "completion": "b"}\n' * 7)
+    (tmp_path / "train.jsonl").write_text(
+        (json.dumps(CHAT) + "\n") * 3 + '{"prompt": "a", "completion": "b"}\n' * 7
+    )
     data = f"{{train: train.jsonl, eval: 0.2, cache: {tmp_path / 'cache'}}}"
     (tmp_path / "run.yaml").write_text(f"model: model\ndata: {data}\n")
     return tmp_path
 
 
-def test_check_shows_counts_samples_and_a_verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_shows_counts_samples_and_a_verdict(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["data", "check", str(folder / "run.yaml")]) == 0
     told = capsys.readouterr().out
     assert "train: 8 rows of 8 records" in told
     assert "eval: 2 rows of 2 records" in told
-    assert "rows repeat another" in told
-    assert "2 rows of eval are in train too" in told
+    assert "6 of 8 rows of train repeat another" in told
+    assert "2 of 2 rows of eval are in train too" in told
     assert "Pong<|im_end|>" in told
     assert "ready to train" in told
     assert sorted(path.name for path in folder.iterdir()) == ["model", "run.yaml", "train.jsonl"]
 
 
 def test_check_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "check", str(folder / "train.jsonl"), "--model", str(folder / "model"), "--json"]) == 0
+    assert (
+        main(
+            [
+                "data",
+                "check",
+                str(folder / "train.jsonl"),
+                "--model",
+                str(folder / "model"),
+                "--json",
+            ]
+        )
+        == 0
+    )
     report = json.loads(capsys.readouterr().out)
-    assert (report["ok"], report["splits"]["train"]["rows"], report["splits"]["train"]["duplicates"]) == (True, 10, 8)
+    assert (
+        report["ok"],
+        report["splits"]["train"]["rows"],
+        report["splits"]["train"]["duplicates"],
+    ) == (True, 10, 8)
     assert sum(report["splits"]["train"]["length_histogram"].values()) == 10
     trained = "".join(piece["text"] for piece in report["samples"][0] if piece["trained"])
     assert trained == "Pong<|im_end|>"
@@ -54,7 +74,10 @@ def test_check_names_bad_records_and_writes_nothing(
     bad = folder / "bad.jsonl"
     bad.write_text('{"messages": [{"role": "bot", "content": "x"}]}\n\n')
     before = sorted(folder.rglob("*"))
-    assert main(["data", "check", str(bad), *(["--model", str(folder / "model")] if model else [])]) == 2
+    assert (
+        main(["data", "check", str(bad), *(["--model", str(folder / "model")] if model else [])])
+        == 2
+    )
     assert capsys.readouterr().err == (
         f'kubetune: {bad}:1: messages[0].role is "bot"; expected system, user, assistant or tool.\n'
         f"{bad}:2: is blank; expected a JSON object.\n2 problems. Nothing was written.\n"
@@ -68,7 +91,12 @@ REVIEWS = ("task=sequence_classification", "classification.labels=[bad, good]")
 KINDS = {
     **{kind: (GOOD, line, told, ()) for kind, (line, told) in BAD_LINES.items()},
     "label unknown": (REVIEW, b'{"sentence": "fine", "label": "dull"}', "label is 'dull'", REVIEWS),
-    "too long": (GOOD, b'{"text": "' + b"one " * 99 + b'"}', "has ", ("data.max_length=32", "data.overlong=error")),
+    "too long": (
+        GOOD,
+        b'{"text": "' + b"one " * 99 + b'"}',
+        "has ",
+        ("data.max_length=32", "data.overlong=error"),
+    ),
 }
 """The kinds of bad records: (a good one beside it, the bad one, how it is told, what the run file says for it)."""
 
@@ -81,10 +109,14 @@ def test_a_bad_record_ends_with_2_wherever_it_stands(
     good, bad, told, settings = KINDS[kind]
     run = ["data", "prepare", str(folder / "run.yaml"), "data.num_proc=1", *settings]
     for number in (1, 3, 5):
-        (folder / "train.jsonl").write_bytes(b"".join((bad if n == number else good) + b"\n" for n in range(1, 6)))
+        (folder / "train.jsonl").write_bytes(
+            b"".join((bad if n == number else good) + b"\n" for n in range(1, 6))
+        )
         before = snapshot(folder)
         assert main(run) == 2
-        assert capsys.readouterr().err.startswith(f"kubetune: {folder / 'train.jsonl'}:{number}: {told}")
+        assert capsys.readouterr().err.startswith(
+            f"kubetune: {folder / 'train.jsonl'}:{number}: {told}"
+        )
         assert snapshot(folder) == before
     (folder / "train.jsonl").write_bytes((good + b"\n") * 5)
     assert main(run) == 0
@@ -92,7 +124,11 @@ def test_a_bad_record_ends_with_2_wherever_it_stands(
 
 def snapshot(folder: Path) -> dict[Path, bytes]:
     """Every file but the locks of the cache, which stay because removing one could let two in."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".lock"
+    }
 
 
 @pytest.mark.parametrize("model", [True, False])
@@ -118,7 +154,9 @@ def test_one_record_is_no_records(folder: Path, capsys: pytest.CaptureFixture[st
     assert "1 record of kind Pair" in capsys.readouterr().out
 
 
-def test_without_colour_what_is_trained_is_bracketed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_colour_what_is_trained_is_bracketed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["data", "check", str(folder / "run.yaml")]) == 0
     told = capsys.readouterr().out
     assert "⟦Pong<|im_end|>⟧" in told
@@ -126,25 +164,46 @@ def test_without_colour_what_is_trained_is_bracketed(folder: Path, capsys: pytes
     assert "green" not in told
 
 
-def test_lengths_that_no_row_has_take_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lengths_that_no_row_has_take_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [{"text": "one"}] * 3 + [{"text": "one two " * 1000}]
     (folder / "wide.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    wide = ["data", "check", str(folder / "wide.jsonl"), "--model", str(folder / "model"), "--samples", "0"]
+    wide = [
+        "data",
+        "check",
+        str(folder / "wide.jsonl"),
+        "--model",
+        str(folder / "model"),
+        "--samples",
+        "0",
+    ]
     assert main(wide) == 0
-    bars = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "█" in line or "…" in line]
+    bars = [
+        line.split()[0]
+        for line in capsys.readouterr().out.splitlines()
+        if "█" in line or "…" in line
+    ]
     assert len(bars) == 3
     assert bars[:2] == ["1–32", "…"]
 
 
-def test_check_stops_when_too_much_would_be_lost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_stops_when_too_much_would_be_lost(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["data", "check", str(folder / "run.yaml"), "data.max_length=8"]) == 2
     told = capsys.readouterr()
     assert "not ready to train" in told.out
     assert "data.max_lost_share allows 10%" in told.err
 
 
-def test_prepare_twice_gives_the_same_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [main(["data", "prepare", str(folder / "run.yaml"), "--json"]) for _ in range(2)] == [0, 0]
+def test_prepare_twice_gives_the_same_place(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [main(["data", "prepare", str(folder / "run.yaml"), "--json"]) for _ in range(2)] == [
+        0,
+        0,
+    ]
     decoder = json.JSONDecoder()
     text = capsys.readouterr().out
     first, end = decoder.raw_decode(text)
@@ -160,14 +219,19 @@ def test_convert(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "convert", str(table), "-o", str(folder / "o.jsonl"), *columns]) == 0
     assert json.loads((folder / "o.jsonl").read_text()) == CHAT
     assert "1 of 1 records written" in capsys.readouterr().out
-    assert main(["data", "convert", str(table), "-o", str(folder / "p.jsonl"), "--columns", "prompt"]) == 2
+    assert (
+        main(["data", "convert", str(table), "-o", str(folder / "p.jsonl"), "--columns", "prompt"])
+        == 2
+    )
     assert main(["data", "convert", str(table), "-o", str(folder / "p.jsonl")]) == 2
     assert not (folder / "p.jsonl").exists()
 
 
 @pytest.mark.parametrize("with_model", [True, False])
 def test_checking_a_small_file_imports_nothing_heavy(folder: Path, with_model: bool) -> None:
-    rows = [{"prompt": f"{number} and one", "completion": f"is {number + 1}"} for number in range(10)]
+    rows = [
+        {"prompt": f"{number} and one", "completion": f"is {number + 1}"} for number in range(10)
+    ]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ["data", "check", str(folder / "train.jsonl")]
     if with_model:

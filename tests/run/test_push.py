@@ -17,7 +17,13 @@ from tests import toy
 from tests.push_hub import TOKEN, Hub, serving
 
 ONE_EPOCH = {"num_train_epochs": 1, "eval_steps": 7, "save_steps": 7}
-WHOLE = {"README.md", "provenance.json", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
+WHOLE = {
+    "README.md",
+    "provenance.json",
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "tokenizer.json",
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +44,11 @@ def hub() -> Iterator[Hub]:
 
 def environment(hub: Hub, **more: str) -> dict[str, str]:
     """What makes the hub's client speak to ours, without Xet, whose servers are closed source."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("HF_HUB_OFFLINE", "HF_TOKEN")
+    }
     return {**kept, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, **more}
 
 
@@ -48,16 +58,25 @@ def push(*words: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess
 
 
 @pytest.mark.slow
-def test_a_push_arrives_whole_in_one_commit_and_again_sends_nothing_twice(hub: Hub, run_dir: Path) -> None:
+def test_a_push_arrives_whole_in_one_commit_and_again_sends_nothing_twice(
+    hub: Hub, run_dir: Path
+) -> None:
     pushed = push(str(run_dir), "org/bot", "--merge", environ=environment(hub))
     assert pushed.returncode == 0, pushed.stderr
     assert f"pushed to {hub.url}/org/bot (private)" in pushed.stdout
     folder = run_dir / "exports" / "step-000007-merged"
     assert hub.files("org/bot") == {path.name: path.read_bytes() for path in folder.iterdir()}
     assert len(hub.repos["org/bot"]["commits"]) == 1
-    assert any("/upload/" in line and line.endswith("/2") for line in hub.requests), "large files go in parts"
+    assert any("/upload/" in line and line.endswith("/2") for line in hub.requests), (
+        "large files go in parts"
+    )
     event = [event for event in metrics.read_events(run_dir) if event["event"] == "push"][-1]
-    assert (event["ok"], event["repo"], event["kind"], event["step"]) == (True, "org/bot", "merged", 7)
+    assert (event["ok"], event["repo"], event["kind"], event["step"]) == (
+        True,
+        "org/bot",
+        "merged",
+        7,
+    )
 
     hub.requests.clear()
     hub.files("org/bot")["model-00001-of-00002.safetensors"] = b"of an earlier push"
@@ -78,7 +97,9 @@ def test_a_lost_connection_is_gone_on_with(hub: Hub, run_dir: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_upload_that_broke_off_sends_only_the_rest(hub: Hub, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_that_broke_off_sends_only_the_rest(
+    hub: Hub, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = (
         "import sys; from kubetune.publishing import hub_upload; hub_upload.WAITS_SECONDS = (0.0,) * int(sys.argv[1]);"
         "from kubetune.cli import main; sys.exit(main(['push', sys.argv[2], 'org/bot', '--merge']))"
@@ -106,10 +127,17 @@ def test_an_upload_that_broke_off_sends_only_the_rest(hub: Hub, run_dir: Path, m
 @pytest.mark.slow
 def test_refusals_say_what_to_do(hub: Hub, run_dir: Path) -> None:
     known = environment(hub)
-    no_token = {name: value for name, value in known.items() if name != "HF_TOKEN"} | {"HF_HOME": str(run_dir)}
+    no_token = {name: value for name, value in known.items() if name != "HF_TOKEN"} | {
+        "HF_HOME": str(run_dir)
+    }
     for words, environ, code, said in (
         (["org/bot"], no_token, errors.USER, "set HF_TOKEN"),
-        (["org/bot"], known | {"HF_TOKEN": "hf_" + "x" * 34}, errors.ENVIRONMENT, "token in HF_TOKEN is not valid"),
+        (
+            ["org/bot"],
+            known | {"HF_TOKEN": "hf_" + "x" * 34},
+            errors.ENVIRONMENT,
+            "token in HF_TOKEN is not valid",
+        ),
         (["forbidden/bot"], known, errors.ENVIRONMENT, "may not write to forbidden"),
         (["bot"], known, errors.USER, "expected ORG/NAME"),
         ([], known, errors.USER, "RESULT_MODEL_ID"),

@@ -81,7 +81,9 @@ def test_a_run_is_what_its_folder_says(shown: tuple[Path, dict[str, Any], str]) 
     assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4, 4]
     assert run.series("eval_loss")[0] == [4]
     assert run.best == run.last == run.path / "checkpoints" / "step-000004"
-    with pytest.raises(errors.ConfigError, match=r"no metric 'eval_f1'; there are .*eval_loss, .*loss"):
+    with pytest.raises(
+        errors.ConfigError, match=r"no metric 'eval_f1'; there are .*eval_loss, .*loss"
+    ):
         run.series("eval_f1")
 
 
@@ -122,7 +124,9 @@ def test_what_ends_a_run_in_its_own_process_is_raised_here_as_what_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = config(tmp_path)
-    (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 3 + '{"messages": 1}\n')
+    (tmp_path / "bad.jsonl").write_text(
+        '{"prompt": "a", "completion": "b"}\n' * 3 + '{"messages": 1}\n'
+    )
     wrong["data"] = {"train": str(tmp_path / "bad.jsonl")}
     with pytest.raises(errors.DataError, match=r"bad\.jsonl:4.*config and logs\. Logs are in "):
         kubetune.train(wrong, quiet=True)
@@ -136,7 +140,9 @@ def test_a_run_directory_of_another_run_is_refused_before_anything_starts(
     shown: tuple[Path, dict[str, Any], str],
 ) -> None:
     _, names, _ = shown
-    other = names["run"].config.model_copy(update={"output": str(names["run"].path), "quantization": "8bit"})
+    other = names["run"].config.model_copy(
+        update={"output": str(names["run"].path), "quantization": "8bit"}
+    )
     with pytest.raises(errors.ConfigError, match='quantization was "none", now is "8bit"'):
         kubetune.train(other)
 
@@ -148,7 +154,9 @@ def test_where_what_follows_a_run_raises_it_is_stopped_with_a_checkpoint(tmp_pat
             raise LookupError("enough")
 
     with pytest.raises(LookupError, match="enough"):
-        kubetune.train(config(tmp_path, max_steps=100_000, compile=False), quiet=True, on_event=stop)
+        kubetune.train(
+            config(tmp_path, max_steps=100_000, compile=False), quiet=True, on_event=stop
+        )
     run = kubetune.Run.open(tmp_path / "run")
     assert run.exit_status is not None
     assert run.exit_status.code == errors.PREEMPTED
@@ -180,7 +188,9 @@ except KeyboardInterrupt as stopped:
 def start(settings: dict[str, Any], how: str) -> subprocess.Popen[str]:
     """A program that trains, and gets a signal once the first steps are done."""
     text = json.dumps(settings, default=str)
-    return subprocess.Popen([sys.executable, "-c", STOPPED, text, how], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", STOPPED, text, how], stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.slow

@@ -44,14 +44,24 @@ def make_classifier(folder: Path, quantization: str, **training: Any) -> Config:
 def make_causal_lm(folder: Path, quantization: str, **training: Any) -> Config:
     if not (folder / "model").exists():
         toy.make_inputs(folder)
-        save_model(folder / "wide", "qwen2", **WIDE, head_dim=32)  # its queries, keys and values have biases
-    return toy.make_config(folder, training, lora=LORA, quantization=quantization, model=str(folder / "wide"))
+        save_model(
+            folder / "wide", "qwen2", **WIDE, head_dim=32
+        )  # its queries, keys and values have biases
+    return toy.make_config(
+        folder, training, lora=LORA, quantization=quantization, model=str(folder / "wide")
+    )
 
 
 def make_preference(folder: Path, quantization: str, **training: Any) -> Config:
     make_causal_lm(folder, quantization)
-    sections: dict[str, Any] = {"lora": LORA, "quantization": quantization, "model": str(folder / "wide")}
-    return toy.make_config(folder, training, task="preference", data=write_pairs(folder), **sections)
+    sections: dict[str, Any] = {
+        "lora": LORA,
+        "quantization": quantization,
+        "model": str(folder / "wide"),
+    }
+    return toy.make_config(
+        folder, training, task="preference", data=write_pairs(folder), **sections
+    )
 
 
 TASKS: dict[str, tuple[Callable[..., Config], ModuleType]] = {
@@ -66,7 +76,9 @@ def dequantize(model: nn.Module) -> None:
         for name, layer in list(parent.named_children()):
             if isinstance(layer, bitsandbytes.nn.Linear4bit):
                 codes = layer.weight
-                weight = bitsandbytes.functional.dequantize_4bit(codes.data, codes.quant_state).float()
+                weight = bitsandbytes.functional.dequantize_4bit(
+                    codes.data, codes.quant_state
+                ).float()
             elif isinstance(layer, bitsandbytes.nn.Linear8bitLt):
                 weight = layer.state.CB.float() * layer.state.SCB[:, None] / 127
             else:
@@ -93,7 +105,9 @@ def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
     parameters = [sum(map(count, each.model.parameters())) for each in (learner, plain)]
     assert parameters[0] == parameters[1]
     randomize_lora(learner.model)
-    batches = Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches
+    batches = (
+        Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches
+    )
     learner.model.eval()
     module.evaluate(learner, batches[0])  # an evaluation must leave the layers fit for training
     learner.model.train()
@@ -141,13 +155,20 @@ def test_the_reference_is_what_the_base_says_in_training(bits: str, tmp_path: Pa
     learner, plan = preference.build(config, world, Workload(0)), make_plan(config, len(rows))
     rows.reference = reference.scores(learner, {"train": rows}, plan, world)["train"]
     work = preference.completed(learner, Feed(rows, plan, 0, world).step(0), world)
-    loss = sum(float(preference.backward(learner, batch, 1 / work.divisor)[0]) for batch in work.batches)
+    loss = sum(
+        float(preference.backward(learner, batch, 1 / work.divisor)[0]) for batch in work.batches
+    )
     assert loss == pytest.approx(math.log(2), abs=1e-6)
     randomize_lora(learner.model)
     again = reference.scores(learner, {"train": rows}, plan, world)["train"]
     np.testing.assert_array_equal(again, rows.reference)  # the adapter is off
     learner.model.eval()
-    assert preference.metrics(learner, [preference.evaluate(learner, work.batches[0])], world)["eval_loss"] != loss
+    assert (
+        preference.metrics(learner, [preference.evaluate(learner, work.batches[0])], world)[
+            "eval_loss"
+        ]
+        != loss
+    )
 
 
 @pytest.mark.slow
@@ -159,7 +180,9 @@ def test_a_quantised_base_learns_preferences(bits: str, tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
     assert losses[-1] < 0.9 * losses[0]
     last = [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line][-1]
-    assert evaluate_run(run_dir, "last").metrics["eval_loss"] == pytest.approx(last["eval_loss"], rel=1e-4)
+    assert evaluate_run(run_dir, "last").metrics["eval_loss"] == pytest.approx(
+        last["eval_loss"], rel=1e-4
+    )
 
 
 def test_the_log_says_how_8_bits_are_multiplied_in_training_and_in_evaluation(
@@ -169,24 +192,36 @@ def test_the_log_says_how_8_bits_are_multiplied_in_training_and_in_evaluation(
     data, world = prepare(config), World()
     with caplog.at_level("INFO", logger="kubetune"):
         learner = causal_lm.build(config, world, Workload(0))
-    assert "trains with products in float32, but evaluates with inputs rounded to 8 bits" in caplog.text
+    assert (
+        "trains with products in float32, but evaluates with inputs rounded to 8 bits"
+        in caplog.text
+    )
     learner.model.eval()
-    batch = Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches[0]
+    batch = (
+        Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches[0]
+    )
     evaluated = float(causal_lm.backward(learner, batch, 1.0 / batch.num_labels))
     learner.model.train()
     trained = float(causal_lm.backward(learner, batch, 1.0 / batch.num_labels))
     assert 1e-7 < abs(evaluated / trained - 1) < 1e-2
 
 
-def test_the_log_says_that_4_bits_are_quantised_doubly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_that_4_bits_are_quantised_doubly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = make_causal_lm(tmp_path, "4bit")
     with caplog.at_level("INFO", logger="kubetune"):
         learner = causal_lm.build(config, World(), Workload(0))
-    assert "stored in 4 bits (nf4), its scales in 8 (double quantisation); products in float32" in caplog.text
+    assert (
+        "stored in 4 bits (nf4), its scales in 8 (double quantisation); products in float32"
+        in caplog.text
+    )
     layers = [m for m in learner.model.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
     assert layers
     assert all(layer.weight.quant_state.nested for layer in layers)
-    assert str(tmp_path) not in Path("/proc/self/maps").read_text(), "the file of the weights as they were stays mapped"
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text(), (
+        "the file of the weights as they were stays mapped"
+    )
 
 
 @pytest.mark.slow
@@ -206,5 +241,9 @@ def test_it_trains_much_as_the_base_does_and_is_evaluated_as_it_was_trained(
     for name, value in evaluate_run(run_dir, "last").metrics.items():
         assert value == pytest.approx(last[name], rel=1e-5), name
     learner = module.load(config, checkpoints.choose(run_dir, "last"), torch.device("cpu"))
-    heads = [m for name, m in learner.model.named_modules() if name.endswith(("modules_to_save.default", "lm_head"))]
+    heads = [
+        m
+        for name, m in learner.model.named_modules()
+        if name.endswith(("modules_to_save.default", "lm_head"))
+    ]
     assert {type(head) for head in heads} == {nn.Linear}

@@ -18,9 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kubetune import errors
 from kubetune.batching.batch import collate
-from kubetune.batching.shared_batches import collate_shared
-from kubetune.kernels import short_convolution
-from kubetune.kernels.delta_rule import chunks_of
+from kubetune.batching.prefix_sharing import collate_shared
 from kubetune.kernels.padded_rows import Rows, batches_of
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import padding_free, recurrences
@@ -54,11 +52,11 @@ def learn(model: Any, batch: Any, route: Route, labels: int) -> tuple[float, Any
     return float(loss), take_gradients(model)
 
 
-def cut_route(model: Any) -> Route:
-    """The route of a model whose recurrent modules had to be cut."""
+def route_in_rows(model: Any) -> Route:
+    """Return the route of a model whose recurrent modules run on rows of padded batches."""
     route = choose_attention(model)
     assert route.padding_free, route.why_not
-    assert route.cut
+    assert route.in_rows
     most = (
         1.5 if padding_free.unwrap(model).config.model_type == "mamba" else 1.0
     )  # it makes a change 20 times as large
@@ -66,22 +64,27 @@ def cut_route(model: Any) -> Route:
     return route
 
 
-def require_same(model: Any, route: Route, rows: Any, batch: Any, expected: tuple[float, Any]) -> None:
+def require_same(
+    model: Any, route: Route, rows: Any, batch: Any, expected: tuple[float, Any]
+) -> None:
     """One packed batch gives loss and gradients of plain transformers + PEFT."""
     loss, gradients = learn(model, batch, route, sum(int(trained[1:].sum()) for _, trained in rows))
     assert loss == pytest.approx(expected[0], rel=SAME)
     assert relative_error(gradients, expected[1]) <= GRADIENTS
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in HYBRIDS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in HYBRIDS]
+)
 def test_a_packed_batch_gives_what_its_sequences_give_alone(name: str) -> None:
     model, rows = build_model(name, HYBRIDS[name]), random_rows((37, 5, 130, 2, 21, 64, 66))
-    expected, route = reference_gradients(model, rows), cut_route(model)
+    expected, route = reference_gradients(model, rows), route_in_rows(model)
     with ExitStack() as undo:
         require_same(model, route, rows, collate(rows), expected)
         swap_forwards(model, Kernels(), undo)
         require_same(model, route, rows, collate(rows), expected)
-    assert recurrences.CHUNK not in [getattr(module, "chunk_size", None) for module in model.modules()]
+    sizes = [getattr(module, "chunk_size", None) for module in model.modules()]
+    assert recurrences.CHUNK not in sizes, "the length of chunks is left as it was"
 
 
 class Doubled(TorchFunctionMode):
@@ -92,10 +95,14 @@ class Doubled(TorchFunctionMode):
             return torch.float64 if value is torch.float32 else value
 
         func = torch.Tensor.double if func is torch.Tensor.float else func
-        return func(*map(doubled, args), **{name: doubled(value) for name, value in (kwargs or {}).items()})
+        return func(
+            *map(doubled, args), **{name: doubled(value) for name, value in (kwargs or {}).items()}
+        )
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "lfm2" else pytest.mark.slow) for n in HYBRIDS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "lfm2" else pytest.mark.slow) for n in HYBRIDS]
+)
 def test_what_float32_leaves_of_a_packed_batch_is_as_near_to_the_truth(name: str) -> None:
     """Sums in another order than transformers' differ in their last digits; in float64 theirs say which are nearer."""
     rows = random_rows((37, 5, 130, 2, 21, 64, 66))
@@ -109,42 +116,31 @@ def test_what_float32_leaves_of_a_packed_batch_is_as_near_to_the_truth(name: str
     model = build_model(name, HYBRIDS[name])
     _, theirs = reference_gradients(model, rows)
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
-    _, ours = learn(model, collate(rows), cut_route(model), labels)
-    ours_off, theirs_off = (relative_error({n: g.double() for n, g in each.items()}, truth) for each in (ours, theirs))
+    _, ours = learn(model, collate(rows), route_in_rows(model), labels)
+    ours_off, theirs_off = (
+        relative_error({n: g.double() for n, g in each.items()}, truth) for each in (ours, theirs)
+    )
     assert ours_off <= 1.25 * theirs_off + 0.1 * SAME, (ours_off, theirs_off)
     assert relative_error(ours, theirs) <= max(SAME, 1.5 * theirs_off)
-
-
-def test_a_scan_goes_by_short_chunks_and_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build_model("kimi_linear", HYBRIDS["kimi_linear"])
-    source, name = sys.modules[type(model.get_base_model()).__module__], "chunk_kimi_delta_attention"
-    stock, used = vars(source)[name], []
-
-    def watched(*args: Any, chunk_size: int = 64, initial_state: Any = None, **kwargs: Any) -> Any:
-        used.append(chunk_size)
-        return stock(*args, chunk_size=chunk_size, initial_state=initial_state, **kwargs)
-
-    monkeypatch.setattr(source, name, watched)
-    assert choose_attention(model).cut
-    assert recurrences.CHANNEL_CHUNK in used
-    assert vars(source)[name] is watched
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_next", "granitemoehybrid", "lfm2", "rwkv"])
 def test_full_fine_tuning_and_recomputing_stay_exact(name: str) -> None:
     model, rows = build_model(name, HYBRIDS[name], lora=False), random_rows()
-    expected, route = reference_gradients(model, rows), cut_route(model)
+    expected, route = reference_gradients(model, rows), route_in_rows(model)
     require_same(model, route, rows, collate(rows), expected)
     if name != "rwkv":  # transformers recomputes none of its layers
         recompute_activations(model)
     require_same(model, route, rows, collate(rows), expected)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "lfm2" else pytest.mark.slow) for n in HYBRIDS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "lfm2" else pytest.mark.slow) for n in HYBRIDS]
+)
 def test_rows_share_their_beginnings(name: str) -> None:
     model, rows = build_model(name, HYBRIDS[name]), sharing_rows()
-    expected, route = reference_gradients(model, rows), cut_route(model)
+    expected, route = reference_gradients(model, rows), route_in_rows(model)
     require_same(model, route, rows, collate_shared(rows), expected)
     assert why_not(Learner(model, Route(True))) == ""
 
@@ -159,8 +155,11 @@ def test_what_cannot_be_packed_runs_alone(name: str) -> None:
     require_head(model)
 
 
-def test_without_cutting_a_hybrid_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrences, "cut", lambda *_: recurrences.Cuts((), lambda: None))
+def test_a_hybrid_whose_modules_stay_as_they_are_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nothing = recurrences.KeptApart(0, (), lambda: None)
+    monkeypatch.setattr(recurrences, "keep_apart", lambda *_: nothing)
     assert "causal_conv1d" in choose_attention(build_model("lfm2", HYBRIDS["lfm2"])).why_not
     assert "see each other" in choose_attention(build_model("minimax", HYBRIDS["minimax"])).why_not
 
@@ -168,47 +167,28 @@ def test_without_cutting_a_hybrid_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def with_a_neighbour(cu_seqlens: Any, parents: Any, device: Any) -> Rows:
     """Rows, the second with the last token of the sequence before in front of it."""
     [batch], places = ROWS.__wrapped__(cu_seqlens, parents, device)
-    shifted = torch.cat([batch[:, :1], batch], 1)  # every row has a place in front, itself once more …
+    shifted = torch.cat(
+        [batch[:, :1], batch], 1
+    )  # every row has a place in front, itself once more …
     rows = places // batch.shape[1]
-    shifted[rows[cu_seqlens[1]], 0] = cu_seqlens[1] - 1  # … but for the second sequence: its neighbour
+    shifted[rows[cu_seqlens[1]], 0] = (
+        cu_seqlens[1] - 1
+    )  # … but for the second sequence: its neighbour
     return Rows((shifted,), places + rows + 1)
 
 
-def with_a_tap_too_many(cu_seqlens: Any, width: int, device: Any) -> short_convolution.Boundaries:
-    """Boundaries, at the second of which the first token is filtered with the one before it."""
-    found = BOUNDARIES(cu_seqlens, width, device)
-    own = found.own.clone()
-    own[width - 1, -2] = True
-    return found._replace(own=own)
+ROWS = recurrences.rows_of
 
 
-def with_one_state(cu_seqlens: tuple[int, ...], size: int, device: Any) -> Any:
-    """Chunks, those of the second sequence going on from the first."""
-    return chunks_of((0, *cu_seqlens[2:]), size, device)
-
-
-ROWS, BOUNDARIES = recurrences.rows_of, short_convolution.boundaries
-
-
-@pytest.mark.parametrize(
-    ("family", "owner", "name", "leaking"),
-    [
-        ("minimax", recurrences, "rows_of", with_a_neighbour),
-        ("lfm2", short_convolution, "boundaries", with_a_tap_too_many),
-        ("qwen3_5_text", recurrences, "chunks_of", with_one_state),
-    ],
-)
-def test_a_leak_of_one_token_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, family: str, owner: Any, name: str, leaking: Any
-) -> None:
-    """The check refuses; and a function that leaks while a model is looked at has rows in its place."""
+@pytest.mark.parametrize("family", ["minimax", "qwen3_5_text"])
+def test_a_leak_of_one_token_is_noticed(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     model = build_model(family, HYBRIDS[family])
-    assert choose_attention(model).cut
+    assert choose_attention(model).in_rows
     padding_free.self_check(model)
-    monkeypatch.setattr(owner, name, leaking)
+    monkeypatch.setattr(recurrences, "rows_of", with_a_neighbour)
     with pytest.raises(CannotRunPaddingFree, match="see each other"):
         padding_free.self_check(model)
-    assert choose_attention(build_model(family, HYBRIDS[family])).padding_free == (name != "rows_of")
+    assert not choose_attention(build_model(family, HYBRIDS[family])).padding_free
 
 
 def test_modules_are_as_before_outside_of_packed_batches() -> None:
@@ -217,7 +197,7 @@ def test_modules_are_as_before_outside_of_packed_batches() -> None:
     batch = collate([(ids, trained)])
     with torch.no_grad():
         expected = model(input_ids=batch.input_ids[None], use_cache=False).logits
-        assert choose_attention(model).cut == ("Qwen3_5GatedDeltaNet",)
+        assert choose_attention(model).in_rows == ("Qwen3_5GatedDeltaNet",)
         with packed(batch.cu_seqlens):
             alone = model.get_output_embeddings()(hidden_states(model.get_base_model(), batch))
         with padding_free.own_attention(model.get_base_model()):
@@ -261,14 +241,19 @@ def hybrid(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="flash-linear-attention is installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("fla") is not None, reason="flash-linear-attention is installed"
+)
 def test_a_kernel_that_is_absent_is_named_once(tmp_path: Path, hybrid: dict[str, Any]) -> None:
     config = toy.make_config(**hybrid, training={"max_steps": 3})
     run_dir = toy.make_run(tmp_path / "run", config)
     command = [sys.executable, "-m", "kubetune.worker", str(run_dir)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    named = re.findall(r"`(\w+)` is falling back to its reference PyTorch implementation", done.stderr + done.stdout)
+    named = re.findall(
+        r"`(\w+)` is falling back to its reference PyTorch implementation",
+        done.stderr + done.stdout,
+    )
     assert sorted(named) == ["causal_conv1d_fn", "chunk_gated_delta_rule"]
 
 
@@ -276,7 +261,8 @@ def test_a_kernel_that_is_absent_is_named_once(tmp_path: Path, hybrid: dict[str,
 def test_a_hybrid_goes_on_bit_by_bit(tmp_path: Path, hybrid: dict[str, Any]) -> None:
     config = toy.make_config(**hybrid, lora={"r": 4, "dropout": 0.1})
     whole = toy.finished(tmp_path / "whole", config)
-    assert "Qwen3_5GatedDeltaNet: cut at" in (whole / "logs" / "rank-0.log").read_text()
+    log = (whole / "logs" / "rank-0.log").read_text()
+    assert "Qwen3_5GatedDeltaNet: sequences go as rows of padded batches" in log
     run_dir = toy.make_run(tmp_path / "run", config)
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:micro-batch:9"}) == [-signal.SIGKILL]
     assert toy.train(run_dir, 1) == [0]
@@ -285,9 +271,11 @@ def test_a_hybrid_goes_on_bit_by_bit(tmp_path: Path, hybrid: dict[str, Any]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
-def test_a_hybrid_on_two_ranks_learns_as_on_one(tmp_path: Path, hybrid: dict[str, Any], parallelism: str) -> None:
+def test_a_hybrid_on_two_ranks_learns_as_on_one(
+    tmp_path: Path, hybrid: dict[str, Any], parallelism: str
+) -> None:
     alone = toy.finished(tmp_path / "alone", toy.make_config(**hybrid, lora=None))
     config = toy.make_config(**hybrid, lora=None, training={"parallelism": parallelism})
     both = toy.finished(tmp_path / "both", config, 2)
-    assert "cut at the boundaries" in (both / "logs" / "rank-0.log").read_text()
+    assert "rows of padded batches" in (both / "logs" / "rank-0.log").read_text()
     assert toy.losses(both) == pytest.approx(toy.losses(alone), abs=1e-5)

@@ -58,7 +58,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
-        self.links += [value for name, value in attrs if name in ("src", "href", "action") and value]
+        self.links += [
+            value for name, value in attrs if name in ("src", "href", "action") and value
+        ]
         self.ids |= {str(given["id"])} if "id" in given else set()
         if tag not in ("meta", "input", "br"):
             self.open.append(tag)
@@ -78,48 +80,98 @@ def test_a_page_holds_all_that_the_run_tells(run_dir: Path, tmp_path: Path) -> N
     assert not page.open
     assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
     assert "default-src 'none'" in page.html
-    assert {chart["name"] for chart in page.charts} >= {"loss", "rate", "norm", "speed", "memory", "skew"}
+    assert {chart["name"] for chart in page.charts} >= {
+        "loss",
+        "rate",
+        "norm",
+        "speed",
+        "memory",
+        "skew",
+    }
     loss = next(chart for chart in page.charts if chart["name"] == "loss")
     assert loss["data"][0] == list(range(1, 15))
     assert loss["data"][1] == [float(f"{value:.5g}") for value in toy.losses(run_dir)]
-    resumed = next(event["step"] for event in metrics.read_events(run_dir) if event["event"] == "resume")
+    resumed = next(
+        event["step"] for event in metrics.read_events(run_dir) if event["event"] == "resume"
+    )
     assert [mark["step"] for mark in loss["markers"]] == [resumed]
-    for text in ("went on", "step-000014", "eval", "train.jsonl", "MFU", "2 (1 × 2)", "fingerprint"):
+    for text in (
+        "went on",
+        "step-000014",
+        "eval",
+        "train.jsonl",
+        "MFU",
+        "2 (1 × 2)",
+        "fingerprint",
+    ):
         assert text in page.text, text
 
 
-def test_the_page_of_a_hundred_thousand_steps_is_small_and_hides_no_spike(run_dir: Path, tmp_path: Path) -> None:
+def test_the_page_of_a_hundred_thousand_steps_is_small_and_hides_no_spike(
+    run_dir: Path, tmp_path: Path
+) -> None:
     long = shutil.copytree(run_dir, tmp_path / "long", symlinks=True)
-    with (long / metrics.METRICS).open("w") as numbers, (long / metrics.TIMINGS).open("w") as timings:
+    with (
+        (long / metrics.METRICS).open("w") as numbers,
+        (long / metrics.TIMINGS).open("w") as timings,
+    ):
         for step in range(1, 100_001):
             loss = 1234.0 if step == 77_777 else 1 / step
-            values = {"loss": loss, "learning_rate": 1e-4, "grad_norm": 1.0, "tokens": 5, "trained_tokens": 3}
+            values = {
+                "loss": loss,
+                "learning_rate": 1e-4,
+                "grad_norm": 1.0,
+                "tokens": 5,
+                "trained_tokens": 3,
+            }
             numbers.write(json.dumps({"step": step, "epoch": step / 9, **values}) + "\n")
-            timing = {"seconds": 0.1, "tokens_per_second": 50.0, "peak_memory_bytes": 10**9, "rank_seconds": [0.1, 0.2]}
+            timing = {
+                "seconds": 0.1,
+                "tokens_per_second": 50.0,
+                "peak_memory_bytes": 10**9,
+                "rank_seconds": [0.1, 0.2],
+            }
             timings.write(json.dumps({"step": step, **timing}) + "\n")
     output = write_report([long], tmp_path / "long.html")
     assert output.stat().st_size < 600_000
     loss = next(chart for chart in Page(output).charts if chart["name"] == "loss")
-    assert max(value for column in loss["data"][1:] for value in column if value is not None) == 1234
+    assert (
+        max(value for column in loss["data"][1:] for value in column if value is not None) == 1234
+    )
 
 
-def test_two_runs_are_compared(run_dir: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_are_compared(
+    run_dir: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = shutil.copytree(run_dir, tmp_path / "other", symlinks=True)
     settings = json.loads((other / "resolved.json").read_text())
     settings["training"]["weight_decay"] = 0.25
     (other / "resolved.json").write_text(json.dumps(settings))
-    assert cli.main(["report", str(run_dir), "--compare", str(other), "-o", str(tmp_path / "both.html")]) == 0
+    assert (
+        cli.main(
+            ["report", str(run_dir), "--compare", str(other), "-o", str(tmp_path / "both.html")]
+        )
+        == 0
+    )
     page = Page(tmp_path / "both.html")
     assert not page.open
     assert "training.weight_decay" in page.text
     assert "training.learning_rate" not in page.text.split("that are the same in all")[0]
     assert "kB" in capsys.readouterr().out
-    assert cli.main(["report", "--compare", str(run_dir), str(other), "-o", str(tmp_path / "same.html")]) == 0
+    assert (
+        cli.main(
+            ["report", "--compare", str(run_dir), str(other), "-o", str(tmp_path / "same.html")]
+        )
+        == 0
+    )
     assert Page(tmp_path / "same.html").charts == page.charts
     capsys.readouterr()
     assert cli.main(["report", str(run_dir), "-o", str(tmp_path / "one.html"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["path"], told["bytes"]) == (str(tmp_path / "one.html"), (tmp_path / "one.html").stat().st_size)
+    assert (told["path"], told["bytes"]) == (
+        str(tmp_path / "one.html"),
+        (tmp_path / "one.html").stat().st_size,
+    )
     assert cli.main(["report"]) == 2
     assert "report of which run?" in capsys.readouterr().err
 
@@ -131,13 +183,32 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(run_dir: Path, tmp_path:
 
 
 def test_the_machine_and_how_busy_it_was_are_on_the_page(run_dir: Path, tmp_path: Path) -> None:
-    told = [event["machine"] for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
+    told = [
+        event["machine"]
+        for event in metrics.read_events(run_dir)
+        if event["event"] in ("start", "resume")
+    ]
     assert len(told) == 2
     assert told[-1]["versions"] == metrics.versions()
-    assert {"host", "cpu", "cores", "memory_bytes", "gpus", "git_commit", "git_dirty", "command"} <= told[-1].keys()
+    assert {
+        "host",
+        "cpu",
+        "cores",
+        "memory_bytes",
+        "gpus",
+        "git_commit",
+        "git_dirty",
+        "command",
+    } <= told[-1].keys()
     copy = shutil.copytree(run_dir, tmp_path / "copy", symlinks=True)
     looks = [
-        {"step": step, "cpu_percent": 50.0 + step, "memory_bytes": 2**30, "disk_bytes_per_second": 10.0, "gpus": gpus}
+        {
+            "step": step,
+            "cpu_percent": 50.0 + step,
+            "memory_bytes": 2**30,
+            "disk_bytes_per_second": 10.0,
+            "gpus": gpus,
+        }
         for gpus in ([], [{"index": 0, "percent": 80, "memory_bytes": 2**31}])
         for step in (1, 1, 3, 14)
     ]
@@ -146,7 +217,9 @@ def test_the_machine_and_how_busy_it_was_are_on_the_page(run_dir: Path, tmp_path
         page = Page(write_report([copy], tmp_path / "page.html"))
         charts = {chart["name"]: chart for chart in page.charts}
         lines = [line["label"] for line in charts["busy"]["lines"]]
-        assert lines == (["CPU"] if looked is looks[:4] or not looked[-1]["gpus"] else ["CPU", "GPU 0"])
+        assert lines == (
+            ["CPU"] if looked is looks[:4] or not looked[-1]["gpus"] else ["CPU", "GPU 0"]
+        )
         assert charts["busy"]["data"][:2] == [[1, 3, 14], [0.51, 0.53, 0.64]]
         assert {"machine-memory", "disk"} <= charts.keys()
     for word in (told[-1]["host"], told[-1]["cpu"], "started by", "versions", "Machine"):
@@ -154,16 +227,23 @@ def test_the_machine_and_how_busy_it_was_are_on_the_page(run_dir: Path, tmp_path
     if not told[-1]["gpus"]:
         assert page.text.count("this machine has only its CPU") == 1
     (copy / metrics.LOAD).unlink()  # as in runs of earlier versions
-    assert "busy" not in {chart["name"] for chart in Page(write_report([copy], tmp_path / "page.html")).charts}
+    assert "busy" not in {
+        chart["name"] for chart in Page(write_report([copy], tmp_path / "page.html")).charts
+    }
 
 
 def test_a_page_tells_of_data_what_is_recorded_and_no_more(run_dir: Path, tmp_path: Path) -> None:
     runs = [shutil.copytree(run_dir, tmp_path / name, symlinks=True) for name in ("one", "two")]
-    assert "All have the same prepared data." in Page(write_report(runs, tmp_path / "page.html")).text
+    assert (
+        "All have the same prepared data." in Page(write_report(runs, tmp_path / "page.html")).text
+    )
     facts = json.loads((runs[0] / metrics.DATA).read_text())
-    facts["splits"]["train"]["files_not_read"] = {".tmp": 2}
+    facts["findings"] = [{"severity": "note", "line": "train: files not read: .tmp × 2"}]
     (runs[0] / metrics.DATA).write_text(json.dumps(facts))
-    assert "train: files not read: .tmp × 2" in Page(write_report(runs[:1], tmp_path / "page.html")).text
+    assert (
+        "train: files not read: .tmp × 2"
+        in Page(write_report(runs[:1], tmp_path / "page.html")).text
+    )
     for run in runs:  # as of a start that was cut off before its data were there
         (run / metrics.REPORT).unlink()
         (run / metrics.DATA).unlink()
@@ -192,9 +272,15 @@ def test_settings_that_differ_stand_by_source_and_section(run_dir: Path, tmp_pat
     different, common = differences(settings)
     rows = dict(different)
     assert rows.pop("data.train: /far/away/more.jsonl") == ["–", "weight 2.5"]
-    assert rows.pop("lora") == [f"r 4, dropout {settings[0]['lora']['dropout']}, target_modules all-linear", "not set"]
+    assert rows.pop("lora") == [
+        f"r 4, dropout {settings[0]['lora']['dropout']}, target_modules all-linear",
+        "not set",
+    ]
     assert not rows
-    assert {key for key, _ in common} >= {f"data.train: {settings[0]['data']['train'][0]['path']}", "training.seed"}
+    assert {key for key, _ in common} >= {
+        f"data.train: {settings[0]['data']['train'][0]['path']}",
+        "training.seed",
+    }
     page = Page(write_report([run_dir, other], tmp_path / "both.html"))
     assert not page.open
     assert all(link[1:] in page.ids for link in page.links)
@@ -204,7 +290,9 @@ def test_what_a_run_has_not_written_yet_differs_under_no_empty_name() -> None:
     assert differences([{}, {"torch": "2"}]) == ([("torch", ["–", "2"])], [])
 
 
-def test_a_run_of_few_evaluations_is_compared_and_no_line_is_cut(run_dir: Path, tmp_path: Path) -> None:
+def test_a_run_of_few_evaluations_is_compared_and_no_line_is_cut(
+    run_dir: Path, tmp_path: Path
+) -> None:
     runs = [shutil.copytree(run_dir, tmp_path / f"run-{i}", symlinks=True) for i in range(4)]
     for i, run in enumerate(runs):
         lines = [json.loads(line) for line in (run / metrics.METRICS).read_text().splitlines()]
@@ -213,19 +301,24 @@ def test_a_run_of_few_evaluations_is_compared_and_no_line_is_cut(run_dir: Path, 
         evaluations = [{"step": 3, "epoch": 1, "eval_loss": 1.0, **scores}][: i if i < 2 else 1]
         text = "".join(json.dumps(line) + "\n" for line in [*steps, *evaluations])
         (run / metrics.METRICS).write_text(text)
-    charts = {chart["title"]: chart for chart in Page(write_report(runs, tmp_path / "page.html")).charts}
+    charts = {
+        chart["title"]: chart for chart in Page(write_report(runs, tmp_path / "page.html")).charts
+    }
     assert {"Evaluation: accuracy", "Evaluation: f1", "Evaluation: mcc"} <= charts.keys()
     page = (tmp_path / "page.html").read_text()
     assert page.count("Not recorded: run-0.") == 3
     assert [line["run"] for line in charts["Evaluation: f1"]["lines"]] == [1, 2, 3]
-    together = {chart["title"]: chart for chart in Page(write_report(runs[:2], tmp_path / "page.html")).charts}[
-        "Evaluation scores"
-    ]
+    together = {
+        chart["title"]: chart
+        for chart in Page(write_report(runs[:2], tmp_path / "page.html")).charts
+    }["Evaluation scores"]
     looks = [(line["colour"], line["dash"], line["mark"]) for line in together["lines"]]
     assert looks == [(1, 0, "B"), (1, 1, "B"), (1, 2, "B")]
     for chart in charts.values():
         lines = [line for line in chart["lines"] if line["kind"] != "edge"]
-        assert all((line["colour"], line["mark"]) == (line["run"], "ABCD"[line["run"]]) for line in lines)
+        assert all(
+            (line["colour"], line["mark"]) == (line["run"], "ABCD"[line["run"]]) for line in lines
+        )
         assert len({(line["run"], line["dash"]) for line in lines}) == len(lines)
 
 
@@ -233,9 +326,16 @@ def test_an_outlier_is_left_out_of_view_and_named(run_dir: Path, tmp_path: Path)
     copy = shutil.copytree(run_dir, tmp_path / "copy", symlinks=True)
     with (copy / metrics.METRICS).open("w") as numbers:
         for step in range(1, 101):
-            values = {"loss": 900.0 if step == 50 else 2 + step % 3, "learning_rate": 1e-4, "grad_norm": 1.0}
+            values = {
+                "loss": 900.0 if step == 50 else 2 + step % 3,
+                "learning_rate": 1e-4,
+                "grad_norm": 1.0,
+            }
             numbers.write(
-                json.dumps({"step": step, "epoch": step / 50, "tokens": 7, "trained_tokens": 3} | values) + "\n"
+                json.dumps(
+                    {"step": step, "epoch": step / 50, "tokens": 7, "trained_tokens": 3} | values
+                )
+                + "\n"
             )
     page = Page(write_report([copy], tmp_path / "page.html"))
     loss = next(chart for chart in page.charts if chart["name"] == "loss")
@@ -257,8 +357,20 @@ def test_colours_have_contrast_and_controls_have_names(run_dir: Path, tmp_path: 
         for number in range(12):
             assert contrast(colours[f"c{number}"], colours["paper"]) >= 4.5, f"c{number}"
             assert contrast(colours[f"c{number}"], colours["panel"]) >= 3
-        assert min(contrast(colours["raw"], colours["panel"]), contrast(colours["mark"], colours["panel"])) >= 3
-        texts = [("soft", "paper"), ("soft", "panel"), ("ink", "paper"), ("link", "paper"), ("wait", "panel")]
+        assert (
+            min(
+                contrast(colours["raw"], colours["panel"]),
+                contrast(colours["mark"], colours["panel"]),
+            )
+            >= 3
+        )
+        texts = [
+            ("soft", "paper"),
+            ("soft", "panel"),
+            ("ink", "paper"),
+            ("link", "paper"),
+            ("wait", "panel"),
+        ]
         papers = [(name, f"{name}-paper") for name in ("good", "bad", "wait")]
         for ink, paper in (*texts, *papers, ("trained-ink", "trained")):
             assert contrast(colours[ink], colours[paper]) >= 4.5, (ink, paper)
@@ -271,7 +383,10 @@ def test_colours_have_contrast_and_controls_have_names(run_dir: Path, tmp_path: 
 def contrast(one: str, other: str) -> float:
     """The ratio of two colours as WCAG 2 defines it."""
     shares = [[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in (one, other)]
-    linear = [[c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour] for colour in shares]
+    linear = [
+        [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+        for colour in shares
+    ]
     low, high = sorted(0.2126 * r + 0.7152 * g + 0.0722 * b for r, g, b in linear)
     return (high + 0.05) / (low + 0.05)
 
@@ -289,7 +404,12 @@ def test_what_data_say_is_shown_and_not_run(run_dir: Path, tmp_path: Path) -> No
     evil = "</script><script>alert(1)</script>"
     sample = {"prompt": evil, "expected": "a", "before": "b", "after": " a "}
     (copy / metrics.BEFORE_AFTER).write_text(json.dumps(sample) + "\n")
-    matrix = {"confusion": [[3, 1], [0, 4]], "names": ["<b>good", "bad"], "checkpoint": "best", "data": "dev.tsv"}
+    matrix = {
+        "confusion": [[3, 1], [0, 4]],
+        "names": ["<b>good", "bad"],
+        "checkpoint": "best",
+        "data": "dev.tsv",
+    }
     (copy / metrics.EVALUATION).write_text(json.dumps(matrix))
     page = Page(write_report([copy], tmp_path / "report.html"))
     assert evil not in page.html
@@ -299,7 +419,9 @@ def test_what_data_say_is_shown_and_not_run(run_dir: Path, tmp_path: Path) -> No
     assert "7 of 8 rows right (87.5 %), checkpoint best, on dev.tsv." in page.text
 
 
-def test_what_is_no_run_is_explained_and_what_is_damaged_is_named(run_dir: Path, tmp_path: Path) -> None:
+def test_what_is_no_run_is_explained_and_what_is_damaged_is_named(
+    run_dir: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="is no run directory"):
         write_report([tmp_path], tmp_path / "report.html")
     copy = shutil.copytree(run_dir, tmp_path / "copy", symlinks=True)

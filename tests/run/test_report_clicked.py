@@ -32,10 +32,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for steps in (120, 240):
         run_dir = write_run(folder / f"of-{steps}-steps", steps)
         settings = json.loads((run_dir / "resolved.json").read_text())
-        (run_dir / "resolved.json").write_text(json.dumps({**settings, "name": run_dir.name, "output": "x" * 200}))
+        (run_dir / "resolved.json").write_text(
+            json.dumps({**settings, "name": run_dir.name, "output": "x" * 200})
+        )
         sample = {"prompt": "request " * 40, "expected": "e" * 150, "before": "b", "after": "a"}
         (run_dir / metrics.BEFORE_AFTER).write_text(json.dumps(sample) + "\n")
-        looks = [{"step": s, "cpu_percent": 40.0, "memory_bytes": 2**30, "gpus": []} for s in range(1, steps, 9)]
+        looks = [
+            {"step": s, "cpu_percent": 40.0, "memory_bytes": 2**30, "gpus": []}
+            for s in range(1, steps, 9)
+        ]
         (run_dir / metrics.LOAD).write_text("".join(json.dumps(look) + "\n" for look in looks))
         found.append(run_dir)
     return found
@@ -78,8 +83,12 @@ def test_axes_smoothing_and_scales_redraw(tab: Page, errors: list[str], page: Pa
     for value in ("0", "6"):
         tab.fill("#smoothing", value)
         pictures.append(tab.evaluate(DRAWN.format(0)))
-    assert tab.evaluate("document.querySelector('#smoothed').textContent") == "over 10 % of the curve"
-    for value in tab.evaluate("[...document.querySelector('[data-scale=\"0\"]').options].map((o) => o.value)")[1:]:
+    assert (
+        tab.evaluate("document.querySelector('#smoothed').textContent") == "over 10 % of the curve"
+    )
+    for value in tab.evaluate(
+        "[...document.querySelector('[data-scale=\"0\"]').options].map((o) => o.value)"
+    )[1:]:
         tab.select_option('[data-scale="0"]', value)
         pictures.append(tab.evaluate(DRAWN.format(0)))
     assert len(set(pictures)) == len(pictures) >= 8
@@ -94,22 +103,28 @@ def test_legends_work_by_mouse_and_by_key(tab: Page, errors: list[str], page: Pa
     hidden = tab.evaluate(DRAWN.format(0))
     assert (tab.evaluate(pressed), hidden != before) == ("false", True)
     for key in (" ", "Enter"):
-        assert tab.evaluate("document.activeElement.closest('[data-legend=\"0\"]') !== null"), "the focus stays"
+        assert tab.evaluate("document.activeElement.closest('[data-legend=\"0\"]') !== null"), (
+            "the focus stays"
+        )
         tab.keyboard.press(key)
     assert (tab.evaluate(pressed), tab.evaluate(DRAWN.format(0))) == ("false", hidden)
     assert not errors
 
 
-def test_numbers_and_pictures_are_saved(tab: Page, errors: list[str], page: Path, runs: list[Path]) -> None:
+def test_numbers_and_pictures_are_saved(
+    tab: Page, errors: list[str], page: Path, runs: list[Path]
+) -> None:
     browser.show(tab, page)
     with tab.expect_download() as saved:
         tab.click('[data-csv="0"]')
     assert saved.value.suggested_filename == "loss.csv"
     rows = list(csv.DictReader(saved.value.path().read_text().splitlines()))
-    losses = {str(line["step"]): line["loss"] for line in metrics.read_metrics(runs[0]) if "loss" in line}
-    assert {row["step"]: float(row["training loss"]) for row in rows if row["training loss"]} == pytest.approx(
-        losses, rel=1e-4
-    )
+    losses = {
+        str(line["step"]): line["loss"] for line in metrics.read_metrics(runs[0]) if "loss" in line
+    }
+    assert {
+        row["step"]: float(row["training loss"]) for row in rows if row["training loss"]
+    } == pytest.approx(losses, rel=1e-4)
     with tab.expect_download() as saved:
         tab.click('[data-png="0"]')
     assert saved.value.suggested_filename == "loss.png"
@@ -129,7 +144,10 @@ def test_runs_are_sorted_by_their_headings(tab: Page, errors: list[str], compare
     assert tab.evaluate(shown) == "AB"
     tab.click(".results thead th:nth-child(2) button")
     assert tab.evaluate(shown) == "BA"
-    assert tab.evaluate("document.querySelector('.results thead th:nth-child(2)').ariaSort") == "descending"
+    assert (
+        tab.evaluate("document.querySelector('.results thead th:nth-child(2)').ariaSort")
+        == "descending"
+    )
     tab.keyboard.press("Enter")
     assert tab.evaluate(shown) == "AB"
     assert not errors

@@ -30,10 +30,17 @@ sys.exit(code)
 def write_run(run_dir: Path, steps: int, ranks: int = 2) -> Path:
     """A run directory with the numbers of so many steps, and one spike of the loss."""
     run_dir.mkdir()
-    config = {"name": "long", "model": {"path": "org/model"}, "data": {"train": [{"path": "train.jsonl"}]}}
+    config = {
+        "name": "long",
+        "model": {"path": "org/model"},
+        "data": {"train": [{"path": "train.jsonl"}]},
+    }
     (run_dir / "resolved.json").write_text(json.dumps(config))
     draw, spike = random.Random(0), steps * 2 // 3
-    with (run_dir / "metrics.jsonl").open("w") as lines, (run_dir / "timings.jsonl").open("w") as timings:
+    with (
+        (run_dir / "metrics.jsonl").open("w") as lines,
+        (run_dir / "timings.jsonl").open("w") as timings,
+    ):
         for step in range(1, steps + 1):
             loss = 99.0 if step == spike else 2.0 + draw.random()
             lines.write(
@@ -41,7 +48,9 @@ def write_run(run_dir: Path, steps: int, ranks: int = 2) -> Path:
                 f'"grad_norm": {draw.random()}, "samples": 32, "tokens": 6000, "trained_tokens": 2000}}\n'
             )
             if step % (steps // 50) == 0:
-                lines.write(f'{{"step": {step}, "epoch": {step / 1000}, "eval_loss": {draw.random()}}}\n')
+                lines.write(
+                    f'{{"step": {step}, "epoch": {step / 1000}, "eval_loss": {draw.random()}}}\n'
+                )
             seconds = ", ".join(str(draw.random()) for _ in range(ranks))
             timings.write(
                 f'{{"step": {step}, "seconds": 0.5, "tokens_per_second": {draw.random() * 1e4}, '
@@ -57,15 +66,22 @@ def write_run(run_dir: Path, steps: int, ranks: int = 2) -> Path:
 def test_a_long_run_is_read_in_one_go_and_in_little_memory(tmp_path: Path, steps: int) -> None:
     run_dir, page = write_run(tmp_path / "run", steps), tmp_path / "page.html"
     done = subprocess.run(
-        [sys.executable, "-P", "-c", MEASURED, str(run_dir), str(page)], capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", MEASURED, str(run_dir), str(page)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     *opened, kilobytes = map(int, done.stdout.split()[-3:])
     assert opened == [1, 1]
     assert kilobytes / 1024 < 200
     text = page.read_text()
-    data = json.loads(re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.S)[1])  # type: ignore[index]
+    data = json.loads(
+        re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.S)[1]
+    )  # type: ignore[index]
     (loss,) = (chart for chart in data["charts"] if chart["name"] == "loss")
-    assert max(value for column in loss["data"][1:] for value in column if value is not None) == 99.0
+    assert (
+        max(value for column in loss["data"][1:] for value in column if value is not None) == 99.0
+    )
     assert len(loss["data"][0]) <= 600 + 50
 
 
@@ -77,7 +93,10 @@ def test_thinned_while_read_is_as_shortened_afterwards(count: int) -> None:
     thinner = Thinner(600)
     for begin in range(0, count, 97):
         thinner.extend(steps[begin : begin + 97], values[begin : begin + 97])
-    found, size = thinner.series(), next(2**power for power in range(20) if count // 2**power <= 600)
+    found, size = (
+        thinner.series(),
+        next(2**power for power in range(20) if count // 2**power <= 600),
+    )
     expected = shorten(steps, values, -(-count // size))
     assert isinstance(found, Series) or values == [None]
     if found is not None:
@@ -86,9 +105,13 @@ def test_thinned_while_read_is_as_shortened_afterwards(count: int) -> None:
 
 
 def test_sums_over_ranks_are_of_the_number_that_the_run_had_last(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0, "tokens": 3}\n{"step": 2, "eval_loss": 0.5}\n')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "loss": 1.0, "tokens": 3}\n{"step": 2, "eval_loss": 0.5}\n'
+    )
     seconds = [[9.0, 1.0, 1.0], [1.0, 2.0], [3.0, 2.0], [1.0, 4.0]]
-    lines = [{"step": step, "seconds": 1.0, "rank_seconds": row} for step, row in enumerate(seconds, 1)]
+    lines = [
+        {"step": step, "seconds": 1.0, "rank_seconds": row} for step, row in enumerate(seconds, 1)
+    ]
     (tmp_path / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = read_numbers(tmp_path, 600, {"metrics.jsonl": [], "timings.jsonl": []})
     assert (found.totals.steps, found.totals.tokens, found.totals.seconds) == (1, 3, 4.0)

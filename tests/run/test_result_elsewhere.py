@@ -41,7 +41,9 @@ def take_data_away(run_dir: Path, inputs: Path) -> Path:
 def proof_of(run_dir: Path, out: Path, **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The proof of an export, and the files that do not tell the time."""
     facts = export_run(run_dir, out=out, tell=lambda _: None, **settings).facts
-    return facts["proof"], {name: file for name, file in facts["files"].items() if name.endswith(".safetensors")}
+    return facts["proof"], {
+        name: file for name, file in facts["files"].items() if name.endswith(".safetensors")
+    }
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -64,7 +66,10 @@ def test_an_adapter_is_exported_measured_and_asked(
     with_data = [verb(run_dir) for verb in verbs]
     copy = take_data_away(run_dir, inputs)
     assert [verb(copy) for verb in verbs] == with_data
-    assert json.loads((tmp_path / "out" / "provenance.json").read_text())["proof"]["origin"] == "held-out rows"
+    assert (
+        json.loads((tmp_path / "out" / "provenance.json").read_text())["proof"]["origin"]
+        == "held-out rows"
+    )
     facts = json.loads((copy / metrics.DATA).read_text())["facts"]
     assert (facts["is_chat"], facts["takes_pairs"], facts["labels"]) == (False, None, None)
 
@@ -82,7 +87,9 @@ def test_a_run_from_before_such_facts_were_kept_goes_by_its_data(
     kept = export_run(run_dir, out=tmp_path / "kept", tell=told.append)
     assert not [line for line in told if "keeps no rows" in line]
     facts = json.loads((run_dir / metrics.DATA).read_text())
-    (run_dir / metrics.DATA).write_text(json.dumps({key: facts[key] for key in ("fingerprint", "splits")}))
+    (run_dir / metrics.DATA).write_text(
+        json.dumps({key: facts[key] for key in ("fingerprint", "splits")})
+    )
     (run_dir / kept_rows.PROOF).unlink()
     found = export_run(run_dir, out=tmp_path / "found", tell=told.append)
     assert [line for line in told if "keeps no rows" in line]
@@ -98,7 +105,10 @@ def test_a_classifier_of_pairs_knows_that_it_is_one(
     inputs = reviews.make_inputs(tmp_path / "inputs")
     for name in ("train", "eval"):
         rows = [line.split("\t") for line in (inputs / f"{name}.tsv").read_text().splitlines()[1:]]
-        lines = (json.dumps({"premise": text, "hypothesis": "the plot", "label": label}) + "\n" for text, label in rows)
+        lines = (
+            json.dumps({"premise": text, "hypothesis": "the plot", "label": label}) + "\n"
+            for text, label in rows
+        )
         (inputs / f"{name}.jsonl").write_text("".join(lines))
     run_dir = finished(toy.make_config(inputs, ONE_STEP, task="sequence_classification"))
     with_data = proof_of(run_dir, tmp_path / "out", merged=True)

@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+)
 
 import kubetune
 from kubetune import cli, errors
 from kubetune.batching.batch import Batch
-from kubetune.batching.shared_batches import collate_shared
+from kubetune.batching.prefix_sharing import collate_shared
 from kubetune.data.prepared.spared import GRAIN
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
@@ -49,7 +54,9 @@ def begun_alike(rows: list[Row]) -> list[Row]:
 
 
 @pytest.mark.parametrize(("center", "begun"), [(None, list), (0.1, list), (None, begun_alike)])
-def test_loss_and_gradient_are_those_of_plain_transformers(folder: Path, center: float | None, begun: Any) -> None:
+def test_loss_and_gradient_are_those_of_plain_transformers(
+    folder: Path, center: float | None, begun: Any
+) -> None:
     preference = {} if center is None else {"center_coefficient": center}
     config = toy.make_config(folder, task="reward_model", preference=preference, lora=None)
     learner = reward_model.build(config, World(), Workload(0))
@@ -66,22 +73,34 @@ def test_loss_and_gradient_are_those_of_plain_transformers(folder: Path, center:
         # Its own code, with an attention of its own: the padding-free one wants a packed batch declared.
         return plain(input_ids=torch.tensor([prompt + answer])).logits[0, 0]
 
-    plain: Any = AutoModelForSequenceClassification.from_config(deepcopy(model.config), attn_implementation="eager")
+    plain: Any = AutoModelForSequenceClassification.from_config(
+        deepcopy(model.config), attn_implementation="eager"
+    )
     plain.load_state_dict(model.state_dict())
     said = [[score(row.prompt, answer) for answer in row.answers] for row in rows]
-    each = [-torch.log(torch.sigmoid(w - lost - float(row.good))) for (w, lost), row in zip(said, rows, strict=True)]
-    loss = torch.stack(each).mean() + (center or 0) * torch.stack([(w + lost) ** 2 for w, lost in said]).mean()
+    each = [
+        -torch.log(torch.sigmoid(w - lost - float(row.good)))
+        for (w, lost), row in zip(said, rows, strict=True)
+    ]
+    loss = (
+        torch.stack(each).mean()
+        + (center or 0) * torch.stack([(w + lost) ** 2 for w, lost in said]).mean()
+    )
     loss.backward()
     wanted = torch.cat([p.grad.flatten() for p in plain.parameters()])
     for size in (8, 4, 1):
-        batches = [batch_with_margins(rows[start : start + size], start) for start in range(0, ROWS, size)]
+        batches = [
+            batch_with_margins(rows[start : start + size], start) for start in range(0, ROWS, size)
+        ]
         found = sum(reward_model.backward(learner, batch, 1 / ROWS)[0].item() for batch in batches)
         assert found == pytest.approx(loss.item(), rel=1e-6)
         assert float((gradient() - wanted).norm()) <= 1e-6 * float(wanted.norm())
 
 
 def test_an_encoder_does_not_share_what_it_sees_from_both_sides() -> None:
-    config = BertConfig(vocab_size=320, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_labels=1)
+    config = BertConfig(
+        vocab_size=320, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_labels=1
+    )
     learner = Learner(BertForSequenceClassification(config), Route(True), reward_model.REWARD)
     assert "encoder" in why_not(learner)
 
@@ -102,15 +121,26 @@ def test_a_sharded_model_learns_and_is_exported_as_one_of_one_rank(
     model, data = {"path": str(folder / "model"), "attention": attention}, write_pairs(folder)
 
     def train(name: str, ranks: int, **training: Any) -> Path:
-        settings = {"max_steps": 4, "save_steps": 2, "eval_steps": 2, "learning_rate": 1e-3, **training}
-        config = toy.make_config(folder, settings, task="reward_model", data=data, model=model, **sections)
+        settings = {
+            "max_steps": 4,
+            "save_steps": 2,
+            "eval_steps": 2,
+            "learning_rate": 1e-3,
+            **training,
+        }
+        config = toy.make_config(
+            folder, settings, task="reward_model", data=data, model=model, **sections
+        )
         return toy.finished(tmp_path / name, config, ranks)
 
     sharded, alone = train("sharded", 2, parallelism="fsdp"), train("alone", 1)
     assert "UserWarning" not in (sharded / "logs" / "rank-0.log").read_text()
     assert toy.losses(sharded) == pytest.approx(toy.losses(alone), abs=1e-5)
     pairs = [("How?", "So."), ("How?", "No.")]
-    said = [[found["reward"] for found in kubetune.classify(run_dir, pairs)] for run_dir in (sharded, alone)]
+    said = [
+        [found["reward"] for found in kubetune.classify(run_dir, pairs)]
+        for run_dir in (sharded, alone)
+    ]
     assert said[0] == pytest.approx(said[1], abs=1e-4)
     merge = ["--merge"] * bool(sections["lora"])
     assert cli.main(["export", str(sharded), *merge, "-o", str(tmp_path / "export")]) == 0
@@ -125,7 +155,9 @@ def test_an_encoder_is_not_sharded_and_says_why(folder: Path, tmp_path: Path) ->
     data, model = write_pairs(folder), reviews.save_model(tmp_path / "bert")
     facts = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(facts | {"eos_token": "[SEP]"}))
-    config = toy.make_config(folder, settings, task="reward_model", data=data, model=str(model), lora=None)
+    config = toy.make_config(
+        folder, settings, task="reward_model", data=data, model=str(model), lora=None
+    )
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     assert toy.train(run_dir, 2) == [2, 2]
     assert "fsdp is for decoders" in (run_dir / "logs" / "rank-0.log").read_text()
@@ -133,15 +165,22 @@ def test_an_encoder_is_not_sharded_and_says_why(folder: Path, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_it_learns_held_out_pairs_and_its_export_says_the_same(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     settings = {"num_train_epochs": 3, "metric_for_best_model": "accuracy", "learning_rate": 1e-2}
     config = toy.make_config(folder, settings, task="reward_model", data=write_pairs(folder))
     run_dir = toy.finished(tmp_path / "run", config)
     evaluations = [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line]
     assert max(line["eval_accuracy"] for line in evaluations) >= 0.9
-    assert {"accuracy", "margin", "reward_chosen", "reward_rejected"} <= metrics.read_metrics(run_dir)[0].keys()
-    records = [json.loads(line) for line in (folder / "held-out.jsonl").read_text().splitlines()][:3]
+    assert {"accuracy", "margin", "reward_chosen", "reward_rejected"} <= metrics.read_metrics(
+        run_dir
+    )[0].keys()
+    records = [json.loads(line) for line in (folder / "held-out.jsonl").read_text().splitlines()][
+        :3
+    ]
     lines = [f"{row['prompt']}\t{row[side]}" for row in records for side in ("chosen", "rejected")]
     capsys.readouterr()
     assert cli.main(["generate", str(run_dir), *lines, "--json"]) == 0

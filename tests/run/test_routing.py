@@ -57,14 +57,26 @@ LABELS = sum(int(trained[1:].sum()) for _, trained in ROWS)
 def of_transformers(model: Any) -> tuple[float, float, dict[str, torch.Tensor]]:
     """Loss, balance loss and gradients of one padded batch of all rows."""
     size = (len(ROWS), max(len(ids) for ids, _ in ROWS))
-    inputs, mask, labels = torch.zeros(size).long(), torch.zeros(size).long(), torch.full(size, -100)
+    inputs, mask, labels = (
+        torch.zeros(size).long(),
+        torch.zeros(size).long(),
+        torch.full(size, -100),
+    )
     for number, (ids, trained) in enumerate(ROWS):
         inputs[number, : len(ids)] = torch.from_numpy(ids.astype("int64"))
         mask[number, : len(ids)] = 1
-        labels[number, : len(ids)] = torch.where(torch.from_numpy(trained), inputs[number, : len(ids)], -100)
+        labels[number, : len(ids)] = torch.where(
+            torch.from_numpy(trained), inputs[number, : len(ids)], -100
+        )
     model.set_attn_implementation("eager")
     model.router_aux_loss_coef = COEFFICIENT
-    found = model(input_ids=inputs, attention_mask=mask, labels=labels, output_router_logits=True, use_cache=False)
+    found = model(
+        input_ids=inputs,
+        attention_mask=mask,
+        labels=labels,
+        output_router_logits=True,
+        use_cache=False,
+    )
     kept = mask.bool().flatten()
     z = torch.cat([each[kept] for each in found.router_logits]).logsumexp(-1).square().mean()
     (found.loss + Z * z).backward()
@@ -76,7 +88,9 @@ def learner_of(model: Any, **settings: Any) -> Learner:
     return replace(learner, routing=watch(unwrap(model), TrainingConfig(**settings)))
 
 
-def a_step(learner: Learner, groups: list[list[int]]) -> tuple[float, dict[str, float], dict[str, torch.Tensor]]:
+def a_step(
+    learner: Learner, groups: list[list[int]]
+) -> tuple[float, dict[str, float], dict[str, torch.Tensor]]:
     """Loss, what was measured and gradients of a step of these micro-batches."""
     batches = [collate([ROWS[row] for row in group]) for group in groups]
     work = Work(batches, LABELS, LABELS, sum(len(ids) for ids, _ in ROWS), len(ROWS))
@@ -86,7 +100,8 @@ def a_step(learner: Learner, groups: list[list[int]]) -> tuple[float, dict[str, 
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3_moe", *(pytest.param(name, marks=slow) for name in FAMILIES if name != "qwen3_moe")]
+    "name",
+    ["qwen3_moe", *(pytest.param(name, marks=slow) for name in FAMILIES if name != "qwen3_moe")],
 )
 def test_the_balance_loss_is_that_of_transformers_for_any_split(name):
     model = build_model(name, FAMILIES[name], lora=False)
@@ -109,14 +124,19 @@ def test_without_the_balance_loss_the_gradient_is_another(monkeypatch):
     assert "router_aux_loss" not in measured
     assert relative_error(found, gradients) > 1e-3
     learner = learner_of(model, router_aux_loss_coef=COEFFICIENT, router_z_loss_coef=Z)
-    monkeypatch.setattr(type(learner.routing), "begin", lambda *_: None)  # each by its own frequencies
+    monkeypatch.setattr(
+        type(learner.routing), "begin", lambda *_: None
+    )  # each by its own frequencies
     assert relative_error(a_step(learner, [[0], [1], [2], [3]])[2], gradients) > 1e-4
 
 
 def test_recomputed_layers_and_rows_left_out_change_neither_loss_nor_load():
     model = build_model("qwen3_moe", FAMILIES["qwen3_moe"], lora=False)
     plain = a_step(learner_of(model, router_aux_loss_coef=COEFFICIENT), [[0, 1], [2, 3]])
-    learner = learner_of(build_model("qwen3_moe", FAMILIES["qwen3_moe"], lora=False), router_aux_loss_coef=COEFFICIENT)
+    learner = learner_of(
+        build_model("qwen3_moe", FAMILIES["qwen3_moe"], lora=False),
+        router_aux_loss_coef=COEFFICIENT,
+    )
     swap_forwards(learner.model, None, learner.undo)
     recompute_activations(learner.model)
     recomputed = a_step(learner, [[0, 1], [2, 3]])
@@ -133,13 +153,21 @@ def test_the_start_names_the_z_loss(caplog):
 def test_a_frozen_router_is_not_balanced_and_may_not_be_asked_to(caplog):
     adapted = build_model("qwen3_moe", FAMILIES["qwen3_moe"])
     assert not learner_of(adapted).routing.balances
-    with pytest.raises(ConfigError, match=r"_aux_loss_coef: found 0.1, but no router learns here; .*mlp.gate.weight"):
+    with pytest.raises(
+        ConfigError,
+        match=r"_aux_loss_coef: found 0.1, but no router learns here; .*mlp.gate.weight",
+    ):
         learner_of(adapted, router_aux_loss_coef=0.1)
     free = build_model("deepseek_v3", PADDING_FREE["deepseek_v3"], lora=False)
     assert not learner_of(free).routing.balances
     with pytest.raises(ConfigError, match=r"there is none for this family here; leave it out$"):
         learner_of(free, router_z_loss_coef=0.1)
-    assert watch(build_model("deepseek_v4", FAMILIES["deepseek_v4"], lora=False), TrainingConfig()).routers == 3
+    assert (
+        watch(
+            build_model("deepseek_v4", FAMILIES["deepseek_v4"], lora=False), TrainingConfig()
+        ).routers
+        == 3
+    )
     jetmoe = build_model("jetmoe", settings("jetmoe"), lora=False)
     caplog.set_level("INFO", "kubetune")
     assert not watch(jetmoe, TrainingConfig()).balances
@@ -180,9 +208,23 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_of(inputs: Path, run_dir: Path, world: int = 1, sections: dict[str, Any] | None = None, **training: Any) -> Any:
-    settings = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "router_aux_loss_coef": 0.1, **training}
-    config = toy.make_config(inputs, settings, model=str(inputs / "mixture"), **{"lora": None, **(sections or {})})
+def run_of(
+    inputs: Path,
+    run_dir: Path,
+    world: int = 1,
+    sections: dict[str, Any] | None = None,
+    **training: Any,
+) -> Any:
+    settings = {
+        "max_steps": 3,
+        "eval_steps": 3,
+        "save_steps": 3,
+        "router_aux_loss_coef": 0.1,
+        **training,
+    }
+    config = toy.make_config(
+        inputs, settings, model=str(inputs / "mixture"), **{"lora": None, **(sections or {})}
+    )
     return metrics.read_metrics(toy.finished(run_dir, config, world))
 
 
@@ -199,16 +241,24 @@ ADAPTERS = {"lora": {"r": 4, "target_parameters": ["mlp.gate.weight"]}}
         pytest.param(2, ADAPTERS, {"parallelism": "fsdp"}, id="adapters, fsdp", marks=slow),
     ],
 )
-def test_a_mixture_learns_the_same_however_its_steps_are_split(inputs, tmp_path, world, sections, training):
+def test_a_mixture_learns_the_same_however_its_steps_are_split(
+    inputs, tmp_path, world, sections, training
+):
     whole = run_of(inputs, tmp_path / "whole", 1, sections, per_device_train_batch_size=8)
     split = run_of(inputs, tmp_path / "split", world, sections, **training)
-    assert {"router_aux_loss", "expert_load_max", "experts_unused", "dropped_tokens"} <= whole[0].keys()
+    assert {"router_aux_loss", "expert_load_max", "experts_unused", "dropped_tokens"} <= whole[
+        0
+    ].keys()
     for ours, theirs in zip(split, whole, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
     load = whole[-2]["expert_load_max"]
     assert progress(tmp_path / "whole")["experts"]["expert_load_max"] == load
-    assert f"expert_load_max {load:.3g} " in (tmp_path / "whole" / "logs" / "rank-0.log").read_text()
-    told = [json.loads((tmp_path / name / metrics.EXPERTS).read_text()) for name in ("whole", "split")]
+    assert (
+        f"expert_load_max {load:.3g} " in (tmp_path / "whole" / "logs" / "rank-0.log").read_text()
+    )
+    told = [
+        json.loads((tmp_path / name / metrics.EXPERTS).read_text()) for name in ("whole", "split")
+    ]
     assert told[0] == told[1]
     assert told[0]["steps"] == [1, 3]
     tokens = sum(line["tokens"] for line in whole if "loss" in line)
@@ -217,7 +267,8 @@ def test_a_mixture_learns_the_same_however_its_steps_are_split(inputs, tmp_path,
     assert "<code>model.layers.1.mlp.experts</code>" in page
     (tmp_path / "whole" / metrics.EXPERTS).write_text('{"layers": 3}')
     assert (
-        "experts.json: not what a run writes" in write_report([tmp_path / "whole"], tmp_path / "page.html").read_text()
+        "experts.json: not what a run writes"
+        in write_report([tmp_path / "whole"], tmp_path / "page.html").read_text()
     )
     assert "Load of the experts" in page
     assert "Tokens dropped as an expert was full: 0; no expert has a capacity here" in page
@@ -241,7 +292,9 @@ def test_a_mixture_goes_on_bit_for_bit(inputs, tmp_path, sections):
     settings = {"max_steps": 6, "eval_steps": 3, "save_steps": 3, "router_aux_loss_coef": 0.1}
     config = toy.make_config(inputs, settings, model=str(inputs / "mixture"), **sections)
     whole = toy.digests(toy.finished(tmp_path / "whole", config))
-    paused = config.model_copy(update={"training": config.training.model_copy(update={"pause_at_step": 3})})
+    paused = config.model_copy(
+        update={"training": config.training.model_copy(update={"pause_at_step": 3})}
+    )
     run_dir = toy.make_run(tmp_path / "run", paused)
     toy.train(run_dir)
     assert metrics.read_metrics(run_dir)[-1]["step"] == 3
@@ -254,11 +307,18 @@ def test_a_loss_for_routers_that_cannot_learn_is_refused_by_the_config_alone(tmp
     """Where names do not tell, the model decides when it is loaded."""
 
     def config(**lora: Any) -> Config:
-        settings = {"model": "x", "data": {"train": "x"}, "training": {"router_aux_loss_coef": 0.1}, "lora": lora}
+        settings = {
+            "model": "x",
+            "data": {"train": "x"},
+            "training": {"router_aux_loss_coef": 0.1},
+            "lora": lora,
+        }
         return Config.model_validate(settings)
 
     for plain in ({}, {"target_modules": ["q_proj", "gate_proj", "up_proj"]}):
-        with pytest.raises(ValueError, match=r"_aux_loss_coef: found 0.1, but no router learns here; .*mlp.gate.w"):
+        with pytest.raises(
+            ValueError, match=r"_aux_loss_coef: found 0.1, but no router learns here; .*mlp.gate.w"
+        ):
             config(**plain)
     file = tmp_path / "run.yaml"
     file.write_text("model: x\ndata: {train: x}\nlora: true\ntraining: {max_steps: 3}\n")

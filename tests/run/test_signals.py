@@ -11,10 +11,6 @@ from pathlib import Path
 import pytest
 
 from kubetune import errors
-from kubetune.base import processes
-from kubetune.base.signals import Relay
-from kubetune.cli import main
-from kubetune.cli.local import train
 
 # Stands before the real module, which the command line imports early, and sends the signal at that moment.
 ARGPARSE = """
@@ -43,21 +39,15 @@ with Relay() as relay:
     assert relay.stopping == "asked to stop by SIGTERM"
 """
 
-BEGUN = """
-import os, sys
-if sys.argv[1] == "--ahead":
-    sys.stdout.write(f"begun as {os.getpid()}; ")
-    sys.stdout.flush()
-    told = open(int(sys.argv[2])).read()
-    print(f"{os.getpid()} was told {told!r}", flush=True)
-else:
-    print("started anew with", sys.argv[1])
-"""
-
 
 @pytest.mark.parametrize(
     ("verb", "number", "code"),
-    [("train", 15, errors.PREEMPTED), ("train", 2, errors.PREEMPTED), ("plan", 15, errors.PREEMPTED), ("plan", 2, 130)],
+    [
+        ("train", 15, errors.PREEMPTED),
+        ("train", 2, errors.PREEMPTED),
+        ("plan", 15, errors.PREEMPTED),
+        ("plan", 2, 130),
+    ],
 )
 def test_a_signal_while_it_imports(tmp_path: Path, verb: str, number: int, code: int) -> None:
     (tmp_path / "argparse.py").write_text(ARGPARSE)
@@ -86,44 +76,3 @@ def test_the_command_enters_where_it_listens_first() -> None:
 
 def test_nohup_holds() -> None:
     subprocess.run([sys.executable, "-c", RELAY], check=True)
-
-
-def test_a_process_begun_before_its_last_argument_is_known_goes_on_with_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = tmp_path / "begun.py"
-    script.write_text(BEGUN)
-    command, said, before = [sys.executable, str(script)], "", set(processes.children(os.getpid()))
-    with Relay() as relay:
-        relay.begin(command, os.environ)
-        (pid,) = set(processes.children(os.getpid())) - before
-        assert relay.run([*command, "a run"], os.environ) == 0
-        assert capfd.readouterr().out == f"begun as {pid}; {pid} was told 'a run'\n"
-        assert relay.run([*command, "another"], os.environ) == 0
-        assert capfd.readouterr().out == "started anew with another\n"
-        relay.begin(command, os.environ)
-        while "begun" not in said:
-            said += capfd.readouterr().out
-        assert relay.run([sys.executable, "-c", "print('other')"], os.environ) == 0
-        relay.begin(command, os.environ)
-    assert set(processes.children(os.getpid())) <= before
-    assert "was told" not in capfd.readouterr().out
-
-
-def test_train_starts_its_rank_before_it_reads_which_run_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before, found = set(processes.children(os.getpid())), []
-
-    def read(args: object, environ: object) -> None:
-        (pid,) = set(processes.children(os.getpid())) - before
-        found.append((pid, Path(f"/proc/{pid}/cmdline").read_text()))
-        raise errors.ConfigError("no such run")
-
-    monkeypatch.setattr(train, "config_from_args", read)
-    assert main(["train", str(tmp_path / "run.yaml")]) == errors.USER
-    ((pid, command),) = found
-    assert "kubetune.worker\0--ahead" in command
-    assert not processes.is_alive(pid)
-    assert "no such run" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

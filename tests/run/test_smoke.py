@@ -31,7 +31,9 @@ from tests.ranks import free_port, started, wait_all, wait_until
 from tests.toy import is_stopped, wait_until_stopped
 
 # A shared machine slows ranks down at random; only the tests of slowness look at it.
-SMALL = Settings(samples=512, batch=32, features=16, largest_mib=1, volume_mib=1, slow_factor=1000, timeout=60)
+SMALL = Settings(
+    samples=512, batch=32, features=16, largest_mib=1, volume_mib=1, slow_factor=1000, timeout=60
+)
 
 
 def examine(settings: Settings, folder: Path) -> int:
@@ -53,7 +55,9 @@ def reports(folder: Path) -> dict[int, dict[str, Any]]:
 def run_verb(*args: str, module: Sequence[str] = ("kubetune", "smoke"), **environ: str) -> Any:
     small = [flag for flag in SMALL.flags() if not flag.startswith(("--timeout", "--log-level"))]
     command = [sys.executable, "-m", *module, *small, *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, **environ})
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, **environ}
+    )
 
 
 def test_two_good_ranks(tmp_path: Path) -> None:
@@ -66,7 +70,9 @@ def test_two_good_ranks(tmp_path: Path) -> None:
     assert (report["verdict"], report["problems"], report["world_size"]) == ("good", [], 2)
     assert [place["rank"] for place in report["ranks"]] == [0, 1]
     assert [one["bytes"] for one in report["all_reduce"]] == [4096, 65536, 1 << 20]
-    assert all(one["bus_gb_per_second"] > 0 and not one["wrong_ranks"] for one in report["all_reduce"])
+    assert all(
+        one["bus_gb_per_second"] > 0 and not one["wrong_ranks"] for one in report["all_reduce"]
+    )
     assert [link["ranks"] for link in report["links"]] == [[0, 1]]
     assert len(report["compute_seconds"]) == 2
     (volume,) = report["volumes"]
@@ -76,11 +82,20 @@ def test_two_good_ranks(tmp_path: Path) -> None:
     training = report["training"]
     assert training["loss_after"] < training["loss_before"]
     assert training["ranks_agree"]
-    for family in ("[STEP]", "[DDP]", "[TRAIN] epoch 2/2", "[BATCH]", "[RESULT] loss", "[RESULT] good"):
+    for family in (
+        "[STEP]",
+        "[DDP]",
+        "[TRAIN] epoch 2/2",
+        "[BATCH]",
+        "[RESULT] loss",
+        "[RESULT] good",
+    ):
         assert family in ended.stderr
     imported = set(re.findall(r"^import time:.*\| +(\w+)\.\w", ended.stderr, re.M))
     assert "torch" in imported
-    assert not imported & {"transformers", "peft", "sympy", "scipy"}, "a machine is tested without what models take"
+    assert not imported & {"transformers", "peft", "sympy", "scipy"}, (
+        "a machine is tested without what models take"
+    )
 
 
 @pytest.mark.slow
@@ -92,7 +107,9 @@ def test_four_ranks_learn_what_one_learns(tmp_path: Path) -> None:
         with started(examine, world_size, replace(SMALL, batch=64 // world_size), folder) as ranks:
             assert wait_all(ranks) == [0] * world_size
     alone, together = (reports(tmp_path / size)[0] for size in ("1", "4"))
-    assert together["training"]["epoch_losses"] == pytest.approx(alone["training"]["epoch_losses"], abs=1e-5)
+    assert together["training"]["epoch_losses"] == pytest.approx(
+        alone["training"]["epoch_losses"], abs=1e-5
+    )
     assert (alone["all_reduce"], alone["links"]) == ([], [])
     assert [link["ranks"] for link in together["links"]] == [[0, 1], [1, 2], [2, 3], [3, 0]]
     assert all(link["gb_per_second"] > 0 for link in together["links"])
@@ -129,20 +146,27 @@ def test_the_documented_job_runs(tmp_path: Path) -> None:
     """Its command with its variables, as a process for each pod: all that differs is the address."""
     _, job = documented()
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    python, *flags = (str(tmp_path) if word == "/outputs" else word for word in container["command"])
+    python, *flags = (
+        str(tmp_path) if word == "/outputs" else word for word in container["command"]
+    )
     assert (python, [one["name"] for one in container["env"]]) == ("python", ["MASTER_ADDR"])
     small = [flag for flag in SMALL.flags() if not flag.startswith("--timeout")]
     where = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     pods = [
         subprocess.Popen(
-            [sys.executable, *flags, *small], env={**where, "JOB_COMPLETION_INDEX": str(index)}, stdout=subprocess.PIPE
+            [sys.executable, *flags, *small],
+            env={**where, "JOB_COMPLETION_INDEX": str(index)},
+            stdout=subprocess.PIPE,
         )
         for index in range(job["spec"]["completions"])
     ]
     first, second = (pod.communicate(timeout=300)[0].decode() for pod in pods)
     assert [pod.returncode for pod in pods] == [errors.OK, errors.OK]
     assert "2 ranks, backend gloo" in first
-    assert [f"volume {tmp_path} on rank {rank}: writes" in first for rank in range(2)] == [True, True]
+    assert [f"volume {tmp_path} on rank {rank}: writes" in first for rank in range(2)] == [
+        True,
+        True,
+    ]
     assert second == ""
 
 
@@ -156,7 +180,9 @@ def test_a_node_that_never_comes_is_named() -> None:
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:
-    with started(examine, 2, replace(SMALL, timeout=5), tmp_path, environ={"WORLD_SIZE": "3"}) as ranks:
+    with started(
+        examine, 2, replace(SMALL, timeout=5), tmp_path, environ={"WORLD_SIZE": "3"}
+    ) as ranks:
         assert wait_all(ranks) == [0, 0]
     for report in reports(tmp_path).values():
         assert report["code"] == errors.ENVIRONMENT
@@ -206,11 +232,17 @@ def test_the_verb_ends_whatever_a_rank_does(fault: str, ended: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, errors.PREEMPTED)])
-def test_asked_to_stop_it_leaves_at_once_and_nobody_behind(number: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, errors.PREEMPTED)]
+)
+def test_asked_to_stop_it_leaves_at_once_and_nobody_behind(
+    number: signal.Signals, code: int
+) -> None:
     environ = {**os.environ, "KUBETUNE_FAULT": "signal 19:all-reduce:1:1"}
     command = [sys.executable, "-m", "kubetune", "smoke", *SMALL.flags(), "--processes=2"]
-    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         wait_until(lambda: len(processes.children(process.pid)) == 2)
         ranks = processes.children(process.pid)
         wait_until(lambda: is_stopped(ranks[1]))
@@ -292,7 +324,9 @@ def test_wrong_sums_are_named(tmp_path: Path) -> None:
     places = [smoke_rank.Place(rank, f"host-{rank}", "CPU", 0) for rank in range(2)]
     wrong = [Reduction(4096, 1e-3, 1.0, 1.0, wrong_ranks=(1,))]
     report = smoke_rank.Report(2, "gloo", {}, places, wrong, [], [1.0, 1.0], [], training)
-    assert smoke_rank.judge(report, SMALL) == ["all-reduce of 4,096 bytes gave wrong sums on rank 1 on host-1"]
+    assert smoke_rank.judge(report, SMALL) == [
+        "all-reduce of 4,096 bytes gave wrong sums on rank 1 on host-1"
+    ]
     networks = [Network("IB"), Network("Socket", "no adapter of that name can be opened")]
     report = smoke_rank.Report(2, "nccl", {}, places, [], [], [1.0, 1.0], [], training, networks)
     assert smoke_rank.judge(report, SMALL) == [
@@ -333,9 +367,19 @@ RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     ("environ", "said"),
     [
         ({"PET_NNODES": "two"}, "PET_NNODES is 'two'; expected a number of nodes"),
-        pytest.param(RANK | {"RANK": "2"}, "RANK is 2, but WORLD_SIZE is 1; expected 0", marks=pytest.mark.slow),
-        pytest.param(RANK | {"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x'; expected a whole number", marks=pytest.mark.slow),
-        pytest.param(RANK | {"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but MASTER_ADDR", marks=pytest.mark.slow),
+        pytest.param(
+            RANK | {"RANK": "2"},
+            "RANK is 2, but WORLD_SIZE is 1; expected 0",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            RANK | {"WORLD_SIZE": "x"},
+            "WORLD_SIZE is 'x'; expected a whole number",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            RANK | {"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but MASTER_ADDR", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_wrong_variables_are_refused(environ: dict[str, str], said: str) -> None:
@@ -347,7 +391,11 @@ def test_wrong_variables_are_refused(environ: dict[str, str], said: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sizes", [("--features=1000000000", "--samples=1000000000"), ("--largest-mib=100000000", "--processes=2")]
+    "sizes",
+    [
+        ("--features=1000000000", "--samples=1000000000"),
+        ("--largest-mib=100000000", "--processes=2"),
+    ],
 )
 def test_sizes_beyond_memory_are_refused_before_somebody_is_killed(sizes: tuple[str, ...]) -> None:
     ended = run_verb("--json", *sizes)

@@ -67,7 +67,9 @@ def plain_losses(inputs: Path, config: Config) -> dict[str, float]:
     return {f"eval_loss/{name}": loss / count for name, (loss, count) in sums.items()}
 
 
-def test_each_source_has_the_loss_that_plain_torch_finds_on_any_number_of_ranks(inputs: Path) -> None:
+def test_each_source_has_the_loss_that_plain_torch_finds_on_any_number_of_ranks(
+    inputs: Path,
+) -> None:
     config = mixed(inputs)
     wanted = plain_losses(inputs, config)
     assert list(wanted) == ["eval_loss/first/held-out.jsonl", "eval_loss/second/held-out.jsonl"]
@@ -81,17 +83,28 @@ def test_a_run_records_and_shows_the_loss_of_each_source(inputs: Path, tmp_path:
     lines = [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line]
     keys = ["eval_loss/first/held-out.jsonl", "eval_loss/second/held-out.jsonl"]
     assert all([key for key in line if "/" in key] == keys for line in lines)
-    assert all(min(line[k] for k in keys) < line["eval_loss"] < max(line[k] for k in keys) for line in lines)
-    assert "eval_loss by source: first/held-out.jsonl " in (run_dir / "logs" / "rank-0.log").read_text()
+    assert all(
+        min(line[k] for k in keys) < line["eval_loss"] < max(line[k] for k in keys)
+        for line in lines
+    )
+    assert (
+        "eval_loss by source: first/held-out.jsonl "
+        in (run_dir / "logs" / "rank-0.log").read_text()
+    )
     page = write_report([run_dir], tmp_path / "report.html").read_text()
     assert "Evaluation loss by source" in page
     assert "loss of first/held-out.jsonl" in page
     record = read_run(run_dir)
-    classifier = replace(record, config=record.config.model_copy(update={"task": "sequence_classification"}))
+    classifier = replace(
+        record, config=record.config.model_copy(update={"task": "sequence_classification"})
+    )
     for run, axis in ((record, "loss a token"), (classifier, "loss a sample")):
         charts = {chart.name: chart for chart in charts_of([run])}
         assert {charts[name].axis for name in ("loss", "sources-1")} == {axis}
-        assert [line.label for line in charts["sources-1"].lines] == ["first/held-out.jsonl", "second/held-out.jsonl"]
+        assert [line.label for line in charts["sources-1"].lines] == [
+            "first/held-out.jsonl",
+            "second/held-out.jsonl",
+        ]
 
 
 def test_a_run_of_one_source_says_nothing_of_sources(inputs: Path) -> None:
@@ -101,10 +114,15 @@ def test_a_run_of_one_source_says_nothing_of_sources(inputs: Path) -> None:
 
 def test_a_classifier_has_losses_by_source_too(inputs: Path, tmp_path: Path) -> None:
     for name, offset in (("a", 0), ("b", 1)):
-        rows = [{"text": f"fox {i} {name}", "label": ("yes", "no")[(i + offset) % 2]} for i in range(6 + offset)]
+        rows = [
+            {"text": f"fox {i} {name}", "label": ("yes", "no")[(i + offset) % 2]}
+            for i in range(6 + offset)
+        ]
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     sources = [str(tmp_path / f"{name}.jsonl") for name in "ab"]
-    config = toy.make_config(inputs, task="sequence_classification", data={"train": sources, "eval": sources})
+    config = toy.make_config(
+        inputs, task="sequence_classification", data={"train": sources, "eval": sources}
+    )
     [values] = run_ranks(first_evaluation, 1, config)
     of_sources = [values["eval_loss/a.jsonl"] * 6, values["eval_loss/b.jsonl"] * 7]
     assert sum(of_sources) / 13 == pytest.approx(values["eval_loss"], rel=1e-12)
@@ -114,8 +132,14 @@ def test_names_are_as_long_as_it_takes_to_tell_sources_apart() -> None:
     def named(*sources: dict[str, Any]) -> tuple[str, ...]:
         return names_of([SourceConfig(**source) for source in sources])
 
-    assert named({"path": "data/a.jsonl#50"}, {"path": "/x/b c:d.jsonl"}) == ("a.jsonl", "b c_d.jsonl")
-    assert named({"path": "glue", "subset": "sst2"}, {"path": "glue", "subset": "cola"}) == ("sst2", "cola")
+    assert named({"path": "data/a.jsonl#50"}, {"path": "/x/b c:d.jsonl"}) == (
+        "a.jsonl",
+        "b c_d.jsonl",
+    )
+    assert named({"path": "glue", "subset": "sst2"}, {"path": "glue", "subset": "cola"}) == (
+        "sst2",
+        "cola",
+    )
     assert named({"path": "a.jsonl", "range": (0, 5)}, {"path": "a.jsonl", "range": (5, 9)}) == (
         "a.jsonl 1",
         "a.jsonl 2",

@@ -38,7 +38,9 @@ def test_a_run_that_paused_goes_on_bit_by_bit(inputs: Path, tmp_path: Path) -> N
 
     def train(name: str, pause: int | None) -> Path:
         changes = {"max_steps": 9, "pause_at_step": pause}
-        run_dir = toy.make_run(tmp_path / name, toy.make_config(inputs, changes, lora={"r": 4, "dropout": 0.1}))
+        run_dir = toy.make_run(
+            tmp_path / name, toy.make_config(inputs, changes, lora={"r": 4, "dropout": 0.1})
+        )
         digests = run_dir / "step_digests"
         digests.mkdir(exist_ok=True)
         assert toy.train(run_dir, environ={step_digest.FOLDER: str(digests)}) == [errors.OK]
@@ -51,7 +53,10 @@ def test_a_run_that_paused_goes_on_bit_by_bit(inputs: Path, tmp_path: Path) -> N
         assert (said["code"], said["step"], said["error"]) == (0, step, "Paused" if pause else None)
         assert metrics.read_metrics(paused)[-1]["step"] == step
         assert (paused / metrics.REPORT).exists() == (pause is None)
-        best = min((line for line in metrics.read_metrics(paused) if "eval_loss" in line), key=lambda x: x["eval_loss"])
+        best = min(
+            (line for line in metrics.read_metrics(paused) if "eval_loss" in line),
+            key=lambda x: x["eval_loss"],
+        )
         assert progress(paused)["best"] == {"step": best["step"], "value": best["eval_loss"]}
     assert first_difference(facts_of(plain), facts_of(paused)) is None
     assert toy.digests(paused) == toy.digests(plain)
@@ -60,7 +65,10 @@ def test_a_run_that_paused_goes_on_bit_by_bit(inputs: Path, tmp_path: Path) -> N
 def start(folder: Path, *argv: str) -> subprocess.Popen[bytes]:
     with (folder / "out").open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "kubetune", *argv], cwd=folder, stdout=out, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "kubetune", *argv],
+            cwd=folder,
+            stdout=out,
+            stderr=subprocess.STDOUT,
         )
 
 
@@ -92,14 +100,18 @@ def runs_of(process: subprocess.Popen[bytes], module: str) -> list[psutil.Proces
 
 
 @pytest.mark.slow
-def test_a_sweep_goes_on_after_kills_and_its_winner_is_the_plain_run(inputs: Path, tmp_path: Path) -> None:
+def test_a_sweep_goes_on_after_kills_and_its_winner_is_the_plain_run(
+    inputs: Path, tmp_path: Path
+) -> None:
     """A rank is killed, then the driver, and the next driver is asked to stop: nothing is lost, and no bit changes."""
     pytest.importorskip("optuna")
     run_file(tmp_path, inputs)
     driver = drive(tmp_path)
     wait_until(lambda: bool(runs_of(driver, "kubetune.worker")), SECONDS)
     runs_of(driver, "kubetune.worker")[0].kill()
-    wait_for(tmp_path, lambda record: record.trials[0].rung > 0)  # it was started again, and promoted
+    wait_for(
+        tmp_path, lambda record: record.trials[0].rung > 0
+    )  # it was started again, and promoted
     children = runs_of(driver, "kubetune.library.child")
     driver.kill()
     driver.wait()
@@ -107,7 +119,12 @@ def test_a_sweep_goes_on_after_kills_and_its_winner_is_the_plain_run(inputs: Pat
     assert not [child for child in children if child.is_running()], "a trial outlived its driver"
 
     second = drive(tmp_path)
-    wait_for(tmp_path, lambda record: len(record.trials) > 1 and any(run.state == "running" for run in record.runs))
+    wait_for(
+        tmp_path,
+        lambda record: (
+            len(record.trials) > 1 and any(run.state == "running" for run in record.runs)
+        ),
+    )
     wait_until(lambda: bool(runs_of(second, "kubetune.worker")), SECONDS)
     other = start(tmp_path, "sweep", "run.yaml", *SWEEP, "-o", "found")
     assert other.wait(SECONDS) == errors.ENVIRONMENT  # it has a driver
@@ -125,7 +142,9 @@ def test_a_sweep_goes_on_after_kills_and_its_winner_is_the_plain_run(inputs: Pat
     assert (tmp_path / "found" / "report.html").read_text().count("<polyline") == 3
     plain = start(tmp_path, "train", "found/best.yaml", "output=plain")
     assert plain.wait(SECONDS) == errors.OK
-    assert toy.digests(tmp_path / "plain") == toy.digests(tmp_path / "found" / "trials" / best.runs[0].name)
+    assert toy.digests(tmp_path / "plain") == toy.digests(
+        tmp_path / "found" / "trials" / best.runs[0].name
+    )
 
 
 @pytest.mark.slow
@@ -133,9 +152,19 @@ def test_two_trials_at_once_share_the_machine(inputs: Path, tmp_path: Path) -> N
     pytest.importorskip("optuna")
     run_file(tmp_path, inputs)
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    command = [sys.executable, "-m", "kubetune", "sweep", "run.yaml", "lora.r=2,4", "lora.dropout=0,0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "kubetune",
+        "sweep",
+        "run.yaml",
+        "lora.r=2,4",
+        "lora.dropout=0,0.1",
+    ]
     argv = [*command, "--sampler", "grid", "--parallel", "2", "--budget", "3h", "-o", "found"]
-    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=SECONDS
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     record = read_record(tmp_path / "found")
     assert [trial.state for trial in record.trials] == ["done"] * 4
@@ -152,8 +181,13 @@ def test_the_demos_learning_rate_is_found_in_a_range_of_four_decades(tmp_path: P
     """By the words that the example begins with. The demo has 4e-3, found by trying."""
     pytest.importorskip("optuna")
     example = Path(__file__).parents[2] / "examples" / "sweep.yaml"
-    words = next(line for line in example.read_text().splitlines() if "kubetune sweep examples" in line)
-    argv = [str(example) if word.startswith("examples/") else word for word in shlex.split(words.strip("# "))[1:]]
+    words = next(
+        line for line in example.read_text().splitlines() if "kubetune sweep examples" in line
+    )
+    argv = [
+        str(example) if word.startswith("examples/") else word
+        for word in shlex.split(words.strip("# "))[1:]
+    ]
     assert "training.learning_rate=log(1e-5,1e-1)" in argv
     found = start(tmp_path, *argv, "-o", "found")
     assert found.wait(2 * SECONDS) == errors.OK, (tmp_path / "out").read_text()

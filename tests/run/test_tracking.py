@@ -42,7 +42,13 @@ pytestmark = [
 
 def config(folder: Path, **settings: Any) -> Config:
     return Config.model_validate(
-        {"name": "bot", "model": "m", "data": {"train": "d"}, "tracking": settings, "output": str(folder / "run")}
+        {
+            "name": "bot",
+            "model": "m",
+            "data": {"train": "d"},
+            "tracking": settings,
+            "output": str(folder / "run"),
+        }
     )
 
 
@@ -51,7 +57,9 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     events = EventAccumulator(str(folder))
     events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
 
 
 def test_tensorboard_holds_the_curves_and_a_resume_replaces_what_was_lost(tmp_path: Path) -> None:
@@ -63,7 +71,10 @@ def test_tensorboard_holds_the_curves_and_a_resume_replaces_what_was_lost(tmp_pa
     assert scalars(tmp_path / "tensorboard")["eval/loss"] == [(3, 0.5)]
     with open_tracker(wanted, tmp_path, resume_step=2) as tracker:
         tracker.log(3, {"loss": 0.25})
-    assert scalars(tmp_path / "tensorboard") == {"train/loss": [(1, 2.0), (2, 1.0), (3, 0.25)], "eval/loss": []}
+    assert scalars(tmp_path / "tensorboard") == {
+        "train/loss": [(1, 2.0), (2, 1.0), (3, 0.25)],
+        "eval/loss": [],
+    }
 
 
 def test_mlflow_holds_one_run_over_two_starts(
@@ -73,7 +84,9 @@ def test_mlflow_holds_one_run_over_two_starts(
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("HF_TOKEN", "canary-value")
-    wanted = config(tmp_path, mlflow={"uri": str(tmp_path / "mlruns"), "experiment": "canary-value bots"})
+    wanted = config(
+        tmp_path, mlflow={"uri": str(tmp_path / "mlruns"), "experiment": "canary-value bots"}
+    )
     client = MlflowClient(tracking_uri=find_store(str(tmp_path / "mlruns"))[0])
     with suppress(errors.Preempted), open_tracker(wanted, tmp_path) as tracker:
         tracker.log(1, {"loss": 2.0, "learning_rate": 1e-4})
@@ -85,11 +98,16 @@ def test_mlflow_holds_one_run_over_two_starts(
     (run,) = runs(client)
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "bot"
-    assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "loss")] == [(1, 2.0), (2, 1.0)]
+    assert [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "loss")] == [
+        (1, 2.0),
+        (2, 1.0),
+    ]
     assert run.data.params["model.path"] == "m"
     assert run.data.params["tracking.mlflow.experiment"] == "[secret] bots"
     assert not any("does not work" in message for message in caplog.messages)
-    assert sqlite3.connect(tmp_path / "mlruns" / "mlflow.db").execute("select count(*) from runs").fetchone() == (1,)
+    assert sqlite3.connect(tmp_path / "mlruns" / "mlflow.db").execute(
+        "select count(*) from runs"
+    ).fetchone() == (1,)
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +126,16 @@ def mlflow_server(folder: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/kept.db", "--artifacts-destination", f"{folder}/kept"]
+    command += [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/kept.db",
+        "--artifacts-destination",
+        f"{folder}/kept",
+    ]
     with (folder / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         while True:
             assert process.poll() is None, (folder / "server.log").read_text()
@@ -125,10 +150,18 @@ def mlflow_server(folder: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("place", ["folder", pytest.param("server", marks=pytest.mark.slow)])
 def test_mlflow_holds_files_tags_data_and_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str, empty_store: Path
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    place: str,
+    empty_store: Path,
 ) -> None:
     shutil.copytree(empty_store, tmp_path / "mlruns")
-    with mlflow_server(tmp_path) if place == "server" else nullcontext(str(tmp_path / "mlruns")) as uri:
+    with (
+        mlflow_server(tmp_path)
+        if place == "server"
+        else nullcontext(str(tmp_path / "mlruns")) as uri
+    ):
         send_and_find(tmp_path / "run", uri, monkeypatch)
     assert not any("did not take" in message or "lacks" in message for message in caplog.messages)
 
@@ -145,29 +178,48 @@ def send_and_find(run_dir: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> N
     (run_dir / "checkpoints" / "best" / "adapter_config.json").write_text("{}")
     (run_dir / "resolved.json").write_text(json.dumps(resolved(wanted)))
     (run_dir / "config.yaml").write_text("# canary-value\nmodel: m\n")
-    splits = {"train": {"records": 9, "rows": 8, "tokens": 90, "trained_tokens": 20, "sources": [{"path": "d.jsonl"}]}}
+    splits = {
+        "train": {
+            "records": 9,
+            "rows": 8,
+            "tokens": 90,
+            "trained_tokens": 20,
+            "sources": [{"path": "d.jsonl"}],
+        }
+    }
     (run_dir / "data.json").write_text(json.dumps({"fingerprint": "f" * 64, "splits": splits}))
     with open_tracker(wanted, run_dir, write_page=lambda file: file.write_text("page")) as tracker:
         tracker.log(1, {"loss": 2.0, "epoch": 0.5, "samples": 4})
-        tracker.note_load({"cpu_percent": 12.5, "memory_percent": 50.0, "memory_bytes": 1e9, "gpus": []})
+        tracker.note_load(
+            {"cpu_percent": 12.5, "memory_percent": 50.0, "memory_bytes": 1e9, "gpus": []}
+        )
     client = MlflowClient(tracking_uri=find_store(uri)[0])
     (run,) = runs(client)
     found = {item.path for item in client.list_artifacts(run.info.run_id)}
     assert {"config.yaml", "data.json", "report.html", "model"} <= found
     assert client.list_artifacts(run.info.run_id, "model")[0].path == "model/adapter_config.json"
-    assert "canary-value" not in Path(client.download_artifacts(run.info.run_id, "config.yaml")).read_text()
+    assert (
+        "canary-value"
+        not in Path(client.download_artifacts(run.info.run_id, "config.yaml")).read_text()
+    )
     assert {"epoch", "samples"}.isdisjoint(run.data.metrics)
     assert {"loss", "system/cpu_utilization_percentage"} <= run.data.metrics.keys()
     assert run.data.tags["team"] == "nlp"
     assert run.data.tags["kubetune.method"] == "full"
     assert {"kubetune.host", "kubetune.version.torch"} <= run.data.tags.keys()
     (used,) = run.inputs.dataset_inputs
-    assert (used.dataset.name, used.dataset.digest, used.tags[0].value) == ("d.jsonl", "f" * 36, "train")
+    assert (used.dataset.name, used.dataset.digest, used.tags[0].value) == (
+        "d.jsonl",
+        "f" * 36,
+        "train",
+    )
     assert client.get_model_version("bots", "1").run_id == run.info.run_id
 
 
 @pytest.mark.slow
-def test_trackers_have_the_measures_of_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_have_the_measures_of_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow import MlflowClient
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -175,7 +227,9 @@ def test_trackers_have_the_measures_of_pairs(tmp_path: Path, monkeypatch: pytest
     folder, uri = toy.make_inputs(tmp_path / "toy"), str(tmp_path / "mlruns")
     training = {"max_steps": 2, "eval_steps": 2, "save_steps": 2}
     wanted = {"tensorboard": True, "mlflow": {"uri": uri}}
-    pairs = toy.make_config(folder, training, task="preference", data=write_pairs(folder), tracking=wanted)
+    pairs = toy.make_config(
+        folder, training, task="preference", data=write_pairs(folder), tracking=wanted
+    )
     run_dir = toy.finished(tmp_path / "run", pairs)
     (run,) = runs(MlflowClient(tracking_uri=find_store(uri)[0]))
     names = {"loss", *PREFERENCE_MEASURES} - {"kl"}
@@ -193,16 +247,23 @@ def test_the_report_that_mlflow_holds_is_that_of_a_run_that_is_done(
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     settings = {"mlflow": {"uri": str(tmp_path / "mlruns")}}
-    run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy.make_inputs(tmp_path / "toy"), tracking=settings))
+    run_dir = toy.make_run(
+        tmp_path / "run", toy.make_config(toy.make_inputs(tmp_path / "toy"), tracking=settings)
+    )
     assert toy.train(run_dir) == [0]
     client = MlflowClient(tracking_uri=find_store(str(tmp_path / "mlruns"))[0])
     (run,) = runs(client)
-    kept = {name: client.download_artifacts(run.info.run_id, name) for name in ("report.json", "report.html")}
+    kept = {
+        name: client.download_artifacts(run.info.run_id, name)
+        for name in ("report.json", "report.html")
+    }
     assert Path(kept["report.json"]).read_text() == (run_dir / "report.json").read_text()
     assert "unfinished" not in Path(kept["report.html"]).read_text()
 
 
-def test_mlflow_is_told_why_a_run_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_store: Path) -> None:
+def test_mlflow_is_told_why_a_run_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_store: Path
+) -> None:
     from mlflow import MlflowClient
 
     shutil.copytree(empty_store, tmp_path / "mlruns")
@@ -215,12 +276,17 @@ def test_mlflow_is_told_why_a_run_ended(tmp_path: Path, monkeypatch: pytest.Monk
         raise errors.Diverged("step 2: loss 99 lies above training.loss_watchdog_threshold (20)")
     (run,) = runs(MlflowClient(tracking_uri=find_store(str(tmp_path / "mlruns"))[0]))
     assert run.info.status == "FAILED"
-    assert run.data.tags["kubetune.ended"].startswith("step 2: loss 99 lies above training.loss_watchdog_threshold")
+    assert run.data.tags["kubetune.ended"].startswith(
+        "step 2: loss 99 lies above training.loss_watchdog_threshold"
+    )
     assert run.data.tags["kubetune.loss_runaway"] == "the loss ran away with [secret]"
 
 
 def test_files_that_are_not_taken_end_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, empty_store: Path
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    empty_store: Path,
 ) -> None:
     from mlflow import MlflowClient
 
@@ -257,7 +323,9 @@ def runs(client: Any) -> list[Any]:
     return list(client.search_runs([e.experiment_id for e in client.search_experiments()]))
 
 
-def test_mlflow_goes_on_in_a_folder_of_its_older_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_goes_on_in_a_folder_of_its_older_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow import MlflowClient
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -327,7 +395,10 @@ def test_one_failing_tracker_does_not_take_the_other_along(
 ) -> None:
     monkeypatch.setattr(tracker_queue, "SECONDS_BETWEEN_SENDS", 0.0)
     failing, working = Sink(fail), Sink()
-    with caplog.at_level(logging.WARNING), Tracker({"a": lambda: failing, "b": lambda: working}) as tracker:
+    with (
+        caplog.at_level(logging.WARNING),
+        Tracker({"a": lambda: failing, "b": lambda: working}) as tracker,
+    ):
         tracker.log(1, {"loss": math.pi})
         while "does not work" not in caplog.text:
             tracker.log(2, {"loss": 1.0})
@@ -336,7 +407,9 @@ def test_one_failing_tracker_does_not_take_the_other_along(
     assert (working.seen[0], working.seen[-2:]) == (1, [3, -1])
     assert caplog.messages[0] == "a does not work and gets no more numbers; training goes on: gone"
     assert caplog.messages[1].startswith("a lacks ")
-    assert caplog.messages[1].endswith(" numbers, among them of steps 2 to 3; metrics.jsonl has them")
+    assert caplog.messages[1].endswith(
+        " numbers, among them of steps 2 to 3; metrics.jsonl has them"
+    )
 
 
 def test_what_a_slow_tracker_has_no_room_for_is_counted_and_no_step_waits(
@@ -375,7 +448,9 @@ def test_wandb_holds_one_run_over_two_starts_in_files_of_its_own(
 ) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("HF_TOKEN", "canary-value")
-    monkeypatch.setattr(tracker_queue, "SECONDS_TO_SEND_THE_REST", 60.0)  # a busy machine begins no quicker
+    monkeypatch.setattr(
+        tracker_queue, "SECONDS_TO_SEND_THE_REST", 60.0
+    )  # a busy machine begins no quicker
     wanted = config(tmp_path, wandb={"project": "bots", "mode": "offline", "tags": ["nlp"]})
     wanted = wanted.model_copy(update={"output": "canary-value/run"})
     with suppress(errors.Preempted), open_tracker(wanted, tmp_path) as tracker:
@@ -397,20 +472,29 @@ def test_wandb_holds_one_run_over_two_starts_in_files_of_its_own(
                 found.add((run["run_id"], run["display_name"], tuple(sorted(run["tags"]))))
             elif record["type"] == "history":
                 items = record["history"]["item"]
-                history.append({name: value for name, value in items.items() if not name.startswith("_")})
+                history.append(
+                    {name: value for name, value in items.items() if not name.startswith("_")}
+                )
             elif record["type"] == "exit":
                 exits.append(record["exit"]["exit_code"])
     assert found == {(wandb_tracker.run_id(tmp_path), "bot", ("causal_lm", "full", "nlp"))}
-    assert history == [{"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.0, "eval/loss": 0.5}]
+    assert history == [
+        {"step": 1, "train/loss": 2.0},
+        {"step": 2, "train/loss": 1.0, "eval/loss": 0.5},
+    ]
     assert exits == [1, 0]
 
 
-def test_wandb_wants_a_key_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_wants_a_key_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(errors.ConfigError, match=r"tracking\.wandb: there is no WANDB_API_KEY.*mode: offline"):
+    with pytest.raises(
+        errors.ConfigError, match=r"tracking\.wandb: there is no WANDB_API_KEY.*mode: offline"
+    ):
         open_tracker(config(tmp_path, wandb={}), tmp_path)
     (tmp_path / "keys").write_text("machine api.wandb.ai login user password 1234\n")
     for name, value in (("NETRC", "~/keys"), ("WANDB_IDENTITY_TOKEN_FILE", "/token")):
@@ -433,7 +517,9 @@ for step in (1, 2):
     with open_tracker(wanted, at, resume_step=step - 1) as tracker:
         tracker.log(step, {{"loss": 2.0 / step}})
 """
-    subprocess.run([sys.executable, "-c", code], check=True)  # trackio reads where to write when it is imported
+    subprocess.run(
+        [sys.executable, "-c", code], check=True
+    )  # trackio reads where to write when it is imported
     with closing(sqlite3.connect(tmp_path / "trackio" / "bots.db")) as store:
         rows = store.execute("select run_name, step, metrics from metrics order by step").fetchall()
     assert [(name, step, json.loads(values)) for name, step, values in rows] == [
@@ -446,10 +532,14 @@ def test_a_tracker_that_is_not_installed_is_said_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    with pytest.raises(errors.ConfigError, match=r"tracking\.mlflow.*pip install 'kubetune\[tracking\]'"):
+    with pytest.raises(
+        errors.ConfigError, match=r"tracking\.mlflow.*pip install 'kubetune\[tracking\]'"
+    ):
         open_tracker(config(tmp_path, mlflow={}), tmp_path)
 
 
-@pytest.mark.parametrize("uri", ["http://server:5000", "https://server", "sqlite:///x.db", "databricks"])
+@pytest.mark.parametrize(
+    "uri", ["http://server:5000", "https://server", "sqlite:///x.db", "databricks"]
+)
 def test_addresses_are_taken_as_they_are(uri: str) -> None:
     assert find_store(uri) == (uri, None)

@@ -56,7 +56,9 @@ def lora_run(inputs: Path) -> Path:
 
 
 def split(inputs: Path, batch: int, packing: bool = False) -> Config:
-    return toy.make_config(inputs, {"per_device_train_batch_size": batch}, data={"packing": packing})
+    return toy.make_config(
+        inputs, {"per_device_train_batch_size": batch}, data={"packing": packing}
+    )
 
 
 def first_gradient(world: World, config: Config) -> tuple[np.ndarray, int]:
@@ -80,14 +82,17 @@ def whole_batch_gradient(inputs: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "batch", "micro_batches"), [(1, 4, 2), (1, 2, 4), (1, 1, 8), (2, 4, 1), (2, 2, 2), (4, 1, 2)]
+    ("world_size", "batch", "micro_batches"),
+    [(1, 4, 2), (1, 2, 4), (1, 1, 8), (2, 4, 1), (2, 2, 2), (4, 1, 2)],
 )
 def test_the_gradient_does_not_depend_on_the_split(
     inputs: Path, whole_batch_gradient: np.ndarray, world_size: int, batch: int, micro_batches: int
 ) -> None:
     for gradient, found in run_ranks(first_gradient, world_size, split(inputs, batch)):
         assert found == micro_batches
-        assert np.linalg.norm(gradient - whole_batch_gradient) <= 1e-6 * np.linalg.norm(whole_batch_gradient)
+        assert np.linalg.norm(gradient - whole_batch_gradient) <= 1e-6 * np.linalg.norm(
+            whole_batch_gradient
+        )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -95,12 +100,20 @@ def test_the_gradient_does_not_depend_on_packing(
     inputs: Path, whole_batch_gradient: np.ndarray, world_size: int
 ) -> None:
     for gradient, _ in run_ranks(first_gradient, world_size, split(inputs, 1, packing=True)):
-        assert np.linalg.norm(gradient - whole_batch_gradient) <= 1e-6 * np.linalg.norm(whole_batch_gradient)
+        assert np.linalg.norm(gradient - whole_batch_gradient) <= 1e-6 * np.linalg.norm(
+            whole_batch_gradient
+        )
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_steps_of_so_many_tokens_are_the_same_at_every_world_size(inputs: Path, packing: bool) -> None:
-    sizes = {"global_batch_size": None, "global_batch_tokens": 200, "per_device_train_batch_size": 2}
+def test_steps_of_so_many_tokens_are_the_same_at_every_world_size(
+    inputs: Path, packing: bool
+) -> None:
+    sizes = {
+        "global_batch_size": None,
+        "global_batch_tokens": 200,
+        "per_device_train_batch_size": 2,
+    }
     config = toy.make_config(inputs, sizes, data={"packing": packing, "max_length": 64})
     rows = prepare(config).train
     tokens = tokens_per_epoch(rows)
@@ -117,7 +130,11 @@ def test_steps_of_so_many_tokens_are_the_same_at_every_world_size(inputs: Path, 
         ]
         assert held[0] == held[1]
         assert {(share.labels, share.tokens) for share in shares} == {(whole.labels, whole.tokens)}
-    seen = [s for step in range(plan.steps_per_epoch) for s in Feed(rows, plan, 0, World()).samples(step).tolist()]
+    seen = [
+        s
+        for step in range(plan.steps_per_epoch)
+        for s in Feed(rows, plan, 0, World()).samples(step).tolist()
+    ]
     assert sorted(seen) == list(range(len(rows)))
     assert Feed(rows, plan, 0, World()).largest().num_tokens >= rows.lengths.max()
 
@@ -132,12 +149,18 @@ def test_ranks_have_equally_much_to_compute(inputs: Path) -> None:
     def uneven(feeds: list[Feed]) -> float:
         """By how much one rank has more to compute, over all of it."""
         steps = [[feed.step(step) for feed in feeds] for step in range(plan.num_steps)]
-        loads = [[sum(flops[[*b.samples]].sum() for b in work.batches) for work in works] for works in steps]
+        loads = [
+            [sum(flops[[*b.samples]].sum() for b in work.batches) for work in works]
+            for works in steps
+        ]
         return sum(abs(ours - theirs) for ours, theirs in loads) / sum(map(sum, loads))
 
     ranks = [World(rank, rank, 2) for rank in range(2)]
     by_tokens = uneven([Feed(data.train, plan, config.training.seed, world) for world in ranks])
-    assert uneven([make_feed(config, plan, data, world, learner)[0] for world in ranks]) < 0.8 * by_tokens
+    assert (
+        uneven([make_feed(config, plan, data, world, learner)[0] for world in ranks])
+        < 0.8 * by_tokens
+    )
 
 
 def row_copy(rows: Rows, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -146,13 +169,20 @@ def row_copy(rows: Rows, index: int) -> tuple[np.ndarray, np.ndarray]:
     return ids.copy(), trained.copy()
 
 
-def test_the_gradient_is_that_of_plain_transformers(inputs: Path, whole_batch_gradient: np.ndarray) -> None:
+def test_the_gradient_is_that_of_plain_transformers(
+    inputs: Path, whole_batch_gradient: np.ndarray
+) -> None:
     config = split(inputs, toy.BATCH)
     rows = prepare(config).train
-    ids = Feed(rows, make_plan(config, len(rows), world_size=1), config.training.seed, World()).samples(0)
+    ids = Feed(
+        rows, make_plan(config, len(rows), world_size=1), config.training.seed, World()
+    ).samples(0)
     assert config.lora is not None
     model = add_lora(
-        AutoModelForCausalLM.from_pretrained(inputs / "model"), config.lora, task_type="CAUSAL_LM", seed=42
+        AutoModelForCausalLM.from_pretrained(inputs / "model"),
+        config.lora,
+        task_type="CAUSAL_LM",
+        seed=42,
     )
     randomize_lora(model)
     layout = FlatAdamW(model.named_parameters(), AdamSettings())
@@ -166,28 +196,41 @@ def padded_loss(model: Any, rows: Rows, ids: list[int]) -> tuple[Tensor, int]:
     sequences = [torch.from_numpy(row_copy(rows, i)[0].astype(np.int64)) for i in ids]
     trained = [torch.from_numpy(row_copy(rows, i)[1]) for i in ids]
     pad = torch.nn.utils.rnn.pad_sequence
-    labels = pad([torch.where(t, s, -100) for s, t in zip(sequences, trained, strict=True)], True, -100)[:, 1:]
+    labels = pad(
+        [torch.where(t, s, -100) for s, t in zip(sequences, trained, strict=True)], True, -100
+    )[:, 1:]
     mask = pad([torch.ones_like(s) for s in sequences], True)
     logits = model(input_ids=pad(sequences, True), attention_mask=mask).logits[:, :-1]
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), reduction="sum"
+    )
     return loss, int((labels >= 0).sum())
 
 
 @pytest.mark.parametrize("sections", [{}, FULL], ids=["lora", "full"])
-def test_losses_are_those_of_plain_torch(inputs: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
+def test_losses_are_those_of_plain_torch(
+    inputs: Path, tmp_path: Path, sections: dict[str, Any]
+) -> None:
     """Two epochs with clipping, weight decay and a last batch of two samples, in the plainest code there is."""
     rate, decay, clip = 3e-3, 0.1, 0.4
     training = {"learning_rate": rate, "lr_scheduler_type": "constant", "warmup_steps": 0}
-    config = toy.make_config(inputs, {**training, "weight_decay": decay, "max_grad_norm": clip}, **sections)
+    config = toy.make_config(
+        inputs, {**training, "weight_decay": decay, "max_grad_norm": clip}, **sections
+    )
     found = toy.losses(toy.finished(tmp_path / "run", config))
     rows = prepare(config).train
     feed = Feed(rows, make_plan(config, len(rows), world_size=1), config.training.seed, World())
-    model: Any = AutoModelForCausalLM.from_pretrained(inputs / "model", attn_implementation="eager").train()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        inputs / "model", attn_implementation="eager"
+    ).train()
     if config.lora is not None:
         model = add_lora(model, config.lora, task_type="CAUSAL_LM", seed=config.training.seed)
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [
-        {"params": [p for name, p in named if decays(name, p) is wanted], "weight_decay": decay * wanted}
+        {
+            "params": [p for name, p in named if decays(name, p) is wanted],
+            "weight_decay": decay * wanted,
+        }
         for wanted in (True, False)
     ]
     optimizer = torch.optim.AdamW(groups, lr=rate)
@@ -203,8 +246,12 @@ def test_losses_are_those_of_plain_torch(inputs: Path, tmp_path: Path, sections:
     assert len(found) == 2 * toy.STEPS_PER_EPOCH
 
 
-@pytest.mark.parametrize("sections", [{}, pytest.param(FULL, marks=pytest.mark.slow)], ids=["lora", "full"])
-def test_two_ranks_train_as_one_process(inputs: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "sections", [{}, pytest.param(FULL, marks=pytest.mark.slow)], ids=["lora", "full"]
+)
+def test_two_ranks_train_as_one_process(
+    inputs: Path, tmp_path: Path, sections: dict[str, Any]
+) -> None:
     config = toy.make_config(inputs, {"learning_rate": 1e-3}, **sections)
     one, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
     assert toy.losses(two) == pytest.approx(toy.losses(one), abs=1e-5)
@@ -216,7 +263,9 @@ def initial_evaluation(world: World, config: Config) -> dict[str, float]:
     data = prepare(config)
     assert data.eval is not None
     learner = causal_lm.build(config, world, NO_WORK)
-    values = evaluate(causal_lm, learner, data.eval, make_plan(config, world_size=world.size), world)
+    values = evaluate(
+        causal_lm, learner, data.eval, make_plan(config, world_size=world.size), world
+    )
     assert values is not None
     return values
 
@@ -253,11 +302,17 @@ def test_the_adapter_is_pefts_and_does_what_the_run_measured(inputs: Path, lora_
     assert last["eval_loss"] < before - 0.1
 
 
-def test_full_fine_tuning_leaves_a_model_that_transformers_loads(inputs: Path, tmp_path: Path) -> None:
-    run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, {"learning_rate": 1e-3}, **FULL))
+def test_full_fine_tuning_leaves_a_model_that_transformers_loads(
+    inputs: Path, tmp_path: Path
+) -> None:
+    run_dir = toy.finished(
+        tmp_path / "run", toy.make_config(inputs, {"learning_rate": 1e-3}, **FULL)
+    )
     model = AutoModelForCausalLM.from_pretrained(run_dir / "checkpoints" / "last")
     rows = prepare(toy.make_config(inputs)).eval
-    assert plain_evaluation(model, rows) == pytest.approx(metrics.read_metrics(run_dir)[-1]["eval_loss"], abs=1e-5)
+    assert plain_evaluation(model, rows) == pytest.approx(
+        metrics.read_metrics(run_dir)[-1]["eval_loss"], abs=1e-5
+    )
 
 
 def test_bf16_weights_follow_an_fp32_master(inputs: Path, tmp_path: Path) -> None:
@@ -266,7 +321,9 @@ def test_bf16_weights_follow_an_fp32_master(inputs: Path, tmp_path: Path) -> Non
     last = toy.finished(tmp_path / "run", config) / "checkpoints" / "last"
     master = load_file(last / "optimizer.safetensors")["master"]
     assert master.dtype == torch.float32
-    assert not torch.equal(master, master.bfloat16().float())  # what bf16 alone would have rounded away
+    assert not torch.equal(
+        master, master.bfloat16().float()
+    )  # what bf16 alone would have rounded away
     trained = AutoModelForCausalLM.from_pretrained(last, dtype="auto")
     layout = FlatAdamW(trained.named_parameters(), AdamSettings())
     assert trained.dtype == torch.bfloat16
@@ -297,7 +354,9 @@ def epoch_lines(run_dir: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("world_size", "number", "sections"),
     [
-        pytest.param(1, signal.SIGTERM, {"lora": {"r": 4, "dropout": 0.1}}, id="lora", marks=pytest.mark.slow),
+        pytest.param(
+            1, signal.SIGTERM, {"lora": {"r": 4, "dropout": 0.1}}, id="lora", marks=pytest.mark.slow
+        ),
         pytest.param(1, signal.SIGINT, FULL, id="full, Ctrl-C"),
         pytest.param(2, signal.SIGTERM, {"lora": {"r": 4, "dropout": 0.1}}, id="lora, two ranks"),
         pytest.param(2, signal.SIGTERM, FULL, id="full, two ranks", marks=pytest.mark.slow),
@@ -317,7 +376,9 @@ def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(
 
 def test_best_last_early_stopping_and_retention(inputs: Path, tmp_path: Path) -> None:
     training = {"learning_rate": 0.3, "eval_steps": 2, "save_steps": 2, "save_total_limit": 1}
-    config = toy.make_config(inputs, {**training, "early_stopping_patience": 2, "num_train_epochs": 8})
+    config = toy.make_config(
+        inputs, {**training, "early_stopping_patience": 2, "num_train_epochs": 8}
+    )
     run_dir = toy.finished(tmp_path / "run", config)
     evaluations = [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line]
     best = min(evaluations, key=lambda line: line["eval_loss"])["step"]
@@ -337,7 +398,10 @@ def test_an_epoch_whose_losses_are_lost_in_part_says_so(
     config = toy.make_config(inputs)
     plan = make_plan(config, toy.ROWS, world_size=1)
     values = {"learning_rate": 0.1, "grad_norm": 1.0}
-    lines = [{"step": step, "loss": float(step), "trained_tokens": 10, **values} for step in (7, 8, 10, 12, 13, 14)]
+    lines = [
+        {"step": step, "loss": float(step), "trained_tokens": 10, **values}
+        for step in (7, 8, 10, 12, 13, 14)
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run_log = RunLog(config, plan, tmp_path, World(), State(step=13))
     run_log.remember(tmp_path, 13)
@@ -352,7 +416,9 @@ def test_a_batch_of_so_many_tokens_is_kept_by_more_processes_and_a_packed_one_is
 ) -> None:
     for number, tokens in enumerate((320, "packed")):
         sizes = {"global_batch_size": None, "global_batch_tokens": tokens}
-        config = toy.make_config(inputs, sizes).model_copy(update={"output": str(tmp_path / str(number))})
+        config = toy.make_config(inputs, sizes).model_copy(
+            update={"output": str(tmp_path / str(number))}
+        )
         run_dir = toy.make_run(tmp_path / str(number), config)
         (run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
         with pytest.raises(errors.ConfigError) if tokens == "packed" else nullcontext() as caught:
@@ -373,6 +439,8 @@ def test_other_data_under_the_same_run_are_refused(inputs: Path, tmp_path: Path)
 
 
 def test_the_log_says_what_became_of_the_records(inputs: Path, tmp_path: Path) -> None:
-    config = toy.make_config(inputs, {"max_steps": 1}, data={"max_length": 16, "overlong": "truncate"})
+    config = toy.make_config(
+        inputs, {"max_steps": 1}, data={"max_length": 16, "overlong": "truncate"}
+    )
     log = (toy.finished(tmp_path / "run", config) / "logs" / "rank-0.log").read_text()
-    assert re.search(r"\[DATA\] train: of 50 records \d+ truncated", log), log
+    assert re.search(r"\[DATA\] WARNING: \d+ of 50 records of train truncated", log), log

@@ -114,17 +114,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_the_form_says_why_the_server_refuses(server: Server, tab: Page) -> None:
     server.enter(tab)
     go(tab, server, "/new")
-    assert not tab.evaluate("document.querySelector('#submit').checkVisibility()"), "nothing of a cluster is typed"
+    assert not tab.evaluate("document.querySelector('#submit').checkVisibility()"), (
+        "nothing of a cluster is typed"
+    )
     fill(tab, {"name": "a" * (1 << 20)})
-    wait(tab, "document.querySelector('#problems').textContent === 'the request has more than 1,048,576 bytes'")
+    wait(
+        tab,
+        "document.querySelector('#problems').textContent === 'the request has more than 1,048,576 bytes'",
+    )
     tab.context.clear_cookies()
     fill(tab, {"name": "first"})
-    wait(tab, "document.querySelector('#problems').textContent.startsWith('Open the address that kubetune ui')")
+    wait(
+        tab,
+        "document.querySelector('#problems').textContent.startsWith('Open the address that kubetune ui')",
+    )
 
 
 def test_control_c_says_nothing_while_a_page_is_open(tmp_path: Path) -> None:
     command = processes.module("kubetune", "ui", str(tmp_path), "--port", "0")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         found = re.search(r"(http://\S+)/\?token=(\S+)", process.stdout.readline())
         assert found
@@ -143,20 +153,33 @@ def two_runs(server: Server, tab: Page, errors: list[str]) -> list[str]:
     assert "No runs yet" in tab.evaluate("document.body.innerText")
     go(tab, server, "/new")
     data = EMBEDDED / "data"
-    fill(tab, {"name": "First Run", "model.path": str(EMBEDDED / "model"), "data.train": f"{data}/train.jsonl#64"})
+    fill(
+        tab,
+        {
+            "name": "First Run",
+            "model.path": str(EMBEDDED / "model"),
+            "data.train": f"{data}/train.jsonl#64",
+        },
+    )
     wait(tab, "document.querySelector('#problems').textContent.includes('lower case letters')")
     fill(tab, {"name": "first", "data.eval": f"{data}/heldout.jsonl#16", "lora": "true", "lora.r": "4",
                "training.learning_rate": "4e-3", "training.global_batch_size": "16", "data.max_length": "128",
                "training.num_train_epochs": "1"})  # fmt: skip
     assert wait(tab, "[...document.querySelectorAll('#facts tr')].find((r) => r.cells[0].textContent === 'steps')"
                      "?.cells[1].textContent").startswith("4 (1 epoch)")  # fmt: skip
-    wait(tab, "!document.querySelector('#start').disabled && !document.querySelector('#facts.waiting')")
+    wait(
+        tab,
+        "!document.querySelector('#start').disabled && !document.querySelector('#facts.waiting')",
+    )
     see_to_the_end(tab, errors, "first")
     go(tab, server, "/new?dir=first")
     assert tab.evaluate("document.querySelector('[name=\"lora.r\"]').value") == "4"
     fill(tab, {"name": "second", "lora.r": "8"})
     wait(tab, "document.querySelector('#yaml').textContent.includes('r: 8')")
-    wait(tab, "!document.querySelector('#start').disabled && !document.querySelector('#facts.waiting')")
+    wait(
+        tab,
+        "!document.querySelector('#start').disabled && !document.querySelector('#facts.waiting')",
+    )
     see_to_the_end(tab, errors, "second")
     assert load_config(server.folder / "second.yaml").lora.r == 8  # type: ignore[union-attr]
     return ["first", "second"]
@@ -171,12 +194,17 @@ def see_to_the_end(tab: Page, errors: list[str], name: str) -> None:
     assert not [error for error in errors if "Failed to load resource" not in error], errors
 
 
-def test_a_run_is_begun_seen_to_its_end_and_compared(server: Server, tab: Page, two_runs: list[str]) -> None:
+def test_a_run_is_begun_seen_to_its_end_and_compared(
+    server: Server, tab: Page, two_runs: list[str]
+) -> None:
     go(tab, server, "/")
     for name in two_runs:
         tab.check(f'.runs-table input[value="{name}"]')
     tab.click("#compare")
-    wait(tab, "location.pathname === '/compare' && document.querySelectorAll('.chart canvas').length > 3")
+    wait(
+        tab,
+        "location.pathname === '/compare' && document.querySelectorAll('.chart canvas').length > 3",
+    )
     text = tab.evaluate("document.body.innerText")
     assert "lora.r" in text
     for name in two_runs:
@@ -187,13 +215,27 @@ def test_a_run_of_a_terminal_is_stopped_and_continued_to_the_same_numbers(
     server: Server, tab: Page, errors: list[str], two_runs: list[str]
 ) -> None:
     run_dir = server.folder / "typed"
-    words = ["train", str(server.folder / "first.yaml"), f"output={run_dir}", "training.num_train_epochs=12"]
+    words = [
+        "train",
+        str(server.folder / "first.yaml"),
+        f"output={run_dir}",
+        "training.num_train_epochs=12",
+    ]
     whole = subprocess.run(
-        processes.module("kubetune", *words[:2], f"output={run_dir}-whole", *words[3:]), capture_output=True, text=True
+        processes.module("kubetune", *words[:2], f"output={run_dir}-whole", *words[3:]),
+        capture_output=True,
+        text=True,
     )
     assert whole.returncode == OK, whole.stderr
-    with subprocess.Popen(processes.module("kubetune", *words), stdout=subprocess.PIPE, text=True) as terminal:
-        wait_until(lambda: (run_dir / metrics.METRICS).exists() and (run_dir / metrics.METRICS).stat().st_size > 0)
+    with subprocess.Popen(
+        processes.module("kubetune", *words), stdout=subprocess.PIPE, text=True
+    ) as terminal:
+        wait_until(
+            lambda: (
+                (run_dir / metrics.METRICS).exists()
+                and (run_dir / metrics.METRICS).stat().st_size > 0
+            )
+        )
         go(tab, server, "/run?dir=typed")
         tab.get_by_role("button", name="Stop").click()
         tab.get_by_role("button", name="Save a checkpoint and stop?").click()
@@ -202,7 +244,9 @@ def test_a_run_of_a_terminal_is_stopped_and_continued_to_the_same_numbers(
     wait(tab, "document.querySelector('h1 .state')?.textContent === 'stopped'")
     tab.get_by_role("button", name="Continue").click()
     wait(tab, "document.querySelector('h1 .state')?.textContent === 'done'")
-    numbers = [(place / metrics.METRICS).read_bytes() for place in (run_dir, Path(f"{run_dir}-whole"))]
+    numbers = [
+        (place / metrics.METRICS).read_bytes() for place in (run_dir, Path(f"{run_dir}-whole"))
+    ]
     assert numbers[0] == numbers[1]
     assert len(numbers[0].splitlines()) > 48
     assert not [error for error in errors if "Failed to load resource" not in error], errors
@@ -215,14 +259,19 @@ def test_both_models_answer_side_by_side(server: Server, tab: Page, two_runs: li
     tab.fill("#text", "Please restart wallet in staging.")
     tab.press("#text", "Enter")
     wait(
-        tab, "!document.querySelector('#text').disabled && document.querySelectorAll('.bubble.assistant').length === 2"
+        tab,
+        "!document.querySelector('#text').disabled && document.querySelectorAll('.bubble.assistant').length === 2",
     )
     said = tab.evaluate("[...document.querySelectorAll('.bubble')].map((b) => b.textContent)")
     assert said.count("Please restart wallet in staging.") == 2
     assert all(said), said
     assert "problem" not in tab.evaluate("document.querySelector('#talk').innerHTML")
     assert "undefined" not in tab.inner_text("#talk")
-    below = [one for one in psutil.Process(server.process.pid).children() if one.status() != psutil.STATUS_ZOMBIE]
+    below = [
+        one
+        for one in psutil.Process(server.process.pid).children()
+        if one.status() != psutil.STATUS_ZOMBIE
+    ]
     children = [child for child in below if "chat_child" in " ".join(child.cmdline())]
     assert len(children) == 1, "one process for both sides"
     go(tab, server, "/")
@@ -262,7 +311,9 @@ def test_the_server_of_a_hundred_runs_stays_small(tmp_path: Path, tab: Page) -> 
         go(tab, server, "/run?dir=long")
         assert "Reading its numbers" in tab.evaluate("document.body.innerText")
         wait(tab, "!document.body.innerText.includes('Reading its numbers')")
-        assert tab.evaluate("document.querySelector('.cards dd').textContent").startswith("1,000,000")
+        assert tab.evaluate("document.querySelector('.cards dd').textContent").startswith(
+            "1,000,000"
+        )
         go(tab, server, "/compare?" + "&".join(f"dir=run-{number:03d}" for number in range(12)))
         for query in FILTERS:
             go(tab, server, f"/data?dir=million&{query}")
@@ -289,10 +340,14 @@ def test_axe_finds_nothing_and_no_page_is_wider_than_the_window(
     for page in PAGES:
         go(tab, server, page, width, dark=dark)
         tab.evaluate(f"{axe}; 0")
-        told = tab.evaluate("axe.run({resultTypes: ['violations']}).then((r) => JSON.stringify(r.violations))")
+        told = tab.evaluate(
+            "axe.run({resultTypes: ['violations']}).then((r) => JSON.stringify(r.violations))"
+        )
         for violation in json.loads(told):
             nodes = "; ".join(node["html"][:160] for node in violation["nodes"][:3])
-            found.append(f"{page}: {violation['impact']} {violation['id']}: {violation['help']} {nodes}")
+            found.append(
+                f"{page}: {violation['impact']} {violation['id']}: {violation['help']} {nodes}"
+            )
         if tab.evaluate("document.documentElement.scrollWidth") > width:
             found.append(f"{page} is wider than {width}")
     assert not found, "\n".join(found)

@@ -64,7 +64,10 @@ def skip_a_batch_on_resume(argv: Sequence[str]) -> int:
 
 
 def verdict_of(
-    config: Config, folder: Path, worker: Callable[[Sequence[str]], int] = worker.main, world_size: int = 1
+    config: Config,
+    folder: Path,
+    worker: Callable[[Sequence[str]], int] = worker.main,
+    world_size: int = 1,
 ) -> verify_resume.Verdict:
     """The verdict on real ranks that run `worker`."""
 
@@ -73,7 +76,9 @@ def verdict_of(
             return max(wait_all(processes))
 
     short = verify_resume.shortened(config, STEPS)
-    return verify_resume.verify(short, make_plan(short, world_size=world_size), STOP_AT, folder, start)
+    return verify_resume.verify(
+        short, make_plan(short, world_size=world_size), STOP_AT, folder, start
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -85,7 +90,12 @@ def test_a_sound_resume_is_exact(config: Config, tmp_path: Path, world_size: int
     # The comparison saw every step of every rank, the evaluations and the last checkpoint.
     facts = verify_resume.facts_of(tmp_path / "resumed")
     assert len(facts) == verdict.facts
-    for what in ("batch ids", "random state of cpu", "losses of the micro-batches", "master of the optimizer before"):
+    for what in (
+        "batch ids",
+        "random state of cpu",
+        "losses of the micro-batches",
+        "master of the optimizer before",
+    ):
         seen = {(fact.step, fact.rank) for fact in facts if fact.what.startswith(what)}
         assert seen == {(step, rank) for step in range(1, STEPS + 1) for rank in range(world_size)}
     assert {fact.step for fact in facts if fact.what == "learning_rate"} == set(range(1, STEPS + 1))
@@ -96,7 +106,9 @@ def test_a_sound_resume_is_exact(config: Config, tmp_path: Path, world_size: int
 
 def test_a_resume_is_exact_where_steps_are_counted_in_tokens(inputs: Path, tmp_path: Path) -> None:
     """Five steps of three an epoch: the second epoch's cu_seqlens are others, and found again."""
-    verdict = verdict_of(toy.make_config(inputs, {"global_batch_size": None, "global_batch_tokens": 320}), tmp_path)
+    verdict = verdict_of(
+        toy.make_config(inputs, {"global_batch_size": None, "global_batch_tokens": 320}), tmp_path
+    )
     assert verdict.is_exact
     whole = [line for line in metrics.read_metrics(tmp_path / "uninterrupted") if "loss" in line]
     assert len({line["samples"] for line in whole}) > 1
@@ -122,7 +134,9 @@ def test_chance_is_found_and_not_blamed_on_the_resume(config: Config, tmp_path: 
         (skip_a_batch_on_resume, "batch ids"),
     ],
 )
-def test_a_bad_resume_is_named(config: Config, tmp_path: Path, worker: Callable[..., int], what: str) -> None:
+def test_a_bad_resume_is_named(
+    config: Config, tmp_path: Path, worker: Callable[..., int], what: str
+) -> None:
     verdict = verdict_of(config, tmp_path, worker)
     assert verdict.difference is not None
     assert (verdict.difference.step, verdict.difference.what) == (STOP_AT + 1, what)
@@ -132,7 +146,9 @@ def test_a_bad_resume_is_named(config: Config, tmp_path: Path, worker: Callable[
 
 def test_a_run_that_fails_is_no_verdict(inputs: Path, tmp_path: Path) -> None:
     config = toy.make_config(inputs, lora={"r": 4, "target_modules": ["absent"]})
-    with pytest.raises(errors.KubetuneError, match="the uninterrupted run ended with exit code 2") as caught:
+    with pytest.raises(
+        errors.KubetuneError, match="the uninterrupted run ended with exit code 2"
+    ) as caught:
         verdict_of(config, tmp_path)
     assert caught.value.exit_code == errors.USER
 
@@ -145,12 +161,20 @@ def test_nothing_leaves_this_machine(inputs: Path) -> None:
         "logging": {"before_after": 4},
     }
     short = verify_resume.shortened(toy.make_config(inputs, **outlets), STEPS)
-    assert (short.push, short.mirror, short.tracking.mlflow, short.logging.before_after) == (None, None, None, 0)
+    assert (short.push, short.mirror, short.tracking.mlflow, short.logging.before_after) == (
+        None,
+        None,
+        None,
+        0,
+    )
 
 
 def run_verb(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "kubetune", "verify-resume", *args], capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "kubetune", "verify-resume", *args],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
 
 
@@ -174,10 +198,14 @@ def test_a_run_that_fails_is_told_once(config: Config, tmp_path: Path) -> None:
     run_file = tmp_path / "run.yaml"
     run_file.write_text(as_yaml(config))
     (tmp_path / "bad.jsonl").write_text('{"prompt": 3}\n')
-    ended = run_verb(str(run_file), f"data.train={tmp_path / 'bad.jsonl'}", f"data.cache={tmp_path / 'cache'}")
+    ended = run_verb(
+        str(run_file), f"data.train={tmp_path / 'bad.jsonl'}", f"data.cache={tmp_path / 'cache'}"
+    )
     assert ended.returncode == errors.USER
     assert (ended.stdout + ended.stderr).count("bad.jsonl:1: ") == 1
-    assert ended.stderr.endswith("its lines above say why. Its folder was a temporary one and is removed.\n")
+    assert ended.stderr.endswith(
+        "its lines above say why. Its folder was a temporary one and is removed.\n"
+    )
 
 
 @pytest.mark.slow
@@ -198,13 +226,19 @@ def test_ctrl_c_is_no_verdict_and_leaves_nothing(config: Config, tmp_path: Path,
         "compute.processes=1",
     ]
     with subprocess.Popen(
-        command, env={**os.environ, "TMPDIR": str(temporary)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         wait_until(lambda: any(temporary.glob(f"*/{run}/metrics.jsonl")))
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == errors.PREEMPTED
-    assert said.endswith("asked to stop by SIGINT: there is no verdict, and nothing is left of the runs\n")
+    assert said.endswith(
+        "asked to stop by SIGINT: there is no verdict, and nothing is left of the runs\n"
+    )
     assert list(temporary.iterdir()) == []
 
 

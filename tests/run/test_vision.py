@@ -14,7 +14,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer, Qwen3VLProcessor
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    Qwen3VLProcessor,
+)
 
 from kubetune import errors
 from kubetune.adapters.lora import add_lora
@@ -44,7 +49,9 @@ from tests.architectures import randomize_lora, relative_error, take_gradients
 from tests.pictures import ARCHITECTURES, QUESTION, paint, save_seeing_model, write_questions
 
 LLAMA_FACTORY_DATA = Path(
-    os.environ.get("LLAMA_FACTORY_DATA", Path(__file__).parents[3] / "shared" / "data" / "llamafactory")
+    os.environ.get(
+        "LLAMA_FACTORY_DATA", Path(__file__).parents[3] / "shared" / "data" / "llamafactory"
+    )
 )
 TRAINING = {
     "global_batch_size": 16,
@@ -67,7 +74,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_config(inputs: Path, training: dict[str, Any] | None = None, **sections: Any) -> Config:
     settings = {"data": {"max_length": 128}, "lora": {"r": 16}, **sections}
-    return toy.make_config(inputs, {**TRAINING, **(training or {})}, task="vision_language", **settings)
+    return toy.make_config(
+        inputs, {**TRAINING, **(training or {})}, task="vision_language", **settings
+    )
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +89,9 @@ def trained(inputs: Path) -> Path:
 def share_of_right_answers(loaded: LoadedModel, inputs: Path) -> float:
     rows = [json.loads(line) for line in (inputs / "eval.jsonl").read_text().splitlines()]
     images = [[str(inputs / path) for path in row["images"]] for row in rows]
-    said = answer(loaded, [f"<image>{QUESTION}"] * len(rows), Sampling(max_new_tokens=6), images=images)
+    said = answer(
+        loaded, [f"<image>{QUESTION}"] * len(rows), Sampling(max_new_tokens=6), images=images
+    )
     wanted: list[str] = [row["messages"][1]["content"] for row in rows]
     return sum(ours == theirs for ours, theirs in zip(said, wanted, strict=True)) / len(rows)
 
@@ -91,18 +102,27 @@ def test_learns_to_tell_the_colour_of_images_it_has_not_seen(trained: Path, inpu
         assert share_of_right_answers(base, inputs) == 0.0
     right = share_of_right_answers(loaded, inputs)
     assert right >= 0.9
-    assert metrics.read_verdict(trained)["best"]["eval_exact_match"] == right, "asked one by one or in batches"
+    assert metrics.read_verdict(trained)["best"]["eval_exact_match"] == right, (
+        "asked one by one or in batches"
+    )
     assert "padding-free packed batches" in (trained / "logs" / "rank-0.log").read_text()
 
 
-def test_is_asked_about_a_file(trained: Path, inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_is_asked_about_a_file(
+    trained: Path, inputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     row = json.loads((inputs / "eval.jsonl").read_text().splitlines()[0])
     image = str(inputs / row["images"][0])
-    assert main(["generate", str(trained), QUESTION, "--image", image, "--max-new-tokens", "6"]) == 0
+    assert (
+        main(["generate", str(trained), QUESTION, "--image", image, "--max-new-tokens", "6"]) == 0
+    )
     assert capsys.readouterr().out.strip() == row["messages"][1]["content"]
     assert main(["generate", str(trained), "<image> <image>", "--image", image]) == errors.USER
     assert "has 2 <image> tags for 1 images" in capsys.readouterr().err
-    assert main(["generate", str(trained), QUESTION, "--image", str(inputs / "eval.jsonl")]) == errors.USER
+    assert (
+        main(["generate", str(trained), QUESTION, "--image", str(inputs / "eval.jsonl")])
+        == errors.USER
+    )
     assert "is no image of JPEG, PNG" in capsys.readouterr().err
 
 
@@ -112,8 +132,17 @@ def test_is_shown_images_in_a_conversation(
     rows = [json.loads(line) for line in (inputs / "eval.jsonl").read_text().splitlines()]
     first = next(row for row in rows if row["messages"][1]["content"] == "red")
     image = inputs / first["images"][0]
-    lines = [f"/image {inputs / 'eval.jsonl'}", QUESTION, f"/image {image}", QUESTION, "/history", "/reset"]
-    monkeypatch.setattr("sys.stdin", StringIO("\n".join([*lines, f"/image {image}", f"<image>{QUESTION}"]) + "\n"))
+    lines = [
+        f"/image {inputs / 'eval.jsonl'}",
+        QUESTION,
+        f"/image {image}",
+        QUESTION,
+        "/history",
+        "/reset",
+    ]
+    monkeypatch.setattr(
+        "sys.stdin", StringIO("\n".join([*lines, f"/image {image}", f"<image>{QUESTION}"]) + "\n")
+    )
     assert main(["chat", str(trained), "--max-new-tokens", "6"]) == 0
     said = capsys.readouterr().out
     assert "is no image of JPEG, PNG" in said
@@ -127,9 +156,16 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, tmp_
     save_seeing_model(tmp_path / "model", name)
     write_questions(tmp_path, "train", 5, 2, text_rows=4)
     asked = {"generate": {"metric": "exact_match", "max_new_tokens": 8, "batch_size": 3}}
-    data = {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "train.jsonl"), "max_length": 128}
+    data = {
+        "train": str(tmp_path / "train.jsonl"),
+        "eval": str(tmp_path / "train.jsonl"),
+        "max_length": 128,
+    }
     config = toy.make_config(tmp_path, task="vision_language", data=data, evaluation=asked)
-    prepared, model = prepare(config), AutoModelForImageTextToText.from_pretrained(tmp_path / "model").eval()
+    prepared, model = (
+        prepare(config),
+        AutoModelForImageTextToText.from_pretrained(tmp_path / "model").eval(),
+    )
     assert prepared.eval is not None
     judge = judge_of(config, prepared.tokenizer, prepared.eval, World())
     assert judge is not None
@@ -137,7 +173,9 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, tmp_
     alone = {}
     for question in judge.asked:
         row = (np.asarray(question.ids, np.uint32), np.zeros(len(question.ids), bool))
-        batch = collate_pictured([row], [judge.reader.read(question.images)], judge.reader.processor)
+        batch = collate_pictured(
+            [row], [judge.reader.read(question.images)], judge.reader.processor
+        )
         out = model.generate(
             input_ids=batch.input_ids[None], attention_mask=torch.ones_like(batch.input_ids[None]), max_new_tokens=8,
             do_sample=False, eos_token_id=list(judge.tokenizer.eos_ids), pad_token_id=judge.tokenizer.pad_id,
@@ -154,11 +192,15 @@ SEES_ANEW = {"freeze_vision_tower": False, "freeze_projector": False}
 SHORT = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "learning_rate": 1e-3}
 
 
-def test_two_ranks_of_which_one_may_have_no_image_train_as_one(inputs: Path, tmp_path: Path) -> None:
+def test_two_ranks_of_which_one_may_have_no_image_train_as_one(
+    inputs: Path, tmp_path: Path
+) -> None:
     write_questions(tmp_path, "train", 3, 1, text_rows=21)
     data = {"train": str(tmp_path / "train.jsonl"), "max_length": 128}
     sections = {"vision": {"freeze_vision_tower": False, "freeze_projector": False}, "data": data}
-    config = make_config(inputs, {**SHORT, "global_batch_size": 8, "per_device_train_batch_size": 1}, **sections)
+    config = make_config(
+        inputs, {**SHORT, "global_batch_size": 8, "per_device_train_batch_size": 1}, **sections
+    )
     one, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
     assert toy.losses(two) == pytest.approx(toy.losses(one), abs=1e-5)
     for ours, theirs in zip(metrics.read_metrics(two), metrics.read_metrics(one), strict=True):
@@ -168,7 +210,11 @@ def test_two_ranks_of_which_one_may_have_no_image_train_as_one(inputs: Path, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sections",
-    [{"model": {"attention": "sdpa"}}, {"training": {"compile": True}}, {"training": {"gradient_checkpointing": True}}],
+    [
+        {"model": {"attention": "sdpa"}},
+        {"training": {"compile": True}},
+        {"training": {"gradient_checkpointing": True}},
+    ],
     ids=["one sequence at a time", "compiled", "recomputed"],
 )
 def test_other_ways_through_the_model_train_the_same(
@@ -176,17 +222,25 @@ def test_other_ways_through_the_model_train_the_same(
 ) -> None:
     model = {"path": str(inputs / "model"), **sections.get("model", {})}
     one = toy.finished(tmp_path / "one", make_config(inputs, SHORT))
-    other = toy.finished(tmp_path / "other", make_config(inputs, SHORT | sections.get("training", {}), model=model))
+    other = toy.finished(
+        tmp_path / "other", make_config(inputs, SHORT | sections.get("training", {}), model=model)
+    )
     for ours, theirs in zip(metrics.read_metrics(other), metrics.read_metrics(one), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
-    assert ("padding-free" in (other / "logs" / "rank-0.log").read_text()) == ("model" not in sections)
+    assert ("padding-free" in (other / "logs" / "rank-0.log").read_text()) == (
+        "model" not in sections
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["4bit", "8bit"])
-def test_a_quantised_base_learns_and_is_merged(quantization: str, inputs: Path, tmp_path: Path) -> None:
+def test_a_quantised_base_learns_and_is_merged(
+    quantization: str, inputs: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("bitsandbytes")
-    run_dir = toy.finished(tmp_path / "run", make_config(inputs, {"max_steps": 7}, quantization=quantization))
+    run_dir = toy.finished(
+        tmp_path / "run", make_config(inputs, {"max_steps": 7}, quantization=quantization)
+    )
     assert toy.losses(run_dir)[-1] < toy.losses(run_dir)[0] - 1
     told: list[str] = []
     found = export_run(run_dir, merged=True, out=tmp_path / "out", tell=told.append)
@@ -196,13 +250,18 @@ def test_a_quantised_base_learns_and_is_merged(quantization: str, inputs: Path, 
 
 
 @pytest.mark.slow
-def test_rows_of_another_tool_with_an_image_in_each_turn_are_trained_on(inputs: Path, tmp_path: Path) -> None:
+def test_rows_of_another_tool_with_an_image_in_each_turn_are_trained_on(
+    inputs: Path, tmp_path: Path
+) -> None:
     file = LLAMA_FACTORY_DATA / "mllm_demo.json"
     if not file.is_file():
         pytest.skip(
             "needs LLaMA-Factory's mllm_demo.json and its images beside this repository, or in $LLAMA_FACTORY_DATA"
         )
-    sections = {"data": {"train": str(file), "max_length": 1024}, "vision": {"image_max_tokens": 64}}
+    sections = {
+        "data": {"train": str(file), "max_length": 1024},
+        "vision": {"image_max_tokens": 64},
+    }
     config = make_config(inputs, {"max_steps": 4, "eval_steps": 4, "save_steps": 4}, **sections)
     config = config.model_copy(update={"data": config.data.model_copy(update={"eval": None})})
     run_dir = toy.finished(tmp_path / "run", config)
@@ -213,32 +272,50 @@ def test_rows_of_another_tool_with_an_image_in_each_turn_are_trained_on(inputs: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sections",
-    [{}, {"vision": SEES_ANEW}, {"model": {"attention": "sdpa"}}, {"lora": None}, {"lora": None, "vision": SEES_ANEW}],
+    [
+        {},
+        {"vision": SEES_ANEW},
+        {"model": {"attention": "sdpa"}},
+        {"lora": None},
+        {"lora": None, "vision": SEES_ANEW},
+    ],
     ids=["frozen", "sees anew", "one sequence at a time", "all of the text", "all"],
 )
-def test_a_model_cut_over_ranks_trains_as_copies_do(sections: dict[str, Any], inputs: Path, tmp_path: Path) -> None:
+def test_a_model_cut_over_ranks_trains_as_copies_do(
+    sections: dict[str, Any], inputs: Path, tmp_path: Path
+) -> None:
     write_questions(tmp_path, "train", 3, 1, text_rows=21)
     write_questions(tmp_path, "eval", 5, 2)
     sections = {
         **sections,
         "model": {"path": str(inputs / "model"), **sections.get("model", {})},
-        "data": {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl"), "max_length": 128},
+        "data": {
+            "train": str(tmp_path / "train.jsonl"),
+            "eval": str(tmp_path / "eval.jsonl"),
+            "max_length": 128,
+        },
     }
     small = {**SHORT, "global_batch_size": 8, "per_device_train_batch_size": 1}
     ours, theirs = (
-        toy.finished(tmp_path / kind, make_config(inputs, {**small, "parallelism": kind}, **sections), 2)
+        toy.finished(
+            tmp_path / kind, make_config(inputs, {**small, "parallelism": kind}, **sections), 2
+        )
         for kind in ("fsdp", "ddp")
     )
     toy.require_like(ours, theirs, load_weights if "lora" in sections else None)
 
 
 @pytest.mark.slow
-def test_stacked_experts_that_lie_either_way_in_files_are_cut_over_ranks(inputs: Path, tmp_path: Path) -> None:
+def test_stacked_experts_that_lie_either_way_in_files_are_cut_over_ranks(
+    inputs: Path, tmp_path: Path
+) -> None:
     save_seeing_model(tmp_path / "model", "qwen3_vl_moe")
     sections: dict[str, Any] = {"lora": None, "model": {"path": str(tmp_path / "model")}}
     small = {**SHORT, "global_batch_size": 8, "per_device_train_batch_size": 2}
     ours, theirs = (
-        toy.finished(tmp_path / kind, make_config(inputs, {**small, "parallelism": kind}, **sections), 2)
+        toy.finished(
+            tmp_path / kind, make_config(inputs, {**small, "parallelism": kind}, **sections), 2
+        )
         for kind in ("fsdp", "ddp")
     )
     toy.require_like(ours, theirs, load_weights)
@@ -259,22 +336,36 @@ def test_a_model_trained_whole_goes_on_at_another_number_of_ranks(
 ) -> None:
     write_questions(tmp_path, "train", 3, 1, text_rows=21)
     write_questions(tmp_path, "eval", 5, 2)
-    data = {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl"), "max_length": 128}
-    small = {**SHORT, "max_steps": 4, "global_batch_size": 8, "per_device_train_batch_size": 1, "parallelism": "fsdp"}
+    data = {
+        "train": str(tmp_path / "train.jsonl"),
+        "eval": str(tmp_path / "eval.jsonl"),
+        "max_length": 128,
+    }
+    small = {
+        **SHORT,
+        "max_steps": 4,
+        "global_batch_size": 8,
+        "per_device_train_batch_size": 1,
+        "parallelism": "fsdp",
+    }
     config = make_config(inputs, small, lora=None, vision=SEES_ANEW, data=data)
     run_dir = toy.make_run(tmp_path / "run", config, before)
     environ = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:2:{before - 1}"}
     assert toy.train(run_dir, before, environ) == [errors.PREEMPTED] * before
     toy.make_run(run_dir, config, after)
     assert toy.train(run_dir, after) == [0] * after
-    assert toy.losses(run_dir) == pytest.approx(toy.losses(toy.finished(tmp_path / "whole", config)), abs=1e-5)
+    assert toy.losses(run_dir) == pytest.approx(
+        toy.losses(toy.finished(tmp_path / "whole", config)), abs=1e-5
+    )
     found = export_run(run_dir, out=tmp_path / "out", tell=lambda _: None)
     assert max(one["difference"] for one in found.facts["proof"]["comparisons"]) < 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(inputs: Path, tmp_path: Path, world_size: int) -> None:
+def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(
+    inputs: Path, tmp_path: Path, world_size: int
+) -> None:
     config = make_config(inputs, {"max_steps": 10, "eval_steps": 4}, lora={"r": 4, "dropout": 0.1})
     whole = toy.finished(tmp_path / "whole", config, world_size)
     cut = toy.make_run(tmp_path / "cut", config, world_size)
@@ -302,16 +393,22 @@ def test_a_merged_model_is_one_that_transformers_loads_and_that_sees(
         text = f"<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
         ids = tokenizer(text, return_tensors="pt").input_ids
         kinds = (ids == tokenizer.convert_tokens_to_ids("<|image_pad|>")).int()
-        out = model.generate(input_ids=ids, mm_token_type_ids=kinds, max_new_tokens=6, do_sample=False, **seen)
+        out = model.generate(
+            input_ids=ids, mm_token_type_ids=kinds, max_new_tokens=6, do_sample=False, **seen
+        )
         said = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
         right += said == row["messages"][1]["content"]
     assert right / len(rows) >= 0.9
 
 
-NAMES = [pytest.param(n, marks=pytest.mark.slow if n == "qwen3_5_moe" else ()) for n in ARCHITECTURES]
+NAMES = [
+    pytest.param(n, marks=pytest.mark.slow if n == "qwen3_5_moe" else ()) for n in ARCHITECTURES
+]
 
 
-def build(folder: Path, name: str, vision: VisionConfig | None = None) -> tuple[Learner, ImageProcessor]:
+def build(
+    folder: Path, name: str, vision: VisionConfig | None = None
+) -> tuple[Learner, ImageProcessor]:
     """A model with random adapters everywhere that may learn, and its image processor."""
     save_seeing_model(folder, name, sharpen=3.0)
     settings = {"model": str(folder), "task": "vision_language", "data": {"train": "none"}}
@@ -322,8 +419,10 @@ def build(folder: Path, name: str, vision: VisionConfig | None = None) -> tuple[
     frozen = vision_language.frozen_modules(model, vision or VisionConfig())
     model = add_lora(model, LoraConfig(r=4), task_type="CAUSAL_LM", seed=0, frozen=frozen)
     randomize_lora(model)
-    route = padding_free.choose_attention(model, check=lambda m: vision_language.self_check(m, processor))
-    assert bool(route.cut) == name.startswith("qwen3_5")
+    route = padding_free.choose_attention(
+        model, check=lambda m: vision_language.self_check(m, processor)
+    )
+    assert bool(route.in_rows) == name.startswith("qwen3_5")
     return vision_language.seeing(model, route), processor
 
 
@@ -379,7 +478,11 @@ def test_wrong_positions_are_noticed_before_training(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, processor = build(tmp_path / "model", name)
-    monkeypatch.setattr(image_batches, "grid_positions", lambda is_image, _: np.tile(np.arange(len(is_image)), (3, 1)))
+    monkeypatch.setattr(
+        image_batches,
+        "grid_positions",
+        lambda is_image, _: np.tile(np.arange(len(is_image)), (3, 1)),
+    )
     with pytest.raises(CannotRunPaddingFree, match="differs from one by one"):
         vision_language.self_check(task.model, processor)
 
@@ -409,14 +512,28 @@ HYBRID_TEMPLATE = (
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.slow)])
-def test_packed_rows_of_a_hybrid_are_those_of_its_own_processor_one_by_one(name: str, tmp_path: Path) -> None:
+def test_packed_rows_of_a_hybrid_are_those_of_its_own_processor_one_by_one(
+    name: str, tmp_path: Path
+) -> None:
     task, processor = build(tmp_path, name, VisionConfig(**SEES_ANEW))
-    facts = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"chat_template": HYBRID_TEMPLATE}
+    facts = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {
+        "chat_template": HYBRID_TEMPLATE
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(facts))
-    theirs = only_seeing(Qwen3VLProcessor).from_pretrained(tmp_path, backend="pil", chat_template=HYBRID_TEMPLATE)
-    images = [paint(tmp_path / f"{n}.png", colour, n) for n, colour in enumerate(("red", "blue", "green"))]
-    records = [("<image>\nand <image>?", images[:2]), ("no image at all", []), ("<image>what", images[2:])]
-    config = Config.model_validate({"model": str(tmp_path), "task": "vision_language", "data": {"train": "none"}})
+    theirs = only_seeing(Qwen3VLProcessor).from_pretrained(
+        tmp_path, backend="pil", chat_template=HYBRID_TEMPLATE
+    )
+    images = [
+        paint(tmp_path / f"{n}.png", colour, n) for n, colour in enumerate(("red", "blue", "green"))
+    ]
+    records = [
+        ("<image>\nand <image>?", images[:2]),
+        ("no image at all", []),
+        ("<image>what", images[2:]),
+    ]
+    config = Config.model_validate(
+        {"model": str(tmp_path), "task": "vision_language", "data": {"train": "none"}}
+    )
     encoder = VisionEncoder(Encoder(load_tokenizer(config.model)), processor)
     chats = [
         convert({"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "two three"}],
@@ -428,11 +545,20 @@ def test_packed_rows_of_a_hybrid_are_those_of_its_own_processor_one_by_one(name:
     padding_free.set_attention(task.lm, "eager")
     for (text, own), row in zip(records, rows, strict=True):
         pieces = [{"type": "text", "text": piece} for piece in text.split("<image>")]
-        content = [part for n, piece in enumerate(pieces) for part in ([{"type": "image"}] if n else []) + [piece]]
-        turns = [{"role": "user", "content": content}, {"role": "assistant", "content": "two three"}]
+        content = [
+            part
+            for n, piece in enumerate(pieces)
+            for part in ([{"type": "image"}] if n else []) + [piece]
+        ]
+        turns = [
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": "two three"},
+        ]
         said = theirs.apply_chat_template(turns, tokenize=False)
         opened = [Image.open(image) for image in own] or None
-        made = theirs(images=opened, text=[said], return_tensors="pt", return_mm_token_type_ids=True)
+        made = theirs(
+            images=opened, text=[said], return_tensors="pt", return_mm_token_type_ids=True
+        )
         assert made["input_ids"][0].tolist() == row.ids
         logits = task.lm(**made, use_cache=False).logits[0, :-1]
         wanted = torch.where(torch.tensor(row.trained), made["input_ids"][0], -100)[1:]
@@ -445,7 +571,9 @@ def test_packed_rows_of_a_hybrid_are_those_of_its_own_processor_one_by_one(name:
     seen = [reader.read(row.images) for row in rows]
     arrays = [(np.array(row.ids, np.uint32), np.array(row.trained)) for row in rows]
     batch = collate_pictured(arrays, seen, processor)
-    assert float(vision_language.backward(task, batch, 1 / labels)) == pytest.approx(total, abs=1e-5)
+    assert float(vision_language.backward(task, batch, 1 / labels)) == pytest.approx(
+        total, abs=1e-5
+    )
     assert relative_error(take_gradients(task.model), alone) < 1e-5
     cuts = batch.cu_seqlens
     leaking = replace(batch, cu_seqlens=(0, *(cut + 1 for cut in cuts[1:-1]), cuts[-1]))
@@ -469,7 +597,8 @@ def learns(folder: Path, vision: dict[str, bool]) -> set[str]:
 def test_what_sees_is_frozen_unless_a_switch_says_otherwise(tmp_path: Path) -> None:
     found = {
         (tower, projector): learns(
-            tmp_path / f"{tower}{projector}", {"freeze_vision_tower": tower, "freeze_projector": projector}
+            tmp_path / f"{tower}{projector}",
+            {"freeze_vision_tower": tower, "freeze_projector": projector},
         )
         for tower in (True, False)
         for projector in (True, False)

@@ -56,7 +56,10 @@ from tests.pictures import (
     write_questions,
 )
 
-CUT_VIDEOS_TOO: dict[str, Any] = {"internvl": InternVLProcessor, "llava_onevision": LlavaOnevisionProcessor}
+CUT_VIDEOS_TOO: dict[str, Any] = {
+    "internvl": InternVLProcessor,
+    "llava_onevision": LlavaOnevisionProcessor,
+}
 WANT_LIBRARIES = ("pixtral", "mistral3", "gemma4")
 """Models whose own processor loads only with torchvision or what hears, and is transformers' all the same."""
 CONVERSATION = [
@@ -88,7 +91,9 @@ def their_processor(model: Path, name: str) -> Any:
         return Idefics3Processor(pictures, AutoTokenizer.from_pretrained(model), image_seq_len=4)
     if kind := CUT_VIDEOS_TOO.get(name):
         still = type(
-            kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: ["image_processor", "tokenizer"])}
+            kind.__name__,
+            (kind,),
+            {"get_attributes": classmethod(lambda _: ["image_processor", "tokenizer"])},
         )
         return still.from_pretrained(model, backend="pil")
     if name in WANT_LIBRARIES:
@@ -96,11 +101,15 @@ def their_processor(model: Path, name: str) -> Any:
     return AutoProcessor.from_pretrained(model, backend="pil")
 
 
-def their_inputs(processor: Any, conversation: list[dict[str, str]], images: list[Path], **settings: Any) -> Any:
+def their_inputs(
+    processor: Any, conversation: list[dict[str, str]], images: list[Path], **settings: Any
+) -> Any:
     """What transformers makes of a conversation by a model's processor and template."""
     opened = [Image.open(image).convert("RGB") for image in images]
     if "suffix" in signature(type(processor).__call__).parameters:
-        question, answer = (turn["content"].replace(f"{IMAGE_TAG}\n", IMAGE_TAG) for turn in conversation)
+        question, answer = (
+            turn["content"].replace(f"{IMAGE_TAG}\n", IMAGE_TAG) for turn in conversation
+        )
         return processor(images=opened, text=[question], suffix=[answer], **settings)
     turns = []
     for turn in conversation:
@@ -109,15 +118,24 @@ def their_inputs(processor: Any, conversation: list[dict[str, str]], images: lis
             for text in turn["content"].replace(f"{IMAGE_TAG}\n", IMAGE_TAG).split(IMAGE_TAG)
         ]
         parts = [pieces[0], *(part for piece in pieces[1:] for part in ({"type": "image"}, piece))]
-        turns.append({"role": turn["role"], "content": [part for part in parts if part.get("text") != ""]})
+        turns.append(
+            {"role": turn["role"], "content": [part for part in parts if part.get("text") != ""]}
+        )
     asks = conversation[-1]["role"] == "user"
-    text = processor.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=asks)
+    text = processor.tokenizer.apply_chat_template(
+        turns, tokenize=False, add_generation_prompt=asks
+    )
     return processor(images=opened or None, text=[text], add_special_tokens=False, **settings)
 
 
 def their_prompt(model: Path, name: str, images: list[Path]) -> list[int]:
     """What transformers makes of the conversation before its last answer."""
-    return list(map(int, their_inputs(their_processor(model, name), CONVERSATION[:3], images)["input_ids"][0]))
+    return list(
+        map(
+            int,
+            their_inputs(their_processor(model, name), CONVERSATION[:3], images)["input_ids"][0],
+        )
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].template])
@@ -133,24 +151,37 @@ def test_ids_are_those_of_the_model_s_own_processor(name: str, tmp_path: Path) -
     assert isinstance(asked, Chat)
     assert encoder.encode_prompt(asked).ids == their_prompt(model, name, images)
     tokenizer = load_tokenizer(config_of(model).model)
-    said = tokenizer.decode([id for id, trained in zip(row.ids, row.trained, strict=True) if trained])
+    said = tokenizer.decode(
+        [id for id, trained in zip(row.ids, row.trained, strict=True) if trained]
+    )
     assert said.replace(" ", "") == "alisttwothree"
     assert tokenizer.backend.token_to_id(FAMILIES[name].image_token) in row.ids
-    assert sum(row.ids[n] in tokenizer.eos_ids for n, trained in enumerate(row.trained) if trained) == 2
+    assert (
+        sum(row.ids[n] in tokenizer.eos_ids for n, trained in enumerate(row.trained) if trained)
+        == 2
+    )
     for limit in range(2, len(row.ids)):
         short = encoder.cut(chat, row, limit)
-        features = sum(sum(image.runs) for image in encoder._see([image.path for image in short.images]))
-        assert short.ids.count(tokenizer.backend.token_to_id(FAMILIES[name].image_token)) == features
+        features = sum(
+            sum(image.runs) for image in encoder._see([image.path for image in short.images])
+        )
+        assert (
+            short.ids.count(tokenizer.backend.token_to_id(FAMILIES[name].image_token)) == features
+        )
 
 
-OLD_ARRAYS = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # PaliGemma's processor
+OLD_ARRAYS = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning"
+)  # PaliGemma's processor
 QUICK = ("paligemma",)
 ROUNDED = {"gemma4": 1e-4}
 """Bound in float32 of a model that amplifies rounding; calculated in float64, its gradients are 1e-7 apart."""
 SEE_BOTH_WAYS = ("gemma3", "gemma4", "paligemma")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FAMILIES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FAMILIES]
+)
 @OLD_ARRAYS
 def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) -> None:
     folder = save_family_model(tmp_path / "model", name)
@@ -158,7 +189,10 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
     asked = {"role": "user", "content": f"{IMAGE_TAG}{IMAGE_TAG}\nwhich is a list"}
     records = [([asked, CONVERSATION[3]], list(two)), (CONVERSATION[:2], [two[1]])]
     if FAMILIES[name].template:
-        records += [(CONVERSATION, list(two)), ([{"role": "user", "content": "what is it"}, CONVERSATION[1]], [])]
+        records += [
+            (CONVERSATION, list(two)),
+            ([{"role": "user", "content": "what is it"}, CONVERSATION[1]], []),
+        ]
     encoder, plain = encoder_of(folder), AutoModelForImageTextToText.from_pretrained(folder).train()
     everything = VisionConfig(freeze_vision_tower=False, freeze_projector=False)
     frozen = vision_language.frozen_modules(plain, everything)
@@ -168,7 +202,10 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
     learner = tune(vision_language.ready(model, config), config, Workload(0), torch.device("cpu"))
     swapped = [module for module in model.modules() if "forward" in vars(module)]
     assert len(swapped) >= sum(hasattr(module, "lora_A") for module in model.modules())
-    chats = [convert({"messages": messages, "images": [str(image) for image in own]}) for messages, own in records]
+    chats = [
+        convert({"messages": messages, "images": [str(image) for image in own]})
+        for messages, own in records
+    ]
     rows = [row for row in encoder.encode_batch(chats) if isinstance(row, Encoded)]
     labels, ours = sum(row.labels for row in rows), 0.0
     reader = PictureReader(encoder._processor)
@@ -184,7 +221,9 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
         for (messages, own), row in zip(records, rows, strict=True):
             made = their_inputs(processor, messages, own, return_tensors="pt")
             assert made["input_ids"][0].tolist() == row.ids
-            logits = learner.lm(**{key: made[key] for key in made if key not in ("labels", *without)}).logits[0, :-1]
+            logits = learner.lm(
+                **{key: made[key] for key in made if key not in ("labels", *without)}
+            ).logits[0, :-1]
             wanted = torch.where(torch.tensor(row.trained), made["input_ids"][0], -100)
             assert torch.equal(made.get("labels", wanted[None])[0], wanted)
             loss = torch.nn.functional.cross_entropy(logits, wanted[1:], reduction="sum") / labels
@@ -200,12 +239,16 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
     assert relative_error(mine, gradients) < ROUNDED.get(name, 1e-5)
     if name in SEE_BOTH_WAYS:
         _, blind = theirs(without=("token_type_ids", "mm_token_type_ids"))
-        assert relative_error(mine, blind) > 1e-3, "an image, or a question, read in one direction is another model"
+        assert relative_error(mine, blind) > 1e-3, (
+            "an image, or a question, read in one direction is another model"
+        )
 
 
 @pytest.mark.parametrize("name", ["gemma3", "pixtral", "mistral3", *ARCHITECTURES])
 def test_a_plan_knows_which_models_take_one_sequence_at_a_time(name: str, tmp_path: Path) -> None:
-    folder = save_family_model(tmp_path, name) if name in FAMILIES else save_seeing_model(tmp_path, name)
+    folder = (
+        save_family_model(tmp_path, name) if name in FAMILIES else save_seeing_model(tmp_path, name)
+    )
     config, weights = config_of(folder), read_weights(str(folder), {})
     processor = load_image_processor(config, load_tokenizer(config.model))
     assert weights is not None
@@ -235,7 +278,9 @@ def test_a_model_that_reads_questions_in_both_directions_learns_one_answer(tmp_p
     assert "make a record of each answer" in str(answers)
     assert "has no image" in str(question)
     assert isinstance(row, Encoded)
-    everything = VisionEncoder(Encoder(encoder._encoder.tokenizer, train_on="all"), encoder._processor)
+    everything = VisionEncoder(
+        Encoder(encoder._encoder.tokenizer, train_on="all"), encoder._processor
+    )
     assert "data.train_on" in str(everything.encode_batch([alone])[0])
 
 
@@ -244,28 +289,43 @@ ADAPTERS = [None, {"r": 4}, {"r": 4, "target_modules": r".*(k_proj|linear_(fc)?1
 
 @pytest.mark.parametrize(
     ("name", "lora"),
-    [*product(["pixtral", "qwen3_vl"], ADAPTERS), pytest.param("gemma4", None, marks=pytest.mark.slow)],
+    [
+        *product(["pixtral", "qwen3_vl"], ADAPTERS),
+        pytest.param("gemma4", None, marks=pytest.mark.slow),
+    ],
 )
-def test_a_plan_foresees_what_is_trained_of_what_sees(name: str, lora: dict[str, Any] | None, tmp_path: Path) -> None:
-    folder = save_family_model(tmp_path, name) if name in FAMILIES else save_seeing_model(tmp_path, name)
+def test_a_plan_foresees_what_is_trained_of_what_sees(
+    name: str, lora: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    folder = (
+        save_family_model(tmp_path, name) if name in FAMILIES else save_seeing_model(tmp_path, name)
+    )
     weights = read_weights(str(folder), {})
     assert weights is not None
     for tower, projector in product((True, False), repeat=2):
-        config = config_of(folder, lora=lora, vision={"freeze_vision_tower": tower, "freeze_projector": projector})
+        config = config_of(
+            folder, lora=lora, vision={"freeze_vision_tower": tower, "freeze_projector": projector}
+        )
         model = AutoModelForImageTextToText.from_pretrained(folder)
         frozen = vision_language.frozen_modules(model, config.vision)
         if config.lora is not None:
             model = add_lora(model, config.lora, task_type="CAUSAL_LM", seed=0, frozen=frozen)
         trained = Counter[str]()
         for part, parameter in model.named_parameters():
-            learns = parameter.requires_grad if lora else frozen is None or re.fullmatch(frozen, part) is None
+            learns = (
+                parameter.requires_grad
+                if lora
+                else frozen is None or re.fullmatch(frozen, part) is None
+            )
             trained[part_of(part)] += parameter.numel() if learns else 0
         assert trained_by_part(config, weights) == +trained
         if lora is None:
             assert (trained["vision tower"] == 0, trained["projector"] == 0) == (tower, projector)
 
 
-def test_a_rule_of_logits_that_is_not_known_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_of_logits_that_is_not_known_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = save_family_model(tmp_path / "model", "llava")
     model = AutoModelForImageTextToText.from_pretrained(folder)
     vision_language.ready(model, config_of(folder))
@@ -283,8 +343,12 @@ def test_a_rule_of_logits_that_is_not_known_is_refused(tmp_path: Path, monkeypat
 
 def test_a_budget_that_such_a_processor_does_not_keep_is_refused(tmp_path: Path) -> None:
     model = save_family_model(tmp_path / "model", "llava", weights=False)
-    chat = convert({"messages": CONVERSATION[:2], "images": [str(paint(tmp_path / "0.png", "red", 0))]})
-    with pytest.raises(errors.ConfigError, match=r"images of .* have the size that its own processor"):
+    chat = convert(
+        {"messages": CONVERSATION[:2], "images": [str(paint(tmp_path / "0.png", "red", 0))]}
+    )
+    with pytest.raises(
+        errors.ConfigError, match=r"images of .* have the size that its own processor"
+    ):
         encoder_of(model, vision={"image_max_tokens": 64}).encode_batch([chat])
 
 
@@ -297,7 +361,11 @@ def test_a_family_learns_answers_and_is_exported(name: str, tmp_path: Path) -> N
     epochs = 3 if name == "gemma4" else 2
     training = {"global_batch_size": 8, "per_device_train_batch_size": 8, "num_train_epochs": epochs, "eval_steps": 13,
                 "save_steps": 13}  # fmt: skip
-    data = {"max_length": 256, "train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl")}
+    data = {
+        "max_length": 256,
+        "train": str(tmp_path / "train.jsonl"),
+        "eval": str(tmp_path / "eval.jsonl"),
+    }
     config = toy.make_config(tmp_path, training, task="vision_language", data=data, lora={"r": 16})
     run_dir = toy.finished(tmp_path / "run", config)
     assert toy.losses(run_dir)[-1] < toy.losses(run_dir)[0] - 1
@@ -308,13 +376,19 @@ def test_a_family_learns_answers_and_is_exported(name: str, tmp_path: Path) -> N
     rows = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
     images = [[str(tmp_path / path) for path in row["images"]] for row in rows]
     said = answer(loaded, [QUESTION] * len(rows), Sampling(max_new_tokens=6), images=images)
-    right = sum(text.strip() == row["messages"][1]["content"] for text, row in zip(said, rows, strict=True))
+    right = sum(
+        text.strip() == row["messages"][1]["content"] for text, row in zip(said, rows, strict=True)
+    )
     assert right >= len(rows) // 2
     if FAMILIES[name].template == "":
         with pytest.raises(errors.DataError, match="has no image"):
             answer(loaded, [QUESTION], Sampling(max_new_tokens=1))
-    both = [f"{IMAGE_TAG}{IMAGE_TAG}{QUESTION}"]  # as many features as tokens for two images too, or this raises
-    assert len(answer(loaded, both, Sampling(max_new_tokens=1), images=[images[0] + images[1]])) == 1
+    both = [
+        f"{IMAGE_TAG}{IMAGE_TAG}{QUESTION}"
+    ]  # as many features as tokens for two images too, or this raises
+    assert (
+        len(answer(loaded, both, Sampling(max_new_tokens=1), images=[images[0] + images[1]])) == 1
+    )
 
     found = export_run(run_dir, out=tmp_path / "out", tell=lambda _: None, merged=True)
     assert max(one["difference"] for one in found.facts["proof"]["comparisons"]) < 1e-5
@@ -327,12 +401,21 @@ ALL: dict[str, Any] = {"lora": None, **SEES}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "parallelism", "sections"), [("idefics3", "ddp", {}), ("llava_next", "fsdp", ALL), ("gemma4", "fsdp", ALL)]
+    ("name", "parallelism", "sections"),
+    [("idefics3", "ddp", {}), ("llava_next", "fsdp", ALL), ("gemma4", "fsdp", ALL)],
 )
-def test_two_ranks_train_as_one(name: str, parallelism: str, sections: dict[str, Any], tmp_path: Path) -> None:
+def test_two_ranks_train_as_one(
+    name: str, parallelism: str, sections: dict[str, Any], tmp_path: Path
+) -> None:
     save_family_model(tmp_path / "model", name)
     write_questions(tmp_path, "train", 8, 1, text_rows=8)
-    training = {"global_batch_size": 8, "max_steps": 2, "eval_steps": 2, "save_steps": 2, "learning_rate": 1e-3}
+    training = {
+        "global_batch_size": 8,
+        "max_steps": 2,
+        "eval_steps": 2,
+        "save_steps": 2,
+        "learning_rate": 1e-3,
+    }
     data = {"max_length": 256, "train": str(tmp_path / "train.jsonl"), "eval": 0.2}
     training |= {"parallelism": parallelism}
     config = toy.make_config(tmp_path, training, task="vision_language", data=data, **sections)
@@ -348,8 +431,12 @@ def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(name: str, tmp_path:
     training = {"global_batch_size": 4, "max_steps": 4, "eval_steps": 2, "save_steps": 2}
     data = {"max_length": 256, "train": str(tmp_path / "train.jsonl"), "eval": 0.2}
     lora = {"r": 4, "dropout": 0.1}
-    config = toy.make_config(tmp_path, training, task="vision_language", data=data, lora=lora, **SEES)
+    config = toy.make_config(
+        tmp_path, training, task="vision_language", data=data, lora=lora, **SEES
+    )
     cut = toy.make_run(tmp_path / "cut", config)
-    assert toy.train(cut, 1, {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:3"}) == [errors.PREEMPTED]
+    assert toy.train(cut, 1, {"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:3"}) == [
+        errors.PREEMPTED
+    ]
     assert toy.train(cut) == [0]
     assert toy.digests(cut) == toy.digests(toy.finished(tmp_path / "whole", config))

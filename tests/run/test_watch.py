@@ -63,9 +63,20 @@ def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixtu
 def test_a_verdict_is_shown(run_dir: Path) -> None:
     seen = watch.look_here(run_dir)
     assert seen.status["verdict"] == {}
-    line = {"metric": "exact_match", "after_interval": [0.888, 0.978], "gained": 95, "lost": 0, "test": "McNemar"}
+    line = {
+        "metric": "exact_match",
+        "after_interval": [0.888, 0.978],
+        "gained": 95,
+        "lost": 0,
+        "test": "McNemar",
+    }
     base, best = {"eval_exact_match": 0.0, "eval_forget_loss": 2.5}, {"eval_exact_match": 0.95}
-    found = {"step": 14, "base": base, "best": {**best, "eval_forget_loss": None}, "answers": [line]}
+    found = {
+        "step": 14,
+        "base": base,
+        "best": {**best, "eval_forget_loss": None},
+        "answers": [line],
+    }
     (run_dir / "verdict.json").write_text(json.dumps(found))
     lines = [text.split() for text in shown(watch.look_here(run_dir), 80).splitlines()]
     assert ["exact_match", "0", "0.95", "0.888–0.978", "95", "0"] in lines
@@ -76,11 +87,16 @@ def test_a_verdict_is_shown(run_dir: Path) -> None:
 
 
 def test_runs_are_listed_with_what_became_of_them(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("a/first", "a/second", "broken"):
         shutil.copytree(run_dir, tmp_path / name, symlinks=True)
-    exit_status.write_exit_status(tmp_path / "a/second", exit_status.ExitStatus(3, "the disk is full", 14))
+    exit_status.write_exit_status(
+        tmp_path / "a/second", exit_status.ExitStatus(3, "the disk is full", 14)
+    )
     (tmp_path / "broken" / "resolved.json").write_text("{")
     last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     assert cli.main(["runs", str(tmp_path), "--json", "--sort", "eval_loss"]) == 0
@@ -93,13 +109,18 @@ def test_runs_are_listed_with_what_became_of_them(
     assert "the disk is full" in capsys.readouterr().out
     assert cli.main(["runs", str(tmp_path), "--sort", "speed"]) == 2
     assert "eval_loss" in capsys.readouterr().err
-    assert cli.main(["runs", str(tmp_path), "--sort", "evaluation"]) == 2, "all of its metrics at once are no order"
+    assert cli.main(["runs", str(tmp_path), "--sort", "evaluation"]) == 2, (
+        "all of its metrics at once are no order"
+    )
     capsys.readouterr()
     assert cli.main(["runs", str(tmp_path), "--sort", "price"]) == 0, (
         "a column of the table, though nobody gave a price"
     )
     assert "the disk is full" in capsys.readouterr().out
-    for words, names in ((["--state", "failed"], ["second"]), (["--filter", "DISK full"], ["second"])):
+    for words, names in (
+        (["--state", "failed"], ["second"]),
+        (["--filter", "DISK full"], ["second"]),
+    ):
         assert cli.main(["runs", str(tmp_path), "--json", *words]) == 0
         assert [Path(one["path"]).name for one in json.loads(capsys.readouterr().out)] == names
     (tmp_path / "none").mkdir()
@@ -127,7 +148,9 @@ def on_a_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(ours, (24, 80))
     command = [sys.executable, "-m", "kubetune", "watch", *words]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
     os.close(theirs)
     try:
         yield process, ours
@@ -141,7 +164,9 @@ def read_until(terminal: int, words: str | None = None) -> str:
     """What is written to a terminal, until certain words come, or to its end."""
     text = b""
     while words is None or words.encode() not in text:
-        assert select.select([terminal], [], [], 60)[0], f"{words!r} did not come; last: {text[-2000:]!r}"
+        assert select.select([terminal], [], [], 60)[0], (
+            f"{words!r} did not come; last: {text[-2000:]!r}"
+        )
         try:
             text += os.read(terminal, 4096)
         except OSError:  # nobody writes there any more
@@ -174,7 +199,9 @@ def test_leaving_says_that_the_run_goes_on(run_dir: Path, tmp_path: Path) -> Non
         assert process.wait() == 0
 
 
-def test_keys_choose_a_rank_pause_and_leave_a_screen_of_its_own(run_dir: Path, tmp_path: Path) -> None:
+def test_keys_choose_a_rank_pause_and_leave_a_screen_of_its_own(
+    run_dir: Path, tmp_path: Path
+) -> None:
     going = shutil.copytree(run_dir, tmp_path / "going", symlinks=True)
     (going / exit_status.EXIT).unlink()
     (going / "logs" / "rank-1.log").write_text("2026-11-20 10:15:00 [STEP] the other one\n")
@@ -207,7 +234,9 @@ def test_a_signal_gives_the_terminal_back(run_dir: Path, tmp_path: Path) -> None
         assert process.wait() == 128 + signal.SIGTERM
 
 
-def test_the_file_of_a_local_run_will_do(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_of_a_local_run_will_do(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(f"model: x/y\ndata: {{train: x/y}}\noutput: {run_dir}\n")
     assert cli.main(["watch", str(file)]) == 0
@@ -221,7 +250,11 @@ def test_ranks_say_where_they_are_while_they_run(run_dir: Path, tmp_path: Path) 
     with started(worker.main, 2, [str(going)], environ=environ) as processes:
         toy.wait_until_stopped(processes[1])
         # Rank 0 has nothing else to do from here on, so what it said last stays so.
-        wait_until(lambda: [b["waiting"] and b["step"] == 5 for b in heartbeat.read_beats(going)][:1] == [True])
+        wait_until(
+            lambda: (
+                [b["waiting"] and b["step"] == 5 for b in heartbeat.read_beats(going)][:1] == [True]
+            )
+        )
         run_view = watch.look_here(going)
         assert run_view.state == "running"
         first, second = run_view.status["ranks"]
@@ -280,9 +313,18 @@ LOG = [
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
 @pytest.mark.parametrize("ranks", [1, 40])
-def test_the_screen_is_filled_and_its_log_tells_loss_and_gradient(width: int, height: int, ranks: int) -> None:
+def test_the_screen_is_filled_and_its_log_tells_loss_and_gradient(
+    width: int, height: int, ranks: int
+) -> None:
     beats = [
-        {"rank": n, "phase": "step", "waiting": False, "step": 7, "phase_seconds": 1.0, "silent_seconds": 1.0}
+        {
+            "rank": n,
+            "phase": "step",
+            "waiting": False,
+            "step": 7,
+            "phase_seconds": 1.0,
+            "silent_seconds": 1.0,
+        }
         for n in range(ranks)
     ]
     status = {
@@ -326,7 +368,9 @@ def test_curves() -> None:
     assert curve([1, 1], 10, 1) == ["⠤" * 10]
     assert curve([0, None, 1], 5, 2) == ["⠀⠀⠀⠀⠈", "⡀⠀⠀⠀⠀"]
     assert curve([None], 10, 1) == []
-    assert [len(line) for count in (2, 3, 67, 79, 80, 1000) for line in curve(range(count), 40, 3)] == [40] * 18
+    assert [
+        len(line) for count in (2, 3, 67, 79, 80, 1000) for line in curve(range(count), 40, 3)
+    ] == [40] * 18
 
 
 def test_gpus_are_shown() -> None:

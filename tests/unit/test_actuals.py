@@ -27,21 +27,45 @@ def event(kind: str, minute: int, **facts: Any) -> dict[str, Any]:
     ("events", "minutes"),
     [
         ([event("launch", 0), event("start", 1)], 30),
-        ([event("launch", 0), event("start", 1), event("exit", 5), event("launch", 20), event("resume", 21)], 15),
+        (
+            [
+                event("launch", 0),
+                event("start", 1),
+                event("exit", 5),
+                event("launch", 20),
+                event("resume", 21),
+            ],
+            15,
+        ),
         # Cut off without a word: until it was last seen alive, else until it was last heard of.
-        ([event("launch", 0), event("start", 1), event("launch", 20, last_seen="2026-11-20T10:09:00.000Z")], 19),
+        (
+            [
+                event("launch", 0),
+                event("start", 1),
+                event("launch", 20, last_seen="2026-11-20T10:09:00.000Z"),
+            ],
+            19,
+        ),
         ([event("launch", 0), event("start", 1), event("launch", 20)], 11),
         ([event("launch", 0, node=0), event("launch", 1, node=1), event("exit", 3, node=1)], 30),
         ([event("start", 2)], 28),
         ([], 0),
     ],
 )
-def test_devices_are_held_from_each_launch_to_its_end(events: list[dict[str, Any]], minutes: int) -> None:
+def test_devices_are_held_from_each_launch_to_its_end(
+    events: list[dict[str, Any]], minutes: int
+) -> None:
     assert actuals.held_seconds(events, "2026-11-20T10:30:00.000Z") == minutes * 60
 
 
 def found(model: str, *overrides: str) -> dict[str, Any]:
-    words = [f"model={model}", "data.train=org/d", "compute.gpus_per_node=0", "compute.processes=2", *overrides]
+    words = [
+        f"model={model}",
+        "data.train=org/d",
+        "compute.gpus_per_node=0",
+        "compute.processes=2",
+        *overrides,
+    ]
     config = load_config(None, overrides=words)
     return actuals.compare(
         config,
@@ -62,7 +86,9 @@ def test_hours_and_price_are_compared(tmp_path: Path) -> None:
     keys = ("forecast", "step_hours", "total_hours", "relative_error")
     assert [hours[key] for key in keys] == [0.5, 0.5, 0.75, 0.0]
     assert (price["forecast"], price["steps"], price["total"]) == (2.0, 2.0, 3.0)
-    config = load_config(None, overrides=[f"model={tmp_path}", "data.train=x/y", "compute.processes=2"])
+    config = load_config(
+        None, overrides=[f"model={tmp_path}", "data.train=x/y", "compute.processes=2"]
+    )
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
     expected = forecast(config, make_plan(config), weights)
@@ -74,12 +100,18 @@ def test_hours_and_price_are_compared(tmp_path: Path) -> None:
         "time 30 min in steps, 45 min in all; forecast for the steps 30 min (+0%), by "
         "compute.tokens_per_second of each device"
     )
-    assert cost == "price 3.00, 2.00 of it for the steps, forecast 2.00 (+0%), at 2 a device and hour"
+    assert (
+        cost == "price 3.00, 2.00 of it for the steps, forecast 2.00 (+0%), at 2 a device and hour"
+    )
 
 
 def test_what_nobody_could_forecast_is_not_made_up() -> None:
     unknown = found("org/not-here")
-    assert unknown["memory"] == {"forecast_bytes": None, "measured_bytes": 10**9, "relative_error": None}
+    assert unknown["memory"] == {
+        "forecast_bytes": None,
+        "measured_bytes": 10**9,
+        "relative_error": None,
+    }
     assert unknown["hours"]["forecast"] is None
     assert unknown["price"] is None
     assert list(actuals.tell(unknown)) == ["time 30 min in steps, 45 min in all"]

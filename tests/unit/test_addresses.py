@@ -22,7 +22,9 @@ theirs.get_logger("huggingface_hub.utils._http").warning("Retrying %s", "http://
 
 
 def test_libraries_log_no_password_of_an_address() -> None:
-    done = subprocess.run([sys.executable, "-c", ASK], env=dict(os.environ), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ASK], env=dict(os.environ), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "Retrying http://u:[secret]@127.0.0.1:9" in done.stderr
     assert "PASS-word" not in done.stderr
@@ -36,7 +38,9 @@ def test_libraries_log_no_password_of_an_address() -> None:
         "kubernetes: {image: i, env: {ENDPOINT: 'https://x.example/a?b=1&api_key=abcdef123'}}",
     ],
 )
-def test_run_files_with_a_secret_in_an_address_are_refused_and_not_echoed(tmp_path: Path, line: str) -> None:
+def test_run_files_with_a_secret_in_an_address_are_refused_and_not_echoed(
+    tmp_path: Path, line: str
+) -> None:
     (tmp_path / "run.yaml").write_text(f"model: a/b\ndata: {{train: x.jsonl}}\n{line}\n")
     with pytest.raises(ConfigError, match="a secret must not stand in a run file") as caught:
         load_config(tmp_path / "run.yaml", environ={})

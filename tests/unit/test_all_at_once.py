@@ -22,7 +22,9 @@ def test_an_interrupt_that_another_thread_was_handed_ends_the_wait() -> None:
     stat = Path(f"/proc/self/task/{os.getpid()}/stat")
 
     def ask(_: int) -> None:
-        while sys._current_frames()[main.ident or 0].f_code is not threading.Condition.wait.__code__:
+        while (
+            sys._current_frames()[main.ident or 0].f_code is not threading.Condition.wait.__code__
+        ):
             time.sleep(0.01)
         while stat.read_text().rpartition(")")[2].split()[0] != "S":
             time.sleep(0.01)

@@ -33,14 +33,24 @@ def test_no_name_is_that_of_a_module() -> None:
 def test_readers_of_types_are_told_of_every_name_and_of_no_other() -> None:
     """`import x as x` is what makes a name public to mypy and to editors, which do not run `__getattr__`."""
     tree = ast.parse(Path(kubetune.__file__).read_text())
-    [block] = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    told = {alias.asname: f"{node.module}.{alias.name}" for node in block.body for alias in node.names}
+    [block] = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    told = {
+        alias.asname: f"{node.module}.{alias.name}" for node in block.body for alias in node.names
+    }
     assert set(told) | {"__version__"} == set(kubetune.__all__)
     homes = {name: f"kubetune.{home}" for name, home in kubetune._HOMES.items()}
-    assert told == {name: home if name == "errors" else f"{home}.{name}" for name, home in homes.items()}
+    assert told == {
+        name: home if name == "errors" else f"{home}.{name}" for name, home in homes.items()
+    }
 
 
-@pytest.mark.parametrize("name", sorted(set(kubetune.__all__) - {"__version__", "errors", "Config"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(kubetune.__all__) - {"__version__", "errors", "Config"})
+)
 def test_every_function_says_what_it_raises(name: str) -> None:
     found = getattr(kubetune, name)
     for function in [found.open, found.series] if name == "Run" else [found]:
@@ -52,7 +62,10 @@ def test_every_function_says_what_it_raises(name: str) -> None:
 
 def test_dir_shows_the_names_before_they_are_used() -> None:
     code = "import kubetune; print(kubetune.__all__ == dir(kubetune))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "True\n"
+    )
 
 
 def test_paths_may_be_text(tmp_path: Path) -> None:
@@ -85,7 +98,9 @@ def test_a_mapping_is_a_run_file(tmp_path: Path) -> None:
     }
     config = kubetune.load_config(mapping)
     assert config == kubetune.load_config(tmp_path / "run.yaml")
-    plans = [kubetune.make_plan(given, gpus=0) for given in (mapping, config, tmp_path / "run.yaml")]
+    plans = [
+        kubetune.make_plan(given, gpus=0) for given in (mapping, config, tmp_path / "run.yaml")
+    ]
     assert plans[0] == plans[1] == plans[2]
     assert (plans[0].rows, plans[0].eval_rows) == (6, 2)
     assert kubetune.load_config(mapping, overrides=["data.eval=0.5"]).data.eval == 0.5
@@ -175,10 +190,18 @@ def test_a_program_of_somebody_else_is_checked_with_all_types(tmp_path: Path) ->
     # As it is installed here, by a hook, mypy finds no package; a wheel has the same files.
     environ = {**os.environ, "MYPYPATH": str(Path(kubetune.__file__).parents[1])}
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "sweep.py"], cwd=tmp_path, env=environ, capture_output=True, text=True
+        [sys.executable, "-m", "mypy", "sweep.py"],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
     )
     lines = done.stdout.splitlines()
-    wrong = [str(number) for number, line in enumerate(SCRIPT.splitlines(), 1) if line.startswith("kubetune.")]
+    wrong = [
+        str(number)
+        for number, line in enumerate(SCRIPT.splitlines(), 1)
+        if line.startswith("kubetune.")
+    ]
     assert [line.split(":")[1] for line in lines if ": error: " in line] == wrong, done.stdout
     notes = "\n".join(line for line in lines if ": note: Revealed" in line)
     assert "Any" not in re.sub(r"(Mapping|dict)\[str, Any\]", "", notes)
@@ -199,7 +222,9 @@ def test_importing_the_package_imports_nothing_heavy():
     heavy = "('torch', 'numpy', 'pydantic', 'typing', 'kubetune.cli')"
     find = f"import sys; sys.path.insert(0, {str(Path(kubetune.__file__).parents[1])!r})"
     code = f"{find}; import kubetune.__main__; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 

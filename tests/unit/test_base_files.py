@@ -17,10 +17,19 @@ LICENCES = (
     "LICENSE", "LICENSE.txt", "MODEL_LICENSE", "Notice", "USE_POLICY.md", "LICENCE-MODEL", "Qwen LICENSE AGREEMENT",
     "COPYING", "Gemma_Terms_of_Use.pdf", "LICENSE.llama3.1",
 )  # fmt: skip
-OTHERS = ("README.md", "config.json", "license.py", "docs/LICENSE", "noticeable.txt", "license_plates.jsonl")
+OTHERS = (
+    "README.md",
+    "config.json",
+    "license.py",
+    "docs/LICENSE",
+    "noticeable.txt",
+    "license_plates.jsonl",
+)
 
 
-@pytest.mark.parametrize(("name", "is_licence"), [*((n, True) for n in LICENCES), *((n, False) for n in OTHERS)])
+@pytest.mark.parametrize(
+    ("name", "is_licence"), [*((n, True) for n in LICENCES), *((n, False) for n in OTHERS)]
+)
 def test_names_of_licences(name: str, is_licence: bool) -> None:
     assert base_files.is_licence(name) is is_licence
 
@@ -41,7 +50,9 @@ def test_a_hub_that_cannot_be_asked_leaves_what_its_cache_holds(
     model = ModelConfig(path="org/model", local_files_only=True)
     tokenizer = SimpleNamespace(has_given_template=False, files={"chat_template.jinja": tmp_path})
     job = SimpleNamespace(
-        config=SimpleNamespace(model=model), result=SimpleNamespace(tokenizer=tokenizer), tell=told.append
+        config=SimpleNamespace(model=model),
+        result=SimpleNamespace(tokenizer=tokenizer),
+        tell=told.append,
     )
     licences, templates = base_files.copy(cast(Any, job), folder)
     assert (licences, templates) == (["NOTICE"], ["additional_chat_templates/rag.jinja"])
@@ -49,7 +60,10 @@ def test_a_hub_that_cannot_be_asked_leaves_what_its_cache_holds(
     assert "org/model are looked for in the local cache alone" in told[0]
     tokenizer.files = {}
     assert base_files.copy(cast(Any, job), folder)[1] == []
-    assert "left out: additional_chat_templates/rag.jinja; beside them transformers would not see" in told[-1]
+    assert (
+        "left out: additional_chat_templates/rag.jinja; beside them transformers would not see"
+        in told[-1]
+    )
     tokenizer.has_given_template = True
     assert base_files.copy(cast(Any, job), folder)[1] == []
     with pytest.raises(EnvironmentFault, match="or is not to be asked"):

@@ -36,7 +36,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     train_tokenizer(tmp_path / "model")
     rows = [{"text": "one two three four five " * (1 + n)} for n in range(10)]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (tmp_path / "run.yaml").write_text("model: model\ndata: {train: rows.jsonl, num_proc: 1}\nlora: true\n")
+    (tmp_path / "run.yaml").write_text(
+        "model: model\ndata: {train: rows.jsonl, num_proc: 1}\nlora: true\n"
+    )
     return tmp_path
 
 
@@ -45,7 +47,8 @@ def describe_model(folder: Path, **facts: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["plan", "run.yaml"], ["data", "check", "run.yaml"], ["data", "prepare", "run.yaml"]]
+    "command",
+    [["plan", "run.yaml"], ["data", "check", "run.yaml"], ["data", "prepare", "run.yaml"]],
 )
 @pytest.mark.parametrize(
     ("facts", "what"),
@@ -56,14 +59,20 @@ def describe_model(folder: Path, **facts: Any) -> None:
     ],
 )  # fmt: skip
 def test_models_that_do_not_write_are_refused_before_anything_is_read(
-    folder: Path, capsys: pytest.CaptureFixture[str], command: list[str], facts: dict[str, Any], what: str
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    facts: dict[str, Any],
+    what: str,
 ) -> None:
     describe_model(folder, **facts)
     assert cli.main(command) == errors.USER
     assert what in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_class_that_has_no_such_model_is_named_without_the_hundreds_that_it_has(tmp_path: Path) -> None:
+def test_a_class_that_has_no_such_model_is_named_without_the_hundreds_that_it_has(
+    tmp_path: Path,
+) -> None:
     model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **T5))
     model.save_pretrained(tmp_path)
     config = Config.model_validate({"model": str(tmp_path), "data": {"train": "x"}})
@@ -74,16 +83,23 @@ def test_a_class_that_has_no_such_model_is_named_without_the_hundreds_that_it_ha
 
 
 def test_an_expression_that_is_none_is_refused_at_its_line(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("model: m\ndata: {train: x}\nlora:\n  target_modules: '(unclosed'\n")
+    (tmp_path / "run.yaml").write_text(
+        "model: m\ndata: {train: x}\nlora:\n  target_modules: '(unclosed'\n"
+    )
     with pytest.raises(ConfigError) as caught:
         load_config(tmp_path / "run.yaml")
-    assert "run.yaml:4: lora.target_modules: found '(unclosed', no regular expression" in str(caught.value)
+    assert "run.yaml:4: lora.target_modules: found '(unclosed', no regular expression" in str(
+        caught.value
+    )
     assert "such as .*(q|v)_proj" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("expression", "said"),
-    [("a{99999999999}", "the repetition number is too large"), ("(" * 5000 + ")" * 5000, "recursion")],
+    [
+        ("a{99999999999}", "the repetition number is too large"),
+        ("(" * 5000 + ")" * 5000, "recursion"),
+    ],
 )
 def test_an_expression_that_python_cannot_hold_is_refused(expression: str, said: str) -> None:
     with pytest.raises(ValidationError, match=f"no regular expression .*{said}"):
@@ -97,7 +113,10 @@ def test_an_expression_that_may_mean_more_in_the_future_is_what_python_reads_tod
 @pytest.mark.parametrize(
     ("targets", "said"),
     [
-        (".*nosuch", "no module's whole name matches .*nosuch; names end in down_proj, embed_tokens, gate_proj"),
+        (
+            ".*nosuch",
+            "no module's whole name matches .*nosuch; names end in down_proj, embed_tokens, gate_proj",
+        ),
         ("q_proj", "no module's whole name matches q_proj"),
         ("[q_proj, nosuch]", "this model has no module named nosuch; it has down_proj"),
         (".*\\.q_proj", None),
@@ -108,9 +127,9 @@ def test_an_expression_that_may_mean_more_in_the_future_is_what_python_reads_tod
 def test_targets_that_the_model_lacks_do_not_pass_a_plan(
     folder: Path, capsys: pytest.CaptureFixture[str], targets: str, said: str | None
 ) -> None:
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **COMMON | {"vocab_size": 1000})).save_pretrained(
-        folder / "model"
-    )
+    AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("llama", **COMMON | {"vocab_size": 1000})
+    ).save_pretrained(folder / "model")
     capsys.readouterr()
     code = cli.main(["plan", "run.yaml", f"lora.target_modules={targets}"])
     assert code == (errors.USER if said else errors.OK)
@@ -118,18 +137,29 @@ def test_targets_that_the_model_lacks_do_not_pass_a_plan(
         assert said in capsys.readouterr().err
 
 
-def test_targets_that_a_mamba_can_have_are_told_and_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **MAMBA)).save_pretrained(folder / "model")
+def test_targets_that_a_mamba_can_have_are_told_and_work(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **MAMBA)).save_pretrained(
+        folder / "model"
+    )
     capsys.readouterr()
     assert cli.main(["plan", "run.yaml"]) == errors.USER
     said = capsys.readouterr().err
-    assert "all-linear takes in out_proj, which can have no adapter in mamba; write [in_proj, x_proj]" in said
-    assert cli.main(["plan", "run.yaml", f"lora.target_modules={said[said.index('[') :].strip()}"]) == errors.OK
+    assert (
+        "all-linear takes in out_proj, which can have no adapter in mamba; write [in_proj, x_proj]"
+        in said
+    )
+    assert (
+        cli.main(["plan", "run.yaml", f"lora.target_modules={said[said.index('[') :].strip()}"])
+        == errors.OK
+    )
     lora = LoraConfig(target_modules=("in_proj", "x_proj"))
     config = Config.model_validate({"model": str(folder / "model"), "data": {"train": "x"}})
     model = skeleton(AutoModelForCausalLM, config.model)
     assert any(
-        "in_proj.lora_A" in name for name, _ in add_lora(model, lora, task_type="CAUSAL_LM", seed=0).named_parameters()
+        "in_proj.lora_A" in name
+        for name, _ in add_lora(model, lora, task_type="CAUSAL_LM", seed=0).named_parameters()
     )
 
 
@@ -143,16 +173,19 @@ def test_a_table_of_positions_that_ends_is_told_before_training(
     assert cli.main(["data", "check", "run.yaml", "--json"]) == errors.USER
     report = json.loads(capsys.readouterr().out)
     assert (report["ok"], report["verdict"].startswith(said)) == (False, True)
-    assert "set data.max_length to 32 or less" in report["positions"]
+    assert "set data.max_length to 32 or less" in report["findings"][0]["sentence"]
     for overlong in ("truncate", "drop"):
         fitting = ["data.max_length=32", f"data.overlong={overlong}"]
         assert cli.main(["plan", "run.yaml", *fitting]) == errors.OK
         capsys.readouterr()
         cli.main(["data", "check", "run.yaml", "--json", *fitting])
-        assert json.loads(capsys.readouterr().out)["positions"] == "", overlong
+        found = json.loads(capsys.readouterr().out)["findings"]
+        assert "positions" not in [finding["id"] for finding in found], overlong
 
 
-def test_positions_that_turn_go_on_but_were_never_trained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_positions_that_turn_go_on_but_were_never_trained(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     describe_model(folder, model_type="llama", max_position_embeddings=32)
     assert cli.main(["plan", "run.yaml"]) == errors.OK
     assert "beyond them it was never trained" in capsys.readouterr().out
@@ -188,17 +221,24 @@ def test_tokens_that_the_model_has_no_embedding_for_are_told_before_training(
     assert cli.main(["plan", "run.yaml"]) == errors.USER
     told = capsys.readouterr().err
     assert "has embeddings for 60 tokens, but " in told
-    assert re.search(r"but \d+ of the first \d+ rows hold ids beyond them, up to \d+ \('.*'\); ", told)
+    assert re.search(
+        r"but \d+ of the first \d+ rows hold ids beyond them, up to \d+ \('.*'\); ", told
+    )
     assert cli.main(["data", "check", "run.yaml", "--json"]) == errors.USER
     report = json.loads(capsys.readouterr().out)
     assert not report["ok"]
     assert re.search(r"for 60 tokens, but \d+ of \d+ rows hold ids beyond them", report["verdict"])
     describe_model(folder, model_type="llama", vocab_size=100_000)
-    assert [cli.main(["plan", "run.yaml"]), cli.main(["data", "check", "run.yaml"])] == [errors.OK, errors.OK]
+    assert [cli.main(["plan", "run.yaml"]), cli.main(["data", "check", "run.yaml"])] == [
+        errors.OK,
+        errors.OK,
+    ]
 
 
 def test_advice_on_lost_rows_fits_what_they_were_lost_to() -> None:
-    config = Config.model_validate({"model": "x", "data": {"train": "x", "max_length": 64, "max_lost_share": 0.1}})
+    config = Config.model_validate(
+        {"model": "x", "data": {"train": "x", "max_length": 64, "max_lost_share": 0.1}}
+    )
 
     def advice(**stats: int) -> str:
         with pytest.raises(errors.DataError) as caught:
@@ -210,6 +250,14 @@ def test_advice_on_lost_rows_fits_what_they_were_lost_to() -> None:
     assert said.endswith("Mend the data, or raise data.max_lost_share. Nothing was written.")
     assert "max_length" not in said
     said = advice(overlong=6, no_label=0, longest=90)
-    assert "left out: 6 longer than data.max_length 64 (the longest has 90 tokens). data.max_lost" in said
-    assert "set data.overlong to truncate (or, of plain texts, to split), mend the data, or raise" in said
-    assert "Raise data.max_length, mend the data, or raise" in advice(overlong=0, no_label=6, longest=90)
+    assert (
+        "left out: 6 longer than data.max_length 64 (the longest has 90 tokens). data.max_lost"
+        in said
+    )
+    assert (
+        "set data.overlong to truncate (or, of plain texts, to split), mend the data, or raise"
+        in said
+    )
+    assert "Raise data.max_length, mend the data, or raise" in advice(
+        overlong=0, no_label=6, longest=90
+    )

@@ -42,19 +42,27 @@ def rows(**speeds: float) -> dict[str, dict[str, object]]:
         "alone": "LoRA, bfloat16, one sequence at a time",
     }
     told = {"losses": [2.0], "compile_seconds": 60.0, "parameters": 4 * 10**9}
-    return {f"4B {names[key]}": {"tokens_per_second": speed, **told} for key, speed in speeds.items()}
+    return {
+        f"4B {names[key]}": {"tokens_per_second": speed, **told} for key, speed in speeds.items()
+    }
 
 
 def test_the_faster_is_chosen_where_both_were_measured() -> None:
-    found = verdict.choices(rows(plain=100, compiled=120, layers=150, fp8=180, alone=50), ["8B", "4B"], "cuda")
-    assert found.pop("why").startswith("4B LoRA, bfloat16, compiled layers: 150 tokens/s, LoRA, bfloat16: 100; ")
+    found = verdict.choices(
+        rows(plain=100, compiled=120, layers=150, fp8=180, alone=50), ["8B", "4B"], "cuda"
+    )
+    assert found.pop("why").startswith(
+        "4B LoRA, bfloat16, compiled layers: 150 tokens/s, LoRA, bfloat16: 100; "
+    )
     # Of 18,000 tokens, 180 s without compiling are 120 s and 60 s of compiling with it.
     assert found.pop("compile_from") == pytest.approx(4.0 * 4e9 * 18_000)
     assert found == {"compile": "layers", "fp8": True, "attention": "padding_free"}
     found = verdict.choices(rows(plain=100, compiled=101, single=90), ["4B"], "cpu")
     assert found.pop("why")
     assert found == {"dtype": "bfloat16", "compile": False}
-    assert verdict.choices({"4B LoRA, bfloat16": {"failed": "out of memory"}}, ["4B"], "cuda") == {"why": ""}
+    assert verdict.choices({"4B LoRA, bfloat16": {"failed": "out of memory"}}, ["4B"], "cuda") == {
+        "why": ""
+    }
 
 
 def test_cases_that_compute_the_same_must_begin_with_the_same_loss() -> None:
@@ -62,7 +70,10 @@ def test_cases_that_compute_the_same_must_begin_with_the_same_loss() -> None:
     assert verdict.disagreements(found) == []
     found["4B LoRA, bfloat16, compiled"]["losses"] = [2.1]
     (said,) = verdict.disagreements(found)
-    assert said == "4B LoRA, bfloat16, compiled: the first loss is 2.1000, and 2.0000 of 4B LoRA, bfloat16"
+    assert (
+        said
+        == "4B LoRA, bfloat16, compiled: the first loss is 2.1000, and 2.0000 of 4B LoRA, bfloat16"
+    )
 
 
 def test_every_case_is_a_run_that_can_be_planned(tmp_path: Path) -> None:
@@ -78,16 +89,25 @@ def test_every_case_is_a_run_that_can_be_planned(tmp_path: Path) -> None:
 def test_what_cannot_be_measured_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes: one whose model cannot be made, one that takes too long; then no time is left."""
     monkeypatch.setattr(measure, "find_spec", lambda name: None)
-    wanted = [cases.Case("tiny", "TRL", trainer="trl"), cases.Case("tiny", "QLoRA", {"quantization": "4bit"})]
+    wanted = [
+        cases.Case("tiny", "TRL", trainer="trl"),
+        cases.Case("tiny", "QLoRA", {"quantization": "4bit"}),
+    ]
     said = [row["failed"] for _, row in measure.measure(wanted, tmp_path, "cpu", 60.0)]
     assert said == ["left out: trl is not installed", "left out: bitsandbytes is not installed"]
-    assert next(row["failed"] for _, row in measure.measure(wanted, tmp_path, "cpu", 0.0)).startswith("left out: the 0")
+    assert next(
+        row["failed"] for _, row in measure.measure(wanted, tmp_path, "cpu", 0.0)
+    ).startswith("left out: the 0")
     with monkeypatch.context() as short:
-        short.setattr(measure, "_measured", lambda *args: {"failed": measure._run(["sleep", "600"], 0.1)[1]})
+        short.setattr(
+            measure, "_measured", lambda *args: {"failed": measure._run(["sleep", "600"], 0.1)[1]}
+        )
         (row,) = (row for _, row in measure.measure(wanted[:1], tmp_path, "cpu", 30.0))
     assert row == {"failed": "left out: the 0.5 minutes were over"}  # and not by its own fault
     assert measure._run(["sh", "-c", "echo first; echo last; exit 3"], 60.0) == (3, "last")
-    assert measure._run(["sh", "-c", "kill -9 $$"], 60.0)[1].startswith("killed, as the kernel does")
+    assert measure._run(["sh", "-c", "kill -9 $$"], 60.0)[1].startswith(
+        "killed, as the kernel does"
+    )
     assert measure._run(["sleep", "600"], 0.1) == (-9, "took longer than 0 s")
     monkeypatch.setattr(measure.files, "free_bytes", lambda folder: 10)
     (row,) = (row for _, row in measure.measure([cases.Case("8B", "LoRA")], tmp_path, "cpu", 60.0))
@@ -108,25 +128,40 @@ def test_models_of_random_weights_are_whole(tmp_path: Path) -> None:
 def config_of(folder: Path, **changes: object) -> Config:
     (folder / "config.json").write_text(json.dumps(cases.SHAPES["42M"]))
     (folder / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
-    flags = {"model.path": str(folder), "data.train": str(folder / "rows.jsonl"), "lora.r": 8, **changes}
+    flags = {
+        "model.path": str(folder),
+        "data.train": str(folder / "rows.jsonl"),
+        "lora.r": 8,
+        **changes,
+    }
     return load_config(None, flags=flags)
 
 
-def test_runs_take_what_was_measured_and_keep_it(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_runs_take_what_was_measured_and_keep_it(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", "kubetune")
     config, world = config_of(cache), World()
     plan = make_plan(config, 10, world_size=1)
 
-    def decided(tokens: float = FAST, run: str = "new", config: Config = config) -> dict[str, object]:
+    def decided(
+        tokens: float = FAST, run: str = "new", config: Config = config
+    ) -> dict[str, object]:
         return choices.as_event(choices.decide(config, plan, cache / run, world, tokens))
 
     assert decided() == {"attention": "auto", "compile": "auto"}
     assert "because it" not in caplog.text
     measured.keep(None, compile="layers", fp8=True, attention="sdpa", why="it was faster")
     assert decided() == {"attention": "sdpa", "compile": "layers"}
-    assert "attention auto -> sdpa, compile auto -> layers, because it was faster (measured on 2" in caplog.text
+    assert (
+        "attention auto -> sdpa, compile auto -> layers, because it was faster (measured on 2"
+        in caplog.text
+    )
     assert "training.fp8: true would be faster here" in caplog.text
-    assert decided(tokens=1000) == {"attention": "sdpa", "compile": False}  # no work that compiling is worth for
+    assert decided(tokens=1000) == {
+        "attention": "sdpa",
+        "compile": False,
+    }  # no work that compiling is worth for
     parameters = read_weights(str(cache), {}).parameters
     measured.keep(None, compile=True, compile_from=4.0 * parameters * 1000)
     assert [decided(tokens=n)["compile"] for n in (999, 1000)] == [False, True]
@@ -160,7 +195,15 @@ def test_choices_that_are_damaged_or_of_another_torch_choose_nothing(
 def test_plan_says_what_was_measured(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inputs.write_model("tiny", cache)
     (cache / "rows.jsonl").write_text('{"prompt": "t7 t8", "completion": " t9"}\n')
-    command = ["plan", "--model", str(cache), "--data", str(cache / "rows.jsonl"), "--lora", "compute.gpus_per_node=0"]
+    command = [
+        "plan",
+        "--model",
+        str(cache),
+        "--data",
+        str(cache / "rows.jsonl"),
+        "--lora",
+        "compute.gpus_per_node=0",
+    ]
     measured.keep(None, dtype="bfloat16", compile=False, why="it is faster")
     assert main(command) == 0
     said = capsys.readouterr().out
@@ -170,7 +213,9 @@ def test_plan_says_what_was_measured(cache: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_whole_benchmark_becomes_tables_and_choices(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_benchmark_becomes_tables_and_choices(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.set_num_threads(1)
     output = cache / "here.json"
     assert main(["bench", "--shape", "tiny", "--minutes", "20", "-o", str(output)]) == 0

@@ -29,7 +29,13 @@ from benchmarks.results import Results, slug
 from benchmarks.summary import Spread
 from kubetune.planning import cost
 
-MACHINE = {"cpu": "Some CPU", "cores": 2, "memory_gib": 24, "instructions": ["avx512f"], "gpu": None}
+MACHINE = {
+    "cpu": "Some CPU",
+    "cores": 2,
+    "memory_gib": 24,
+    "instructions": ["avx512f"],
+    "gpu": None,
+}
 
 
 def measurement(trainer: str, repeat: int, seconds: list[float], **facts: object) -> dict:
@@ -41,7 +47,12 @@ def measurement(trainer: str, repeat: int, seconds: list[float], **facts: object
 
 
 def results_of(*measurements: dict) -> Results:
-    data = {"started": "2026-01-02T03:04:05+00:00", "machine": MACHINE, "source": "x", "measurements": []}
+    data = {
+        "started": "2026-01-02T03:04:05+00:00",
+        "machine": MACHINE,
+        "source": "x",
+        "measurements": [],
+    }
     return Results(Path("unused.json"), {**data, "measurements": list(measurements)})
 
 
@@ -75,7 +86,9 @@ def test_rows_end_and_hide_their_prompt(tmp_path: Path) -> None:
         assert max(row.ids) < 500
         assert 0.25 * length - 1 <= row.prompt <= 0.65 * length
         assert line["labels"].count(-100) == row.prompt
-        assert f"{line['prompt']} {line['completion']}".split() == [word(token) for token in row.ids]
+        assert f"{line['prompt']} {line['completion']}".split() == [
+            word(token) for token in row.ids
+        ]
 
 
 def test_pairs_are_rows_with_a_second_answer(tmp_path: Path) -> None:
@@ -83,15 +96,24 @@ def test_pairs_are_rows_with_a_second_answer(tmp_path: Path) -> None:
     pairs, rows = token_pairs(corpus, vocab_size=500), token_rows(corpus, vocab_size=500)
     write_pairs(tmp_path / "pairs.jsonl", pairs)
     lines = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
-    assert sum(len(pair.rejected) for pair in pairs) == pytest.approx(sum(len(pair.chosen) for pair in pairs), rel=0.1)
+    assert sum(len(pair.rejected) for pair in pairs) == pytest.approx(
+        sum(len(pair.chosen) for pair in pairs), rel=0.1
+    )
     for pair, row, line in zip(pairs, rows, lines, strict=True):
         chosen, rejected = pair.sequences
-        assert (chosen.ids, chosen.prompt, chosen.ids[-1], rejected.ids[-1]) == (row.ids, row.prompt, EOS, EOS)
+        assert (chosen.ids, chosen.prompt, chosen.ids[-1], rejected.ids[-1]) == (
+            row.ids,
+            row.prompt,
+            EOS,
+            EOS,
+        )
         assert chosen.ids != rejected.ids
         assert len(rejected.ids) <= corpus.max_length
         assert chosen.ids[: row.prompt] == rejected.ids[: rejected.prompt]
         assert Pair(**line["ids"]) == pair
-        assert f"{line['prompt']}{line['rejected']}".split() == [word(token) for token in rejected.ids]
+        assert f"{line['prompt']}{line['rejected']}".split() == [
+            word(token) for token in rejected.ids
+        ]
 
 
 def test_fully_labelled_rows_keep_one_token_as_prompt() -> None:
@@ -115,10 +137,15 @@ def test_flops_of_one_token_by_hand() -> None:
     assert flops.lora_parameters(shape, "attention") == lora
     assert flops.lora_parameters(shape, "all-linear") == lora + 2 * 16 * 3 * (4 + 6)
     pair, head = 12 * 2 * 2 * 2, 4 * 10
-    assert flops.training_flops(shape, "attention", [1], 1) == 4 * linear + 6 * lora + pair + 4 * head
+    assert (
+        flops.training_flops(shape, "attention", [1], 1) == 4 * linear + 6 * lora + pair + 4 * head
+    )
     assert flops.training_flops(shape, "full", [1], 1) == 6 * linear + pair + 6 * head
     # Two sequences of 3 have 2 × 6 pairs, one of 6 has 21; everything else is the same.
-    assert flops.training_flops(shape, "full", [6], 0) - flops.training_flops(shape, "full", [3, 3], 0) == 9 * pair
+    assert (
+        flops.training_flops(shape, "full", [6], 0) - flops.training_flops(shape, "full", [3, 3], 0)
+        == 9 * pair
+    )
 
 
 def test_flops_match_the_parameters_of_a_real_model() -> None:
@@ -161,11 +188,22 @@ def test_table_shows_speeds_ratios_and_what_is_missing() -> None:
         measurement("kubetune", 1, [9.0, 2.0]),
         measurement("hf-best", 0, [9.0, 4.0]),
         measurement("hf-best", 1, [9.0, 4.0]),
-        {"suite": "sft", "case": "tiny", "trainer": "trl-default", "threads": 1, "repeat": 0, "missing": "trl"},
+        {
+            "suite": "sft",
+            "case": "tiny",
+            "trainer": "trl-default",
+            "threads": 1,
+            "repeat": 0,
+            "missing": "trl",
+        },
     )
     text = table.render(found)
     assert "Measured on 2026-01-02: Some CPU, 2 cores, 24 GiB (avx512f)." in text
-    lines = {line.split(" | ")[0].removeprefix("| "): line for line in text.splitlines() if line.startswith("| ")}
+    lines = {
+        line.split(" | ")[0].removeprefix("| "): line
+        for line in text.splitlines()
+        if line.startswith("| ")
+    }
     ours, theirs = lines[TRAINERS["kubetune"].label], lines[TRAINERS["hf-best"].label]
     assert "| 750 (500–1,000) |" in ours
     assert "| 250 |" in theirs
@@ -185,7 +223,9 @@ def test_each_table_is_of_the_newest_results_that_have_it(tmp_path: Path) -> Non
         ("2026-01-03-some-cpu-2-cores-quick", [full]),
     ):
         (tmp_path / f"{name}.json").write_text(json.dumps(results_of(*found).data))
-    assert [(each.path.stem, [m["case"] for m in each.measurements]) for each in table.newest(tmp_path)] == [
+    assert [
+        (each.path.stem, [m["case"] for m in each.measurements]) for each in table.newest(tmp_path)
+    ] == [
         ("2026-01-02-some-cpu-2-cores", ["tiny"]),
         ("2026-01-01-some-cpu-2-cores", ["q32k-full"]),
     ]
@@ -193,8 +233,13 @@ def test_each_table_is_of_the_newest_results_that_have_it(tmp_path: Path) -> Non
 
 def test_a_rival_in_fp32_is_set_beside_ours_in_fp32() -> None:
     seconds = {"kubetune": 1.0, "kubetune-fp32": 2.0, "hf-best": 4.0, "hf-fp32": 5.0}
-    text = table.render(results_of(*(measurement(name, 0, [9.0, each]) for name, each in seconds.items())))
-    found = {name: next(line for line in text.splitlines() if TRAINERS[name].label in line) for name in seconds}
+    text = table.render(
+        results_of(*(measurement(name, 0, [9.0, each]) for name, each in seconds.items()))
+    )
+    found = {
+        name: next(line for line in text.splitlines() if TRAINERS[name].label in line)
+        for name in seconds
+    }
     assert {name: line.split(" | ")[2].strip() for name, line in found.items()} == {
         "kubetune": "", "kubetune-fp32": "", "hf-best": "4.00×", "hf-fp32": "2.50×",
     }  # fmt: skip
@@ -210,7 +255,14 @@ def test_tables_of_the_other_suites() -> None:
             start | {"trainer": "kubetune", "first_step_seconds": 2.94},
             start | {"trainer": "trl-default", "failed": "no | such"},
             {"suite": "startup", "verb": "plan", "repeat": 0, "seconds": 0.412},
-            {"suite": "tokenize", "path": "trl", "rows": 100, "processes": 1, "repeat": 0, "seconds": 4.0},
+            {
+                "suite": "tokenize",
+                "path": "trl",
+                "rows": 100,
+                "processes": 1,
+                "repeat": 0,
+                "seconds": 4.0,
+            },
         )
     )
     assert "| 2 | 1 | 1,000 | 2.00× |" in text
@@ -228,7 +280,13 @@ def test_tables_of_preferences() -> None:
             measurement("kubetune", 0, [9.0, 1.0]) | of_pairs,
             measurement("dpo-default", 0, [9.0, 5.0]) | of_pairs,
             start | {"trainer": "kubetune", "kept": False, "first_step_seconds": 20.0},
-            start | {"trainer": "kubetune", "kept": True, "first_step_seconds": 6.04, "first_step_cpu_seconds": 4.52},
+            start
+            | {
+                "trainer": "kubetune",
+                "kept": True,
+                "first_step_seconds": 6.04,
+                "first_step_cpu_seconds": 4.52,
+            },
         )
     )
     assert "### tiny: DPO, LoRA r=16, attention, 1 thread\n\n32 pairs, 16 pairs per step" in text
@@ -276,7 +334,9 @@ def test_what_plans_assume_is_fitted_to_published_speeds() -> None:
     assert hindcast.table(rows) in table.PAGE.read_text()
     errors = sorted(abs(row.error) for row in hindcast.judged(rows))
     assert errors[len(errors) // 2] <= 0.15
-    assert not {id(row) for row in hindcast.judged(rows)} & {id(row) for row in hindcast.fitted(rows)}
+    assert not {id(row) for row in hindcast.judged(rows)} & {
+        id(row) for row in hindcast.fitted(rows)
+    }
 
 
 def test_measurements_survive_an_interruption(tmp_path: Path) -> None:
@@ -307,7 +367,11 @@ def test_trainers_take_turns_within_a_repeat() -> None:
     assert [(job.trainer, job.repeat) for job in jobs] == [(n, r) for r in (0, 1) for n in names]
     two = list(sft.plan_jobs([CASES["q32k-attention"]], ["kubetune"], 1, [1, 2]))
     assert [job.threads for job in two] == [1, 2]
-    assert {(job.processes, job.threads) for job in scaling.plan_jobs(QUICK, 1)} == {(1, 1), (1, 2), (2, 1)}
+    assert {(job.processes, job.threads) for job in scaling.plan_jobs(QUICK, 1)} == {
+        (1, 1),
+        (1, 2),
+        (2, 1),
+    }
 
 
 def test_report_of_a_driver_is_read_and_failures_are_named() -> None:
@@ -354,12 +418,15 @@ def test_one_command_makes_the_environments_and_measures_every_suite(
         (tmp_path / name).chmod(0o755)
     monkeypatch.delenv("PYTHON", raising=False)
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    done = subprocess.run([tmp_path / "scripts" / "benchmark"], cwd="/", capture_output=True, text=True)
+    done = subprocess.run(
+        [tmp_path / "scripts" / "benchmark"], cwd="/", capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     calls = (tmp_path / "calls").read_text().splitlines()
     suites = [call for call in calls if call.startswith("-m benchmarks.")]
     assert suites == [
-        f"-m benchmarks.{name}" for name in ("sft", "scaling", "startup", "tokenize", "preference", "table --write")
+        f"-m benchmarks.{name}"
+        for name in ("sft", "scaling", "startup", "tokenize", "preference", "table --write")
     ]
     environments = [call.split()[-1] for call in calls if call.startswith("-m venv")]
     assert environments == ["../.venv-peers", "../.venv-llamafactory"]

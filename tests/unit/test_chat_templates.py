@@ -29,7 +29,14 @@ def answer(text: str, **more: Any) -> dict[str, Any]:
 
 
 SYSTEM = {"role": "system", "content": "Be brief."}
-PLAIN = [user("One?"), answer("First."), user(" Two? "), answer(" <b>Second</b> \n"), user("Three?"), answer("Third.")]
+PLAIN = [
+    user("One?"),
+    answer("First."),
+    user(" Two? "),
+    answer(" <b>Second</b> \n"),
+    user("Three?"),
+    answer("Third."),
+]
 THOUGHTFUL = [
     user("One?"),
     answer("First.", reasoning_content="Think once."),
@@ -45,8 +52,17 @@ INLINE = [
 FINAL = "<|channel|>final<|message|>"
 THOUGHT = "<|channel|>analysis<|message|>Think twice.<|end|><|start|>assistant"
 CALLED = '<|call|>weather {"city": "Ås", "days": 3}<|/call|><|eos|>'
-CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ås", "days": 3}}}
-TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Foretells.", "parameters": {}}}]
+CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "weather", "arguments": {"city": "Ås", "days": 3}},
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "Foretells.", "parameters": {}},
+    }
+]
 CALLING = [
     user("One?"),
     answer("", tool_calls=[CALL]),
@@ -61,7 +77,9 @@ def answers_in(messages: Messages) -> list[int]:
     return [i for i, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def spans(template: ChatTemplate, messages: Messages, tools: Sequence[Any] | None = None) -> list[str]:
+def spans(
+    template: ChatTemplate, messages: Messages, tools: Sequence[Any] | None = None
+) -> list[str]:
     rendered = template.render_answers(messages, tools, trained=answers_in(messages))
     return [rendered.text[start:end] for start, end in rendered.spans]
 
@@ -86,7 +104,12 @@ EXPECTED: list[tuple[str, Messages, Any, list[str]]] = [
     ("phi", [SYSTEM, *PLAIN[:4]], None, ["First.<|end|>", " <b>Second</b> \n<|end|>"]),
     ("llama2", [SYSTEM, *PLAIN], None, [" First. </s>", " <b>Second</b> </s>", " Third. </s>"]),
     ("mistral", [SYSTEM, *PLAIN], None, [" First.</s>", "  <b>Second</b> \n</s>", " Third.</s>"]),
-    ("gemma", PLAIN, None, ["First.<end_of_turn>", "<b>Second</b><end_of_turn>", "Third.<end_of_turn>"]),
+    (
+        "gemma",
+        PLAIN,
+        None,
+        ["First.<end_of_turn>", "<b>Second</b><end_of_turn>", "Third.<end_of_turn>"],
+    ),
     ("r1", PLAIN, None, ["First.<|eos|>", " <b>Second</b> \n<|eos|>", "Third.<|eos|>"]),
     ("r1", INLINE, None, ["\n\nFirst.<|eos|>", "\n\nSecond.<|eos|>"]),
     (
@@ -95,8 +118,18 @@ EXPECTED: list[tuple[str, Messages, Any, list[str]]] = [
         None,
         [CALLED, "First.<|eos|>", "Second.<|eos|>"],
     ),
-    ("prompted", PLAIN, None, ["First.<|im_end|>", "<b>Second</b><|im_end|>", "\n</think>\n\nThird.<|im_end|>"]),
-    ("prompted", THOUGHTFUL, None, ["First.<|im_end|>", "Think twice.\n</think>\n\nSecond.<|im_end|>"]),
+    (
+        "prompted",
+        PLAIN,
+        None,
+        ["First.<|im_end|>", "<b>Second</b><|im_end|>", "\n</think>\n\nThird.<|im_end|>"],
+    ),
+    (
+        "prompted",
+        THOUGHTFUL,
+        None,
+        ["First.<|im_end|>", "Think twice.\n</think>\n\nSecond.<|im_end|>"],
+    ),
     ("prompted", INLINE, None, ["First.<|im_end|>", "Think twice.\n</think>\n\nSecond.<|im_end|>"]),
     ("glm", PLAIN, None, ["\nFirst.", "\n <b>Second</b> \n", "\nThird."]),
     (
@@ -121,14 +154,21 @@ EXPECTED: list[tuple[str, Messages, Any, list[str]]] = [
             FINAL + "Second.<|return|>",
         ],
     ),
-    ("marked", CALLING, None, ["[weather: Ås 3]<|im_end|>", "First.<|im_end|>", "Second.<|im_end|>"]),
+    (
+        "marked",
+        CALLING,
+        None,
+        ["[weather: Ås 3]<|im_end|>", "First.<|im_end|>", "Second.<|im_end|>"],
+    ),
     ("marked", [answer("Hi."), *PLAIN[:2]], None, ["Hi.<|im_end|>", "First.<|im_end|>"]),
     ("modes", PLAIN, None, ["First.<|im_end|>", " <b>Second</b> \n<|im_end|>", "Third.<|im_end|>"]),
 ]
 
 
 @pytest.mark.parametrize(("family", "messages", "tools", "expected"), EXPECTED)
-def test_each_answer_is_found_exactly(family: str, messages: Messages, tools: Any, expected: list[str]) -> None:
+def test_each_answer_is_found_exactly(
+    family: str, messages: Messages, tools: Any, expected: list[str]
+) -> None:
     template = ChatTemplate(FAMILIES[family], TOKENS)
     assert spans(template, messages, tools) == expected
     assert spans(template, messages, tools) == expected  # by what was remembered
@@ -138,16 +178,27 @@ def test_each_answer_is_found_exactly(family: str, messages: Messages, tools: An
 
 @pytest.mark.parametrize(
     ("family", "closing"),
-    [("phi", "<|end|>"), ("channels", "<|return|>"), ("glm", ""), ("llama2", "</s>"), ("marked", "<|im_end|>")],
+    [
+        ("phi", "<|end|>"),
+        ("channels", "<|return|>"),
+        ("glm", ""),
+        ("llama2", "</s>"),
+        ("marked", "<|im_end|>"),
+    ],
 )
 def test_what_ends_an_answer(family: str, closing: str) -> None:
     assert ChatTemplate(FAMILIES[family], TOKENS).closing == closing
 
 
 def test_an_answer_that_nothing_precedes_is_found() -> None:
-    assert spans(ChatTemplate(CHATML, {}), [answer("Hi."), *PLAIN[:2]]) == ["Hi.<|im_end|>", "First.<|im_end|>"]
+    assert spans(ChatTemplate(CHATML, {}), [answer("Hi."), *PLAIN[:2]]) == [
+        "Hi.<|im_end|>",
+        "First.<|im_end|>",
+    ]
     thoughtful = [answer("Hi.", reasoning_content="Greet."), *PLAIN[:1]]
-    assert spans(ChatTemplate(FAMILIES["channels"], TOKENS), thoughtful) == ["<|channel|>final<|message|>Hi.<|end|>"]
+    assert spans(ChatTemplate(FAMILIES["channels"], TOKENS), thoughtful) == [
+        "<|channel|>final<|message|>Hi.<|end|>"
+    ]
 
 
 def test_a_generation_block_may_begin_right_behind_the_question() -> None:
@@ -160,13 +211,17 @@ def test_a_generation_block_may_begin_right_behind_the_question() -> None:
     template = ChatTemplate(source, TOKENS)
     rendered = template.render_answers(PLAIN, trained=[1, 5])
     trained = sorted({i for span in rendered.spans for i in range(*span)})
-    assert "".join(rendered.text[i] for i in trained) == "<assistant>First.<eos><assistant>Third.<eos>"
+    assert (
+        "".join(rendered.text[i] for i in trained) == "<assistant>First.<eos><assistant>Third.<eos>"
+    )
 
 
 @pytest.mark.parametrize("role", ["system", "user"])
 def test_a_message_that_is_only_a_tag_is_missed_too(role: str) -> None:
     template = ChatTemplate(FAMILIES["wordless"].replace("'user', ", ""), TOKENS)
-    with pytest.raises(ValueError, match=f"leaves out the content of messages.0., by the {role} .'</think>'"):
+    with pytest.raises(
+        ValueError, match=f"leaves out the content of messages.0., by the {role} .'</think>'"
+    ):
         template.render_answers([{"role": role, "content": "</think>"}, *PLAIN], trained=[])
 
 
@@ -185,19 +240,31 @@ LEFT_OUT = [
         None,
         "by the tool",
     ),
-    ("wordless", [SYSTEM, *PLAIN], None, r"leaves out the content of messages\[0\], by the system \('Be brief.'\)"),
+    (
+        "wordless",
+        [SYSTEM, *PLAIN],
+        None,
+        r"leaves out the content of messages\[0\], by the system \('Be brief.'\)",
+    ),
     (
         "gemma",
         [SYSTEM, *PLAIN],
         None,
         r"take messages by the system \(messages\[0\]\) \(it says 'no system'\)",
     ),
-    ("shouting", PLAIN, None, r"the answer in messages\[1\] cannot be found exactly: .* changes the texts"),
+    (
+        "shouting",
+        PLAIN,
+        None,
+        r"the answer in messages\[1\] cannot be found exactly: .* changes the texts",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("family", "messages", "tools", "told"), LEFT_OUT)
-def test_what_a_template_leaves_out_is_refused(family: str, messages: Messages, tools: Any, told: str) -> None:
+def test_what_a_template_leaves_out_is_refused(
+    family: str, messages: Messages, tools: Any, told: str
+) -> None:
     template = ChatTemplate(FAMILIES[family], TOKENS)
     with pytest.raises(ValueError, match=told):
         spans(template, messages, tools)
@@ -215,27 +282,64 @@ STRICT = (
 NEEDY = STRICT + "{% for tool in tools %}{{ tool }}{% endfor %}"
 ALTERNATE = r"\(it says 'must alternate'\); choose one that does .*, or take that out of the data"
 REFUSED = [
-    (NEEDY.replace("{{ tool }}", "{{ tool.name.strip() }}"), PLAIN, TOOLS, "does not take tools of this form"),
+    (
+        NEEDY.replace("{{ tool }}", "{{ tool.name.strip() }}"),
+        PLAIN,
+        TOOLS,
+        "does not take tools of this form",
+    ),
     (STRICT, [SYSTEM, *PLAIN], None, r"messages by the system \(messages\[0\]\) " + ALTERNATE),
     (STRICT, CALLING, TOOLS, r"tool calls and results \(messages\[1\]\) " + ALTERNATE),
-    (STRICT, THOUGHTFUL, None, r"reasoning \(messages\[1\]\) \(it fails in its line 1: .* no attribute 'first'\)"),
-    (STRICT, [*PLAIN[:2], answer("More.")], None, r"messages in a row by the same role \(messages\[2\]\)"),
-    (STRICT, [answer("Hi."), *PLAIN[:2]], None, r"answers that no question precedes \(messages\[0\]\)"),
-    (STRICT, [SYSTEM, *CALLING], None, r"messages by the system \(messages\[0\]\) together with tool calls"),
+    (
+        STRICT,
+        THOUGHTFUL,
+        None,
+        r"reasoning \(messages\[1\]\) \(it fails in its line 1: .* no attribute 'first'\)",
+    ),
+    (
+        STRICT,
+        [*PLAIN[:2], answer("More.")],
+        None,
+        r"messages in a row by the same role \(messages\[2\]\)",
+    ),
+    (
+        STRICT,
+        [answer("Hi."), *PLAIN[:2]],
+        None,
+        r"answers that no question precedes \(messages\[0\]\)",
+    ),
+    (
+        STRICT,
+        [SYSTEM, *CALLING],
+        None,
+        r"messages by the system \(messages\[0\]\) together with tool calls",
+    ),
     (
         NEEDY,
         PLAIN,
         None,
         r"takes only conversations with tools \(it fails in its line 4: 'NoneType' object",
     ),
-    ("{{ documents[0].text }}", PLAIN, None, "takes only conversations with documents to answer from"),
+    (
+        "{{ documents[0].text }}",
+        PLAIN,
+        None,
+        "takes only conversations with documents to answer from",
+    ),
     ("{{ messages.text.words }}", PLAIN, None, "does not even write a question with its answer"),
-    (STRICT.replace("m.content", "[m][m.content | length - 1].content"), PLAIN, None, "nothing that could be left out"),
+    (
+        STRICT.replace("m.content", "[m][m.content | length - 1].content"),
+        PLAIN,
+        None,
+        "nothing that could be left out",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("source", "messages", "tools", "told"), REFUSED)
-def test_a_refusal_names_the_part_that_is_not_taken(source: str, messages: Messages, tools: Any, told: str) -> None:
+def test_a_refusal_names_the_part_that_is_not_taken(
+    source: str, messages: Messages, tools: Any, told: str
+) -> None:
     """In the user's words, beside those of the template or of Jinja."""
     template = ChatTemplate(source.replace("{% for tool", "\n{% for tool"), TOKENS, "t.jinja")
     for write in (spans, ChatTemplate.render):
@@ -253,7 +357,9 @@ def test_reasoning_may_be_left_out_and_is_noticed() -> None:
         ("phi", THOUGHTFUL, True),
     ):
         template = ChatTemplate(FAMILIES[family], TOKENS)
-        assert template.render_answers(messages, trained=answers_in(messages)).drops_reasoning is drops
+        assert (
+            template.render_answers(messages, trained=answers_in(messages)).drops_reasoning is drops
+        )
 
 
 def prompted(family: str, extra: str = "") -> str:
@@ -263,7 +369,10 @@ def prompted(family: str, extra: str = "") -> str:
 TOOL_PROMPT = (
     FAMILIES["r1"]
     .replace("if add_generation_prompt", "if add_generation_prompt and messages[-1].role == 'user'")
-    .replace("'<|Assistant|>' + message", "('<|Assistant|>' if loop.previtem.role == 'user' else '') + message")
+    .replace(
+        "'<|Assistant|>' + message",
+        "('<|Assistant|>' if loop.previtem.role == 'user' else '') + message",
+    )
 )
 MARKED_HEADER = (
     "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}{% else %}{% generation %}<assistant>"
@@ -277,7 +386,12 @@ MARKED_HEADER = (
         (FAMILIES["r1"], PLAIN, [1, 3, 5], True),
         (FAMILIES["r1"], INLINE, [1, 3], True),  # the template leaves the thoughts out
         (FAMILIES["prompted"], PLAIN, [1, 3, 5], True),
-        (FAMILIES["prompted"], PLAIN, [5], False),  # it writes an empty thought behind the last question
+        (
+            FAMILIES["prompted"],
+            PLAIN,
+            [5],
+            False,
+        ),  # it writes an empty thought behind the last question
         (FAMILIES["prompted"], INLINE, [3], False),
         (TOOL_PROMPT, CALLING[:4], [3], False),  # it opens no thought behind what a tool returned
         (TOOL_PROMPT, CALLING[:4], [1], True),
@@ -295,10 +409,27 @@ MARKED_HEADER = (
 def test_answers_that_do_not_begin_where_the_prompt_ends_are_noticed(
     source: str, messages: Messages, turns: list[int], unlike: bool
 ) -> None:
-    assert ChatTemplate(source, TOKENS).render_answers(messages, trained=turns).unlike_prompt is unlike
+    assert (
+        ChatTemplate(source, TOKENS).render_answers(messages, trained=turns).unlike_prompt is unlike
+    )
 
 
-SOME = st.text(st.characters(exclude_categories=["Cs", "Co"]), min_size=1, max_size=12).filter(str.strip)
+def test_a_template_that_writes_an_answer_twice_is_refused_and_one_that_rewrites_it_said() -> None:
+    messages = [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": "a foo"}]
+    twice = CHATML + "{{- 'Last: ' + messages[-1].content }}"
+    with pytest.raises(
+        ValueError, match=r"messages\[1\] cannot be found exactly: .* more than once"
+    ):
+        ChatTemplate(twice, TOKENS).render_answers(messages, trained=[1])
+    rewriting = CHATML.replace("message.content", "message.content | replace('foo', 'bar')")
+    for source, rewrites in ((CHATML, False), (rewriting, True)):
+        rendered = ChatTemplate(source, TOKENS).render_answers(messages, trained=[1])
+        assert rendered.rewrites_answer is rewrites
+
+
+SOME = st.text(st.characters(exclude_categories=["Cs", "Co"]), min_size=1, max_size=12).filter(
+    str.strip
+)
 
 
 @st.composite
@@ -308,7 +439,12 @@ def conversations(draw: st.DrawFn) -> Messages:
         messages.append(user(draw(SOME)))
         if draw(st.booleans()):
             arguments = {"city": draw(SOME)}
-            messages.append(answer("", tool_calls=[{**CALL, "function": {"name": "weather", "arguments": arguments}}]))
+            messages.append(
+                answer(
+                    "",
+                    tool_calls=[{**CALL, "function": {"name": "weather", "arguments": arguments}}],
+                )
+            )
             messages.append({"role": "tool", "content": draw(SOME)})
         thought = {"reasoning_content": draw(SOME)} if draw(st.booleans()) else {}
         messages.append(answer(draw(SOME), **thought))
@@ -317,7 +453,9 @@ def conversations(draw: st.DrawFn) -> Messages:
 
 def texts_of(message: dict[str, Any]) -> list[str]:
     calls = [call["function"]["arguments"]["city"] for call in message.get("tool_calls", ())]
-    return [text.strip() for text in (message["content"], message.get("reasoning_content", ""), *calls)]
+    return [
+        text.strip() for text in (message["content"], message.get("reasoning_content", ""), *calls)
+    ]
 
 
 COMPLETE = FAMILIES["complete"]
@@ -365,10 +503,21 @@ def test_a_system_that_is_read_as_parts_only_is_given_so() -> None:
 
 def published() -> list[Path]:
     folders = os.environ.get("KUBETUNE_CHAT_TEMPLATES", "")
-    return sorted(file for folder in folders.split(os.pathsep) if folder for file in Path(folder).glob("*.jinja"))
+    return sorted(
+        file
+        for folder in folders.split(os.pathsep)
+        if folder
+        for file in Path(folder).glob("*.jinja")
+    )
 
 
-WORDS = ("leaves out", "does not take", "takes only", "does not even write", "cannot be found exactly")
+WORDS = (
+    "leaves out",
+    "does not take",
+    "takes only",
+    "does not even write",
+    "cannot be found exactly",
+)
 
 
 @pytest.mark.parametrize("file", published(), ids=lambda file: file.stem)
@@ -376,7 +525,12 @@ def test_published_templates(file: Path) -> None:
     """Conversations are written as transformers writes them and each answer is found, or the user is told why not."""
     source = file.read_text(encoding="utf-8")
     template = ChatTemplate(source, TOKENS)
-    for messages, tools in ((PLAIN, None), ([SYSTEM, *PLAIN], None), (INLINE, None), (CALLING, TOOLS)):
+    for messages, tools in (
+        (PLAIN, None),
+        ([SYSTEM, *PLAIN], None),
+        (INLINE, None),
+        (CALLING, TOOLS),
+    ):
         try:
             rendered = template.render_answers(messages, tools, trained=answers_in(messages))
         except ValueError as error:
@@ -385,19 +539,31 @@ def test_published_templates(file: Path) -> None:
             continue
         if tools is None:
             parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
-            assert rendered.text in [written for form in (messages, parts) for written in theirs_if_taken(source, form)]
+            assert rendered.text in [
+                written for form in (messages, parts) for written in theirs_if_taken(source, form)
+            ]
         if "generation %}" not in source:
             for i, (start, end) in zip(answers_in(messages), rendered.spans, strict=True):
                 inside = rendered.text[start:end]
-                contents = [message["content"].rpartition("</think>")[2].strip() for message in messages]
-                assert [j for j, text in enumerate(contents) if text and text in inside] in ([i], [])
+                contents = [
+                    message["content"].rpartition("</think>")[2].strip() for message in messages
+                ]
+                assert [j for j, text in enumerate(contents) if text and text in inside] in (
+                    [i],
+                    [],
+                )
 
 
 ESSAY = (
     "# Ode\n\n1. `x = {'a': [1]}`\n\n| a | b |\n|---|---|\n\n<p>“Ärger” 🙂</p>"
     " {{ no }} {% tag %} [INST] \\frac{1}{2}\n\n  – the end –"
 )
-CHATS = [PLAIN[:2], PLAIN, [user(ESSAY), answer(ESSAY)], [user(ESSAY), answer("No."), user(ESSAY), answer(ESSAY + " ")]]
+CHATS = [
+    PLAIN[:2],
+    PLAIN,
+    [user(ESSAY), answer(ESSAY)],
+    [user(ESSAY), answer("No."), user(ESSAY), answer(ESSAY + " ")],
+]
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "shouting"])
@@ -411,11 +577,20 @@ def test_no_plain_chat_is_refused(family: str) -> None:
 
 
 def test_results_in_another_order_than_their_calls_are_refused_where_no_id_is_written() -> None:
-    source = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.tool_calls or '' }}{% endfor %}"
+    source = (
+        "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.tool_calls or '' }}{% endfor %}"
+    )
     calls = [{**CALL, "id": one} for one in "ab"]
     results = [{"role": "tool", "tool_call_id": one, "content": f"of {one}."} for one in "ab"]
-    for turns in ([user("?"), answer("", tool_calls=calls)], [*CALLING, user("?"), answer("", tool_calls=calls)]):
+    for turns in (
+        [user("?"), answer("", tool_calls=calls)],
+        [*CALLING, user("?"), answer("", tool_calls=calls)],
+    ):
         ChatTemplate(source, TOKENS).render_answers([*turns, *results])
-        with pytest.raises(ValueError, match=rf"another order than their calls \(messages\[{len(turns) + 1}\]\)"):
+        with pytest.raises(
+            ValueError, match=rf"another order than their calls \(messages\[{len(turns) + 1}\]\)"
+        ):
             ChatTemplate(source, TOKENS).render_answers([*turns, *results[::-1]])
-        ChatTemplate(source.replace("m.role", "m.tool_call_id"), TOKENS).render_answers([*turns, *results[::-1]])
+        ChatTemplate(source.replace("m.role", "m.tool_call_id"), TOKENS).render_answers(
+            [*turns, *results[::-1]]
+        )

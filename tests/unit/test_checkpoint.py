@@ -16,7 +16,11 @@ from kubetune.base import humanize
 from kubetune.rundir import checkpoints
 from kubetune.rundir.checkpoints import State, folder_of
 
-FILES = {"adapter_model.safetensors": b"weights" * 40, "config.json": b"{}\n", "nested/optimizer.bin": b"state" * 9}
+FILES = {
+    "adapter_model.safetensors": b"weights" * 40,
+    "config.json": b"{}\n",
+    "nested/optimizer.bin": b"state" * 9,
+}
 
 
 def write(folder: Path) -> None:
@@ -60,8 +64,14 @@ def test_a_run_directory_that_was_deleted_is_not_made_anew(tmp_path: Path) -> No
 
 def test_what_was_committed_is_found_and_holds_its_state(tmp_path: Path) -> None:
     assert checkpoints.find(tmp_path) is None
-    state = State(step=3, tokens=70, best_step=2, best_value=0.5, data_fingerprint="f", global_batch_size=8)
-    assert checkpoints.commit(tmp_path, state, write) == checkpoints.find(tmp_path) == folder_of(tmp_path, 3)
+    state = State(
+        step=3, tokens=70, best_step=2, best_value=0.5, data_fingerprint="f", global_batch_size=8
+    )
+    assert (
+        checkpoints.commit(tmp_path, state, write)
+        == checkpoints.find(tmp_path)
+        == folder_of(tmp_path, 3)
+    )
     assert checkpoints.load_state(folder_of(tmp_path, 3)) == state
     assert names(tmp_path) == {"step-000003"}
 
@@ -70,7 +80,9 @@ def test_who_asks_for_a_checkpoint_that_is_none_is_told_those_that_are(tmp_path:
     commit(tmp_path, 10, 20)
     (tmp_path / "checkpoints" / "best").symlink_to("step-000010")
     (tmp_path / "checkpoints" / "last").symlink_to("step-000030")
-    with pytest.raises(errors.ConfigError, match=r"no checkpoint 'last'; there are: best, step 10, step 20$"):
+    with pytest.raises(
+        errors.ConfigError, match=r"no checkpoint 'last'; there are: best, step 10, step 20$"
+    ):
         checkpoints.choose(tmp_path, "last")
     with pytest.raises(errors.ConfigError, match=r"no checkpoint 'best'; there are: none$"):
         checkpoints.choose(tmp_path / "other")
@@ -78,7 +90,9 @@ def test_who_asks_for_a_checkpoint_that_is_none_is_told_those_that_are(tmp_path:
 
 @pytest.mark.parametrize("name", EVERY_FILE)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_found_set_aside_and_the_one_before_is_used(tmp_path: Path, name: str, damage: str) -> None:
+def test_damage_is_found_set_aside_and_the_one_before_is_used(
+    tmp_path: Path, name: str, damage: str
+) -> None:
     commit(tmp_path, 10, 20)
     DAMAGES[damage](folder_of(tmp_path, 20) / name)
     assert checkpoints.find(tmp_path) == folder_of(tmp_path, 10)
@@ -93,11 +107,15 @@ def test_no_bit_of_the_manifest_can_change_unseen(tmp_path: Path, bit: int) -> N
     path = folder_of(tmp_path, 1) / checkpoints.MANIFEST
     content = path.read_bytes()
     for place in range(len(content)):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+        path.write_bytes(
+            content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+        )
         assert checkpoints.verify(path.parent), f"bit {bit} of byte {place}"
 
 
-@pytest.mark.parametrize("text", ["[]", "null", '{"files": []}', '{"version": 1, "files": {"a": 3}}', "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["[]", "null", '{"files": []}', '{"version": 1, "files": {"a": 3}}', "\udcff"]
+)
 def test_a_manifest_of_another_kind_is_no_manifest(tmp_path: Path, text: str) -> None:
     commit(tmp_path, 1)
     (folder_of(tmp_path, 1) / checkpoints.MANIFEST).write_text(text, errors="surrogateescape")
@@ -107,7 +125,10 @@ def test_a_manifest_of_another_kind_is_no_manifest(tmp_path: Path, text: str) ->
 def test_a_foreign_file_is_damage(tmp_path: Path) -> None:
     commit(tmp_path, 1)
     (folder_of(tmp_path, 1) / "extra.bin").touch()
-    assert checkpoints.verify(folder_of(tmp_path, 1)) == "holds extra.bin, which its manifest does not name"
+    assert (
+        checkpoints.verify(folder_of(tmp_path, 1))
+        == "holds extra.bin, which its manifest does not name"
+    )
 
 
 def test_when_all_are_damaged_each_start_says_so_and_changes_nothing(tmp_path: Path) -> None:
@@ -115,7 +136,10 @@ def test_when_all_are_damaged_each_start_says_so_and_changes_nothing(tmp_path: P
     for step in (10, 20):
         (folder_of(tmp_path, step) / "config.json").unlink()
     for _ in range(2):
-        with pytest.raises(errors.ConfigError, match=r"step-000020 lacks config.json; step-000010 lacks config.json"):
+        with pytest.raises(
+            errors.ConfigError,
+            match=r"step-000020 lacks config.json; step-000010 lacks config.json",
+        ):
             checkpoints.find(tmp_path)
     assert names(tmp_path) == {"step-000010", "step-000020"}
 
@@ -136,7 +160,9 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
         write(folder)
         raise OSError(28, "No space left on device", str(folder / "config.json"))
 
-    with pytest.raises(errors.EnvironmentFault, match=r"No space left on device \([\d,]+ bytes free\)"):
+    with pytest.raises(
+        errors.EnvironmentFault, match=r"No space left on device \([\d,]+ bytes free\)"
+    ):
         checkpoints.commit(tmp_path, State(step=2), fail)
     assert names(tmp_path) == {"step-000001"}
 
@@ -163,10 +189,15 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    events=st.lists(st.sampled_from(["save", "save best", "damage newest", "damage oldest", "restart"]), max_size=12),
+    events=st.lists(
+        st.sampled_from(["save", "save best", "damage newest", "damage oldest", "restart"]),
+        max_size=12,
+    ),
     keep=st.integers(1, 3),
 )
-def test_retention_keeps_the_newest_good_ones_and_the_best(tmp_path: Path, events: list[str], keep: int) -> None:
+def test_retention_keeps_the_newest_good_ones_and_the_best(
+    tmp_path: Path, events: list[str], keep: int
+) -> None:
     """Against a model: whatever happens to folders, what should be there is there and the newest good one is found."""
     run_dir = tmp_path / "run"
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -187,14 +218,23 @@ def test_retention_keeps_the_newest_good_ones_and_the_best(tmp_path: Path, event
             found = checkpoints.find(run_dir)
             assert found == (folder_of(run_dir, max(good)) if good else None)
             step = max(good, default=0)
-        assert {n for n in checkpoints.steps(run_dir) if checkpoints.verify(folder_of(run_dir, n)) is None} == good
-        assert len(checkpoints.steps(run_dir)) <= keep + 1 + sum(event.startswith("damage") for event in events)
+        assert {
+            n
+            for n in checkpoints.steps(run_dir)
+            if checkpoints.verify(folder_of(run_dir, n)) is None
+        } == good
+        assert len(checkpoints.steps(run_dir)) <= keep + 1 + sum(
+            event.startswith("damage") for event in events
+        )
 
 
 def test_a_checkpoint_that_is_named_for_another_step_is_set_aside(tmp_path: Path) -> None:
     commit(tmp_path, 10, 20)
     folder_of(tmp_path, 20).rename(folder_of(tmp_path, 999_999))
-    assert checkpoints.verify(folder_of(tmp_path, 999_999)) == "is of step 20, not of the one in its name"
+    assert (
+        checkpoints.verify(folder_of(tmp_path, 999_999))
+        == "is of step 20, not of the one in its name"
+    )
     assert checkpoints.newest_step(tmp_path) == 10
     checkpoints.prune(tmp_path, 1, set())
     assert checkpoints.find(tmp_path) == folder_of(tmp_path, 10)
@@ -205,12 +245,15 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     commit(tmp_path, 1)
     path = folder_of(tmp_path, 1) / checkpoints.STATE
     path.write_text(path.read_text().replace('"samples"', '"momentum"'))
-    with pytest.raises(errors.ConfigError, match="has momentum, which this version of kubetune does not know"):
+    with pytest.raises(
+        errors.ConfigError, match="has momentum, which this version of kubetune does not know"
+    ):
         checkpoints.load_state(path.parent)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(4e-5, ""), (0.19, "; training paused 0.19 s"), (83, "; training paused 1 min 23 s")]
+    ("seconds", "told"),
+    [(4e-5, ""), (0.19, "; training paused 0.19 s"), (83, "; training paused 1 min 23 s")],
 )
 def test_a_save_tells_of_a_pause_that_anybody_feels(seconds: float, told: str) -> None:
     assert humanize.pause(seconds) == told

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def labels_of(model: Path, tmp_path: Path, rows: list[Any], **classification: Any) -> Labels | None:
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": "x", "label": row}) + "\n" for row in rows))
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps({"text": "x", "label": row}) + "\n" for row in rows)
+    )
     data = {"train": str(tmp_path / "rows.jsonl"), "eval": None}
-    config = reviews.make_config(tmp_path, model=str(model), data=data, classification=classification)
+    config = reviews.make_config(
+        tmp_path, model=str(model), data=data, classification=classification
+    )
     return find_labels(config)
 
 
@@ -64,17 +69,34 @@ def labels_of(model: Path, tmp_path: Path, rows: list[Any], **classification: An
         ([[1.0, 0.0]], {"labels": ["joy", "fear"]}, "multi_label_classification", ("joy", "fear")),
         ([0.5, 2.5, 3, "n/a"], {}, "regression", ("value",)),
         (["v1.5", "2.5"], {}, "single_label_classification", ("2.5", "v1.5")),
+        ([1, 5, 3], {}, "single_label_classification", ("1", "2", "3", "4", "5")),
+        ([1, 1], {}, "single_label_classification", ("0", "1")),
+        ([True, False], {}, "single_label_classification", ("False", "True")),
+        ([True, False], {"labels": ["no", "yes"]}, "single_label_classification", ("no", "yes")),
+        (["pos", "neg", "pos "], {}, "single_label_classification", ("neg", "pos")),
+        ([["a "], ["b", "a"]], {}, "multi_label_classification", ("a", "b")),
+        ([[True, False, True]], {}, "multi_label_classification", ("0", "1", "2")),
+        ([[0, 1], [1]], {}, "multi_label_classification", ("0", "1")),
+        ([[0, 1], []], {}, "multi_label_classification", ("0", "1")),
     ],
 )
 def test_labels_are_found(
-    model: Path, tmp_path: Path, rows: list[Any], classification: Any, kind: Any, names: tuple[str, ...]
+    model: Path,
+    tmp_path: Path,
+    rows: list[Any],
+    classification: Any,
+    kind: Any,
+    names: tuple[str, ...],
 ) -> None:
     assert labels_of(model, tmp_path, rows, **classification) == Labels(kind, names)
 
 
 def test_names_of_the_model_are_taken_where_they_fit(tmp_path: Path) -> None:
     model = reviews.save_model(tmp_path / "model", id2label={0: "negative", 1: "positive"})
-    for rows, names in (([0, 1], ("negative", "positive")), (["positive"], ("negative", "positive"))):
+    for rows, names in (
+        ([0, 1], ("negative", "positive")),
+        (["positive"], ("negative", "positive")),
+    ):
         found = labels_of(model, tmp_path, rows)
         assert found is not None
         assert found.names == names
@@ -88,28 +110,141 @@ def test_names_of_the_model_are_taken_where_they_fit(tmp_path: Path) -> None:
     [
         (["a"], "only the label 'a'"),
         ([0, -1], "label -1 stands in the data.*without a label"),
-        ([1, "pos", 0, "neg"], r"numbers \(0, 1\) and labels that are names \(neg, pos\).*List all classes in"),
+        (
+            [1, "pos", 0, "neg"],
+            r"numbers \(0, 1\) and labels that are names \(neg, pos\).*List all classes in",
+        ),
         ([["x", 0], ["1"], [1]], r"numbers \(0, 1\) and labels that are names \(x\)"),
-        ([3, 20261121], r"label 20261121 .* of 20,261,122 only 2 occur. List .*problem_type: regression`; or name"),
+        (
+            [3, 20261121],
+            r"label 20261121 .* of 20,261,119 from 3 on only 2 occur. List .*: regression`; or name",
+        ),
     ],
 )
-def test_data_that_make_no_problem_are_refused(model: Path, tmp_path: Path, rows: list[Any], told: str) -> None:
+def test_data_that_make_no_problem_are_refused(
+    model: Path, tmp_path: Path, rows: list[Any], told: str
+) -> None:
     with pytest.raises(errors.DataError, match=told):
         labels_of(model, tmp_path, rows)
 
 
+ONE_HOT = [
+    [[1, 0], [0, 1], [0, 1]],
+    ["[1, 0]", "[0, 1]"],
+    [[0, 1]],
+]
+
+
+@pytest.mark.parametrize("rows", ONE_HOT, ids=str)
+@pytest.mark.parametrize(
+    "classification",
+    [{}, {"labels": ["neg", "pos"], "problem_type": "multi_label_classification"}],
+    ids=["auto", "named"],
+)
+def test_zeros_and_ones_of_two_classes_have_two_readings_and_are_refused(
+    model: Path, tmp_path: Path, rows: list[Any], classification: Any
+) -> None:
+    """Read as numbers of classes, they would train every row to have both."""
+    with pytest.raises(
+        errors.DataError,
+        match=r"rows.jsonl:1: label is \[0, 1\] or \[1, 0\], as in every row .* Write names for the first, such "
+        r'as \["\w+", "\w+"\], and \[0\.0, 1\.0\] for the second',
+    ):
+        labels_of(model, tmp_path, rows, **classification)
+
+
+def test_labels_of_an_evaluation_have_one_reading_too(model: Path, tmp_path: Path) -> None:
+    for name, rows in (("train", [[1.0, 0.0], [0.0, 1.0]]), ("eval", [[1, 0], [0, 1]])):
+        lines = [json.dumps({"text": "x", "label": row}) + "\n" for row in rows]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    data = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "eval")}
+    with pytest.raises(errors.DataError, match=r"eval.jsonl:1: label is"):
+        find_labels(reviews.make_config(tmp_path, model=str(model), data=data))
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (
+            [("", "a"), ("x", "b")],
+            r"rows.jsonl:1: text is empty.*Without the .* only the label 'b'",
+        ),
+        ([("", "a")], r"no record that can be read. .*rows.jsonl:1: text is empty"),
+        ([("x", None)], r"no record that can be read. .*`label` is null"),
+        ([("x", [1, 0, 1])], r"no record that can be read. .*each class that applies once"),
+    ],
+)
+def test_a_record_that_is_refused_is_named_before_what_follows_from_it(
+    rows: list[tuple[str, Any]], told: str, model: Path, tmp_path: Path
+) -> None:
+    lines = [json.dumps({"text": text, "label": label}) + "\n" for text, label in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    data = {"train": str(tmp_path / "rows.jsonl"), "eval": None}
+    with pytest.raises(errors.DataError, match=told):
+        find_labels(reviews.make_config(tmp_path, model=str(model), data=data))
+
+
+def test_truths_and_numbers_find_their_classes() -> None:
+    single = partial(Labels, "single_label_classification")
+    for label in (True, "True", " True "):
+        read = convert({"text": "x", "label": label}, kind="labelled")
+        assert isinstance(read, Labelled)
+        assert single(("False", "True")).target(read.label) == (1.0,)
+        assert single(("no", "yes")).target(read.label) == (1.0,)
+        assert single(("true", "false")).target(read.label) == (0.0,)
+        with pytest.raises(ValueError, match="expected one of a, b, c"):
+            single(("a", "b", "c")).target(read.label)
+    ratings = single(("1", "2", "3", "4", "5"))
+    assert ratings.target(5) == ratings.target("5") == ratings.target(5.0) == (4.0,)
+    for label in (0, 6):
+        with pytest.raises(ValueError, match=r"expected one of 1, 2, 3, 4, 5\. A class"):
+            ratings.target(label)
+
+
+def test_means_over_classes_are_those_of_scikit_learn_and_can_reach_one() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    random = np.random.default_rng(3)
+    labels = Labels("single_label_classification", tuple("abcdef"))
+    true = random.integers(1, 5, 40)  # neither the first class nor the last
+    logits = random.normal(size=(40, 6))
+    logits[:, [0, 5]] = -9.0
+    values = measure(labels, logits, true[:, None].astype(float))
+    said = logits.argmax(1)
+    for name, score in (
+        ("f1_macro", metrics.f1_score),
+        ("precision", metrics.precision_score),
+        ("recall", metrics.recall_score),
+    ):
+        assert values[f"eval_{name}"] == pytest.approx(score(true, said, average="macro"))
+    perfect = measure(labels, np.eye(6)[true], true[:, None].astype(float))
+    assert perfect["eval_f1_macro"] == perfect["eval_precision"] == perfect["eval_recall"] == 1.0
+    several = Labels("multi_label_classification", ("a", "b", "c"))
+    targets = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    assert measure(several, targets * 2 - 1, targets)["eval_f1_macro"] == 1.0
+    assert measure(several, np.full((2, 3), -1.0), 0 * targets)["eval_f1_macro"] == 0.0
+
+
 def test_records_without_labels_are_told_with_their_columns(model: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "x", "score": 1.5}\n{"text": "y", "score": 2}\n')
-    config = reviews.make_config(tmp_path, model=str(model), data={"train": str(tmp_path / "rows.jsonl"), "eval": None})
-    with pytest.raises(errors.DataError, match=r"rows.jsonl:1: `label` is missing; .*`score`.*columns: \{label: COL"):
+    config = reviews.make_config(
+        tmp_path, model=str(model), data={"train": str(tmp_path / "rows.jsonl"), "eval": None}
+    )
+    with pytest.raises(
+        errors.DataError,
+        match=r"rows.jsonl:1: `label` is missing; .*`score`.*columns: \{label: COL",
+    ):
         find_labels(config)
 
 
 @pytest.mark.parametrize("scores", [(5.0, 3.2), (5, 3), ("5.000", "3")])
-def test_a_pair_with_a_score_is_regression(model: Path, tmp_path: Path, scores: tuple[Any, ...]) -> None:
+def test_a_pair_with_a_score_is_regression(
+    model: Path, tmp_path: Path, scores: tuple[Any, ...]
+) -> None:
     rows = [{"sentence1": "good", "sentence2": "great", "score": score} for score in scores]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = reviews.make_config(tmp_path, model=str(model), data={"train": str(tmp_path / "rows.jsonl"), "eval": None})
+    config = reviews.make_config(
+        tmp_path, model=str(model), data={"train": str(tmp_path / "rows.jsonl"), "eval": None}
+    )
     found = find_labels(config)
     assert found == Labels("regression", ("value",))
     assert found.target(convert(rows[0], kind="labelled").label) == (5.0,)  # type: ignore[union-attr]
@@ -123,16 +258,23 @@ def test_zeros_and_ones_are_as_many_as_there_are_classes() -> None:
         assert isinstance(example, Labelled)
         assert example.label == (0.0, 1.0, 0.0)
         assert labels.target(example.label) == (0.0, 1.0, 0.0)
-    with pytest.raises(ValueError, match="list of 2 zeros and ones; expected 3, one for each of joy, fear, rage"):
+    with pytest.raises(
+        ValueError, match="list of 2 zeros and ones; expected 3, one for each of joy, fear, rage"
+    ):
         labels.target((0.0, 1.0))
     for wrong in ([0.0, 0.5], [1.0, 2.0], [0.0, "a"]):
-        with pytest.raises(ValueError, match=r"expected a list of names or numbers of classes, or 0.0 or 1.0"):
+        with pytest.raises(
+            ValueError, match=r"expected a list of names or numbers of classes, or 0.0 or 1.0"
+        ):
             convert({"text": "x", "label": wrong}, kind="labelled")
 
 
 @pytest.mark.parametrize("label", [float("nan"), float("inf"), None, {}, ""])
 def test_what_is_no_label_is_refused(label: Any) -> None:
-    with pytest.raises(ValueError, match=r"`label` is null|expected a class by name or number, a list of them, or a"):
+    with pytest.raises(
+        ValueError,
+        match=r"`label` is null|expected a class by name or number, a list of them, or a",
+    ):
         convert({"text": "x", "label": label}, kind="labelled")
 
 
@@ -140,7 +282,10 @@ def write_parquet(path: Path, names: list[str], *, listed: bool = False) -> Path
     """A Parquet file as `datasets` writes one whose labels are numbers with names."""
     datasets = pytest.importorskip("datasets")
     label = datasets.ClassLabel(names=names)
-    features = {"text": datasets.Value("string"), "label": datasets.List(label) if listed else label}
+    features = {
+        "text": datasets.Value("string"),
+        "label": datasets.List(label) if listed else label,
+    }
     rows = {"text": ["good", "bad"], "label": [[0], [0, 1]] if listed else [0, 1]}
     datasets.Dataset.from_dict(rows, features=datasets.Features(features)).to_parquet(path)
     return path
@@ -153,17 +298,27 @@ def test_a_data_set_names_its_numbers(model: Path, tmp_path: Path, listed: bool)
     found = find_labels(reviews.make_config(tmp_path, model=str(model), data=data))
     kind = "multi_label_classification" if listed else "single_label_classification"
     assert found == Labels(kind, ("unacceptable", "acceptable"))  # type: ignore[arg-type]
-    given = reviews.make_config(tmp_path, model=str(model), data=data, classification={"labels": ["bad", "good"]})
+    given = reviews.make_config(
+        tmp_path, model=str(model), data=data, classification={"labels": ["bad", "good"]}
+    )
     assert find_labels(given) == Labels(kind, ("bad", "good"))  # type: ignore[arg-type]
 
 
-def test_data_sets_that_number_their_classes_differently_are_refused(model: Path, tmp_path: Path) -> None:
+def test_data_sets_that_number_their_classes_differently_are_refused(
+    model: Path, tmp_path: Path
+) -> None:
     one = write_parquet(tmp_path / "one.parquet", ["no", "yes"])
     other = write_parquet(tmp_path / "other.parquet", ["yes", "no"])
     told = r"other.parquet numbers its classes yes, no, but .*: one number would mean two classes"
-    for data, labels in (({"train": str(one), "eval": str(other)}, None), ({"train": str(other)}, ["no", "yes"])):
+    for data, labels in (
+        ({"train": str(one), "eval": str(other)}, None),
+        ({"train": str(other)}, ["no", "yes"]),
+    ):
         config = reviews.make_config(
-            tmp_path, model=str(model), data={"eval": None, **data}, classification={"labels": labels}
+            tmp_path,
+            model=str(model),
+            data={"eval": None, **data},
+            classification={"labels": labels},
         )
         with pytest.raises(errors.DataError, match=told):
             find_labels(config)
@@ -172,12 +327,21 @@ def test_data_sets_that_number_their_classes_differently_are_refused(model: Path
 def test_long_texts_of_a_classifier_are_cut_unless_told_otherwise(tmp_path: Path) -> None:
     assert reviews.make_config(tmp_path).data.overlong == "truncate"
     assert reviews.make_config(tmp_path, data={"overlong": "drop"}).data.overlong == "drop"
-    assert reviews.make_config(tmp_path, {"metric_for_best_model": "loss"}, task="causal_lm").data.overlong == "drop"
+    assert (
+        reviews.make_config(
+            tmp_path, {"metric_for_best_model": "loss"}, task="causal_lm"
+        ).data.overlong
+        == "drop"
+    )
 
 
 def test_several_labels_may_stand_in_labels_but_not_as_zeros_and_ones() -> None:
-    assert convert({"text": "x", "labels": ["a", "b"]}, kind="labelled") == Labelled("x", None, ("a", "b"))
-    assert convert({"text": "x", "label": 1, "labels": ["a"]}, kind="labelled") == Labelled("x", None, 1)
+    assert convert({"text": "x", "labels": ["a", "b"]}, kind="labelled") == Labelled(
+        "x", None, ("a", "b")
+    )
+    assert convert({"text": "x", "label": 1, "labels": ["a"]}, kind="labelled") == Labelled(
+        "x", None, 1
+    )
     for label in ([0, 1, 0], ["a", "a"], "[1, 1, 0]"):
         with pytest.raises(ValueError, match="expected each class that applies once"):
             convert({"text": "x", "label": label}, kind="labelled")
@@ -187,24 +351,38 @@ def test_labels_are_told_to_people() -> None:
     assert str(SINGLE) == "single label classification: no, yes"
     assert str(Labels("regression", ("value",))) == "regression"
     many = Labels("multi_label_classification", tuple(map(str, range(20))))
-    assert str(many) == "multi label classification: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more"
+    assert (
+        str(many) == "multi label classification: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 8 more"
+    )
 
 
 def test_labels_become_numbers() -> None:
     assert SINGLE.target("yes") == SINGLE.target(1) == (1.0,)
     assert Labels("multi_label_classification", ("a", "b", "c")).target(("c", 0)) == (1.0, 0.0, 1.0)
     assert Labels("regression", ("value",)).target("2.5") == (2.5,)
-    for labels, label in ((SINGLE, 2), (SINGLE, "maybe"), (SINGLE, ("no",)), (Labels("regression", ("value",)), "x")):
+    for labels, label in (
+        (SINGLE, 2),
+        (SINGLE, "maybe"),
+        (SINGLE, ("no",)),
+        (Labels("regression", ("value",)), "x"),
+    ):
         with pytest.raises(ValueError, match="label is"):
             labels.target(label)  # type: ignore[arg-type]
     for label in (-1, "-1"):
-        with pytest.raises(ValueError, match=r"label is -1: it marks a row without a label, as in the test splits"):
+        with pytest.raises(
+            ValueError, match=r"label is -1: it marks a row without a label, as in the test splits"
+        ):
             SINGLE.target(label)
 
 
 @pytest.mark.parametrize(
     "keys",
-    [("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence")],
+    [
+        ("premise", "hypothesis"),
+        ("sentence1", "sentence2"),
+        ("question1", "question2"),
+        ("question", "sentence"),
+    ],
 )
 def test_pairs_are_recognised(keys: tuple[str, str]) -> None:
     record = {keys[0]: "one", keys[1]: "two", "label": 1, "idx": 7}
@@ -231,7 +409,13 @@ def test_metrics_of_two_classes_counted_by_hand() -> None:
     logits = np.array([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0], [1.0, 0.0]])
     targets = np.array([[0.0], [1.0], [0.0], [1.0]])
     found = measure(SINGLE, logits, targets)
-    assert found["eval_accuracy"] == found["eval_f1"] == found["eval_precision"] == found["eval_recall"] == 0.5
+    assert (
+        found["eval_accuracy"]
+        == found["eval_f1"]
+        == found["eval_precision"]
+        == found["eval_recall"]
+        == 0.5
+    )
     assert found["eval_matthews_correlation"] == 0.0
     wanted = F.cross_entropy(torch.tensor(logits), torch.tensor(targets[:, 0]).long())
     assert found["eval_loss"] == pytest.approx(float(wanted))
@@ -247,20 +431,30 @@ def test_metrics_of_numbers() -> None:
     assert measure(Labels("regression", ("value",)), np.ones((3, 1)), true)["eval_pearson"] == 0.0
 
 
-@pytest.mark.parametrize("kind", ["single_label_classification", "multi_label_classification", "regression"])
+@pytest.mark.parametrize(
+    "kind", ["single_label_classification", "multi_label_classification", "regression"]
+)
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_metrics_of_a_problem_are_known_before_they_are_measured(kind: Any, classes: int) -> None:
+def test_the_metrics_of_a_problem_are_known_before_they_are_measured(
+    kind: Any, classes: int
+) -> None:
     labels = Labels(kind, ("value",) if kind == "regression" else tuple("abc"[:classes]))
     outputs = np.arange(3.0 * len(labels.names)).reshape(3, -1)
-    targets = outputs > 2 if kind == "multi_label_classification" else np.array([[0.0], [1.0], [0.0]])
+    targets = (
+        outputs > 2 if kind == "multi_label_classification" else np.array([[0.0], [1.0], [0.0]])
+    )
     assert tuple(measure(labels, outputs, targets)) == labels.metrics
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    "cu_seqlens", [(0, 3, 20, 21, 60, 77), tuple(range(0, 78, 7)), (0, 2, 70, 77)], ids=["mixed", "alike", "one long"]
+    "cu_seqlens",
+    [(0, 3, 20, 21, 60, 77), tuple(range(0, 78, 7)), (0, 2, 70, 77)],
+    ids=["mixed", "alike", "one long"],
 )
-def test_padded_attention_equals_attention_one_by_one(causal: bool, cu_seqlens: tuple[int, ...]) -> None:
+def test_padded_attention_equals_attention_one_by_one(
+    causal: bool, cu_seqlens: tuple[int, ...]
+) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(77, heads, 8, requires_grad=True) for heads in (4, 2, 2))
     out = padded_attention(q, k, v, cu_seqlens, Rule(8**-0.5, causal))
@@ -268,19 +462,27 @@ def test_padded_attention_equals_attention_one_by_one(causal: bool, cu_seqlens: 
     parts = []
     for start, stop in pairwise(cu_seqlens):
         one = (t[start:stop].transpose(0, 1)[None] for t in (q, k, v))
-        parts.append(F.scaled_dot_product_attention(*one, is_causal=causal, enable_gqa=True)[0].transpose(0, 1))
+        parts.append(
+            F.scaled_dot_product_attention(*one, is_causal=causal, enable_gqa=True)[0].transpose(
+                0, 1
+            )
+        )
     wanted = torch.cat(parts)
     assert torch.allclose(out, wanted, atol=1e-6)
     for a, b in zip(ours, torch.autograd.grad(wanted.square().sum(), (q, k, v)), strict=True):
         assert torch.allclose(a, b, atol=1e-5)
 
 
-def test_padded_attention_takes_short_sequences_together_and_adds_up_no_gradient_of_padding() -> None:
+def test_padded_attention_takes_short_sequences_together_and_adds_up_no_gradient_of_padding() -> (
+    None
+):
     q, k, v = (torch.randn(40, 2, 8, requires_grad=True) for _ in range(3))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
         padded_attention(q, k, v, (0, 3, 20, 40), Rule(1.0, False)).sum().backward()
     calls = {event.key: event.count for event in found.key_averages()}
-    assert calls["aten::bmm"] == 6  # of all lengths at once: two products, and two for the gradient of each
+    assert (
+        calls["aten::bmm"] == 6
+    )  # of all lengths at once: two products, and two for the gradient of each
     assert not calls.keys() & {"aten::index_add_", "aten::scatter_add_", "aten::masked_fill"}
 
 
@@ -294,9 +496,13 @@ def test_padded_attention_takes_short_sequences_together_and_adds_up_no_gradient
     ],
     ids=["short", "even", "one more", "several more"],
 )
-def test_a_batch_is_filled_up_to_one_of_few_lengths(lengths: tuple[int, ...], ends: tuple[int, ...]) -> None:
+def test_a_batch_is_filled_up_to_one_of_few_lengths(
+    lengths: tuple[int, ...], ends: tuple[int, ...]
+) -> None:
     rows = [np.arange(5, 5 + length, dtype=np.uint32) for length in lengths]
-    batch = collate_labelled(rows, [row.astype(np.uint8) for row in rows], np.ones((len(rows), 1), np.float32))
+    batch = collate_labelled(
+        rows, [row.astype(np.uint8) for row in rows], np.ones((len(rows), 1), np.float32)
+    )
     filled = filled_up(batch)
     assert filled.cu_seqlens[-len(ends) :] == ends
     assert filled.labels is batch.labels
@@ -311,7 +517,9 @@ def test_a_batch_is_filled_up_to_one_of_few_lengths(lengths: tuple[int, ...], en
 def test_padded_attention_drops_the_share_asked_for() -> None:
     torch.manual_seed(0)
     q, k = torch.zeros(2, 400, 1, 4)
-    out = padded_attention(q, k, torch.ones(400, 1, 1), (0, 200, 400), Rule(1.0, False, dropout=0.25))
+    out = padded_attention(
+        q, k, torch.ones(400, 1, 1), (0, 200, 400), Rule(1.0, False, dropout=0.25)
+    )
     assert float(out.mean()) == pytest.approx(1.0, abs=0.02)  # kept probabilities are scaled up
     assert float(out.var()) == pytest.approx(0.25 / 0.75 / 200, rel=0.3)
 
@@ -326,7 +534,13 @@ def test_padded_attention_drops_the_share_asked_for() -> None:
     ],
 )
 def test_auto_quantisation(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, lora: bool, device: str, size: int, wanted: str, reason: str
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    lora: bool,
+    device: str,
+    size: int,
+    wanted: str,
+    reason: str,
 ) -> None:
     pytest.importorskip("bitsandbytes")
     config = reviews.make_config(tmp_path, lora=lora, quantization="auto")
@@ -336,12 +550,16 @@ def test_auto_quantisation(
     assert reason in caplog.text
 
 
-def test_auto_quantisation_without_bitsandbytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_quantisation_without_bitsandbytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = reviews.make_config(tmp_path, lora=True, quantization="auto")
     monkeypatch.setattr(quantization, "find_spec", lambda name: None)
     assert quantization.decide(config, World(device=torch.device("cuda"))).quantization == "none"
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
-    with pytest.raises(errors.ConfigError, match=r"quantization: 8bit needs bitsandbytes: pip install"):
+    with pytest.raises(
+        errors.ConfigError, match=r"quantization: 8bit needs bitsandbytes: pip install"
+    ):
         quantization.settings(config.model_copy(update={"quantization": "8bit"}), torch.float32)
 
 
@@ -349,22 +567,30 @@ def test_auto_quantisation_where_bitsandbytes_cannot_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bitsandbytes").mkdir()
-    (tmp_path / "bitsandbytes" / "__init__.py").write_text("raise RuntimeError('built for\\nanother GPU')")
+    (tmp_path / "bitsandbytes" / "__init__.py").write_text(
+        "raise RuntimeError('built for\\nanother GPU')"
+    )
     monkeypatch.delitem(sys.modules, "bitsandbytes", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     config = reviews.make_config(tmp_path, lora=True, quantization="auto")
     told = "bitsandbytes, which cannot run here: built for another GPU"
     with caplog.at_level(logging.INFO, logger="kubetune"):
-        assert quantization.decide(config, World(device=torch.device("cuda"))).quantization == "none"
+        assert (
+            quantization.decide(config, World(device=torch.device("cuda"))).quantization == "none"
+        )
     assert f"quantization: auto -> none, because 8-bit needs {told}" in caplog.text
-    with pytest.raises(errors.ConfigError, match=f"quantization: 4bit needs {told}. Nothing was written"):
+    with pytest.raises(
+        errors.ConfigError, match=f"quantization: 4bit needs {told}. Nothing was written"
+    ):
         quantization.settings(config.model_copy(update={"quantization": "4bit"}), torch.float32)
 
 
 def test_what_was_decided_for_a_run_holds_where_its_result_is_asked(tmp_path: Path) -> None:
     config = reviews.make_config(tmp_path, lora=True, quantization="auto")
     for gpus, wanted in ((1, "8bit"), (4, "none")):
-        plan = make_plan(config.model_copy(update={"compute": ComputeConfig(gpus_per_node=gpus)}), 64)
+        plan = make_plan(
+            config.model_copy(update={"compute": ComputeConfig(gpus_per_node=gpus)}), 64
+        )
         (tmp_path / "plan.json").write_text(plan.to_json())
         pytest.importorskip("bitsandbytes")
         assert quantization.as_trained(tmp_path, config).quantization == wanted
@@ -379,8 +605,13 @@ def test_wide_confusion_matrices_fit_the_terminal() -> None:
     assert numbered[0] == "true \\ predicted       0  1  2"
     assert numbered[1] == "0 a class with a name  9  1  0"
     assert all(len(line) <= 40 for line in numbered)
-    assert listed[0].startswith("Classes taken for another most often (--json prints the whole matrix of 3 classes)")
-    assert [line.split("  ")[0] for line in listed[2:]] == ["yet another class", "a class with a name"]
+    assert listed[0].startswith(
+        "Classes taken for another most often (--json prints the whole matrix of 3 classes)"
+    )
+    assert [line.split("  ")[0] for line in listed[2:]] == [
+        "yet another class",
+        "a class with a name",
+    ]
     assert [line.split()[-1] for line in listed[2:]] == ["2", "1"]
 
 
@@ -388,9 +619,13 @@ def test_check_shows_the_labels_of_a_classifier(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [("good", "up"), ("bad plot", "down"), ("great", "up")]
-    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    (tmp_path / "rows.csv").write_text(
+        "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows)
+    )
     run = {"task": "sequence_classification", "model": str(model)}
-    (tmp_path / "run.yaml").write_text(json.dumps(run | {"data": {"train": str(tmp_path / "rows.csv")}}))
+    (tmp_path / "run.yaml").write_text(
+        json.dumps(run | {"data": {"train": str(tmp_path / "rows.csv")}})
+    )
     assert cli.main(["data", "check", str(tmp_path / "run.yaml")]) == 0
     told = capsys.readouterr().out
     assert "train: 3 rows of 3 records, 10 tokens\n  labels: up × 2, down × 1\n" in told
@@ -399,11 +634,18 @@ def test_check_shows_the_labels_of_a_classifier(
     assert json.loads(capsys.readouterr().out)["splits"]["train"]["classes"] == {"up": 2, "down": 1}
 
 
-def test_a_page_on_the_data_of_a_classifier_names_each_rows_label(model: Path, tmp_path: Path) -> None:
+def test_a_page_on_the_data_of_a_classifier_names_each_rows_label(
+    model: Path, tmp_path: Path
+) -> None:
     file = write_parquet(tmp_path / "train.parquet", ["unacceptable", "acceptable"])
     run = {"task": "sequence_classification", "model": str(model), "data": {"train": str(file)}}
     (tmp_path / "run.yaml").write_text(json.dumps(run))
-    assert cli.main(["data", "check", str(tmp_path / "run.yaml"), "--html", str(tmp_path / "page.html")]) == 0
+    assert (
+        cli.main(
+            ["data", "check", str(tmp_path / "run.yaml"), "--html", str(tmp_path / "page.html")]
+        )
+        == 0
+    )
     page = (tmp_path / "page.html").read_text()
     rows = re.findall(r"record (\d) · 3 tokens · <span class=\"piece trained\">(\w+)</span>", page)
     assert rows[:2] == [("1", "unacceptable"), ("2", "acceptable")]

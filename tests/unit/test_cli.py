@@ -55,7 +55,10 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "a", "b"], "did you mean `report --compare`?"),
         (["frobnicate"], "no verb is called so"),
         (["plan", "--jsn"], "unrecognized arguments: --jsn; did you mean --json?"),
-        (["generate", "run", "--sed", "1", "a"], "unrecognized arguments: --sed 1 a; did you mean --seed?"),
+        (
+            ["generate", "run", "--sed", "1", "a"],
+            "unrecognized arguments: --sed 1 a; did you mean --seed?",
+        ),
     ],
 )
 def test_mistyped_words_are_met_with_what_was_meant(
@@ -72,9 +75,14 @@ def test_prompts_stand_before_and_after_options() -> None:
 
 
 @pytest.mark.parametrize("verb", ["logs", "status"])
-def test_a_folder_is_no_run_on_a_cluster(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_no_run_on_a_cluster(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ended(verb, str(tmp_path)) == 2
-    assert f"{tmp_path} is a folder of this machine; expected the name of a run" in capsys.readouterr().err
+    assert (
+        f"{tmp_path} is a folder of this machine; expected the name of a run"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_run_of_this_machine_is_resumed_by_the_command_that_is_named(
@@ -84,7 +92,9 @@ def test_a_run_of_this_machine_is_resumed_by_the_command_that_is_named(
     monkeypatch.chdir(tmp_path)
     assert ended("resume", str(tmp_path)) == 2
     assert f"{tmp_path} is no run directory" in capsys.readouterr().err
-    (tmp_path / "run.yaml").write_text(f"{{model: {EMBEDDED / 'model'}, data: {{train: {tmp_path / 't.jsonl'}}}}}")
+    (tmp_path / "run.yaml").write_text(
+        f"{{model: {EMBEDDED / 'model'}, data: {{train: {tmp_path / 't.jsonl'}}}}}"
+    )
     config = load_config(tmp_path / "run.yaml", overrides=["training.seed=7"])
     create_run_dir(config, tmp_path / "a run", source=tmp_path / "run.yaml")
     assert ended("resume", "a run") == 2
@@ -99,7 +109,9 @@ def test_a_run_of_this_machine_is_resumed_by_the_command_that_is_named(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_examples_that_it_understands(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_has_examples_that_it_understands(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ended(verb, "--help") == 0
     shown = capsys.readouterr().out
     for example in EXAMPLES[verb]:
@@ -110,7 +122,9 @@ def test_every_verb_has_examples_that_it_understands(verb: str, capsys: pytest.C
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
-def test_completion_knows_verbs_and_options(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_knows_verbs_and_options(
+    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ended("completion", shell) == 0
     script = capsys.readouterr().out
     assert "verify-resume" in script
@@ -125,7 +139,9 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     (tmp_path / "script").write_text(capsys.readouterr().out)
     words = "COMP_WORDS=(kubetune verify-resume --st); COMP_CWORD=2"
     ask = f"source ./script; {words}; $(complete -p kubetune | grep -o '_[^ ]*') kubetune; echo ${{COMPREPLY[@]}}"
-    done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert {"--steps", "--stop-at"} <= set(done.stdout.split())
 
 
@@ -188,3 +204,18 @@ def test_work_that_a_lost_reader_broke_off_is_not_done(
         monkeypatch.setattr(sys, "stdout", gone)
         assert main([verb, "run.yaml"]) == code
     assert ("the work was broken off" in capsys.readouterr().err) == (code != errors.OK)
+
+
+def test_the_plan_of_a_model_that_only_pods_see_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "run.yaml").write_text(
+        "{name: fit, model: /models/tiny, data: {train: train.jsonl}, lora: {r: 4},\n"
+        " kubernetes: {image: 'i:1', mounts: [{path: /models, claim: models}]}}\n"
+    )
+    assert main(["plan", "run.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert "model /models/tiny: a folder that the pods mount" in told
+    assert "kubetune plan RUN_FILE model.path=FOLDER" in told

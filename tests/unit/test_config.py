@@ -33,7 +33,10 @@ def write(tmp_path: Path) -> Any:
 def problems_of(path: Path | None, **kwargs: Any) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load_config(path, **kwargs)
-    return [problem.replace(f"{path.parent}/", "") if path else problem for problem in caught.value.problems]
+    return [
+        problem.replace(f"{path.parent}/", "") if path else problem
+        for problem in caught.value.problems
+    ]
 
 
 def test_scalars_are_those_of_yaml_1_2(write: Any) -> None:
@@ -71,7 +74,11 @@ trainin: {a: 1}
 bf16: maybe
 """
     path = write(text)
-    found = problems_of(path, overrides=["foo", "training.wamup_ratio=1", "x=[1"], environ={"LR": "big", "BATCH": "0"})
+    found = problems_of(
+        path,
+        overrides=["foo", "training.wamup_ratio=1", "x=[1"],
+        environ={"LR": "big", "BATCH": "0"},
+    )
     expected = [
         'run.yaml:1: name: found "Bad_Name"; expected at most 40 lower case letters, digits and dashes',
         "run.yaml:3: base_model: the same setting as model (line 2); keep one",
@@ -137,7 +144,9 @@ def test_aliases_that_multiply_are_refused_quickly(write: Any) -> None:
 
 def test_merge_keys_work_and_own_keys_win(write: Any) -> None:
     config = load_config(
-        write("model: m\ndata:\n  train:\n    - &a {path: x, weight: 2}\n    - {path: y, <<: *a, split: test}\n")
+        write(
+            "model: m\ndata:\n  train:\n    - &a {path: x, weight: 2}\n    - {path: y, <<: *a, split: test}\n"
+        )
     )
     second = config.data.train[1]
     assert (second.path, second.weight, second.split) == ("y", 2, "test")
@@ -147,7 +156,9 @@ def test_files_that_cannot_be_read_are_explained(tmp_path: Path) -> None:
     assert "no such file; `kubetune init" in problems_of(tmp_path / "none.yaml")[0]
     assert "cannot be read" in problems_of(tmp_path)[0]
     (tmp_path / "latin.yaml").write_bytes(b"model: x\nname: \xff\n")
-    assert problems_of(tmp_path / "latin.yaml")[0].startswith("latin.yaml:2: found bytes that are not UTF-8")
+    assert problems_of(tmp_path / "latin.yaml")[0].startswith(
+        "latin.yaml:2: found bytes that are not UTF-8"
+    )
     (tmp_path / "large.yaml").write_text("#" * (1 << 20) + "\n")
     assert "not data" in problems_of(tmp_path / "large.yaml")[0]
 
@@ -181,7 +192,11 @@ def test_an_override_that_undoes_one_before_it_is_told_of(
 def test_overrides_that_agree_are_taken(write: Any, caplog: pytest.LogCaptureFixture) -> None:
     words = ["training.seed=1", "training.seed=1", "lora={r: 4}", "lora={r: 4}", "lora.alpha=5"]
     config = load_config(write(MINIMAL), overrides=words)
-    assert (config.training.seed, config.lora and config.lora.r, config.lora and config.lora.alpha) == (1, 4, 5)
+    assert (
+        config.training.seed,
+        config.lora and config.lora.r,
+        config.lora and config.lora.alpha,
+    ) == (1, 4, 5)
     assert not caplog.records
 
 
@@ -191,22 +206,37 @@ def test_a_section_may_be_given_for_the_model(write: Any) -> None:
 
 
 def test_later_sources_win(write: Any) -> None:
-    path = write(MINIMAL + "training: {learning_rate: 1e-3, seed: 1, warmup_ratio: 0.1, max_steps: 5}\n")
+    path = write(
+        MINIMAL + "training: {learning_rate: 1e-3, seed: 1, warmup_ratio: 0.1, max_steps: 5}\n"
+    )
     config = load_config(
         path,
-        environ={"LR": "2e-3", "EPOCHS": "2", "DTYPE": "bf16", "RUN_NAME": "run #1", "LORA_RANK": "4", "BATCH": ""},
+        environ={
+            "LR": "2e-3",
+            "EPOCHS": "2",
+            "DTYPE": "bf16",
+            "RUN_NAME": "run #1",
+            "LORA_RANK": "4",
+            "BATCH": "",
+        },
         flags={"training.num_train_epochs": 3, "training.seed": 2},
         overrides=["training.seed=3", "training.max_steps=null", "lora.alpha=4", "name=007"],
     )
     training = config.training
     assert (training.learning_rate, training.num_train_epochs, training.seed) == (2e-3, 3, 3)
-    assert (training.warmup_ratio, training.max_steps, training.per_device_train_batch_size) == (0.1, None, 1)
+    assert (training.warmup_ratio, training.max_steps, training.per_device_train_batch_size) == (
+        0.1,
+        None,
+        1,
+    )
     assert (config.model.path, config.model.dtype, config.name) == ("some/model", "bfloat16", "007")
     assert config.lora is not None
     assert (config.lora.r, config.lora.alpha) == (4, 4)
 
 
-def test_the_environment_is_read_only_when_given(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_read_only_when_given(
+    write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LR", "0.5")
     assert load_config(write(MINIMAL)).training.learning_rate is None
 
@@ -229,6 +259,53 @@ def test_secrets_are_refused_and_never_echoed(write: Any, line: str) -> None:
     assert "run.yaml:2: " in found
     assert "a secret must not stand in a run file" in found
     assert "abc123" not in found
+
+
+@pytest.mark.parametrize(
+    "number", ["0x" + "f" * 100_000, "9" * 100_000, "-" + "9" * 99, "0o" + "7" * 9999]
+)
+def test_numbers_without_end_are_refused_in_words(write: Any, number: str) -> None:
+    for key in ("max_steps", "learning_rate", "nothing"):
+        found = "\n".join(problems_of(write(MINIMAL + f"training: {{{key}: {number}}}\n")))
+        assert "run.yaml:3: " in found
+        assert len(found) < 1000
+    found = "\n".join(problems_of(write(MINIMAL), overrides=[f"training.max_steps={number}"]))
+    assert (
+        found
+        == "override: training.max_steps: is an integer of more than 128 bits; write a smaller one"
+    )
+    with pytest.raises(ConfigError, match=r"more than 128 bits"):
+        load_config({"model": "m", "data": {"train": "d"}, "training": {"seed": 1 << 99_999}})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hooks: {on_event: notify --password hunter2hunter2}",
+        "tracking: {mlflow: {tags: {a: hunter2hunter2}}}",
+        "name: hunter2hunter2",
+        "data: {train: [x, {path: /data/hunter2hunter2.jsonl}]}",
+        "kubernetes: {image: x, secrets: {A: {secret: hunter2hunter2, key: A}}}",
+    ],
+)
+def test_a_value_that_the_environment_has_as_a_secret_is_refused(
+    write: Any, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    before = problems_of(write(f"# first\n{line}\n"))
+    assert not any("secret must not" in text for text in before)
+    monkeypatch.setenv("MY_PASSWORD", "hunter2hunter2")
+    found = "\n".join(problems_of(write(f"# first\n{line}\n")))
+    assert "run.yaml:2: " in found
+    assert "holds the value of the environment variable MY_PASSWORD" in found
+    assert "hunter2" not in found
+
+
+def test_words_that_only_look_like_a_short_secret_are_no_secrets(
+    write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHORT_KEY", "support")
+    monkeypatch.setenv("LONG_KEY", "customer")
+    assert load_config(write(MINIMAL + "name: support-customers\n")).name == "support-customers"
 
 
 @pytest.mark.parametrize(
@@ -259,20 +336,31 @@ def test_users_in_addresses_are_no_secrets(write: Any) -> None:
 
 
 def test_a_secret_in_an_override_is_not_echoed(write: Any) -> None:
-    assert "hf_abcdef" not in "\n".join(problems_of(write(MINIMAL), overrides=["token=hf_abcdefabcdefabcdefabcdef"]))
+    assert "hf_abcdef" not in "\n".join(
+        problems_of(write(MINIMAL), overrides=["token=hf_abcdefabcdefabcdefabcdef"])
+    )
 
 
 def test_references_to_secrets_and_special_tokens_are_no_secrets(write: Any) -> None:
-    text = MINIMAL + "kubernetes: {image: x, secrets: {HF_TOKEN: {secret: hf-token, key: HF_TOKEN}}}\n"
+    text = (
+        MINIMAL + "kubernetes: {image: x, secrets: {HF_TOKEN: {secret: hf-token, key: HF_TOKEN}}}\n"
+    )
     assert load_config(write(text)).kubernetes is not None
     assert "unknown key" in problems_of(write(MINIMAL + "pad_token: <pad>\n"))[0]
 
 
-def test_local_paths_become_absolute_and_hub_ids_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_paths_become_absolute_and_hub_ids_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, here = tmp_path / "configs", tmp_path / "here"
     for place in (folder, here):
         (place / "model").mkdir(parents=True)
-    for file in (folder / "beside.jsonl", here / "beside.jsonl", here / "only-here.jsonl", here / "a#2"):
+    for file in (
+        folder / "beside.jsonl",
+        here / "beside.jsonl",
+        here / "only-here.jsonl",
+        here / "a#2",
+    ):
         file.touch()
     monkeypatch.chdir(here)
     path = folder / "run.yaml"
@@ -306,13 +394,17 @@ def test_local_paths_become_absolute_and_hub_ids_stay(tmp_path: Path, monkeypatc
         ("glued/sst2", "glued/sst2", None),
     ],
 )
-def test_data_sets_of_the_hub_go_by_the_names_of_today(write: Any, written: str, path: str, subset: str | None) -> None:
+def test_data_sets_of_the_hub_go_by_the_names_of_today(
+    write: Any, written: str, path: str, subset: str | None
+) -> None:
     config = load_config(write(f"model: m\ndata: {{train: {written}}}\n"))
     assert [(source.path, source.subset) for source in config.data.train] == [(path, subset)]
     assert load_resolved(resolved(config)) == config
 
 
-def test_a_folder_called_glue_is_that_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_called_glue_is_that_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "glue" / "sst2").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     [source] = load_config(None, flags={"model.path": "m", "data.train": "glue/sst2"}).data.train
@@ -334,7 +426,9 @@ def test_empty_sections_mean_their_defaults(write: Any) -> None:
         ("sequence_classification", "pearson", "eval_pearson"),  # the data decide
     ],
 )
-def test_the_metric_of_the_best_goes_by_its_short_name_too(write: Any, task: str, metric: str, found: str) -> None:
+def test_the_metric_of_the_best_goes_by_its_short_name_too(
+    write: Any, task: str, metric: str, found: str
+) -> None:
     sections = f"task: {task}\ntraining: {{metric_for_best_model: {metric}}}\n"
     assert load_config(write(EVALUATED + sections)).training.metric_for_best_model == found
 
@@ -343,7 +437,10 @@ def test_the_metric_of_the_best_goes_by_its_short_name_too(write: Any, task: str
     ("section", "known"),
     [
         ("task: causal_lm", "eval_loss, eval_perplexity, eval_token_accuracy"),
-        ("task: sequence_classification\nclassification: {problem_type: regression}", "eval_loss, eval_mae, eval_pe"),
+        (
+            "task: sequence_classification\nclassification: {problem_type: regression}",
+            "eval_loss, eval_mae, eval_pe",
+        ),
     ],
 )
 def test_a_metric_that_no_evaluation_has_is_refused(write: Any, section: str, known: str) -> None:
@@ -361,7 +458,10 @@ def test_infinite_numbers_are_refused_in_every_section(write: Any) -> None:
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb", "trackio", "prometheus"])
 def test_a_tracker_is_switched_on_by_true(write: Any, name: str) -> None:
-    on, off = (load_config(write(f"{MINIMAL}tracking: {{{name}: {value}}}\n")).tracking for value in ("true", "false"))
+    on, off = (
+        load_config(write(f"{MINIMAL}tracking: {{{name}: {value}}}\n")).tracking
+        for value in ("true", "false")
+    )
     empty = load_config(write(f"{MINIMAL}tracking: {{{name}: {{}}}}\n")).tracking
     assert getattr(on, name) == getattr(empty, name) is not None
     assert getattr(off, name) is None
@@ -376,28 +476,42 @@ def test_storage_class_goes_by_both_of_its_names(write: Any) -> None:
 
 
 def test_sections_must_agree(write: Any) -> None:
-    found = problems_of(write(MINIMAL + "quantization: 4bit\ntraining:\n  early_stopping_patience: 2\n"))
+    found = problems_of(
+        write(MINIMAL + "quantization: 4bit\ntraining:\n  early_stopping_patience: 2\n")
+    )
     assert [problem.split(";")[0] for problem in found] == [
         "run.yaml:3: quantization: found 4bit without lora",
         "run.yaml:5: training.early_stopping_patience: needs evaluations",
     ]
 
 
-names = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=12).filter(
-    str.strip
-)
+names = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=12
+).filter(str.strip)
 expressions = st.from_regex(r"[.]\*[a-z]{1,6}", fullmatch=True) | names.map(re.escape)
-hub_ids = names.map(lambda name: f"nobody/{name}")  # no file of the machine that runs this, as `~` would be
+hub_ids = names.map(
+    lambda name: f"nobody/{name}"
+)  # no file of the machine that runs this, as `~` would be
 sources = st.fixed_dictionaries(
     {"path": hub_ids},
-    optional={"weight": st.floats(0.01, 1000), "range": st.tuples(st.integers(0, 5), st.integers(6, 9)).map(list)},
+    optional={
+        "weight": st.floats(0.01, 1000),
+        "range": st.tuples(st.integers(0, 5), st.integers(6, 9)).map(list),
+    },
 )
 configs = st.fixed_dictionaries(
-    {"model": st.fixed_dictionaries({"path": hub_ids}, optional={"dtype": st.sampled_from(["auto", "float16"])})},
+    {
+        "model": st.fixed_dictionaries(
+            {"path": hub_ids}, optional={"dtype": st.sampled_from(["auto", "float16"])}
+        )
+    },
     optional={
         "data": st.fixed_dictionaries(
             {"train": st.lists(sources, min_size=1, max_size=3)},
-            optional={"eval": st.floats(0, 0.99) | st.lists(sources, max_size=2), "max_length": st.integers(8, 10**7)},
+            optional={
+                "eval": st.floats(0, 0.99) | st.lists(sources, max_size=2),
+                "max_length": st.integers(8, 10**7),
+            },
         ),
         "lora": st.none()
         | st.fixed_dictionaries(
@@ -420,7 +534,10 @@ configs = st.fixed_dictionaries(
         ),
         "kubernetes": st.fixed_dictionaries(
             {"image": st.just("registry.example/image:1")},
-            optional={"storage": st.just({"cache": {"size": "1Gi", "class": "fast"}}), "env": st.just({"A": "1"})},
+            optional={
+                "storage": st.just({"cache": {"size": "1Gi", "class": "fast"}}),
+                "env": st.just({"A": "1"}),
+            },
         ),
     },
 ).map(lambda data: {"data": {"train": "x"}} | data)
@@ -457,9 +574,15 @@ def test_accumulation_typed_above_the_files_global_batch_decides(tmp_path: Path)
     file = tmp_path / "run.yaml"
     file.write_text("model: a/b\ndata: {train: x.jsonl}\ntraining: {global_batch_size: 32}\n")
     typed = load_config(file, overrides=["training.gradient_accumulation_steps=4"])
-    assert (typed.training.global_batch_size, typed.training.gradient_accumulation_steps) == (None, 4)
+    assert (typed.training.global_batch_size, typed.training.gradient_accumulation_steps) == (
+        None,
+        4,
+    )
     by_environment = load_config(file, environ={"GRAD_ACC": "2"})
-    assert (by_environment.training.global_batch_size, by_environment.training.gradient_accumulation_steps) == (None, 2)
+    assert (
+        by_environment.training.global_batch_size,
+        by_environment.training.gradient_accumulation_steps,
+    ) == (None, 2)
 
 
 def test_max_samples_in_the_environment_samples_every_source(tmp_path: Path) -> None:
@@ -479,4 +602,6 @@ def test_max_samples_in_the_environment_samples_every_source(tmp_path: Path) -> 
 def test_questions_that_a_task_cannot_be_asked_are_refused(task: str) -> None:
     section = {"generate": {"metric": "exact_match"}}
     with pytest.raises(ValueError, match="which writes no answers"):
-        Config.model_validate({"task": task, "model": "m", "data": {"train": "d", "eval": 0.1}, "evaluation": section})
+        Config.model_validate(
+            {"task": task, "model": "m", "data": {"train": "d", "eval": 0.1}, "evaluation": section}
+        )

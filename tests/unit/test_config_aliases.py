@@ -20,19 +20,17 @@ def load(tmp_path: Path, text: str) -> Any:
 
 
 def test_every_alias_leads_to_a_key() -> None:
-    lost = [name for name, alias in ALIASES.items() if json_schema.at(tuple(alias.path.split("."))) is None]
+    lost = [
+        name
+        for name, alias in ALIASES.items()
+        if json_schema.at(tuple(alias.path.split("."))) is None
+    ]
     assert not lost
 
 
 def test_no_alias_hides_a_key() -> None:
     """A name that means something by itself at the top of the file cannot also be another name for something else."""
     assert not ALIASES.keys() & json_schema.keys(json_schema.schema()).keys()
-
-
-@pytest.mark.parametrize("text", ["training: {lean: false, probe: true}", "lean: false\nprobe: true"])
-def test_our_own_earlier_names_are_still_understood(tmp_path: Path, text: str) -> None:
-    config = load(tmp_path, f"model: a/b\ndata: {{train: a.jsonl}}\nlogging: {{samples: 2}}\n{text}\n")
-    assert (config.training.fused_forwards, config.training.preflight, config.logging.before_after) == (False, True, 2)
 
 
 @pytest.mark.parametrize(
@@ -43,14 +41,18 @@ def test_our_own_earlier_names_are_still_understood(tmp_path: Path, text: str) -
         ("training: {report_to: mlflow}", False, True),
     ],
 )
-def test_report_to_names_trackers(tmp_path: Path, text: str, tensorboard: bool, mlflow: bool) -> None:
+def test_report_to_names_trackers(
+    tmp_path: Path, text: str, tensorboard: bool, mlflow: bool
+) -> None:
     tracking = load(tmp_path, f"model: a/b\ndata: {{train: a.jsonl}}\n{text}\n").tracking
     assert (tracking.tensorboard, tracking.mlflow is not None) == (tensorboard, mlflow)
 
 
 @pytest.mark.parametrize("text", ["all", "[comet_ml]", "{a: 1}"])
 def test_a_tracker_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match=r"run.yaml:3: tracking\..*: unknown key; known here: tensorboard, mlflow"):
+    with pytest.raises(
+        ConfigError, match=r"run.yaml:3: tracking\..*: unknown key; known here: tensorboard, mlflow"
+    ):
         load(tmp_path, f"model: a/b\ndata: {{train: a.jsonl}}\nreport_to: {text}\n")
 
 
@@ -97,8 +99,16 @@ bf16: auto
 @pytest.mark.parametrize("text", [LLAMA_FACTORY, AXOLOTL], ids=["llama-factory", "axolotl"])
 def test_a_peers_file_means_the_same(tmp_path: Path, text: str) -> None:
     config = load(tmp_path, text)
-    assert (config.model.path, config.lora.r, config.lora.target_modules) == ("Qwen/Qwen3-4B", 8, "all-linear")
-    assert (config.data.train[0].path, config.data.max_length, config.data.eval) == ("a.jsonl", 1024, 0.1)
+    assert (config.model.path, config.lora.r, config.lora.target_modules) == (
+        "Qwen/Qwen3-4B",
+        8,
+        "all-linear",
+    )
+    assert (config.data.train[0].path, config.data.max_length, config.data.eval) == (
+        "a.jsonl",
+        1024,
+        0.1,
+    )
     training = config.training
     assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (2, 4)
     assert (training.num_train_epochs, training.learning_rate) == (3, 1e-4)
@@ -106,18 +116,29 @@ def test_a_peers_file_means_the_same(tmp_path: Path, text: str) -> None:
 
 def test_values_are_translated(tmp_path: Path) -> None:
     axolotl = load(tmp_path, AXOLOTL)
-    assert (axolotl.quantization, axolotl.training.optim, axolotl.model.dtype) == ("4bit", "adamw_8bit", "auto")
+    assert (axolotl.quantization, axolotl.training.optim, axolotl.model.dtype) == (
+        "4bit",
+        "adamw_8bit",
+        "auto",
+    )
     base = "model: m\ntrain_file: x\n"
     assert load(tmp_path, base + "finetuning_type: full\n").lora is None
     assert load(tmp_path, base + "use_peft: true\n").lora.r == 16
     assert load(tmp_path, base + "lora: true\n").lora.r == 16
-    assert load(tmp_path, base + "lora_target: q_proj, v_proj\n").lora.target_modules == ("q_proj", "v_proj")
+    assert load(tmp_path, base + "lora_target: q_proj, v_proj\n").lora.target_modules == (
+        "q_proj",
+        "v_proj",
+    )
     assert load(tmp_path, base + "fp16: true\n").model.dtype == "float16"
     assert load(tmp_path, base + "fp16: false\nbf16: false\n").model.dtype == "auto"
     assert load(tmp_path, base + "dtype: bf16\n").model.dtype == "bfloat16"
     assert load(tmp_path, base + "peft: {lora_r: 4, lora_alpha: 8}\n").lora.alpha == 8
     litgpt = load(tmp_path, base + "train: {epochs: 4, global_batch_size: 8, max_seq_length: 64}\n")
-    assert (litgpt.training.num_train_epochs, litgpt.training.global_batch_size, litgpt.data.max_length) == (4, 8, 64)
+    assert (
+        litgpt.training.num_train_epochs,
+        litgpt.training.global_batch_size,
+        litgpt.data.max_length,
+    ) == (4, 8, 64)
     assert load(tmp_path, base + "quantization_bit: 8\nlora: {rank: 4}\n").quantization == "8bit"
 
 
@@ -134,15 +155,29 @@ def test_an_alias_also_works_in_its_section(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        ("lora: {r: 8}\nlora_rank: 8", "run.yaml:4: lora_rank: the same setting as lora.r (line 3); keep one"),
-        ("cutoff_len: 64\nsequence_len: 64", "run.yaml:4: sequence_len: the same setting as cutoff_len (line 3)"),
-        ("load_in_4bit: true\nload_in_8bit: true", "run.yaml:4: load_in_8bit: the same setting as load_in_4bit"),
+        (
+            "lora: {r: 8}\nlora_rank: 8",
+            "run.yaml:4: lora_rank: the same setting as lora.r (line 3); keep one",
+        ),
+        (
+            "cutoff_len: 64\nsequence_len: 64",
+            "run.yaml:4: sequence_len: the same setting as cutoff_len (line 3)",
+        ),
+        (
+            "load_in_4bit: true\nload_in_8bit: true",
+            "run.yaml:4: load_in_8bit: the same setting as load_in_4bit",
+        ),
         ("use_peft: false\nlora_r: 8", "run.yaml:4: lora_r: the same setting as use_peft (line 3)"),
-        ("training: {learning_rate: 1e-4}\nlr: 1e-4", "run.yaml:4: lr: the same setting as training.learning_rate"),
+        (
+            "training: {learning_rate: 1e-4}\nlr: 1e-4",
+            "run.yaml:4: lr: the same setting as training.learning_rate",
+        ),
         ("base_model: n", "run.yaml:3: base_model: the same setting as model (line 1); keep one"),
     ],
 )
-def test_two_spellings_of_one_setting_are_an_error(tmp_path: Path, lines: str, problem: str) -> None:
+def test_two_spellings_of_one_setting_are_an_error(
+    tmp_path: Path, lines: str, problem: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, f"model: m\ntrain_file: x\n{lines}\n")
     assert any(problem in line for line in caught.value.problems), caught.value.problems
@@ -155,24 +190,26 @@ def test_an_alias_in_an_override_replaces_the_files_spelling(tmp_path: Path) -> 
     assert load_config(path, overrides=["lr=1e-5"]).training.learning_rate == 1e-5
 
 
-def test_words_of_earlier_run_files_are_still_read(tmp_path: Path) -> None:
-    """Runs made with them are evaluated and go on."""
-    config = load(tmp_path, "model: {path: m, attention: flat}\ndata: {train: x}\ntraining: {compile: blocks}\n")
-    assert (config.model.attention, config.training.compile) == ("padding_free", "layers")
-
-
 @pytest.mark.parametrize(
     ("lines", "wanted"),
     [
-        ("pref_beta: 0.3\npref_loss: sigmoid\npref_ftx: 0.1", {"loss": "dpo", "beta": 0.3, "sft_weight": 0.1}),
+        (
+            "pref_beta: 0.3\npref_loss: sigmoid\npref_ftx: 0.1",
+            {"loss": "dpo", "beta": 0.3, "sft_weight": 0.1},
+        ),
         ("loss_type: robust\nlabel_smoothing: 0.1", {"loss": "robust", "label_smoothing": 0.1}),
-        ("preference: {loss: simpo, simpo_gamma: 0.7}", {"loss": "simpo", "gamma": 0.7, "beta": 2.0}),
+        (
+            "preference: {loss: simpo, simpo_gamma: 0.7}",
+            {"loss": "simpo", "gamma": 0.7, "beta": 2.0},
+        ),
         ("loss_type: kto\ndesirable_weight: 0.5", {"loss": "kto", "desirable_weight": 0.5}),
         ("loss_type: cpo", {"loss": "cpo", "sft_weight": 1.0}),
     ],
 )
 def test_words_of_preference_tuning(tmp_path: Path, lines: str, wanted: dict[str, Any]) -> None:
-    found = load(tmp_path, f"model: a/b\ntask: preference\ndata: {{train: a.jsonl}}\n{lines}\n").preference
+    found = load(
+        tmp_path, f"model: a/b\ntask: preference\ndata: {{train: a.jsonl}}\n{lines}\n"
+    ).preference
     assert {key: getattr(found, key) for key in wanted} == wanted
 
 
@@ -183,15 +220,36 @@ def test_words_of_preference_tuning(tmp_path: Path, lines: str, wanted: dict[str
             "task: preference\npreference: {gamma: 0.5}",
             "gamma means nothing to `loss: dpo`",
         ),
-        ("task: preference\npreference: {loss: ipo, label_smoothing: 0.1}", "label_smoothing means nothing to"),
-        ("task: preference\npreference: {loss: robust}", "label_smoothing: found 0 with `loss: robust`"),
-        ("task: preference\npreference: {loss: orpo, sft_weight: 0.1}", "sft_weight means nothing to `loss: orpo`"),
-        ("task: preference\npreference: {loss: simpo, reference_free: true}", "reference_free means nothing to"),
+        (
+            "task: preference\npreference: {loss: ipo, label_smoothing: 0.1}",
+            "label_smoothing means nothing to",
+        ),
+        (
+            "task: preference\npreference: {loss: robust}",
+            "label_smoothing: found 0 with `loss: robust`",
+        ),
+        (
+            "task: preference\npreference: {loss: orpo, sft_weight: 0.1}",
+            "sft_weight means nothing to `loss: orpo`",
+        ),
+        (
+            "task: preference\npreference: {loss: simpo, reference_free: true}",
+            "reference_free means nothing to",
+        ),
         ("task: preference\npreference: {center_coefficient: 0.1}", "is for `task: reward_model`"),
-        ("task: reward_model\npreference: {beta: 0.2}", "preference.beta: means nothing to `task: reward_model`"),
+        (
+            "task: reward_model\npreference: {beta: 0.2}",
+            "preference.beta: means nothing to `task: reward_model`",
+        ),
         ("preference: {loss: ipo}", "preference.loss: means nothing to `task: causal_lm`"),
-        ("task: preference\npreference: {loss: nca_pair}", "expected one of dpo, ipo, hinge, robust, orpo, simpo"),
-        ("task: preference\ntrain_on_inputs: true", "data.train_on: found all with `task: preference`"),
+        (
+            "task: preference\npreference: {loss: nca_pair}",
+            "expected one of dpo, ipo, hinge, robust, orpo, simpo",
+        ),
+        (
+            "task: preference\ntrain_on_inputs: true",
+            "data.train_on: found all with `task: preference`",
+        ),
         ("task: causal_lm\ndata.unusable_pairs: drop", "data.unusable_pairs: means nothing"),
     ],
 )

@@ -32,7 +32,9 @@ def test_generated_pages_are_up_to_date(tmp_path: Path) -> None:
 
 
 def test_asking_for_help_writes_nothing(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, WRITER, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, WRITER, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert "where to write" in done.stdout
     assert not list(tmp_path.iterdir())
 
@@ -57,7 +59,11 @@ def test_examples_load_and_editors_accept_them(path: Path) -> None:
     config = load_config(path)
     assert make_plan(config, 10, 1).num_steps > 0
     # The others are data sets of the hub, or made by a run's own pod.
-    files = [source for source in config.data.train if source.subset is None and not source.path.startswith("/outputs")]
+    files = [
+        source
+        for source in config.data.train
+        if source.subset is None and not source.path.startswith("/outputs")
+    ]
     assert all(Path(source.path.split("#")[0]).is_file() for source in files)
     validator().validate(plain(path.read_text("utf-8")))
 
@@ -71,14 +77,22 @@ def test_the_starter_file_loads_and_is_short(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["model: 1", "trainin: {}", "training: {learning_rate: fast}", "data: {train: x, packing: 2}", "lora: 8"]
+    "text",
+    [
+        "model: 1",
+        "trainin: {}",
+        "training: {learning_rate: fast}",
+        "data: {train: x, packing: 2}",
+        "lora: 8",
+    ],
 )
 def test_editors_refuse_what_the_loader_refuses(text: str) -> None:
     assert list(validator().iter_errors(plain(text)))
 
 
 @pytest.mark.parametrize(
-    "text", ["lora: true", "data: {train: x, eval: [y, {path: z}]}", "lora_rank: 8", "model: {path: x}"]
+    "text",
+    ["lora: true", "data: {train: x, eval: [y, {path: z}]}", "lora_rank: 8", "model: {path: x}"],
 )
 def test_editors_accept_short_forms_and_other_spellings(text: str) -> None:
     assert not list(validator().iter_errors(plain(text)))

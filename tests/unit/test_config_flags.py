@@ -25,14 +25,55 @@ def test_all_flags_without_a_file(tmp_path: Path) -> None:
     model.mkdir()
     config = config_of(
         *("--model", "meta-llama/Llama-3.2-3B-Instruct", "--model-local-dir", str(model)),
-        *("--tokenizer-local-dir", str(model), "--local-files-only", "--data", "ds.jsonl", "--output", "/out/run"),
-        *("--lora", "--bf16", "--epochs", "1", "--seq-len", "4096", "--batch", "2", "--grad-accum", "8"),
-        *("--lora-r", "8", "--lora-alpha", "16", "--lora-dropout", "0.05", "--target-modules", "q_proj", "v_proj"),
-        *("--log-level", "debug", "--log-batches", "all", "--report-json", "r.json", "--no-add-special-tokens"),
+        *(
+            "--tokenizer-local-dir",
+            str(model),
+            "--local-files-only",
+            "--data",
+            "ds.jsonl",
+            "--output",
+            "/out/run",
+        ),
+        *(
+            "--lora",
+            "--bf16",
+            "--epochs",
+            "1",
+            "--seq-len",
+            "4096",
+            "--batch",
+            "2",
+            "--grad-accum",
+            "8",
+        ),
+        *(
+            "--lora-r",
+            "8",
+            "--lora-alpha",
+            "16",
+            "--lora-dropout",
+            "0.05",
+            "--target-modules",
+            "q_proj",
+            "v_proj",
+        ),
+        *(
+            "--log-level",
+            "debug",
+            "--log-batches",
+            "all",
+            "--report-json",
+            "r.json",
+            "--no-add-special-tokens",
+        ),
         *("--eval", "0.1", "--learning-rate", "1e-4", "--seed", "7", "--max-steps", "3"),
     )
     assert (config.model.path, config.model.tokenizer) == (str(model), str(model))
-    assert (config.model.local_files_only, config.model.dtype, config.output) == (True, "bfloat16", "/out/run")
+    assert (config.model.local_files_only, config.model.dtype, config.output) == (
+        True,
+        "bfloat16",
+        "/out/run",
+    )
     assert ([source.path for source in config.data.train], config.data.eval) == (["ds.jsonl"], 0.1)
     assert (config.data.max_length, config.data.add_special_tokens) == (4096, False)
     assert (config.lora.r, config.lora.alpha, config.lora.dropout) == (8, 16, 0.05)
@@ -40,7 +81,11 @@ def test_all_flags_without_a_file(tmp_path: Path) -> None:
     training = config.training
     assert (training.num_train_epochs, training.max_steps, training.seed) == (1, 3, 7)
     assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (2, 8)
-    assert (training.learning_rate, config.logging.level, config.logging.batches) == (1e-4, "DEBUG", "all")
+    assert (training.learning_rate, config.logging.level, config.logging.batches) == (
+        1e-4,
+        "DEBUG",
+        "all",
+    )
     assert config.logging.report_json == "r.json"
 
 
@@ -51,7 +96,9 @@ def test_no_flag_changes_a_default() -> None:
     assert config.data.add_special_tokens
 
 
-@pytest.mark.parametrize("flag", [("--lora",), ("--lora-r", "16"), ("--target-modules", "all-linear")])
+@pytest.mark.parametrize(
+    "flag", [("--lora",), ("--lora-r", "16"), ("--target-modules", "all-linear")]
+)
 def test_any_lora_flag_switches_it_on(flag: tuple[str, ...]) -> None:
     config = config_of("--model", "m", "--data", "d", *flag)
     assert (config.lora.r, config.lora.target_modules) == (16, "all-linear")
@@ -71,8 +118,19 @@ def test_file_flags_and_overrides_in_any_order(tmp_path: Path) -> None:
 
 
 def test_a_container_may_set_everything_by_its_environment() -> None:
-    environ = {"MODEL_ID": "Qwen/Qwen3-8B", "DATASET_ID": "AI-ModelScope/alpaca-gpt4-data-en#500", "MAX_LEN": "2048"}
-    environ |= {"BATCH": "1", "GRAD_ACC": "16", "EPOCHS": "1", "LR": "2e-4", "LORA_RANK": "8", "LORA_ALPHA": "16"}
+    environ = {
+        "MODEL_ID": "Qwen/Qwen3-8B",
+        "DATASET_ID": "AI-ModelScope/alpaca-gpt4-data-en#500",
+        "MAX_LEN": "2048",
+    }
+    environ |= {
+        "BATCH": "1",
+        "GRAD_ACC": "16",
+        "EPOCHS": "1",
+        "LR": "2e-4",
+        "LORA_RANK": "8",
+        "LORA_ALPHA": "16",
+    }
     config = config_of(environ=environ | {"NPROC": "2", "DTYPE": "auto"})
     assert make_plan(config, 500).global_batch_size == 32
     assert (config.lora.r, config.lora.alpha, config.compute.processes) == (8, 16, 2)
@@ -109,11 +167,16 @@ def test_a_path_with_an_equals_sign_is_a_file() -> None:
     [
         (["trian"], "kubetune: unknown verb 'trian'; did you mean `train`?"),
         (["train", "--nope"], "kubetune train: unrecognized arguments: --nope"),
-        (["train", "--lr", "fast"], "kubetune train: argument --learning-rate/--lr: invalid float value: 'fast'"),
+        (
+            ["train", "--lr", "fast"],
+            "kubetune train: argument --learning-rate/--lr: invalid float value: 'fast'",
+        ),
         (["data", "frob"], "kubetune data: argument ACTION: invalid choice: 'frob'"),
     ],
 )
-def test_a_mistaken_word_is_named_first(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistaken_word_is_named_first(
+    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main(argv)
     assert caught.value.code == 2
@@ -122,14 +185,18 @@ def test_a_mistaken_word_is_named_first(argv: list[str], told: str, capsys: pyte
 
 def test_an_override_reaches_into_a_list(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("model: m\ndata: {train: [a.jsonl, {path: b.jsonl, weight: 2}], eval: e.jsonl}\n")
+    path.write_text(
+        "model: m\ndata: {train: [a.jsonl, {path: b.jsonl, weight: 2}], eval: e.jsonl}\n"
+    )
     given = ["data.train[0].weight=0.5", "data.train[1]=c.jsonl", "data.eval[0].split=test"]
     data = config_of(str(path), *given).data
     assert [(one.path, one.weight) for one in data.train] == [("a.jsonl", 0.5), ("c.jsonl", 1.0)]
     assert isinstance(data.eval, tuple)
     assert data.eval[0].split == "test"
     with pytest.raises(ConfigError) as refused:
-        config_of(str(path), "data.train[0].weight=no", "data.train[2].weight=1", "data.max_length[0]=4")
+        config_of(
+            str(path), "data.train[0].weight=no", "data.train[2].weight=1", "data.max_length[0]=4"
+        )
     assert refused.value.problems == [
         "override: data.max_length[0]: data.max_length holds 0; expected one of them, or a key of one",
         'override: data.train[0].weight: found "no"; expected a number above 0 and of at most 1,000',

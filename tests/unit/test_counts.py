@@ -81,7 +81,9 @@ class Operations(TorchDispatchMode):
         if func.namespace == "c10d":
             given = max(
                 sum(
-                    t.numel() * t.element_size() for t in torch.utils._pytree.tree_leaves(each) if isinstance(t, Tensor)
+                    t.numel() * t.element_size()
+                    for t in torch.utils._pytree.tree_leaves(each)
+                    if isinstance(t, Tensor)
                 )
                 for each in args
             )
@@ -94,10 +96,16 @@ class Operations(TorchDispatchMode):
 def counted(_: Any, name: str, layers: int, ranks: int, lora: bool) -> dict[str, Any]:
     """Counts of one micro-batch on rank 0 of so many; in a process of its own."""
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    config = type(SHAPES[name])(**{**SHAPES[name].to_dict(), "num_hidden_layers": layers, "layer_types": None})
-    half = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    config = type(SHAPES[name])(
+        **{**SHAPES[name].to_dict(), "num_hidden_layers": layers, "layer_types": None}
+    )
+    half = MixedPrecisionPolicy(
+        torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if lora else torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16 if lora else torch.float32
+        )
     fsdp.cut(model, MixedPrecisionPolicy(cast_forward_inputs=False) if lora else half)
     held = sum(p.to_local().numel() * p.element_size() for p in model.parameters())
     parameters = {n: tuple(p.shape) for n, p in model.named_parameters()}
@@ -107,25 +115,41 @@ def counted(_: Any, name: str, layers: int, ranks: int, lora: bool) -> dict[str,
     # What is asked about masks reads numbers, of which there are none here.
     AttentionMaskInterface.register("padding_free", lambda **_: MaskRule(0))
     # On a CPU logits lie in memory of their own, which is real.
-    cross_entropy._room = lambda number, like, rows, width, dtype: like.new_empty(rows, width, dtype=dtype)
+    cross_entropy._room = lambda number, like, rows, width, dtype: like.new_empty(
+        rows, width, dtype=dtype
+    )
     cross_entropy.STRIPE = 2**40  # all of the head's gradient at once: no caches here
-    batch = collate([(np.arange(length, dtype=np.uint32) + 3, np.ones(length, bool)) for length in LENGTHS])
+    batch = collate(
+        [(np.arange(length, dtype=np.uint32) + 3, np.ones(length, bool)) for length in LENGTHS]
+    )
     fake, operations = FakeTensorMode(allow_non_fake_inputs=True), Operations()
     with fake:
         model.to_empty(device="cpu")
         swap_forwards(model, None, ExitStack())
         learner = Learner(model, Route(True), kernels=Kernels())
-        flop_registry[torch.ops.aten.addmm_] = flop_registry[torch.ops.aten.addmm]  # which torch does not count
+        flop_registry[torch.ops.aten.addmm_] = flop_registry[
+            torch.ops.aten.addmm
+        ]  # which torch does not count
         with FlopCounterMode(display=False) as flops, operations:
             causal_lm.backward(learner, _faked(batch, fake), 1.0)
-    found = {str(op).split(".")[-1]: count for op, count in flops.get_flop_counts()["Global"].items()}
+    found = {
+        str(op).split(".")[-1]: count for op, count in flops.get_flop_counts()["Global"].items()
+    }
     dist.destroy_process_group()
-    return {"flops": found, "bytes": operations.bytes, "calls": operations.calls, "held": held, "shapes": parameters}
+    return {
+        "flops": found,
+        "bytes": operations.bytes,
+        "calls": operations.calls,
+        "held": held,
+        "shapes": parameters,
+    }
 
 
 def _faked(batch: Batch, fake: FakeTensorMode) -> Batch:
     tensors = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    return dataclasses.replace(batch, **{n: fake.from_tensor(t) for n, t in tensors.items() if isinstance(t, Tensor)})
+    return dataclasses.replace(
+        batch, **{n: fake.from_tensor(t) for n, t in tensors.items() if isinstance(t, Tensor)}
+    )
 
 
 def require_as_planned(folder: Path, name: str, layers: int, ranks: int, lora: bool) -> None:
@@ -140,7 +164,9 @@ def require_as_planned(folder: Path, name: str, layers: int, ranks: int, lora: b
     tokens, labels = sum(LENGTHS), sum(length - 1 for length in LENGTHS)
     cost = planned_cost(config, weights, has_vocabulary=True)
     assert cost is not None
-    products = sum(found["flops"][name] for name in ("mm", "addmm", "addmm_") if name in found["flops"])
+    products = sum(
+        found["flops"][name] for name in ("mm", "addmm", "addmm_") if name in found["flops"]
+    )
     assert products == pytest.approx(cost.of(tokens, 0, labels), rel=0.05)
     element = 2
     sizes = [a * b for _, a, b in linears(weights)]
@@ -152,16 +178,22 @@ def require_as_planned(folder: Path, name: str, layers: int, ranks: int, lora: b
     if lora:  # adapters are whole, and reduced by the optimizer once a step
         assert "_reduce_scatter_base_" not in found["calls"]
     else:
-        assert found["bytes"]["_reduce_scatter_base_"] == pytest.approx(4 * weights.parameters, rel=0.05)
+        assert found["bytes"]["_reduce_scatter_base_"] == pytest.approx(
+            4 * weights.parameters, rel=0.05
+        )
         assert found["calls"]["_reduce_scatter_base_"] == layers + 1
-    ahead = forecast(config, make_plan(config, 100, world_size=ranks, device="cuda"), weights, 80 << 30)
+    ahead = forecast(
+        config, make_plan(config, 100, world_size=ranks, device="cuda"), weights, 80 << 30
+    )
     assert ahead is not None
     held = ahead.parts["weights"] if lora else ahead.parts["trained weights, in fp32"]
     assert found["held"] == pytest.approx(held, rel=0.05)
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "lora"), [("Llama-3.1-8B", 8, True), ("Llama-3.1-70B", 64, False)], ids=["lora", "full"]
+    ("name", "ranks", "lora"),
+    [("Llama-3.1-8B", 8, True), ("Llama-3.1-70B", 64, False)],
+    ids=["lora", "full"],
 )
 def test_a_sharded_step_computes_gathers_and_holds_what_is_planned(
     tmp_path: Path, name: str, ranks: int, lora: bool
@@ -204,9 +236,13 @@ def _launched(layers: int) -> Counter[str]:
     swap_forwards(model, None, ExitStack())
     optimizer = FlatAdamW(model.named_parameters(), AdamSettings())
     optimizer.mirror(shared_input.copies(model, optimizer.collected))
-    batch = collate([(np.arange(length, dtype=np.uint32) + 3, np.ones(length, bool)) for length in (5, 8)])
+    batch = collate(
+        [(np.arange(length, dtype=np.uint32) + 3, np.ones(length, bool)) for length in (5, 8)]
+    )
     with Operations() as operations:
-        causal_lm.backward(Learner(model, Route(True), gradient_sums=optimizer.collected), batch, 1.0)
+        causal_lm.backward(
+            Learner(model, Route(True), gradient_sums=optimizer.collected), batch, 1.0
+        )
     return operations.calls
 
 
@@ -219,4 +255,8 @@ def test_a_gpu_scores_as_many_rows_at_once_as_keep_it_busy() -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(counted(None, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "lora")))
+    print(
+        json.dumps(
+            counted(None, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "lora")
+        )
+    )

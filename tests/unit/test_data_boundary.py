@@ -47,7 +47,10 @@ RECORDS: list[dict[str, Any]] = [
     },
     {
         "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "wuw"}, {"type": "text", "value": "wvw"}]},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "wuw"}, {"type": "text", "value": "wvw"}],
+            },
             {
                 "role": "assistant",
                 "content": [
@@ -73,7 +76,13 @@ RECORDS: list[dict[str, Any]] = [
         "functions": [{"name": "wfw"}],
         "system": "wsw",
     },
-    {"instruction": "wiw", "input": "wuw", "output": "wcw", "history": [["wqw", "wbw"]], "system": "wsw"},
+    {
+        "instruction": "wiw",
+        "input": "wuw",
+        "output": "wcw",
+        "history": [["wqw", "wbw"]],
+        "system": "wsw",
+    },
     {"text": "wcw wvw"},
 ]
 LABELLED: list[dict[str, Any]] = [
@@ -92,7 +101,12 @@ PAIRS: list[dict[str, Any]] = [
         "tools": [{"name": "wfw"}],
     },
     {"chosen": [USER, GOOD], "rejected": [USER, BAD], "prompt": "wuw"},
-    {"conversations": TURNS[:1], "chosen": TURNS[1], "rejected": {"from": "gpt", "value": "wrw"}, "system": "wsw"},
+    {
+        "conversations": TURNS[:1],
+        "chosen": TURNS[1],
+        "rejected": {"from": "gpt", "value": "wrw"},
+        "system": "wsw",
+    },
     {"messages": [USER, GOOD], "rejected_response": "wrw"},
     {"instruction": "wiw", "input": "wuw", "output": ["wcw", "wrw"], "history": [["wqw", "wbw"]]},
     {"system": "wsw", "question": "wuw", "chosen": "wcw", "rejected": "wrw", "margin": 1.0},
@@ -111,14 +125,29 @@ ADDED = [
     "rejected", "history", "input", "images", "videos", "name", "tool_call_id", "thinking", "function_call", "text",
     "prompt", "messages", "content", "value", "chat_template_kwargs", "new key", "\x1b[31m",
 ]  # fmt: skip
-VALUES: list[Any] = ["wxw", ["wxw"], {"k": "wxw"}, [{"role": "user", "content": "wxw"}], [["wxw", "wyw"]], 7, 0.5, True]
+VALUES: list[Any] = [
+    "wxw",
+    ["wxw"],
+    {"k": "wxw"},
+    [{"role": "user", "content": "wxw"}],
+    [["wxw", "wyw"]],
+    7,
+    0.5,
+    True,
+]
 VALUES += [0, False]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The way to every value in a record, its own first."""
     yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield from places(item, (*path, key))
 
@@ -171,7 +200,12 @@ def encode(
     return result, tokenizer.decode(result.chunk.tokens.tolist(), skip_special_tokens=False)
 
 
-MESSAGES = ("messages[]", "messages[].content[]", "messages[].tool_calls[]", "messages[].tool_calls[].function")
+MESSAGES = (
+    "messages[]",
+    "messages[].content[]",
+    "messages[].tool_calls[]",
+    "messages[].tool_calls[].function",
+)
 
 
 def is_counted(place: tuple[Any, ...], result: Result) -> bool:
@@ -182,7 +216,10 @@ def is_counted(place: tuple[Any, ...], result: Result) -> bool:
 
 
 def require_nothing_lost(
-    record: dict[str, Any], tokenizer: Tokenizer, labels: Labels | None = None, kind: RecordKind = "text"
+    record: dict[str, Any],
+    tokenizer: Tokenizer,
+    labels: Labels | None = None,
+    kind: RecordKind = "text",
 ) -> None:
     json.dumps(record)
     result, text = encode(record, tokenizer, labels, kind)
@@ -195,7 +232,9 @@ def require_nothing_lost(
     lost = [
         (place, word)
         for place, word in words(record)
-        if word not in text and not is_counted(place, result) and not (labels and place[0] == "label")
+        if word not in text
+        and not is_counted(place, result)
+        and not (labels and place[0] == "label")
     ]
     assert not lost, (text, result.tally)
 
@@ -215,7 +254,9 @@ def test_a_turn_that_says_a_thing_twice_is_refused(tokenizer: Tokenizer, key: st
     call = {"from": "function_call", "value": '{"name": "wfw"}', key: "wxw"}
     turns = [{"from": "human", "value": "wuw"}, call, {"from": "gpt", "value": "wcw"}]
     found, _ = encode({"conversations": turns}, tokenizer, None)
-    assert [f"and `{key}`; expected one of them" in problem for _, problem in found.problems] == [True]
+    assert [f"and `{key}`; expected one of them" in problem for _, problem in found.problems] == [
+        True
+    ]
 
 
 @settings(max_examples=300, deadline=None)
@@ -250,7 +291,9 @@ def test_nothing_of_a_judged_answer_is_lost(record: dict[str, Any], tokenizer: T
 
 
 @pytest.mark.parametrize("record", [*PAIRS, *JUDGED])
-def test_all_of_sound_answers_is_among_their_tokens(record: dict[str, Any], tokenizer: Tokenizer) -> None:
+def test_all_of_sound_answers_is_among_their_tokens(
+    record: dict[str, Any], tokenizer: Tokenizer
+) -> None:
     result, text = encode(record, tokenizer, None, "graded" if record in PAIRS else "judged")
     assert not result.problems
     assert not result.tally.unused_keys
@@ -258,7 +301,9 @@ def test_all_of_sound_answers_is_among_their_tokens(record: dict[str, Any], toke
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_all_of_a_sound_record_is_among_its_tokens(record: dict[str, Any], tokenizer: Tokenizer) -> None:
+def test_all_of_a_sound_record_is_among_its_tokens(
+    record: dict[str, Any], tokenizer: Tokenizer
+) -> None:
     result, text = encode(record, tokenizer, None)
     assert not result.problems
     assert not result.tally.unused_keys
@@ -268,11 +313,16 @@ def test_all_of_a_sound_record_is_among_its_tokens(record: dict[str, Any], token
 def test_only_answers_that_are_not_switched_off_are_labels(tokenizer: Tokenizer) -> None:
     result, _ = encode(RECORDS[0], tokenizer, None)
     pairs = zip(result.chunk.tokens, result.chunk.trained, strict=True)
-    assert tokenizer.decode([id for id, trained in pairs if trained], skip_special_tokens=False) == "wrwwcw<|im_end|>"
+    assert (
+        tokenizer.decode([id for id, trained in pairs if trained], skip_special_tokens=False)
+        == "wrwwcw<|im_end|>"
+    )
 
 
 def test_a_switch_against_training_on_all_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = SourceConfig(path="a.jsonl")
     worker = Worker(tokenizer, DataConfig(train=(source,), train_on="all"), {"train": (source,)})
     result = worker.encode(Batch(0, "train", [(0, Record("a.jsonl", 7, RECORDS[0]))]))
-    assert result.problems[0][1].startswith("messages[2] says that it is not to be trained, and `data.train_on` is all")
+    assert result.problems[0][1].startswith(
+        "messages[2] says that it is not to be trained, and `data.train_on` is all"
+    )

@@ -44,14 +44,17 @@ SHOUTING = """\
 """
 """Writes other texts than it is given."""
 
-SPEECHLESS = "{%- for message in messages %}{{- message.role + ': ' + message.content + '\\n' }}{%- endfor %}" + (
-    "{%- if add_generation_prompt %}{{- 'assistant: ' }}{% endif %}"
+SPEECHLESS = (
+    "{%- for message in messages %}{{- message.role + ': ' + message.content + '\\n' }}{%- endfor %}"
+    + ("{%- if add_generation_prompt %}{{- 'assistant: ' }}{% endif %}")
 )
 """Knows no special tokens, and its turns end with a line break only."""
 
 
 def make(folder: Path, template: str | None, **settings: Any) -> Encoder:
-    return Encoder(load_tokenizer(ModelConfig(path=str(train_tokenizer(folder, template)))), **settings)
+    return Encoder(
+        load_tokenizer(ModelConfig(path=str(train_tokenizer(folder, template)))), **settings
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,9 @@ def stable(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
 
 def chat(*contents: str, **extra: Any) -> Chat:
     roles = ("user", "assistant")
-    return Chat(tuple({"role": roles[i % 2], "content": text} for i, text in enumerate(contents)), **extra)
+    return Chat(
+        tuple({"role": roles[i % 2], "content": text} for i, text in enumerate(contents)), **extra
+    )
 
 
 def trained(tokenizer: Tokenizer, row: Encoded) -> list[str]:
@@ -99,16 +104,23 @@ def test_other_templates_give_the_same_labels(template: str, tmp_path: Path) -> 
     assert "hm" not in whole(encoder.tokenizer, row)
 
 
-def test_an_answer_that_quotes_the_end_of_a_turn_or_another_message_is_found_whole(tmp_path: Path) -> None:
+def test_an_answer_that_quotes_the_end_of_a_turn_or_another_message_is_found_whole(
+    tmp_path: Path,
+) -> None:
     encoder = make(tmp_path, FORGETFUL)
     example = chat("Ping", "a<|im_end|>\n<|im_start|>user\nHow?<|im_end|>b", "How?", "So.")
     example.messages[1]["thought"] = "hm"
-    assert trained(encoder.tokenizer, encoder.encode(example))[0] == example.messages[1]["content"] + "<|im_end|>"
+    assert (
+        trained(encoder.tokenizer, encoder.encode(example))[0]
+        == example.messages[1]["content"] + "<|im_end|>"
+    )
 
 
 def test_a_template_that_hides_where_answers_are_is_refused(tmp_path: Path) -> None:
     encoder = make(tmp_path, SHOUTING)
-    with pytest.raises(ValueError, match=r"messages\[1\] cannot be found exactly: the tokenizer's chat"):
+    with pytest.raises(
+        ValueError, match=r"messages\[1\] cannot be found exactly: the tokenizer's chat"
+    ):
         encoder.encode(chat("Ping", "Pong"))
     assert encoder.encode_batch([chat("Ping", "Pong"), Text("a")])[0] != ""
     everything = make(tmp_path, SHOUTING, train_on="all")
@@ -118,7 +130,8 @@ def test_a_template_that_hides_where_answers_are_is_refused(tmp_path: Path) -> N
 def test_eos_is_added_where_the_template_ends_no_turn(tmp_path: Path) -> None:
     encoder = make(tmp_path, SPEECHLESS)
     row = encoder.encode(chat("Ping", "Pong"))
-    assert trained(encoder.tokenizer, row) == ["Pong\n<|im_end|>"]
+    assert trained(encoder.tokenizer, row) == [" Pong\n<|im_end|>"]  # one token is " P"
+    assert row.begins_inside_token
     assert not encoder.encode(chat("Ping", "Pong", "More?")).trained[-1]
 
 
@@ -128,24 +141,42 @@ def test_context_is_never_trained(stable: Encoder) -> None:
     assert trained(stable.tokenizer, stable.encode(example)) == ["d<|im_end|>"]
 
 
-@pytest.mark.parametrize("content", ["Pong", "\n\nPong", " Pong", "\tPong\n", "é", "'s", "<|im_start|>"])
-def test_what_stands_before_an_answer_is_tokenised_as_at_inference(content: str, stable: Encoder) -> None:
+@pytest.mark.parametrize("content", ["Pong", " Pong", "\tPong\n", "é", "'s", "<|im_start|>"])
+def test_what_stands_before_an_answer_is_tokenised_as_at_inference(
+    content: str, stable: Encoder
+) -> None:
     row = stable.encode(chat("Ping", content))
     prompt = stable.tokenizer.encode_prompt(chat("Ping").messages)
     assert row.ids[: len(prompt)] == prompt
     assert row.trained[: len(prompt) + 1] == [False] * len(prompt) + [True]
     assert trained(stable.tokenizer, row) == [content + "<|im_end|>"]
+    assert not row.begins_inside_token
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
 
 
 @given(question=TEXTS, answer=TEXTS)
-def test_the_prompt_is_a_prefix_for_any_text(question: str, answer: str, stable: Encoder) -> None:
+def test_a_chat_has_the_ids_of_its_text_and_the_prompt_is_a_prefix(
+    question: str, answer: str, stable: Encoder
+) -> None:
     row = stable.encode(chat(question, answer))
+    text = stable.tokenizer.require_chat().render(chat(question, answer).messages)
     prompt = stable.tokenizer.encode_prompt(chat(question).messages)
-    assert row.ids[: len(prompt)] == prompt
-    assert trained(stable.tokenizer, row) == [answer + "<|im_end|>"]
+    assert row.ids == stable.tokenizer.encode_text(text)
+    assert (row.ids[: row.trained.index(True)] != prompt) is row.begins_inside_token
+    assert "".join(trained(stable.tokenizer, row)).endswith(answer + "<|im_end|>")
+    if not answer[0].isspace():
+        assert row.ids[: len(prompt)] == prompt
+
+
+@pytest.mark.parametrize("content", ["\n\nPong", "\n 'Pong'"])
+def test_a_token_across_the_border_is_trained_and_said(content: str, stable: Encoder) -> None:
+    row = stable.encode(chat("Ping", content))
+    text = stable.tokenizer.require_chat().render(chat("Ping", content).messages)
+    assert row.ids == stable.tokenizer.encode_text(text)
+    assert row.begins_inside_token
+    assert trained(stable.tokenizer, row)[0].strip("\n") == content.strip("\n") + "<|im_end|>"
 
 
 @given(prompt=st.text(st.characters(exclude_categories=["Cs"]), max_size=20), completion=TEXTS)
@@ -168,7 +199,9 @@ def test_text_is_trained_whole_but_for_its_first_token(stable: Encoder) -> None:
 def test_train_on_all(tmp_path: Path) -> None:
     encoder = make(tmp_path, MARKED, train_on="all")
     row = encoder.encode(chat("Ping", "Pong"))
-    assert trained(encoder.tokenizer, row)[0].endswith("Ping<|im_end|>\n<|im_start|>assistant\nPong<|im_end|>\n")
+    assert trained(encoder.tokenizer, row)[0].endswith(
+        "Ping<|im_end|>\n<|im_start|>assistant\nPong<|im_end|>\n"
+    )
     assert row.trained[1:].count(False) == 0
     assert row.ids == encoder.tokenizer.encode_text(
         encoder.tokenizer.require_chat().render(chat("Ping", "Pong").messages)
@@ -177,7 +210,12 @@ def test_train_on_all(tmp_path: Path) -> None:
 
 
 def test_a_batch_equals_its_rows_and_says_what_is_wrong_in_their_places(stable: Encoder) -> None:
-    examples: list[Example] = [Pair("a", "b"), chat("Ping", "Pong"), Labelled("a", None, 1), chat("a", "b", "c", "d")]
+    examples: list[Example] = [
+        Pair("a", "b"),
+        chat("Ping", "Pong"),
+        Labelled("a", None, 1),
+        chat("a", "b", "c", "d"),
+    ]
     rows = stable.encode_batch(examples)
     assert [rows[i] for i in (0, 1, 3)] == [stable.encode(examples[i]) for i in (0, 1, 3)]
     assert isinstance(rows[2], str)
@@ -192,9 +230,9 @@ def test_without_a_template_chats_are_refused_and_chatml_can_be_chosen(tmp_path:
     built_in = Encoder(load_tokenizer(ModelConfig(path=str(folder), chat_template="chatml")))
     row = built_in.encode(chat("Ping", "Pong", "How?", "So."))
     assert trained(built_in.tokenizer, row) == ["Pong<|im_end|>", "So.<|im_end|>"]
-    assert row == Encoder(load_tokenizer(ModelConfig(path=str(train_tokenizer(tmp_path / "b"))))).encode(
-        chat("Ping", "Pong", "How?", "So.")
-    )
+    assert row == Encoder(
+        load_tokenizer(ModelConfig(path=str(train_tokenizer(tmp_path / "b"))))
+    ).encode(chat("Ping", "Pong", "How?", "So."))
 
 
 def real(name: str) -> Encoder:
@@ -207,7 +245,12 @@ CALLS = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1, 
 WITH_TOOLS: dict[str, Any] = {
     "messages": [
         {"role": "user", "content": "1 + ü?"},
-        {"role": "assistant", "reasoning_content": "I should add.", "content": "", "tool_calls": CALLS * 2},
+        {
+            "role": "assistant",
+            "reasoning_content": "I should add.",
+            "content": "",
+            "tool_calls": CALLS * 2,
+        },
         {"role": "tool", "content": "3"},
         {"role": "tool", "content": "4"},
         {"role": "assistant", "content": "It is 3."},
@@ -248,7 +291,8 @@ def test_qwen3_with_tools_and_thinking() -> None:
 def test_reasoning_that_a_template_leaves_out_is_noticed(tmp_path: Path) -> None:
     forgetful = make(tmp_path, FORGETFUL.replace("message.thought", "message.reasoning_content"))
     first, last = (
-        {"role": "assistant", "content": "Pong", "reasoning_content": thought} for thought in ("Easy.", "Again.")
+        {"role": "assistant", "content": "Pong", "reasoning_content": thought}
+        for thought in ("Easy.", "Again.")
     )
     question = {"role": "user", "content": "Ping"}
     for messages, dropped in (([question, last], False), ([question, first, question, last], True)):
@@ -266,7 +310,7 @@ def test_reasoning_that_a_template_leaves_out_is_noticed(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
 def test_real_prompts_are_prefixes(name: str) -> None:
     encoder = real(name)
-    for content in ("Pong", "\n\nPong", "  Pong", "ü\u0301", "12345"):
+    for content in ("Pong", "  Pong", "ü\u0301", "12345"):
         row = encoder.encode(chat("Ping", content))
         prompt = encoder.tokenizer.encode_prompt(chat("Ping").messages)
         assert row.ids[: len(prompt)] == prompt
@@ -278,5 +322,7 @@ def test_words_change_nothing(tmp_path: Path) -> None:
     assert by_words._words is not None
     as_a_whole._words = None
     answers = ["Pong", "\n Pong  ", " 1 2", "çà", "", "it's\n\n", "<|im_end|>"]
-    examples = [chat(question, answer) for question in ["Ping", "Ping \n", "你好"] for answer in answers]
+    examples = [
+        chat(question, answer) for question in ["Ping", "Ping \n", "你好"] for answer in answers
+    ]
     assert by_words.encode_batch(examples) == as_a_whole.encode_batch(examples)

@@ -26,7 +26,10 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
         ({"messages": [USER, ANSWER]}, Chat((USER, ANSWER))),
         ({"messages": '[{"role": "user", "content": "Ping"}]'}, Chat((USER,))),
         ({"messages": [USER | {"name": None}]}, Chat((USER,))),
-        ({"messages": [USER | {"content": [PART | {"text": "Pi"}, PART | {"text": "ng"}]}]}, Chat((USER,))),
+        (
+            {"messages": [USER | {"content": [PART | {"text": "Pi"}, PART | {"text": "ng"}]}]},
+            Chat((USER,)),
+        ),
         ({"messages": [USER, ANSWER], "tools": '[{"name": "add"}]'}, Chat((USER, ANSWER), (TOOL,))),
         ({"prompt": "Hello", "completion": " World"}, Pair("Hello", " World")),
         ({"input": "Hello", "output": " World"}, Pair("Hello", " World")),
@@ -35,7 +38,12 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
         ({"text": "Hello"}, Text("Hello")),
         ({"text": "Hello", "label": 3}, Text("Hello")),
         (
-            {"conversations": [{"from": "human", "value": "Ping"}, {"from": "gpt", "value": "Pong"}]},
+            {
+                "conversations": [
+                    {"from": "human", "value": "Ping"},
+                    {"from": "gpt", "value": "Pong"},
+                ]
+            },
             Chat((USER, ANSWER)),
         ),
         (
@@ -51,7 +59,12 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
                     {"from": "observation", "value": "1"},
                 ]
             },
-            Chat(({"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "1"})),
+            Chat(
+                (
+                    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+                    {"role": "tool", "content": "1"},
+                )
+            ),
         ),
         ({"instruction": "Ping", "input": "", "output": "Pong"}, Chat((USER, ANSWER))),
         (
@@ -61,19 +74,99 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
         ({"system": "Be short.", "messages": [USER, ANSWER]}, Chat((SYSTEM, USER, ANSWER))),
         ({"system_prompt": "Be short.", "messages": [USER, ANSWER]}, Chat((SYSTEM, USER, ANSWER))),
         ({"system": "Be short.", "messages": [SYSTEM, USER, ANSWER]}, Chat((SYSTEM, USER, ANSWER))),
-        ({"system": "Be short.", "prompt": [USER], "completion": [ANSWER]}, Chat((SYSTEM, USER, ANSWER), context=2)),
         (
-            {"system": "Be short.", "conversations": [{"from": "system", "value": "Be short."}, USER]},
+            {"system": "Be short.", "prompt": [USER], "completion": [ANSWER]},
+            Chat((SYSTEM, USER, ANSWER), context=2),
+        ),
+        (
+            {
+                "system": "Be short.",
+                "conversations": [{"from": "system", "value": "Be short."}, USER],
+            },
             Chat((SYSTEM, USER)),
         ),
         ({"messages": None, "text": "Hello"}, Text("Hello")),
         ({"messages": [{"from": "human", "value": "Ping"}, ANSWER]}, Chat((USER, ANSWER))),
         ({"sentence": "good", "label": "1"}, Labelled("good", None, 1)),
-        ({"premise": "a", "hypothesis": "b", "label": "entailment"}, Labelled("a", "b", "entailment")),
+        ({"sentence": "good", "label": "pos "}, Labelled("good", None, "pos")),
+        ({"sentence": "good", "label": True}, Labelled("good", None, "True")),
+        ({"sentence": "good", "label": [True, False]}, Labelled("good", None, (1.0, 0.0))),
+        (
+            {"premise": "a", "hypothesis": "b", "label": "entailment"},
+            Labelled("a", "b", "entailment"),
+        ),
     ],
 )
 def test_shapes(value: dict[str, Any], expected: Example) -> None:
     assert convert(value) == expected
+
+
+ASKED = "`{}` as the user's message, `{}` as the assistant's"
+RENAMED = "`{}` as the prompt, plain text, `{}` as its completion"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "taken"),
+    [
+        ({"query": "Ping", "response": "Pong"}, Chat((USER, ANSWER)), ASKED),
+        ({"question": "Ping", "answer": "Pong"}, Chat((USER, ANSWER)), ASKED),
+        ({"instruction": "Ping", "response": "Pong"}, Chat((USER, ANSWER)), ASKED),
+        ({"input": "a", "output": "b"}, Pair("a", "b"), RENAMED),
+        ({"prompt": "a", "response": "b"}, Pair("a", "b"), "`response` as its completion"),
+        ({"prompt": "a", "completion": "b"}, Pair("a", "b"), ""),
+        ({"instruction": "Ping", "output": "Pong"}, Chat((USER, ANSWER)), ""),
+        ({"text": "a", "question": "b", "answer": "c"}, Text("a"), ""),
+    ],
+)
+def test_questions_and_answers_are_read_by_their_names_and_it_is_said(
+    value: dict[str, Any], expected: Example, taken: str
+) -> None:
+    reading = read(value)
+    assert reading.example == expected
+    assert reading.taken == taken.format(*value)
+    with_system = {**value, "system": "Be short.", "history": [["Ping", "Pong"]]}
+    if isinstance(expected, Chat):
+        assert convert(with_system) == Chat((SYSTEM, USER, ANSWER, USER, ANSWER))
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (
+            {"question": "a", "query": "b", "answer": "c"},
+            "has `question` and `query`; expected one",
+        ),
+        (
+            {"query": "a", "response": "b", "answer": "c"},
+            "has `answer` and `response`; expected one",
+        ),
+        ({"query": "a", "response": 3}, "response is 3; expected a text"),
+        ({"query": "a", "response": ""}, "response is empty"),
+        ({"query": "a", "response": "b", "rejected_response": "c"}, "is preference data"),
+        ({"query": "a", "response": "b", "label": False}, "is preference data"),
+    ],
+)
+def test_questions_that_can_be_read_in_two_ways_are_refused(
+    value: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        convert(value)
+
+
+def test_the_forms_of_openai_responses_are_read() -> None:
+    developer = {"role": "developer", "content": "Be short."}
+    parts = {"role": "user", "content": [{"type": "input_text", "text": "Ping"}]}
+    answer = {
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "Pong", "annotations": []}],
+    }
+    reading = read({"messages": [developer, parts, answer]})
+    assert reading.example == Chat((SYSTEM, USER, ANSWER))
+    assert reading.taken == "`developer` as the system's message"
+    picture = {"type": "input_image", "image_url": "a.png"}
+    seen = convert({"messages": [USER | {"content": [picture, *parts["content"]]}, ANSWER]})
+    assert isinstance(seen, Chat)
+    assert seen.images == ("a.png",)
 
 
 @pytest.mark.parametrize(
@@ -86,17 +179,42 @@ def test_shapes(value: dict[str, Any], expected: Example) -> None:
             ["Be short.", "<image>\n<image>\nPing", "Pong", "<image>Ping"],
             ("a", "b", "c"),
         ),
-        ({"messages": [USER | {"content": [{"type": "image"}, PART | {"text": "Ping"}]}], "images": "a"}, None, ("a",)),
-        ({"conversations": [{"from": "human", "value": "Ping<image>"}], "image": "a"}, ["Ping<image>"], ("a",)),
-        ({"instruction": "Ping", "output": "Pong", "images": ["a"]}, ["<image>\nPing", "Pong"], ("a",)),
-        ({"prompt": "Ping", "completion": "Pong", "images": ["a"]}, ["<image>\nPing", "Pong"], ("a",)),
-        ({"prompt": [USER], "completion": [ANSWER], "images": ["a"]}, ["<image>\nPing", "Pong"], ("a",)),
+        (
+            {
+                "messages": [USER | {"content": [{"type": "image"}, PART | {"text": "Ping"}]}],
+                "images": "a",
+            },
+            None,
+            ("a",),
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "Ping<image>"}], "image": "a"},
+            ["Ping<image>"],
+            ("a",),
+        ),
+        (
+            {"instruction": "Ping", "output": "Pong", "images": ["a"]},
+            ["<image>\nPing", "Pong"],
+            ("a",),
+        ),
+        (
+            {"prompt": "Ping", "completion": "Pong", "images": ["a"]},
+            ["<image>\nPing", "Pong"],
+            ("a",),
+        ),
+        (
+            {"prompt": [USER], "completion": [ANSWER], "images": ["a"]},
+            ["<image>\nPing", "Pong"],
+            ("a",),
+        ),
         ({"messages": [TAGGED]}, ["<image>Ping"], ()),  # text about HTML
         ({"messages": [USER], "images": None, "image": None}, ["Ping"], ()),
         ({"messages": [USER], "images": []}, ["Ping"], ()),
     ],
 )
-def test_images_and_the_places_of_their_tags(value: dict[str, Any], contents: Any, images: Any) -> None:
+def test_images_and_the_places_of_their_tags(
+    value: dict[str, Any], contents: Any, images: Any
+) -> None:
     chat = convert(value)
     assert isinstance(chat, Chat)
     assert [message["content"] for message in chat.messages] == (contents or ["<image>Ping"])
@@ -106,12 +224,16 @@ def test_images_and_the_places_of_their_tags(value: dict[str, Any], contents: An
 
 def test_arguments_of_tool_calls_become_objects() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    chat = convert({"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]})
+    chat = convert(
+        {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]}
+    )
     assert isinstance(chat, Chat)
     assert chat.messages[1]["tool_calls"] == [CALL | {"id": "1"}]
     given = {"id": "1", "type": "function", "function": {"arguments": {}, "name": "f"}}
     chat = convert({"messages": [USER, {"role": "assistant", "tool_calls": [given]}]})
-    assert json.dumps(chat.messages[1]["tool_calls"]) == json.dumps([given])  # in the order of keys that it has
+    assert json.dumps(chat.messages[1]["tool_calls"]) == json.dumps(
+        [given]
+    )  # in the order of keys that it has
     assert chat.messages[1]["content"] == ""
 
 
@@ -122,11 +244,15 @@ def test_named_columns_and_a_named_shape() -> None:
     assert detect({"text": "a", "label": 1}, kind="labelled") == "labelled"
     for columns in ({"text": "body"}, {"sytem": "body"}):
         with pytest.raises(
-            ValueError, match=r"is read as messages, in which `data.columns` has no `(text|sytem)` \('body'"
+            ValueError,
+            match=r"is read as messages, in which `data.columns` has no `(text|sytem)` \('body'",
         ):
             convert({"body": "a", "messages": [USER]}, columns=columns)
     assert convert({"w": 1, "messages": [USER]}, columns={"weight": "w"}) == Chat((USER,))
-    with pytest.raises(ValueError, match=r"no column 'question', which data\.columns gives for 'prompt'; has the keys"):
+    with pytest.raises(
+        ValueError,
+        match=r"no column 'question', which data\.columns gives for 'prompt'; has the keys",
+    ):
         convert({"q": "Ping"}, columns={"prompt": "question"})
 
 
@@ -139,24 +265,51 @@ def test_named_columns_and_a_named_shape() -> None:
         ({"messages": "x"}, 'messages is "x", which is not JSON'),
         ({"messages": {}}, "messages is {}; expected a list"),
         ({"messages": ["x"]}, r'messages\[0\] is "x"; expected an object'),
-        ({"messages": [{"content": "x"}]}, r"messages\[0\].role is missing; expected system, user, assistant or tool"),
-        ({"messages": [USER, USER | {"role": "bot"}]}, r'messages\[1\].role is "bot"; expected system, user'),
-        ({"messages": [USER | {"role": "developer"}, USER]}, r"expected system, user, assistant or tool; write system"),
+        (
+            {"messages": [{"content": "x"}]},
+            r"messages\[0\].role is missing; expected system, user, assistant or tool",
+        ),
+        (
+            {"messages": [USER, USER | {"role": "bot"}]},
+            r'messages\[1\].role is "bot"; expected system, user',
+        ),
+        (
+            {"messages": [USER, USER | {"role": "developer"}]},
+            r"expected system, user, assistant or tool; write system, or make it the first message",
+        ),
         ({"messages": [{"role": "user"}]}, r"messages\[0\].content is missing"),
         ({"messages": [USER | {"content": 1}]}, r"messages\[0\].content is 1; expected a text"),
         ({"messages": [USER | {"content": " "}]}, r"messages\[0\].content is empty"),
         ({"messages": [USER | {"content": "a\0"}]}, "NUL character at position 1"),
         ({"messages": [USER | {"content": "\ud800"}]}, "half a surrogate pair at position 0"),
-        ({"messages": [USER | {"content": [{"type": "video"}]}]}, r"content\[0\] is .*expected \{\"type\": \"text\""),
-        ({"messages": [TAGGED, TAGGED], "images": ["a"]}, "has 2 <image> tags for 1 images; expected one tag for each"),
+        (
+            {"messages": [USER | {"content": [{"type": "video"}]}]},
+            r"content\[0\] is .*expected \{\"type\": \"text\"",
+        ),
+        (
+            {"messages": [TAGGED, TAGGED], "images": ["a"]},
+            "has 2 <image> tags for 1 images; expected one tag for each",
+        ),
         ({"messages": [TAGGED], "images": []}, "has 1 <image> tags for 0 images"),
         ({"messages": [ANSWER], "images": ["a"]}, "no message of the user to put more into"),
         ({"messages": [TAGGED], "images": [3]}, r"images\[0\] is 3; expected a text"),
         ({"messages": [TAGGED], "images": 3}, "images is 3; expected a list of paths"),
-        ({"messages": [TAGGED], "images": {"a": 1}}, r'images\[0\] is {"a": 1}; expected a path, an address'),
-        ({"messages": [ANSWER | {"tool_calls": [{"x": 1}]}]}, r"tool_calls\[0\] is .* expected an object with"),
-        ({"messages": [ANSWER | {"tool_calls": [{"name": "f", "arguments": "{"}]}]}, r"arguments is .* not JSON"),
-        ({"messages": [ANSWER | {"tool_calls": [{"name": "f", "args": {"a": 1}}]}]}, "no `arguments`, and `args` in"),
+        (
+            {"messages": [TAGGED], "images": {"a": 1}},
+            r'images\[0\] is {"a": 1}; expected a path, an address',
+        ),
+        (
+            {"messages": [ANSWER | {"tool_calls": [{"x": 1}]}]},
+            r"tool_calls\[0\] is .* expected an object with",
+        ),
+        (
+            {"messages": [ANSWER | {"tool_calls": [{"name": "f", "arguments": "{"}]}]},
+            r"arguments is .* not JSON",
+        ),
+        (
+            {"messages": [ANSWER | {"tool_calls": [{"name": "f", "args": {"a": 1}}]}]},
+            "no `arguments`, and `args` in",
+        ),
         (
             {
                 "messages": [
@@ -166,30 +319,66 @@ def test_named_columns_and_a_named_shape() -> None:
             },
             r'messages\[1\]\.tool_call_id is "b", which no call before it has; "a" is',
         ),
-        ({"messages": [ANSWER | {"tool_calls": [{"name": "f", "arguments": "3"}]}]}, "arguments is 3; expected an obj"),
-        ({"messages": [{"role": "assistant", "content": None, "refusal": "No."}]}, "content is missing, beside a `ref"),
-        ({"instruction": "x", "input": "y", "completion": "z"}, "has an `instruction` beside `input`, which would be"),
+        (
+            {"messages": [ANSWER | {"tool_calls": [{"name": "f", "arguments": "3"}]}]},
+            "arguments is 3; expected an obj",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": None, "refusal": "No."}]},
+            "content is missing, beside a `ref",
+        ),
+        (
+            {"instruction": "x", "input": "y", "completion": "z"},
+            "has an `instruction` beside `input`, which would be",
+        ),
         ({"messages": [USER], "tools": [1]}, "tools is .*; expected a list of function schemas"),
         ({"prompt": "a", "completion": None}, "`completion` is null"),
         ({"prompt": "a", "completion": ""}, "completion is empty"),
         ({"prompt": [], "completion": [ANSWER]}, "prompt is empty"),
         ({"text": 3}, "text is 3; expected a text"),
-        ({"conversations": [{"from": "dog", "value": "x"}]}, r'conversations\[0\].from is "dog"; expected human, gpt'),
-        ({"conversations": [{"value": "x"}]}, r"conversations\[0\] is .* expected an object with `from` and `value`"),
+        (
+            {"conversations": [{"from": "dog", "value": "x"}]},
+            r'conversations\[0\].from is "dog"; expected human, gpt',
+        ),
+        (
+            {"conversations": [{"value": "x"}]},
+            r"conversations\[0\] is .* expected an object with `from` and `value`",
+        ),
         ({"instruction": "", "output": "x"}, "instruction is empty"),
         ({"instruction": "x", "output": ""}, "output is empty"),
-        ({"instruction": "x", "output": "y", "history": [["a"]]}, r"history\[0\] is .*expected \[question, answer\]"),
-        ({"system": "S", "messages": [SYSTEM, USER, ANSWER]}, "has `system` and another message of the system"),
-        ({"system": "S", "system_prompt": "T", "messages": [USER]}, "has `system` and another message of the system"),
-        ({"system": "S", "conversations": [SYSTEM, USER]}, "has `system` and another message of the system"),
-        ({"system": "S", "prompt": "a", "completion": "b"}, "has `system` beside a prompt that is plain text"),
+        (
+            {"instruction": "x", "output": "y", "history": [["a"]]},
+            r"history\[0\] is .*expected \[question, answer\]",
+        ),
+        (
+            {"system": "S", "messages": [SYSTEM, USER, ANSWER]},
+            "has `system` and another message of the system",
+        ),
+        (
+            {"system": "S", "system_prompt": "T", "messages": [USER]},
+            "has `system` and another message of the system",
+        ),
+        (
+            {"system": "S", "conversations": [SYSTEM, USER]},
+            "has `system` and another message of the system",
+        ),
+        (
+            {"system": "S", "prompt": "a", "completion": "b"},
+            "has `system` beside a prompt that is plain text",
+        ),
         (
             {"tools": [{"name": "f"}], "prompt": "a", "completion": "b"},
             "has `tools` beside a prompt that is plain text",
         ),
-        ({"history": [["a", "b"]], "prompt": "a", "completion": "b"}, "has a `history` beside its prompt"),
+        (
+            {"history": [["a", "b"]], "prompt": "a", "completion": "b"},
+            "has a `history` beside its prompt",
+        ),
         ({"instruction": "x", "output": "y", "history": 5}, "history is 5; expected a list"),
-        ({"messages": [USER], "videos": ["a.mp4"]}, "has `videos`, which kubetune cannot show to a model"),
+        (
+            {"messages": [USER], "videos": ["a.mp4"]},
+            "has `videos`, which kubetune cannot show to a model",
+        ),
         (
             {"messages": [USER], "image": "a", "images": ["b"]},
             "has images in `images` and `image`; expected",
@@ -198,9 +387,12 @@ def test_named_columns_and_a_named_shape() -> None:
             {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}},
             r"chat_template_kwargs is",
         ),
-        ({"sentence": "x", "label": {"a": 1}}, "expected a class by name or number, a list of them, or a number"),
-        ({"sentence": "x", "label": [True]}, "expected a list of names or numbers of classes"),
-        ({"sentence": "x", "label": True}, "label is true"),
+        (
+            {"sentence": "x", "label": {"a": 1}},
+            "expected a class by name or number, a list of them, or a number",
+        ),
+        ({"sentence": "x", "label": [True, 2]}, "expected a list of names or numbers of classes"),
+        ({"sentence": "x", "label": "  "}, 'label is ""'),
     ],
 )
 def test_what_has_no_shape_is_explained(value: dict[str, Any], told: str) -> None:
@@ -217,7 +409,10 @@ GOOD, BAD = {"role": "assistant", "content": "Good"}, {"role": "assistant", "con
         ({"prompt": "Ping", "chosen": "Good", "rejected": "Bad"}, {"completion": "chosen"}),
         ({"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}, {"completion": "chosen"}),
         ({"chosen": [USER, GOOD], "rejected": [USER, BAD]}, {"messages": "chosen"}),
-        ({"messages": [USER], "chosen": "Good", "rejected": "Bad"}, {"completion": "chosen", "prompt": "messages"}),
+        (
+            {"messages": [USER], "chosen": "Good", "rejected": "Bad"},
+            {"completion": "chosen", "prompt": "messages"},
+        ),
         (
             {
                 "conversations": [{"from": "human", "value": "Ping"}],
@@ -226,8 +421,14 @@ GOOD, BAD = {"role": "assistant", "content": "Good"}, {"role": "assistant", "con
             },
             {"completion": "chosen", "prompt": "conversations"},
         ),
-        ({"instruction": "Ping", "input": "", "chosen": "Good", "rejected": "Bad"}, {"output": "chosen"}),
-        ({"chosen_messages": [USER, GOOD], "rejected_messages": [USER, BAD]}, {"messages": "chosen_messages"}),
+        (
+            {"instruction": "Ping", "input": "", "chosen": "Good", "rejected": "Bad"},
+            {"output": "chosen"},
+        ),
+        (
+            {"chosen_messages": [USER, GOOD], "rejected_messages": [USER, BAD]},
+            {"messages": "chosen_messages"},
+        ),
         ({"messages": [USER, GOOD], "rejected_response": "Bad"}, None),
         ({"messages": [USER, BAD], "label": False}, None),
         ({"prompt": "Ping", "completion": "Bad", "label": 0}, None),
@@ -236,14 +437,18 @@ GOOD, BAD = {"role": "assistant", "content": "Good"}, {"role": "assistant", "con
         ({"instruction": "Ping", "output": "Bad", "kto_tag": False}, None),
     ],
 )
-def test_preferences_are_no_answers_to_learn(value: dict[str, Any], advice: dict[str, str] | None) -> None:
-    with pytest.raises(ValueError, match=r"preference data.*`task: causal_lm` would train the bad answers") as told:
+def test_preferences_are_no_answers_to_learn(
+    value: dict[str, Any], advice: dict[str, str] | None
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"preference data.*`task: causal_lm` would train the bad answers"
+    ) as told:
         convert(value)
     if advice is None:
         assert "columns" not in str(told.value)
         return
     assert ", ".join(f"{name}: {column}" for name, column in advice.items()) in str(told.value)
-    example, unused = read(value, columns=advice)
+    example, unused, _ = read(value, columns=advice)
     assert "Good" in str(example)
     assert "Bad" not in str(example)
     assert [key.partition("_")[0] for key in unused] == ["rejected"]
@@ -260,18 +465,42 @@ def test_good_answers_and_texts_keep_their_verdicts_to_themselves() -> None:
     ("value", "unused"),
     [
         ({"messages": [USER, ANSWER], "id": 7, "source": "", "meta": {}}, ("id",)),
-        ({"messages": [USER | {"name": "Bo", "time": 3}, ANSWER]}, ("messages[].name", "messages[].time")),
-        ({"messages": [USER | {"content": [PART | {"text": "Ping", "cache": 1}]}]}, ("messages[].content[].cache",)),
+        (
+            {"messages": [USER | {"name": "Bo", "time": 3}, ANSWER]},
+            ("messages[].name", "messages[].time"),
+        ),
+        (
+            {"messages": [USER | {"content": [PART | {"text": "Ping", "cache": 1}]}]},
+            ("messages[].content[].cache",),
+        ),
         ({"prompt": "Ping", "input": "more", "completion": "Pong"}, ("input",)),
         ({"text": "Hello", "system": "Be short."}, ("system",)),
         ({"instruction": "Ping", "output": "Pong", "text": "both"}, ("text",)),
         ({"sentence": "x", "label": 1, "idx": 0}, ("idx",)),
+        ({"prompt": "Ping", "completion": "Pong", "weight": "1.0", "train": True}, ()),
         (
-            {"messages": [USER | {"content": [{"type": "image_url", "image_url": {"url": "a", "detail": "low"}}]}]},
+            {"prompt": "Ping", "completion": "Pong", "weight": "0.5", "loss": 1.0},
+            ("loss", "weight"),
+        ),
+        (
+            {
+                "messages": [
+                    USER
+                    | {
+                        "content": [
+                            {"type": "image_url", "image_url": {"url": "a", "detail": "low"}}
+                        ]
+                    }
+                ]
+            },
             ("messages[].content[].image_url.detail",),
         ),
         (
-            {"conversations": [{"from": "human", "value": "Ping", "weight": None, "markdown": "x"}]},
+            {
+                "conversations": [
+                    {"from": "human", "value": "Ping", "weight": None, "markdown": "x"}
+                ]
+            },
             ("messages[].markdown",),
         ),
     ],
@@ -282,7 +511,7 @@ def test_keys_that_nothing_reads_are_named(value: dict[str, Any], unused: tuple[
 
 def test_a_column_that_takes_the_place_of_another_leaves_that_unused() -> None:
     value = {"question": "Ping", "prompt": "other", "completion": "Pong"}
-    assert read(value, columns={"prompt": "question"}) == (Pair("Ping", "Pong"), ("prompt",))
+    assert read(value, columns={"prompt": "question"})[:2] == (Pair("Ping", "Pong"), ("prompt",))
 
 
 SWITCHES = [
@@ -297,7 +526,10 @@ def test_answers_that_are_not_to_be_trained(switch: dict[str, Any], key: str) ->
     answer = ANSWER if key == "messages" else {"from": "gpt", "value": "Pong"}
     on = {name: not value for name, value in switch.items()}
     off_first = {key: [USER, answer | switch, USER, answer | on], "system": "Be short."}
-    assert read(off_first) == (Chat((SYSTEM, USER, ANSWER, USER, ANSWER), not_trained=frozenset({2})), ())
+    assert read(off_first)[:2] == (
+        Chat((SYSTEM, USER, ANSWER, USER, ANSWER), not_trained=frozenset({2})),
+        (),
+    )
 
 
 @pytest.mark.parametrize(
@@ -307,12 +539,18 @@ def test_answers_that_are_not_to_be_trained(switch: dict[str, Any], key: str) ->
         (ANSWER | {"loss_weight": 2}, "loss_weight is 2; expected 0, 1"),
         (ANSWER | {"train": "no"}, 'train is "no"; expected 0, 1, false or true'),
         (ANSWER | {"loss": [True, False]}, "loss is .* expected 0, 1, false or true"),
-        (ANSWER | {"weight": 1, "train": False}, "says by `weight` and `train` both that it is trained and not"),
+        (
+            ANSWER | {"weight": 1, "train": False},
+            "says by `weight` and `train` both that it is trained and not",
+        ),
         (ANSWER | {"Weight": 0}, r"messages\[0\] has the key 'Weight'; did you mean `weight`"),
         (ANSWER | {"masked": True}, r"messages\[0\].masked is true; write `train: false`"),
         (USER | {"train": True}, "train would have a message of the user trained"),
         (ANSWER | {"train_detail": [{"begin_offset": 0}]}, "train_detail marks parts of a message"),
-        (ANSWER | {"content": [PART | {"text": "Pong", "train": False}]}, r"content\[0\] is not to be trained"),
+        (
+            ANSWER | {"content": [PART | {"text": "Pong", "train": False}]},
+            r"content\[0\] is not to be trained",
+        ),
     ],
 )
 def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], told: str) -> None:
@@ -329,9 +567,15 @@ def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], told:
     ],
 )  # fmt: skip
 def test_a_record_that_is_not_to_be_trained_is_refused(switch: dict[str, Any]) -> None:
-    records: list[dict[str, Any]] = [{"messages": [USER, GOOD]}, {"prompt": "Hi", "completion": "Yes"}, {"text": "Hi"}]
+    records: list[dict[str, Any]] = [
+        {"messages": [USER, GOOD]},
+        {"prompt": "Hi", "completion": "Yes"},
+        {"text": "Hi"},
+    ]
     for record in (*records, {"sentence": "Hi", "label": 1}):
-        with pytest.raises(ValueError, match=rf"has `{next(iter(switch))}: .*not to be trained, as a whole"):
+        with pytest.raises(
+            ValueError, match=rf"has `{next(iter(switch))}: .*not to be trained, as a whole"
+        ):
             convert(record | switch, kind="labelled" if "label" in record else "text")
     with pytest.raises(ValueError, match=r"leave such records out$"):
         convert({"prompt": "Hi", "completion": "Yes", "label": True} | switch, kind="labelled")
@@ -363,13 +607,17 @@ ADD_TOOL = {"type": "function", "function": ADD}
     ],
 )
 def test_tools_in_every_spelling(tools: dict[str, Any]) -> None:
-    assert read({"messages": [USER], **tools}) == (Chat((USER,), (ADD_TOOL,)), ())
+    assert read({"messages": [USER], **tools})[:2] == (Chat((USER,), (ADD_TOOL,)), ())
 
 
 def test_openais_older_calls_of_functions() -> None:
-    call = {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "function_call": {"name": "add", "arguments": '{"a": 1}'},
+    }
     messages = [USER, call, {"role": "function", "name": "add", "content": "1"}]
-    assert read({"messages": messages}) == (
+    assert read({"messages": messages})[:2] == (
         Chat(
             (
                 USER,
@@ -389,10 +637,14 @@ def test_every_record_of_the_page_is_read_whole(line: str) -> None:
     assert read(json.loads(line))[1] == ()
 
 
-@pytest.mark.parametrize("switch", ["weight", "train", "training", "loss", "loss_weight", "loss_scale"])
+@pytest.mark.parametrize(
+    "switch", ["weight", "train", "training", "loss", "loss_weight", "loss_scale"]
+)
 def test_a_part_of_an_answer_that_is_not_to_be_trained_is_refused(switch: str) -> None:
     parts = [{"type": "text", "text": "Bad. ", switch: 0}, {"type": "text", "text": "Good."}]
-    with pytest.raises(ValueError, match=r"messages\[1\].content\[0\] is not to be trained, as a part of a message"):
+    with pytest.raises(
+        ValueError, match=r"messages\[1\].content\[0\] is not to be trained, as a part of a message"
+    ):
         convert({"messages": [USER, {"role": "assistant", "content": parts}]})
     whole = [part | {switch: 1} for part in parts]
     assert read({"messages": [USER, {"role": "assistant", "content": whole}]})[1] == ()

@@ -18,7 +18,7 @@ from kubetune.data.prepared.histogram import bars
 from kubetune.data.prepared.profile import Profile
 from kubetune.data.text.encode import Encoded
 from kubetune.data.vision.image_processor import ImageRef
-from kubetune.reporting.page import fold
+from kubetune.reporting.histogram import fold
 from tests.tiny import train_tokenizer
 
 ENGLISH = "Could you please tell me how the weather will be tomorrow morning in the city?"
@@ -26,7 +26,13 @@ GERMAN = "Kannst du mir bitte sagen, wie das Wetter morgen früh in der Stadt we
 
 
 def chat(question: str, answer: str, **more: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}], **more}
+    return {
+        "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ],
+        **more,
+    }
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -39,10 +45,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_tokenizer(tmp_path_factory.mktemp("model"))
 
 
-def page_of(folder: Path, model: Path, capsys: pytest.CaptureFixture[str], *overrides: str) -> tuple[int, str]:
+def page_of(
+    folder: Path, model: Path, capsys: pytest.CaptureFixture[str], *overrides: str
+) -> tuple[int, str]:
     run_file = folder / "run.yaml"
-    run_file.write_text(f"name: mine\nmodel: {model}\ndata: {{train: data.jsonl, max_length: 128, num_proc: 1}}\n")
-    code = cli.main(["data", "check", str(run_file), "--html", str(folder / "page.html"), *overrides])
+    run_file.write_text(
+        f"name: mine\nmodel: {model}\ndata: {{train: data.jsonl, max_length: 128, num_proc: 1}}\n"
+    )
+    code = cli.main(
+        ["data", "check", str(run_file), "--html", str(folder / "page.html"), *overrides]
+    )
     capsys.readouterr()
     return code, (folder / "page.html").read_text()
 
@@ -55,8 +67,8 @@ def test_the_page_shows_what_is_trained_and_what_is_left_out(
     code, page = page_of(tmp_path, model, capsys)
     assert code == 0
     assert "ready to train" in page
-    assert "1 row of train (4.3%) left out: longer than 128 tokens" in page
-    assert "2 repetitions among the rows of train" in page
+    assert "1 of 23 records of train left out as too long, with more than 128 tokens" in page
+    assert "2 of 22 rows of train repeat another" in page
     assert "appears 3 times" in page
     assert "<p>23 records, all of them conversations." in page
     assert '<mark class="piece trained">Answer 0 &lt;b&gt;&amp;</mark>' in page
@@ -67,12 +79,16 @@ def test_the_page_shows_what_is_trained_and_what_is_left_out(
     assert not re.search(r'(src|href)="(?!#)', page)
 
 
-def test_the_page_of_bad_data_names_the_lines(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "data.jsonl", [chat("1", "2"), {"messages": [{"role": "bot", "content": "x"}]}])
+def test_the_page_of_bad_data_names_the_lines(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(
+        tmp_path / "data.jsonl", [chat("1", "2"), {"messages": [{"role": "bot", "content": "x"}]}]
+    )
     code, page = page_of(tmp_path, model, capsys)
     assert code == 2
     assert "not ready" in page
-    assert "1 record cannot be used" in page
+    assert "1 record of train cannot be used" in page
     assert "data.jsonl:2:" in page
 
 
@@ -96,23 +112,38 @@ def test_the_counts_of_records_add_up_and_are_the_same_everywhere(
     table = page.split('id="counts"')[1].split("</table>")[0]
     heads, cells = (re.findall(rf"<{tag}\b[^>]*>([^<]*)<", table) for tag in ("th", "td"))
     found = dict(zip(heads[2:], cells[1:], strict=False))
-    names = ("records", "rows kept", "too long, left out", "nothing to train on", "refused", "cannot be read")
+    names = (
+        "records",
+        "rows kept",
+        "too long, left out",
+        "nothing to train on",
+        "refused",
+        "cannot be read",
+    )
     assert [int(found[name]) for name in names] == [6, 2, 1, 1, 1, 1]
-    assert "<p>6 records, 4 of them conversations, 1 of a form that is refused, 1 that cannot be read." in page
+    assert (
+        "<p>6 records, 4 of them conversations, 1 of a form that is refused, 1 that cannot be read."
+        in page
+    )
     cli.main(["data", "check", str(tmp_path / "run.yaml"), "--json"])
     (source,) = json.loads(capsys.readouterr().out)["splits"]["train"]["sources"]
     assert [source[name] for name in COUNTS] == [6, 2, 1, 1, 1, 1]
     cli.main(["data", "check", str(tmp_path / "run.yaml")])
     told = capsys.readouterr().out
     assert "2 rows of 6 records" in told
-    assert "1 left out as too long, 1 left out with nothing to train on, 1 refused, 1 that cannot be read" in told
+    assert "2 records of train cannot be used" in told
+    assert "1 of 6 records of train left out as too long" in told
+    assert "1 of 6 records of train left out with nothing to train on" in told
 
 
 def test_what_data_hold_reaches_no_terminal_as_an_order(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostile = "\x1b]0;owned\x07\x9b31m\u202e"
-    rows = [chat(f"1{hostile}", f"2{hostile}", **{hostile: 1}), {"messages": [{"role": hostile, "content": "x"}]}]
+    rows = [
+        chat(f"1{hostile}", f"2{hostile}", **{hostile: 1}),
+        {"messages": [{"role": hostile, "content": "x"}]},
+    ]
     write(tmp_path / "data.jsonl", [*rows, {hostile: 2}])
     run_file = tmp_path / "run.yaml"
     run_file.write_text(f"model: {model}\ndata: {{train: data.jsonl}}\n")
@@ -128,10 +159,13 @@ def test_what_data_hold_reaches_no_terminal_as_an_order(
 def test_keys_that_are_not_used_are_told_on_the_terminal_and_on_the_page(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(tmp_path / "data.jsonl", [chat("1", f"{i}", id=i, **({"source": "x"} if i else {})) for i in range(3)])
+    write(
+        tmp_path / "data.jsonl",
+        [chat("1", f"{i}", id=i, **({"source": "x"} if i else {})) for i in range(3)],
+    )
     code, page = page_of(tmp_path, model, capsys)
     assert code == 0
-    assert "data.jsonl, train: keys not used: id × 3, source × 2." in page
+    assert "train: keys not used: id × 3, source × 2" in page
     assert "the dashed line" not in page, "nothing is too long, so none is drawn"
     for target in (str(tmp_path / "run.yaml"), str(tmp_path / "data.jsonl")):
         assert cli.main(["data", "check", target]) == 0
@@ -142,7 +176,10 @@ def test_long_rows_are_shortened_on_the_terminal(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     talk = chat("q", "a")["messages"] * 30
-    write(tmp_path / "data.jsonl", [chat("begin " + "a b c d " * 500 + " end", "x"), {"messages": talk}])
+    write(
+        tmp_path / "data.jsonl",
+        [chat("begin " + "a b c d " * 500 + " end", "x"), {"messages": talk}],
+    )
     run_file = tmp_path / "run.yaml"
     run_file.write_text(f"model: {model}\ndata: {{train: data.jsonl, max_length: 100000}}\n")
     assert cli.main(["data", "check", str(run_file)]) == 0
@@ -159,11 +196,16 @@ def test_the_page_says_what_another_length_would_cost(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     talk = {"messages": chat("1", "2")["messages"] * 2}
-    write(tmp_path / "data.jsonl", [*(chat("a", f"b {i}") for i in range(18)), chat("a", "a b c d " * 100), talk])
+    write(
+        tmp_path / "data.jsonl",
+        [*(chat("a", f"b {i}") for i in range(18)), chat("a", "a b c d " * 100), talk],
+    )
     code, page = page_of(tmp_path, model, capsys, "data.overlong=truncate")
     assert code == 0
     costs = page.split("would cost train")[1].split("</table>")[0]
-    found = [re.findall(r"<t[hd][^>]*>([^<]*)<", row) for row in re.findall(r"<tr.*?</tr>", costs)[1:]]
+    found = [
+        re.findall(r"<t[hd][^>]*>([^<]*)<", row) for row in re.findall(r"<tr.*?</tr>", costs)[1:]
+    ]
     assert [row[0] for row in found] == ["128 (set)", "256", "512", "1,024"]
     numbers = [[float(cell.split()[0].strip("%")) for cell in row[1:]] for row in found]
     rows_too_long, _, lost = zip(*numbers, strict=True)
@@ -175,7 +217,9 @@ def test_the_page_says_what_another_length_would_cost(
 
 def test_rows_are_counted_by_what_they_are_made_of() -> None:
     profile, other = (Profile((128, 256, 512), image_token=7) for _ in range(2))
-    profile.add_row(Encoded([7] * 100 + [1] * 200, [False] * 100 + [True] * 200, images=(ImageRef("a.png", 0),)))
+    profile.add_row(
+        Encoded([7] * 100 + [1] * 200, [False] * 100 + [True] * 200, images=(ImageRef("a.png", 0),))
+    )
     other.add_row(Encoded([1] * 10, [False] * 10))
     other.add_row(Encoded([1, 1], [True, True]))
     profile.add(other)
@@ -184,7 +228,13 @@ def test_rows_are_counted_by_what_they_are_made_of() -> None:
     assert profile.shares == {13: 1, 19: 1}
     assert profile.image_tokens == {100: 1}
     [short, _, enough] = profile.costs(Counter((300, 10, 2)), 128)
-    assert short == {"limit": 128, "rows": 1 / 3, "tokens": 300 / 312, "labels": 172 / 202, "is_chosen": True}
+    assert short == {
+        "limit": 128,
+        "rows": 1 / 3,
+        "tokens": 300 / 312,
+        "labels": 172 / 202,
+        "is_chosen": True,
+    }
     assert (enough["limit"], enough["rows"], enough["labels"]) == (512, 0.0, 0.0)
 
 
@@ -198,7 +248,10 @@ def test_a_page_needs_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_survey_counts_roles_languages_and_empty_answers(tmp_path: Path) -> None:
     pairs = [{"prompt": ENGLISH, "completion": " "}, {"prompt": ENGLISH, "completion": GERMAN}]
     chats = [chat(GERMAN, GERMAN), {"messages": [{"role": "user", "content": ENGLISH}]}]
-    sources = [str(write(tmp_path / "pairs.jsonl", pairs)), str(write(tmp_path / "chats.jsonl", chats))]
+    sources = [
+        str(write(tmp_path / "pairs.jsonl", pairs)),
+        str(write(tmp_path / "chats.jsonl", chats)),
+    ]
     config = Config.model_validate({"model": "x", "data": {"train": sources}})
     first, second = survey(config)
     assert first["kinds"] == [("prompts with a completion", 1)]
@@ -213,8 +266,13 @@ def test_a_survey_counts_roles_languages_and_empty_answers(tmp_path: Path) -> No
 def test_a_survey_measures_images(tmp_path: Path) -> None:
     for name, size in (("a.png", (40, 30)), ("b.png", (80, 60))):
         Image.new("RGB", size, "navy").save(tmp_path / name)
-    rows = [chat("<image>what?", "blue", images=[name]) for name in ("a.png", "b.png", "a.png", "missing.png")]
-    config = Config.model_validate({"model": "x", "data": {"train": str(write(tmp_path / "d.jsonl", rows))}})
+    rows = [
+        chat("<image>what?", "blue", images=[name])
+        for name in ("a.png", "b.png", "a.png", "missing.png")
+    ]
+    config = Config.model_validate(
+        {"model": "x", "data": {"train": str(write(tmp_path / "d.jsonl", rows))}}
+    )
     (found,) = survey(config)
     assert found["images"] == 4
     assert found["image_sizes"]["largest"] == (80, 60)
@@ -225,7 +283,9 @@ def test_a_survey_measures_images(tmp_path: Path) -> None:
 def test_a_survey_counts_labels(tmp_path: Path) -> None:
     rows = [{"text": "good film", "label": "good"}] * 3 + [{"text": "bad film", "label": "bad"}]
     source = str(write(tmp_path / "d.jsonl", rows))
-    config = Config.model_validate({"model": "x", "task": "sequence_classification", "data": {"train": source}})
+    config = Config.model_validate(
+        {"model": "x", "task": "sequence_classification", "data": {"train": source}}
+    )
     (found,) = survey(config)
     assert found["labels"] == [("good", 3), ("bad", 1)]
     assert (found["empty_answers"], found["turns"]) == (0, [])

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -30,22 +31,33 @@ BAD_LINES = {
     "broken JSON": (b'{"prompt": "Ping", ', "is not JSON: "),
     "not an object": (b'["Ping"]', "is a list; expected a JSON object"),
     "key missing": (b'{"prompt": "Ping"}', "has the keys `prompt`; expected `messages`"),
-    "role": (b'{"messages": [{"role": "bot", "content": "x"}]}', 'messages[0].role is "bot"; expected system, user'),
+    "role": (
+        b'{"messages": [{"role": "bot", "content": "x"}]}',
+        'messages[0].role is "bot"; expected system, user',
+    ),
     "empty": (b'{"messages": []}', "messages is empty"),
     "invalid UTF-8": (b'{"text": "\xff"}', "is not UTF-8: byte 0xff at column 11"),
     "NUL": (b'{"text": "\0"}', "holds a NUL byte at column 11"),
-    "key twice": (b'{"prompt": "a", "completion": "b", "prompt": "c"}', 'has the key "prompt" twice; all but the last'),
+    "key twice": (
+        b'{"prompt": "a", "completion": "b", "prompt": "c"}',
+        'has the key "prompt" twice; all but the last',
+    ),
     "key twice within": (
         b'{"messages": [{"role": "user", "content": "a", "content": "b"}]}',
         'has the key "content" twice',
     ),
     "key twice in a text": (b'{"messages": "[{\\"role\\": 1, \\"role\\": 2}]"}', 'messages is "[{'),
-    "NaN": (b'{"text": "a", "score": NaN}', "holds NaN, which is no JSON; expected a number or null"),
+    "NaN": (
+        b'{"text": "a", "score": NaN}',
+        "holds NaN, which is no JSON; expected a number or null",
+    ),
     "Infinity": (b'{"text": "a", "score": [-Infinity]}', "holds -Infinity, which is no JSON"),
-    "huge number": (b'{"text": "a", "id": ' + b"1" * 4301 + b"}", "holds a number of more than 4,300 digits"),
+    "huge number": (
+        b'{"text": "a", "id": ' + b"1" * 4301 + b"}",
+        "holds a number of more than 4,300 digits",
+    ),
     "huge": (b'{"text": "' + b"x" * 6000 + b'"}', "is longer than 5,000 bytes"),
-    "label unknown": (b'{"sentence": "x", "label": true}', "label is true"),
-    "blank line": (b"  ", "is blank; expected a JSON object"),
+    "label unknown": (b'{"sentence": "x", "label": ""}', 'label is ""'),
     "BOM": (b"\xef\xbb\xbf" + GOOD, "begins with a byte order mark"),
 }
 
@@ -75,7 +87,9 @@ def test_a_bad_line_is_named_wherever_it_stands(
     content = b"\n".join([GOOD] * before + [line] + [GOOD] * after) + (b"\n" if ends else b"")
     file.write_bytes(content)
     records, problems = read(file)
-    assert [record.line for record in records] == [n for n in range(1, before + after + 2) if n != before + 1]
+    assert [record.line for record in records] == [
+        n for n in range(1, before + after + 2) if n != before + 1
+    ]
     assert problems.total == 1
     assert problems.first[0].startswith(f"{file}:{before + 1}: {told}")
     assert file.read_bytes() == content
@@ -92,7 +106,9 @@ def test_a_bad_line_is_named_wherever_it_stands(
     ],
 )
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
-def test_broken_json_is_told_with_its_column(line: str, told: str, ending: str, tmp_path: Path) -> None:
+def test_broken_json_is_told_with_its_column(
+    line: str, told: str, ending: str, tmp_path: Path
+) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes((line + ending).encode())
     assert read(file)[1].first == [f"{file}:1: {told}"]
@@ -111,7 +127,9 @@ def test_many_problems_are_counted_and_the_first_shown(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         problems.raise_if_any()
     lines = str(caught.value).splitlines()
-    assert [line.split(": ")[0] for line in lines[:-1]] == [f"{file}:{n}" for n in range(1, SHOWN + 1)]
+    assert [line.split(": ")[0] for line in lines[:-1]] == [
+        f"{file}:{n}" for n in range(1, SHOWN + 1)
+    ]
     assert lines[-1] == f"45 problems, of which {SHOWN} are shown. Nothing was written."
 
 
@@ -205,13 +223,19 @@ def test_pretty_printed_objects_are_read_one_after_the_other(tmp_path: Path, ind
 def test_a_pretty_printed_object_that_is_no_record_is_one_problem(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps({"version": 1, "data": [{"text": "a"}] * 50}, indent=2))
-    assert [told.partition(";")[0] for told in read(file)[1].first] == [f"{file}:1: has the keys `version`, `data`"]
+    assert [told.partition(";")[0] for told in read(file)[1].first] == [
+        f"{file}:1: has the keys `version`, `data`"
+    ]
 
 
-def test_records_around_a_flawed_one_of_a_list_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_around_a_flawed_one_of_a_list_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readers, "_BLOCK", 7)
     file = tmp_path / "a.json"
-    file.write_text('[{"text": "a"},\n {"text": "b", "text": "c"},\n {"text": "d", "n": NaN},\n {"text": "e"}]')
+    file.write_text(
+        '[{"text": "a"},\n {"text": "b", "text": "c"},\n {"text": "d", "n": NaN},\n {"text": "e"}]'
+    )
     records, problems = read(file)
     assert [record.value["text"] for record in records] == ["a", "e"]
     assert [told.partition(";")[0] for told in problems.first] == [
@@ -222,12 +246,17 @@ def test_records_around_a_flawed_one_of_a_list_are_read(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "A.JSON.GZ", "a.csv.gz", "a.txt.gz", "a.jsonl"])
 def test_what_gzip_packed_is_read(tmp_path: Path, name: str) -> None:
-    text = {"csv": "text\nx\ny\n", "txt": "x\n\ny\n"}.get(name.split(".")[1], '{"text": "x"}\n{"text": "y"}\n')
+    text = {"csv": "text\nx\ny\n", "txt": "x\n\ny\n"}.get(
+        name.split(".")[1], '{"text": "x"}\n{"text": "y"}\n'
+    )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name).write_bytes(gzip.compress(text.encode()))
     for path in (tmp_path / "data" / name, tmp_path / "data"):
         problems, source = Problems(), SourceConfig(path=str(path))
-        assert [record.value for record in read_source(source, problems)] == [{"text": "x"}, {"text": "y"}]
+        assert [record.value for record in read_source(source, problems)] == [
+            {"text": "x"},
+            {"text": "y"},
+        ]
         assert not problems.total
         assert count_rows(source) == 2
 
@@ -236,9 +265,13 @@ def test_what_gzip_packed_is_read(tmp_path: Path, name: str) -> None:
 def test_what_gzip_packed_and_was_cut_off_is_refused(tmp_path: Path, kept: float) -> None:
     packed = gzip.compress(b"".join(b'{"text": "%d"}\n' % number for number in range(1000)))
     (file := tmp_path / "a.jsonl.gz").write_bytes(packed[: int(kept * len(packed))])
-    for read in (lambda: list(read_file(file, Problems())), lambda: count_rows(SourceConfig(path=str(file)))):
+    for read in (
+        lambda: list(read_file(file, Problems())),
+        lambda: count_rows(SourceConfig(path=str(file))),
+    ):
         with pytest.raises(
-            DataError, match=r"a.jsonl.gz is damaged, or its download incomplete: .*Nothing was written"
+            DataError,
+            match=r"a.jsonl.gz is damaged, or its download incomplete: .*Nothing was written",
         ):
             read()
 
@@ -247,9 +280,18 @@ def test_what_gzip_packed_and_was_cut_off_is_refused(tmp_path: Path, kept: float
 @pytest.mark.parametrize(
     ("encode", "told"),
     [
-        (lambda text: text.encode("utf-16"), "is UTF-16; expected UTF-8: `iconv -f UTF-16 -t UTF-8 "),
-        (lambda text: text.encode("utf-16-le"), "is UTF-16LE; expected UTF-8: `iconv -f UTF-16LE -t UTF-8 "),
-        (lambda text: text.encode("utf-32"), "is UTF-32; expected UTF-8: `iconv -f UTF-32 -t UTF-8 "),
+        (
+            lambda text: text.encode("utf-16"),
+            "is UTF-16; expected UTF-8: `iconv -f UTF-16 -t UTF-8 ",
+        ),
+        (
+            lambda text: text.encode("utf-16-le"),
+            "is UTF-16LE; expected UTF-8: `iconv -f UTF-16LE -t UTF-8 ",
+        ),
+        (
+            lambda text: text.encode("utf-32"),
+            "is UTF-32; expected UTF-8: `iconv -f UTF-32 -t UTF-8 ",
+        ),
         (lambda text: bz2.compress(text.encode()), "is packed; unpack it by `bunzip2 "),
         (lambda text: lzma.compress(text.encode()), "is packed; unpack it by `unxz "),
     ],
@@ -287,7 +329,9 @@ def test_a_column_twice_in_a_header_is_refused(tmp_path: Path) -> None:
         file.write_text(f"prompt{sign}completion{sign}prompt\na{sign}b{sign}c\n")
         records, problems = read(file)
         assert records == []
-        assert problems.first == [f"{file}:1: has the column `prompt` more than once; all but the last would be lost."]
+        assert problems.first == [
+            f"{file}:1: has the column `prompt` more than once; all but the last would be lost."
+        ]
 
 
 def test_what_is_no_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +347,9 @@ def test_what_is_no_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]
 
 
-CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12).filter(str.strip)
+CELLS = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12
+).filter(str.strip)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -331,7 +377,6 @@ def test_tables_survive_quoting_and_keep_their_lines(
     ("content", "line", "told"),
     [
         (b"prompt,completion\na,b\nc\n", 3, "has 1 value; expected 2"),
-        (b"prompt,completion\na,b\n\nc,d\n", 3, "is blank; expected 2"),
         (b'prompt,completion\n"a\nb",c\nd\n', 4, "has 1 value"),
         (b'prompt,completion\n"a"b,c\n', 2, "cannot be read as a table"),
         (b"prompt,completion\na,\xff\n", 2, "is not UTF-8: byte 0xff"),
@@ -347,9 +392,37 @@ def test_a_broken_table_is_named(tmp_path: Path, content: bytes, line: int, told
     assert problems.first[0].startswith(f"{file}:{line}: {told}")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "lines", "blank"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b"}\n\n', [1, 2], 0),
+        ("a.jsonl", b'{"text": "a"}\n  \r\n\n{"text": "b"}\n\n', [1, 4], 2),
+        ("a.jsonl", b'\n{"text": "a"}', [2], 1),
+        ("a.jsonl", b"\n\n", [], 0),
+        ("a.csv", b"text,id\na,1\n\nb,2\n\n", [2, 4], 1),
+        ("a.tsv", b'text\tid\n"a"\t1\n\n"b"\t2\n', [2, 4], 1),
+    ],
+)
+def test_blank_lines_are_passed_over_and_counted_among_records(
+    tmp_path: Path, name: str, content: bytes, lines: list[int], blank: int
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    problems = Problems()
+    records = list(read_file(file, problems))
+    assert (problems.total, problems.blank_lines) == (0, blank)
+    assert [record.line for record in records] == lines
+    if name == "a.jsonl":
+        assert count_lines(file) == len(lines)
+        loaded = datasets.Dataset.from_json(str(file), cache_dir=str(tmp_path)) if lines else []
+        assert [row["text"] for row in loaded] == [record.value["text"] for record in records]
+
+
 def test_quotes_in_a_tsv_are_text_where_it_makes_sense_only_so(tmp_path: Path) -> None:
     file = tmp_path / "a.tsv"
-    file.write_text('prompt\tcompletion\tscore\n"Who\'s there?\tHe "said" so\t5.0\n"a"\t"b" and c\t3.2\n')
+    file.write_text(
+        'prompt\tcompletion\tscore\n"Who\'s there?\tHe "said" so\t5.0\n"a"\t"b" and c\t3.2\n'
+    )
     records, problems = read(file)
     assert problems.total == 0
     assert [list(record.value.values()) for record in records] == [
@@ -386,10 +459,17 @@ def test_parquet_gives_objects_no_keys_of_others_and_no_name_twice(tmp_path: Pat
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     calls: list[Any] = [[{"name": name, "arguments": {name: [1, None]}}] for name in "ab"]
-    parquet.write_table(pyarrow.table({"text": ["a", None], "calls": calls}), tmp_path / "a.parquet")
+    parquet.write_table(
+        pyarrow.table({"text": ["a", None], "calls": calls}), tmp_path / "a.parquet"
+    )
     records = list(readers.read_parquet(tmp_path / "a.parquet", Problems()))
-    assert [record.value for record in records] == [{"text": "a", "calls": calls[0]}, {"text": None, "calls": calls[1]}]
-    pair = pyarrow.StructArray.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    assert [record.value for record in records] == [
+        {"text": "a", "calls": calls[0]},
+        {"text": None, "calls": calls[1]},
+    ]
+    pair = pyarrow.StructArray.from_arrays(
+        [pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"]
+    )
     inner = pyarrow.ListArray.from_arrays([0, 1], pair)
     for name, table in (
         ("text", pyarrow.Table.from_arrays(pair.flatten(), names=["text", "text"])),
@@ -410,13 +490,17 @@ def test_parquet_gives_objects_no_keys_of_others_and_no_name_twice(tmp_path: Pat
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
 def test_a_number_beyond_those_that_can_be_read_is_named(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
-    file.write_text('{"text": "a", "x": -1e400}\n' if name == "a.jsonl" else '[{"text": "a", "x": -1e400}]')
+    file.write_text(
+        '{"text": "a", "x": -1e400}\n' if name == "a.jsonl" else '[{"text": "a", "x": -1e400}]'
+    )
     told = "holds -1e400, which is beyond the numbers that can be read."
     assert read(file)[1].first == [f"{file}:1: {told}"]
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, lambda path: None], ids=["folder", "absent"])
-def test_a_file_that_cannot_be_read_is_explained(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_a_file_that_cannot_be_read_is_explained(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
     file = tmp_path / "a.jsonl"
     make(file)
     with pytest.raises(DataError, match=f"{file} cannot be read"):
@@ -439,11 +523,16 @@ def test_the_problems_kept_are_those_of_the_lowest_lines() -> None:
     [
         (json.dumps([{"text": "a"}] * 50, indent=2), "a JSON list"),
         (json.dumps([{"text": "a"}] * 50), "a JSON list"),
-        ("\n".join(json.dumps({"text": "a", "n": n}, indent=1) for n in range(9)), "a JSON object over several lines"),
+        (
+            "\n".join(json.dumps({"text": "a", "n": n}, indent=1) for n in range(9)),
+            "a JSON object over several lines",
+        ),
     ],
     ids=["list over lines", "list on a line", "objects over lines"],
 )
-def test_json_in_a_file_of_lines_is_one_problem_that_names_the_remedy(text: str, what: str, tmp_path: Path) -> None:
+def test_json_in_a_file_of_lines_is_one_problem_that_names_the_remedy(
+    text: str, what: str, tmp_path: Path
+) -> None:
     file = tmp_path / "train.jsonl"
     file.write_text(text)
     records, problems = read(file)
@@ -456,4 +545,6 @@ def test_json_in_a_file_of_lines_is_one_problem_that_names_the_remedy(text: str,
 def test_a_list_on_each_line_is_the_mistake_of_each_line(tmp_path: Path) -> None:
     file = tmp_path / "train.jsonl"
     file.write_text('[{"role": "user", "content": "a"}]\n' * 3)
-    assert [line.partition(": ")[2] for line in read(file)[1].first] == ["is a list; expected a JSON object."] * 3
+    assert [line.partition(": ")[2] for line in read(file)[1].first] == [
+        "is a list; expected a JSON object."
+    ] * 3

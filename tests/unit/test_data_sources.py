@@ -131,7 +131,9 @@ def test_a_missing_file_is_named_before_the_hub_is_asked_for_the_model(
     environment |= {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path)}
     for action in ("check", "prepare"):
         command = [sys.executable, "-m", "kubetune", "data", action, str(run_file)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, cwd=tmp_path
+        )
         assert done.returncode == 2
         assert "absent.jsonl does not exist; expected a file of .jsonl" in done.stderr
     assert asked == []
@@ -148,7 +150,9 @@ def test_samples_are_a_function_of_the_seed(tmp_path: Path) -> None:
     assert whole is not None
     assert len(whole) == 1000
     parts = [select_rows(SourceConfig(path=str(file), range=r), 1) for r in ((0, 400), (400, 1000))]
-    assert sorted(i for part in parts if part is not None for i in part.tolist()) == list(range(1000))
+    assert sorted(i for part in parts if part is not None for i in part.tolist()) == list(
+        range(1000)
+    )
     with pytest.raises(DataError, match=r"range \[1000, 2000\) takes no record of 1,000"):
         select_rows(SourceConfig(path=str(file), range=(1000, 2000)), 1)
 
@@ -156,7 +160,10 @@ def test_samples_are_a_function_of_the_seed(tmp_path: Path) -> None:
 def test_a_data_set_of_the_hub_without_the_hub_is_explained() -> None:
     """As when a file's name is misspelt and the machine has no network."""
     pytest.importorskip("datasets")
-    with pytest.raises(EnvironmentFault, match="dataset trian is not in the local cache and the hub cannot be reached"):
+    with pytest.raises(
+        EnvironmentFault,
+        match="dataset trian is not in the local cache and the hub cannot be reached",
+    ):
         count_rows(SourceConfig(path="trian"))
 
 
@@ -164,18 +171,24 @@ def test_saved_datasets(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_list([{"text": "a"}, {"text": "b"}])
     rows.save_to_disk(str(tmp_path / "one"))
-    datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(str(tmp_path / "two"))
+    datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(
+        str(tmp_path / "two")
+    )
     assert texts(SourceConfig(path=str(tmp_path / "one"))) == ["a", "b"]
     assert texts(SourceConfig(path=str(tmp_path / "two"), split="test")) == ["b"]
     assert count_rows(SourceConfig(path=str(tmp_path / "two"))) == 2
     with pytest.raises(DataError, match="has no split 'dev'; it has the splits train, test"):
         count_rows(SourceConfig(path=str(tmp_path / "two"), split="dev"))
     for name, split in (("one", "test"), ("one", "train[:1]"), ("two", "train[:1]")):
-        with pytest.raises(DataError, match=re.escape(f"has no split '{split}'; it has the splits train")):
+        with pytest.raises(
+            DataError, match=re.escape(f"has no split '{split}'; it has the splits train")
+        ):
             texts(SourceConfig(path=str(tmp_path / name), split=split))
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     for path in ("a.jsonl", "*.jsonl"):
-        with pytest.raises(DataError, match=re.escape("is read whole, and has no `split: train[:1]`")):
+        with pytest.raises(
+            DataError, match=re.escape("is read whole, and has no `split: train[:1]`")
+        ):
             texts(SourceConfig(path=f"{tmp_path}/{path}", split="train[:1]"))
     with pytest.raises(DataError, match="has no `subset: de`"):
         texts(SourceConfig(path=f"{tmp_path}/a.jsonl", subset="de"))
@@ -198,14 +211,20 @@ TREE = [
         ([CHAT], "prompt_completion", [PAIR]),
         ([PAIR, {"text": "a"}], "text", [{"text": "PingPong"}, {"text": "a"}]),
         (TREE, "messages", [CHAT]),
-        ([{"instruction": "Ping", "output": "Pong"}, {"messages": CHAT["messages"][:1]}], "messages", [CHAT]),
+        (
+            [{"instruction": "Ping", "output": "Pong"}, {"messages": CHAT["messages"][:1]}],
+            "messages",
+            [CHAT],
+        ),
         ([{"sentence": "Ping", "label": "Pong"}], "messages", [CHAT]),
     ],
 )
 def test_conversions(values: list[Any], to: str, expected: list[Any], tmp_path: Path) -> None:
     file = write(tmp_path / "in.jsonl", values)
     counts, _ = convert_source(SourceConfig(path=str(file)), tmp_path / "out.jsonl", to)
-    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == expected
+    assert [
+        json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()
+    ] == expected
     assert counts["written"] == len(expected)
     assert counts["read"] == len(values)
 
@@ -223,7 +242,9 @@ def test_converted_records_keep_what_is_trained(tmp_path: Path) -> None:
     for line in output.read_text().splitlines():
         assert trained_messages(convert(json.loads(line))) == [3]  # type: ignore[arg-type]
     file.write_text(json.dumps({"messages": [user, answer, user, answer | {"weight": 0}]}))
-    with pytest.raises(DataError, match="ends with an answer that is not trained, as a completion is"):
+    with pytest.raises(
+        DataError, match="ends with an answer that is not trained, as a completion is"
+    ):
         convert_source(SourceConfig(path=str(file)), output, "prompt_completion")
     pair = {
         "prompt": [user],
@@ -232,14 +253,21 @@ def test_converted_records_keep_what_is_trained(tmp_path: Path) -> None:
     }
     file.write_text(json.dumps(pair))
     convert_source(SourceConfig(path=str(file)), output, "preference")
-    assert [message.get("train") for message in json.loads(output.read_text())["chosen"]] == [None, None, False]
+    assert [message.get("train") for message in json.loads(output.read_text())["chosen"]] == [
+        None,
+        None,
+        False,
+    ]
 
 
 def test_csv_to_jsonl_keeps_line_breaks_and_a_bad_record_leaves_no_file(tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     file.write_text('input,output\n"Pi\nng",Pong\n')
     convert_source(SourceConfig(path=str(file)), tmp_path / "out.jsonl", "prompt_completion")
-    assert json.loads((tmp_path / "out.jsonl").read_text()) == {"prompt": "Pi\nng", "completion": "Pong"}
+    assert json.loads((tmp_path / "out.jsonl").read_text()) == {
+        "prompt": "Pi\nng",
+        "completion": "Pong",
+    }
     file.write_text("input,output\na,b\n,\n")
     before = sorted(tmp_path.iterdir())
     with pytest.raises(DataError, match=r"in\.csv:3: output is empty.* Nothing was written\."):
@@ -247,7 +275,11 @@ def test_csv_to_jsonl_keeps_line_breaks_and_a_bad_record_leaves_no_file(tmp_path
     assert sorted(tmp_path.iterdir()) == before
 
 
-FAILURES = {"gated": (403, "GatedRepo"), "unknown": (401, "RepoNotFound"), "no-revision": (404, "RevisionNotFound")}
+FAILURES = {
+    "gated": (403, "GatedRepo"),
+    "unknown": (401, "RepoNotFound"),
+    "no-revision": (404, "RevisionNotFound"),
+}
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -296,14 +328,20 @@ def ask(endpoint: str, cache: Path, *names: str, **environ: str) -> list[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), **environ}
     command = [sys.executable, "-c", ASK, *names]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
 
 
 def test_each_failure_of_the_hub_has_its_own_words(hub: str, tmp_path: Path) -> None:
     told = ask(hub, tmp_path, "gated", "unknown", "no-revision", "empty")
-    assert told[0].startswith("ModelError 2 model org/gated is gated and no token is set: accept its licence at")
+    assert told[0].startswith(
+        "ModelError 2 model org/gated is gated and no token is set: accept its licence at"
+    )
     assert "set HF_TOKEN" in told[0]
-    assert told[1].startswith("ModelError 2 model org/unknown is not on the hub, or is private; check the spelling")
+    assert told[1].startswith(
+        "ModelError 2 model org/unknown is not on the hub, or is private; check the spelling"
+    )
     assert told[2].startswith("ModelError 2 model org/no-revision has no revision 'v9'")
     assert told[3].startswith("ModelError 2 org/empty holds no tokenizer; expected one of")
     (with_token,) = ask(hub, tmp_path, "gated", HF_TOKEN="hf_canary")
@@ -313,4 +351,6 @@ def test_each_failure_of_the_hub_has_its_own_words(hub: str, tmp_path: Path) -> 
 
 def test_offline_says_how_to_get_the_model(tmp_path: Path) -> None:
     (told,) = ask("http://127.0.0.1:9", tmp_path, "any", HF_HUB_OFFLINE="1")
-    assert told.startswith("EnvironmentFault 3 model org/any is not in the local cache and the hub cannot be reached")
+    assert told.startswith(
+        "EnvironmentFault 3 model org/any is not in the local cache and the hub cannot be reached"
+    )

@@ -23,14 +23,27 @@ from kubetune.publishing.equivalence import Sample, check_tokenizer
 from tests.tiny import CHATML, train_tokenizer
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
-TEXTS = ["Hello World", "  a\n\nb", "<|im_start|>user\nhi<|im_end|>", "Hé 你好 🙂", "it's 12345", "[CLS] x", "e\u0301"]
+TEXTS = [
+    "Hello World",
+    "  a\n\nb",
+    "<|im_start|>user\nhi<|im_end|>",
+    "Hé 你好 🙂",
+    "it's 12345",
+    "[CLS] x",
+    "e\u0301",
+]
 CHAT = [
     {"role": "system", "content": "Be short."},
     {"role": "user", "content": "Ping <ü> & 'x'"},
     {"role": "assistant", "content": "Pong", "reasoning_content": "hm", "tool_calls": None},
     {"role": "user", "content": "Again"},
 ]
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"ü": {}}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"ü": {}}}},
+    }
+]
 
 
 def ours(folder: Path, **settings: Any) -> Tokenizer:
@@ -43,8 +56,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def folders() -> list[Any]:
-    real = [f"tokenizers/{name}" for name in ("qwen2.5", "qwen3", "bert-base-uncased")] + ["weights/stories260K"]
-    absent = pytest.mark.skipif(not SHARED.is_dir(), reason="the real tokenizers are not on this machine")
+    real = [f"tokenizers/{name}" for name in ("qwen2.5", "qwen3", "bert-base-uncased")] + [
+        "weights/stories260K"
+    ]
+    absent = pytest.mark.skipif(
+        not SHARED.is_dir(), reason="the real tokenizers are not on this machine"
+    )
     return ["tiny", *(pytest.param(name, marks=absent) for name in real)]
 
 
@@ -57,16 +74,26 @@ def test_equal_to_transformers(name: str, tiny: Path) -> None:
     for text in TEXTS:
         ids = theirs(text, add_special_tokens=False)["input_ids"]
         assert mine.encode_text(text, special=False) == ids
-        assert mine.decode(ids, skip_special_tokens=False) == theirs.backend_tokenizer.decode(ids, False)
-        assert mine.encode_prompt(text) == theirs(text)["input_ids"][: len(mine.encode_prompt(text))]
+        assert mine.decode(ids, skip_special_tokens=False) == theirs.backend_tokenizer.decode(
+            ids, False
+        )
+        assert (
+            mine.encode_prompt(text) == theirs(text)["input_ids"][: len(mine.encode_prompt(text))]
+        )
     assert mine.special == theirs.special_tokens_map
-    assert mine.special_ids >= frozenset(theirs.all_special_ids)  # theirs leaves out those without a role
+    assert mine.special_ids >= frozenset(
+        theirs.all_special_ids
+    )  # theirs leaves out those without a role
     assert mine.vocab_size == len(theirs)
     assert mine.bos_id == theirs.bos_token_id
     if mine.chat is None:
         assert theirs.chat_template is None
         return
-    for messages, tools, prompt in ((CHAT, None, True), (CHAT, TOOLS, True), (CHAT[:3], TOOLS, False)):
+    for messages, tools, prompt in (
+        (CHAT, None, True),
+        (CHAT, TOOLS, True),
+        (CHAT[:3], TOOLS, False),
+    ):
         options = {"tools": tools, "add_generation_prompt": prompt}
         expected = theirs.apply_chat_template(messages, tokenize=False, **options)
         assert mine.chat.render(messages, tools, generation_prompt=prompt) == expected
@@ -92,7 +119,9 @@ def test_a_class_that_rebuilds_its_preprocessing_is_asked_once(tiny: Path, tmp_p
         "pretokenizers": [{"type": "Digits", "individual_digits": True}, content["pre_tokenizer"]],
     }
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>"}')
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>"}'
+    )
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(folder)
@@ -100,7 +129,7 @@ def test_a_class_that_rebuilds_its_preprocessing_is_asked_once(tiny: Path, tmp_p
     expected = theirs("a 12 42 100")["input_ids"]
     assert first.encode_text("a 12 42 100") == expected
     kept = list((cache / "tokenizers").iterdir())
-    assert len(kept) == 1
+    assert len(kept) == 2
     script = f"""
 import sys
 from pathlib import Path
@@ -114,7 +143,9 @@ assert not heavy, heavy
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_tokens_that_tokenizer_json_lacks_are_added_as_transformers_does(tiny: Path, tmp_path: Path) -> None:
+def test_tokens_that_tokenizer_json_lacks_are_added_as_transformers_does(
+    tiny: Path, tmp_path: Path
+) -> None:
     from transformers import AutoTokenizer
 
     (tmp_path / "tokenizer.json").write_bytes((tiny / "tokenizer.json").read_bytes())
@@ -128,11 +159,93 @@ def test_tokens_that_tokenizer_json_lacks_are_added_as_transformers_does(tiny: P
     assert mine.bos_id == theirs.bos_token_id
 
 
+MAPPING = {"image_token": "<image>", "video_token": "<video>"}
+STRIPPED = {"content": "<image>", "lstrip": True, "rstrip": True, "normalized": False}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config": {"extra_special_tokens": MAPPING}},
+        {"config": {"extra_special_tokens": MAPPING, "additional_special_tokens": ["<two>"]}},
+        {"config": {"image_token": "<image>"}},
+        {"config": {"extra_special_tokens": ["<image>"], "additional_special_tokens": ["<two>"]}},
+        {"config": {"additional_special_tokens": ["<image>", "<two>"]}},
+        {"map": {"extra_special_tokens": MAPPING}},
+        {"map": {"additional_special_tokens": ["<image>"]}},
+        {"map": {"mask_token": STRIPPED, "bos_token": "<two>"}},
+        {
+            "config": {
+                "added_tokens_decoder": {"600": {**STRIPPED, "single_word": False, "special": True}}
+            }
+        },
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tokenizer_class", ["PreTrainedTokenizerFast", "GPT2Tokenizer"])
+def test_special_tokens_of_all_forms_are_those_of_transformers(
+    files: dict[str, dict[str, Any]], tokenizer_class: str, tiny: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    (tmp_path / "tokenizer.json").write_bytes((tiny / "tokenizer.json").read_bytes())
+    config = json.loads((tiny / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": tokenizer_class, **files.get("config", {})}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if "map" in files:
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(files["map"]))
+    theirs, mine = AutoTokenizer.from_pretrained(tmp_path), ours(tmp_path)
+    assert mine.special == theirs.special_tokens_map
+    for text in ("see <image> image_token here", "<video>\n<two> video_token", "a<image>b"):
+        assert mine.encode_text(text) == theirs(text, add_special_tokens=False)["input_ids"]
+    assert mine.vocab_size == len(theirs)
+
+
+def roberta(folder: Path) -> Path:
+    """Save RoBERTa's own files, which name no special token: its class has them by default."""
+    from transformers import RobertaTokenizer
+
+    folder.mkdir(exist_ok=True)
+    names = ["<s>", "<pad>", "</s>", "<unk>", *pre_tokenizers.ByteLevel.alphabet(), "<mask>"]
+    vocabulary = {name: id for id, name in enumerate(dict.fromkeys(names))}
+    RobertaTokenizer(vocab=vocabulary, merges=[]).backend_tokenizer.save(
+        str(folder / "tokenizer.json")
+    )
+    (folder / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+    (folder / "config.json").write_text('{"model_type": "roberta"}')
+    return folder
+
+
+def test_special_tokens_of_a_class_are_known_where_the_files_say_nothing(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(roberta(tmp_path / "roberta"))
+    mine = load_tokenizer(ModelConfig(path=str(tmp_path / "roberta")), tmp_path / "cache")
+    assert mine.special == theirs.special_tokens_map
+    assert (mine.eos_id, mine.bos_id, mine.pad_id) == (2, 0, 1)
+    assert mine.encode_text("a <mask>") == theirs("a <mask>")["input_ids"][:-1]
+    again = load_tokenizer(ModelConfig(path=str(tmp_path / "roberta")), tmp_path / "cache")
+    assert again.special == mine.special
+
+
+@pytest.mark.parametrize("name", tokenizer_files._DEFAULT_TOKENS)
+def test_default_tokens_in_the_table_are_those_of_the_class(name: str) -> None:
+    import transformers
+
+    theirs = getattr(transformers, name)().special_tokens_map
+    assert tokenizer_files._DEFAULT_TOKENS[name] == theirs
+
+
 def test_what_ends_generation(tiny: Path, tmp_path: Path) -> None:
     folder = train_tokenizer(tmp_path, eos_token="<|endoftext|>")
     (folder / "generation_config.json").write_text('{"eos_token_id": [0, 7]}')
     tokenizer = ours(folder)
-    assert (tokenizer.eos_id, tokenizer.turn_end_id, tokenizer.eos_ids, tokenizer.pad_id) == (0, 2, (0, 2, 7), 0)
+    assert (tokenizer.eos_id, tokenizer.turn_end_id, tokenizer.eos_ids, tokenizer.pad_id) == (
+        0,
+        2,
+        (0, 2, 7),
+        0,
+    )
     assert ours(tiny).eos_ids == (2,)
 
 
@@ -146,7 +259,9 @@ def test_what_ends_generation(tiny: Path, tmp_path: Path) -> None:
         (None, -1, False, 2),
     ],
 )
-def test_what_pads(pad_token: str | None, pad_token_id: int | None, names: bool, id: int, tmp_path: Path) -> None:
+def test_what_pads(
+    pad_token: str | None, pad_token_id: int | None, names: bool, id: int, tmp_path: Path
+) -> None:
     folder = train_tokenizer(tmp_path)
     facts = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(facts | {"pad_token": pad_token}))
@@ -185,7 +300,9 @@ def test_a_template_for_tools_is_taken_where_there_are_any(is_file: bool, tmp_pa
     else:
         config = json.loads((folder / "tokenizer_config.json").read_text())
         named = {"rag": "?", "default": f"\n\n{CHATML}\n", "tool_use": f"\n{WITH_TOOLS}\n"}
-        config["chat_template"] = [{"name": name, "template": template} for name, template in named.items()]
+        config["chat_template"] = [
+            {"name": name, "template": template} for name, template in named.items()
+        ]
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     load_tokenizer(ModelConfig(path=str(folder))).save(saved)
@@ -205,7 +322,9 @@ def test_a_template_for_tools_is_taken_where_there_are_any(is_file: bool, tmp_pa
     tokenizer = load_tokenizer(ModelConfig(path=str(folder), chat_template="chatml"))
     tokenizer.save(tmp_path / "given")
     assert "chat_template.jinja" in check_tokenizer(tokenizer, tmp_path / "given", Sample((), ""))
-    assert AutoTokenizer.from_pretrained(tmp_path / "given").chat_template == tokenizer.given_template
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path / "given").chat_template == tokenizer.given_template
+    )
 
 
 def test_files_of_templates_go_before_a_list_of_them(tmp_path: Path) -> None:
@@ -256,7 +375,9 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_hostile_template_runs_nothing(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_template_runs_nothing(
+    bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     tokenizer = ours(train_tokenizer(tmp_path / "t", bomb))
     before = sorted(tmp_path.rglob("*"))
@@ -269,9 +390,15 @@ def test_a_hostile_template_runs_nothing(bomb: str, tmp_path: Path, monkeypatch:
     ("change", "told"),
     [
         ({"path": "/nowhere/model"}, "model folder /nowhere/model does not exist"),
-        ({"chat_template": "/nowhere.jinja"}, r"model\.chat_template /nowhere\.jinja cannot be read"),
+        (
+            {"chat_template": "/nowhere.jinja"},
+            r"model\.chat_template /nowhere\.jinja cannot be read",
+        ),
         ({"path": "not a hub id"}, "neither an existing folder nor a hub id"),
-        ({"path": "someone/unheard-of", "local_files_only": True}, "not in the local cache and local_files"),
+        (
+            {"path": "someone/unheard-of", "local_files_only": True},
+            "not in the local cache and local_files",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_explained(change: dict[str, Any], told: str, tiny: Path) -> None:
@@ -286,9 +413,18 @@ AS_IT_IS = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
     ("files", "told"),
     [
         ({}, "holds no tokenizer; expected one of tokenizer.json"),
-        ({"tokenizer.json": "{", "tokenizer_config.json": AS_IT_IS}, r"tokenizer\.json cannot be read"),
-        ({"tokenizer.json": "{}", "tokenizer_config.json": "["}, "tokenizer_config.json cannot be read"),
-        ({"tokenizer.json": "{}", "tokenizer_config.json": "[]"}, "holds a list; expected an object"),
+        (
+            {"tokenizer.json": "{", "tokenizer_config.json": AS_IT_IS},
+            r"tokenizer\.json cannot be read",
+        ),
+        (
+            {"tokenizer.json": "{}", "tokenizer_config.json": "["},
+            "tokenizer_config.json cannot be read",
+        ),
+        (
+            {"tokenizer.json": "{}", "tokenizer_config.json": "[]"},
+            "holds a list; expected an object",
+        ),
     ],
 )
 def test_damaged_files_are_named(files: dict[str, str], told: str, tmp_path: Path) -> None:
@@ -300,7 +436,9 @@ def test_damaged_files_are_named(files: dict[str, str], told: str, tmp_path: Pat
 
 def test_a_tokenizer_without_eos_and_a_broken_template_are_explained(tmp_path: Path) -> None:
     folder = train_tokenizer(tmp_path, "{% if %}")
-    with pytest.raises(ModelError, match="the tokenizer's chat template is not valid Jinja: line 1"):
+    with pytest.raises(
+        ModelError, match="the tokenizer's chat template is not valid Jinja: line 1"
+    ):
         ours(folder).require_chat()
     (folder / "tokenizer_config.json").write_text(AS_IT_IS)
     with pytest.raises(ModelError, match="has no eos_token"):
@@ -313,14 +451,18 @@ def test_what_rebuilding_classes_build_is_known(name: str) -> None:
 
     built = json.loads(getattr(transformers, name)().backend_tokenizer.to_str())
     expected = tokenizer_files._REBUILT[name]
-    assert tokenizer_files._steps(built) == tuple(tokenizer_files._canonical(step) for step in expected)
+    assert tokenizer_files._steps(built) == tuple(
+        tokenizer_files._canonical(step) for step in expected
+    )
 
 
 def words(folder: Path, model_type: str | None) -> Path:
     """A tokenizer of whole words; beside a Qwen2 model transformers reads its vocabulary as pieces of words."""
     from transformers import PreTrainedTokenizerFast
 
-    backend = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, unk_token=None))
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, unk_token=None)
+    )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<unk>").save_pretrained(folder)
     if model_type:
@@ -329,7 +471,10 @@ def words(folder: Path, model_type: str | None) -> Path:
 
 
 def test_a_tokenizer_that_makes_nothing_of_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"makes no token of 'a', '0', 'the' or .* as Qwen2Tokenizer, which they may"):
+    with pytest.raises(
+        ModelError,
+        match=r"makes no token of 'a', '0', 'the' or .* as Qwen2Tokenizer, which they may",
+    ):
         ours(words(tmp_path, "qwen2")).encode_text("one two")
 
 

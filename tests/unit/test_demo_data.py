@@ -21,7 +21,9 @@ def world(monkeypatch: pytest.MonkeyPatch):
 
 
 def chats(name: str) -> list[tuple[str, str]]:
-    rows = [json.loads(line)["messages"] for line in (EMBEDDED / "data" / name).read_text().splitlines()]
+    rows = [
+        json.loads(line)["messages"] for line in (EMBEDDED / "data" / name).read_text().splitlines()
+    ]
     return [(request["content"], command["content"]) for request, command in rows]
 
 
@@ -42,7 +44,10 @@ def test_no_held_out_request_is_about_a_service_where_the_training_data_have_it(
 
 def pairs(world, name: str) -> set[tuple[str, str]]:
     """(service, namespace) of every chat."""
-    found = [set("".join(c if c.isalpha() else " " for c in request).split()) for request, _ in chats(name)]
+    found = [
+        set("".join(c if c.isalpha() else " " for c in request).split())
+        for request, _ in chats(name)
+    ]
     return {(*known & set(world.SERVICES), *known & set(world.NAMESPACES)) for known in found}
 
 
@@ -50,7 +55,11 @@ def test_the_base_model_was_never_shown_a_command_of_the_task(world) -> None:
     commands = {command for name in ("train.jsonl", "heldout.jsonl") for _, command in chats(name)}
     shown = [text for piece in world.pretraining_pieces(7, 100, 5_000) for text in piece]
     assert not [text for text in shown if text in commands]
-    assert not any("kubectl" in answer for question, answer in world.pretraining_pieces(7, 0, 5_000) if question)
+    assert not any(
+        "kubectl" in answer
+        for question, answer in world.pretraining_pieces(7, 0, 5_000)
+        if question
+    )
 
 
 def test_the_embedded_model_is_small() -> None:

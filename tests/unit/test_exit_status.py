@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from kubetune import errors
-from kubetune.reporting.page import status
+from kubetune.reporting.cards import status
 from kubetune.reporting.reading import RunRecord
 from kubetune.rundir.exit_status import (
     Death,
@@ -61,7 +61,9 @@ def said(**codes: int) -> dict[int, ExitStatus]:
         ({}, [Death(0, 2, 0)], 2, "rank 0 ended with exit code 2"),
     ],
 )  # fmt: skip
-def test_the_cause_is_named(statuses: dict[int, ExitStatus], deaths: list[Death], code: int, reason: str) -> None:
+def test_the_cause_is_named(
+    statuses: dict[int, ExitStatus], deaths: list[Death], code: int, reason: str
+) -> None:
     verdict = judge(range(2), statuses, deaths)
     assert verdict.code == code
     assert reason in verdict.reason
@@ -72,11 +74,15 @@ def test_a_rank_that_stood_still_was_not_killed_by_chance() -> None:
     still = ExitStatus(145, "rank 1 stood still", 7)
     assert judge(range(2), said(r0=145), deaths, frozen={1: still}) == still
     assert judge(range(2), said(r0=4), deaths, frozen={1: still}).code == 4
-    assert judge(range(2), {}, deaths, stopping="asked", frozen={1: still}) == ExitStatus(143, "asked", 7)
+    assert judge(range(2), {}, deaths, stopping="asked", frozen={1: still}) == ExitStatus(
+        143, "asked", 7
+    )
 
 
 def test_a_report_from_another_node_tells_the_cause() -> None:
-    verdict = judge(range(2), {**said(r0=145, r1=145), **said(r3=2)}, [Death(0, 145, 0), Death(1, 145, 0)])
+    verdict = judge(
+        range(2), {**said(r0=145, r1=145), **said(r3=2)}, [Death(0, 145, 0), Death(1, 145, 0)]
+    )
     assert verdict == ExitStatus(2, "rank 3: said 2", 5)
 
 
@@ -116,7 +122,10 @@ def test_lists_and_pages_call_an_end_by_one_word(code: int, error: str | None, s
     ended = ExitStatus(code, "as it was meant to", 5, error)
     assert ended.state == state
     assert state_of(asdict(ended), []) == (state, "as it was meant to")
-    assert status(cast(RunRecord, SimpleNamespace(exit_status=ended))) == (state, "as it was meant to")
+    assert status(cast(RunRecord, SimpleNamespace(exit_status=ended))) == (
+        state,
+        "as it was meant to",
+    )
 
 
 def test_exit_statuses_are_read_back_and_cleared(tmp_path: Path) -> None:
@@ -141,7 +150,13 @@ def test_one_node_needs_no_variables() -> None:
     [
         {"NODE_RANK": "1", "MASTER_ADDR": "head", "MASTER_PORT": "29500"},
         {"JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "head"},
-        {"PET_NODE_RANK": "1", "NODE_RANK": "0", "PET_MASTER_ADDR": "head", "MASTER_ADDR": "x", "PET_NNODES": "2"},
+        {
+            "PET_NODE_RANK": "1",
+            "NODE_RANK": "0",
+            "PET_MASTER_ADDR": "head",
+            "MASTER_ADDR": "x",
+            "PET_NNODES": "2",
+        },
         {"GROUP_RANK": "1", "MASTER_ADDR": "head", "PET_NNODES": "2:2"},
     ],
 )

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetune.base.files import fault_of, join_inside, lock, sha256_file, write_atomic
+from kubetune.base import files
+from kubetune.base.files import (
+    explained_writes,
+    fault_of,
+    join_inside,
+    lock,
+    sha256_file,
+    write_atomic,
+)
+from kubetune.base.whole_folder import remove_abandoned
 from kubetune.cli import main
 from kubetune.errors import EnvironmentFault
 
 
 @pytest.mark.parametrize("content", ["text ü", b"\x00\xff", ""])
-def test_write_atomic_writes_creates_folders_and_leaves_nothing_else(tmp_path: Path, content: str | bytes) -> None:
+def test_write_atomic_writes_creates_folders_and_leaves_nothing_else(
+    tmp_path: Path, content: str | bytes
+) -> None:
     file = tmp_path / "a" / "b.txt"
     write_atomic(file, "old")
     write_atomic(file, content)
@@ -42,7 +55,9 @@ try:
 except EnvironmentFault as error:
     print(error)
 """
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
     assert str(file) in told
     assert "too large" in told
     assert file.read_text() == "old"
@@ -82,10 +97,15 @@ with lock(sys.argv[1], wait=True):
 def test_a_held_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     command = [sys.executable, "-c", HOLDER, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(EnvironmentFault, match=f"process {holder.pid} "), lock(path, wait=False):
+        with (
+            pytest.raises(EnvironmentFault, match=f"process {holder.pid} "),
+            lock(path, wait=False),
+        ):
             pass
         holder.kill()
     with lock(path, wait=False):
@@ -114,7 +134,12 @@ OUTSIDE = [
 @pytest.mark.parametrize("path", OUTSIDE)
 def test_paths_that_lead_outside_are_refused(tmp_path: Path, path: str) -> None:
     (tmp_path / "root" / "deep").mkdir(parents=True)
-    for link, target in (("out", tmp_path), ("deep/out", "/"), ("up", ".."), ("passwd", "/etc/passwd")):
+    for link, target in (
+        ("out", tmp_path),
+        ("deep/out", "/"),
+        ("up", ".."),
+        ("passwd", "/etc/passwd"),
+    ):
         (tmp_path / "root" / link).symlink_to(target)
     with pytest.raises(ValueError, match="path"):
         join_inside(tmp_path / "root", path)
@@ -137,18 +162,30 @@ def test_a_working_folder_that_is_gone_is_told_of(
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     assert main(["render", str(tmp_path / "run.yaml")]) == 3
-    assert "the folder that this was started in is gone; go to another one (cd)" in capsys.readouterr().err
+    assert (
+        "the folder that this was started in is gone; go to another one (cd)"
+        in capsys.readouterr().err
+    )
 
 
-def test_a_working_folder_that_no_library_can_name_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_working_folder_that_no_library_can_name_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "latin-1 \udce9").mkdir()
     monkeypatch.chdir(tmp_path / "latin-1 \udce9")
-    fault = fault_of(ValueError("Path …/adapter_model.safetensors is not valid UTF-8"))  # as safetensors has it
-    assert "the folder that this was started in has a name that is not UTF-8; go to another one (cd)" in str(fault)
+    fault = fault_of(
+        ValueError("Path …/adapter_model.safetensors is not valid UTF-8")
+    )  # as safetensors has it
+    assert (
+        "the folder that this was started in has a name that is not UTF-8; go to another one (cd)"
+        in str(fault)
+    )
     assert fault_of(ValueError("another")) is None
 
 
-def test_a_library_that_cannot_be_loaded_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_cannot_be_loaded_is_no_bug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As torch has it with TORCH_LOGS=bogus; what fails in a call of ours is another matter."""
     (tmp_path / "broken_library.py").write_text("raise ValueError('\\nLEVEL is no number')\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -156,5 +193,72 @@ def test_a_library_that_cannot_be_loaded_is_no_bug(tmp_path: Path, monkeypatch: 
         importlib.import_module("broken_library")
     except ValueError as error:
         told = str(fault_of(error))
-    assert told.startswith("broken_library cannot be loaded: ValueError: LEVEL is no number; correct the environment")
+    assert told.startswith(
+        "broken_library cannot be loaded: ValueError: LEVEL is no number; correct the environment"
+    )
     assert fault_of(ValueError("of ours")) is None
+
+
+def test_a_disk_without_inodes_is_told_from_one_without_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "a"))
+    with (
+        pytest.raises(EnvironmentFault, match=r"bytes free\); free some space and run"),
+        explained_writes(tmp_path),
+    ):
+        raise full
+    real = os.statvfs(tmp_path)
+    facts = {name: getattr(real, name) for name in dir(real) if name.startswith("f_")}
+    empty = SimpleNamespace(**{**facts, "f_files": 1000, "f_favail": 0})
+    monkeypatch.setattr(os, "statvfs", lambda path: empty)
+    with (
+        pytest.raises(EnvironmentFault, match=r"but no inodes: `df -i` shows them\); delete some"),
+        explained_writes(tmp_path),
+    ):
+        raise full
+    assert "delete some files" in str(fault_of(full))
+
+
+def test_a_file_system_that_runs_out_of_inodes_is_told_as_such(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "nr_inodes=4", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        with pytest.raises(EnvironmentFault, match="but no inodes: `df -i` shows them"):
+            list(map(write_atomic, [disk / str(number) for number in range(9)], "x" * 9))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+WRITE = """
+import sys
+from kubetune.base.files import written_whole
+with written_whole(sys.argv[1]) as file:
+    file.write(b"x")
+    print(file.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_only_what_a_killed_process_was_writing_is_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_YOUNG_SECONDS", -1.0)
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITE, str(tmp_path / "a")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        assert writer.stdout is not None
+        half = Path(writer.stdout.readline().strip())
+        remove_abandoned(tmp_path)
+        assert half.is_file(), "somebody is writing it"
+        writer.kill()
+        writer.wait()
+    (tmp_path / "b").write_text("whole")
+    remove_abandoned(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]

@@ -36,7 +36,9 @@ def counted(model: Any) -> dict[str, int]:
 def test_linear_flops_equal_what_pytorch_counts(kind: str, lora: bool) -> None:
     model = build_model(kind, PROMISED[kind], lora=lora)
     cost = measured_flops.cost_of(model, has_vocabulary=True)
-    products = sum(count for name, count in counted(model).items() if "mm" in name and "bmm" not in name)
+    products = sum(
+        count for name, count in counted(model).items() if "mm" in name and "bmm" not in name
+    )
     # Every token has a logit in this plain forward. With LoRA nobody computes the gradient of the first layer's
     # inputs, which are frozen embeddings; the count keeps it.
     expected = LENGTH * (cost.token + cost.label)
@@ -63,18 +65,23 @@ def test_of_experts_only_those_visited_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "lora"), [("llama", False), ("llama", True), ("gpt2", False), ("gpt2", True), ("mixtral", False)]
+    ("kind", "lora"),
+    [("llama", False), ("llama", True), ("gpt2", False), ("gpt2", True), ("mixtral", False)],
 )
 def test_a_plan_counts_what_a_run_counts(kind: str, lora: bool) -> None:
     shape = MIXTURE if kind == "mixtral" else PROMISED[kind]
     plain, model = (build_model(kind, shape, lora=adapted) for adapted in (False, lora))
-    weights = Weights({name: tuple(p.shape) for name, p in plain.named_parameters()}, plain.config.to_dict(), True)
+    weights = Weights(
+        {name: tuple(p.shape) for name, p in plain.named_parameters()}, plain.config.to_dict(), True
+    )
     config = load_config(None, overrides=["model=m/m", "data.train=x/y"])
     if lora:
         found = next(iter(model.peft_config.values()))
         targets = tuple(sorted(found.target_modules))
         config = config.model_copy(update={"lora": LoraConfig(r=found.r, target_modules=targets)})
-    assert planned_cost(config, weights, has_vocabulary=True) == measured_flops.cost_of(model, has_vocabulary=True)
+    assert planned_cost(config, weights, has_vocabulary=True) == measured_flops.cost_of(
+        model, has_vocabulary=True
+    )
 
 
 def test_benchmarks_count_what_a_plan_counts() -> None:
@@ -108,7 +115,12 @@ def test_a_gpu_is_known_by_its_own_name(name: str, tflops: float | None) -> None
 
 
 def test_mfu_is_the_share_of_the_peak_of_all_devices() -> None:
-    start = {"event": "start", "flops_per_token": 1e9, "peak_tflops": 2.0, "peak_source": "compute.peak_tflops"}
+    start = {
+        "event": "start",
+        "flops_per_token": 1e9,
+        "peak_tflops": 2.0,
+        "peak_source": "compute.peak_tflops",
+    }
     found = metrics.throughput([{"event": "launch"}, start], 6000, 3000, 3.0, world_size=2)
     assert found is not None
     assert (found["tokens_per_second"], found["trained_tokens_per_second"]) == (2000, 1000)

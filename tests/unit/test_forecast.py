@@ -33,7 +33,12 @@ WEIGHTS = Weights(shapes_of(QWEN3_8B), QWEN3_8B, stated=False)
 
 
 def ahead(*overrides: str, gpus: int = 1, nodes: int = 1, gib: int | None = 80) -> Forecast:
-    settings = [f"compute.gpus_per_node={gpus}", f"compute.nodes={nodes}", "data.max_length=2048", *overrides]
+    settings = [
+        f"compute.gpus_per_node={gpus}",
+        f"compute.nodes={nodes}",
+        "data.max_length=2048",
+        *overrides,
+    ]
     config = load_config(None, overrides=["model=org/m", "data.train=org/d", *settings])
     found = forecast(config, make_plan(config), WEIGHTS, gib and gib * GIB)
     assert found is not None
@@ -43,9 +48,17 @@ def ahead(*overrides: str, gpus: int = 1, nodes: int = 1, gib: int | None = 80) 
 def test_weights_of_a_known_model_are_counted() -> None:
     assert WEIGHTS.parameters == pytest.approx(8.19e9, rel=0.002)
     config = load_config(None, overrides=["model=m/m", "data.train=x/y", "lora.r=16"])
-    assert adapter_parameters(config, WEIGHTS) == 43_646_976, "what PEFT prints for all linear modules"
+    assert adapter_parameters(config, WEIGHTS) == 43_646_976, (
+        "what PEFT prints for all linear modules"
+    )
     some = load_config(
-        None, overrides=["model=m/m", "data.train=x/y", "lora.r=8", "lora.target_modules=[q_proj,v_proj]"]
+        None,
+        overrides=[
+            "model=m/m",
+            "data.train=x/y",
+            "lora.r=8",
+            "lora.target_modules=[q_proj,v_proj]",
+        ],
     )
     assert adapter_parameters(some, WEIGHTS) == 8 * 36 * (2 * 4096 + 4096 + 1024)
 
@@ -68,7 +81,12 @@ def test_what_the_heap_loses_does_not_grow_with_the_optimizers_flat_buffers() ->
     for vocabulary in (32_000, 151_936):
         facts = {**QWEN3_8B, "hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1536, "head_dim": 64,
                  "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": vocabulary}  # fmt: skip
-        words = ["model=org/m", "data.train=org/d", "data.max_length=512", "compute.gpus_per_node=0"]
+        words = [
+            "model=org/m",
+            "data.train=org/d",
+            "data.max_length=512",
+            "compute.gpus_per_node=0",
+        ]
         config = load_config(None, overrides=[*words, "model.dtype=bfloat16"])
         found = forecast(config, make_plan(config), Weights(shapes_of(facts), facts, stated=False))
         assert found is not None
@@ -113,7 +131,9 @@ def test_the_bases_precision_and_the_method_decide_over_weights_and_state() -> N
 
 def state_of(found: Forecast) -> list[int]:
     """What is trained, its gradients, and AdamW's moments."""
-    name = next(part for part in found.parts if part in ("adapters, in fp32", "trained weights, in fp32"))
+    name = next(
+        part for part in found.parts if part in ("adapters, in fp32", "trained weights, in fp32")
+    )
     return [found.parts[part] for part in (name, "their gradients", "AdamW's two moments")]
 
 
@@ -133,9 +153,13 @@ def test_sharding_divides_what_is_held_and_recomputing_what_is_kept() -> None:
 def test_auto_recomputes_only_where_the_device_asks_for_it() -> None:
     assert "activations" in ahead("lora.r=16", gib=80).parts
     for gib in (24, 32, 48):
-        found = ahead("lora.r=16", "quantization=none", "training.per_device_train_batch_size=2", gib=gib)
+        found = ahead(
+            "lora.r=16", "quantization=none", "training.per_device_train_batch_size=2", gib=gib
+        )
         assert found.fits, "as many layers as it takes"
-    small = ahead("lora.r=16", "quantization=none", "training.per_device_train_batch_size=8", gib=24).parts
+    small = ahead(
+        "lora.r=16", "quantization=none", "training.per_device_train_batch_size=8", gib=24
+    ).parts
     assert any("of 36 layers recomputed" in part for part in small)
 
 
@@ -154,17 +178,28 @@ def test_gradients_of_a_layer_take_the_room_that_the_logits_had() -> None:
 
 
 def test_slices_come_with_what_is_borrowed_and_what_is_on_its_way() -> None:
-    layer = sum(a * b for name, (a, *rest) in WEIGHTS.shapes.items() if ".layers.0." in name and rest for b in rest)
+    layer = sum(
+        a * b
+        for name, (a, *rest) in WEIGHTS.shapes.items()
+        if ".layers.0." in name and rest
+        for b in rest
+    )
     around = WEIGHTS.parameters - 36 * layer
     full = ahead("training.parallelism=fsdp", gpus=8)
-    assert full.parts["weights, gathered: two layers and what lies around them"] == 2 * (2 * layer + around)
+    assert full.parts["weights, gathered: two layers and what lies around them"] == 2 * (
+        2 * layer + around
+    )
     assert full.parts["a layer on its way between the ranks"] == layer * (2 + 8)
     assert full.parts["gradient of the head, whole"] == 4 * 151_936 * 4096
     embeddings = around - 151_936 * 4096
     assert full.parts["gradients of what lies around, on their way"] == 2 * embeddings + 4 * around
     summed = "gradients before they are summed"
     assert summed not in full.parts, "one micro-batch a step has nothing to wait for"
-    twice = ("training.parallelism=fsdp", "training.global_batch_size=16", "training.per_device_train_batch_size=1")
+    twice = (
+        "training.parallelism=fsdp",
+        "training.global_batch_size=16",
+        "training.per_device_train_batch_size=1",
+    )
     assert ahead(*twice, gpus=8, gib=800).parts[summed] == 4 * WEIGHTS.parameters
     assert summed not in ahead(*twice, gpus=8, gib=80).parts, "too much of such a device"
     lora = ahead("lora.r=16", "training.parallelism=fsdp", gpus=8).parts
@@ -179,13 +214,20 @@ def test_a_classifiers_head_counts_for_nothing() -> None:
     assert set(writes.parts) - set(classifies.parts) == {"logits, a chunk at a time"}
     assert writes.parameters - classifies.parameters == 151_936 * 4096
     assert writes.trained_parameters - classifies.trained_parameters == 151_936 * 4096
-    config = load_config(None, overrides=["model=m/m", "data.train=x/y", "task=sequence_classification"])
+    config = load_config(
+        None, overrides=["model=m/m", "data.train=x/y", "task=sequence_classification"]
+    )
     as_writer = flops_per_token(config.model_copy(update={"task": "causal_lm"}), WEIGHTS) or 0.0
     assert as_writer - (flops_per_token(config, WEIGHTS) or 0.0) == 6 * 151_936 * 4096
 
 
 def test_what_does_not_fit_gets_changes_that_do() -> None:
-    overrides = ["model=org/m", "data.train=org/d", "compute.gpus_per_node=8", "data.max_length=2048"]
+    overrides = [
+        "model=org/m",
+        "data.train=org/d",
+        "compute.gpus_per_node=8",
+        "data.max_length=2048",
+    ]
     config = load_config(None, overrides=overrides)
     plan = make_plan(config)
     assert ahead(gpus=8).fits is False
@@ -203,7 +245,9 @@ def test_hours_and_price_follow_from_a_rate_and_are_not_made_up() -> None:
     assert nothing is not None
     assert nothing.hours is None
     assert nothing.price is None
-    rated = load_config(None, overrides=[*words, "compute.tokens_per_second=5000", "compute.price_per_gpu_hour=3"])
+    rated = load_config(
+        None, overrides=[*words, "compute.tokens_per_second=5000", "compute.price_per_gpu_hour=3"]
+    )
     found = bill(rated, make_plan(rated), WEIGHTS, 36 * 10**6)
     assert found is not None
     assert found.hours == pytest.approx(1.0)
@@ -213,12 +257,16 @@ def test_hours_and_price_follow_from_a_rate_and_are_not_made_up() -> None:
     share = cost.WIDE_SHARE * hidden / (hidden + cost.NARROW_HALF)  # narrow models reach less
     guessed = bill(peak, make_plan(peak), WEIGHTS, 10**6)
     assert guessed is not None
-    assert guessed.tokens_per_second == pytest.approx(2 * share * 989e12 / (flops_per_token(peak, WEIGHTS) or 0))
+    assert guessed.tokens_per_second == pytest.approx(
+        2 * share * 989e12 / (flops_per_token(peak, WEIGHTS) or 0)
+    )
     assert "assumption" in guessed.source
     known = bill(config, make_plan(config), WEIGHTS, 10**6, "NVIDIA H100 80GB HBM3")
     assert known is not None
     assert known.tokens_per_second == guessed.tokens_per_second
-    assert known.source.startswith(f"{share:.0%} of what is stated for NVIDIA H100 80GB HBM3, an assumption")
+    assert known.source.startswith(
+        f"{share:.0%} of what is stated for NVIDIA H100 80GB HBM3, an assumption"
+    )
     unknown = bill(config, make_plan(config), WEIGHTS, 10**6, "Some GPU")
     assert unknown is not None
     assert unknown.hours is None
@@ -226,7 +274,10 @@ def test_hours_and_price_follow_from_a_rate_and_are_not_made_up() -> None:
 
 def save_header(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """A safetensors file without its numbers: nothing but the header is ever read."""
-    header = {name: {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    header = {
+        name: {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 0]}
+        for name, shape in shapes.items()
+    }
     text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
@@ -245,10 +296,14 @@ def test_headers_are_read_and_only_a_config_is_enough(tmp_path: Path) -> None:
     assert cached == WEIGHTS
     assert read_weights("org/other", {"HF_HUB_CACHE": str(tmp_path / "hub")}) is None
     (tmp_path / "a" / "model.safetensors").write_bytes(b"\xff" * 20)
-    assert read_weights(str(tmp_path / "a"), {}) is None, "a damaged file is no reason to fail a plan"
+    assert read_weights(str(tmp_path / "a"), {}) is None, (
+        "a damaged file is no reason to fail a plan"
+    )
 
 
-def test_plan_says_it_and_what_would_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_says_it_and_what_would_help(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_header(tmp_path / "m", dict(WEIGHTS.shapes))
     data = tmp_path / "x.jsonl"
     data.write_text('{"text": "hello"}\n' * 8)
@@ -279,16 +334,22 @@ def on_a_cpu(*overrides: str, weights: Weights = WEIGHTS, longest: int | None = 
 
 def test_rows_that_are_short_fill_no_micro_batch_meant_for_long_ones() -> None:
     whole, short = on_a_cpu("lora.r=16"), on_a_cpu("lora.r=16", longest=140)
-    assert short.parts["activations"] == pytest.approx(whole.parts["activations"] * 140 / 1024, rel=0.01)
+    assert short.parts["activations"] == pytest.approx(
+        whole.parts["activations"] * 140 / 1024, rel=0.01
+    )
     assert short.parts["attention"] < whole.parts["attention"] / 20
     assert on_a_cpu("lora.r=16", longest=1024) == on_a_cpu("lora.r=16", longest=4000) == whole
     # Packed, all eight rows of a step share one micro-batch, as far as its tokens reach.
     eight = ("lora.r=16", "training.global_batch_size=8")
-    assert on_a_cpu(*eight, longest=64).parts["activations"] == pytest.approx(whole.parts["activations"] / 2, rel=0.01)
+    assert on_a_cpu(*eight, longest=64).parts["activations"] == pytest.approx(
+        whole.parts["activations"] / 2, rel=0.01
+    )
     assert on_a_cpu(*eight, longest=512).parts["activations"] == whole.parts["activations"]
 
 
-def test_beginnings_that_rows_share_fill_no_micro_batch_and_are_seen_by_what_goes_on_from_them() -> None:
+def test_beginnings_that_rows_share_fill_no_micro_batch_and_are_seen_by_what_goes_on_from_them() -> (
+    None
+):
     config = load_config(
         None,
         overrides=[
@@ -298,31 +359,51 @@ def test_beginnings_that_rows_share_fill_no_micro_batch_and_are_seen_by_what_goe
     )  # fmt: skip
     shared = 7 / 8 * 2 / 3  # of eight rows with 512 tokens of 768 in common
     found, whole = (
-        forecast(config, make_plan(config, rows=64, device="cpu", tokens=64 * 768, spared_share=s), WEIGHTS, None, 768)
+        forecast(
+            config,
+            make_plan(config, rows=64, device="cpu", tokens=64 * 768, spared_share=s),
+            WEIGHTS,
+            None,
+            768,
+        )
         for s in (shared, 0.0)
     )
     assert found is not None
     assert whole is not None
     tokens = 512 + 8 * 256
-    assert found.parts["activations"] / whole.parts["activations"] == pytest.approx(tokens / (8 * 768), rel=0.01)
+    assert found.parts["activations"] / whole.parts["activations"] == pytest.approx(
+        tokens / (8 * 768), rel=0.01
+    )
     seen, plain = 256 * 256 + 256 * 512, 256 * (256 + 512 + 768)
     pairs = seen + 8 * (256 * 256 + 256 * 512)
-    assert found.parts["attention"] / whole.parts["attention"] == pytest.approx(pairs / (8 * plain), rel=0.01)
+    assert found.parts["attention"] / whole.parts["attention"] == pytest.approx(
+        pairs / (8 * plain), rel=0.01
+    )
     small = config.model_copy(
         update={"training": config.training.model_copy(update={"per_device_train_batch_size": 1})}
     )
     numbers = [
-        make_plan(small, rows=64, device="cpu", tokens=64 * 768, spared_share=s).accumulation for s in (shared, 0)
+        make_plan(small, rows=64, device="cpu", tokens=64 * 768, spared_share=s).accumulation
+        for s in (shared, 0)
     ]
     assert numbers == [4, 8]
 
 
 def test_layers_without_a_gate_keep_less() -> None:
-    sizes = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048}
+    sizes = {
+        "hidden_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "intermediate_size": 2048,
+    }
     layer = "bert.encoder.layer.0"
-    shapes = {f"{layer}.intermediate.dense.weight": (2048, 512), f"{layer}.output.LayerNorm.bias": (512,)}
+    shapes = {
+        f"{layer}.intermediate.dense.weight": (2048, 512),
+        f"{layer}.output.LayerNorm.bias": (512,),
+    }
     exact, bent = (
-        Weights(shapes, {**sizes, "hidden_act": act}, stated=True) for act in ("gelu_pytorch_tanh", "gelu_new")
+        Weights(shapes, {**sizes, "hidden_act": act}, stated=True)
+        for act in ("gelu_pytorch_tanh", "gelu_new")
     )
     classifies = "task=sequence_classification"
     kept = on_a_cpu(classifies, weights=exact).parts["activations"]
@@ -336,7 +417,10 @@ def test_activations_keep_what_autograd_does(gate: bool) -> None:
     from transformers.activations import ACT2FN
 
     wide = torch.randn(3, 8, requires_grad=True)
-    weights = {act: like({"hidden_act": act}, ("", "") if gate else ("gate_proj", "other_proj")) for act in ACT2FN}
+    weights = {
+        act: like({"hidden_act": act}, ("", "") if gate else ("gate_proj", "other_proj"))
+        for act in ACT2FN
+    }
     of_gelu = on_a_cpu(weights=weights["gelu"]).parts["activations"]
     each = 1024 * QWEN3_8B["num_hidden_layers"] * QWEN3_8B["intermediate_size"] * 4
     for act, of_model in weights.items():
@@ -351,7 +435,9 @@ def test_activations_keep_what_autograd_does(gate: bool) -> None:
             given = function(wide * 1.0)
             given = given * (wide * 1.0) if gate else given
             given @ torch.ones(8, 8, requires_grad=True)
-        copies = sum(saved.shape == wide.shape and saved.dtype == wide.dtype for saved in kept.values())
+        copies = sum(
+            saved.shape == wide.shape and saved.dtype == wide.dtype for saved in kept.values()
+        )
         found = on_a_cpu(weights=of_model).parts["activations"]
         assert (found - of_gelu) / each == copies - (4 if gate else 2), act
 
@@ -365,7 +451,9 @@ def test_what_takes_one_sequence_at_a_time_keeps_no_others_and_no_probabilities(
     assert eager["attention"] == 36 * 32 * 1024 * 1024 * 4
     windowed = on_a_cpu(*four, "model.attention=sdpa", weights=like({"sliding_window": 512})).parts
     assert windowed["attention"] == 36 * 1024 * 1024 * 4, "a mask in each layer"
-    assert windowed["activations"] - alone["activations"] == 1024 * 36 * 2 * (32 - 8) * 128 * 4, "keys of every head"
+    assert windowed["activations"] - alone["activations"] == 1024 * 36 * 2 * (32 - 8) * 128 * 4, (
+        "keys of every head"
+    )
 
 
 def test_bitsandbytes_counts_where_it_is_imported() -> None:
@@ -379,8 +467,12 @@ def test_what_dropout_drew_is_kept() -> None:
         on_a_cpu("task=sequence_classification", weights=like(changes))
         for changes in ({}, {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1})
     )
-    assert dropping.parts["attention"] == 3 * 36 * 32 * 1024 * 1024 * 4, "not only what is seen before each token"
-    padded = on_a_cpu("task=sequence_classification", weights=like({"attention_dropout": 0.1}), longest=480)
+    assert dropping.parts["attention"] == 3 * 36 * 32 * 1024 * 1024 * 4, (
+        "not only what is seen before each token"
+    )
+    padded = on_a_cpu(
+        "task=sequence_classification", weights=like({"attention_dropout": 0.1}), longest=480
+    )
     assert padded.parts["attention"] == 3 * 36 * 32 * 512 * 512 * 4
     assert dropping.parts["activations"] - plain.parts["activations"] == 1024 * 36 * 2 * 4096 * 4
 
@@ -389,17 +481,33 @@ def test_what_dropout_drew_is_kept() -> None:
 def test_experts_that_are_apart_in_a_file_lie_in_memory_twice_while_they_load(
     is_apart: bool, least: float, most: float
 ) -> None:
-    sizes = {"num_hidden_layers": 8, "hidden_size": 1024, "intermediate_size": 64, "vocab_size": 1000}
-    config = QWEN3_8B | sizes | {"model_type": "qwen3_moe", "num_experts": 64, "num_experts_per_tok": 2}
+    sizes = {
+        "num_hidden_layers": 8,
+        "hidden_size": 1024,
+        "intermediate_size": 64,
+        "vocab_size": 1000,
+    }
+    config = (
+        QWEN3_8B | sizes | {"model_type": "qwen3_moe", "num_experts": 64, "num_experts_per_tok": 2}
+    )
     shapes = dict(shapes_of(QWEN3_8B | sizes))
     for layer in range(8):
         place = f"model.layers.{layer}.mlp.experts"
         if is_apart:
             each = {"gate_proj": (512, 1024), "up_proj": (512, 1024), "down_proj": (1024, 512)}
-            shapes |= {f"{place}.{n}.{name}.weight": shape for n in range(64) for name, shape in each.items()}
+            shapes |= {
+                f"{place}.{n}.{name}.weight": shape
+                for n in range(64)
+                for name, shape in each.items()
+            }
         else:
-            shapes |= {f"{place}.gate_up_proj": (64, 1024, 1024), f"{place}.down_proj": (64, 1024, 512)}
-    run = load_config(None, overrides=["model=m/m", "data.train=x/y", "lora.r=4", "data.max_length=64"])
+            shapes |= {
+                f"{place}.gate_up_proj": (64, 1024, 1024),
+                f"{place}.down_proj": (64, 1024, 512),
+            }
+    run = load_config(
+        None, overrides=["model=m/m", "data.train=x/y", "lora.r=4", "data.max_length=64"]
+    )
     found = forecast(run, make_plan(run), Weights(shapes, config, stated=True))
     assert found is not None
     assert least < (found.peak_bytes - found.parts["process"]) / found.parts["weights"] < most
@@ -408,7 +516,9 @@ def test_experts_that_are_apart_in_a_file_lie_in_memory_twice_while_they_load(
 
 def test_trackers_count() -> None:
     plain = on_a_cpu("lora.r=16")
-    tracked = on_a_cpu("lora.r=16", "tracking.tensorboard=true", "tracking.mlflow={uri: ./mlruns, experiment: x}")
+    tracked = on_a_cpu(
+        "lora.r=16", "tracking.tensorboard=true", "tracking.mlflow={uri: ./mlruns, experiment: x}"
+    )
     assert tracked.peak_bytes - plain.peak_bytes == tracked.parts["trackers"] == 184 * MIB
 
 

@@ -22,11 +22,27 @@ WAVE = "argocd.argoproj.io/sync-wave"
 KUBECTL = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 NO_DEADLINE = "kubernetes.max_runtime_seconds=null"
 CASES = {
-    **{kind: [str(FULL), f"--kind={kind}", *([NO_DEADLINE] if kind == "statefulset" else [])] for kind in KINDS},
-    "shared": [str(FULL), "--kind=jobset", "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}"],
     **{
-        f"{gang}-{kind}": [str(MINIMAL), f"--kind={kind}", "compute.nodes=2", f"kubernetes.scheduling.gang={gang}"]
-        for gang, kind in (("volcano", "job"), ("coscheduling", "jobset"), ("native", "statefulset"))
+        kind: [str(FULL), f"--kind={kind}", *([NO_DEADLINE] if kind == "statefulset" else [])]
+        for kind in KINDS
+    },
+    "shared": [
+        str(FULL),
+        "--kind=jobset",
+        "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}",
+    ],
+    **{
+        f"{gang}-{kind}": [
+            str(MINIMAL),
+            f"--kind={kind}",
+            "compute.nodes=2",
+            f"kubernetes.scheduling.gang={gang}",
+        ]
+        for gang, kind in (
+            ("volcano", "job"),
+            ("coscheduling", "jobset"),
+            ("native", "statefulset"),
+        )
     },
 }
 
@@ -34,8 +50,12 @@ CASES = {
 def built(folder: Path, **overlay: Any) -> list[dict[str, Any]]:
     """What kustomize makes of an overlay of a rendered folder."""
     (folder / "overlay").mkdir()
-    (folder / "overlay" / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["../base"], **overlay}))
-    done = subprocess.run(["kubectl", "kustomize", folder / "overlay"], capture_output=True, text=True, check=True)
+    (folder / "overlay" / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": ["../base"], **overlay})
+    )
+    done = subprocess.run(
+        ["kubectl", "kustomize", folder / "overlay"], capture_output=True, text=True, check=True
+    )
     return list(yaml.load_all(done.stdout, yaml.CSafeLoader))
 
 
@@ -67,12 +87,25 @@ def test_a_renamed_run_refers_to_nothing_under_its_old_name(case: str, tmp_path:
     assert left <= {("command", f"/outputs/{name}"), ("name", f"{name}-jupyter")}
     assert [finding.text for finding in check_objects(objects)] == []
     assert [problem for obj in objects for problem in problems(obj)] == []
-    accounts = {template["spec"]["serviceAccountName"] for obj in objects for _, template in pod_templates(obj)}
+    accounts = {
+        template["spec"]["serviceAccountName"]
+        for obj in objects
+        for _, template in pod_templates(obj)
+    }
     assert accounts <= {f"alice-{name}", "default"}
-    there = {(obj["kind"], obj["metadata"]["name"]) for obj in objects} | {("PersistentVolumeClaim", "datasets")}
-    volumes = [v for obj in objects for _, template in pod_templates(obj) for v in template["spec"]["volumes"]]
+    there = {(obj["kind"], obj["metadata"]["name"]) for obj in objects} | {
+        ("PersistentVolumeClaim", "datasets")
+    }
+    volumes = [
+        v
+        for obj in objects
+        for _, template in pod_templates(obj)
+        for v in template["spec"]["volumes"]
+    ]
     assert {("ConfigMap", v["configMap"]["name"]) for v in volumes if "configMap" in v} <= there
-    claims = [v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v]
+    claims = [
+        v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v
+    ]
     assert {("PersistentVolumeClaim", claim) for claim in claims} <= there
 
 
@@ -93,7 +126,10 @@ def test_a_generated_secret_is_found_by_pods_of_all_kinds(kind: str, tmp_path: P
     ]
     assert trainers
     for env in trainers:
-        assert {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "HF_TOKEN"}}} in env
+        assert {
+            "name": "HF_TOKEN",
+            "valueFrom": {"secretKeyRef": {"name": secret, "key": "HF_TOKEN"}},
+        } in env
 
 
 def test_the_places_of_pod_templates_are_those_of_every_kind() -> None:
@@ -122,8 +158,15 @@ def _at(value: Any, path: str) -> Iterator[Any]:
 def test_argo_applies_what_pods_need_then_what_prepares_then_the_run(kind: str) -> None:
     assert not any(WAVE in (obj["metadata"].get("annotations") or {}) for obj in made(kind))
     objects = made(kind, "kubernetes.argocd=true")
-    wave = {(o["kind"], o["metadata"]["name"]): int(o["metadata"]["annotations"][WAVE]) for o in objects}
-    workload = {"job": "Job", "statefulset": "StatefulSet", "jobset": "JobSet", "pytorchjob": "PyTorchJob"}
+    wave = {
+        (o["kind"], o["metadata"]["name"]): int(o["metadata"]["annotations"][WAVE]) for o in objects
+    }
+    workload = {
+        "job": "Job",
+        "statefulset": "StatefulSet",
+        "jobset": "JobSet",
+        "pytorchjob": "PyTorchJob",
+    }
     trainer = wave[workload.get(kind, "TrainJob"), "support-bot"]
     claim = wave["PersistentVolumeClaim", "support-bot-outputs"]
     assert wave["ConfigMap", "support-bot"] < claim
@@ -133,11 +176,17 @@ def test_argo_applies_what_pods_need_then_what_prepares_then_the_run(kind: str) 
     assert (preparing is None) == (kind in ("jobset", "trainjob"))
     assert preparing is None or preparing < trainer
     # A Job is healthy when it has ended: what is to be looked at while it runs comes with it.
-    assert wave["Deployment", "support-bot-tensorboard"] == wave["Pod", "support-bot-jupyter"] == trainer
+    assert (
+        wave["Deployment", "support-bot-tensorboard"]
+        == wave["Pod", "support-bot-jupyter"]
+        == trainer
+    )
     assert [problem for obj in objects for problem in problems(obj)] == []
 
 
-def test_argo_is_kept_from_starting_a_finished_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_argo_is_kept_from_starting_a_finished_run_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["render", str(FULL), "kubernetes.argocd=true"]) == 0
     assert "kubernetes.ttl_seconds: advice: 604800" in capsys.readouterr().err
     assert main(["render", str(FULL), "kubernetes.argocd=true", "kubernetes.ttl_seconds=null"]) == 0

@@ -53,26 +53,40 @@ def test_times_are_told_in_two_units(seconds: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, ""), (-1, "0s"), (99.9, "99s"), (100, "1m"), (5999, "99m"), (11_100, "3h05m"), (2 * 86_400, "2d00h")],
+    [
+        (None, ""),
+        (-1, "0s"),
+        (99.9, "99s"),
+        (100, "1m"),
+        (5999, "99m"),
+        (11_100, "3h05m"),
+        (2 * 86_400, "2d00h"),
+    ],
 )
 def test_times_in_columns_are_short(seconds: float | None, text: str) -> None:
     assert humanize.brief(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "–"), (1234, "1,234"), (1234.5, "1,234"), (0.06591, "0.06591"), (float("nan"), "nan")]
+    ("value", "text"),
+    [(None, "–"), (1234, "1,234"), (1234.5, "1,234"), (0.06591, "0.06591"), (float("nan"), "nan")],
 )
 def test_numbers(value: Any, text: str) -> None:
     assert humanize.number(value) == text
 
 
 def test_units_agree_with_their_counts() -> None:
-    said = [humanize.counted(*words) for words in ((1, "row"), (2_000, "row"), (1, "process"), (2, "process"))]
+    said = [
+        humanize.counted(*words)
+        for words in ((1, "row"), (2_000, "row"), (1, "process"), (2, "process"))
+    ]
     assert said == ["1 row", "2,000 rows", "1 process", "2 processes"]
 
 
 def test_what_a_terminal_would_obey_is_spelt_out() -> None:
-    assert humanize.visible("a\x1b[31mred\x9b0m\x7f\r\tb\nc") == "a\\x1b[31mred\\x9b0m\\x7f\\x0d\tb\nc"
+    assert (
+        humanize.visible("a\x1b[31mred\x9b0m\x7f\r\tb\nc") == "a\\x1b[31mred\\x9b0m\\x7f\\x0d\tb\nc"
+    )
     assert humanize.visible("one\nline", keep="") == "one\\x0aline"
     assert humanize.visible("\u202eabc\u2066 \ud800 \u2028") == "\\u202eabc\\u2066 \\ud800 \\u2028"
     plain = "Grüße, 你好 🙂 e\u0301 \u200d \xa0"

@@ -52,7 +52,14 @@ def bill(folder: Path) -> str:
     (folder / "status.d").mkdir(exist_ok=True)
     (folder / "status").write_text(f"{STATUS}\n{REPLACED}")
     (folder / "status.d" / "libibverbs1").write_text(UNPACKED)
-    command = [sys.executable, ROOT / "scripts" / "sbom.py", "kubetune", "1.0", "--python", sys.prefix]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "sbom.py",
+        "kubetune",
+        "1.0",
+        "--python",
+        sys.prefix,
+    ]
     done = subprocess.run([*command, "--dpkg", folder], capture_output=True, text=True, check=True)
     return done.stdout
 
@@ -66,7 +73,9 @@ def test_the_bill_lists_every_package_by_its_identity(tmp_path: Path) -> None:
     assert by_name["torch"]["purl"] == f"pkg:pypi/torch@{quote(torch)}"
     assert by_name["torch"]["version"] == torch
     assert by_name["transformers"]["licenses"]
-    libc, verbs = (by_name[name]["purl"].partition("&distro=")[0] for name in ("libc6", "libibverbs1"))
+    libc, verbs = (
+        by_name[name]["purl"].partition("&distro=")[0] for name in ("libc6", "libibverbs1")
+    )
     assert libc == "pkg:deb/debian/libc6@2.41-12%2Bdeb13u4?arch=amd64"
     assert verbs == "pkg:deb/debian/libibverbs1@56.1-1?arch=amd64"
     assert "gone" not in by_name
@@ -76,14 +85,23 @@ def test_the_bill_lists_every_package_by_its_identity(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_packages_is_told(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "scripts" / "sbom.py", "kubetune", "1.0", "--python", tmp_path]
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "sbom.py",
+        "kubetune",
+        "1.0",
+        "--python",
+        tmp_path,
+    ]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert f"no package is installed in {tmp_path}" in said
 
 
 def test_the_image_script_says_how_it_is_used(copy: Path) -> None:
     """Not the builder, which has words of that name too."""
-    done = subprocess.run([copy / "scripts/image", "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [copy / "scripts/image", "--help"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("Build the container image: scripts/image [cpu|cuda")
     assert "KUBETUNE_TORCH_INDEX" in done.stdout.splitlines()[-1]
 
@@ -116,7 +134,9 @@ def registry(digest: str | None) -> Iterator[tuple[str, list[str]]]:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The files that the scripts read and write, to be changed."""
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("Dockerfile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path
@@ -124,11 +144,15 @@ def copy(tmp_path: Path) -> Path:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize("digest", ["sha256:" + "ab" * 32, None])
-def test_the_base_is_named_by_the_digest_that_its_registry_has(copy: Path, digest: str | None) -> None:
+def test_the_base_is_named_by_the_digest_that_its_registry_has(
+    copy: Path, digest: str | None
+) -> None:
     before = (copy / "Dockerfile").read_text()
     with registry(digest) as (address, asked):
         environ = {**os.environ, "REGISTRY": address, "no_proxy": "127.0.0.1"}
-        done = subprocess.run([copy / "scripts/image-pins", "base"], env=environ, capture_output=True, text=True)
+        done = subprocess.run(
+            [copy / "scripts/image-pins", "base"], env=environ, capture_output=True, text=True
+        )
     assert asked == ["/v2/library/python/manifests/3.11-slim-trixie"]
     after = (copy / "Dockerfile").read_text()
     if digest:
@@ -144,9 +168,15 @@ def test_base_and_debian_packages_are_pinned() -> None:
     base = re.search(r"^ARG BASE=(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert base is not None
     assert re.fullmatch(r"python:3\.\d+-slim-\w+@sha256:[0-9a-f]{64}", base[1])
-    pins = dict(re.findall(r'^(\w+)="?([^"\n]*)', (ROOT / "scripts/image.pins").read_text(), re.MULTILINE))
+    pins = dict(
+        re.findall(r'^(\w+)="?([^"\n]*)', (ROOT / "scripts/image.pins").read_text(), re.MULTILINE)
+    )
     assert re.fullmatch(r"\d{8}T\d{6}Z", pins["SNAPSHOT"])
-    named = dict(pin.split("=") for key in ("RDMA_PACKAGES", "COMPILER_PACKAGES") for pin in pins[key].split())
+    named = dict(
+        pin.split("=")
+        for key in ("RDMA_PACKAGES", "COMPILER_PACKAGES")
+        for pin in pins[key].split()
+    )
     assert {"libibverbs1", "ibverbs-providers", "librdmacm1t64", "gcc", "libc6-dev"} <= named.keys()
     assert all(re.fullmatch(r"[0-9][\w.+:~-]*", number) for number in named.values())
 
@@ -158,8 +188,20 @@ def asked_of_builder(copy: Path, *words: str, **environ: str) -> tuple[dict[str,
     builder.write_text(BUILDER)
     builder.chmod(0o755)
     path = f"{copy / 'bin'}:{os.environ['PATH']}"
-    environment = {"PATH": path, "BUILDER": "builder", "TOLD": str(told), "HOME": str(copy), **environ}
-    subprocess.run([copy / "scripts/image", *words], env=environment, capture_output=True, text=True, check=True)
+    environment = {
+        "PATH": path,
+        "BUILDER": "builder",
+        "TOLD": str(told),
+        "HOME": str(copy),
+        **environ,
+    }
+    subprocess.run(
+        [copy / "scripts/image", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     lines = told.read_text().splitlines()
     arguments = [lines[i + 1] for i, line in enumerate(lines) if line == "--build-arg"]
     return dict(argument.split("=", 1) for argument in arguments), lines
@@ -188,14 +230,22 @@ def test_training_images_hold_what_training_needs(copy: Path) -> None:
 
 
 def test_tools_architectures_and_the_source_are_options(copy: Path) -> None:
-    arguments, words = asked_of_builder(copy, "tools", PLATFORM="linux/arm64", SOURCE="https://git.example/kubetune")
+    arguments, words = asked_of_builder(
+        copy, "tools", PLATFORM="linux/arm64", SOURCE="https://git.example/kubetune"
+    )
     assert arguments["EXTRAS"] == "hub,vision,s3,tracking,ui,jupyter"
     assert arguments["VARIANT"] == "cpu"
-    assert words[words.index("--label") + 1] == "org.opencontainers.image.source=https://git.example/kubetune"
+    assert (
+        words[words.index("--label") + 1]
+        == "org.opencontainers.image.source=https://git.example/kubetune"
+    )
     assert words[words.index("--platform") + 1] == "linux/arm64"
     assert words[words.index("--tag") + 1].endswith("-tools-arm64")
     subprocess.run(["git", "init", "-q", copy], check=True)
     origin = "https://somebody:a-token@git.example/kubetune.git"
     subprocess.run(["git", "-C", copy, "remote", "add", "origin", origin], check=True)
     _, words = asked_of_builder(copy, "cpu")
-    assert words[words.index("--label") + 1] == "org.opencontainers.image.source=https://git.example/kubetune.git"
+    assert (
+        words[words.index("--label") + 1]
+        == "org.opencontainers.image.source=https://git.example/kubetune.git"
+    )

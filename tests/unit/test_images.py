@@ -28,7 +28,12 @@ def draw(file: Path, size: tuple[int, int] = (40, 30), mode: str = "RGB") -> Pat
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for name in ("coco/train2017/1.jpg", "gqa/images/2.jpg", "mathvista/images/3.jpg", "mathvista/images/2.jpg"):
+    for name in (
+        "coco/train2017/1.jpg",
+        "gqa/images/2.jpg",
+        "mathvista/images/3.jpg",
+        "mathvista/images/2.jpg",
+    ):
         draw(tmp_path / "root" / name)
     draw(tmp_path / "elsewhere.jpg")
     (tmp_path / "root" / "coco" / "link.jpg").symlink_to(tmp_path / "elsewhere.jpg")
@@ -60,7 +65,14 @@ def test_images_are_found_by_path(root: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/etc/passwd", "../elsewhere.jpg", "coco/../../elsewhere.jpg", "coco/link.jpg", "a\0.jpg", "http://x/a.jpg"],
+    [
+        "/etc/passwd",
+        "../elsewhere.jpg",
+        "coco/../../elsewhere.jpg",
+        "coco/link.jpg",
+        "a\0.jpg",
+        "http://x/a.jpg",
+    ],
 )
 def test_paths_do_not_lead_outside(root: Path, path: str) -> None:
     assert reason_of(ImageFolders(root, {}), path) == "image_outside"
@@ -89,7 +101,8 @@ def test_images_that_rows_hold_are_kept_by_their_content(kind: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "address", ["data:image/png;base64,a", "data:image/png,a", "data:;base64,é", "data:", "data:a/b"]
+    "address",
+    ["data:image/png;base64,a", "data:image/png,a", "data:;base64,é", "data:", "data:a/b"],
 )
 def test_addresses_that_hold_no_image(address: str, tmp_path: Path) -> None:
     with pytest.raises(UnusableImage):
@@ -103,7 +116,9 @@ def test_frames_and_shades_that_are_not_seen_are_known(tmp_path: Path) -> None:
     frames[0].save(plain)
     frames[0].save(moving, save_all=True, append_images=frames[1:])
     Image.new("I;16", (40, 30), 40_000).save(deep)
-    found = [(facts.is_animated, facts.is_deep) for facts in map(verify_image, (plain, moving, deep))]
+    found = [
+        (facts.is_animated, facts.is_deep) for facts in map(verify_image, (plain, moving, deep))
+    ]
     assert found == [(False, False), (True, False), (False, True)]
 
 
@@ -115,7 +130,12 @@ def png(width: int, height: int) -> bytes:
         (b"IDAT", b""),
         (b"IEND", b""),
     ):
-        chunks += struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        chunks += (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
     return b"\x89PNG\r\n\x1a\n" + chunks
 
 
@@ -124,7 +144,10 @@ def png(width: int, height: int) -> bytes:
     [
         (b"", "image_damaged"),
         (b"<html>not found</html>", "image_unknown"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "image_unknown"),  # would start another program
+        (
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+            "image_unknown",
+        ),  # would start another program
         (png(30_000, 30_000), "image_too_large"),
         (png(10_000, 10_000), "image_too_large"),
         (png(5_000, 10), "image_too_narrow"),

@@ -20,7 +20,13 @@ from kubetune.plugins.importers.draft import Note
 from tests.peers.read_keys import TABLE
 
 SMALLEST: dict[str, dict[str, Any]] = {
-    "axolotl": {"base_model": "a/model", "datasets": [{"path": "a/set"}], "adapter": "lora", "sequence_len": 512},
+    "axolotl": {
+        "base_model": "a/model",
+        "datasets": [{"path": "a/set"}],
+        "adapter": "lora",
+        "lora_target_linear": True,
+        "sequence_len": 512,
+    },
     "LLaMA-Factory": {"model_name_or_path": "a/model", "dataset": "a", "finetuning_type": "lora"},
     "TRL": {"model_name_or_path": "a/model", "dataset_name": "a/set", "use_peft": True},
     "ms-swift": {"model": "a/model", "dataset": ["a/set"], "tuner_type": "lora"},
@@ -36,8 +42,12 @@ def table() -> dict[str, Any]:
 def another_value(kind: str, default: Any) -> Any:
     """A value that the type allows and that is not the default."""
     if "Literal[" in kind:
-        literals = [node.value for node in ast.walk(ast.parse(kind)) if isinstance(node, ast.Constant)]
-        return next((value for value in literals if value is not None and value != default), default)
+        literals = [
+            node.value for node in ast.walk(ast.parse(kind)) if isinstance(node, ast.Constant)
+        ]
+        return next(
+            (value for value in literals if value is not None and value != default), default
+        )
     if "bool" in kind and "str" not in kind:
         return default is not True
     if "float" in kind:
@@ -80,9 +90,75 @@ def test_every_key_of_a_peers_schema_ends_in_one_list(peer: str, tmp_path: Path)
     assert len(refused) < 12  # other kinds of learning
 
 
+@pytest.mark.parametrize("peer", SMALLEST)
+def test_every_key_of_a_peers_schema_is_known_by_its_purpose(peer: str, tmp_path: Path) -> None:
+    unknown = []
+    for key, value in keys(peer):
+        try:
+            notes = notes_of(peer, {**SMALLEST[peer], key: value}, tmp_path)
+        except ConfigError:
+            continue
+        if any(note.key == key and "not known to" in note.text for note in notes):
+            unknown.append(key)
+    assert not unknown
+
+
+OFF_WHERE_LEFT_OUT = {
+    "axolotl": "auto_find_batch_size bfloat16 cosine_constant_lr_ratio cosine_min_lr_ratio dataloader_drop_last "
+    "dataset_exact_deduplication float16 float32 fp16 fp8 gptq neftune_noise_alpha noisy_embedding_alpha peft_use_dora "
+    "peft_use_rslora resize_token_embeddings_to_32x streaming trust_remote_code use_comet use_eaft use_mlflow "
+    "use_tensorboard use_trackio use_wandb wandb_watch",
+    "LLaMA-Factory": "neftune_noise_alpha",
+    "TRL": "neftune_noise_alpha",
+    "ms-swift": "neftune_noise_alpha fp16",
+}
+"""Keys whose default is none, which the tools' code takes for off."""
+
+
+@pytest.mark.parametrize("peer", SMALLEST)
+def test_only_a_tools_own_default_is_off_as_here(peer: str, tmp_path: Path) -> None:
+    wrong = []
+    for key, (_, default) in table()[peer]["keys"].items():
+        for value in (False, 0):
+            try:
+                notes = notes_of(peer, {**SMALLEST[peer], key: value}, tmp_path)
+            except ConfigError:
+                continue
+            is_off = any(note.key == key and note.text == "off, as here" for note in notes)
+            is_default = default is not None and default == value
+            if is_off and not is_default and key not in OFF_WHERE_LEFT_OUT[peer].split():
+                wrong.append((key, value, default))
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("peer", "key", "value"),
+    [
+        ("ms-swift", "init_weights", False),
+        ("ms-swift", "eval_iters", 0),
+        ("ms-swift", "data_seed", 0),
+        ("LLaMA-Factory", "video_fps", 0),
+        ("ms-swift", "freeze_parameters_ratio", 0.5),
+        ("LLaMA-Factory", "create_new_adapter", True),
+        ("LLaMA-Factory", "freeze_trainable_layers", 2),
+        ("axolotl", "loraplus_lr_ratio", 16),
+    ],
+)
+def test_what_is_not_done_here_is_dropped_with_its_reason(
+    peer: str, key: str, value: Any, tmp_path: Path
+) -> None:
+    (note,) = (n for n in notes_of(peer, {**SMALLEST[peer], key: value}, tmp_path) if n.key == key)
+    assert note.kind == "dropped"
+    assert "not known" not in note.text
+
+
 @pytest.mark.parametrize(
     ("peer", "key"),
-    [("axolotl", "lora_target_parameters"), ("TRL", "lora_target_parameters"), ("ms-swift", "target_parameters")],
+    [
+        ("axolotl", "lora_target_parameters"),
+        ("TRL", "lora_target_parameters"),
+        ("ms-swift", "target_parameters"),
+    ],
 )
 def test_tensors_that_get_adapters_are_carried(peer: str, key: str, tmp_path: Path) -> None:
     given = {**SMALLEST[peer], key: ["mlp.experts.down_proj"]}
@@ -97,23 +173,43 @@ def test_keys_that_are_empty_are_told_too(peer: str, tmp_path: Path) -> None:
     told = [note.key for note in notes]
     assert sorted(told) == sorted(set(told))
     assert set(told) >= empty.keys()
-    means_something = {"max_length"} if peer == "TRL" else set()  # no limit
-    assert {note.kind for note in notes if note.key in empty.keys() - means_something} == {"unneeded"}
+    # No limit, and the modules that PEFT chooses.
+    means_something = {"max_length", "lora_target_modules"} if peer == "TRL" else set()
+    assert {note.kind for note in notes if note.key in empty.keys() - means_something} == {
+        "unneeded"
+    }
 
 
 def test_no_limit_is_not_their_default(tmp_path: Path) -> None:
-    (tmp_path / "t.yaml").write_text("model_name_or_path: a/model\ndataset_name: a/set\nmax_length: null\n")
+    (tmp_path / "t.yaml").write_text(
+        "model_name_or_path: a/model\ndataset_name: a/set\nmax_length: null\n"
+    )
     found = import_config(tmp_path / "t.yaml", "TRL")
     assert "max_length: 8192\n  overlong: error  # max_length: null there" in found.text
 
 
 def test_every_key_of_a_data_set_of_llama_factory_is_carried_or_told(tmp_path: Path) -> None:
-    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "bot"}
-    entry = {"file_name": "a.json", "formatting": "sharegpt", "tags": tags, "num_samples": 7, "folder": "b", "new": 1}
+    tags = {
+        "role_tag": "role",
+        "content_tag": "content",
+        "user_tag": "user",
+        "assistant_tag": "bot",
+    }
+    entry = {
+        "file_name": "a.json",
+        "formatting": "sharegpt",
+        "tags": tags,
+        "num_samples": 7,
+        "folder": "b",
+        "new": 1,
+    }
     (tmp_path / "data").mkdir()
     info = tmp_path / "data" / "dataset_info.json"
     info.write_text(json.dumps({"a": entry}))
-    notes = {note.key: note.text for note in notes_of("LLaMA-Factory", SMALLEST["LLaMA-Factory"], tmp_path)}
+    notes = {
+        note.key: note.text
+        for note in notes_of("LLaMA-Factory", SMALLEST["LLaMA-Factory"], tmp_path)
+    }
     assert "a.json#7, format: messages" in notes["dataset"]
     assert [key for key in notes if key.startswith("dataset: a")] == [
         "dataset: a.folder", "dataset: a.new", "dataset: a.tags.assistant_tag"
@@ -125,7 +221,10 @@ def test_every_key_of_a_data_set_of_llama_factory_is_carried_or_told(tmp_path: P
 
 def test_sections_of_sources_lose_no_key(tmp_path: Path) -> None:
     source = {**SOURCE, "roles_to_train": []}
-    told = [note.key for note in notes_of("axolotl", {**SMALLEST["axolotl"], "datasets": [source]}, tmp_path)]
+    told = [
+        note.key
+        for note in notes_of("axolotl", {**SMALLEST["axolotl"], "datasets": [source]}, tmp_path)
+    ]
     assert "datasets[0].roles_to_train" in told
     mixture = {"datasets": [{"id": "a/set", "columns": ["text"], "new": 1}], "shuffled": True}
     given = {"model_name_or_path": "a/model", "dataset_mixture": mixture}
@@ -186,7 +285,9 @@ def test_every_key_of_a_source_of_axolotl_is_carried_or_told(tmp_path: Path) -> 
         ("ms-swift", "eval_iters", 5),
     ],
 )
-def test_what_changes_a_result_is_never_called_not_needed(peer: str, key: str, value: Any, tmp_path: Path) -> None:
+def test_what_changes_a_result_is_never_called_not_needed(
+    peer: str, key: str, value: Any, tmp_path: Path
+) -> None:
     notes = notes_of(peer, {**SMALLEST[peer], key: value}, tmp_path)
     assert [note.kind for note in notes if note.key == key] == ["dropped"]
 
@@ -202,14 +303,21 @@ def test_what_changes_a_result_is_never_called_not_needed(peer: str, key: str, v
 def test_a_share_beside_data_for_evaluations_replaces_none_of_them(
     peer: str, data: dict[str, Any], share: str, tmp_path: Path
 ) -> None:
-    notes = {note.key: note for note in notes_of(peer, {**SMALLEST[peer], **data, share: 0.1}, tmp_path)}
+    notes = {
+        note.key: note for note in notes_of(peer, {**SMALLEST[peer], **data, share: 0.1}, tmp_path)
+    }
     assert [notes[key].kind for key in (*data, share)] == ["carried", "unneeded"]
     assert next(iter(data)) in notes[share].text
 
 
 @pytest.mark.parametrize("peer", ["axolotl", "TRL"])
 def test_numbers_of_16_bits_switched_off_are_float32_there(peer: str, tmp_path: Path) -> None:
-    (off,) = (n for n in notes_of(peer, {**SMALLEST[peer], "bf16": False}, tmp_path) if n.key == "bf16")
+    (off,) = (
+        n for n in notes_of(peer, {**SMALLEST[peer], "bf16": False}, tmp_path) if n.key == "bf16"
+    )
     assert (off.kind, off.text) == ("carried", "model.dtype: float32")
     notes = notes_of(peer, {**SMALLEST[peer], "fp16": True, "bf16": False}, tmp_path)
-    assert {n.key: n.kind for n in notes if n.key.endswith("16")} == {"fp16": "carried", "bf16": "unneeded"}
+    assert {n.key: n.kind for n in notes if n.key.endswith("16")} == {
+        "fp16": "carried",
+        "bf16": "unneeded",
+    }

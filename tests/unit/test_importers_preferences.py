@@ -13,7 +13,7 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers import Imported, import_config
 
-AXOLOTL = "base_model: a/b\nsequence_len: 512\nadapter: lora\nlora_r: 8\nlora_alpha: 16\n"
+AXOLOTL = "base_model: a/b\nsequence_len: 512\nadapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
 FACTORY = "model_name_or_path: a/b\ndataset: org/pairs\nfinetuning_type: lora\ncutoff_len: 512\n"
 TRL = "model_name_or_path: a/b\ndataset_name: org/pairs\nuse_peft: true\nlora_dropout: 0.05\n"
 SWIFT = "NPROC_PER_NODE=2 \\\nswift rlhf \\\n --model a/b --dataset org/pairs --tuner_type lora --use_hf true "
@@ -24,7 +24,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         f"{AXOLOTL}rl: dpo\nrl_beta: 0.2\ndatasets: [{{path: org/pairs, type: chatml.intel}}]\n",
         {"loss": "dpo", "beta": 0.2},
     ),
-    "axolotl ipo": ("a.yml", f"{AXOLOTL}rl: ipo\ndatasets: [{{path: org/pairs}}]\n", {"loss": "ipo"}),
+    "axolotl ipo": (
+        "a.yml",
+        f"{AXOLOTL}rl: ipo\ndatasets: [{{path: org/pairs}}]\n",
+        {"loss": "ipo"},
+    ),
     "axolotl simpo": (
         "a.yml",
         f"{AXOLOTL}rl: simpo\nrl_beta: 0.1\ncpo_alpha: 0.5\nsimpo_gamma: 0.4\ndatasets: [{{path: org/pairs}}]\n",
@@ -51,13 +55,21 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         f"{FACTORY}stage: dpo\npref_beta: 0.3\npref_loss: sigmoid\npref_ftx: 0.1\ndpo_label_smoothing: 0.2\n",
         {"loss": "dpo", "beta": 0.3, "sft_weight": 0.1, "label_smoothing": 0.2},
     ),
-    "factory orpo": ("a.yaml", f"{FACTORY}stage: dpo\npref_loss: orpo\npacking: true\n", {"loss": "orpo", "beta": 0.1}),
+    "factory orpo": (
+        "a.yaml",
+        f"{FACTORY}stage: dpo\npref_loss: orpo\npacking: true\n",
+        {"loss": "orpo", "beta": 0.1},
+    ),
     "factory simpo": (
         "a.yaml",
         f"{FACTORY}stage: dpo\npref_loss: simpo\n",
         {"loss": "simpo", "beta": 0.1, "gamma": 0.5, "sft_weight": 0.0},
     ),
-    "factory kto": ("a.yaml", f"{FACTORY}stage: kto\nkto_rejected_weight: 2.0\n", {"undesirable_weight": 2.0}),
+    "factory kto": (
+        "a.yaml",
+        f"{FACTORY}stage: kto\nkto_rejected_weight: 2.0\n",
+        {"undesirable_weight": 2.0},
+    ),
     "factory rm": ("a.yaml", f"{FACTORY}stage: rm\n", {}),
     "trl dpo": (
         "a.sh",
@@ -65,7 +77,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "--max_prompt_length 64 --metric_for_best_model rewards/accuracies --eval_strategy epoch\n",
         {"loss": "hinge", "beta": 0.05},
     ),
-    "trl dpo by its keys": ("a.yaml", f"{TRL}beta: 0.01\nrpo_alpha: 1.0\n", {"beta": 0.01, "sft_weight": 1.0}),
+    "trl dpo by its keys": (
+        "a.yaml",
+        f"{TRL}beta: 0.01\nrpo_alpha: 1.0\n",
+        {"beta": 0.01, "sft_weight": 1.0},
+    ),
     "trl cpo by its keys": (
         "a.yaml",
         f"{TRL}loss_type: simpo\ncpo_alpha: 0.0\nsimpo_gamma: 0.7\n",
@@ -76,21 +92,37 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "accelerate launch examples/scripts/dpo_vlm.py --model_name_or_path a/b --dataset_name org/pairs --use_peft\n",
         {"loss": "dpo"},
     ),
-    "trl kto": ("a.sh", "trl kto --model_name_or_path a/b --dataset_name org/pairs --beta 0.2\n", {"beta": 0.2}),
+    "trl kto": (
+        "a.sh",
+        "trl kto --model_name_or_path a/b --dataset_name org/pairs --beta 0.2\n",
+        {"beta": 0.2},
+    ),
     "trl reward": (
         "a.sh",
         "trl reward --model_name_or_path a/b --dataset_name org/pairs --center_rewards_coefficient 0.01\n",
         {"center_coefficient": 0.01},
     ),
-    "swift dpo": ("a.sh", f"{SWIFT}--rpo_alpha 0.1 --loss_scale last_round\n", {"loss": "dpo", "sft_weight": 0.1}),
+    "swift dpo": (
+        "a.sh",
+        f"{SWIFT}--rpo_alpha 0.1 --loss_scale last_round\n",
+        {"loss": "dpo", "sft_weight": 0.1},
+    ),
     "swift simpo": (
         "a.sh",
         f"{SWIFT}--rlhf_type simpo\n",
         {"loss": "simpo", "beta": 2.0, "gamma": 1.0, "sft_weight": 1.0},
     ),
-    "swift cpo": ("a.sh", f"{SWIFT}--rlhf_type cpo --cpo_alpha 0.5\n", {"loss": "cpo", "sft_weight": 0.5}),
+    "swift cpo": (
+        "a.sh",
+        f"{SWIFT}--rlhf_type cpo --cpo_alpha 0.5\n",
+        {"loss": "cpo", "sft_weight": 0.5},
+    ),
     "swift orpo": ("a.sh", f"{SWIFT}--rlhf_type orpo\n", {"loss": "orpo"}),
-    "swift kto": ("a.sh", f"{SWIFT}--rlhf_type kto --desirable_weight 0.8\n", {"desirable_weight": 0.8}),
+    "swift kto": (
+        "a.sh",
+        f"{SWIFT}--rlhf_type kto --desirable_weight 0.8\n",
+        {"desirable_weight": 0.8},
+    ),
     "swift rm": ("a.sh", f"{SWIFT}--rlhf_type rm --task_type seq_cls\n", {}),
 }
 
@@ -126,10 +158,16 @@ def test_what_only_trainers_of_preferences_have_is_told(tmp_path: Path) -> None:
     assert config.training.learning_rate == 1e-6
     assert [note.key for note in found.of("dropped")] == ["max_prompt_length"]
     held = "--val_dataset org/held"
-    for case, more, dropped in (("trl kto", "", []), ("swift kto", held, []), ("swift orpo", held, [KEY])):
+    for case, more, dropped in (
+        ("trl kto", "", []),
+        ("swift kto", held, []),
+        ("swift orpo", held, [KEY]),
+    ):
         name, text, _ = CASES[case]
         found, config = imported(
-            tmp_path, name, f"{text.rstrip()} --metric_for_best_model kl --eval_strategy epoch {more}\n"
+            tmp_path,
+            name,
+            f"{text.rstrip()} --metric_for_best_model kl --eval_strategy epoch {more}\n",
         )
         assert (config.training.metric_for_best_model == "eval_kl") == (not dropped)
         assert [note.key for note in found.of("dropped")] == dropped
@@ -149,17 +187,36 @@ def test_columns_of_answers_are_found(tmp_path: Path) -> None:
 
 
 SEEING = {
-    "axolotl": ("a.yml", f"{AXOLOTL}rl: dpo\nprocessor_type: AutoProcessor\ndatasets: [{{path: org/pairs}}]\n"),
-    "factory, by its images": ("a.yaml", f"{FACTORY}stage: kto\nimage_max_pixels: 262144\nvideo_max_pixels: 16384\n"),
+    "axolotl": (
+        "a.yml",
+        f"{AXOLOTL}rl: dpo\nprocessor_type: AutoProcessor\ndatasets: [{{path: org/pairs}}]\n",
+    ),
+    "factory, by its images": (
+        "a.yaml",
+        f"{FACTORY}stage: kto\nimage_max_pixels: 262144\nvideo_max_pixels: 16384\n",
+    ),
     "factory, by its data": ("a.yaml", f"{FACTORY.replace('org/pairs', 'rlhf_v')}stage: dpo\n"),
-    "swift": ("a.sh", f"{SWIFT.replace('swift', 'MAX_PIXELS=602112 swift')}--rlhf_type orpo --freeze_vit true\n"),
+    "swift": (
+        "a.sh",
+        f"{SWIFT.replace('swift', 'MAX_PIXELS=602112 swift')}--rlhf_type orpo --freeze_vit true\n",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", SEEING)
 def test_pairs_about_images_are_carried_over(case: str, tmp_path: Path) -> None:
-    columns = {"messages": "conversations", "chosen": "chosen", "rejected": "rejected", "images": "images"}
-    entry = {"hf_hub_url": "org/rlhf-v", "ranking": True, "formatting": "sharegpt", "columns": columns}
+    columns = {
+        "messages": "conversations",
+        "chosen": "chosen",
+        "rejected": "rejected",
+        "images": "images",
+    }
+    entry = {
+        "hf_hub_url": "org/rlhf-v",
+        "ranking": True,
+        "formatting": "sharegpt",
+        "columns": columns,
+    }
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"rlhf_v": entry}))
     found, config = imported(tmp_path, *SEEING[case])
@@ -173,14 +230,28 @@ def test_pairs_about_images_are_carried_over(case: str, tmp_path: Path) -> None:
     [
         ("a.yml", f"{AXOLOTL}rl: grpo\ndatasets: [{{path: a/b}}]\n", "rl is grpo"),
         ("a.yaml", f"{FACTORY}stage: ppo\n", "stage is ppo"),
-        ("a.yaml", f"{FACTORY}stage: dpo\npref_loss: kto_pair\n", "is a loss that kubetune does not have"),
-        ("a.yaml", f"{TRL}beta: 0.1\nloss_type: [sigmoid, bco_pair]\n", "is a loss that kubetune does not have"),
+        (
+            "a.yaml",
+            f"{FACTORY}stage: dpo\npref_loss: kto_pair\n",
+            "is a loss that kubetune does not have",
+        ),
+        (
+            "a.yaml",
+            f"{TRL}beta: 0.1\nloss_type: [sigmoid, bco_pair]\n",
+            "is a loss that kubetune does not have",
+        ),
         ("a.sh", f"{SWIFT}--rlhf_type gkd\n", "rlhf_type is gkd"),
-        ("a.sh", f"{SWIFT}--rlhf_type rm --freeze_vit false\n", "a reward model scores texts alone"),
+        (
+            "a.sh",
+            f"{SWIFT}--rlhf_type rm --freeze_vit false\n",
+            "a reward model scores texts alone",
+        ),
         ("a.yaml", f"{TRL}beta: 0.1\nnum_generations: 8\n", "num_generations is 8"),
     ],
 )
-def test_other_kinds_of_learning_are_refused(name: str, text: str, words: str, tmp_path: Path) -> None:
+def test_other_kinds_of_learning_are_refused(
+    name: str, text: str, words: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=words.replace("[", r"\[")) as told:
         imported(tmp_path, name, text)
     assert "Nothing was written." in str(told.value)

@@ -16,22 +16,35 @@ from kubetune.data.prepared.kept_rows import PROOF, KeptRow, KeptRows
 
 IDS, TRAINED = np.array([5, 2**31, 7], np.uint32), np.array([0, 1, 1], bool)
 EMPTY = KeptRow(3, IDS[:0], TRAINED[:0])
-LABELLED = [KeptRow(n, IDS, TRAINED, np.array([n, 0.5], np.float32), np.array([0, 1, 1], np.uint8)) for n in (4, 9)]
-PICTURED = (KeptRow(0, IDS, TRAINED, images=(b"one", b"", b"three")), EMPTY, KeptRow(2, IDS, TRAINED, images=(b"x",)))
+LABELLED = [
+    KeptRow(n, IDS, TRAINED, np.array([n, 0.5], np.float32), np.array([0, 1, 1], np.uint8))
+    for n in (4, 9)
+]
+PICTURED = (
+    KeptRow(0, IDS, TRAINED, images=(b"one", b"", b"three")),
+    EMPTY,
+    KeptRow(2, IDS, TRAINED, images=(b"x",)),
+)
 
 
-@pytest.mark.parametrize("rows", [(), (EMPTY,), (KeptRow(1, IDS, TRAINED), EMPTY), tuple(LABELLED), PICTURED])
+@pytest.mark.parametrize(
+    "rows", [(), (EMPTY,), (KeptRow(1, IDS, TRAINED), EMPTY), tuple(LABELLED), PICTURED]
+)
 def test_rows_are_read_as_they_were_kept(rows: tuple[KeptRow, ...], tmp_path: Path) -> None:
     kept_rows.write(tmp_path, PROOF, KeptRows(rows, "held-out rows"))
     found = kept_rows.read(tmp_path, PROOF)
     assert found is not None
     assert found.origin == "held-out rows"
-    assert [(row.number, row.images) for row in found.rows] == [(row.number, row.images) for row in rows]
+    assert [(row.number, row.images) for row in found.rows] == [
+        (row.number, row.images) for row in rows
+    ]
     for one, other in zip(found.rows, rows, strict=True):
         for name in ("ids", "trained", "target", "segments"):
             mine, theirs = getattr(one, name), getattr(other, name)
             assert (mine is None) == (theirs is None), name
-            assert theirs is None or (mine.dtype == theirs.dtype and np.array_equal(mine, theirs)), name
+            assert theirs is None or (
+                mine.dtype == theirs.dtype and np.array_equal(mine, theirs)
+            ), name
 
 
 def test_too_many_images_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,10 +78,16 @@ def test_damaged_rows_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_the_first_record_says_what_is_trained(
-    record: dict[str, object], task: str, found: DataFacts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    record: dict[str, object],
+    task: str,
+    found: DataFacts,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "train.jsonl").write_text(json.dumps(record) + "\n")
-    config = Config.model_validate({"task": task, "model": "m", "data": {"train": str(tmp_path / "train.jsonl")}})
+    config = Config.model_validate(
+        {"task": task, "model": "m", "data": {"train": str(tmp_path / "train.jsonl")}}
+    )
     assert data_facts.learn(config) == found
     assert data_facts.known(tmp_path, config) == found
     assert "keeps no facts about its data" in caplog.text
@@ -77,4 +96,6 @@ def test_the_first_record_says_what_is_trained(
     assert data_facts.of_prepared(tmp_path, config) == found
     for kept in ([], {"facts": []}, {"facts": {"is_chat": 1}}):
         (tmp_path / "data.json").write_text(json.dumps(kept))
-        assert data_facts.known(tmp_path, config) == DataFacts(), "damaged, or without facts; and the data have gone"
+        assert data_facts.known(tmp_path, config) == DataFacts(), (
+            "damaged, or without facts; and the data have gone"
+        )

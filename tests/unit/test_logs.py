@@ -39,7 +39,9 @@ def rank_file(run_dir: Path, rank: int = 0) -> str:
     return (run_dir / "logs" / f"rank-{rank}.log").read_text()
 
 
-def test_a_line_has_time_family_and_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_has_time_family_and_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.configure("INFO", tmp_path)
     logs.TRAIN.info("step %d/%d loss %.4f", 12, 300, 1.93)
     line = capsys.readouterr().out
@@ -57,7 +59,9 @@ def test_debug_families_need_level_debug(tmp_path: Path) -> None:
     assert "[BATCH] loss" in rank_file(tmp_path)
 
 
-def test_console_shows_rank_0_and_the_errors_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_console_shows_rank_0_and_the_errors_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.configure("INFO", tmp_path, rank=3)
     logs.DATA.info("rows")
     logs.DATA.error("no rows")
@@ -82,7 +86,9 @@ def test_a_line_that_nobody_reads_is_in_the_file_and_no_traceback(
     assert capsys.readouterr().err == ""
 
 
-def test_the_bar_replaces_train_lines_on_the_console_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bar_replaces_train_lines_on_the_console_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.configure("INFO", tmp_path, progress=True)
     logs.TRAIN.info("step 1/2")
     logs.TRAIN.warning("loss is high")
@@ -94,7 +100,9 @@ def test_the_bar_replaces_train_lines_on_the_console_only(tmp_path: Path, capsys
     assert "step 1/2" in rank_file(tmp_path)
 
 
-def test_configuring_again_does_not_double_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configuring_again_does_not_double_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.configure("INFO", tmp_path)
     logs.configure("INFO", tmp_path)
     logs.STEP.info("once")
@@ -117,13 +125,17 @@ def test_libraries_speak_from_warning_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "shown"), [("all", [0, 1, 2, 3]), ("first-last", [0, 3]), ("none", [])], ids=["all", "first-last", "none"]
+    ("which", "shown"),
+    [("all", [0, 1, 2, 3]), ("first-last", [0, 3]), ("none", [])],
+    ids=["all", "first-last", "none"],
 )
 def test_batches_shown(which: str, shown: list[int]) -> None:
     assert [i for i in range(4) if logs.shows_batch(which, i, 4)] == shown  # type: ignore[arg-type]
 
 
-def test_secrets_vanish_from_lines_and_tracebacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_vanish_from_lines_and_tracebacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     logs.configure("INFO", tmp_path)
     logs.MODEL.info("asked with %s", TOKEN)
@@ -146,7 +158,10 @@ def test_an_uncaught_exception_is_logged_without_the_secret(tmp_path: Path) -> N
         "raise RuntimeError('in main ' + os.environ['MY_API_KEY'])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, env={"MY_API_KEY": TOKEN}
+        [sys.executable, "-c", program, tmp_path],
+        capture_output=True,
+        text=True,
+        env={"MY_API_KEY": TOKEN},
     )
     assert done.returncode == 1
     for text in (done.stdout, rank_file(tmp_path)):
@@ -158,14 +173,23 @@ def test_an_uncaught_exception_is_logged_without_the_secret(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("program", "code"),
     [
-        ("from kubetune import cli; raise SystemExit(cli.main(['plan', os.environ['HF_TOKEN'] + '.yaml']))", 2),
-        ("from kubetune.base import logs; logs.scrub_tracebacks(); raise RuntimeError(os.environ['HF_TOKEN'])", 1),
+        (
+            "from kubetune import cli; raise SystemExit(cli.main(['plan', os.environ['HF_TOKEN'] + '.yaml']))",
+            2,
+        ),
+        (
+            "from kubetune.base import logs; logs.scrub_tracebacks(); raise RuntimeError(os.environ['HF_TOKEN'])",
+            1,
+        ),
     ],
     ids=["error", "traceback"],
 )
 def test_the_command_line_prints_no_secret_either(program: str, code: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", f"import os; {program}"], capture_output=True, text=True, env={"HF_TOKEN": TOKEN}
+        [sys.executable, "-c", f"import os; {program}"],
+        capture_output=True,
+        text=True,
+        env={"HF_TOKEN": TOKEN},
     )
     assert done.returncode == code
     assert "[secret]" in done.stderr
@@ -177,13 +201,20 @@ def test_the_command_line_prints_no_secret_either(program: str, code: int) -> No
     before=st.binary(max_size=5),
     after=st.binary(max_size=5),
 )
-def test_base64_of_any_text_around_a_secret_is_found(secret: str, before: bytes, after: bytes) -> None:
+def test_base64_of_any_text_around_a_secret_is_found(
+    secret: str, before: bytes, after: bytes
+) -> None:
     text = base64.b64encode(before + secret.encode() + after).decode()
     assert "[secret]" in logs.scrub(f"Authorization: Basic {text}", {"X_SECRET": secret})
 
 
 def test_what_counts_as_secret() -> None:
-    environ = {"HF_TOKEN": TOKEN, "DB_PASSWORD": "hunter22", "SOME_KEY": "train", "MODEL_ID": "Qwen/Qwen3-8B"}
+    environ = {
+        "HF_TOKEN": TOKEN,
+        "DB_PASSWORD": "hunter22",
+        "SOME_KEY": "train",
+        "MODEL_ID": "Qwen/Qwen3-8B",
+    }
     assert logs.scrub(f"a {TOKEN} b hunter22", environ) == "a [secret] b [secret]"
     assert logs.scrub(quote_plus(TOKEN), environ) == "[secret]"
     # Too short to be replaced safely, and not secret by name.

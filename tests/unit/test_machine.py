@@ -55,7 +55,9 @@ def test_load_is_between_two_looks(tmp_path: Path) -> None:
     assert 0 < found["cpu_percent"] <= 100.1
     assert 0 < found["memory_bytes"] < 2**60
     assert found["disk_free_bytes"] > 0
-    told = machine_load({**found, "gpus": [{"index": 1, "percent": 70, "memory_bytes": 5e6, "watts": 300.0}]})
+    told = machine_load(
+        {**found, "gpus": [{"index": 1, "percent": 70, "memory_bytes": 5e6, "watts": 300.0}]}
+    )
     assert told["system/cpu_utilization_percentage"] == found["cpu_percent"]
     assert told["system/gpu_1_memory_usage_megabytes"] == 5.0
 
@@ -70,4 +72,6 @@ def test_looks_are_kept_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.M
     lines = (tmp_path / metrics.LOAD).read_text().splitlines()
     assert lines
     assert all(json.loads(line)["step"] == 7 for line in lines)
-    assert [load["memory_bytes"] for load in heard] == [json.loads(line)["memory_bytes"] for line in lines]
+    assert [load["memory_bytes"] for load in heard] == [
+        json.loads(line)["memory_bytes"] for line in lines
+    ]

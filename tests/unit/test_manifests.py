@@ -38,7 +38,11 @@ def test_strict_servers_accept_it(case: str, version: str) -> None:
     """All but what is younger: an old server refuses that, and does not place the pods without it instead."""
     objects = list(yaml.load_all(golden(case).read_text(), yaml.CSafeLoader))
     refused = {o["kind"] for o in objects if problems(o, version)}
-    young = {"native-statefulset": {"PodGroup", "StatefulSet"}, "placed": {"Job"}} if version == OLDEST else {}
+    young = (
+        {"native-statefulset": {"PodGroup", "StatefulSet"}, "placed": {"Job"}}
+        if version == OLDEST
+        else {}
+    )
     assert refused == young.get(case, set())
     assert None not in leaves(objects)
 
@@ -58,8 +62,15 @@ def test_the_same_config_gives_the_same_bytes_in_another_process(tmp_path: Path)
     """Other hash seed, other folder, other environment."""
     command = [sys.executable, "-m", "kubetune", "render", str(FULL)]
     root = str(FOLDER.parents[1])
-    environ = {"PYTHONPATH": root, "PATH": os.environ["PATH"], "PYTHONHASHSEED": "7", "MODEL_ID": "other/model"}
-    result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+    environ = {
+        "PYTHONPATH": root,
+        "PATH": os.environ["PATH"],
+        "PYTHONHASHSEED": "7",
+        "MODEL_ID": "other/model",
+    }
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
+    )
     assert result.stdout == golden("job").read_text()
 
 
@@ -81,7 +92,9 @@ def test_every_kind_runs_the_agent_with_its_config(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("more", [(), ("task=preference", "preference.loss=kto"), ("task=reward_model",)], ids=str)
+@pytest.mark.parametrize(
+    "more", [(), ("task=preference", "preference.loss=kto"), ("task=reward_model",)], ids=str
+)
 def test_the_pods_config_is_the_same_run(kind: str, more: tuple[str, ...], tmp_path: Path) -> None:
     config, plan = planned(f"kubernetes.kind={kind}", *more)
     file = tmp_path / "run.yaml"
@@ -98,7 +111,9 @@ def test_the_pods_config_is_the_same_run(kind: str, more: tuple[str, ...], tmp_p
 
 def test_small_local_files_travel_along(tmp_path: Path) -> None:
     """Those that pods would not see: not what lies on a mount, is too big for a ConfigMap, or is no text."""
-    small, big, binary, template = (tmp_path / name for name in ("a b.jsonl", "big.csv", "x.parquet", "chat.jinja"))
+    small, big, binary, template = (
+        tmp_path / name for name in ("a b.jsonl", "big.csv", "x.parquet", "chat.jinja")
+    )
     small.write_text('{"text": "ü"}\n')
     big.write_text("x" * 300_000)
     binary.write_bytes(b"\xff\xfe")
@@ -132,7 +147,13 @@ def test_small_local_files_travel_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_rendezvous_is_set_once(kind: str) -> None:
     """By us where the kind sets nothing, by the operator where it does: Trainer refuses runs that set it twice."""
-    rendezvous = {"PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"}
+    rendezvous = {
+        "PET_NNODES",
+        "PET_NPROC_PER_NODE",
+        "PET_NODE_RANK",
+        "PET_MASTER_ADDR",
+        "PET_MASTER_PORT",
+    }
     for pod in trainer_pods(made(kind)):
         found = variables(pod["containers"][0])
         assert rendezvous & found.keys() == (set() if kind in OPERATED else rendezvous)
@@ -147,7 +168,11 @@ def test_rendezvous_is_set_once(kind: str) -> None:
             "$(KUBETUNE_RUN)-0.$(KUBETUNE_RUN)",
             "metadata.annotations['batch.kubernetes.io/job-completion-index']",
         ),
-        ("statefulset", "$(KUBETUNE_RUN)-0.$(KUBETUNE_RUN)", "metadata.labels['apps.kubernetes.io/pod-index']"),
+        (
+            "statefulset",
+            "$(KUBETUNE_RUN)-0.$(KUBETUNE_RUN)",
+            "metadata.labels['apps.kubernetes.io/pod-index']",
+        ),
         (
             "jobset",
             "$(KUBETUNE_RUN)-node-0-0.$(KUBETUNE_RUN)",
@@ -160,9 +185,13 @@ def test_rank_comes_from_the_index(kind: str, address: str, field: str) -> None:
     (pod,) = trainer_pods(objects)
     found = variables(pod["containers"][0])
     assert found["PET_MASTER_ADDR"] == address
-    assert found["KUBETUNE_RUN"] == {"fieldRef": {"fieldPath": "metadata.labels['app.kubernetes.io/instance']"}}
+    assert found["KUBETUNE_RUN"] == {
+        "fieldRef": {"fieldPath": "metadata.labels['app.kubernetes.io/instance']"}
+    }
     names = [entry["name"] for entry in pod["containers"][0]["env"]]
-    assert names.index("KUBETUNE_RUN") < names.index("PET_MASTER_ADDR"), "only what comes before is filled in"
+    assert names.index("KUBETUNE_RUN") < names.index("PET_MASTER_ADDR"), (
+        "only what comes before is filled in"
+    )
     assert found["PET_NODE_RANK"] == {"fieldRef": {"fieldPath": field}}
     assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("4", "8")
 
@@ -240,7 +269,9 @@ def test_exit_codes_decide_what_happens_next() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_pod_has_a_cache_of_its_own(kind: str) -> None:
     objects = made(kind)
-    assert [o["metadata"]["name"] for o in objects if o["kind"] == "PersistentVolumeClaim"] == ["support-bot-outputs"]
+    assert [o["metadata"]["name"] for o in objects if o["kind"] == "PersistentVolumeClaim"] == [
+        "support-bot-outputs"
+    ]
     for pod in trainer_pods(objects):
         (cache,) = [v for v in pod["volumes"] if v["name"] == "cache"] or [None]
         if kind == "statefulset":
@@ -276,7 +307,9 @@ def test_the_page_is_served_over_the_outputs_read_only_and_for_a_token() -> None
     pod = the(objects, "Deployment", "support-bot-ui")["spec"]["template"]["spec"]
     (server,) = pod["containers"]
     assert server["command"][2:5] == ["kubetune", "ui", "/outputs"]
-    assert [mount["readOnly"] for mount in server["volumeMounts"] if mount["name"] == "outputs"] == [True]
+    assert [
+        mount["readOnly"] for mount in server["volumeMounts"] if mount["name"] == "outputs"
+    ] == [True]
     (token,) = [one for one in server["env"] if one["name"] == "KUBETUNE_UI_TOKEN"]
     assert token["valueFrom"]["secretKeyRef"] == {"name": "support-bot-ui", "key": "token"}
     names = [template["metadata"]["name"] for template in secret_templates(config, plan)]
@@ -313,8 +346,14 @@ def test_what_prepares_comes_before_the_trainer_and_holds_no_gpu(kind: str) -> N
     """In the order of JobSet and TrainJob, else as a Job; and pods that were not waited for do it themselves."""
     objects = made(kind)
     pods = [template for obj in objects for _, template in pod_templates(obj)]
-    preparing = [t for t in pods if t["metadata"]["labels"]["app.kubernetes.io/component"] == "preprocess"]
-    containers = [c for t in preparing for c in (*t["spec"].get("initContainers", ()), *t["spec"]["containers"])]
+    preparing = [
+        t for t in pods if t["metadata"]["labels"]["app.kubernetes.io/component"] == "preprocess"
+    ]
+    containers = [
+        c
+        for t in preparing
+        for c in (*t["spec"].get("initContainers", ()), *t["spec"]["containers"])
+    ]
     assert [c["command"][3:] for c in containers] == [
         ["kubetune.data.prepared.fetch_worker", "/etc/kubetune/run.yaml"],
         ["kubetune", "data", "prepare", "/etc/kubetune/run.yaml"],
@@ -347,16 +386,23 @@ def test_a_trainjob_has_the_initializers_that_its_operator_asks_for() -> None:
     assert [job["name"] for job in jobs] == names
     assert [job.get("dependsOn", [{}])[0].get("name") for job in jobs] == [None, *names[:-1]]
     for job in jobs[:-1]:
-        assert job["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": job["name"]}
+        assert job["template"]["metadata"]["labels"] == {
+            "trainer.kubeflow.org/trainjob-ancestor-step": job["name"]
+        }
         (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
         assert container["name"] == job["name"]
         assert "initializer" in [mount["name"] for mount in container["volumeMounts"]]
-    wanted = {"model": {"storageUri": "hf://Qwen/Qwen3-8B"}, "dataset": {"storageUri": "hf://stanfordnlp/imdb"}}
+    wanted = {
+        "model": {"storageUri": "hf://Qwen/Qwen3-8B"},
+        "dataset": {"storageUri": "hf://stanfordnlp/imdb"},
+    }
     assert the(objects, "TrainJob")["spec"]["initializer"] == wanted
 
 
 def test_a_cache_that_all_pods_share_is_filled_once() -> None:
-    (pod,) = trainer_pods(made("job", "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}"))
+    (pod,) = trainer_pods(
+        made("job", "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}")
+    )
     assert variables(pod["containers"][0])["HF_HOME"] == "/cache/hf"
 
 
@@ -364,14 +410,21 @@ def test_a_cache_that_all_pods_share_is_filled_once() -> None:
 def test_what_has_ended_is_removed_after_a_time(kind: str) -> None:
     """A TrainJob has no field for that, but its JobSet has one, and the operator expects it to go."""
     objects = made(kind, "kubernetes.ttl_seconds=77")
-    ttl = {"job": "Job", "jobset": "JobSet", "pytorchjob": "PyTorchJob", "trainjob": "TrainingRuntime"}[kind]
+    ttl = {
+        "job": "Job",
+        "jobset": "JobSet",
+        "pytorchjob": "PyTorchJob",
+        "trainjob": "TrainingRuntime",
+    }[kind]
     spec = the(objects, ttl)["spec"]
     if kind in ("pytorchjob", "trainjob"):
         spec = spec["runPolicy"] if kind == "pytorchjob" else spec["template"]["spec"]
     assert spec["ttlSecondsAfterFinished"] == 77
 
 
-def test_without_a_section_it_says_what_to_add(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_without_a_section_it_says_what_to_add(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     from kubetune.cli import main
 
     file = tmp_path / "run.yaml"
@@ -398,6 +451,8 @@ def test_hub_ids(path: str) -> None:
     assert on_hub(path)
 
 
-@pytest.mark.parametrize("path", ["/a/b", "./a", "../a/b", "a/b/c", "data/train.jsonl", "train.csv#5", "s3://b/c"])
+@pytest.mark.parametrize(
+    "path", ["/a/b", "./a", "../a/b", "a/b/c", "data/train.jsonl", "train.csv#5", "s3://b/c"]
+)
 def test_paths_that_are_no_hub_ids(path: str) -> None:
     assert not on_hub(path)

@@ -24,7 +24,9 @@ def findings(*overrides: str) -> list[tuple[str, bool, str]]:
     config, plan = planned("compute.cpu=1", *overrides, file=MINIMAL)
     files = local_files(config)
     found = lint(config, plan, render(config, plan, files), files)
-    return [(f.key.removeprefix(SECTION), f.fatal, f.text) for f in found if f.key.startswith(SECTION)]
+    return [
+        (f.key.removeprefix(SECTION), f.fatal, f.text) for f in found if f.key.startswith(SECTION)
+    ]
 
 
 def trainers(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
@@ -35,7 +37,9 @@ def trainers(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     return dict(spec["template"])
 
 
-@pytest.mark.parametrize(("kind", "owner"), [("job", "Job"), ("statefulset", "StatefulSet"), ("jobset", "JobSet")])
+@pytest.mark.parametrize(
+    ("kind", "owner"), [("job", "Job"), ("statefulset", "StatefulSet"), ("jobset", "JobSet")]
+)
 def test_a_pod_group_holds_all_trainers_and_nothing_else(kind: str, owner: str) -> None:
     """With what all of them ask for together, and before the pods that need it."""
     everything = {"cpu": "256", "memory": "3200Gi", "nvidia.com/gpu": "32"}
@@ -49,19 +53,30 @@ def test_a_pod_group_holds_all_trainers_and_nothing_else(kind: str, owner: str) 
     assert template["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "support-bot"
     assert template["spec"]["schedulerName"] == "volcano"
     assert objects.index(group) < objects.index(the(objects, owner))
-    assert str(objects).count("'scheduling.k8s.io/group-name'") == str(objects).count("'schedulerName'") == 1
+    assert (
+        str(objects).count("'scheduling.k8s.io/group-name'")
+        == str(objects).count("'schedulerName'")
+        == 1
+    )
 
     objects = made(kind, COSCHEDULING, queued)
     group, template = the(objects, "PodGroup"), trainers(objects, owner)
     assert group["apiVersion"] == "scheduling.x-k8s.io/v1alpha1"
-    assert group["spec"] == {"minMember": 4, "minResources": everything, "scheduleTimeoutSeconds": 300}
+    assert group["spec"] == {
+        "minMember": 4,
+        "minResources": everything,
+        "scheduleTimeoutSeconds": 300,
+    }
     assert template["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "support-bot"
     assert template["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
 
     objects = made(kind, NATIVE, queued)
     group, template = the(objects, "PodGroup"), trainers(objects, owner)
     assert group["apiVersion"] == "scheduling.k8s.io/v1beta1"
-    assert group["spec"] == {"schedulingPolicy": {"gang": {"minCount": 4}}, "priorityClassName": "training"}
+    assert group["spec"] == {
+        "schedulingPolicy": {"gang": {"minCount": 4}},
+        "priorityClassName": "training",
+    }
     assert template["spec"]["schedulingGroup"] == {"podGroupName": "support-bot"}
     assert "schedulerName" not in template["spec"]
 
@@ -69,7 +84,12 @@ def test_a_pod_group_holds_all_trainers_and_nothing_else(kind: str, owner: str) 
 @pytest.mark.parametrize("scheduling", [VOLCANO, COSCHEDULING])
 def test_operators_make_the_group_themselves(scheduling: str) -> None:
     is_volcano = scheduling == VOLCANO
-    bare = ["kubernetes.queue=null", "kubernetes.initialisers=[]", "kubernetes.preprocess=null", scheduling]
+    bare = [
+        "kubernetes.queue=null",
+        "kubernetes.initialisers=[]",
+        "kubernetes.preprocess=null",
+        scheduling,
+    ]
     objects = made("trainjob", *bare)
     runtime = the(objects, "TrainingRuntime")["spec"]
     coscheduling = {"coscheduling": {"scheduleTimeoutSeconds": 300}}
@@ -94,8 +114,12 @@ def test_operators_make_the_group_themselves(scheduling: str) -> None:
     assert not [obj for obj in objects if obj["kind"] == "PodGroup"]
 
 
-@pytest.mark.parametrize(("kind", "owner"), [("trainjob", "TrainingRuntime"), ("pytorchjob", "PyTorchJob")])
-def test_operators_know_nothing_of_kubernetes_own_groups_and_pass_them_on(kind: str, owner: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "owner"), [("trainjob", "TrainingRuntime"), ("pytorchjob", "PyTorchJob")]
+)
+def test_operators_know_nothing_of_kubernetes_own_groups_and_pass_them_on(
+    kind: str, owner: str
+) -> None:
     objects = made(kind, NATIVE, "kubernetes.queue=null")
     assert the(objects, "PodGroup")["spec"]["schedulingPolicy"] == {"gang": {"minCount": 4}}
     assert objects.index(the(objects, "PodGroup")) < objects.index(the(objects, owner))
@@ -106,9 +130,18 @@ def test_operators_know_nothing_of_kubernetes_own_groups_and_pass_them_on(kind: 
 
 def test_what_is_left_out_is_decided_by_queue_and_scheduler() -> None:
     def groups(*overrides: str) -> list[str]:
-        return [o["apiVersion"] for o in made("job", *overrides, file=MINIMAL) if o["kind"] == "PodGroup"]
+        return [
+            o["apiVersion"]
+            for o in made("job", *overrides, file=MINIMAL)
+            if o["kind"] == "PodGroup"
+        ]
 
-    assert groups() == groups("kubernetes.queue=gpu") == groups("kubernetes.scheduling.gang=none") == []
+    assert (
+        groups()
+        == groups("kubernetes.queue=gpu")
+        == groups("kubernetes.scheduling.gang=none")
+        == []
+    )
     assert groups("kubernetes.scheduler=volcano") == ["scheduling.volcano.sh/v1beta1"]
     assert groups("kubernetes.scheduler=volcano", "kubernetes.queue=gpu") == []
     # Another name of the same scheduler.
@@ -122,8 +155,18 @@ def test_what_is_left_out_is_decided_by_queue_and_scheduler() -> None:
         (["compute.nodes=2"], "gang", False, "nothing starts the 2 pods together"),
         (["kubernetes.scheduling.gang=kueue"], "gang", True, "give kubernetes.queue"),
         (["kubernetes.scheduling.queue=research"], "queue", True, "Kueue's is kubernetes.queue"),
-        (["kubernetes.scheduling={gang: native, timeout_seconds: 9}"], "timeout_seconds", True, "gang is native"),
-        ([VOLCANO, "kubernetes.kind=trainjob", "kubernetes.initialisers=[model]"], "gang", True, "would ever start"),
+        (
+            ["kubernetes.scheduling={gang: native, timeout_seconds: 9}"],
+            "timeout_seconds",
+            True,
+            "gang is native",
+        ),
+        (
+            [VOLCANO, "kubernetes.kind=trainjob", "kubernetes.initialisers=[model]"],
+            "gang",
+            True,
+            "would ever start",
+        ),
         ([VOLCANO, "kubernetes.queue=gpu"], "gang", False, "while Kueue still holds its pods back"),
         ([VOLCANO, "kubernetes.kind=pytorchjob"], "gang", False, "--gang-scheduler-name=volcano"),
     ],
@@ -134,7 +177,9 @@ def test_lint(overrides: list[str], key: str, fatal: bool, words: str) -> None:
     assert words in found[2]
 
 
-@pytest.mark.parametrize("answer", ["kubernetes.scheduling.gang=none", "kubernetes.queue=gpu", VOLCANO, NATIVE])
+@pytest.mark.parametrize(
+    "answer", ["kubernetes.scheduling.gang=none", "kubernetes.queue=gpu", VOLCANO, NATIVE]
+)
 def test_several_nodes_with_an_answer_get_no_advice(answer: str) -> None:
     assert findings("compute.nodes=2", answer) == []
 
@@ -145,14 +190,17 @@ def test_groups_that_can_never_be_whole_are_found(kind: str) -> None:
     objects = copy.deepcopy(made(kind, VOLCANO, "kubernetes.queue=null"))
     assert list(check_objects(objects)) == []
     the(objects, "PodGroup")["spec"]["minMember"] = 5
-    assert [f.text for f in check_objects(objects)] == ["PodGroup/support-bot: waits for 5 pods, but has 4"]
+    assert [f.text for f in check_objects(objects)] == [
+        "PodGroup/support-bot: waits for 5 pods, but has 4"
+    ]
     the(objects, "PodGroup")["metadata"]["name"] = "other"
     told = [f.text for f in check_objects(objects)]
     assert told[1:] == ["PodGroup/support-bot: pods belong to it, but it is not made here"]
 
 
 @pytest.mark.parametrize(
-    ("amount", "count", "product"), [("500m", 3, "1500m"), ("1.5Gi", 3, "4.5Gi"), ("64", 4, "256"), ("0.5", 2, "1")]
+    ("amount", "count", "product"),
+    [("500m", 3, "1500m"), ("1.5Gi", 3, "4.5Gi"), ("64", 4, "256"), ("0.5", 2, "1")],
 )
 def test_quantities_are_multiplied_in_their_unit(amount: str, count: int, product: str) -> None:
     assert times(amount, count) == product

@@ -32,7 +32,9 @@ def test_prometheus_finds_the_trainers_port_and_may_reach_it(kind: str) -> None:
     named = {"name": endpoint["port"], "protocol": "TCP", "containerPort": 9464}
     assert json.dumps(named) in text
     assert '"privileged": true' not in text
-    assert the(objects, "NetworkPolicy")["spec"]["ingress"][1:] == [{"ports": [{"protocol": "TCP", "port": 9464}]}]
+    assert the(objects, "NetworkPolicy")["spec"]["ingress"][1:] == [
+        {"ports": [{"protocol": "TCP", "port": 9464}]}
+    ]
     (group,) = the(objects, "PrometheusRule")["spec"]["groups"]
     assert group["rules"] == alert_rules("support-bot")
     plain = {obj["kind"] for obj in made(kind, "tracking.prometheus=true")}
@@ -42,7 +44,9 @@ def test_prometheus_finds_the_trainers_port_and_may_reach_it(kind: str) -> None:
 def test_rights_of_operators_cover_what_is_rendered_for_prometheus() -> None:
     rules = the(made("job", WANTED), "Role", "support-bot-operator")["rules"]
     assert ["podmonitors", "prometheusrules"] in [rule["resources"] for rule in rules]
-    plain = the(made("job", "tracking.prometheus={alerts: true}"), "Role", "support-bot-operator")["rules"]
+    plain = the(made("job", "tracking.prometheus={alerts: true}"), "Role", "support-bot-operator")[
+        "rules"
+    ]
     assert ["prometheusrules"] in [rule["resources"] for rule in plain]
     assert "monitoring.coreos.com" not in json.dumps(made("job", "tracking.prometheus=true"))
 
@@ -53,12 +57,18 @@ def test_alerts_and_board_ask_for_metrics_that_are_there() -> None:
     assert len({panel["id"] for panel in board("bot")["panels"]}) == len(board("bot")["panels"])
 
 
-@pytest.mark.parametrize(("ages", "fires"), [("0+60x80", True), ("10800+60x80", True), ("_x60 10800+60x20", False)])
-def test_an_old_checkpoint_alerts_after_an_hour_of_running_only(tmp_path: Path, ages: str, fires: bool) -> None:
+@pytest.mark.parametrize(
+    ("ages", "fires"), [("0+60x80", True), ("10800+60x80", True), ("_x60 10800+60x20", False)]
+)
+def test_an_old_checkpoint_alerts_after_an_hour_of_running_only(
+    tmp_path: Path, ages: str, fires: bool
+) -> None:
     tool = shutil.which("promtool", path=f"{os.environ['PATH']}:/usr/sbin")
     if tool is None:
         pytest.skip("promtool is missing")
-    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "kubetune", "rules": alert_rules("bot")}]}))
+    (tmp_path / "rules.yml").write_text(
+        json.dumps({"groups": [{"name": "kubetune", "rules": alert_rules("bot")}]})
+    )
     series = {"series": 'kubetune_checkpoint_age_seconds{run="bot", node="0"}', "values": ages}
     alert = "KubetuneNoCheckpoint"
     expression = f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})'
@@ -66,5 +76,7 @@ def test_an_old_checkpoint_alerts_after_an_hour_of_running_only(tmp_path: Path, 
     asked = {"expr": expression, "eval_time": "75m", "exp_samples": samples}
     case = {"interval": "1m", "input_series": [series], "promql_expr_test": [asked]}
     (tmp_path / "test.yml").write_text(json.dumps({"rule_files": ["rules.yml"], "tests": [case]}))
-    done = subprocess.run([tool, "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True)
+    done = subprocess.run(
+        [tool, "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr

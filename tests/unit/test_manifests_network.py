@@ -25,12 +25,16 @@ def test_only_the_runs_own_pods_reach_them(kind: str) -> None:
         assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     # Not another run's, nor pods of other programs.
     assert policy["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] == "support-bot"
-    assert not [o for o in made(kind, "kubernetes.network_policy=false") if o["kind"] == "NetworkPolicy"]
+    assert not [
+        o for o in made(kind, "kubernetes.network_policy=false") if o["kind"] == "NetworkPolicy"
+    ]
 
 
 def test_a_policy_for_no_pod_is_found() -> None:
     objects = copy.deepcopy(made("job"))
-    the(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/instance"] = "support"
+    the(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"][
+        "app.kubernetes.io/instance"
+    ] = "support"
     (found,) = check_objects(objects)
     assert "NetworkPolicy/support-bot: its selector" in found.text
 
@@ -38,12 +42,17 @@ def test_a_policy_for_no_pod_is_found() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_autoscalers_leave_trainers_alone(kind: str) -> None:
     """And only them; the run file has the last word."""
-    safe, karpenter = "cluster-autoscaler.kubernetes.io/safe-to-evict", "karpenter.sh/do-not-disrupt"
+    safe, karpenter = (
+        "cluster-autoscaler.kubernetes.io/safe-to-evict",
+        "karpenter.sh/do-not-disrupt",
+    )
     for override in ("kubernetes.grace_seconds=180", f"kubernetes.annotations={{{safe}: 'true'}}"):
         for obj in made(kind, override):
             for _, template in pod_templates(obj):
                 found = template["metadata"].get("annotations", {})
-                is_trainer = template["metadata"]["labels"]["app.kubernetes.io/component"] == "trainer"
+                is_trainer = (
+                    template["metadata"]["labels"]["app.kubernetes.io/component"] == "trainer"
+                )
                 assert found.get(karpenter) == ("true" if is_trainer else None)
                 if "annotations" in override:
                     assert found[safe] == "true"

@@ -23,7 +23,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "full.yaml"
 
 def rendered(*patches: dict[str, Any], kind: str = "job") -> list[Manifest]:
     """All objects, without the run file that travels along: that holds the patches too."""
-    config = load_config(GOLDEN, overrides=[f"kubernetes.kind={kind}", f"kubernetes.patches={json.dumps(patches)}"])
+    config = load_config(
+        GOLDEN, overrides=[f"kubernetes.kind={kind}", f"kubernetes.patches={json.dumps(patches)}"]
+    )
     objects = render(config, make_plan(config, gpus=8))
     return [{**obj, "data": {}} if obj["kind"] == "ConfigMap" else obj for obj in objects]
 
@@ -34,7 +36,10 @@ def one(objects: list[Manifest], kind: str, name: str = "support-bot") -> Manife
 
 
 def pod_patch(**spec: Any) -> dict[str, Any]:
-    return {"target": {"kind": "Job", "name": "support-bot"}, "patch": {"spec": {"template": {"spec": spec}}}}
+    return {
+        "target": {"kind": "Job", "name": "support-bot"},
+        "patch": {"spec": {"template": {"spec": spec}}},
+    }
 
 
 TRAINER = "trainer"
@@ -64,7 +69,10 @@ def test_lists_of_a_pod_merge_by_their_keys() -> None:
 def test_things_are_removed_and_replaced() -> None:
     patch = pod_patch(
         priorityClassName=None,
-        volumes=[{"name": "tmp", "$patch": "delete"}, {"name": "tmp", "emptyDir": {"medium": "Memory"}}],
+        volumes=[
+            {"name": "tmp", "$patch": "delete"},
+            {"name": "tmp", "emptyDir": {"medium": "Memory"}},
+        ],
         nodeSelector={"$patch": "replace", "only": "this"},
     )
     pod = one(rendered(patch), "Job")["spec"]["template"]["spec"]
@@ -109,20 +117,60 @@ def test_without_a_name_all_of_a_kind_are_meant() -> None:
         ({"kind": "Job"}, {"metadata": None}, "nothing of the object is left"),
         ({"kind": "Job"}, {"spec": None}, "it is no Job any more"),
         ({"kind": "Job"}, {"spec": {"template": {"spec": {"containers": []}}}}, None),
-        ({"kind": "Job"}, {"spec": {"template": {"spec": {"containers": {"a": 1}}}}}, "it is no Job any more"),
-        ({"kind": "Job"}, {"spec": {"template": {"spec": {"volumes": [{"emptyDir": {}}]}}}}, "has no name to find"),
+        (
+            {"kind": "Job"},
+            {"spec": {"template": {"spec": {"containers": {"a": 1}}}}},
+            "it is no Job any more",
+        ),
+        (
+            {"kind": "Job"},
+            {"spec": {"template": {"spec": {"volumes": [{"emptyDir": {}}]}}}},
+            "has no name to find",
+        ),
         ({"kind": "Job"}, {"spec": {"$retainKeys": ["x"]}}, "`$patch: delete` or `replace`"),
-        ({"kind": "Job"}, [{"op": "replace", "path": "/nowhere/at/all", "value": 1}], "not a JSON Patch that fits"),
-        ({"kind": "Job"}, [{"op": "remove", "path": "/spec/template/spec/containers/0"}], "may not be removed"),
+        (
+            {"kind": "Job"},
+            [{"op": "replace", "path": "/nowhere/at/all", "value": 1}],
+            "not a JSON Patch that fits",
+        ),
+        (
+            {"kind": "Job"},
+            [{"op": "remove", "path": "/spec/template/spec/containers/0"}],
+            "may not be removed",
+        ),
         ({"kind": "Job"}, [{"op": "change", "path": "/spec"}], "not a JSON Patch that fits"),
-        ({"kind": "Job"}, [{"op": "test", "path": "/kind", "value": "x"}], "its test does not hold"),
-        ({"kind": "Job"}, [{"op": "test", "path": "/kind", "value": "Job", "valeu": 1}], "valeu is none of op, path"),
+        (
+            {"kind": "Job"},
+            [{"op": "test", "path": "/kind", "value": "x"}],
+            "its test does not hold",
+        ),
+        (
+            {"kind": "Job"},
+            [{"op": "test", "path": "/kind", "value": "Job", "valeu": 1}],
+            "valeu is none of op, path",
+        ),
         ({"kind": "Job"}, [{}], "not a JSON Patch that fits"),
-        ({"kind": "Job", "name": "support-bot"}, {"spec": {"parallelism": 1}}, "how many pods there are"),
-        ({"kind": "Job", "name": "support-bot"}, {"spec": {"completions": 7}}, "how many pods there are"),
+        (
+            {"kind": "Job", "name": "support-bot"},
+            {"spec": {"parallelism": 1}},
+            "how many pods there are",
+        ),
+        (
+            {"kind": "Job", "name": "support-bot"},
+            {"spec": {"completions": 7}},
+            "how many pods there are",
+        ),
         ({"kind": "NetworkPolicy"}, {"$patch": "delete"}, "cannot take a whole object away"),
-        ({"kind": "ConfigMap", "name": "support-bot"}, {"data": {"run.yaml": None}}, "data: run.yaml may not"),
-        ({"kind": "ConfigMap", "name": "support-bot"}, {"data": {"run.yaml": "name: x"}}, "data: run.yaml may not"),
+        (
+            {"kind": "ConfigMap", "name": "support-bot"},
+            {"data": {"run.yaml": None}},
+            "data: run.yaml may not",
+        ),
+        (
+            {"kind": "ConfigMap", "name": "support-bot"},
+            {"data": {"run.yaml": "name: x"}},
+            "data: run.yaml may not",
+        ),
         ({"kind": "ConfigMap", "name": "support-bot"}, {"data": None}, "data: run.yaml may not"),
     ],
 )
@@ -140,7 +188,11 @@ def test_what_does_not_fit_is_refused(target: dict[str, Any], patch: Any, told: 
     ("kind", "target", "patch"),
     [
         ("statefulset", "StatefulSet", {"spec": {"replicas": 1}}),
-        ("pytorchjob", "PyTorchJob", {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 9}}}}),
+        (
+            "pytorchjob",
+            "PyTorchJob",
+            {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 9}}}},
+        ),
         ("trainjob", "TrainJob", {"spec": {"trainer": {"numNodes": 1}}}),
         ("jobset", "JobSet", {"spec": {"replicatedJobs": [{"name": "node", "replicas": 2}]}}),
     ],
@@ -151,7 +203,9 @@ def test_no_kind_may_have_fewer_or_more_pods(kind: str, target: str, patch: dict
 
 
 def test_files_may_be_added_to_those_of_the_run() -> None:
-    rendered({"target": {"kind": "ConfigMap", "name": "support-bot"}, "patch": {"data": {"notes": "x"}}})
+    rendered(
+        {"target": {"kind": "ConfigMap", "name": "support-bot"}, "patch": {"data": {"notes": "x"}}}
+    )
 
 
 def test_a_path_that_leads_nowhere_is_told_without_the_object() -> None:
@@ -162,7 +216,9 @@ def test_a_path_that_leads_nowhere_is_told_without_the_object() -> None:
 
 
 def test_a_secret_in_a_patch_is_refused() -> None:
-    patch = pod_patch(containers=[{"name": TRAINER, "env": [{"name": "HF_TOKEN", "value": "hf_" + "a" * 34}]}])
+    patch = pod_patch(
+        containers=[{"name": TRAINER, "env": [{"name": "HF_TOKEN", "value": "hf_" + "a" * 34}]}]
+    )
     with pytest.raises(ConfigError, match="secret"):
         rendered(patch)
 
@@ -178,10 +234,19 @@ def test_kustomize_merges_alike(tmp_path: Path) -> None:
     )  # fmt: skip
     job = one(rendered(), "Job")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    wanted = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "support-bot", "namespace": "finetune"}}
-    theirs = {"resources": ["job.yaml"], "patches": [{"patch": yaml.safe_dump({**wanted, **patch["patch"]})}]}
+    wanted = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "support-bot", "namespace": "finetune"},
+    }
+    theirs = {
+        "resources": ["job.yaml"],
+        "patches": [{"patch": yaml.safe_dump({**wanted, **patch["patch"]})}],
+    }
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(theirs))
-    done = subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True
+    )
 
     def in_order(value: Any) -> Any:
         """Lists that merge by a key, in the order of the key: kustomize puts new items first."""
@@ -191,4 +256,6 @@ def test_kustomize_merges_alike(tmp_path: Path) -> None:
             return sorted(map(in_order, value), key=lambda item: json.dumps(item, sort_keys=True))
         return value
 
-    assert in_order(yaml.load(done.stdout, yaml.CSafeLoader)) == in_order(one(rendered(patch), "Job"))
+    assert in_order(yaml.load(done.stdout, yaml.CSafeLoader)) == in_order(
+        one(rendered(patch), "Job")
+    )

@@ -37,11 +37,17 @@ def test_a_runtime_class_goes_where_the_gpus_are(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_quotas_on_every_container_are_met(kind: str) -> None:
     """A quota of CPU limits or of the node's disk refuses a pod if one of its containers says nothing."""
-    for pod in every_pod("kubernetes.cpu_limits=true", "kubernetes.ephemeral_storage=20Gi", kind=kind).values():
+    for pod in every_pod(
+        "kubernetes.cpu_limits=true", "kubernetes.ephemeral_storage=20Gi", kind=kind
+    ).values():
         for container in containers(pod):
             resources = container["resources"]
             assert resources["limits"]["cpu"] == resources["requests"]["cpu"]
-            assert resources["limits"]["ephemeral-storage"] == resources["requests"]["ephemeral-storage"] == "20Gi"
+            assert (
+                resources["limits"]["ephemeral-storage"]
+                == resources["requests"]["ephemeral-storage"]
+                == "20Gi"
+            )
     for pod in every_pod(kind=kind).values():
         for container in containers(pod):
             assert "cpu" not in container["resources"]["limits"]
@@ -91,7 +97,9 @@ def test_an_affinity_that_kubernetes_would_refuse_is_refused(entry: str, words: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_claimed_devices_take_the_place_of_the_gpu_resource(kind: str) -> None:
-    claims = "[{name: gpus, template: eight, gpus: true}, {name: nic, claim: fabric, request: port}]"
+    claims = (
+        "[{name: gpus, template: eight, gpus: true}, {name: nic, claim: fabric, request: port}]"
+    )
     pods = every_pod(f"kubernetes.resource_claims={claims}", kind=kind)
     trainer = pods["trainer"]
     assert trainer["resourceClaims"] == [
@@ -99,7 +107,10 @@ def test_claimed_devices_take_the_place_of_the_gpu_resource(kind: str) -> None:
         {"name": "nic", "resourceClaimName": "fabric"},
     ]
     (container,) = trainer["containers"]
-    assert container["resources"]["claims"] == [{"name": "gpus"}, {"name": "nic", "request": "port"}]
+    assert container["resources"]["claims"] == [
+        {"name": "gpus"},
+        {"name": "nic", "request": "port"},
+    ]
     assert "nvidia.com/gpu" not in container["resources"]["limits"]
     assert not [name for name, pod in pods.items() if "resourceClaims" in pod and name != "trainer"]
     beside = every_pod("kubernetes.resource_claims=[{name: nic, template: a}]")["trainer"]
@@ -109,7 +120,11 @@ def test_claimed_devices_take_the_place_of_the_gpu_resource(kind: str) -> None:
 @pytest.mark.parametrize(
     ("override", "key", "fatal"),
     [
-        ("kubernetes.resource_claims=[{name: a, claim: b}]", "kubernetes.resource_claims.0.claim", False),
+        (
+            "kubernetes.resource_claims=[{name: a, claim: b}]",
+            "kubernetes.resource_claims.0.claim",
+            False,
+        ),
         (
             "kubernetes.resource_claims=[{name: a, template: b}, {name: a, template: c}]",
             "kubernetes.resource_claims.1.name",
@@ -126,6 +141,8 @@ def test_lint(override: str, key: str, fatal: bool) -> None:
 
 
 def test_a_claim_of_gpus_needs_a_run_with_gpus() -> None:
-    config, plan = planned("kubernetes.resource_claims=[{name: a, template: b, gpus: true}]", file=MINIMAL)
+    config, plan = planned(
+        "kubernetes.resource_claims=[{name: a, template: b, gpus: true}]", file=MINIMAL
+    )
     found = [f for f in lint(config, plan, render(config, plan)) if f.fatal]
     assert [f.key for f in found] == ["kubernetes.resource_claims.0.gpus"]

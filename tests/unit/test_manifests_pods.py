@@ -16,18 +16,27 @@ from tests.golden.made import made, the, trainer_pods, variables
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_forgotten_by_hand_is_there(kind: str) -> None:
     """Shared memory, GPUs by the name the cluster knows, interfaces, caches that can be written, a hook for ends."""
-    pods = list(trainer_pods(made(kind, "kubernetes.gpu_resource=amd.com/gpu", "kubernetes.network_interface=ib0")))
+    pods = list(
+        trainer_pods(
+            made(kind, "kubernetes.gpu_resource=amd.com/gpu", "kubernetes.network_interface=ib0")
+        )
+    )
     assert pods
     for pod in pods:
         (container,) = pod["containers"]
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-        assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": f"{800 * 1024 // 4}Mi"}
+        assert volumes[mounts["/dev/shm"]]["emptyDir"] == {
+            "medium": "Memory",
+            "sizeLimit": f"{800 * 1024 // 4}Mi",
+        }
         assert container["resources"] == {
             "requests": {"cpu": "64", "memory": "800Gi", "amd.com/gpu": "8"},
             "limits": {"memory": "800Gi", "amd.com/gpu": "8"},
         }
-        assert {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+        assert {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod[
+            "tolerations"
+        ]
         found = variables(container)
         assert found["NCCL_SOCKET_IFNAME"] == found["GLOO_SOCKET_IFNAME"] == "ib0"
         assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
@@ -35,13 +44,20 @@ def test_what_is_forgotten_by_hand_is_there(kind: str) -> None:
         assert (found["HF_HOME"], found["XDG_CACHE_HOME"]) == ("/outputs/.cache/hf", "/cache")
         assert (found["HOME"], found["OMP_NUM_THREADS"]) == ("/tmp", "8")
         assert container["lifecycle"]["preStop"]["exec"]["command"][-1] == LISTENS
-        one_each = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        one_each = pod["affinity"]["podAntiAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]
         assert [term["topologyKey"] for term in one_each] == ["kubernetes.io/hostname"]
 
 
 @pytest.mark.parametrize(
     ("mask", "listens"),
-    [("0000000000004002", True), ("0000000180014a03", True), ("0000000000000000", False), ("fffffffe3bfaba07", False)],
+    [
+        ("0000000000004002", True),
+        ("0000000180014a03", True),
+        ("0000000000000000", False),
+        ("fffffffe3bfaba07", False),
+    ],
 )
 def test_the_hook_knows_a_process_that_listens(mask: str, listens: bool, tmp_path: Path) -> None:
     """By the bit of SIGTERM in the masks of what it blocks or catches; what it ignores does not count."""
@@ -63,7 +79,10 @@ def test_rdma_has_to_be_asked_for(resource: str | None) -> None:
         assert container["securityContext"].get("privileged", False) == (resource is None)
         if resource:
             assert container["resources"]["limits"][resource] == "1"
-            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+            assert container["securityContext"]["capabilities"] == {
+                "drop": ["ALL"],
+                "add": ["IPC_LOCK"],
+            }
     for pod in trainer_pods(made("job")):
         assert "NCCL_IB_HCA" not in variables(pod["containers"][0])
 
@@ -76,15 +95,21 @@ def test_a_queue_and_priorities_are_where_kueue_and_the_scheduler_look() -> None
         labels = the(objects, owner)["metadata"]["labels"]
         assert labels["kueue.x-k8s.io/queue-name"] == "gpu"
         assert labels["kueue.x-k8s.io/priority-class"] == "nightly"
-        held = [o["kind"] for o in objects if "kueue.x-k8s.io/queue-name" in o["metadata"]["labels"]]
+        held = [
+            o["kind"] for o in objects if "kueue.x-k8s.io/queue-name" in o["metadata"]["labels"]
+        ]
         assert held == [owner]
         for obj in objects:
             for _, template in pod_templates(obj):
                 if template["metadata"]["labels"]["app.kubernetes.io/component"] == "trainer":
-                    domain = template["metadata"]["annotations"]["kueue.x-k8s.io/podset-preferred-topology"]
+                    domain = template["metadata"]["annotations"][
+                        "kueue.x-k8s.io/podset-preferred-topology"
+                    ]
                     assert domain == "topology.kubernetes.io/zone"
         for pod in trainer_pods(objects):
             assert pod["priorityClassName"] == "training"
             assert pod["imagePullSecrets"] == [{"name": "registry"}]
             assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "gpu-8x"}
-            assert {t.get("key"): t["effect"] for t in pod["tolerations"]}["dedicated"] == "NoSchedule"
+            assert {t.get("key"): t["effect"] for t in pod["tolerations"]}[
+                "dedicated"
+            ] == "NoSchedule"

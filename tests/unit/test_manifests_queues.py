@@ -42,16 +42,24 @@ def topology_of(objects: list[dict[str, Any]]) -> list[dict[str, str]]:
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"pytorchjob"}))
 def test_pods_are_near_each_other_or_wait(kind: str) -> None:
     objects = made(kind, *QUEUED, NEAR, file=MINIMAL)
-    near = {"required-topology": "example.com/block", "slice-required-topology": "example.com/rack", "slice-size": "2"}
+    near = {
+        "required-topology": "example.com/block",
+        "slice-required-topology": "example.com/rack",
+        "slice-size": "2",
+    }
     assert topology_of(objects) == [near]
     assert [problem for obj in objects for problem in problems(obj)] == []
 
 
 def test_nearness_may_be_preferred_and_is_not_told_to_pods_that_prepare() -> None:
     preferred = "kubernetes.scheduling.topology.preferred=example.com/rack"
-    objects = made("jobset", *QUEUED, preferred, "kubernetes.initialisers=[model]", SHARED, file=MINIMAL)
+    objects = made(
+        "jobset", *QUEUED, preferred, "kubernetes.initialisers=[model]", SHARED, file=MINIMAL
+    )
     assert topology_of(objects) == [{"preferred-topology": "example.com/rack"}]
-    others = [t for obj in objects for _, t in pod_templates(obj) if "annotations" not in t["metadata"]]
+    others = [
+        t for obj in objects for _, t in pod_templates(obj) if "annotations" not in t["metadata"]
+    ]
     assert len(others) == 1
 
 
@@ -67,9 +75,21 @@ def test_a_master_is_near_its_workers() -> None:
     ("overrides", "key", "told"),
     [
         (("compute.nodes=4", NEAR), "kubernetes.scheduling.topology", "give kubernetes.queue"),
-        ((*QUEUED, NEAR, "compute.nodes=3"), "kubernetes.scheduling.topology.slice_nodes", "2 does not divide the 3"),
-        ((*QUEUED, NEAR, "kubernetes.kind=pytorchjob"), "kubernetes.scheduling.topology.slice", "use kind jobset"),
-        (("kubernetes.jobset.exclusive=zone",), "kubernetes.jobset.exclusive", "only kind jobset and trainjob"),
+        (
+            (*QUEUED, NEAR, "compute.nodes=3"),
+            "kubernetes.scheduling.topology.slice_nodes",
+            "2 does not divide the 3",
+        ),
+        (
+            (*QUEUED, NEAR, "kubernetes.kind=pytorchjob"),
+            "kubernetes.scheduling.topology.slice",
+            "use kind jobset",
+        ),
+        (
+            ("kubernetes.jobset.exclusive=zone",),
+            "kubernetes.jobset.exclusive",
+            "only kind jobset and trainjob",
+        ),
         (("kubernetes.jobset.restart=trainer",), "kubernetes.jobset.restart", "and kind is job"),
         (
             ("kubernetes.kind=trainjob", "kubernetes.jobset.cache_with_run=true", SHARED),
@@ -101,7 +121,9 @@ def test_as_many_pods_as_there_are_may_be_said_to_be_the_least() -> None:
 
 
 def test_the_trainer_alone_starts_again() -> None:
-    policy = the(made("jobset", "kubernetes.jobset.restart=trainer"), "JobSet")["spec"]["failurePolicy"]
+    policy = the(made("jobset", "kubernetes.jobset.restart=trainer"), "JobSet")["spec"][
+        "failurePolicy"
+    ]
     actions = {rule["name"]: rule["action"] for rule in policy["rules"]}
     assert actions == {
         "final": "FailJobSet",
@@ -121,44 +143,73 @@ def test_the_trainers_job_alone_has_a_domain_to_itself() -> None:
     told = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "example.com/rack"}
     assert trainer["metadata"]["annotations"] == told
     assert "metadata" not in preparing
-    assert "annotations" not in jobset["metadata"] or not told.items() <= jobset["metadata"]["annotations"].items()
+    assert (
+        "annotations" not in jobset["metadata"]
+        or not told.items() <= jobset["metadata"]["annotations"].items()
+    )
     assert problems(jobset) == []
 
 
 def test_a_cache_can_go_with_its_jobset() -> None:
-    config, plan = planned("kubernetes.kind=jobset", "kubernetes.jobset.cache_with_run=true", SHARED)
+    config, plan = planned(
+        "kubernetes.kind=jobset", "kubernetes.jobset.cache_with_run=true", SHARED
+    )
     objects = render(config, plan)
     spec = the(objects, "JobSet")["spec"]
     (policy,) = spec["volumeClaimPolicies"]
     assert policy["retentionPolicy"] == {"whenDeleted": "Delete"}
     (template,) = policy["templates"]
-    assert (template["metadata"]["name"], template["spec"]["accessModes"]) == ("cache", ["ReadWriteMany"])
+    assert (template["metadata"]["name"], template["spec"]["accessModes"]) == (
+        "cache",
+        ["ReadWriteMany"],
+    )
     for job in spec["replicatedJobs"]:
         pod = job["template"]["spec"]["template"]["spec"]
         mounts = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
         assert "cache" in mounts
-        assert "cache" not in {volume["name"] for volume in pod["volumes"]}, "JobSet adds it, and refuses two"
-    assert not [o for o in objects if o["kind"] == "PersistentVolumeClaim" and o["metadata"]["name"].endswith("cache")]
-    jupyter = {volume["name"]: volume for volume in the(objects, "Pod", "support-bot-jupyter")["spec"]["volumes"]}
+        assert "cache" not in {volume["name"] for volume in pod["volumes"]}, (
+            "JobSet adds it, and refuses two"
+        )
+    assert not [
+        o
+        for o in objects
+        if o["kind"] == "PersistentVolumeClaim" and o["metadata"]["name"].endswith("cache")
+    ]
+    jupyter = {
+        volume["name"]: volume
+        for volume in the(objects, "Pod", "support-bot-jupyter")["spec"]["volumes"]
+    }
     assert jupyter["cache"]["persistentVolumeClaim"]["claimName"] == "cache-support-bot"
     assert [problem for obj in objects for problem in problems(obj)] == []
     assert [f.text for f in lint(config, plan, objects) if f.fatal and "cache" in f.text] == []
 
 
 def test_operators_may_take_a_run_from_its_queue() -> None:
-    rights = {
-        group: rule for rule in the(made("job"), "Role", "support-bot-operator")["rules"] for group in rule["apiGroups"]
-    }
-    assert rights["kueue.x-k8s.io"]["resources"] == ["workloads"]
-    assert rights["kueue.x-k8s.io"]["verbs"] == ["get", "list", "patch"]
+    rules = the(made("job"), "Role", "support-bot-operator")["rules"]
+    rights = [
+        (rule["resources"], rule["verbs"])
+        for rule in rules
+        if rule["apiGroups"] == ["kueue.x-k8s.io"]
+    ]
+    assert rights == [
+        (["workloads"], ["get", "list", "patch"]),
+        (["localqueues"], ["get", "list"]),
+    ]
     without = the(
-        made("job", "kubernetes.queue=null", "kubernetes.queue_priority=null"), "Role", "support-bot-operator"
+        made("job", "kubernetes.queue=null", "kubernetes.queue_priority=null"),
+        "Role",
+        "support-bot-operator",
     )
-    assert "kueue.x-k8s.io" not in {group for rule in without["rules"] for group in rule["apiGroups"]}
+    assert "kueue.x-k8s.io" not in {
+        group for rule in without["rules"] for group in rule["apiGroups"]
+    }
 
 
 MINIMAL_NAME = "tiny-gpt2"
-IN_PLACE = ("kubernetes.jobset.restart=in_place", "kubernetes.jobset.agent=registry.example/in-place-restart-agent:1")
+IN_PLACE = (
+    "kubernetes.jobset.restart=in_place",
+    "kubernetes.jobset.agent=registry.example/in-place-restart-agent:1",
+)
 
 
 def test_containers_start_again_in_place() -> None:
@@ -172,23 +223,41 @@ def test_containers_start_again_in_place() -> None:
     assert (job["backoffLimit"], job["podReplacementPolicy"]) == (2**31 - 1, "Failed")
     assert job["completions"] == job["parallelism"] == 4
     (rule,) = job["podFailurePolicy"]["rules"]
-    assert rule["onExitCodes"] == {"containerName": "trainer", "operator": "In", "values": [2, 4, 5]}
+    assert rule["onExitCodes"] == {
+        "containerName": "trainer",
+        "operator": "In",
+        "values": [2, 4, 5, 6],
+    }
     pod = job["template"]["spec"]
     agent, (trainer,) = pod["initContainers"][0], pod["containers"]
-    assert (agent["restartPolicy"], trainer["restartPolicy"], pod["restartPolicy"]) == ("Always", "Never", "Never")
-    assert trainer["restartPolicyRules"][0]["exitCodes"] == {"operator": "NotIn", "values": [0, 2, 4, 5]}
+    assert (agent["restartPolicy"], trainer["restartPolicy"], pod["restartPolicy"]) == (
+        "Always",
+        "Never",
+        "Never",
+    )
+    assert trainer["restartPolicyRules"][0]["exitCodes"] == {
+        "operator": "NotIn",
+        "values": [0, 2, 4, 5, 6],
+    }
 
 
 def test_the_token_is_the_agents_alone() -> None:
     objects = made("jobset", *IN_PLACE, file=MINIMAL)
-    pod = the(objects, "JobSet", MINIMAL_NAME)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    pod = the(objects, "JobSet", MINIMAL_NAME)["spec"]["replicatedJobs"][0]["template"]["spec"][
+        "template"
+    ]["spec"]
     agent, (trainer,) = pod["initContainers"][0], pod["containers"]
     assert pod["automountServiceAccountToken"] is False
     assert [mount["name"] for mount in agent["volumeMounts"]] == ["agent-token"]
     assert "agent-token" not in {mount["name"] for mount in trainer["volumeMounts"]}
-    role, binding = (the(objects, kind, f"{MINIMAL_NAME}-in-place-restart-agent") for kind in ("Role", "RoleBinding"))
+    role, binding = (
+        the(objects, kind, f"{MINIMAL_NAME}-in-place-restart-agent")
+        for kind in ("Role", "RoleBinding")
+    )
     assert [rule["verbs"] for rule in role["rules"]] == [["patch"], ["get", "list", "watch"]]
-    assert role["rules"][1]["resourceNames"] == [the(objects, "JobSet", MINIMAL_NAME)["metadata"]["name"]]
+    assert role["rules"][1]["resourceNames"] == [
+        the(objects, "JobSet", MINIMAL_NAME)["metadata"]["name"]
+    ]
     assert binding["subjects"][0]["name"] == pod["serviceAccountName"]
     assert "Role" not in {obj["kind"] for obj in made("jobset", file=MINIMAL)}
 
@@ -198,12 +267,22 @@ def test_the_token_is_the_agents_alone() -> None:
     [
         (IN_PLACE[:1], "kubernetes.jobset.agent", "no image of the agent is published"),
         (IN_PLACE[1:], "kubernetes.jobset.agent", "is for restart: in_place"),
-        ((*IN_PLACE, "kubernetes.initialisers=[model]", SHARED), "kubernetes.jobset.restart", "leave initialisers"),
+        (
+            (*IN_PLACE, "kubernetes.initialisers=[model]", SHARED),
+            "kubernetes.jobset.restart",
+            "leave initialisers",
+        ),
     ],
 )
-def test_what_cannot_restart_in_place_is_refused(overrides: tuple[str, ...], key: str, told: str) -> None:
+def test_what_cannot_restart_in_place_is_refused(
+    overrides: tuple[str, ...], key: str, told: str
+) -> None:
     config, plan = planned("kubernetes.kind=jobset", *overrides, file=MINIMAL)
-    found = [finding for finding in lint(config, plan, render(config, plan)) if finding.key == key and finding.fatal]
+    found = [
+        finding
+        for finding in lint(config, plan, render(config, plan))
+        if finding.key == key and finding.fatal
+    ]
     assert any(told in finding.text for finding in found)
 
 

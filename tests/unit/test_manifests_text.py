@@ -76,9 +76,18 @@ TRAPS = [
     "?",
     "|",
 ]
-texts = st.one_of(st.sampled_from(TRAPS), st.text(st.characters(exclude_categories=["Cs"])), st.text("ab \n\t:#-'\"1e"))
+texts = st.one_of(
+    st.sampled_from(TRAPS),
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.text("ab \n\t:#-'\"1e"),
+)
 values = st.recursive(
-    st.one_of(texts, st.integers(-(2**53), 2**53), st.booleans(), st.floats(allow_nan=False, allow_infinity=False)),
+    st.one_of(
+        texts,
+        st.integers(-(2**53), 2**53),
+        st.booleans(),
+        st.floats(allow_nan=False, allow_infinity=False),
+    ),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=12,
 )

@@ -30,7 +30,16 @@ def test_every_tool_is_a_command_line_that_is_understood(monkeypatch: pytest.Mon
     assert tools.logs("bot", 2)["result"] == "two\nthree"
     for words in asked:
         assert make_parser(words[0]).parse_args(words).verb == words[0]
-    assert {words[0] for words in asked} == {"plan", "data", "runs", "status", "logs", "report", "submit", "stop"}
+    assert {words[0] for words in asked} == {
+        "plan",
+        "data",
+        "runs",
+        "status",
+        "logs",
+        "report",
+        "submit",
+        "stop",
+    }
 
 
 def test_a_folder_that_is_no_run_is_said(tmp_path: Path) -> None:
@@ -49,8 +58,12 @@ def test_arguments_that_can_name_nothing_are_answered(tmp_path: Path) -> None:
             assert answer["messages"].startswith("kubetune: ")
 
 
-def test_a_code_is_for_the_run_file_as_it_was_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "_call", lambda *words: {"exit_code": 0, "result": words[0], "messages": ""})
+def test_a_code_is_for_the_run_file_as_it_was_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        mcp, "_call", lambda *words: {"exit_code": 0, "result": words[0], "messages": ""}
+    )
     tools, file = mcp.Tools(), tmp_path / "run.yaml"
     file.write_text("model: small\n")
     code = tools.submit(str(file))["confirmation"]

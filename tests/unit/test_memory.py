@@ -33,7 +33,9 @@ GIB = 2**30
 def test_shape_reads_both_vocabularies():
     assert Shape.of(QWEN3_8B) == Shape(4096, 36, 12288, 4096, 1024)
     assert Shape.of({"n_embd": 64, "n_layer": 3, "n_head": 4}) == Shape(64, 3, 256, 64, 64)
-    assert Shape.of({"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96}) == Shape(64, 3, 96, 64, 64)
+    assert Shape.of({"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96}) == Shape(
+        64, 3, 96, 64, 64
+    )
     assert Shape.of({"d_model": 64}) is None
 
 
@@ -41,20 +43,33 @@ def test_a_layer_keeps_what_its_operations_save():
     """4 h + 2 q + 2 kv + 3 f elements of bf16 for each of 36 layers."""
     shape = Shape.of(QWEN3_8B)
     assert shape is not None
-    assert activation_bytes_per_token(shape, 2) == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 12288) * 36
+    assert (
+        activation_bytes_per_token(shape, 2)
+        == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 12288) * 36
+    )
 
 
 def planned(folder: Path, gib: int, *overrides: str, gpus: int = 1) -> tuple[Config, Plan, int]:
     """The config, the plan, and the layers that `kubetune plan` says recompute on GPUs of so many GiB."""
-    (folder / "config.json").write_text(json.dumps({**QWEN3_8B, "vocab_size": 151_936, "model_type": "qwen3"}))
-    words = [f"model={folder}", "data.train=x/y", "data.max_length=4096", "quantization=none", *overrides]
+    (folder / "config.json").write_text(
+        json.dumps({**QWEN3_8B, "vocab_size": 151_936, "model_type": "qwen3"})
+    )
+    words = [
+        f"model={folder}",
+        "data.train=x/y",
+        "data.max_length=4096",
+        "quantization=none",
+        *overrides,
+    ]
     config = load_config(None, overrides=[*words, f"compute.gpus_per_node={gpus}"])
     weights, plan = read_weights(str(folder), {}), make_plan(config)
     assert weights is not None
     found = forecast(config, plan, weights, gib * GIB)
     assert found is not None
     told = [re.search(r"(\d+) of 36 layers recomputed", part) for part in found.parts]
-    assert [int(match[1]) for match in told if match] == ([found.recomputed_layers] if found.recomputed_layers else [])
+    assert [int(match[1]) for match in told if match] == (
+        [found.recomputed_layers] if found.recomputed_layers else []
+    )
     return config, plan, found.recomputed_layers
 
 
@@ -73,10 +88,14 @@ def test_a_run_recomputes_as_many_layers_as_its_plan_says(
     tmp_path: Path, gib: int, overrides: list[str], gpus: int, compiled: bool
 ) -> None:
     config, plan, said = planned(tmp_path, gib, *overrides, gpus=gpus)
-    assert recomputed_layers(config, Workload(10**9, plan=plan), gib * GIB, compiled=compiled) == said
+    assert (
+        recomputed_layers(config, Workload(10**9, plan=plan), gib * GIB, compiled=compiled) == said
+    )
 
 
-def test_more_layers_recompute_on_less_memory_without_a_compiler_and_beside_gathered_layers(tmp_path: Path) -> None:
+def test_more_layers_recompute_on_less_memory_without_a_compiler_and_beside_gathered_layers(
+    tmp_path: Path,
+) -> None:
     by_memory = [planned(tmp_path, gib, "lora.r=16")[2] for gib in (24, 32, 80)]
     assert by_memory == sorted(by_memory, reverse=True)
     assert 0 < by_memory[0] < 36
@@ -95,19 +114,28 @@ def test_compiling_is_expected_where_it_is_worth_it(tmp_path: Path) -> None:
 
 
 def test_experts_count_only_as_often_as_a_token_meets_them():
-    dense, mixture = Shape.of(QWEN3_8B), Shape.of({**QWEN3_8B, "moe_intermediate_size": 768, "num_experts_per_tok": 8})
+    dense, mixture = (
+        Shape.of(QWEN3_8B),
+        Shape.of({**QWEN3_8B, "moe_intermediate_size": 768, "num_experts_per_tok": 8}),
+    )
     assert dense is not None
     assert mixture is not None
     assert mixture.intermediate == 8 * 768 < dense.intermediate
 
 
-@pytest.mark.parametrize(("given", "classifies", "kept"), [("", False, 64), ("7", False, 64), ("", True, 256)])
-def test_of_matrix_products_only_a_few_are_kept_ready(given: str, classifies: bool, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("given", "classifies", "kept"), [("", False, 64), ("7", False, 64), ("", True, 256)]
+)
+def test_of_matrix_products_only_a_few_are_kept_ready(
+    given: str, classifies: bool, kept: int
+) -> None:
     names = ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"]
     program = (
         "import os; from kubetune.base import allocator; allocator.keep_memory(); "
         f"allocator.keep_memory(classifies={classifies}); print(*map(os.environ.get, {names}))"
     )
     environ = {names[0]: given} if given else {}
-    told = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
+    )
     assert told.stdout.split() == [given or str(kept), str(kept)]

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kubetune.base import jsonl
 from kubetune.errors import EnvironmentFault
+from kubetune.library.listing import facts
 from kubetune.rundir import metrics
 from kubetune.rundir.metrics import (
     MetricsLog,
@@ -26,17 +28,28 @@ from kubetune.rundir.metrics import (
     record_event,
     runaway,
 )
+from tests.run.test_report_long import write_run
 
-STEP = {"epoch": 0.5, "loss": 1.9312345678901234, "samples": 4, "tokens": 600, "trained_tokens": 200}
+STEP = {
+    "epoch": 0.5,
+    "loss": 1.9312345678901234,
+    "samples": 4,
+    "tokens": 600,
+    "trained_tokens": 200,
+}
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
-def test_numbers_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, values: list[float]) -> None:
+def test_numbers_come_back_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory, values: list[float]
+) -> None:
     run_dir = tmp_path_factory.mktemp("run")
     with MetricsLog(run_dir) as log:
         for step, value in enumerate(values, start=1):
             log.write(step, {"loss": value})
-    assert [line["loss"].hex() for line in read_metrics(run_dir)] == [value.hex() for value in values]
+    assert [line["loss"].hex() for line in read_metrics(run_dir)] == [
+        value.hex() for value in values
+    ]
 
 
 def test_a_resume_cuts_off_what_came_after_its_step(tmp_path: Path) -> None:
@@ -102,7 +115,9 @@ def test_a_full_disk_is_explained_and_leaves_whole_lines(tmp_path: Path) -> None
         "try:\n for step in range(100): log.write(step, {'loss': 1.0})\n"
         "except EnvironmentFault as fault: print(fault)"
     )
-    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True
+    )
     assert "metrics.jsonl" in done.stdout
     path = tmp_path / "metrics.jsonl"
     assert len(read_lines(path)) == 4
@@ -114,7 +129,9 @@ def test_a_folder_that_is_missing_is_explained(tmp_path: Path) -> None:
         record_event(tmp_path / "missing", "start")
 
 
-def test_events_have_time_and_facts_and_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_have_time_and_facts_and_no_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_canary_value")
     record_event(tmp_path, "start", world_size=2)
     record_event(tmp_path, "error", reason="401 with hf_canary_value")
@@ -152,12 +169,18 @@ def test_the_report_sums_up_the_run(tmp_path: Path) -> None:
         device="cpu",
     )
     assert report == json.loads((tmp_path / "report.json").read_text())
-    assert (tmp_path / "copies" / "report.json").read_bytes() == (tmp_path / "report.json").read_bytes()
+    assert (tmp_path / "copies" / "report.json").read_bytes() == (
+        tmp_path / "report.json"
+    ).read_bytes()
     assert {key: report[key] for key in ("world_size", "steps", "epochs", "samples", "tokens", "trained_tokens")} == {
         "world_size": 2, "steps": 2, "epochs": 1.0, "samples": 8, "tokens": 1200, "trained_tokens": 400,
     }  # fmt: skip
     assert (report["seconds"], report["tokens_per_second"]) == (4.0, 300.0)
-    assert (report["loss_first"], report["loss_last"], report["eval_last"]["eval_loss"]) == (2.0, 1.5, 1.4)
+    assert (report["loss_first"], report["loss_last"], report["eval_last"]["eval_loss"]) == (
+        2.0,
+        1.5,
+        1.4,
+    )
     assert report["config_sha256"] == hashlib.sha256(b"{}").hexdigest()
     assert report["versions"]["torch"]
     assert report["device"] == "cpu"
@@ -165,12 +188,16 @@ def test_the_report_sums_up_the_run(tmp_path: Path) -> None:
 
 def test_the_report_of_a_run_without_steps(tmp_path: Path) -> None:
     (tmp_path / "resolved.json").write_text("{}")
-    report = metrics.write_report_json(tmp_path, Totals(), world_size=1, data_fingerprint="", peak_memory_bytes=0)
+    report = metrics.write_report_json(
+        tmp_path, Totals(), world_size=1, data_fingerprint="", peak_memory_bytes=0
+    )
     assert report["steps"] == 0
     assert report["tokens_per_second"] is None
 
 
-def test_a_torn_line_costs_itself_and_not_the_next(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torn_line_costs_itself_and_not_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     record_event(tmp_path, "start")
     path = tmp_path / "events.jsonl"
     with path.open("ab") as file:
@@ -211,7 +238,9 @@ def test_damaged_lines_are_stepped_over_and_named(
     assert [found["step"] for found in metrics.last_lines(path)] == [1, 2]
 
 
-def test_a_resume_misses_the_lines_that_a_disk_has_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resume_misses_the_lines_that_a_disk_has_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with MetricsLog(tmp_path) as log:
         for step in range(1, 21):
             log.write(step, STEP)
@@ -255,7 +284,9 @@ def test_a_file_that_is_deleted_or_moved_away_is_noticed_at_the_next_step(tmp_pa
         (["[1]", "\0\0\0"], [2, 3]),
     ],
 )
-def test_damaged_lines_are_judged_one_by_one(tmp_path: Path, damaged: list[str], wrong: list[int]) -> None:
+def test_damaged_lines_are_judged_one_by_one(
+    tmp_path: Path, damaged: list[str], wrong: list[int]
+) -> None:
     path, found = tmp_path / "metrics.jsonl", list[int]()
     path.write_text("\n".join(['{"step": 1}', *damaged, '{"step": 9}', '{"step": 10']))
     assert [line["step"] for line in metrics.stream_lines(path, found)] == [1, 9]
@@ -280,9 +311,14 @@ def test_a_growing_file_is_told_whole_however_it_changes(
             half = line[:9]
             with path.open("ab") as file:
                 file.write(half)
-        elif change in ("cut", "replace"):  # by a resume: here in its place, there by another file; some is done again
+        elif change in (
+            "cut",
+            "replace",
+        ):  # by a resume: here in its place, there by another file; some is done again
             there, half = [*there[:1], count], b""
-            content = b"".join(json.dumps({"step": n, "seconds": 0.5}).encode() + b"\n" for n in there)
+            content = b"".join(
+                json.dumps({"step": n, "seconds": 0.5}).encode() + b"\n" for n in there
+            )
             other = path if change == "cut" else path.with_suffix(".other")
             other.write_bytes(content)
             other.replace(path)
@@ -296,14 +332,46 @@ def test_a_growing_file_is_told_whole_however_it_changes(
 @pytest.mark.parametrize(
     ("losses", "found"),
     [
-        ([4.1, 128, 447, 1548, 2421] + [3500.0] * 60 + [3400.0] * 15, (4.1, 3400.0)),  # within the first steps
+        (
+            [4.1, 128, 447, 1548, 2421] + [3500.0] * 60 + [3400.0] * 15,
+            (4.1, 3400.0),
+        ),  # within the first steps
         ([4.0] * 40 + [9.0] * 40, (4.0, 9.0)),
         ([0.3, 2.0, 1.9, 2.1] + [2.0] * 76, None),  # the first batch was an easy one
         ([4.0, 90.0] + [3.0] * 78, None),  # it came back
     ],
 )
-def test_a_loss_that_ran_away_is_known(losses: list[float], found: tuple[float, float] | None) -> None:
+def test_a_loss_that_ran_away_is_known(
+    losses: list[float], found: tuple[float, float] | None
+) -> None:
     totals = Totals()
     totals.add([{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)])
     ran = runaway(totals)
     assert (ran and (ran["first"], ran["last"])) == found
+
+
+def test_a_report_of_another_version_is_refused_and_named(tmp_path: Path) -> None:
+    newer = metrics.REPORT_VERSION + 1
+    (tmp_path / metrics.REPORT).write_text(json.dumps({"schema_version": newer}))
+    with pytest.raises(EnvironmentFault, match=rf"report\.json: schema_version is {newer}, this"):
+        metrics.read_report(tmp_path)
+
+
+def test_a_list_of_runs_parses_only_the_lines_that_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of thousands of runs is asked for often, and most lines of their numbers do not matter to it."""
+    write_run(tmp_path / "run", 3000)
+    expected = [line for line in metrics.read_metrics(tmp_path / "run") if "loss" in line][-1]
+    parsed = list[bytes]()
+    parse = jsonl.parse
+
+    def counted(line: bytes) -> jsonl.Line | None:
+        parsed.append(line)
+        return parse(line)
+
+    monkeypatch.setattr(jsonl, "parse", counted)
+    found = facts(tmp_path / "run")
+    assert (found["step"], found["loss"]) == (3000, expected["loss"])
+    assert found["evaluation"]["eval_loss"] > 0
+    assert len(parsed) < 30

@@ -26,7 +26,9 @@ from tests.tiny import train_tokenizer
 def test_rows_beyond_a_learned_table_of_positions_are_refused():
     model = build_model("gpt2", PROMISED["gpt2"])
     check_positions(model, 512)
-    with pytest.raises(ConfigError, match=r"512 positions, the longest row 513 tokens; set data\.max_length to 512"):
+    with pytest.raises(
+        ConfigError, match=r"512 positions, the longest row 513 tokens; set data\.max_length to 512"
+    ):
         check_positions(model, 513)
 
 
@@ -58,12 +60,17 @@ def test_weights_of_other_shapes_than_the_config_are_named_with_both(tmp_path, t
     auto_class, settings = (
         (AutoModelForCausalLM, {})
         if task == "causal_lm"
-        else (AutoModelForSequenceClassification, {"num_labels": 3, "ignore_mismatched_sizes": True})
+        else (
+            AutoModelForSequenceClassification,
+            {"num_labels": 3, "ignore_mismatched_sizes": True},
+        )
     )
     width = facts["hidden_size"]
     with pytest.raises(ModelError) as caught:
         load_pretrained(auto_class, config, torch.device("cpu"), **settings)
-    assert f"embed_tokens.weight is [{had}, {width}], expected [{had + 7}, {width}]" in str(caught.value)
+    assert f"embed_tokens.weight is [{had}, {width}], expected [{had + 7}, {width}]" in str(
+        caught.value
+    )
     assert caught.value.exit_code == 2
 
 
@@ -72,13 +79,19 @@ def test_a_classifier_may_get_a_head_of_another_size(tmp_path, caplog):
 
     folder = save_model(tmp_path / "model")
     config = Config.model_validate({"model": str(folder), "data": {"train": "x.jsonl"}})
-    model = load_pretrained(AutoModelForSequenceClassification, config, torch.device("cpu"), num_labels=3)
+    model = load_pretrained(
+        AutoModelForSequenceClassification, config, torch.device("cpu"), num_labels=3
+    )
     model.save_pretrained(folder)
-    model = load_pretrained(AutoModelForSequenceClassification, config, torch.device("cpu"), num_labels=5)
+    model = load_pretrained(
+        AutoModelForSequenceClassification, config, torch.device("cpu"), num_labels=5
+    )
     assert model.score.out_features == 5
 
 
-@pytest.mark.parametrize(("pad_token", "rank", "lines"), [("<|endoftext|>", 0, 0), (None, 0, 1), (None, 1, 0)])
+@pytest.mark.parametrize(
+    ("pad_token", "rank", "lines"), [("<|endoftext|>", 0, 0), (None, 0, 1), (None, 1, 0)]
+)
 def test_a_missing_pad_token_is_told_once(tmp_path, caplog, pad_token, rank, lines):
     folder = train_tokenizer(tmp_path / "model")
     facts = json.loads((folder / "tokenizer_config.json").read_text())
@@ -94,9 +107,15 @@ def rows_of(folder, model, **facts):
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
     data = folder / "rows.jsonl"
     data.write_text(
-        "".join(json.dumps({"text": f"one two {n} three"}) + "\n" for n in range(4)) + '{"text": "Paris"}\n'
+        "".join(json.dumps({"text": f"one two {n} three"}) + "\n" for n in range(4))
+        + '{"text": "Paris"}\n'
     )
-    sections = {"train": str(data), "eval": str(data), "cache": str(folder / "cache"), "num_proc": 1}
+    sections = {
+        "train": str(data),
+        "eval": str(data),
+        "cache": str(folder / "cache"),
+        "num_proc": 1,
+    }
     config = Config.model_validate({"model": str(model), "data": sections})
     return config, prepare(config)
 
@@ -121,12 +140,16 @@ def test_tokens_that_the_model_has_no_embedding_for_are_named_before_it_is_loade
 
 
 @pytest.mark.parametrize("shared", [3, 0])
-def test_heads_that_cannot_share_keys_and_values_are_refused_before_the_model_is_loaded(tmp_path, shared):
+def test_heads_that_cannot_share_keys_and_values_are_refused_before_the_model_is_loaded(
+    tmp_path, shared
+):
     config, data = rows_of(tmp_path, model := save_model(tmp_path / "model"))
     facts = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**facts, "num_key_value_heads": shared}))
     (model / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=rf"num_attention_heads 4 and num_key_value_heads {shared}; expected"):
+    with pytest.raises(
+        ConfigError, match=rf"num_attention_heads 4 and num_key_value_heads {shared}; expected"
+    ):
         check_rows(AutoModelForCausalLM, config, data)
 
 
@@ -138,9 +161,13 @@ def test_heads_that_cannot_share_keys_and_values_are_refused_before_the_model_is
         ("llama", {"max_position_embeddings": 4}, None),
     ],
 )
-def test_rows_longer_than_a_table_of_positions_are_refused_before_the_model_is_loaded(tmp_path, name, facts, limit):
+def test_rows_longer_than_a_table_of_positions_are_refused_before_the_model_is_loaded(
+    tmp_path, name, facts, limit
+):
     folder = save_model(tmp_path / "llama")  # for its tokenizer
-    model = AutoConfig.for_model(name, **{**{**PROMISED, **PADDING_FREE}[name], "vocab_size": 512, **facts})
+    model = AutoConfig.for_model(
+        name, **{**{**PROMISED, **PADDING_FREE}[name], "vocab_size": 512, **facts}
+    )
     model.save_pretrained(folder)
     (folder / "model.safetensors").unlink()
     config, data = rows_of(tmp_path, folder)
@@ -153,8 +180,15 @@ def test_rows_longer_than_a_table_of_positions_are_refused_before_the_model_is_l
 
 
 def test_positions_that_begin_behind_the_padding_are_not_counted():
-    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    model = AutoModel.from_config(AutoConfig.for_model("roberta", max_position_embeddings=20, pad_token_id=1, **shape))
+    shape = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+    }
+    model = AutoModel.from_config(
+        AutoConfig.for_model("roberta", max_position_embeddings=20, pad_token_id=1, **shape)
+    )
     check_positions(model, 18)
     model(input_ids=torch.full((1, 18), 5))
     with pytest.raises(ConfigError, match=r"18 positions, the longest row 19 tokens"):
@@ -164,18 +198,26 @@ def test_positions_that_begin_behind_the_padding_are_not_counted():
 
 
 def config_of(folder, **model):
-    return Config.model_validate({"model": {"path": str(folder), **model}, "data": {"train": "x.jsonl"}})
+    return Config.model_validate(
+        {"model": {"path": str(folder), **model}, "data": {"train": "x.jsonl"}}
+    )
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/outside.safetensors", "model.bin", 5, None])
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/outside.safetensors", "model.bin", 5, None]
+)
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path, name):
     folder = save_model(tmp_path / "model")
     (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
     (folder / "other.safetensors").touch()
-    (folder / model_shapes.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": name}}))
+    (folder / model_shapes.INDEX).write_text(
+        json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": name}})
+    )
     config = config_of(folder)
     for read in (lambda: check_model_folder(config.model), lambda: model_shapes.files_of(folder)):
-        with pytest.raises(ModelError, match=r"index\.json names .*; expected names of \*\.safetensors files"):
+        with pytest.raises(
+            ModelError, match=r"index\.json names .*; expected names of \*\.safetensors files"
+        ):
             read()
     with pytest.raises(ModelError, match=r"index\.json names"):
         load_pretrained(AutoModelForCausalLM, config, torch.device("cpu"))
@@ -207,7 +249,9 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value"), ODD, ids=[f"{key} {str(value)[:20]}" for key, value in ODD])
+@pytest.mark.parametrize(
+    ("key", "value"), ODD, ids=[f"{key} {str(value)[:20]}" for key, value in ODD]
+)
 def test_an_odd_config_of_a_model_is_no_bug(tmp_path, key, value):
     folder = save_model(tmp_path / "model")
     facts = json.loads((folder / "config.json").read_text())
@@ -225,7 +269,9 @@ def test_code_of_a_folder_is_pinned_by_its_content(tmp_path):
     folder = save_model(tmp_path / "model")
     (folder / "modeling_own.py").write_text("x = 1\n")
     made_up = config_of(folder, trust_remote_code=True, revision="a" * 40)
-    with pytest.raises(ModelError, match=r"have the digest [0-9a-f]{40}\. Read the code, then") as caught:
+    with pytest.raises(
+        ModelError, match=r"have the digest [0-9a-f]{40}\. Read the code, then"
+    ) as caught:
         load_pretrained(AutoModelForCausalLM, made_up, torch.device("cpu"))
     digest = str(caught.value).split("the digest ")[1][:40]
     check_model_folder(config_of(folder, trust_remote_code=True, revision=digest).model)

@@ -31,7 +31,10 @@ node-0:41:86 [3] NCCL INFO Using network IB
 @pytest.mark.parametrize(
     ("why", "reason"),
     [
-        ("node-0:41:86 [0] NCCL INFO NET/IB : No device found.", "no adapter of that name can be opened"),
+        (
+            "node-0:41:86 [0] NCCL INFO NET/IB : No device found.",
+            "no adapter of that name can be opened",
+        ),
         ("node-0:41:86 [0] NCCL INFO Failed to open libibverbs.so[.1]", "libibverbs1"),
         ("", ""),
     ],
@@ -46,7 +49,9 @@ def test_sockets_and_why(why: str, reason: str) -> None:
 
 def test_infiniband_plugins_and_silence(tmp_path: Path) -> None:
     assert nccl_log.network(INFINIBAND) == Network("IB")
-    assert nccl_log.network("h:1:1 [0] NCCL INFO Using network AWS Libfabric\n") == Network("AWS Libfabric")
+    assert nccl_log.network("h:1:1 [0] NCCL INFO Using network AWS Libfabric\n") == Network(
+        "AWS Libfabric"
+    )
     assert nccl_log.network("NCCL version 2.28.3+cuda13.0\n") is None
     assert nccl_log.read_network(tmp_path / "none.log") is None
 

@@ -71,10 +71,14 @@ def test_prompts_are_those_of_the_chat_template(source: str) -> None:
     assert 'PARAMETER stop "<|eot|>"' in text
     assert "ADAPTER .\n" in modelfile(render, stop=[], base="org/base")
     assert "FROM ./a.gguf\n" in modelfile(render, stop=[], base=None, gguf="a.gguf")
-    assert "FROM org/base\nADAPTER ./a.gguf\n" in modelfile(render, stop=[], base="org/base", gguf="a.gguf")
+    assert "FROM org/base\nADAPTER ./a.gguf\n" in modelfile(
+        render, stop=[], base="org/base", gguf="a.gguf"
+    )
 
 
-@pytest.mark.parametrize("source", [INST, "{{ 'x' }}", "{{ messages[0].content }}{{ messages[0].content }}"])
+@pytest.mark.parametrize(
+    "source", [INST, "{{ 'x' }}", "{{ messages[0].content }}{{ messages[0].content }}"]
+)
 def test_a_template_that_is_not_so_simple_is_left_out_with_a_word(source: str) -> None:
     assert pieces_of(Renderer(source)) is None
     text = modelfile(Renderer(source), stop=[], base=None)

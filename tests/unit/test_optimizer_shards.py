@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -49,19 +48,11 @@ def write(folder: Path, world_size: int) -> None:
         shards.write_part(folder / shards.part_name(rank, world_size), part(held), held)
 
 
-def test_shards_of_an_earlier_version_which_called_them_pieces_are_read(tmp_path: Path) -> None:
-    for rank in range(2):
-        held = cut(2, rank)
-        path = tmp_path / shards.part_name(rank, 2)
-        save_file(part(held), path, metadata={"pieces": json.dumps(held)})
-    with Buffers(tmp_path) as buffers:
-        state = buffers.state(cut(1, 0), SIZE)
-    assert torch.equal(state["master"], WHOLE["master"])
-
-
 @settings(max_examples=40)
 @given(written=st.integers(1, 9), read=st.integers(1, 9), chunk=st.integers(1, SIZE))
-def test_what_some_ranks_wrote_any_number_of_ranks_read(written: int, read: int, chunk: int) -> None:
+def test_what_some_ranks_wrote_any_number_of_ranks_read(
+    written: int, read: int, chunk: int
+) -> None:
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "CHUNK", chunk)
         write(Path(name), written)
@@ -91,7 +82,10 @@ def test_the_file_of_a_rank_must_not_be_missing(tmp_path: Path, lost: int) -> No
 
 def test_a_model_of_another_size_is_refused(tmp_path: Path) -> None:
     write(tmp_path, 2)
-    with pytest.raises(ValueError, match="of 27 parameters, and 28 are trained now"), Buffers(tmp_path) as buffers:
+    with (
+        pytest.raises(ValueError, match="of 27 parameters, and 28 are trained now"),
+        Buffers(tmp_path) as buffers,
+    ):
         buffers.state([OptimizerShard(0, 28)], 28)
 
 

@@ -20,7 +20,9 @@ from kubetune.data.prepared.order import (
 )
 from kubetune.data.prepared.shares import balance_ranks, deal, fill, pack, split_batch
 
-LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=500).map(lambda values: np.array(values, np.int64))
+LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=500).map(
+    lambda values: np.array(values, np.int64)
+)
 SEEDS = st.integers(0, 2**63 - 1)
 WORLDS = st.integers(1, 9)
 BUDGETS = st.none() | st.integers(1, 1000)
@@ -39,7 +41,9 @@ def batches(order: Ids, size: int) -> list[Ids]:
 
 
 @given(rows=st.integers(1, 500), seed=SEEDS, epoch=st.integers(0, 50), size=st.integers(1, 64))
-def test_global_batches_hold_every_sample_once_per_epoch(rows: int, seed: int, epoch: int, size: int) -> None:
+def test_global_batches_hold_every_sample_once_per_epoch(
+    rows: int, seed: int, epoch: int, size: int
+) -> None:
     parts = batches(epoch_order(seed, epoch, one_source(rows), [1.0]), size)
     assert ids_of(parts) == list(range(rows))
     assert all(len(part) == size for part in parts[:-1])
@@ -47,7 +51,9 @@ def test_global_batches_hold_every_sample_once_per_epoch(rows: int, seed: int, e
 
 
 @given(lengths=LENGTHS, data=st.data())
-def test_steps_of_so_many_tokens_are_even_and_hold_every_sample_once(lengths: Ids, data: st.DataObject) -> None:
+def test_steps_of_so_many_tokens_are_even_and_hold_every_sample_once(
+    lengths: Ids, data: st.DataObject
+) -> None:
     steps = data.draw(st.integers(1, len(lengths)))
     boundaries = step_boundaries(lengths, steps)
     assert (boundaries[0], boundaries[-1], len(boundaries)) == (0, len(lengths), steps + 1)
@@ -64,7 +70,9 @@ def test_a_row_longer_than_a_step_leaves_none_empty() -> None:
 
 
 @given(lengths=LENGTHS, world=WORLDS, budget=BUDGETS, sequences=st.integers(1, 8))
-def test_a_split_loses_and_repeats_nothing(lengths: Ids, world: int, budget: int | None, sequences: int) -> None:
+def test_a_split_loses_and_repeats_nothing(
+    lengths: Ids, world: int, budget: int | None, sequences: int
+) -> None:
     ids = np.random.default_rng(len(lengths)).permutation(len(lengths)).astype(np.int64)
     split = split_batch(ids, lengths, world, token_budget=budget, sequences=sequences)
     assert len(split) == world
@@ -82,20 +90,29 @@ def test_whole_batches_are_dealt_evenly(lengths: Ids, world: int, budget: int) -
     groups = pack(np.arange(len(lengths), dtype=np.int64), lengths, budget)
     shares = deal(groups, lengths, world)
     assert len(shares) == world
-    assert sorted(group.tolist() for share in shares for group in share) == sorted(group.tolist() for group in groups)
+    assert sorted(group.tolist() for share in shares for group in share) == sorted(
+        group.tolist() for group in groups
+    )
     loads = [sum(int(lengths[group].sum()) for group in share) for share in shares]
     assert max(loads) - min(loads) <= max(int(lengths[group].sum()) for group in groups)
 
 
 @given(lengths=LENGTHS, world=WORLDS, sequences=st.integers(1, 4))
-def test_fixed_micro_batches_keep_the_ranks_in_step(lengths: Ids, world: int, sequences: int) -> None:
+def test_fixed_micro_batches_keep_the_ranks_in_step(
+    lengths: Ids, world: int, sequences: int
+) -> None:
     ids = np.arange(len(lengths), dtype=np.int64)
-    counts = [sum(map(len, rank)) for rank in split_batch(ids, lengths, world, token_budget=None, sequences=sequences)]
+    counts = [
+        sum(map(len, rank))
+        for rank in split_batch(ids, lengths, world, token_budget=None, sequences=sequences)
+    ]
     assert max(counts) <= -(-len(lengths) // world)
 
 
 @given(lengths=LENGTHS, seed=SEEDS, size=st.integers(1, 40), budget=BUDGETS)
-def test_every_world_size_sees_the_same_steps(lengths: Ids, seed: int, size: int, budget: int | None) -> None:
+def test_every_world_size_sees_the_same_steps(
+    lengths: Ids, seed: int, size: int, budget: int | None
+) -> None:
     order = epoch_order(seed, 0, one_source(len(lengths)), [1.0])
     for batch in batches(order, size):
         for world in (1, 2, 4):
@@ -116,13 +133,18 @@ def test_no_rank_waits_long_where_samples_can_be_exchanged(world: int) -> None:
     draw = np.random.default_rng(0)
     for _ in range(50):  # steps of 8 rows for each rank, of lengths as in instruction data
         costs = (np.exp(draw.normal(0, 0.5, 8 * world)) * 2**20).astype(np.int64)
-        loads = [int(costs[share].sum()) for share in balance_ranks(np.arange(8 * world), costs, world)]
+        loads = [
+            int(costs[share].sum()) for share in balance_ranks(np.arange(8 * world), costs, world)
+        ]
         assert max(loads) * world <= 1.006 * sum(loads)
 
 
 @given(lengths=LENGTHS, data=st.data())
 def test_costs_decide_which_rank_and_lengths_which_batch(lengths: Ids, data: st.DataObject) -> None:
-    costs = np.array(data.draw(st.lists(st.integers(1, 400), min_size=len(lengths), max_size=len(lengths))), np.int64)
+    costs = np.array(
+        data.draw(st.lists(st.integers(1, 400), min_size=len(lengths), max_size=len(lengths))),
+        np.int64,
+    )
     ids = np.arange(len(lengths), dtype=np.int64)
     split = split_batch(ids, lengths, 3, token_budget=500, sequences=1, costs=costs)
     assert ids_of([micro for rank in split for micro in rank]) == ids.tolist()
@@ -161,7 +183,9 @@ def test_samples_that_do_not_fit_the_ranks_are_refused() -> None:
     weights=st.lists(st.floats(0.1, 3.5), min_size=4, max_size=4),
     seed=SEEDS,
 )
-def test_a_source_appears_as_often_as_its_weight_says(counts: list[int], weights: list[float], seed: int) -> None:
+def test_a_source_appears_as_often_as_its_weight_says(
+    counts: list[int], weights: list[float], seed: int
+) -> None:
     source = np.repeat(np.arange(len(counts)), counts)
     weights = weights[: len(counts)]
     order = epoch_order(seed, 3, source, weights)
@@ -174,7 +198,11 @@ def test_a_source_appears_as_often_as_its_weight_says(counts: list[int], weights
 
 
 def test_epochs_and_seeds_shuffle_anew() -> None:
-    orders = [epoch_order(seed, epoch, one_source(200), [1.0]).tolist() for seed in (0, 1) for epoch in (0, 1)]
+    orders = [
+        epoch_order(seed, epoch, one_source(200), [1.0]).tolist()
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    ]
     assert len({tuple(order) for order in orders}) == 4
     assert list(range(200)) not in orders
 
@@ -188,5 +216,9 @@ def test_a_half_of_a_source_is_drawn_anew_each_epoch() -> None:
 def test_the_order_never_changes_between_versions() -> None:
     """A run goes on after an upgrade only if the same seed still means the same order."""
     assert mixed_seed(42, 0, "order") == 6040907643178874740
-    assert hash_ids(np.arange(3), 7).tolist() == [7674609315995149848, 9993953238217184452, 15033089634830587429]
+    assert hash_ids(np.arange(3), 7).tolist() == [
+        7674609315995149848,
+        9993953238217184452,
+        15033089634830587429,
+    ]
     assert epoch_order(42, 1, one_source(10), [1.0]).tolist() == [1, 0, 5, 8, 2, 7, 9, 4, 3, 6]

@@ -42,7 +42,10 @@ def load(folder: Path, more: str = "", *overrides: str) -> Config:
 def test_what_the_run_says_wins(folder: Path) -> None:
     config = load(folder, "kubernetes: {queue: mine}\n")
     assert config.kubernetes is not None
-    assert (config.kubernetes.image, config.kubernetes.queue) == ("registry.example/kubetune:2.0", "mine")
+    assert (config.kubernetes.image, config.kubernetes.queue) == (
+        "registry.example/kubetune:2.0",
+        "mine",
+    )
     assert config.kubernetes.tolerations[0].key == "dedicated"
     assert config.tracking.mlflow is not None
     assert (config.training.seed, config.training.learning_rate) == (8, 1e-3)
@@ -75,7 +78,9 @@ def test_where_the_file_is_looked_for(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_mistakes_name_the_file_of_defaults(folder: Path) -> None:
-    (folder / "defaults.yaml").write_text("output: outputs/x\nmodel: a/b\ntraining:\n  sed: 1\n  seed: x\n")
+    (folder / "defaults.yaml").write_text(
+        "output: outputs/x\nmodel: a/b\ntraining:\n  sed: 1\n  seed: x\n"
+    )
     with pytest.raises(ConfigError) as caught:
         load(folder)
     told = str(caught.value)

@@ -18,7 +18,9 @@ from setuptools import find_namespace_packages
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+PINS = dict(
+    line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
+)
 
 
 def requirements() -> list[Requirement]:
@@ -31,7 +33,9 @@ def requirements() -> list[Requirement]:
 def test_every_requirement_is_pinned_to_a_version_in_its_range() -> None:
     for wanted in requirements():
         if wanted.name != "kubetune":
-            assert wanted.specifier.contains(PINS[wanted.name.lower().replace("_", "-").replace(".", "-")]), wanted
+            assert wanted.specifier.contains(
+                PINS[wanted.name.lower().replace("_", "-").replace(".", "-")]
+            ), wanted
 
 
 def test_the_scripts_and_extras_of_the_readme_exist() -> None:
@@ -60,7 +64,9 @@ def test_without_a_python_that_is_new_enough_the_scripts_say_so(tmp_path: Path) 
 
 
 def test_the_wheel_and_the_image_hold_nothing_but_kubetune() -> None:
-    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"][
+        "find"
+    ]
     packages = {name.partition(".")[0] for name in find_namespace_packages(str(ROOT), **found)}
     assert packages == {"kubetune"}
     copied = re.findall(r"^COPY (?!--)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
@@ -87,7 +93,11 @@ def test_the_stand_in_for_a_cluster_knows_nothing_of_kubetune_nor_of_its_tests()
     }
     assert "standin" in imported
     assert not imported & {"kubetune", "tests"}
-    mentioning = [path.name for path in (ROOT / "kubetune").rglob("*.py") if "import standin" in path.read_text()]
+    mentioning = [
+        path.name
+        for path in (ROOT / "kubetune").rglob("*.py")
+        if "import standin" in path.read_text()
+    ]
     assert mentioning == []
 
 
@@ -111,12 +121,23 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=False)
     # The libraries of this environment, the package from the wheel only: a .pth would bring the checkout along.
     site = tmp_path / "venv/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", site, wheel], check=True)
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--no-index", "--target", site, wheel], check=True
+    )
     libraries = next(path for path in sys.path if path.endswith("site-packages"))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(site), libraries))}
     python = tmp_path / "venv/bin/python"
-    done = subprocess.run([python, "-m", "kubetune", "demo"], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, "-m", "kubetune", "demo"],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(re.search(r"^  after +(\d+)%$", done.stdout, re.M)[1]) > 90
     where = [python, "-c", "import kubetune; print(kubetune.__file__)"]
-    assert str(tmp_path) in subprocess.run(where, cwd=tmp_path, env=environ, capture_output=True, text=True).stdout
+    assert (
+        str(tmp_path)
+        in subprocess.run(where, cwd=tmp_path, env=environ, capture_output=True, text=True).stdout
+    )

@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from kubetune.cli import make_parser, verb_module
 from kubetune.cli.overview import VERBS
 from kubetune.config import json_schema
-from kubetune.config.aliases import ALIASES, RENAMED
+from kubetune.config.aliases import ALIASES
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.supervisor.command_line import parse
@@ -27,7 +27,14 @@ PAGES = {
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
     if page.name != "CHANGELOG.md"  # which speaks of what was
 }
-NO_KEYS = {"data.json", "evaluation.json", "model.generate", "model.safetensors", "mirror.json", "tracking.json"}
+NO_KEYS = {
+    "data.json",
+    "evaluation.json",
+    "model.generate",
+    "model.safetensors",
+    "mirror.json",
+    "tracking.json",
+}
 """Files, and a method of transformers, that begin like a key."""
 OF_OTHERS = {"--isolation", "--lora-adapters", "--model-id", "--summary"}
 """Options of programs that pages speak of besides."""
@@ -40,13 +47,16 @@ def code() -> str:
     places = (ROOT / folder for folder in ("kubetune", "standin", "benchmarks", "tests"))
     scripts = (path for path in (ROOT / "scripts").iterdir() if path.is_file())
     return "\n".join(
-        path.read_text("utf-8", "replace") for path in (*(p for f in places for p in f.rglob("*.py")), *scripts)
+        path.read_text("utf-8", "replace")
+        for path in (*(p for f in places for p in f.rglob("*.py")), *scripts)
     )
 
 
 def headings(page: Path) -> set[str]:
     """The anchors that a forge makes of a page's headings."""
-    found = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S), re.M)
+    found = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S), re.M
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
@@ -54,7 +64,9 @@ def commands(name: str) -> Iterator[tuple[str, bool]]:
     """Command lines of kubetune, as they are typed (in blocks of code), or as the text names them."""
     fenced = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
     typed = "\n".join(text for _, text in fenced.findall(PAGES[name])).replace("\\\n", " ")
-    for line in re.findall(r"^(?:\$ )?(?:\w+=\S+ )*(?:\.venv/bin/)?kubetune ([a-z].*)$", typed, re.MULTILINE):
+    for line in re.findall(
+        r"^(?:\$ )?(?:\w+=\S+ )*(?:\.venv/bin/)?kubetune ([a-z].*)$", typed, re.MULTILINE
+    ):
         yield re.split(r" [|>…] ", line)[0], True
     for line in re.findall(r"`kubetune\s+([a-z][^`]*)`", fenced.sub("", PAGES[name])):
         yield re.split(r" …", line)[0], False
@@ -73,9 +85,9 @@ def test_commands_are_understood(name: str, capsys: pytest.CaptureFixture[str]) 
         with contextlib.suppress(SystemExit):
             parse(parser_of(words[0]), words[: words.index(mark)] if mark in words else words)
         told = capsys.readouterr().err
-        assert not told or (not typed and re.search("are required|expected .*one argument|invalid int value", told)), (
-            line
-        )
+        assert not told or (
+            not typed and re.search("are required|expected .*one argument|invalid int value", told)
+        ), line
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if "```yaml\n" in PAGES[name]])
@@ -86,8 +98,16 @@ def test_yaml_is_a_run_file_or_part_of_one(name: str, tmp_path: Path) -> None:
         if not text.startswith("apiVersion: "):
             file.write_text(text)
             values = YAML(typ="safe", pure=True).load(text)
-            needed = [f"{key}=some/thing" for key in ("model", "data.train") if key.split(".")[0] not in values]
-            needed += ["kubernetes.image=some/image"] if "image" not in values.get("kubernetes", ["image"]) else []
+            needed = [
+                f"{key}=some/thing"
+                for key in ("model", "data.train")
+                if key.split(".")[0] not in values
+            ]
+            needed += (
+                ["kubernetes.image=some/image"]
+                if "image" not in values.get("kubernetes", ["image"])
+                else []
+            )
             load_config(file, overrides=needed)
 
 
@@ -106,14 +126,18 @@ def test_links_lead_to_pages_and_headings(name: str) -> None:
 def test_what_a_page_names_is_there(name: str) -> None:
     page = PAGES[name]
     keys = {key for key in KEY.findall(page) if key not in NO_KEYS and key not in ALIASES}
-    missing = [key for key in keys if json_schema.at(tuple(key.split("."))) is None and key not in RENAMED]
+    missing = [key for key in keys if json_schema.at(tuple(key.split("."))) is None]
     flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page)) - OF_OTHERS
-    missing += [flag for flag in flags if flag not in code() and flag.replace("--no-", "--") not in code()]
+    missing += [
+        flag for flag in flags if flag not in code() and flag.replace("--no-", "--") not in code()
+    ]
     modules = re.findall(r"-m (kubetune\.[a-z_.]+)", page)
     missing += [
         module
         for module in modules
-        if not any((ROOT / module.replace(".", "/")).with_suffix(suffix).exists() for suffix in (".py", ""))
+        if not any(
+            (ROOT / module.replace(".", "/")).with_suffix(suffix).exists() for suffix in (".py", "")
+        )
     ]
     tests = set(re.findall(r"\btest_\w+(?=\.py)", page))
     missing += [test for test in tests if not any((ROOT / "tests").rglob(f"{test}.py"))]

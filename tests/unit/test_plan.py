@@ -28,9 +28,19 @@ def config(*, packing: bool = True, **sections: Any) -> Config:
 def test_accumulation_follows_from_the_global_batch() -> None:
     for gpus, accumulation in ((1, 32), (2, 16), (8, 4), (32, 1)):
         plan = make_plan(config(packing=False, training={"global_batch_size": 32}), 1000, gpus=gpus)
-        assert (plan.world_size, plan.global_batch_size, plan.accumulation) == (gpus, 32, accumulation)
-        assert (plan.steps_per_epoch, plan.num_steps) == (32, 32)  # the last step has the 8 samples that are left
-        assert plan.batch_line() == f"effective batch 32 = batch × accumulation × world = 1 × {accumulation} × {gpus}"
+        assert (plan.world_size, plan.global_batch_size, plan.accumulation) == (
+            gpus,
+            32,
+            accumulation,
+        )
+        assert (plan.steps_per_epoch, plan.num_steps) == (
+            32,
+            32,
+        )  # the last step has the 8 samples that are left
+        assert (
+            plan.batch_line()
+            == f"effective batch 32 = batch × accumulation × world = 1 × {accumulation} × {gpus}"
+        )
 
 
 def test_the_global_batch_follows_from_accumulation() -> None:
@@ -40,7 +50,11 @@ def test_the_global_batch_follows_from_accumulation() -> None:
     assert make_plan(config(packing=False), 100).micro_batch_tokens is None
 
 
-PACKED = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "global_batch_tokens": "packed"}
+PACKED = {
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "global_batch_tokens": "packed",
+}
 
 
 def test_packed_rows_are_counted_as_tools_do_that_pack_before_they_batch() -> None:
@@ -52,7 +66,12 @@ def test_packed_rows_are_counted_as_tools_do_that_pack_before_they_batch() -> No
         "effective batch about 28,571 tokens, 143 samples; about 4 micro-batches of at most 8,192 tokens on each of "
         "1 process"
     )
-    assert make_plan(config(training=PACKED, data={"max_length": 4096}), 1000, gpus=2).global_batch_tokens == 65_536
+    assert (
+        make_plan(
+            config(training=PACKED, data={"max_length": 4096}), 1000, gpus=2
+        ).global_batch_tokens
+        == 65_536
+    )
 
 
 def test_a_step_of_so_many_tokens_stays_the_same_on_more_processes() -> None:
@@ -84,12 +103,22 @@ def test_short_rows_need_fewer_micro_batches_than_full_ones() -> None:
 @pytest.mark.parametrize(
     ("training", "packing", "message"),
     [
-        ({"global_batch_tokens": 900, "global_batch_size": 3}, True, "beside global_batch_size 3; expected one"),
+        (
+            {"global_batch_tokens": 900, "global_batch_size": 3},
+            True,
+            "beside global_batch_size 3; expected one",
+        ),
         ({"global_batch_tokens": 900, "gradient_accumulation_steps": 2}, True, "leave that out"),
-        ({"global_batch_tokens": "packed"}, False, "found packed with data.packing: false; expected a number"),
+        (
+            {"global_batch_tokens": "packed"},
+            False,
+            "found packed with data.packing: false; expected a number",
+        ),
     ],
 )
-def test_two_words_on_the_batch_are_refused(training: dict[str, Any], packing: bool, message: str) -> None:
+def test_two_words_on_the_batch_are_refused(
+    training: dict[str, Any], packing: bool, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make_plan(config(training=training, packing=packing), 100)
 
@@ -110,11 +139,17 @@ def test_two_words_on_the_batch_are_refused(training: dict[str, Any], packing: b
 def test_processes(compute: dict[str, int], gpus: int, expected: tuple[int, str, str]) -> None:
     plan = make_plan(config(compute=compute), 100, gpus=gpus)
     assert (plan.processes_per_node, plan.device, plan.backend) == expected
-    assert plan.world_size == plan.nodes * plan.processes_per_node == compute.get("nodes", 1) * expected[0]
+    assert (
+        plan.world_size
+        == plan.nodes * plan.processes_per_node
+        == compute.get("nodes", 1) * expected[0]
+    )
 
 
 def test_a_rank_that_runs_knows_its_world() -> None:
-    plan = make_plan(config(compute={"nodes": 2, "gpus_per_node": 8}), 100, world_size=4, device="cpu")
+    plan = make_plan(
+        config(compute={"nodes": 2, "gpus_per_node": 8}), 100, world_size=4, device="cpu"
+    )
     assert (plan.nodes, plan.processes_per_node, plan.world_size, plan.backend) == (2, 2, 4, "gloo")
     assert make_plan(config(compute={"nodes": 2}), 100, world_size=3).nodes == 1
 
@@ -126,17 +161,38 @@ def test_a_rank_that_runs_knows_its_world() -> None:
             {"global_batch_size": 12, "per_device_train_batch_size": 4},
             {"processes": 2},
             False,
-            ["found 12", "4 × 2 processes = 8", "global batch of 8 or 16", "size 1, 2, 3 or 6", "1 or 3 processes"],
+            [
+                "found 12",
+                "4 × 2 processes = 8",
+                "global batch of 8 or 16",
+                "size 1, 2, 3 or 6",
+                "1 or 3 processes",
+            ],
         ),
-        ({"global_batch_size": 3}, {"processes": 4}, False, ["global batch of 4", "1 or 3 processes", "packing: true"]),
-        ({"global_batch_size": 3}, {"processes": 4}, True, ["a global batch of 4 or more", "3 processes or fewer"]),
+        (
+            {"global_batch_size": 3},
+            {"processes": 4},
+            False,
+            ["global batch of 4", "1 or 3 processes", "packing: true"],
+        ),
+        (
+            {"global_batch_size": 3},
+            {"processes": 4},
+            True,
+            ["a global batch of 4 or more", "3 processes or fewer"],
+        ),
         (
             {"global_batch_size": 32, "gradient_accumulation_steps": 4},
             {"processes": 2},
             True,
             ["found 32", "1 × gradient_accumulation_steps 4 × 2 processes = 8", "leave out"],
         ),
-        ({}, {"processes": 3, "gpus_per_node": 2}, True, ["found 3 with 2 GPUs", "1 to 2", "gpus_per_node: 0"]),
+        (
+            {},
+            {"processes": 3, "gpus_per_node": 2},
+            True,
+            ["found 3 with 2 GPUs", "1 to 2", "gpus_per_node: 0"],
+        ),
     ],
 )
 def test_impossible_splits_name_the_possible_ones(
@@ -151,12 +207,16 @@ def test_impossible_splits_name_the_possible_ones(
 def test_what_an_impossible_split_names_is_possible(wanted: int, batch: int, world: int) -> None:
     def plan(wanted: int, batch: int, world: int) -> Plan:
         training = {"global_batch_size": wanted, "per_device_train_batch_size": batch}
-        return make_plan(config(packing=False, training=training, compute={"processes": world}), 100)
+        return make_plan(
+            config(packing=False, training=training, compute={"processes": world}), 100
+        )
 
     try:
         possible = plan(wanted, batch, world)
     except ConfigError as error:
-        ways = str(error).split("possible are ")[1].replace(" or ", " ").replace(",", "").split("; ")
+        ways = (
+            str(error).split("possible are ")[1].replace(" or ", " ").replace(",", "").split("; ")
+        )
         numbers = [[int(word) for word in way.split() if word.isdigit()] for way in ways]
         for way, found in zip(ways, numbers, strict=True):
             for number in found:
@@ -172,9 +232,19 @@ def test_what_an_impossible_split_names_is_possible(wanted: int, batch: int, wor
 
 
 def test_epochs_and_steps() -> None:
-    training = {"global_batch_size": 8, "num_train_epochs": 2.5, "eval_steps": "epoch", "save_steps": 7}
+    training = {
+        "global_batch_size": 8,
+        "num_train_epochs": 2.5,
+        "eval_steps": "epoch",
+        "save_steps": 7,
+    }
     plan = make_plan(config(training=training, data={"eval": 0.1}), 90, 10)
-    assert (plan.steps_per_epoch, plan.num_steps, plan.eval_steps, plan.save_steps) == (12, 30, 12, 7)
+    assert (plan.steps_per_epoch, plan.num_steps, plan.eval_steps, plan.save_steps) == (
+        12,
+        30,
+        12,
+        7,
+    )
     assert [step for step in range(31) if plan.is_eval_step(step)] == [12, 24, 30]
     assert [step for step in range(31) if plan.is_save_step(step)] == [7, 14, 21, 28, 30]
     limited = make_plan(config(training=training | {"max_steps": 6}), 90)
@@ -204,8 +274,14 @@ def test_asking_the_model_before_training_takes_time() -> None:
 def test_learning_rates_are_those_of_the_task() -> None:
     found = {task: (config(task=task, lora=True).learning_rate, config(task=task).learning_rate)
              for task in ("causal_lm", "preference", "reward_model")}  # fmt: skip
-    assert found == {"causal_lm": (2e-4, 1e-5), "preference": (5e-6, 5e-7), "reward_model": (1e-4, 1e-5)}
-    assert config(task="preference", lora=True, training={"learning_rate": 0.1}).learning_rate == 0.1
+    assert found == {
+        "causal_lm": (2e-4, 1e-5),
+        "preference": (5e-6, 5e-7),
+        "reward_model": (1e-4, 1e-5),
+    }
+    assert (
+        config(task="preference", lora=True, training={"learning_rate": 0.1}).learning_rate == 0.1
+    )
 
 
 def test_a_plan_says_how_often_and_what_auto_means() -> None:
@@ -233,7 +309,9 @@ def test_texts_that_are_split_are_at_least_as_many_rows() -> None:
 
 @given(st.integers(1, 10_000), st.integers(1, 64), st.floats(0.01, 20))
 def test_steps_cover_every_epoch_and_no_more(rows: int, batch: int, epochs: float) -> None:
-    plan = make_plan(config(training={"global_batch_size": batch, "num_train_epochs": epochs}), rows)
+    plan = make_plan(
+        config(training={"global_batch_size": batch, "num_train_epochs": epochs}), rows
+    )
     assert (plan.steps_per_epoch - 1) * batch < rows <= plan.steps_per_epoch * batch
     assert plan.num_steps - 1 < epochs * plan.steps_per_epoch <= plan.num_steps
 
@@ -247,12 +325,19 @@ def test_a_plan_reads_back_equal() -> None:
 
 def test_the_learning_rate_rises_and_falls() -> None:
     def rates(kind: str) -> list[float]:
-        training = {"max_steps": 10, "warmup_steps": 2, "lr_scheduler_type": kind, "learning_rate": 1.0}
+        training = {
+            "max_steps": 10,
+            "warmup_steps": 2,
+            "lr_scheduler_type": kind,
+            "learning_rate": 1.0,
+        }
         plan = make_plan(config(training=training))
         return [learning_rate_at(plan, step) for step in range(11)]
 
     assert rates("constant") == [0.5, *[1.0] * 10]
-    assert rates("linear") == pytest.approx([0.5, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0])
+    assert rates("linear") == pytest.approx(
+        [0.5, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0]
+    )
     cosine = rates("cosine")
     assert cosine[:3] == [0.5, 1, 1]
     assert cosine[6] == pytest.approx(0.5)
@@ -262,7 +347,12 @@ def test_the_learning_rate_rises_and_falls() -> None:
 
 @given(st.integers(1, 500), st.integers(0, 600), st.sampled_from(["cosine", "linear", "constant"]))
 def test_every_step_learns_and_none_more_than_asked(steps: int, warmup: int, kind: str) -> None:
-    training = {"max_steps": steps, "warmup_steps": warmup, "lr_scheduler_type": kind, "learning_rate": 3e-4}
+    training = {
+        "max_steps": steps,
+        "warmup_steps": warmup,
+        "lr_scheduler_type": kind,
+        "learning_rate": 3e-4,
+    }
     plan = make_plan(config(training=training))
     rates = [learning_rate_at(plan, step) for step in range(steps)]
     assert all(0 < rate <= 3e-4 for rate in rates)
@@ -281,7 +371,10 @@ def test_defaults_follow_the_method() -> None:
 
 def test_the_run_directory_says_what_it_holds() -> None:
     now = datetime(2026, 11, 20, 10, 15)
-    assert default_output(config(lora={}), now) == "outputs/Qwen3-8B/lora-r16-a32-len2048-20261120-1015"
+    assert (
+        default_output(config(lora={}), now)
+        == "outputs/Qwen3-8B/lora-r16-a32-len2048-20261120-1015"
+    )
     assert default_output(config(), now) == "outputs/Qwen3-8B/full-len2048-20261120-1015"
 
 
@@ -306,12 +399,22 @@ def test_visible_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert visible_gpus({}, tmp_path) == 0
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    for chosen, count in ((None, 3), ("0", 1), ("0,2", 2), ("", 0), ("-1", 0), ("0,-1,1", 1), ("GPU-8f,GPU-9a", 2)):
+    for chosen, count in (
+        (None, 3),
+        ("0", 1),
+        ("0,2", 2),
+        ("", 0),
+        ("-1", 0),
+        ("0,-1,1", 1),
+        ("GPU-8f,GPU-9a", 2),
+    ):
         environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
         assert visible_gpus(environ, tmp_path) == count, chosen
 
 
-def test_nvidia_smi_is_asked_where_there_are_no_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_smi_is_asked_where_there_are_no_device_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = tmp_path / "nvidia-smi"
     command.write_text(
         "#!/bin/sh\necho 'GPU 0: H200 (UUID: GPU-1)'\necho '  MIG 1g'\necho 'GPU 1: H200 (UUID: GPU-2)'\n"

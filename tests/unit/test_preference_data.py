@@ -101,7 +101,9 @@ def test_plain_texts_stay_plain_unless_the_format_says_messages() -> None:
     spoken = {"prompt": "why?", "chosen": "yes", "rejected": "no"}
     assert convert(spoken, "messages", kind="pair") == WANTED
     shared = {"chosen": "It is like this", "rejected": "It is love"}
-    assert convert(shared, kind="pair") == Preference(Pair("It is", " like this"), Pair("It is", " love"))
+    assert convert(shared, kind="pair") == Preference(
+        Pair("It is", " like this"), Pair("It is", " love")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +116,9 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
     return load_tokenizer(ModelConfig(path=str(tokenizer_folder)))
 
 
-def encode(record: dict[str, Any], tokenizer: Tokenizer, kind: RecordKind = "pair", **data: Any) -> Result:
+def encode(
+    record: dict[str, Any], tokenizer: Tokenizer, kind: RecordKind = "pair", **data: Any
+) -> Result:
     source = SourceConfig(path="a.jsonl")
     settings = DataConfig(train=(source,), **data)
     worker = Worker(tokenizer, settings, {"train": (source,)}, kind=kind)
@@ -126,22 +130,41 @@ def write(file: Path, records: list[dict[str, Any]]) -> Path:
     return file
 
 
-def prepared(folder: Path, records: list[dict[str, Any]], tokenizer: Path, **settings: Any) -> Prepared:
+def prepared(
+    folder: Path, records: list[dict[str, Any]], tokenizer: Path, **settings: Any
+) -> Prepared:
     file = write(folder / "pairs.jsonl", records)
-    data = {"train": str(file), "cache": str(folder / "cache"), "num_proc": 1, **settings.pop("data", {})}
-    return prepare(Config.model_validate({"model": str(tokenizer), "task": "preference", "data": data, **settings}))
+    data = {
+        "train": str(file),
+        "cache": str(folder / "cache"),
+        "num_proc": 1,
+        **settings.pop("data", {}),
+    }
+    return prepare(
+        Config.model_validate(
+            {"model": str(tokenizer), "task": "preference", "data": data, **settings}
+        )
+    )
 
 
 def texts(rows: Rows, index: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """Text of each sequence of a row, and of its labels."""
     return [
-        tuple(tokenizer.decode(part.tolist(), skip_special_tokens=False) for part in (ids, ids[trained]))  # type: ignore[misc]
+        tuple(
+            tokenizer.decode(part.tolist(), skip_special_tokens=False)
+            for part in (ids, ids[trained])
+        )  # type: ignore[misc]
         for ids, trained in rows.sequences(index)
     ]
 
 
-def test_a_pair_is_one_row_and_two_sequences(tmp_path: Path, tokenizer_folder: Path, tokenizer: Tokenizer) -> None:
-    longer = {"chosen": [SYSTEM, ASKED, GOOD], "rejected": [SYSTEM, ASKED, {**BAD, "content": "no, no and no"}]}
+def test_a_pair_is_one_row_and_two_sequences(
+    tmp_path: Path, tokenizer_folder: Path, tokenizer: Tokenizer
+) -> None:
+    longer = {
+        "chosen": [SYSTEM, ASKED, GOOD],
+        "rejected": [SYSTEM, ASKED, {**BAD, "content": "no, no and no"}],
+    }
     found = prepared(tmp_path, [CHATS["trl"], longer], tokenizer_folder)
     start = "<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n"
     assert found.train.splits is not None
@@ -150,7 +173,9 @@ def test_a_pair_is_one_row_and_two_sequences(tmp_path: Path, tokenizer_folder: P
         (f"{start}yes<|im_end|>\n", "yes<|im_end|>"),
         (f"{start}no<|im_end|>\n", "no<|im_end|>"),
     ]
-    assert found.train.lengths.tolist() == [sum(len(ids) for ids, _ in found.train.sequences(i)) for i in (0, 1)]
+    assert found.train.lengths.tolist() == [
+        sum(len(ids) for ids, _ in found.train.sequences(i)) for i in (0, 1)
+    ]
     assert found.longest == len(found.train.sequences(1)[1][0])
     batch = batch_of(found.train, np.array([1, 0]), None)
     sequences = [ids for i in (1, 0) for ids, _ in found.train.sequences(i)]
@@ -161,7 +186,9 @@ def test_a_pair_is_one_row_and_two_sequences(tmp_path: Path, tokenizer_folder: P
     assert batch.input_ids[batch.rows + 1].tolist() == batch.labels.tolist()
 
 
-def test_judged_answers_are_one_sequence_each_with_a_target(tmp_path: Path, tokenizer_folder: Path) -> None:
+def test_judged_answers_are_one_sequence_each_with_a_target(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
     records = [JUDGED["trl"], {**JUDGED["trl"], "label": True}]
     found = prepared(tmp_path, records, tokenizer_folder, preference={"loss": "kto"}).train
     assert found.splits is None
@@ -185,23 +212,47 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "equal": ({"prompt": "a", "chosen": "b", "rejected": "b"}, "same answer"),
     "equal conversations": ({"chosen": [ASKED, GOOD], "rejected": [ASKED, GOOD]}, "same answer"),
     "empty": ({"prompt": "a", "chosen": "b", "rejected": ""}, "rejected is empty"),
-    "empty message": ({"prompt": [ASKED], "chosen": [GOOD], "rejected": [{**BAD, "content": " "}]}, "rejected[0]"),
+    "empty message": (
+        {"prompt": [ASKED], "chosen": [GOOD], "rejected": [{**BAD, "content": " "}]},
+        "rejected[0]",
+    ),
     "other prompts": (
         {"chosen": [ASKED, GOOD], "rejected": [{**ASKED, "content": "who?"}, GOOD]},
         "prompts that differ: message 1 of chosen is the user's",
     ),
-    "another prompt beside": ({"prompt": "who?", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}, "`prompt` that"),
+    "another prompt beside": (
+        {"prompt": "who?", "chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
+        "`prompt` that",
+    ),
     "no answer": ({"chosen": [ASKED, GOOD], "rejected": [ASKED]}, "no rejected answer"),
-    "ranked answers": ({"prompt": "a", "answers": [{"answer": "b", "rank": 1}]}, "has 1 `answers` to one prompt"),
+    "ranked answers": (
+        {"prompt": "a", "answers": [{"answer": "b", "rank": 1}]},
+        "has 1 `answers` to one prompt",
+    ),
     "no rejected": ({"prompt": "a", "chosen": "b"}, "expected two answers"),
-    "two prompts": ({"prompt": "a", "question": "b", "chosen": "c", "rejected": "d"}, "`prompt` and `question`"),
-    "two chosen": ({"prompt": "a", "chosen": "b", "chosen_response": "c", "rejected": "d"}, "`chosen_response`"),
-    "half a conversation": ({"prompt": "a", "chosen": [ASKED, GOOD], "rejected": "d"}, "whole conversations"),
+    "two prompts": (
+        {"prompt": "a", "question": "b", "chosen": "c", "rejected": "d"},
+        "`prompt` and `question`",
+    ),
+    "two chosen": (
+        {"prompt": "a", "chosen": "b", "chosen_response": "c", "rejected": "d"},
+        "`chosen_response`",
+    ),
+    "half a conversation": (
+        {"prompt": "a", "chosen": [ASKED, GOOD], "rejected": "d"},
+        "whole conversations",
+    ),
     "no prompt": ({"chosen": "yes", "rejected": "no"}, "share no beginning"),
-    "other images": ({**CHATS["ms_swift"], "rejected_images": ["a.png"]}, "`rejected_images` other than"),
+    "other images": (
+        {**CHATS["ms_swift"], "rejected_images": ["a.png"]},
+        "`rejected_images` other than",
+    ),
     "images": ({**CHATS["trl"], "images": ["a.png"]}, "set `preference.images: true`"),
     "video": ({**CHATS["trl"], "videos": ["a.mp4"]}, "has `videos`"),
-    "answer of the user": ({"prompt": [ASKED], "chosen": [GOOD], "rejected": [ASKED]}, "one answer with its prompt"),
+    "answer of the user": (
+        {"prompt": [ASKED], "chosen": [GOOD], "rejected": [ASKED]},
+        "one answer with its prompt",
+    ),
 }
 
 
@@ -218,12 +269,17 @@ def test_what_is_no_pair_is_refused_with_its_line(name: str, tokenizer: Tokenize
     [
         ({"prompt": "a", "completion": "b"}, "expected a `label`"),
         ({"prompt": "a", "completion": "b", "label": 2}, "expected true for a good answer"),
-        ({"prompt": "a", "completion": "b", "label": True, "kto_tag": False}, "say different things"),
+        (
+            {"prompt": "a", "completion": "b", "label": True, "kto_tag": False},
+            "say different things",
+        ),
         ({**CHATS["trl"], "label": True}, "has two answers"),
         ({"messages": [ASKED], "label": True}, "ends with a message of the user"),
     ],
 )
-def test_what_is_not_judged_is_refused_with_its_line(record: dict[str, Any], words: str, tokenizer: Tokenizer) -> None:
+def test_what_is_not_judged_is_refused_with_its_line(
+    record: dict[str, Any], words: str, tokenizer: Tokenizer
+) -> None:
     ((where, problem),) = encode(record, tokenizer, "judged").problems
     assert where == "a.jsonl:7"
     assert words in problem
@@ -234,7 +290,10 @@ def test_pairs_are_dropped_cut_or_refused_by_their_longest_answer(tokenizer: Tok
     whole = encode(long, tokenizer).chunk
     limit = whole.splits[0]
     assert encode(long, tokenizer, max_length=limit).tally.overlong == 1
-    assert "tokens; data.max_length is" in encode(long, tokenizer, max_length=limit, overlong="error").problems[0][1]
+    assert (
+        "tokens; data.max_length is"
+        in encode(long, tokenizer, max_length=limit, overlong="error").problems[0][1]
+    )
     cut = encode(long, tokenizer, max_length=limit, overlong="truncate")
     assert cut.tally.truncated == 1
     assert cut.chunk.tokens == whole.tokens[: 2 * limit]
@@ -246,14 +305,31 @@ def test_pairs_are_dropped_cut_or_refused_by_their_longest_answer(tokenizer: Tok
 
 def test_lost_pairs_end_the_preparation(tmp_path: Path, tokenizer_folder: Path) -> None:
     with pytest.raises(DataError, match="would be left out"):
-        prepared(tmp_path, [CHATS["trl"]], tokenizer_folder, data={"max_length": 10, "overlong": "truncate"})
+        prepared(
+            tmp_path,
+            [CHATS["trl"]],
+            tokenizer_folder,
+            data={"max_length": 10, "overlong": "truncate"},
+        )
 
 
 def test_unusable_pairs_are_left_out_where_that_is_wished(tokenizer: Tokenizer) -> None:
-    for name in ("equal", "equal conversations", "empty", "empty message", "other prompts", "no answer"):
+    for name in (
+        "equal",
+        "equal conversations",
+        "empty",
+        "empty message",
+        "other prompts",
+        "no answer",
+    ):
         found = encode(REFUSED[name][0], tokenizer, unusable_pairs="drop")
         assert not found.problems
-        assert (found.tally.records, found.tally.unusable, found.tally.rows, found.tally.refused) == (1, 1, 0, 0)
+        assert (
+            found.tally.records,
+            found.tally.unusable,
+            found.tally.rows,
+            found.tally.refused,
+        ) == (1, 1, 0, 0)
     assert encode(REFUSED["two prompts"][0], tokenizer, unusable_pairs="drop").problems
 
 
@@ -276,18 +352,28 @@ def run_cli(*args: str) -> tuple[str, int]:
 
 
 def test_a_check_shows_both_answers_and_counts_them(tmp_path: Path, tokenizer_folder: Path) -> None:
-    file = write(tmp_path / "pairs.jsonl", [CHATS["hh"], CHATS["ms_swift"], {**CHATS["trl"], "chosen": "yes and yes"}])
+    file = write(
+        tmp_path / "pairs.jsonl",
+        [CHATS["hh"], CHATS["ms_swift"], {**CHATS["trl"], "chosen": "yes and yes"}],
+    )
     report = check_of(file, tokenizer_folder, "task=preference")
     assert report["sample_answers"] == ["chosen", "rejected"] * 2
-    shown = ["".join(f"[{p['text']}]" if p["trained"] else p["text"] for p in s) for s in report["samples"]]
+    shown = [
+        "".join(f"[{p['text']}]" if p["trained"] else p["text"] for p in s)
+        for s in report["samples"]
+    ]
     prompt = "<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n"
     assert shown == [f"{prompt}[yes<|im_end|>]\n", f"{prompt}[no<|im_end|>]\n"] * 2
     assert report["splits"]["train"]["answers"]["chosen_longer"] >= 1
-    assert "of the chosen longer" in report["splits"]["train"]["changes"][0]
-    bad = write(tmp_path / "bad.jsonl", [CHATS["trl"], REFUSED["equal"][0], REFUSED["other prompts"][0]])
+    assert "of the chosen longer" in str([finding["sentence"] for finding in report["findings"]])
+    bad = write(
+        tmp_path / "bad.jsonl", [CHATS["trl"], REFUSED["equal"][0], REFUSED["other prompts"][0]]
+    )
     report = check_of(bad, tokenizer_folder, "task=preference")
     assert [line.split(": ")[0] for line in report["problems"]["first"]] == [f"{bad}:2", f"{bad}:3"]
-    seen, _ = run_cli("data", "check", str(file), "--model", str(tokenizer_folder), "task=preference")
+    seen, _ = run_cli(
+        "data", "check", str(file), "--model", str(tokenizer_folder), "task=preference"
+    )
     assert "row 1 (the chosen answer stands between ⟦ and ⟧)" in seen
     assert "⟦no<|im_end|>⟧" in seen
 
@@ -305,8 +391,13 @@ def test_the_page_of_the_data_shows_both_answers(tmp_path: Path, tokenizer_folde
     settings = ("task=preference", "data.unusable_pairs=drop", "data.max_lost_share=0.5")
     check_of(file, tokenizer_folder, *settings, "--html", str(page))
     text = page.read_text("utf-8")
-    assert "1 pair of train left out: nothing tells its answers apart." in text
-    assert "<td>3</td><td>2</td><td>0</td><td>0</td><td>1</td>" in text  # the columns add up to the records
+    assert (
+        "1 of 3 records of train left out, whose answers are equal, empty, or to different prompts"
+        in text
+    )
+    assert (
+        "<td>3</td><td>2</td><td>0</td><td>0</td><td>1</td>" in text
+    )  # the columns add up to the records
     assert "pairs of answers" in text
     assert '<mark class="piece trained rejected">no</mark>' in text
     assert "<em>rejected:</em>" in text
@@ -320,7 +411,10 @@ def test_conversion_writes_one_shape(tmp_path: Path) -> None:
     assert lines[:-1] == [CHATS["trl"]] * len(CHATS)
     assert lines[-1] == {**CHATS["trl"], "margin": 2.0}
     said, code = run_cli("data", "convert", str(chats), "--to", "judged", "-o", str(output))
-    assert (code, said.partition(" written")[0]) == (0, f"{2 * len(CHATS) + 2} records, of {len(CHATS) + 1},")
+    assert (code, said.partition(" written")[0]) == (
+        0,
+        f"{2 * len(CHATS) + 2} records, of {len(CHATS) + 1},",
+    )
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert lines[:2] == [
         {"prompt": [ASKED], "completion": [GOOD], "label": True},
@@ -329,17 +423,23 @@ def test_conversion_writes_one_shape(tmp_path: Path) -> None:
     assert run_cli("data", "convert", str(chats), "--to", "messages", "-o", str(output))[1] == 2
 
 
-TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12).filter(str.strip)
+TEXTS = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12
+).filter(str.strip)
 
 
 @settings(max_examples=100, deadline=None)
 @given(question=TEXTS, chosen=TEXTS, rejected=TEXTS)
-def test_ids_are_those_of_inference(question: str, chosen: str, rejected: str, tokenizer: Tokenizer) -> None:
+def test_ids_are_those_of_inference(
+    question: str, chosen: str, rejected: str, tokenizer: Tokenizer
+) -> None:
     """What stands before an answer is what a model is prompted with, and each sequence what the template writes."""
     assume(chosen != rejected)
     talk = [{"role": "user", "content": question}]
     answers = [{"role": "assistant", "content": text} for text in (chosen, rejected)]
-    chunk = encode({"prompt": talk, "chosen": answers[:1], "rejected": answers[1:]}, tokenizer).chunk
+    chunk = encode(
+        {"prompt": talk, "chosen": answers[:1], "rejected": answers[1:]}, tokenizer
+    ).chunk
     if not chunk.lengths:
         return  # both are the same to this tokenizer
     prompt, split = tokenizer.encode_prompt(talk), chunk.splits[0]
@@ -359,7 +459,10 @@ def test_sequences_are_trls(tokenizer_folder: Path, tokenizer: Tokenizer) -> Non
     python = Path(__file__).parents[2] / "benchmarks" / ".venv-peers" / "bin" / "python"
     if not python.is_file():
         pytest.skip("TRL is not installed: benchmarks/peers/venv")
-    longer = {"chosen": [SYSTEM, ASKED, GOOD, ASKED, GOOD], "rejected": [SYSTEM, ASKED, GOOD, ASKED, BAD]}
+    longer = {
+        "chosen": [SYSTEM, ASKED, GOOD, ASKED, GOOD],
+        "rejected": [SYSTEM, ASKED, GOOD, ASKED, BAD],
+    }
     records = [
         CHATS["trl"],
         CHATS["trl, implicit prompt"],
@@ -380,7 +483,11 @@ def test_sequences_are_trls(tokenizer_folder: Path, tokenizer: Tokenizer) -> Non
 
 
 def test_the_estimate_of_a_plan_is_that_of_the_rows(tmp_path: Path, tokenizer_folder: Path) -> None:
-    records = [CHATS["trl"], {**CHATS["trl"], "rejected": [{**BAD, "content": "no " * 60}]}, REFUSED["empty"][0]]
+    records = [
+        CHATS["trl"],
+        {**CHATS["trl"], "rejected": [{**BAD, "content": "no " * 60}]},
+        REFUSED["empty"][0],
+    ]
     sources = {"data": {"unusable_pairs": "drop", "max_lost_share": 0.5, "max_length": 64}}
     found = prepared(tmp_path, records[:1], tokenizer_folder)
     config = Config.model_validate(
@@ -392,7 +499,11 @@ def test_the_estimate_of_a_plan_is_that_of_the_rows(tmp_path: Path, tokenizer_fo
     )
     lengths = estimate_lengths(config, {})
     assert lengths is not None
-    assert (lengths.sampled, lengths.overlong_share, lengths.bad_share) == (3, 1 / 3, pytest.approx(1 / 3))
+    assert (lengths.sampled, lengths.overlong_share, lengths.bad_share) == (
+        3,
+        1 / 3,
+        pytest.approx(1 / 3),
+    )
     assert (lengths.tokens_per_row, lengths.longest) == (found.train.lengths[0], found.longest)
     plan = make_plan(config, 3, tokens=lengths.tokens(3))
     assert plan.micro_batch_tokens == 2 * 64
@@ -402,8 +513,12 @@ def test_the_estimate_of_a_plan_is_that_of_the_rows(tmp_path: Path, tokenizer_fo
 def test_the_page_shows_records_that_are_read() -> None:
     text = (Path(__file__).parents[2] / "docs" / "preference.md").read_text("utf-8")
     pairs, judged, pictured = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
-    assert {type(convert(json.loads(line), kind="pair")) for line in (pairs + pictured).splitlines()} == {Preference}
-    assert {type(convert(json.loads(line), kind="judged")) for line in judged.splitlines()} == {Judged}
+    assert {
+        type(convert(json.loads(line), kind="pair")) for line in (pairs + pictured).splitlines()
+    } == {Preference}
+    assert {type(convert(json.loads(line), kind="judged")) for line in judged.splitlines()} == {
+        Judged
+    }
 
 
 def test_judged_answers_are_scored_as_others_are_and_pairs_are_to_be_parted() -> None:
@@ -411,10 +526,14 @@ def test_judged_answers_are_scored_as_others_are_and_pairs_are_to_be_parted() ->
     assert [answer_of(answer | verdict) for verdict in ({}, {"label": True}, {"label": False})] == [
         Pair("Ping", " Pong")
     ] * 3
-    talk = {"messages": [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}]}
+    talk = {
+        "messages": [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}]
+    }
     assert [answer_of(talk | verdict) for verdict in ({}, {"label": False})] == [
         Chat(tuple(talk["messages"])),
         Chat(tuple(talk["messages"]), context=1),
     ]
-    with pytest.raises(ValueError, match="two answers, which are scored one at a time; `kubetune data convert"):
+    with pytest.raises(
+        ValueError, match="two answers, which are scored one at a time; `kubetune data convert"
+    ):
         answer_of({"prompt": "Ping", "chosen": " Pong", "rejected": " No."})

@@ -25,7 +25,8 @@ PARTS = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text":
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("yes", "no"))
 SPOKEN = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in (GOOD, BAD)]
 HUMAN, GPT, BOT = (
-    {"from": who, "value": text} for who, text in (("human", "<image>why?"), ("gpt", "yes"), ("gpt", "no"))
+    {"from": who, "value": text}
+    for who, text in (("human", "<image>why?"), ("gpt", "yes"), ("gpt", "no"))
 )
 IMAGE = "images/a.png"
 
@@ -71,30 +72,53 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config_of(model: Path, folder: Path, records: list[dict[str, Any]], loss: str = "dpo", **data: Any) -> Config:
+def config_of(
+    model: Path, folder: Path, records: list[dict[str, Any]], loss: str = "dpo", **data: Any
+) -> Config:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    found = {"train": str(folder / "pairs.jsonl"), "max_length": 256, "cache": str(folder / "cache"), "num_proc": 1}
+    found = {
+        "train": str(folder / "pairs.jsonl"),
+        "max_length": 256,
+        "cache": str(folder / "cache"),
+        "num_proc": 1,
+    }
     preference = {"images": True, "loss": loss}
     return Config.model_validate(
-        {"model": str(model), "task": "preference", "preference": preference, "data": {**found, **data}}
+        {
+            "model": str(model),
+            "task": "preference",
+            "preference": preference,
+            "data": {**found, **data},
+        }
     )
 
 
-def prepared(model: Path, folder: Path, records: list[dict[str, Any]], loss: str = "dpo", **data: Any) -> Prepared:
+def prepared(
+    model: Path, folder: Path, records: list[dict[str, Any]], loss: str = "dpo", **data: Any
+) -> Prepared:
     return prepare(config_of(model, folder, records, loss, **data))
 
 
 TEXT = {"prompt": [{"role": "user", "content": "a b c"}], "chosen": [GOOD], "rejected": [BAD]}
-TWO = {"prompt": [TAGGED, GOOD, TAGGED], "chosen": [{**GOOD, "content": "a b c"}], "rejected": [BAD]}
+TWO = {
+    "prompt": [TAGGED, GOOD, TAGGED],
+    "chosen": [{**GOOD, "content": "a b c"}],
+    "rejected": [BAD],
+}
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "llava"])
-def test_both_answers_stand_behind_the_prompt_with_its_images(family: str, model: Path, folder: Path) -> None:
+def test_both_answers_stand_behind_the_prompt_with_its_images(
+    family: str, model: Path, folder: Path
+) -> None:
     if family == "llava":
         model = save_family_model(folder / "model", family, weights=False)
     records = [SPELLINGS["trl"], TEXT, TWO | {"images": [IMAGE, "images/b.png"]}]
     rows = prepared(model, folder, records).train
-    alone = [{**r, "messages": [*r["prompt"], *r["chosen"]], "chosen": None, "rejected": None} for r in records]
+    alone = [
+        {**r, "messages": [*r["prompt"], *r["chosen"]], "chosen": None, "rejected": None}
+        for r in records
+    ]
     seeing = config_of(model, folder, alone).model_copy(update={"task": "vision_language"})
     expected = prepare(seeing).train
     assert rows.processor is not None
@@ -107,10 +131,16 @@ def test_both_answers_stand_behind_the_prompt_with_its_images(family: str, model
         assert not is_label[:first].any()
         assert (ids == token).sum() == (other == token).sum() == (ids[:first] == token).sum()
         assert (index != 1) == (token in ids)
-        assert [Path(image.path).name for image in rows.images(index)] == [["a.png"], [], ["a.png", "b.png"]][index]
+        assert [Path(image.path).name for image in rows.images(index)] == [
+            ["a.png"],
+            [],
+            ["a.png", "b.png"],
+        ][index]
 
 
-def test_answers_of_others_are_set_behind_the_images_of_a_question(model: Path, folder: Path) -> None:
+def test_answers_of_others_are_set_behind_the_images_of_a_question(
+    model: Path, folder: Path
+) -> None:
     judged = [
         {"prompt": [TAGGED], "completion": [answer], "label": answer is GOOD, "images": [image]}
         for answer, image in ((GOOD, IMAGE), (BAD, "images/b.png"))
@@ -141,7 +171,11 @@ def test_what_is_too_long_loses_its_answer_and_not_half_an_image(model: Path, fo
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an image in an answer": (
-        {"chosen": [TAGGED, GOOD, TAGGED, GOOD], "rejected": [TAGGED, BAD, TAGGED, BAD], "images": [IMAGE] * 2},
+        {
+            "chosen": [TAGGED, GOOD, TAGGED, GOOD],
+            "rejected": [TAGGED, BAD, TAGGED, BAD],
+            "images": [IMAGE] * 2,
+        },
         "has an image in an answer; expected all of them in the prompt",
     ),
     "other images for the rejected": (
@@ -152,26 +186,43 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**SPELLINGS["rlaif-v"], "rejected_image": "images/b.png"},
         "has `rejected_image` other than `image`",
     ),
-    "an image that is not there": ({**SPELLINGS["trl"], "images": ["images/none.png"]}, "none.png cannot be read"),
-    "fewer images than tags": ({**SPELLINGS["ms_swift"], "images": []}, "has 1 <image> tags for 0 images"),
+    "an image that is not there": (
+        {**SPELLINGS["trl"], "images": ["images/none.png"]},
+        "none.png cannot be read",
+    ),
+    "fewer images than tags": (
+        {**SPELLINGS["ms_swift"], "images": []},
+        "has 1 <image> tags for 0 images",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_compared_is_refused_with_its_line(name: str, model: Path, folder: Path) -> None:
+def test_what_cannot_be_compared_is_refused_with_its_line(
+    name: str, model: Path, folder: Path
+) -> None:
     record, words = REFUSED[name]
-    with pytest.raises(DataError, match=rf"pairs\.jsonl:2: {re.escape(words)}|pairs\.jsonl:2: .*{re.escape(words)}"):
+    with pytest.raises(
+        DataError, match=rf"pairs\.jsonl:2: {re.escape(words)}|pairs\.jsonl:2: .*{re.escape(words)}"
+    ):
         prepared(model, folder, [TEXT, record])
 
 
 @pytest.mark.parametrize(
     ("task", "words"),
-    [("preference", r"set `preference\.images: true`"), ("reward_model", "a reward model scores texts alone")],
+    [
+        ("preference", r"set `preference\.images: true`"),
+        ("reward_model", "a reward model scores texts alone"),
+    ],
 )
-def test_images_are_not_dropped_where_nothing_sees_them(task: str, words: str, model: Path, folder: Path) -> None:
+def test_images_are_not_dropped_where_nothing_sees_them(
+    task: str, words: str, model: Path, folder: Path
+) -> None:
     config = config_of(model, folder, [SPELLINGS["trl"]])
     blind = config.model_dump(exclude_unset=True) | {"task": task, "preference": {}}
-    with pytest.raises(DataError, match=rf"pairs\.jsonl:1: has images, which a language model cannot see; {words}"):
+    with pytest.raises(
+        DataError, match=rf"pairs\.jsonl:1: has images, which a language model cannot see; {words}"
+    ):
         prepare(Config.model_validate(blind))
 
 
@@ -180,7 +231,9 @@ def test_an_image_that_changed_asks_the_reference_anew(model: Path, folder: Path
     for seed in (1, 5):
         paint(folder / IMAGE, "red", seed)
         digests.append(
-            prepared(model, folder, [SPELLINGS["trl"]], cache=str(folder / f"cache-{seed}")).train.image_digest
+            prepared(
+                model, folder, [SPELLINGS["trl"]], cache=str(folder / f"cache-{seed}")
+            ).train.image_digest
         )
     assert len(set(digests)) == 2
 
@@ -195,9 +248,23 @@ def test_a_check_shows_both_answers_with_their_image(
     texts = ["".join(text for text, _ in sample) for sample in report.samples]
     assert ["<|vision_start|>" in text for text in texts] == [True, True, False, False]
     assert report.stats["train"]["images"] == 1
-    told = ["preference.images=true", "task=preference", f"data.cache={folder / 'cache'}", "data.num_proc=1"]
+    told = [
+        "preference.images=true",
+        "task=preference",
+        f"data.cache={folder / 'cache'}",
+        "data.num_proc=1",
+    ]
     page = folder / "data.html"
-    command = ["data", "check", str(folder / "pairs.jsonl"), "--model", str(model), "--html", str(page), *told]
+    command = [
+        "data",
+        "check",
+        str(folder / "pairs.jsonl"),
+        "--model",
+        str(model),
+        "--html",
+        str(page),
+        *told,
+    ]
     assert main(command) == 0
     assert "data:image/jpeg;base64," in page.read_text()
     capsys.readouterr()
@@ -214,8 +281,12 @@ def test_conversion_keeps_the_images(to: str, folder: Path) -> None:
     (folder / "pairs.jsonl").write_text(json.dumps(SPELLINGS["rlaif-v"]) + "\n")
     output = folder / "elsewhere" / "out.jsonl"
     output.parent.mkdir()
-    assert main(["data", "convert", str(folder / "pairs.jsonl"), "--to", to, "-o", str(output)]) == 0
+    assert (
+        main(["data", "convert", str(folder / "pairs.jsonl"), "--to", to, "-o", str(output)]) == 0
+    )
     written = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [record["images"] for record in written] == [[str(folder / IMAGE)]] * (1 if to == "preference" else 2)
+    assert [record["images"] for record in written] == [[str(folder / IMAGE)]] * (
+        1 if to == "preference" else 2
+    )
     again = convert(written[0], kind="pair" if to == "preference" else "judged")
     assert "<image>why?" in str(again)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.data.prepared import prefixes
 from kubetune.data.prepared.order import Ids
 from kubetune.data.prepared.prefixes import GRAIN, Tokens, beginnings, split_shared, tree
 from kubetune.data.prepared.shares import split_batch
 
-PIECES = [np.random.default_rng(number).integers(0, 50, 5 + 9 * number).astype(np.uint32) for number in range(8)]
+PIECES = [
+    np.random.default_rng(number).integers(0, 50, 5 + 9 * number).astype(np.uint32)
+    for number in range(8)
+]
 ROWS = st.lists(
     st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=4).map(
         lambda chosen: np.concatenate([PIECES[piece] for piece in chosen])
@@ -59,7 +65,10 @@ def test_the_longest_row_of_a_tree_lies_in_the_order_of_its_tokens(rows: list[To
 @given(ROWS)
 def test_a_tree_is_as_large_as_sorted_rows_less_what_each_shares(rows: list[Tokens]) -> None:
     _, shared = beginnings(rows)
-    assert sum(segment.end - segment.start for segment in tree(rows)) == sum(map(len, rows)) - shared.sum()
+    assert (
+        sum(segment.end - segment.start for segment in tree(rows))
+        == sum(map(len, rows)) - shared.sum()
+    )
     assert not (shared % GRAIN).any()
 
 
@@ -67,7 +76,9 @@ def test_one_other_token_is_never_shared() -> None:
     row = np.arange(100, dtype=np.uint32)
     other = row.copy()
     other[40] = 7
-    assert [segment.end for segment in tree([row, other]) if segment.parent < 0] == [40 // GRAIN * GRAIN]
+    assert [segment.end for segment in tree([row, other]) if segment.parent < 0] == [
+        40 // GRAIN * GRAIN
+    ]
     other[3] = 7
     assert len(tree([row, other])) == 2
 
@@ -83,7 +94,9 @@ def test_beginnings_nest() -> None:
 
 
 @given(ROWS, st.integers(1, 5), st.integers(1, 600))
-def test_a_split_keeps_rows_together_and_loses_none(rows: list[Tokens], world: int, budget: int) -> None:
+def test_a_split_keeps_rows_together_and_loses_none(
+    rows: list[Tokens], world: int, budget: int
+) -> None:
     lengths = np.array([len(row) for row in rows], np.int64)
     ids = np.random.default_rng(len(rows)).permutation(len(rows)).astype(np.int64)
     split, computed = split_shared(ids, lambda i: [rows[i]], world, budget)
@@ -98,7 +111,10 @@ def test_a_split_keeps_rows_together_and_loses_none(rows: list[Tokens], world: i
 def test_rows_that_share_nothing_are_split_as_ever() -> None:
     draw = np.random.default_rng(0)
     rows = [draw.integers(0, 1000, draw.integers(20, 90)).astype(np.uint32) for _ in range(40)]
-    lengths, ids = np.array([len(row) for row in rows], np.int64), draw.permutation(40).astype(np.int64)
+    lengths, ids = (
+        np.array([len(row) for row in rows], np.int64),
+        draw.permutation(40).astype(np.int64),
+    )
     ours, computed = split_shared(ids, lambda i: [rows[i]], 3, 200)
     theirs = split_batch(ids, lengths, 3, token_budget=200, sequences=1)
     assert as_lists(ours) == as_lists(theirs)
@@ -114,7 +130,31 @@ def test_ranks_share_a_common_beginning_evenly() -> None:
     rows = [np.append(trunk, np.full(200 + 3 * n, 2000 + n)).astype(np.uint32) for n in range(16)]
     lengths = np.array([len(row) for row in rows], np.int64)
     split, computed = split_shared(np.arange(16), lambda i: [rows[i]], 2, 10_000)
-    loads = [sum(s.end - s.start for micro in share for s in tree([rows[i] for i in micro])) for share in split]
+    loads = [
+        sum(s.end - s.start for micro in share for s in tree([rows[i] for i in micro]))
+        for share in split
+    ]
     assert sum(loads) == computed
     assert max(loads) - min(loads) <= lengths.max() - 992
     assert computed < lengths.sum() / 3
+
+
+def test_the_example_of_a_prefix_tree_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The picture in PrefixTree's docstring, which has grains of one token."""
+    monkeypatch.setattr(prefixes, "GRAIN", 1)
+    s, a, b, c = 9, 10, 11, 12
+    rows = [
+        (np.array([s, s, s, a], np.uint32), np.array([False, True, False, True])),
+        (np.array([s, s, s, b, c], np.uint32), np.array([False, True, False, True, True])),
+    ]
+    batch = collate_shared(rows)
+    assert batch.tree is not None
+    assert batch.input_ids.tolist() == [s, s, s, b, c, a]
+    assert batch.cu_seqlens == (0, 3, 5, 6)
+    assert batch.tree.parents == (-1, 0, 0)
+    assert batch.labels.tolist() == [b, c, a, s]
+    assert batch.rows.tolist() == [0, 2, 3]
+    assert batch.tree.places.tolist() == [1, 2, 1, 0]
+    assert batch.tree.counts == ((3, 1), (1, 2))
+    assert batch.tree.entries.tolist() == [3, 2, 3, 0, 1]
+    assert batch.tree.ends.tolist() == [5, 4]

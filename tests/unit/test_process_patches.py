@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from contextlib import suppress
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from packaging.requirements import Requirement
-from transformers.utils import import_utils
 
 from kubetune.models import patches
 
@@ -20,7 +15,9 @@ from kubetune.models import patches
 @pytest.mark.parametrize("patch", patches.PATCHES, ids=lambda patch: patch.name)
 def test_the_installed_version_has_the_name_and_was_checked(patch: patches.Patch) -> None:
     wanted = Requirement(patch.checked)
-    assert wanted.specifier.contains(version(wanted.name)), "look whether the patch still fits, then widen its range"
+    assert wanted.specifier.contains(version(wanted.name)), (
+        "look whether the patch still fits, then widen its range"
+    )
     assert callable(getattr(patch.owner(), patch.name)) or patch is patches.LOAD_REPORT
 
 
@@ -57,35 +54,3 @@ def test_slices_of_experts_are_turned_by_what_the_others_of_their_shape_are() ->
     with patches.reading_slices():
         assert torch.equal(read(slices), slices)
         assert torch.equal(read(slices.mT), slices)
-
-
-def test_the_list_of_models_files_is_that_which_transformers_makes() -> None:
-    path = str(Path(transformers.__file__).parent / "models" / "__init__.py")
-    scan = import_utils.define_import_structure.__wrapped__
-    assert patches._listed(scan, path) == scan(path)
-
-
-def test_names_of_a_models_file_are_those_that_transformers_finds() -> None:
-    theirs = import_utils.fetch__all__
-    for part in ("l", "q"):
-        for file in Path(transformers.__file__).parent.glob(f"models/{part}*/*.py"):
-            content = file.read_text()
-            assert patches._names(theirs, content) == theirs(content), file
-
-
-@pytest.mark.slow
-def test_the_list_of_models_files_is_made_once_where_transformers_is_imported() -> None:
-    """In a process of its own, where nothing has imported them; transformers' own list is made afterwards."""
-    script = """
-from kubetune.models import patches
-patches.import_transformers()
-import os, transformers.models
-from transformers.utils.import_utils import define_import_structure as scan
-path = os.path.join(os.path.dirname(transformers.__file__), "models", "__init__.py")
-misses = scan.cache_info().misses
-theirs = scan(path)
-assert scan.cache_info().misses == misses + 1, "it was made a second time"
-assert patches._listed(scan, path) == theirs
-assert transformers.models.LlamaForCausalLM is transformers.LlamaForCausalLM
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)

@@ -26,7 +26,9 @@ child.wait()
 
 def run_python(program: str, **variables: str) -> subprocess.Popen[str]:
     environ = {**os.environ, **variables}
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environ)
+    return subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environ
+    )
 
 
 def read_pid(process: subprocess.Popen[str]) -> int:
@@ -94,6 +96,8 @@ def test_this_process_is_alive() -> None:
 
 
 @pytest.mark.parametrize("asked", ["2,1", " 3 ", "many", ""])
-def test_a_number_of_threads_that_openmp_takes_or_ignores_is_tried(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_of_threads_that_openmp_takes_or_ignores_is_tried(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     processes.try_threads()

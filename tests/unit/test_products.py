@@ -17,7 +17,9 @@ from kubetune.kernels import experts, products
 from kubetune.models import fused_forwards
 from kubetune.models.fused_forwards import swap_forwards
 
-pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN")
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch without oneDNN"
+)
 
 ROWS, IN, OUT = 40, 64, 2500
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -86,11 +88,15 @@ def test_linear_modules_and_all_their_gradients_are_by_onednn(
 
 
 @pytest.mark.usefixtures("narrow")
-@pytest.mark.parametrize(("rows", "dtype"), [(8, torch.float32), (400, torch.float64), (400, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [(8, torch.float32), (400, torch.float64), (400, torch.bfloat16)]
+)
 def test_small_products_and_other_dtypes_are_torchs_own(rows: int, dtype: torch.dtype) -> None:
     x, w = torch.randn(rows, IN).to(dtype), torch.randn(IN, OUT).to(dtype)
     assert torch.equal(products.times(x, w), x @ w)
-    assert torch.equal(products.add_times(torch.ones_like(x @ w), x, w), torch.ones_like(x @ w).addmm_(x, w))
+    assert torch.equal(
+        products.add_times(torch.ones_like(x @ w), x, w), torch.ones_like(x @ w).addmm_(x, w)
+    )
     assert torch.equal(products.times_into(torch.empty_like(x @ w), x, w), x @ w)
 
 
@@ -113,7 +119,9 @@ def test_mkl_is_narrow_on_processors_of_other_makers(
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(allocator, "is_mkl_narrow", lambda: is_narrow)
     for capability in ("AVX512", "AVX2"):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        monkeypatch.setattr(
+            torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability
+        )
         assert products.is_mkl_narrow.__wrapped__() is (is_narrow and capability == "AVX512")
 
 
@@ -128,9 +136,13 @@ def test_rows_of_experts_are_multiplied_in_few_sizes(
     parts = [rows @ one.t() for rows, one in zip(x.split(counts), weight, strict=True)]
     multiplied = list[int]()
     monkeypatch.setattr(
-        experts, "times", lambda rows, one: (multiplied.append(len(rows)), products.times(rows, one))[1]
+        experts,
+        "times",
+        lambda rows, one: (multiplied.append(len(rows)), products.times(rows, one))[1],
     )
     found = experts._grouped(x, weight.mT, torch.tensor(counts).cumsum(0, dtype=torch.int32))
     assert multiplied
     assert set(multiplied) <= set(experts.STRIDES)
-    assert (found - torch.cat(parts)).norm() <= (1e-6 if dtype == torch.float32 else 4e-3) * found.norm()
+    assert (found - torch.cat(parts)).norm() <= (
+        1e-6 if dtype == torch.float32 else 4e-3
+    ) * found.norm()

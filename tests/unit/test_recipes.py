@@ -32,11 +32,18 @@ def teacher(text: Any) -> dict[str, Any]:
 
 def trajectory(**changes: Any) -> dict[str, Any]:
     turns = [student(GRAY), teacher(CLOSE), student(f"{WHITE}\n\n"), teacher(RIGHT)]
-    record = {"id": "r1", "image": "coco/a.jpg", "question": {"value": "What colour?"}, "conversations": turns}
+    record = {
+        "id": "r1",
+        "image": "coco/a.jpg",
+        "question": {"value": "What colour?"},
+        "conversations": turns,
+    }
     return record | changes
 
 
-def rows(record: dict[str, Any], *, recipe: Any = fire, **options: Any) -> tuple[list[dict[str, Any]], Tally]:
+def rows(
+    record: dict[str, Any], *, recipe: Any = fire, **options: Any
+) -> tuple[list[dict[str, Any]], Tally]:
     tally = Tally()
     chosen = Options(**{"style": "bc", "max_history_rounds": 6, **options})
     found = recipe.rows_of(record, "r1", chosen, lambda path: f"/images/{path}", tally)
@@ -51,7 +58,11 @@ def test_each_attempt_is_trained_from_the_state_before_it() -> None:
     (first, second), tally = rows(trajectory())
     assert texts(first["prompt"]) == ["u: <image>\nWhat colour?"]
     assert texts(first["completion"]) == [f"a: {GRAY}"]
-    assert texts(second["prompt"]) == ["u: <image>\nWhat colour?", f"a: {GRAY}", "u: Score: 4.\nFeedback: Not quite."]
+    assert texts(second["prompt"]) == [
+        "u: <image>\nWhat colour?",
+        f"a: {GRAY}",
+        "u: Score: 4.\nFeedback: Not quite.",
+    ]
     assert texts(second["completion"]) == [f"a: {WHITE}"]
     assert second["images"] == ["/images/coco/a.jpg"]
     assert (first["id"], first["round"], second["round"]) == ("r1", 1, 2)
@@ -62,8 +73,12 @@ def test_each_attempt_is_trained_from_the_state_before_it() -> None:
     assert chat.images == ("/images/coco/a.jpg",)
 
 
-@pytest.mark.parametrize(("most", "attempts"), [(0, []), (1, ["3"]), (2, ["2", "3"]), (6, ["0", "1", "2", "3"])])
-def test_a_state_holds_the_last_attempts_with_their_feedback(most: int, attempts: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("most", "attempts"), [(0, []), (1, ["3"]), (2, ["2", "3"]), (6, ["0", "1", "2", "3"])]
+)
+def test_a_state_holds_the_last_attempts_with_their_feedback(
+    most: int, attempts: list[str]
+) -> None:
     turns = [turn for n in range(5) for turn in (student(str(n)), teacher(f"no {n}"))]
     found, tally = rows(trajectory(conversations=turns), max_history_rounds=most)
     state = [word for n in attempts for word in (f"a: {n}", f"u: no {n}")]
@@ -98,10 +113,22 @@ def test_feedback_in_words(feedback: str, told: str) -> None:
 
 
 def test_turns_out_of_order() -> None:
-    turns = [teacher("early"), student("A"), student("B"), teacher("no"), teacher("really"), student(" "), student("C")]
+    turns = [
+        teacher("early"),
+        student("A"),
+        student("B"),
+        teacher("no"),
+        teacher("really"),
+        student(" "),
+        student("C"),
+    ]
     found, tally = rows(trajectory(conversations=turns))
     question = "u: <image>\nWhat colour?"
-    assert [texts(row["prompt"]) for row in found] == [[question], [question], [question, "a: B", "u: no\nreally"]]
+    assert [texts(row["prompt"]) for row in found] == [
+        [question],
+        [question],
+        [question, "a: B", "u: no\nreally"],
+    ]
     assert [texts(row["completion"]) for row in found] == [["a: A"], ["a: B"], ["a: C"]]
     assert +tally.notes == {
         "feedback_before_any_attempt": 1, "attempts_without_feedback": 1, "empty_turns": 1,
@@ -111,33 +138,57 @@ def test_turns_out_of_order() -> None:
     assert texts(row["messages"]) == [question, "a: B", "u: no\nreally", "a: C"]
 
 
-@pytest.mark.parametrize("lost", [student(" "), student(7), student(None), {"role": "examiner", "value": "B"}, 7, None])
+@pytest.mark.parametrize(
+    "lost", [student(" "), student(7), student(None), {"role": "examiner", "value": "B"}, 7, None]
+)
 def test_feedback_on_an_attempt_that_is_left_out_is_left_out_too(lost: Any) -> None:
-    turns = [student("A"), teacher("Score: 3."), lost, teacher("Score: 9."), student("C"), teacher("Score: 10.")]
+    turns = [
+        student("A"),
+        teacher("Score: 3."),
+        lost,
+        teacher("Score: 9."),
+        student("C"),
+        teacher("Score: 10."),
+    ]
     found, tally = rows(trajectory(conversations=turns))
     assert [texts(row["completion"]) for row in found] == [["a: A"], ["a: C"]]
     assert texts(found[1]["prompt"])[1:] == ["a: A", "u: Score: 3."]
     assert tally.notes["feedback_on_attempts_left_out"] == 1
-    assert tally.notes["empty_turns"] + sum(n for note, n in tally.notes.items() if "turns_left_out" in note) == 1
+    assert (
+        tally.notes["empty_turns"]
+        + sum(n for note, n in tally.notes.items() if "turns_left_out" in note)
+        == 1
+    )
 
 
-@pytest.mark.parametrize("odd", [teacher(4), {"role": "examiner", "value": "hm"}, "x", {"role": "teacher", "type": 1}])
+@pytest.mark.parametrize(
+    "odd", [teacher(4), {"role": "examiner", "value": "hm"}, "x", {"role": "teacher", "type": 1}]
+)
 def test_an_odd_turn_costs_no_more_than_itself(odd: Any) -> None:
     turns = [student("A"), odd, teacher("Score: 3."), student("B")]
     found, tally = rows(trajectory(conversations=turns))
     assert texts(found[1]["prompt"])[1:] == ["a: A", "u: Score: 3."]
-    assert sum(number for note, number in tally.notes.items() if note.startswith("turns_left_out")) == 1
+    assert (
+        sum(number for note, number in tally.notes.items() if note.startswith("turns_left_out"))
+        == 1
+    )
 
 
 def test_rows_that_share_a_prompt_are_counted() -> None:
     turns = [student("A"), student("B"), student("C"), teacher("no"), student("D")]
     found, tally = rows(trajectory(conversations=turns))
     prompts = [json.dumps(row["prompt"]) for row in found]
-    assert tally.notes["prompts_that_repeat_the_one_before"] == len(prompts) - len(set(prompts)) == 2
+    assert (
+        tally.notes["prompts_that_repeat_the_one_before"] == len(prompts) - len(set(prompts)) == 2
+    )
 
 
 def test_the_first_line_keeps_its_indentation() -> None:
-    turns = [student("\n  \n    return x\n  \n"), teacher("  no\n"), student("Thought: so\nAnswer:\n    return y\n")]
+    turns = [
+        student("\n  \n    return x\n  \n"),
+        teacher("  no\n"),
+        student("Thought: so\nAnswer:\n    return y\n"),
+    ]
     found, _ = rows(trajectory(conversations=turns))
     assert texts(found[0]["completion"]) == ["a:     return x"]
     assert texts(found[1]["prompt"])[1:] == ["a:     return x", "u:   no"]
@@ -163,7 +214,10 @@ def test_questions_have_one_tag(question: Any, asked: str, removed: int) -> None
 def test_tags_in_answers_are_no_images() -> None:
     turns = [student("The <image> shows a bear"), teacher("Look at the <image>"), student("gray")]
     found, tally = rows(trajectory(conversations=turns))
-    assert all(sum(m["content"].count("<image>") for m in row["prompt"] + row["completion"]) == 1 for row in found)
+    assert all(
+        sum(m["content"].count("<image>") for m in row["prompt"] + row["completion"]) == 1
+        for row in found
+    )
     assert tally.notes["image_tags_removed"] == 2
 
 
@@ -208,15 +262,24 @@ def spoken(*texts: Any, image: str | None = "a.jpg") -> dict[str, Any]:
 
 
 def test_volcano_keeps_the_place_of_the_tag_and_text_without_images() -> None:
-    (row,), tally = rows(spoken("What is it?\n<image>", "A pot.", "Which <image>?", "Red."), recipe=volcano)
-    assert texts(row["messages"]) == ["u: What is it?\n<image>", "a: A pot.", "u: Which ?", "a: Red."]
+    (row,), tally = rows(
+        spoken("What is it?\n<image>", "A pot.", "Which <image>?", "Red."), recipe=volcano
+    )
+    assert texts(row["messages"]) == [
+        "u: What is it?\n<image>",
+        "a: A pot.",
+        "u: Which ?",
+        "a: Red.",
+    ]
     assert (row["images"], tally.rounds) == (["/images/a.jpg"], 2)
     (row,), tally = rows(spoken("Who wrote Hamlet?", "Shakespeare.", image=None), recipe=volcano)
     assert "images" not in row
     assert (tally.notes["text_only"], tally.sets) == (1, {"text": 1})
     (row,), _ = rows(spoken("What is it?", "A pot."), recipe=volcano)
     assert texts(row["messages"])[0] == "u: <image>\nWhat is it?"
-    (row,), tally = rows(spoken("Hello <b>", "Hi <image>.", "And this?<image>", "A pot."), recipe=volcano)
+    (row,), tally = rows(
+        spoken("Hello <b>", "Hi <image>.", "And this?<image>", "A pot."), recipe=volcano
+    )
     assert texts(row["messages"]) == ["u: Hello <b>", "a: Hi .", "u: And this?<image>", "a: A pot."]
     assert +tally.notes == {"images_in_later_questions": 1, "image_tags_removed": 1}
 
@@ -244,7 +307,15 @@ def test_volcano_conversations_that_begin_or_end_in_their_middle() -> None:
         (spoken("What?", "<image>"), "empty_turn"),
         (spoken("What?", 3), "bad_text"),
         ({"conversations": [{"from": "dog", "value": "x"}]}, "bad_turn"),
-        ({"conversations": [{"from": "human", "value": "x"}, *spoken("x", "y")["conversations"]]}, "bad_turn"),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "x"},
+                    *spoken("x", "y")["conversations"],
+                ]
+            },
+            "bad_turn",
+        ),
     ],
 )
 def test_volcano_records_that_cannot_be_used(record: dict[str, Any], reason: str) -> None:
@@ -270,11 +341,15 @@ def test_the_published_fragments(style: str) -> None:
                     rows(record, style=style)
             else:
                 found += rows(record, style=style)[0]
-    for record in json.loads((SHARED / "volcano" / "volcano_train_schema_reconstructed.json").read_text()):
+    for record in json.loads(
+        (SHARED / "volcano" / "volcano_train_schema_reconstructed.json").read_text()
+    ):
         found += rows(record, recipe=volcano)[0]
     assert len(found) == (48 if style == "bc" else 25)
     chats = [convert(row) for row in found]
-    assert all(isinstance(chat, Chat) and chat.messages[-1]["role"] == "assistant" for chat in chats)
+    assert all(
+        isinstance(chat, Chat) and chat.messages[-1]["role"] == "assistant" for chat in chats
+    )
     assert sum(not chat.images for chat in chats if isinstance(chat, Chat)) == 1
 
 
@@ -292,7 +367,16 @@ ADDED = [
     "from",
     "new",
 ]
-VALUES: list[Any] = ["wxw", ["wxw"], {"value": "wxw"}, [{"from": "human", "value": "wxw"}], 0, 0.5, False, True]
+VALUES: list[Any] = [
+    "wxw",
+    ["wxw"],
+    {"value": "wxw"},
+    [{"from": "human", "value": "wxw"}],
+    0,
+    0.5,
+    False,
+    True,
+]
 
 
 @given(
@@ -317,7 +401,13 @@ def test_what_is_added_to_a_record_is_in_a_row_or_counted_or_the_record_is_skipp
 
 
 def test_keys_that_are_in_no_row_are_counted_by_their_place() -> None:
-    record = trajectory(groundtruth={"value": "gray"}, split="", question={"value": "What?", "lang": "en"})
+    record = trajectory(
+        groundtruth={"value": "gray"}, split="", question={"value": "What?", "lang": "en"}
+    )
     record["conversations"][0]["loss"] = False
-    assert fire.RECIPE.unused_keys(record) == {"groundtruth", "question.lang", "conversations[].loss"}
+    assert fire.RECIPE.unused_keys(record) == {
+        "groundtruth",
+        "question.lang",
+        "conversations[].loss",
+    }
     assert fire.RECIPE.unused_keys(trajectory()) == set()

@@ -20,12 +20,16 @@ def by_name(text: str) -> dict[tuple[str, str], Any]:
     return {(o["kind"], o["metadata"]["name"]): o for o in yaml.load_all(text, yaml.CSafeLoader)}
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed (Debian: kubernetes-client)")
+@pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="kubectl is not installed (Debian: kubernetes-client)"
+)
 @pytest.mark.parametrize("case", ["minimal", "job", "trainjob"])
 def test_kustomize_builds_the_same_objects(case: str, tmp_path: Path) -> None:
     file, *words = CASES[case]
     assert main(["render", str(FOLDER / file), *words, "-o", str(tmp_path)]) == 0
-    built = subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True).stdout
+    built = subprocess.run(
+        ["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True
+    ).stdout
     assert by_name(built) == by_name(golden(case).read_text())
 
 
@@ -34,7 +38,20 @@ def test_a_folder_can_be_rendered_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["render", str(FULL), "-o", str(tmp_path)]) == 0
     before = {path.name for path in tmp_path.iterdir()}
     (tmp_path / "mine.yaml").write_text("a: 1\n")
-    assert main(["render", str(FULL), "--kind", "jobset", "kubernetes.tensorboard=false", "-o", str(tmp_path)]) == 0
+    assert (
+        main(
+            [
+                "render",
+                str(FULL),
+                "--kind",
+                "jobset",
+                "kubernetes.tensorboard=false",
+                "-o",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     after = {path.name for path in tmp_path.iterdir()}
     gone = {"job-support-bot.yaml", "service-support-bot.yaml", "job-support-bot-preprocess.yaml"}
     gone |= {"deployment-support-bot-tensorboard.yaml", "service-support-bot-tensorboard.yaml"}

@@ -20,10 +20,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def rendered(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[tuple[str, str], Any]:
     assert main(["render", *arguments]) == 0
-    return {(found["kind"], found["metadata"]["name"]): found for found in yaml.safe_load_all(capsys.readouterr().out)}
+    return {
+        (found["kind"], found["metadata"]["name"]): found
+        for found in yaml.safe_load_all(capsys.readouterr().out)
+    }
 
 
-def test_fire_is_prepared_without_gpus_and_trained_with_four(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fire_is_prepared_without_gpus_and_trained_with_four(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     objects = rendered(capsys, str(EXAMPLES / "fire-qwen3vl-32b.yaml"))
     before = objects["Job", "fire-qwen3vl-32b-preprocess"]["spec"]["template"]["spec"]
     [container] = before["containers"]
@@ -40,8 +45,15 @@ def test_fire_is_prepared_without_gpus_and_trained_with_four(capsys: pytest.Capt
     assert run["task"] == "vision_language"
     assert run["vision"]["image_max_tokens"] == 2048
     assert run["data"]["train"] == [{"path": "/outputs/fire_bc/fire_bc_train.jsonl"}]
-    assert (run["data"]["max_length"], run["lora"]["r"], run["training"]["learning_rate"]) == (8192, 32, 1e-4)
-    batch = run["training"]["per_device_train_batch_size"], run["training"]["gradient_accumulation_steps"]
+    assert (run["data"]["max_length"], run["lora"]["r"], run["training"]["learning_rate"]) == (
+        8192,
+        32,
+        1e-4,
+    )
+    batch = (
+        run["training"]["per_device_train_batch_size"],
+        run["training"]["gradient_accumulation_steps"],
+    )
     assert batch == (1, 16)
 
 
@@ -63,11 +75,19 @@ def test_the_plan_of_fire_says_that_four_bits_fit_and_what_else_would(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_VL_32B))
-    words = ["plan", str(EXAMPLES / "fire-qwen3vl-32b.yaml"), f"model={tmp_path}", "compute.gpu_memory=80Gi"]
+    words = [
+        "plan",
+        str(EXAMPLES / "fire-qwen3vl-32b.yaml"),
+        f"model={tmp_path}",
+        "compute.gpu_memory=80Gi",
+    ]
     assert main(words) == 0
     told = capsys.readouterr().out
     assert "kubernetes.preprocess makes them on the cluster" in told
-    assert "64 samples; at most 16 micro-batches of at most 8,192 tokens on each of 4 processes" in told
+    assert (
+        "64 samples; at most 16 micro-batches of at most 8,192 tokens on each of 4 processes"
+        in told
+    )
     assert "fits into 80 GiB" in told
     assert main([*words, "quantization=none"]) == 0
     told = capsys.readouterr().out
@@ -76,13 +96,19 @@ def test_the_plan_of_fire_says_that_four_bits_fit_and_what_else_would(
 
 
 def test_what_sees_is_counted_whole_where_what_speaks_is_cut() -> None:
-    text, tower = shapes_of(QWEN3_VL_32B["text_config"]), {"model.visual.blocks.0.mlp.weight": (4096, 1024)}
+    text, tower = (
+        shapes_of(QWEN3_VL_32B["text_config"]),
+        {"model.visual.blocks.0.mlp.weight": (4096, 1024)},
+    )
     training = {"parallelism": "fsdp", "global_batch_size": 4}
-    config = Config.model_validate({"model": "x", "data": {"train": "x"}, "lora": {}, "training": training})
+    config = Config.model_validate(
+        {"model": "x", "data": {"train": "x"}, "lora": {}, "training": training}
+    )
     plan = make_plan(config, gpus=4)
     assert plan.world_size == 4
     blind, seeing = (
-        forecast(config, plan, Weights(shapes, QWEN3_VL_32B, stated=True)) for shapes in (text, text | tower)
+        forecast(config, plan, Weights(shapes, QWEN3_VL_32B, stated=True))
+        for shapes in (text, text | tower)
     )
     assert blind is not None
     assert seeing is not None
@@ -96,6 +122,10 @@ def test_volcano_finds_its_images_on_a_volume(capsys: pytest.CaptureFixture[str]
     assert "--images /data/llava --output /outputs/volcano &&" in container["command"][2]
     trainer = objects["Job", "volcano-qwen2-5vl-7b"]["spec"]["template"]["spec"]
     for pod in (before, trainer):
-        claims = [volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["volumes"]]
+        claims = [
+            volume.get("persistentVolumeClaim", {}).get("claimName") for volume in pod["volumes"]
+        ]
         assert "llava-images" in claims
-        assert "/data/llava" in [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]]
+        assert "/data/llava" in [
+            mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]
+        ]

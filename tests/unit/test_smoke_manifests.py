@@ -23,38 +23,68 @@ FULL = FOLDER / "full.yaml"
 
 def trainers(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
     templates = [template for obj in objects for _, template in pod_templates(obj)]
-    return [t for t in templates if t["metadata"]["labels"]["app.kubernetes.io/component"] == "trainer"]
+    return [
+        t for t in templates if t["metadata"]["labels"]["app.kubernetes.io/component"] == "trainer"
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_smoke_test_runs_in_pods_like_the_runs(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_smoke_test_runs_in_pods_like_the_runs(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     more = ["kubernetes.max_runtime_seconds=null"] if kind == "statefulset" else []
     assert main(["render", str(FULL), f"--kind={kind}", *more, "--smoke"]) == 0
     objects = list(yaml.load_all(capsys.readouterr().out, yaml.CSafeLoader))
-    assert main(["render", str(FULL), f"--kind={'job' if kind == 'statefulset' else kind}", *more]) == 0
+    assert (
+        main(["render", str(FULL), f"--kind={'job' if kind == 'statefulset' else kind}", *more])
+        == 0
+    )
     run = list(yaml.load_all(capsys.readouterr().out, yaml.CSafeLoader))
     for ours, theirs in zip(trainers(objects), trainers(run), strict=True):
         (mine,), (its,) = ours["spec"]["containers"], theirs["spec"]["containers"]
         assert mine["command"][4:] == [
-            *("smoke", "--nodes=4", "--processes=8", "--volume=/cache", "--volume=/outputs", "--timeout=900")
+            *(
+                "smoke",
+                "--nodes=4",
+                "--processes=8",
+                "--volume=/cache",
+                "--volume=/outputs",
+                "--timeout=900",
+            )
         ]
         for field in ("resources", "volumeMounts", "securityContext", "image", "name"):
             assert mine[field] == its[field]
-    assert {o["kind"]: found for o in objects for v in (OLDEST, NEWEST) if (found := problems(o, v))} == {}
+    assert {
+        o["kind"]: found for o in objects for v in (OLDEST, NEWEST) if (found := problems(o, v))
+    } == {}
     assert list(check_objects(objects)) == []
-    assert not [o for o in objects if "preprocess" in o["metadata"]["name"] or o["kind"] == "Deployment"]
+    assert not [
+        o for o in objects if "preprocess" in o["metadata"]["name"] or o["kind"] == "Deployment"
+    ]
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@pytest.mark.parametrize("preparing", [[], ["kubernetes.initialisers=[model]"], ["kubernetes.preprocess={}"]])
+@pytest.mark.parametrize(
+    "preparing", [[], ["kubernetes.initialisers=[model]"], ["kubernetes.preprocess={}"]]
+)
 def test_whatever_is_made_beside_a_run_is_valid(version: str, preparing: list[str]) -> None:
     """The pods of `dev`, the pod that reads the outputs volume, Secrets, and every way to prepare, for every kind."""
-    overrides = ["kubernetes.max_runtime_seconds=null", "kubernetes.initialisers=[]", "kubernetes.preprocess=null"]
+    overrides = [
+        "kubernetes.max_runtime_seconds=null",
+        "kubernetes.initialisers=[]",
+        "kubernetes.preprocess=null",
+    ]
     config = load_config(FULL, overrides=[*overrides, *preparing])
     made = [reader_pod(spec_of(config)), *secret_templates(config, make_plan(config))]
     made += idling(render(dev_config(config), make_plan(config)))
     for kind in KINDS:
         assert config.kubernetes is not None
-        one = config.model_copy(update={"kubernetes": config.kubernetes.model_copy(update={"kind": kind})})
+        one = config.model_copy(
+            update={"kubernetes": config.kubernetes.model_copy(update={"kind": kind})}
+        )
         made += render(one, make_plan(one))
-    assert {f"{o['kind']} {o['metadata']['name']}": found for o in made if (found := problems(o, version))} == {}
+    assert {
+        f"{o['kind']} {o['metadata']['name']}": found
+        for o in made
+        if (found := problems(o, version))
+    } == {}

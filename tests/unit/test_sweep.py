@@ -54,8 +54,21 @@ def load(more: list[str]) -> Config:
 
 def search_of(*words: str, **changes: Any) -> Search:
     found = ranges.split(words or WORDS)[1]
-    facts = {"sampler": "random", "pruner": "asha", "rungs": (1, 3, 9), "repeat": 1, "seed": 0, "name": "fit"} | changes
-    return Search(resolved(ranges.check(found, load)), tuple(found), "eval_loss", facts.pop("greater", False), **facts)
+    facts = {
+        "sampler": "random",
+        "pruner": "asha",
+        "rungs": (1, 3, 9),
+        "repeat": 1,
+        "seed": 0,
+        "name": "fit",
+    } | changes
+    return Search(
+        resolved(ranges.check(found, load)),
+        tuple(found),
+        "eval_loss",
+        facts.pop("greater", False),
+        **facts,
+    )
 
 
 def curve(values: Mapping[str, str], share: float, seed: int = 42) -> float:
@@ -70,7 +83,9 @@ class Functions:
 
     devices = 1
 
-    def __init__(self, search: Search, slots: int = 1, measure: Callable[..., float] = curve) -> None:
+    def __init__(
+        self, search: Search, slots: int = 1, measure: Callable[..., float] = curve
+    ) -> None:
         self.slots, self._search, self._measure = slots, search, measure
         self.order: list[tuple[int, int, float]] = []
         self.begun: list[str] = []
@@ -87,8 +102,12 @@ class Functions:
         value = self._measure(trial.values, share, run.seed)
         self.order.append((trial.number, resource, value))
         self.seconds[run.name] = self.seconds.get(run.name, 0.0) + 360 * (share - run.step / STEPS)
-        status = ExitStatus(0, "done" if share == 1 else "paused", error=None if share == 1 else "Paused")
-        self._seen[run.name] = Seen(status, round(share * STEPS), STEPS, value, self.seconds[run.name])
+        status = ExitStatus(
+            0, "done" if share == 1 else "paused", error=None if share == 1 else "Paused"
+        )
+        self._seen[run.name] = Seen(
+            status, round(share * STEPS), STEPS, value, self.seconds[run.name]
+        )
 
     def look(self, run: TrialRun) -> Seen:
         return self._seen[run.name]
@@ -111,7 +130,13 @@ class Endless(Functions):
 
 
 def driver_of(
-    folder: Path, search: Search, place: Any, *, total: int = 20, storage: BaseStorage | None = None, **more: Any
+    folder: Path,
+    search: Search,
+    place: Any,
+    *,
+    total: int = 20,
+    storage: BaseStorage | None = None,
+    **more: Any,
 ) -> Driver:
     from kubetune.sweep.study import Study
 
@@ -119,7 +144,16 @@ def driver_of(
         folder, search.ranges, sampler=search.sampler, pruner=search.pruner, rungs=search.rungs, greater=search.greater,
         seed=search.seed, storage=storage,
     )  # fmt: skip
-    return Driver(folder, search, read_record(folder), study, place, total=total, say=lambda text: None, **more)
+    return Driver(
+        folder,
+        search,
+        read_record(folder),
+        study,
+        place,
+        total=total,
+        say=lambda text: None,
+        **more,
+    )
 
 
 def plain_optuna(search: Search, order: list[tuple[int, int, float]]) -> list[FrozenTrial]:
@@ -149,9 +183,15 @@ def plain_optuna(search: Search, order: list[tuple[int, int, float]]) -> list[Fr
 
 @pytest.mark.parametrize(
     ("sampler", "pruner", "rungs"),
-    [("tpe", "asha", (1, 3, 9)), ("random", "hyperband", (1, 3, 9, 27)), ("tpe", "median", (1, 2, 3, 4))],
+    [
+        ("tpe", "asha", (1, 3, 9)),
+        ("random", "hyperband", (1, 3, 9, 27)),
+        ("tpe", "median", (1, 2, 3, 4)),
+    ],
 )
-def test_decisions_are_optunas(tmp_path: Path, sampler: str, pruner: str, rungs: tuple[int, ...]) -> None:
+def test_decisions_are_optunas(
+    tmp_path: Path, sampler: str, pruner: str, rungs: tuple[int, ...]
+) -> None:
     search = search_of(sampler=sampler, pruner=pruner, rungs=rungs)
     place = Functions(search)
     driver = driver_of(tmp_path, search, place, total=14, storage=optuna.storages.InMemoryStorage())
@@ -163,16 +203,23 @@ def test_decisions_are_optunas(tmp_path: Path, sampler: str, pruner: str, rungs:
     assert {trial.state for trial in ours} == {"done", "pruned"}
     for mine, other in zip(ours, expected, strict=True):
         assert mine.values == {
-            one.key: other.params[one.key] if one.choices else one.text(other.params[one.key]) for one in search.ranges
+            one.key: other.params[one.key] if one.choices else one.text(other.params[one.key])
+            for one in search.ranges
         }
-        reports = {resource: value for number, resource, value in place.order if number == mine.number}
+        reports = {
+            resource: value for number, resource, value in place.order if number == mine.number
+        }
         assert other.intermediate_values == {r: v for r, v in reports.items() if r != rungs[-1]}
     assert read_record(tmp_path) == driver.record
     assert set(driver.record.importances) == {one.key for one in search.ranges}
 
 
-@pytest.mark.parametrize(("sampler", "pruner"), [("random", "none"), ("random", "hyperband"), ("tpe", "none")])
-def test_no_setting_is_tried_twice_while_there_are_others(tmp_path: Path, sampler: str, pruner: str) -> None:
+@pytest.mark.parametrize(
+    ("sampler", "pruner"), [("random", "none"), ("random", "hyperband"), ("tpe", "none")]
+)
+def test_no_setting_is_tried_twice_while_there_are_others(
+    tmp_path: Path, sampler: str, pruner: str
+) -> None:
     search = search_of("lora.r=1..5", "lora.dropout=0,0.1,0.2", sampler=sampler, pruner=pruner)
     place = Functions(search, measure=lambda values, share, seed: float(values["lora.r"]))
     storage = optuna.storages.InMemoryStorage()
@@ -185,19 +232,34 @@ def test_no_setting_is_tried_twice_while_there_are_others(tmp_path: Path, sample
 
 def test_ranges_are_checked_all_at_once_in_the_words_of_overrides() -> None:
     rest, found, _ = ranges.split(
-        ["run.yaml", "training.max_steps=9", *WORDS, "lora.target_modules=[q_proj,v_proj],all-linear"]
+        [
+            "run.yaml",
+            "training.max_steps=9",
+            *WORDS,
+            "lora.target_modules=[q_proj,v_proj],all-linear",
+        ]
     )
     assert rest == ["run.yaml", "training.max_steps=9"]
     assert [one.kind for one in found] == ["float", "int", "choice", "choice"]
     assert [str(one) for one in found][:2] == ["log(1e-05,0.1)", "4..64"]
     assert found[3].choices == ("[q_proj,v_proj]", "all-linear")
     assert ranges.split(["lr=1..2"])[1][0].kind == "float"
-    for word in ("lora.dropout=0.1,0.10", "lr=1e-3,0.001", "lora.r=8,08", "training.optim=adamw,adamw"):
+    for word in (
+        "lora.dropout=0.1,0.10",
+        "lr=1e-3,0.001",
+        "lora.r=8,08",
+        "training.optim=adamw,adamw",
+    ):
         (told,) = ranges.split([word])[2]
         assert re.search(r"found [\w.]+ twice in .*; expected different values", told), told
     assert ranges.split(["model.revision=0.1,0.10"])[1][0].choices == ("0.1", "0.10")
     assert ranges.split(["data.train=../a.jsonl"]) == (["data.train=../a.jsonl"], [], [])
-    wrong = ["training.learning_rate=log(1e-5,20)", "lora.r=0.5..8", "training.optim=adamw,sgd", "lora.rr=1,2"]
+    wrong = [
+        "training.learning_rate=log(1e-5,20)",
+        "lora.r=0.5..8",
+        "training.optim=adamw,sgd",
+        "lora.rr=1,2",
+    ]
     _, found, problems = ranges.split([*wrong, "lora.dropout=0.2..0.1"])
     with pytest.raises(ConfigError) as refused:
         ranges.check(found, load, problems)
@@ -208,7 +270,13 @@ def test_ranges_are_checked_all_at_once_in_the_words_of_overrides() -> None:
         "override: training.learning_rate: found 20",
         'override: training.optim: found "sgd"',
     ]
-    bad = ["a.b=log(1,0)", "output=a,b", "lr=1,1", "learning_rate=1..2", "training.learning_rate=1,2"]
+    bad = [
+        "a.b=log(1,0)",
+        "output=a,b",
+        "lr=1,1",
+        "learning_rate=1..2",
+        "training.learning_rate=1,2",
+    ]
     assert len(ranges.split(bad)[2]) == 4
 
 
@@ -286,16 +354,23 @@ def test_a_trial_that_fails_is_a_result_and_an_error_of_all_is_the_end(tmp_path:
         def look(self, run: TrialRun) -> Seen:
             return Seen(end) if (end := next(self._ends, None)) else super().look(run)
 
-    diverged, memory = ExitStatus(4, "loss is nan at step 3"), ExitStatus(3, "out of memory", error="OutOfMemory")
+    diverged, memory = (
+        ExitStatus(4, "loss is nan at step 3"),
+        ExitStatus(3, "out of memory", error="OutOfMemory"),
+    )
     (tmp_path / "a").mkdir()
     ends = [diverged, memory, ExitStatus(145, "killed")]
-    driver = driver_of(tmp_path / "a", search, Failing(ends), total=4, storage=optuna.storages.InMemoryStorage())
+    driver = driver_of(
+        tmp_path / "a", search, Failing(ends), total=4, storage=optuna.storages.InMemoryStorage()
+    )
     assert driver.drive() == ""
     assert [trial.state for trial in driver.record.trials] == ["failed", "failed", "done", "done"]
     assert driver.record.trials[0].reason == "loss is nan at step 3"
     (tmp_path / "b").mkdir()
     missing = ExitStatus(2, "t.jsonl: no such file")
-    driver = driver_of(tmp_path / "b", search, Failing([missing] * 9), storage=optuna.storages.InMemoryStorage())
+    driver = driver_of(
+        tmp_path / "b", search, Failing([missing] * 9), storage=optuna.storages.InMemoryStorage()
+    )
     with pytest.raises(errors.KubetuneError, match="no such file") as ended:
         driver.drive()
     assert ended.value.exit_code == 2
@@ -314,7 +389,9 @@ def test_a_fault_of_the_surroundings_is_no_result_of_a_trial(
         def look(self, run: TrialRun) -> Seen:
             if run.name != "001" or self.begun.count("001") > starts:
                 return super().look(run)
-            return Seen(ExitStatus(3, "/out: No space left on device", error="EnvironmentFault"), next(left))
+            return Seen(
+                ExitStatus(3, "/out: No space left on device", error="EnvironmentFault"), next(left)
+            )
 
     place = Full(search)
     with pytest.raises(errors.EnvironmentFault, match="run 001: /out: No space left") as ended:
@@ -378,7 +455,9 @@ def test_what_cannot_begin_for_long_ends_the_search_and_no_trial(tmp_path: Path)
     with pytest.raises(errors.EnvironmentFault, match="run 000: exceeded quota"):
         driver.drive()
     assert place.begun == ["000"] * 4
-    assert [(trial.state, trial.runs[0].state) for trial in driver.record.trials] == [("open", "waiting")]
+    assert [(trial.state, trial.runs[0].state) for trial in driver.record.trials] == [
+        ("open", "waiting")
+    ]
 
 
 def test_the_first_wish_to_stop_asks_all_runs_and_the_second_kills_them(tmp_path: Path) -> None:
@@ -386,7 +465,13 @@ def test_the_first_wish_to_stop_asks_all_runs_and_the_second_kills_them(tmp_path
     search = search_of(pruner="none", rungs=())
     place = Endless(search, slots=2)
     memory = optuna.storages.InMemoryStorage()
-    driver = driver_of(tmp_path, search, place, storage=memory, asked_to_stop=lambda: next(wishes, "stopped at once"))
+    driver = driver_of(
+        tmp_path,
+        search,
+        place,
+        storage=memory,
+        asked_to_stop=lambda: next(wishes, "stopped at once"),
+    )
     assert driver.drive() == "asked to stop"
     assert place.stopped[:2] == ["000", "001"]
     assert place.stopped.count("all") == 1
@@ -394,7 +479,9 @@ def test_the_first_wish_to_stop_asks_all_runs_and_the_second_kills_them(tmp_path
 
 
 def test_seeds_are_a_dimension_and_noise_is_told(tmp_path: Path) -> None:
-    search = search_of("training.learning_rate=1e-3,2e-3", sampler="grid", pruner="none", rungs=(), repeat=3)
+    search = search_of(
+        "training.learning_rate=1e-3,2e-3", sampler="grid", pruner="none", rungs=(), repeat=3
+    )
     measured = iter([1.0, 1.2, 1.1, 1.05, 1.15, 1.12])
     place = Functions(search, measure=lambda *_: next(measured))
     driver = driver_of(tmp_path, search, place, total=2, storage=optuna.storages.InMemoryStorage())
@@ -403,7 +490,11 @@ def test_seeds_are_a_dimension_and_noise_is_told(tmp_path: Path) -> None:
     assert [run.seed for run in first.runs] == [42, 43, 44]
     assert (round(first.value or 0, 3), round(first.spread or 0, 3)) == (1.1, 0.1)
     assert "within noise" in (noise(first, second) or "")
-    far = Trial(9, {}, [TrialRun("x", 42, value=2.0), TrialRun("y", 43, value=2.2), TrialRun("z", 44, value=2.1)])
+    far = Trial(
+        9,
+        {},
+        [TrialRun("x", 42, value=2.0), TrialRun("y", 43, value=2.2), TrialRun("z", 44, value=2.1)],
+    )
     assert noise(first, far) is None
 
 
@@ -423,15 +514,15 @@ def test_the_winner_is_a_run_file_that_says_what_it_changed(tmp_path: Path) -> N
         "# training.seed: 42 → 7",
     ]
     found = load_config(path)
-    assert found == load(["lora.r=16", "training.learning_rate=0.002", "training.seed=7", "data.train[0].weight=0.3"])
+    assert found == load(
+        ["lora.r=16", "training.learning_rate=0.002", "training.seed=7", "data.train[0].weight=0.3"]
+    )
 
 
 def test_the_folder_reads_back(tmp_path: Path) -> None:
     search = search_of()
     write_search(tmp_path, search)
     assert read_search(tmp_path) == search
-    (tmp_path / "trials.json").write_text(json.dumps({"trials": [], "ending": "stopped"}))
-    assert read_record(tmp_path).reason == "stopped", "as earlier versions called it"
     (tmp_path / "trials.json").write_text(json.dumps({"trials": [{}]}))
     with pytest.raises(errors.EnvironmentFault, match="damaged"):
         read_record(tmp_path)
@@ -446,13 +537,19 @@ def test_a_study_that_is_damaged_or_lost_is_told_of_and_not_begun_anew(tmp_path:
     search, memory = search_of(pruner="none", rungs=()), optuna.storages.InMemoryStorage()
     driver_of(tmp_path, search, Functions(search), total=2, storage=memory).drive()
     (tmp_path / "empty").mkdir()
-    for folder, storage in ((tmp_path, optuna.storages.InMemoryStorage()), (tmp_path / "empty", memory)):
+    for folder, storage in (
+        (tmp_path, optuna.storages.InMemoryStorage()),
+        (tmp_path / "empty", memory),
+    ):
         place = Functions(search)
         with pytest.raises(errors.EnvironmentFault, match="lost or replaced"):
             driver_of(folder, search, place, total=3, storage=storage).drive()
         assert place.begun == []
     (tmp_path / "study.db").write_text("no study")
-    with pytest.raises(errors.EnvironmentFault, match=r"study\.db.*: file is not a database"), explained(tmp_path):
+    with (
+        pytest.raises(errors.EnvironmentFault, match=r"study\.db.*: file is not a database"),
+        explained(tmp_path),
+    ):
         driver_of(tmp_path, search, place)
 
 
@@ -467,7 +564,11 @@ def test_a_study_that_is_damaged_or_lost_is_told_of_and_not_begun_anew(tmp_path:
     ],
 )
 def test_gpus_are_shared_out_among_trials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, parallel: int | None, parts: Any
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    parallel: int | None,
+    parts: Any,
 ) -> None:
     """By nvidia-smi and the environment, which is all that there is of GPUs here."""
     command = tmp_path / "nvidia-smi"
@@ -508,14 +609,18 @@ def test_all_that_failed_in_ways_of_their_own_is_no_success(tmp_path: Path) -> N
             return Seen(ExitStatus(errors.DIVERGED, f"loss is nan at step {next(steps)}"))
 
     memory = optuna.storages.InMemoryStorage()
-    with pytest.raises(errors.KubetuneError, match="no best one; the last to fail: loss is nan at step 3") as ended:
+    with pytest.raises(
+        errors.KubetuneError, match="no best one; the last to fail: loss is nan at step 3"
+    ) as ended:
         driver_of(tmp_path, search, Diverging(search), total=4, storage=memory).drive()
     assert ended.value.exit_code == errors.DIVERGED
 
 
 def test_each_trial_that_is_the_best_so_far_is_told_of(tmp_path: Path) -> None:
     """So that its run file is there while the others train, and after a kill."""
-    search = search_of("training.learning_rate=1e-3,2e-3,3e-3,4e-3", sampler="grid", pruner="none", rungs=())
+    search = search_of(
+        "training.learning_rate=1e-3,2e-3,3e-3,4e-3", sampler="grid", pruner="none", rungs=()
+    )
     measured = iter([3.0, 4.0, 1.0, 2.0])
     place, told = Functions(search, measure=lambda *_: next(measured)), list[int]()
     memory = optuna.storages.InMemoryStorage()
@@ -527,7 +632,9 @@ def test_each_trial_that_is_the_best_so_far_is_told_of(tmp_path: Path) -> None:
     assert told == [0, 2]
 
 
-@pytest.mark.parametrize(("pause", "ended_at", "state"), [(4, 2, "running"), (4, 4, "done"), (None, 2, "running")])
+@pytest.mark.parametrize(
+    ("pause", "ended_at", "state"), [(4, 2, "running"), (4, 4, "done"), (None, 2, "running")]
+)
 def test_a_pause_that_a_new_pod_has_not_cleared_yet_is_not_taken_for_its_own(
     monkeypatch: pytest.MonkeyPatch, pause: int | None, ended_at: int, state: str
 ) -> None:
@@ -543,8 +650,15 @@ def test_a_pause_that_a_new_pod_has_not_cleared_yet_is_not_taken_for_its_own(
 
     trainer = {"name": "trainer", "state": {"running": {}}}
     status = {"containerStatuses": [trainer]}
-    pod = {"metadata": {"name": "m-0"}, "spec": {"containers": [{"name": "trainer"}]}, "status": status}
-    left = {"step": ended_at, "exit_status": {"code": 0, "reason": "paused", "step": ended_at, "error": "Paused"}}
+    pod = {
+        "metadata": {"name": "m-0"},
+        "spec": {"containers": [{"name": "trainer"}]},
+        "status": status,
+    }
+    left = {
+        "step": ended_at,
+        "exit_status": {"code": 0, "reason": "paused", "step": ended_at, "error": "Paused"},
+    }
     monkeypatch.setattr(runs, "trainer_pods", lambda *_: [pod])
     monkeypatch.setattr(runs, "ask_progress", lambda *_: (left, ""))
     monkeypatch.setattr(runs, "events_of", lambda *_: [])

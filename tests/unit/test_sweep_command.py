@@ -21,13 +21,30 @@ from kubetune.cli.local.sweep import _limit_trials, add_arguments
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.sweep import ranges
-from kubetune.sweep.record import LOCK, Record, Trial, TrialRun, read_record, write_record, write_search
+from kubetune.sweep.record import (
+    LOCK,
+    Record,
+    Trial,
+    TrialRun,
+    read_record,
+    write_record,
+    write_search,
+)
 from tests.unit.test_sweep import Functions, load, search_of
 
 
 def test_a_range_that_would_be_dropped_or_drop_another_value_is_refused() -> None:
-    words = ["lora.r=8,16", "lora.r=4", "lora={alpha: 8}", "training.seed=1,2", "data.eval=a,b", "lr=1e-3,1e-2"]
-    rest, found, problems = ranges.split([*words, "compute.processes=1,2"], ["training.learning_rate"])
+    words = [
+        "lora.r=8,16",
+        "lora.r=4",
+        "lora={alpha: 8}",
+        "training.seed=1,2",
+        "data.eval=a,b",
+        "lr=1e-3,1e-2",
+    ]
+    rest, found, problems = ranges.split(
+        [*words, "compute.processes=1,2"], ["training.learning_rate"]
+    )
     assert (rest, [one.key for one in found]) == (words[1:3], ["lora.r", "lr"])
     assert [problem.split("; ")[0] for problem in problems] == [
         "override: training.seed: --repeat N trains each setting with N seeds",
@@ -45,7 +62,11 @@ def test_trials_are_of_the_run_file_as_it_was_when_the_sweep_began(
     pytest.importorskip("optuna")
     file, data = tmp_path / "run.yaml", EMBEDDED / "data" / "heldout.jsonl"
     (tmp_path / "rows.jsonl").write_bytes(data.read_bytes())
-    text = {"model": str(EMBEDDED / "model"), "data": {"train": "rows.jsonl", "eval": str(data)}, "lora": {"r": 4}}
+    text = {
+        "model": str(EMBEDDED / "model"),
+        "data": {"train": "rows.jsonl", "eval": str(data)},
+        "lora": {"r": 4},
+    }
     file.write_text(json.dumps(text))
     found: list[Config] = []
 
@@ -73,9 +94,14 @@ def test_another_sweep_in_the_folder_is_refused_by_what_was_typed(tmp_path: Path
     assert len(said) == 2
 
 
-def test_how_a_sweep_stands_is_told_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_a_sweep_stands_is_told_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_search(tmp_path, search_of())
-    write_record(tmp_path, Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "done", value=1.5)], value=1.5)]))
+    write_record(
+        tmp_path,
+        Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "done", value=1.5)], value=1.5)]),
+    )
     assert cli.main(["sweep", "status", str(tmp_path), "--json"]) == errors.OK
     told = json.loads(capsys.readouterr().out)
     assert (told["metric"], told["trials"][0]["values"]) == ("eval_loss", {"lora.r": "8"})
@@ -86,7 +112,10 @@ def test_a_sweep_without_its_driver_is_shown_so_and_put_to_rest(
 ) -> None:
     write_search(tmp_path, search_of())
     write_record(tmp_path, Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "running")])]))
-    for driver, told in ((os.getpid(), ""), (99_999_999, "; its driver ended; the same command goes on")):
+    for driver, told in (
+        (os.getpid(), ""),
+        (99_999_999, "; its driver ended; the same command goes on"),
+    ):
         (tmp_path / LOCK).write_text(f"process {driver} on {socket.gethostname()}\n")
         assert cli.main(["sweep", "status", str(tmp_path)]) == errors.OK
         assert capsys.readouterr().out.endswith(f"0 device hours{told}\n")
@@ -98,7 +127,10 @@ def test_a_process_that_does_not_hold_the_sweep_is_not_asked_to_stop(tmp_path: P
     """It may have got the id of a driver that is gone."""
     write_search(tmp_path, search_of())
     command = [sys.executable, "-c", "input()"]
-    with lock(tmp_path / LOCK, wait=False), subprocess.Popen(command, stdin=subprocess.PIPE) as foreign:
+    with (
+        lock(tmp_path / LOCK, wait=False),
+        subprocess.Popen(command, stdin=subprocess.PIPE) as foreign,
+    ):
         (tmp_path / LOCK).write_text(f"process {foreign.pid} on {socket.gethostname()}\n")
         assert cli.main(["sweep", "stop", str(tmp_path)]) == errors.ENVIRONMENT
         assert foreign.poll() is None
@@ -134,27 +166,43 @@ def test_what_a_sweep_does_not_heed_and_how_few_settings_there_are_is_said(
     search = search_of("lora.r=8,16")
     wishes = Wishes(search.ranges, "eval_loss", False, "random", "none", 1, 0, 2, None, ())
     for more, said in (
-        (["output=here", "push=me/it", "logging.before_after=3"], "output, push, logging.before_after of the run file"),
+        (
+            ["output=here", "push=me/it", "logging.before_after=3"],
+            "output, push, logging.before_after of the run file",
+        ),
         ([], None),
     ):
         _head(tmp_path, search, wishes, Functions(search), load(more))
         found = capsys.readouterr().out
         assert "at most 2 trials, for these ranges hold no more settings" in found
-        assert (f"not used   {said}: each trial has a directory below {tmp_path}" in found) is (said is not None)
+        assert (f"not used   {said}: each trial has a directory below {tmp_path}" in found) is (
+            said is not None
+        )
         assert "not used" not in found or said
     write_search(tmp_path, search)
-    trials = [Trial(i, {"lora.r": r}, [TrialRun(f"00{i}", 42)], state="failed") for i, r in enumerate(["8", "16"])]
+    trials = [
+        Trial(i, {"lora.r": r}, [TrialRun(f"00{i}", 42)], state="failed")
+        for i, r in enumerate(["8", "16"])
+    ]
     for record, is_said in ((Record(trials[:1]), False), (Record(trials), True)):
         write_record(tmp_path, record)
         _conclude(tmp_path, search, record, lambda: tmp_path)
         assert ("every setting of these ranges was tried" in capsys.readouterr().out) is is_said
 
 
-def test_what_a_search_cannot_do_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_search_cannot_do_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, data = tmp_path / "run.yaml", str(EMBEDDED / "data" / "heldout.jsonl")
     training = {"max_steps": 2}
     file.write_text(
-        json.dumps({"model": str(EMBEDDED / "model"), "data": {"train": data, "eval": data}, "training": training})
+        json.dumps(
+            {
+                "model": str(EMBEDDED / "model"),
+                "data": {"train": data, "eval": data},
+                "training": training,
+            }
+        )
     )
     for more, code, said in (
         (["--json"], errors.USER, "--json is for"),
@@ -166,7 +214,10 @@ def test_what_a_search_cannot_do_is_refused(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_actions_take_no_options_that_they_would_ignore(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in (("status f --trials 3 --lr 1", "--lr, --trials"), ("stop f --json", "--json")):
+    for words, said in (
+        ("status f --trials 3 --lr 1", "--lr, --trials"),
+        ("stop f --json", "--json"),
+    ):
         assert cli.main(["sweep", *words.split()]) == errors.USER
         assert said in capsys.readouterr().err
 

@@ -10,7 +10,10 @@ import sys
 from kubetune.cli.tables import table
 
 HEAD = ("RUN", "STATE", "WHY")
-ROWS = [("a", "running", None), ("outputs/b", "failed", "the disk was full when the checkpoint of step 20 was written")]
+ROWS = [
+    ("a", "running", None),
+    ("outputs/b", "failed", "the disk was full when the checkpoint of step 20 was written"),
+]
 PRINTED = """
 from kubetune.cli.tables import *
 print_table(("A", "B"), [("x" * 30, "y " * 20)])
@@ -23,7 +26,9 @@ def test_nothing_is_cut_off_and_no_line_is_wider_than_the_terminal() -> None:
     assert len(whole) == 3
     assert max(map(len, folded)) <= 50
     assert folded[:2] == ["RUN        STATE    WHY", "a          running"]
-    assert [line[:9].strip() for line in folded[2:]] == ["outputs/b", "", ""], "the longest column gives way"
+    assert [line[:9].strip() for line in folded[2:]] == ["outputs/b", "", ""], (
+        "the longest column gives way"
+    )
     words = " ".join(line[20:].strip() for line in folded[2:])
     assert words == ROWS[1][2]
     assert list(table(HEAD, ROWS, 200)) == whole
@@ -37,7 +42,9 @@ def test_a_sentence_at_the_end_of_a_short_row_stays_whole() -> None:
 def test_only_a_terminal_has_a_width() -> None:
     """COLUMNS is set in many shells, and means nothing for what is read by a program."""
     environ = {**os.environ, "COLUMNS": "40"}
-    piped = subprocess.run([sys.executable, "-c", PRINTED], env=environ, capture_output=True, text=True, check=True)
+    piped = subprocess.run(
+        [sys.executable, "-c", PRINTED], env=environ, capture_output=True, text=True, check=True
+    )
     assert [len(line.rstrip()) for line in piped.stdout.splitlines()] == [33, 71, 69]
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", 0) as terminal:

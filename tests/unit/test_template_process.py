@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from kubetune.data.text import template_process
@@ -16,9 +20,13 @@ from kubetune.data.text.template_process import LimitedTemplate
 from kubetune.data.text.templates import ChatTemplate, Rendered
 from kubetune.errors import EnvironmentFault, ModelError
 from tests.chat_templates import FAMILIES, TOKENS
+from tests.ranks import wait_until
 from tests.tiny import CHATML
 
-CHAT: list[dict[str, Any]] = [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}]
+CHAT: list[dict[str, Any]] = [
+    {"role": "user", "content": "Ping"},
+    {"role": "assistant", "content": "Pong"},
+]
 
 BOMBS = {
     "doubled": "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
@@ -27,6 +35,9 @@ BOMBS = {
     "folded": "{{ 'x' * 99999999999 }}",
     "wide": "{{ '%099999999999d' % 1 }}",
 }
+SLOW = (
+    "{% for i in range(5000) %}{% for k in range(300) %}{% set x = i * k %}{% endfor %}{% endfor %}"
+)
 
 
 @pytest.fixture
@@ -40,12 +51,52 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.usefixtures("strict")
-@pytest.mark.parametrize("bomb", [pytest.param(b, marks=pytest.mark.slow) if b == "powered" else b for b in BOMBS])
+@pytest.mark.parametrize(
+    "bomb", [pytest.param(b, marks=pytest.mark.slow) if b == "powered" else b for b in BOMBS]
+)
 def test_a_template_that_never_ends_or_fills_the_memory_is_stopped(bomb: str) -> None:
     limit = r"(1 seconds of processor time|128 MiB of memory)"
-    with pytest.raises(ModelError, match=f"the tokenizer's chat template needs more than {limit} for one conversation"):
+    with pytest.raises(
+        ModelError,
+        match=f"the tokenizer's chat template needs more than {limit} for one conversation",
+    ):
         LimitedTemplate(BOMBS[bomb] + CHATML, {}).render_all([(CHAT, [], [1])])
     assert LimitedTemplate(CHATML, {}).closing == "<|im_end|>"  # it goes on with others
+
+
+@pytest.mark.usefixtures("strict")
+def test_many_slow_conversations_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stays below the limit of one, and all of them would take long."""
+    monkeypatch.setattr(template_process, "SECONDS_OF_ALL", 1)
+    slow = LimitedTemplate(SLOW + CHATML, {})
+    with pytest.raises(
+        ModelError, match=r"needs more than \d+ seconds of processor time for \d+ conversations?"
+    ):
+        list(map(slow.render_all, [[(CHAT, [], [1])] * 5] * 200))
+    with pytest.raises(ModelError, match=r"seconds of processor time for \d+ conversations?; set"):
+        LimitedTemplate(SLOW + " " + CHATML, {}).render_all([(CHAT, [], [1])] * 1000)
+
+
+def test_a_renderer_ends_with_a_killed_process_though_it_is_busy() -> None:
+    """kill -9 of who asks, while a template works on something that takes long."""
+    code = (
+        "import sys\n"
+        "from kubetune.data.text import template_process\n"
+        "template_process.LimitedTemplate('x', {}).load()\n"
+        "print(template_process._process()._child.pid, flush=True)\n"
+        f"template_process.LimitedTemplate({BOMBS['looped'] + CHATML!r}, {{}}).closing\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as asking:
+        assert asking.stdout is not None
+        renderer = psutil.Process(int(asking.stdout.readline()))
+        before = renderer.cpu_times().user
+        wait_until(lambda: renderer.cpu_times().user > before + 0.3)
+        asking.kill()
+        began = time.monotonic()
+        wait_until(lambda: not renderer.is_running() or renderer.status() == psutil.STATUS_ZOMBIE)
+        assert time.monotonic() - began < template_process.SECONDS / 2
 
 
 def test_it_writes_what_the_template_writes() -> None:
@@ -63,7 +114,9 @@ def test_it_writes_what_the_template_writes() -> None:
 
 def test_the_others_of_a_batch_are_not_held_up_by_one_refused() -> None:
     alone = [{"role": "system", "content": "Be brief."}]
-    rows = LimitedTemplate(FAMILIES["gemma"], TOKENS).render_all([(CHAT, [], [1]), (alone, [], []), (CHAT, [], [1])])
+    rows = LimitedTemplate(FAMILIES["gemma"], TOKENS).render_all(
+        [(CHAT, [], [1]), (alone, [], []), (CHAT, [], [1])]
+    )
     assert [type(row) for row in rows] == [Rendered, ValueError, Rendered]
 
 

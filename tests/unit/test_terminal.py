@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from kubetune.base import logs
+from kubetune.cli.local.watch import next_steps
 from kubetune.cli.local.watch_screen import RunView, draw
 from kubetune.cli.remote.logs import _Counter, printer
 
@@ -29,7 +31,14 @@ def test_a_log_line_of_a_rank_spells_them_out(capsys: pytest.CaptureFixture[str]
 
 
 def test_watch_shows_them_without_obeying() -> None:
-    rank = {"rank": 0, "step": 1, "phase": EVIL, "waiting": False, "phase_seconds": 1, "silent_seconds": 1}
+    rank = {
+        "rank": 0,
+        "step": 1,
+        "phase": EVIL,
+        "waiting": False,
+        "phase_seconds": 1,
+        "silent_seconds": 1,
+    }
     gpu = {"index": 0, "name": EVIL, "utilization_percent": 1, "memory_used_mib": 1, "memory_total_mib": 2,
            "temperature_celsius": 1, "power_watts": 1}  # fmt: skip
     status: dict[str, Any] = {"log": [EVIL], "ranks": [rank], "gpus": [gpu]}
@@ -48,7 +57,9 @@ def test_logs_of_pods(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> Non
     with os.fdopen(writing, "w", newline="") as out, os.fdopen(reading, "rb", 0) as read:
         monkeypatch.setattr(sys, "stdout", out)
         spec = SimpleNamespace(nodes=1)
-        printer(cast(Any, spec))(cast(Any, SimpleNamespace(node=0, is_trainer=True, container="")), EVIL)
+        printer(cast(Any, spec))(
+            cast(Any, SimpleNamespace(node=0, is_trainer=True, container="")), EVIL
+        )
         counter = _Counter()
         counter.write(EVIL.encode())
         counter.write(b"\n")
@@ -57,7 +68,9 @@ def test_logs_of_pods(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> Non
     assert counter.bytes == len(EVIL.encode()) + 1
 
 
-@pytest.mark.parametrize("prepared", ["", "logging.getLogger().addHandler(logging.StreamHandler())"])
+@pytest.mark.parametrize(
+    "prepared", ["", "logging.getLogger().addHandler(logging.StreamHandler())"]
+)
 def test_notes_of_a_config_are_shown_wherever_it_is_read(prepared: str) -> None:
     """Notebooks come with a handler of their own, which hides what nobody asked for."""
     code = f"""
@@ -76,7 +89,9 @@ logging.getLogger("httpx").info("a library's note")
 def kubetune(words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """The program as a shell starts it."""
     command = ["sh", "-c", f"exec {sys.executable} -m kubetune {words}"]
-    return subprocess.run(command, env=os.environ | environ, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, env=os.environ | environ, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_a_terminal_of_few_letters_is_shown_those_that_it_has() -> None:
@@ -92,3 +107,27 @@ def test_streams_that_are_closed_are_no_fault() -> None:
 
 def test_who_cannot_be_told_of_a_mistake_is_left_the_exit_code() -> None:
     assert kubetune("runs nowhere >/dev/full 2>/dev/full").returncode == 2
+
+
+NAMES = [
+    "outputs/plain-1.2_x",
+    "a'b\"c $(touch PWN) `touch PWN` ; touch PWN",
+    "red\x1b[31m'quoted' \\x1b \u202eback",
+    "new\nline\ttab",
+    "\x9b31m\udcff",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_to_paste_is_read_back_by_a_shell_and_holds_nothing_a_terminal_obeys(
+    name: str, tmp_path: Path
+) -> None:
+    said = next_steps(Path(name), "causal_lm")
+    for char in "\x1b\x9b\n\t\u202e\udcff":
+        assert char not in said
+    word = said.removeprefix("Next: kubetune chat ").split(" · kubetune report ")[0]
+    done = subprocess.run(
+        ["bash", "-c", f"printf %s {word}"], cwd=tmp_path, capture_output=True, check=True
+    )
+    assert done.stdout == os.fsencode(name)
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import re
@@ -10,10 +11,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from starlette.testclient import TestClient
@@ -21,7 +24,10 @@ from starlette.testclient import TestClient
 from kubetune.reporting import write_report
 from kubetune.reporting.numbers import NumbersReader, read_numbers
 from kubetune.rundir import metrics
-from kubetune.ui.server import application
+from kubetune.rundir.metrics import versions
+from kubetune.ui import connections, site
+from kubetune.ui.security import Guard
+from kubetune.ui.server import application, server_settings
 from kubetune.ui.site import Site, templates
 from tests import browser
 from tests.run.test_report_long import write_run
@@ -44,13 +50,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = runs / "first"
     settings = json.loads((first / "resolved.json").read_text())
     (first / "resolved.json").write_text(
-        json.dumps({**settings, "tracking": {"mlflow": {"tags": {"team": HOSTILE}}}, "output": HOSTILE})
+        json.dumps(
+            {**settings, "tracking": {"mlflow": {"tags": {"team": HOSTILE}}}, "output": HOSTILE}
+        )
     )
     sample = {"prompt": HOSTILE, "expected": HOSTILE, "before": "b", "after": HOSTILE}
     (first / metrics.BEFORE_AFTER).write_text(json.dumps(sample) + "\n")
     answers = {"metric": "exact_match", "before_interval": [0, 0.2], "after_interval": [0.81, 0.95], "gained": 1,
                "lost": 0, "p_value": 0.5, "test": "McNemar"}  # fmt: skip
-    measured = {"base": {"eval_exact_match": 0.1}, "best": {"eval_exact_match": 0.9}, "answers": [answers]}
+    measured = {
+        "base": {"eval_exact_match": 0.1},
+        "best": {"eval_exact_match": 0.9},
+        "answers": [answers],
+    }
     (first / metrics.VERDICT).write_text(json.dumps({"step": 60, **measured}))
     (first / "logs").mkdir()
     (first / "logs" / "rank-0.log").write_text(f"[STEP] {HOSTILE}\nhf_secret_of_a_test\n")
@@ -73,6 +85,15 @@ def test_without_the_token_nothing_is_shown(folder: Path) -> None:
         for path in ("/", "/run?dir=first", "/news", "/compare", "/?token=another", "/?token="):
             assert stranger.get(path).status_code == 401, path
         assert stranger.get("/static/style.css").status_code == 200
+        for path in ("/static/x", "/static/", "/healthzz", "/healthz/x", "/nothing"):
+            answer = stranger.get(path)
+            assert answer.status_code == 401, path
+            assert str(folder) not in answer.text
+            assert versions()["kubetune"] not in answer.text
+        assert stranger.get("/healthz").text == "ok\n"
+        for path in ("/static/style.css", "/healthz"):
+            answer = stranger.post(path, headers=OURS)
+            assert (answer.status_code, str(folder) in answer.text) == (401, False), path
         given = stranger.get("/", params={"token": TOKEN})
         cookie = given.headers["set-cookie"].lower()
         assert "httponly" in cookie
@@ -87,6 +108,14 @@ def test_without_the_token_nothing_is_shown(folder: Path) -> None:
         ({"host": "localhost.evil.example:80"}, 421),
         ({"host": ""}, 421),
         ({"host": "localhost:x"}, 421),
+        ({"host": "localhost/static/"}, 421),
+        ({"host": "localhost/healthz?"}, 421),
+        ({"host": "localhost#"}, 421),
+        ({"host": "x@localhost"}, 421),
+        ({"host": "localhost\\static"}, 421),
+        ({"host": "127.0.0.1/static/style.css"}, 421),
+        ({"host": "[::1/static]"}, 421),
+        ({"host": "local host"}, 421),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
         ({"origin": "http://localhost:81"}, 403),
@@ -94,11 +123,122 @@ def test_without_the_token_nothing_is_shown(folder: Path) -> None:
         ({"sec-fetch-site": "same-site", "sec-fetch-mode": "cors"}, 403),
         ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
         ({"host": "127.0.0.1"}, 200),
+        ({"host": "[::1]"}, 200),
+        ({"host": "LOCALHOST"}, 200),
         (OURS, 200),
     ],
 )
-def test_requests_from_elsewhere_are_refused(client: TestClient, headers: dict[str, str], status: int) -> None:
+def test_requests_from_elsewhere_are_refused(
+    client: TestClient, headers: dict[str, str], status: int
+) -> None:
     assert client.get("/", headers=headers).status_code == status
+
+
+def test_the_path_is_what_the_server_looks_up_not_what_a_host_makes_of_it(folder: Path) -> None:
+    """Some versions of starlette build the URL of a request from its Host header, and the path with it."""
+    paths = list[str]()
+
+    async def pages(scope: Any, receive: Any, send: Any) -> None:
+        paths.append(scope["path"])
+
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/run",
+        "query_string": b"dir=first",
+        "headers": [(b"host", b"localhost/static/style.css?")],
+        "server": ("127.0.0.1", 80),
+        "scheme": "http",
+    }
+    guard = Guard(pages, TOKEN, is_open=lambda path: path.startswith("/static/"))
+    guard._is_known = lambda host: True  # type: ignore[method-assign]
+    sent = list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
+    assert paths == []
+    assert sent[0]["status"] == 401
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_request_is_no_error(folder: Path) -> None:
+    app = application(Site.of(folder), TOKEN)
+    headers = {"host": "localhost", "origin": "http://localhost", "cookie": f"kubetune-80={TOKEN}",
+               "content-type": "application/json", "content-length": "100"}  # fmt: skip
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/new/plan",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "server": ("127.0.0.1", 80),
+        "scheme": "http",
+        "root_path": "",
+        "http_version": "1.1",
+    }
+    parts = [
+        {"type": "http.request", "body": b'{"text"', "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent = list[Any]()
+
+    async def receive() -> Any:
+        return parts.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    assert not parts
+    assert sent[0]["status"] == 400
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"GET / HT",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow:",
+        b"POST /new/plan HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea",
+    ],
+    ids=["nothing", "line", "headers", "body", "second"],
+)
+def test_requests_that_never_come_do_not_stay_open(
+    address: str, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that sends a byte now and then gains no time by it."""
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
+    place = urlsplit(address)
+    assert place.hostname is not None
+    with socket.create_connection((place.hostname, place.port or 80), timeout=0.05) as client:
+        client.sendall(begun)
+        began, is_open = time.monotonic(), True
+        while is_open:
+            assert time.monotonic() - began < 30, "the server never gave up"
+            try:
+                client.sendall(b"x")
+                is_open = client.recv(1000) != b""
+            except TimeoutError:
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                is_open = False
+
+
+def test_a_body_that_never_comes_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "BODY_SECONDS", 0.2)
+    place = urlsplit(address)
+    assert place.hostname is not None
+    request = (
+        f"POST /new/plan HTTP/1.1\r\nHost: {place.netloc}\r\nOrigin: {address}\r\n"
+        f"Cookie: kubetune-{place.port}={TOKEN}\r\nContent-Type: application/json\r\n"
+        "Content-Length: 99\r\n\r\n{"
+    )
+    with socket.create_connection((place.hostname, place.port or 80), timeout=30) as client:
+        client.sendall(request.encode())
+        answer = client.recv(1 << 20).decode()
+    assert answer.startswith("HTTP/1.1 400")
 
 
 def test_a_name_of_the_users_own_may_be_allowed(folder: Path) -> None:
@@ -109,7 +249,13 @@ def test_a_name_of_the_users_own_may_be_allowed(folder: Path) -> None:
 
 
 def test_pages_allow_no_script_or_style_but_their_own(client: TestClient) -> None:
-    for path in ("/", "/run?dir=first", "/compare?dir=first&dir=second", "/compare", "/run?dir=nothing"):
+    for path in (
+        "/",
+        "/run?dir=first",
+        "/compare?dir=first&dir=second",
+        "/compare",
+        "/run?dir=nothing",
+    ):
         page = client.get(path)
         policy = page.headers["content-security-policy"]
         assert "unsafe" not in policy
@@ -119,10 +265,14 @@ def test_pages_allow_no_script_or_style_but_their_own(client: TestClient) -> Non
         assert "<style" not in text, path
         assert " on" + "click=" not in text
         assert "<script>" not in text.replace("&lt;script&gt;", ""), path
-        assert "http://" not in text.replace("http://www.w3.org/2000/svg", ""), "nothing is loaded from elsewhere"
+        assert "http://" not in text.replace("http://www.w3.org/2000/svg", ""), (
+            "nothing is loaded from elsewhere"
+        )
 
 
-def test_nothing_of_a_run_is_html_and_no_secret_is_shown(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_run_is_html_and_no_secret_is_shown(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret_of_a_test")
     for path in ("/", "/run?dir=first", "/compare?dir=first&dir=second"):
         page = client.get(path)
@@ -133,12 +283,26 @@ def test_nothing_of_a_run_is_html_and_no_secret_is_shown(client: TestClient, mon
     assert "[secret]" in client.get("/run?dir=first").text
 
 
-@pytest.mark.parametrize("name", ["../elsewhere", "out", "/etc", "first/../../elsewhere", "a%00b", "", "nothing", ".."])
+@pytest.mark.parametrize(
+    "name", ["../elsewhere", "out", "/etc", "first/../../elsewhere", "a%00b", "", "nothing", ".."]
+)
 def test_paths_stay_inside(client: TestClient, name: str) -> None:
     for path in ("/run", "/compare", "/news/run"):
         found = client.get(f"{path}?dir={name}")
         assert found.status_code == 404, (path, found.text)
     assert client.get("/static/..%2f..%2ferrors.py").status_code == 404
+
+
+def test_names_of_folders_turn_nothing_around_on_a_page(tmp_path: Path) -> None:
+    folder = tmp_path / "red\x1b[31m\u202eback"
+    folder.mkdir()
+    write_run(folder / "run\u2066", 60)
+    with client_of(folder) as visitor:
+        visitor.get("/", params={"token": TOKEN})
+        for path in ("/", "/nothing", "/run?dir=run\u2066"):
+            text = visitor.get(path).text
+            assert not set("\x1b\u202e\u2066") & set(text), path
+            assert r"red\x1b[31m\u202eback" in text
 
 
 def test_runs_are_filtered_and_sorted(client: TestClient) -> None:
@@ -147,7 +311,9 @@ def test_runs_are_filtered_and_sorted(client: TestClient) -> None:
     only = client.get("/", params={"text": "team"}).text
     assert "/run?dir=first" in only
     assert "/run?dir=second" not in only
-    ascending, descending = (client.get("/", params={"sort": "path", "order": order}).text for order in ("asc", "desc"))
+    ascending, descending = (
+        client.get("/", params={"sort": "path", "order": order}).text for order in ("asc", "desc")
+    )
     assert ascending.index("/run?dir=first") < ascending.index("/run?dir=second")
     assert descending.index("/run?dir=first") > descending.index("/run?dir=second")
     assert client.get("/", params={"sort": "moon"}).status_code == 400
@@ -164,8 +330,14 @@ def test_each_page_names_the_verb_that_does_the_same(client: TestClient, folder:
         ),
         ("/run?dir=first", f"kubetune watch {folder / 'first'}"),
         ("/chat?dir=first&beside=base", f"kubetune chat {folder / 'first'} --compare"),
-        ("/chat?dir=first&beside=second", f"kubetune chat {folder / 'first'} --beside {folder / 'second'}"),
-        ("/compare?dir=first&dir=second", f"kubetune report {folder / 'first'} --compare {folder / 'second'}"),
+        (
+            "/chat?dir=first&beside=second",
+            f"kubetune chat {folder / 'first'} --beside {folder / 'second'}",
+        ),
+        (
+            "/compare?dir=first&dir=second",
+            f"kubetune report {folder / 'first'} --compare {folder / 'second'}",
+        ),
     ]:
         assert f">{verb}</code>" in client.get(path).text, path
 
@@ -177,7 +349,7 @@ def address(folder: Path) -> Iterator[str]:
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         app = application(Site.of(folder), TOKEN)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=0))
+        server = uvicorn.Server(server_settings(app))
         serving = threading.Thread(target=server.run, args=([listening],))
         serving.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -191,7 +363,14 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
     with browser.opened(errors) as page:
         page.goto(f"{address}/?token={TOKEN}")
         page.wait_for_url(f"{address}/")
-        for path in ("/run?dir=first", "/compare?dir=first&dir=second", "/data", "/new", "/chat?dir=first", "/"):
+        for path in (
+            "/run?dir=first",
+            "/compare?dir=first&dir=second",
+            "/data",
+            "/new",
+            "/chat?dir=first",
+            "/",
+        ):
             browser.show(page, f"{address}{path}")
         # As other soft words, not as the browser has it: too faint on dark.
         faint = "getComputedStyle(document.querySelector(`[type=search]`), `::placeholder`).color"
@@ -231,12 +410,16 @@ def test_a_long_run_is_read_bit_by_bit_to_the_same_numbers(tmp_path: Path) -> No
     assert found.ranks.means == pytest.approx(whole.ranks.means)  # added up in other parts
     kept = "".join((run_dir / metrics.METRICS).read_text().splitlines(keepends=True)[:700])
     (run_dir / metrics.METRICS).write_text(f"{kept}damaged\n")
-    assert reader.read().totals.steps == len([line for line in kept.splitlines() if '"loss"' in line])
+    assert reader.read().totals.steps == len(
+        [line for line in kept.splitlines() if '"loss"' in line]
+    )
     assert reader.damaged == {metrics.METRICS: [701], metrics.TIMINGS: []}
     assert write_report([run_dir], tmp_path / "page.html").is_file()
 
 
-def test_words_that_begin_with_a_dash_are_words_in_the_command_too(client: TestClient, folder: Path) -> None:
+def test_words_that_begin_with_a_dash_are_words_in_the_command_too(
+    client: TestClient, folder: Path
+) -> None:
     from kubetune import cli, errors
 
     found = re.search(r'id="verb" data-live>([^<]+)<', client.get("/", params={"text": "-x"}).text)
@@ -244,7 +427,9 @@ def test_words_that_begin_with_a_dash_are_words_in_the_command_too(client: TestC
     assert cli.main(shlex.split(html.unescape(found[1]))[1:]) == errors.OK
 
 
-def test_a_namespace_is_another_source_of_runs(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_namespace_is_another_source_of_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     app = application(Site.of(folder, "finetune"), TOKEN)
     with TestClient(app, base_url="http://localhost") as client:
@@ -253,7 +438,10 @@ def test_a_namespace_is_another_source_of_runs(folder: Path, monkeypatch: pytest
         assert ">kubetune status --namespace finetune</code>" in page
         assert "Asking the cluster" in page
         assert 'class="problem"' in client.get("/cluster/part").text, "there is none, which is said"
-        assert ">kubetune watch a-run --namespace finetune</code>" in client.get("/cluster?name=a-run").text
+        assert (
+            ">kubetune watch a-run --namespace finetune</code>"
+            in client.get("/cluster?name=a-run").text
+        )
         assert client.get("/cluster?name=--help").status_code == 400
     with client_of(folder) as client:
         client.get("/", params={"token": TOKEN})

@@ -42,9 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     runs = place / "outputs"
     runs.mkdir()
-    text = (
-        f"model: {MODEL}\ndata: {{train: [{place}/one.jsonl, {place}/two.jsonl], cache: {place}/cache, num_proc: 1}}\n"
-    )
+    text = f"model: {MODEL}\ndata: {{train: [{place}/one.jsonl, {place}/two.jsonl], cache: {place}/cache, num_proc: 1}}\n"
     (runs / "first.yaml").write_text(text)
     (runs / "second.yaml").write_text(text.replace("/one.jsonl, ", "/one.jsonl#7, "))
     prepare(load_config(runs / "first.yaml"))
@@ -59,7 +57,10 @@ def client(folder: Path) -> Iterator[TestClient]:
 
 
 def rows_of(text: str) -> list[int]:
-    return [int(number.replace(",", "")) for number in re.findall(r"<strong>row ([\d,]+)</strong>", text)]
+    return [
+        int(number.replace(",", ""))
+        for number in re.findall(r"<strong>row ([\d,]+)</strong>", text)
+    ]
 
 
 def test_rows_are_paged_and_nothing_in_them_is_html(client: TestClient) -> None:
@@ -83,10 +84,14 @@ def test_bad_records_are_listed_a_page_at_a_time(
     monkeypatch.setattr("kubetune.ui.data.MOST_BAD", 2)
     data = folder.parent / "bad.jsonl"
     good = json.dumps({"prompt": "a", "completion": "b"})
-    data.write_text("\n".join([good, "{torn", json.dumps({"prompt": HOSTILE}), good, '{"messages": 5}']) + "\n")
+    data.write_text(
+        "\n".join([good, "{torn", json.dumps({"prompt": HOSTILE}), good, '{"messages": 5}']) + "\n"
+    )
     (folder / "bad.yaml").write_text(f"model: {MODEL}\ndata: {{train: {data}, num_proc: 1}}\n")
     assert "Not checked yet" in client.get("/data/bad?file=bad.yaml").text
-    begun = client.post("/data/check", json={"file": "bad.yaml"}, headers={"origin": "http://localhost"}).json()
+    begun = client.post(
+        "/data/check", json={"file": "bad.yaml"}, headers={"origin": "http://localhost"}
+    ).json()
     assert begun["problems"] == []
     wait_until(lambda: not client.get("/new/job", params={"name": begun["job"]}).json()["running"])
     seen, address = list[tuple[str, str]](), "/data/bad?file=bad.yaml"
@@ -94,7 +99,9 @@ def test_bad_records_are_listed_a_page_at_a_time(
         page = client.get(address).text
         assert "3 bad records" in page
         assert HOSTILE not in page
-        seen += re.findall(r'<tr><td class="text">([^<]+)</td><td>(\d+)</td><td class="text">', page)
+        seen += re.findall(
+            r'<tr><td class="text">([^<]+)</td><td>(\d+)</td><td class="text">', page
+        )
         after = re.search(r'id="next" href="([^"]+)"', page)
         address = after[1].replace("&amp;", "&") if after else ""
     assert seen == [(str(data), "2"), (str(data), "3"), (str(data), "5")]
@@ -103,7 +110,9 @@ def test_bad_records_are_listed_a_page_at_a_time(
         write_run(folder / name, 60)
         page = html.unescape(client.get("/data/bad", params={"dir": name}).text)
         assert "Not checked yet" in page, name
-        assert f"kubetune data check {shlex.quote(str(folder / name / metrics.CONFIG))} --json" in page
+        assert (
+            f"kubetune data check {shlex.quote(str(folder / name / metrics.CONFIG))} --json" in page
+        )
 
 
 def test_filters_leave_what_fits(client: TestClient, folder: Path) -> None:
@@ -120,7 +129,9 @@ def test_filters_leave_what_fits(client: TestClient, folder: Path) -> None:
     opened = open_rows(config, prepare(config).fingerprint)
     assert opened is not None
     longest = opened.look(Query(order="longest")).rows
-    assert [row["tokens"] for row in longest] == sorted((row["tokens"] for row in longest), reverse=True)
+    assert [row["tokens"] for row in longest] == sorted(
+        (row["tokens"] for row in longest), reverse=True
+    )
     low, high = longest[-1]["tokens"] - 1, longest[-1]["tokens"]
     lengths = [row["tokens"] for row in opened.look(Query(low=low, high=high)).rows]
     assert lengths

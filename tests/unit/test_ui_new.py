@@ -37,7 +37,9 @@ OURS = {"origin": "http://localhost"}
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[TestClient]:
-    with TestClient(application(Site.of(tmp_path / "outputs"), TOKEN), base_url="http://localhost") as found:
+    with TestClient(
+        application(Site.of(tmp_path / "outputs"), TOKEN), base_url="http://localhost"
+    ) as found:
         found.get("/", params={"token": TOKEN})
         yield found
 
@@ -62,7 +64,12 @@ def test_the_form_has_every_key_but_those_that_run_code(client: TestClient) -> N
     keys = {field.key for field in (*first, *(field for group in groups for field in group.fields))}
     page = client.get("/new").text
     assert all(f'name="{key}"' in page for key in keys)
-    assert {"training.optim", "compute.gpus_per_node", "kubernetes.namespace", "data.overlong"} <= keys
+    assert {
+        "training.optim",
+        "compute.gpus_per_node",
+        "kubernetes.namespace",
+        "data.overlong",
+    } <= keys
     assert not [key for key in keys if key.startswith(CODE)]
     assert "Share of <code>train</code> to hold out (<code>0.05</code>, seeded)" in page
     assert "`" not in page
@@ -77,26 +84,37 @@ def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) ->
     assert facts["method"].startswith("lora-r4")
     assert facts["steps"].startswith("10 (2 epochs)")
     assert "r: 4" in found["yaml"]
-    wrong = ask(client, "/new/plan", values={**values, "training.learning_rate": "fast", "modell": "x"})
+    wrong = ask(
+        client, "/new/plan", values={**values, "training.learning_rate": "fast", "modell": "x"}
+    )
     assert any("learning_rate" in text for text in wrong["problems"])
     assert any("modell" in text for text in wrong["problems"])
     torn = ask(client, "/new/plan", values={**values, "lora": ""})
-    assert "lora.r: for LoRA only" in "".join(torn["problems"]), "nothing that is typed is left out in silence"
+    assert "lora.r: for LoRA only" in "".join(torn["problems"]), (
+        "nothing that is typed is left out in silence"
+    )
     full = ask(client, "/new/plan", values={**values, "lora": "", "lora.r": ""})
     assert dict(full["facts"])["method"].startswith("full")
 
 
-def test_bad_records_of_the_first_ones_are_named_beside_the_plan(client: TestClient, values: dict[str, str]) -> None:
+def test_bad_records_of_the_first_ones_are_named_beside_the_plan(
+    client: TestClient, values: dict[str, str]
+) -> None:
     data = Path(values["data.train"])
-    facts = dict(ask(client, "/new/plan", values=values)["facts"])
-    assert facts["data check"].startswith("the first 40 records looked at, none bad")
+    facts = ask(client, "/new/plan", values=values)["facts"]
+    lines = [text for label, text in facts if label == "data"]
+    assert lines[0].startswith("warning: 4 of 4 rows of eval are in train too")
+    assert lines[-2:] == ["note: train: keys not used: n × 36", "note: eval: keys not used: n × 4"]
     data.write_text("{torn\n" + data.read_text() + '{"messages": "none"}\n')
     found = ask(client, "/new/plan", values=values)
     assert found["problems"] == []
     assert [line.partition(": ")[0] for line in found["bad"]] == [f"{data}:1", f"{data}:42"]
-    assert "2 bad" in dict(found["facts"])["data check"]
+    texts = [text for label, text in found["facts"] if label == "data"]
+    assert texts[0].startswith("error: 2 records of train cannot be used")
     data.write_text("{torn\n")
-    assert f"{data}:1: " in "".join(ask(client, "/new/plan", values=values)["problems"]), "of all that there are"
+    assert f"{data}:1: " in "".join(ask(client, "/new/plan", values=values)["problems"]), (
+        "of all that there are"
+    )
 
 
 HOLDER = """
@@ -109,7 +127,9 @@ with hold(Path(sys.argv[1]), 0):
 """
 
 
-def test_a_run_is_stopped_by_whoever_holds_it_and_nobody_else_is(client: TestClient, tmp_path: Path) -> None:
+def test_a_run_is_stopped_by_whoever_holds_it_and_nobody_else_is(
+    client: TestClient, tmp_path: Path
+) -> None:
     from tests.run.test_report_long import write_run
 
     (tmp_path / "outputs").mkdir()
@@ -128,9 +148,16 @@ def test_a_run_is_stopped_by_whoever_holds_it_and_nobody_else_is(client: TestCli
         assert process.wait() == -signal.SIGTERM
         said = lock.read_text()
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as foreign:
-            for text in (said, said.replace(f" {process.pid} ", f" {foreign.pid} "), "process 1 on\n", "\xff"):
+            for text in (
+                said,
+                said.replace(f" {process.pid} ", f" {foreign.pid} "),
+                "process 1 on\n",
+                "\xff",
+            ):
                 lock.write_text(text)
-                assert "does not run on this machine" in "".join(ask(client, "/run/stop", dir="a")["problems"]), text
+                assert "does not run on this machine" in "".join(
+                    ask(client, "/run/stop", dir="a")["problems"]
+                ), text
             assert foreign.poll() is None
             foreign.communicate(b"\n")
     assert "no run of this name" in "".join(ask(client, "/run/stop", dir="../a")["problems"])
@@ -148,7 +175,11 @@ def test_a_run_goes_on_by_its_file_and_what_its_start_was_told_beside_it(
     begun: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(Jobs, "start", lambda self, name, words: begun.append((name, list(words))))
     run_dir = tmp_path / "outputs" / "of a team" / "old"
-    given = {"model": str(MODEL), "data": {"train": values["data.train"]}, "lora": {"r": 8, "alpha": 32}}
+    given = {
+        "model": str(MODEL),
+        "data": {"train": values["data.train"]},
+        "lora": {"r": 8, "alpha": 32},
+    }
     told = ["lora.r=16", "training.learning_rate=0.001"]
     source = tmp_path / "run.yaml"
     source.write_text(json.dumps(given))
@@ -157,7 +188,11 @@ def test_a_run_goes_on_by_its_file_and_what_its_start_was_told_beside_it(
     told_by_page = client.get("/run?dir=of a team/old").text
     found = ask(client, "/run/continue", dir="of a team/old")
     words = ["train", f"{run_dir}/config.yaml", f"output={run_dir}", *told]
-    assert found == {"problems": [], "job": "of a team/old", "command": shlex.join(["kubetune", *words])}
+    assert found == {
+        "problems": [],
+        "job": "of a team/old",
+        "command": shlex.join(["kubetune", *words]),
+    }
     assert f">{html.escape(found['command'])}</code>" in told_by_page.replace("&#39;", "&#x27;")
     assert begun == [("of a team/old", words)]
     assert client.get("/new/job", params={"name": "of a team/old"}).json()["held"] is False
@@ -177,9 +212,12 @@ def test_a_run_is_run_again_with_its_settings(
     (run_dir / "resolved.json").write_text(json.dumps(resolved(old)))
     page = client.get("/new?dir=old").text
     typed = {
-        html.unescape(key): html.unescape(text) for key, text in re.findall(r'name="([^"]+)" value="([^"]+)"', page)
+        html.unescape(key): html.unescape(text)
+        for key, text in re.findall(r'name="([^"]+)" value="([^"]+)"', page)
     }
-    for chosen in re.findall(r'<select id="f-([^"]+)".*?<option value="([^"]+)" selected', page, re.DOTALL):
+    for chosen in re.findall(
+        r'<select id="f-([^"]+)".*?<option value="([^"]+)" selected', page, re.DOTALL
+    ):
         if "</select>" not in chosen[0]:
             typed[chosen[0]] = chosen[1]
     extra = json.loads(html.unescape(re.findall(r'data-extra="([^"]*)"', page)[0]))
@@ -195,7 +233,11 @@ def test_a_run_is_run_again_with_its_settings(
     [
         {"hooks.on_event": "touch /tmp/x"},
         {"hooks": "{on_event: touch /tmp/x}"},
-        {"evaluation.metrics.file": "x.py", "evaluation.metrics.functions": "[f]", "evaluation.generate": "{}"},
+        {
+            "evaluation.metrics.file": "x.py",
+            "evaluation.metrics.functions": "[f]",
+            "evaluation.generate": "{}",
+        },
         {"model.trust_remote_code": "true", "model.revision": "a" * 40},
     ],
 )
@@ -207,13 +249,20 @@ def test_nothing_that_runs_code_is_taken_from_a_page(
     assert not (tmp_path / "outputs").exists()
 
 
-def test_no_write_without_token_origin_and_json(client: TestClient, values: dict[str, str], tmp_path: Path) -> None:
+def test_no_write_without_token_origin_and_json(
+    client: TestClient, values: dict[str, str], tmp_path: Path
+) -> None:
     body = {"values": values}
     assert client.post("/new/start", json=body).status_code == 403
-    assert client.post("/new/start", json=body, headers={"origin": "http://evil.example"}).status_code == 403
+    assert (
+        client.post("/new/start", json=body, headers={"origin": "http://evil.example"}).status_code
+        == 403
+    )
     form = {**OURS, "content-type": "text/plain"}
     assert client.post("/new/start", content=json.dumps(body), headers=form).status_code == 400
-    assert client.post("/run/stop", content="[" * 1_100_000, headers={**OURS, "content-type": "application/json"})
+    assert client.post(
+        "/run/stop", content="[" * 1_100_000, headers={**OURS, "content-type": "application/json"}
+    )
     client.cookies.clear()
     for path in ("/new/plan", "/new/start", "/run/stop", "/chat/say"):
         assert client.post(path, json=body, headers=OURS).status_code == 401, path
@@ -226,7 +275,9 @@ def test_a_start_writes_the_file_that_the_command_names(
 ) -> None:
     begun: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(Jobs, "start", lambda self, name, words: begun.append((name, list(words))))
-    assert "name: left out" in "".join(ask(client, "/new/start", values={**values, "name": ""})["problems"])
+    assert "name: left out" in "".join(
+        ask(client, "/new/start", values={**values, "name": ""})["problems"]
+    )
     found = ask(client, "/new/start", values=values)
     file = tmp_path / "outputs" / "first.yaml"
     assert found == {"problems": [], "job": "first", "command": f"kubetune train {file}"}
@@ -343,13 +394,19 @@ def test_what_is_wrong_is_said_without_places_of_a_terminal(client: TestClient) 
     ("path", "body", "status"),
     [
         ("/new/plan", "[" * 100_000, 400),
-        ("/new/plan", '{"base": "\\ud800", "values": {"name": "x", "model.path": "x", "data.train": "x"}}', 200),
+        (
+            "/new/plan",
+            '{"base": "\\ud800", "values": {"name": "x", "model.path": "x", "data.train": "x"}}',
+            200,
+        ),
         ("/run/stop", '{"dir": "\\ud800"}', 200),
         ("/run/stop", '{"dir": "a\\u0000"}', 200),
         ("/chat/say", '{"dir": "a\\u0000"}', 404),
     ],
 )
-def test_what_no_page_would_send_is_no_bug(client: TestClient, path: str, body: str, status: int) -> None:
+def test_what_no_page_would_send_is_no_bug(
+    client: TestClient, path: str, body: str, status: int
+) -> None:
     headers = {**OURS, "content-type": "application/json"}
     assert client.post(path, content=body, headers=headers).status_code == status
     assert client.get("/new/job", params={"name": "a\0"}).status_code == 400

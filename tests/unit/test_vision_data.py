@@ -21,7 +21,9 @@ from kubetune.cli import main
 from kubetune.config.schema import Config
 from kubetune.data.inspect.check import check
 from kubetune.data.inspect.estimate import estimate_lengths
-from kubetune.data.prepared.prepare import fingerprint, prepare
+from kubetune.data.prepared.fingerprint import fingerprint
+from kubetune.data.prepared.prepare import prepare
+from kubetune.data.prepared.row_writer import PICTURED_FILES
 from kubetune.data.reading.formats import Chat, convert
 from kubetune.data.reading.images import data_address, verify_image
 from kubetune.data.text.encode import Encoded, Encoder
@@ -39,7 +41,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_config(model: Path, folder: Path, **sections: Any) -> Config:
-    data = {"train": str(folder / "train.jsonl"), "max_length": 256, "cache": str(folder / "cache"), "num_proc": 1}
+    data = {
+        "train": str(folder / "train.jsonl"),
+        "max_length": 256,
+        "cache": str(folder / "cache"),
+        "num_proc": 1,
+    }
     settings = {"model": str(model), "task": "vision_language", **sections}
     return Config.model_validate({**settings, "data": {**data, **sections.get("data", {})}})
 
@@ -68,7 +75,9 @@ def encode(encoder: VisionEncoder, example: Chat) -> Encoded:
     return row
 
 
-@pytest.mark.parametrize("vision", [{}, {"image_max_tokens": 40}, {"image_min_tokens": 30, "image_max_tokens": 50}])
+@pytest.mark.parametrize(
+    "vision", [{}, {"image_max_tokens": 40}, {"image_min_tokens": 30, "image_max_tokens": 50}]
+)
 def test_an_image_has_as_many_tokens_as_the_tower_makes_features(
     model: Path, tmp_path: Path, vision: dict[str, int]
 ) -> None:
@@ -116,7 +125,9 @@ def test_tokens_of_images_are_never_labels(model: Path, tmp_path: Path, train_on
     config = make_config(model, tmp_path)
     token = processor_of(config).placeholder.token
     files = [paint(tmp_path / f"{colour}.png", colour, seed) for seed, colour in enumerate(COLOURS)]
-    row = encode(encoder_of(config, train_on=train_on), chat("<image> and <image>?", "no", images=files[:2]))
+    row = encode(
+        encoder_of(config, train_on=train_on), chat("<image> and <image>?", "no", images=files[:2])
+    )
     tokens = [processor_of(config).measure(verify_image(file)) for file in files[:2]]
     assert row.ids.count(token) == sum(tokens)
     assert not any(trained for id, trained in zip(row.ids, row.trained, strict=True) if id == token)
@@ -144,7 +155,11 @@ def test_a_row_is_never_cut_through_an_image(model: Path, tmp_path: Path) -> Non
         short = encoder.cut(example, row, limit)
         assert len(short.ids) == len(short.trained) <= limit
         assert short.ids.count(placeholder.token) == sum(counts[: len(short.images)])
-        assert not short.ids or short.ids[-1] != placeholder.start or row.ids[limit] != placeholder.token
+        assert (
+            not short.ids
+            or short.ids[-1] != placeholder.start
+            or row.ids[limit] != placeholder.token
+        )
 
 
 def test_prepared_rows_come_back_with_their_images(model: Path, tmp_path: Path) -> None:
@@ -164,6 +179,20 @@ def test_prepared_rows_come_back_with_their_images(model: Path, tmp_path: Path) 
     alone = batch_of(rows, np.array([text]), picture_reader(rows)).pictures
     assert alone is not None
     assert alone.pixel_values is None
+
+
+def test_no_bit_of_the_table_of_images_changes_in_silence(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_questions(tmp_path, "train", 3)
+    config = make_config(model, tmp_path)
+    folder = prepare(config).path
+    for name in PICTURED_FILES.values():
+        content = (folder / "train" / name).read_bytes()
+        (folder / "train" / name).write_bytes(content[:-1] + bytes([content[-1] ^ 64]))
+        caplog.clear()
+        assert (prepare(config).path / "train" / name).read_bytes() == content
+        assert f"has damage in train/{name} (its checksum differs)" in caplog.text
 
 
 def test_an_image_that_changed_since_is_noticed(model: Path, tmp_path: Path) -> None:
@@ -198,7 +227,11 @@ def test_bad_images_are_told_of_with_file_and_line(
     words = ("cannot be decoded", "No such file", "is no image of JPEG", "81,000,000|9,000 × 9,000", "200 to 1",
              "image in the record itself is no image of", "image in the record itself cannot be decoded")  # fmt: skip
     for line, word in enumerate(words, 1):
-        [told] = [text for text in report.problems.first if text.startswith(f"{tmp_path}/train.jsonl:{line}: ")]
+        [told] = [
+            text
+            for text in report.problems.first
+            if text.startswith(f"{tmp_path}/train.jsonl:{line}: ")
+        ]
         assert any(part in told for part in word.split("|")), told
     (tmp_path / "run.yaml").write_text(config.model_dump_json(exclude_none=True))
     assert main(["data", "check", str(tmp_path / "run.yaml")]) == 2
@@ -224,7 +257,10 @@ def test_images_decide_what_is_prepared_anew(model: Path, tmp_path: Path) -> Non
 def test_repeats_are_those_of_text_and_image(model: Path, tmp_path: Path) -> None:
     write_questions(tmp_path, "train", 3)
     lines = (tmp_path / "train.jsonl").read_text().splitlines()
-    rows = [{**json.loads(lines[0]), "images": json.loads(line)["images"]} for line in (*lines, lines[0])]
+    rows = [
+        {**json.loads(lines[0]), "images": json.loads(line)["images"]}
+        for line in (*lines, lines[0])
+    ]
     for row in rows:
         row["messages"][1]["content"] = "red"
     for line in lines:  # images of one size, so that only what they show differs
@@ -232,7 +268,7 @@ def test_repeats_are_those_of_text_and_image(model: Path, tmp_path: Path) -> Non
         Image.open(file).resize((64, 64)).save(file)
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = make_config(model, tmp_path)
-    assert check(config, load_tokenizer(config.model)).duplicates["train"] == 1
+    assert check(config, load_tokenizer(config.model)).stats["train"]["duplicates"] == 1
 
 
 def test_a_plan_counts_the_tokens_of_images(model: Path, tmp_path: Path) -> None:
@@ -248,9 +284,16 @@ def test_the_page_shows_images_and_what_they_cost(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_questions(tmp_path, "train", 6, text_rows=2)
-    config = {"model": str(model), "task": "vision_language", "data": {"train": "train.jsonl", "num_proc": 1}}
+    config = {
+        "model": str(model),
+        "task": "vision_language",
+        "data": {"train": "train.jsonl", "num_proc": 1},
+    }
     (tmp_path / "run.yaml").write_text(json.dumps(config))
-    assert main(["data", "check", str(tmp_path / "run.yaml"), "--html", str(tmp_path / "page.html")]) == 0
+    assert (
+        main(["data", "check", str(tmp_path / "run.yaml"), "--html", str(tmp_path / "page.html")])
+        == 0
+    )
     capsys.readouterr()
     page = (tmp_path / "page.html").read_text()
     assert page.count('<img src="data:image/jpeg;base64,') == page.count("&lt;|image_pad|&gt;×") > 0
@@ -264,27 +307,47 @@ def _question(image: Any) -> dict[str, Any]:
     return {"messages": turns, "images": [image]}
 
 
-def test_images_may_lie_inside_of_the_data(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_may_lie_inside_of_the_data(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As datasets writes them: in a Parquet file, in a folder saved by it; and as OpenAI writes them, in JSON."""
     datasets = pytest.importorskip("datasets")
     paint(tmp_path / "a.png", "red", 1)
     content = (tmp_path / "a.png").read_bytes()
     (tmp_path / "json.jsonl").write_text(
-        "".join(json.dumps(_question(image)) + "\n" for image in (data_address(content), {"path": "a.png"}, "a.png"))
+        "".join(
+            json.dumps(_question(image)) + "\n"
+            for image in (data_address(content), {"path": "a.png"}, "a.png")
+        )
     )
     features = datasets.Features(
         messages=[{"role": datasets.Value("string"), "content": datasets.Value("string")}],
         images=[datasets.Image()],
     )
-    saved = datasets.Dataset.from_list([_question({"bytes": content, "path": None})], features=features)
+    saved = datasets.Dataset.from_list(
+        [_question({"bytes": content, "path": None})], features=features
+    )
     saved.to_parquet(tmp_path / "rows.parquet")
     saved.save_to_disk(tmp_path / "saved")
     found = {}
     for place in ("json.jsonl", "rows.parquet", "saved"):
         prepared = prepare(make_config(model, tmp_path, data={"train": str(tmp_path / place)}))
         found |= {(place, row): prepared.train.images(row) for row in range(len(prepared.train))}
-        assert main(["data", "convert", str(tmp_path / place), "-o", str(tmp_path / f"{place}.out.jsonl")]) == 0
-        again = prepare(make_config(model, tmp_path, data={"train": str(tmp_path / f"{place}.out.jsonl")}))
+        assert (
+            main(
+                [
+                    "data",
+                    "convert",
+                    str(tmp_path / place),
+                    "-o",
+                    str(tmp_path / f"{place}.out.jsonl"),
+                ]
+            )
+            == 0
+        )
+        again = prepare(
+            make_config(model, tmp_path, data={"train": str(tmp_path / f"{place}.out.jsonl")})
+        )
         assert again.train.images(0)[0].crc == prepared.train.images(0)[0].crc
     assert len(found) == 5
     assert {Path(ref.path).read_bytes() for refs in found.values() for ref in refs} == {content}
@@ -298,15 +361,19 @@ def test_what_is_not_seen_of_images_is_counted(model: Path, tmp_path: Path) -> N
     Image.new("RGB", (1900, 10), "red").save(tmp_path / "narrow.png")
     rows = [_question(name) for name in ("moving.gif", "deep.png", "narrow.png")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = make_config(model, tmp_path, data={"train": str(tmp_path / "rows.jsonl")}, vision={"image_max_tokens": 16})
+    config = make_config(
+        model,
+        tmp_path,
+        data={"train": str(tmp_path / "rows.jsonl")},
+        vision={"image_max_tokens": 16},
+    )
     report = check(config, load_tokenizer(config.model)).to_json()
-    said = report["splits"]["train"]["changes"]
-    assert said == [
-        "1 image of more tokens than vision.image_max_tokens, being so narrow",
-        "1 animated image, the first frame of which alone is seen",
-        "1 image with more than 8 bits of grey, whose brighter parts become white",
-    ]
-    assert "image_max_tokens" in said[0]
+    sentences = {finding["id"]: finding["sentence"] for finding in report["findings"]}
+    assert sentences == {
+        "images_above_budget": "1 image of train, of more tokens than vision.image_max_tokens, being so narrow",
+        "images_animated": "1 animated image of train, the first frame of which alone is seen",
+        "images_deep": "1 image of train, with more than 8 bits of grey, whose brighter parts become white",
+    }
 
 
 def test_models_that_do_not_see_are_refused(tmp_path: Path, model: Path) -> None:
@@ -316,20 +383,26 @@ def test_models_that_do_not_see_are_refused(tmp_path: Path, model: Path) -> None
         processor_of(config)
     config = make_config(model, tmp_path)
     processor = processor_of(config)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"}))
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "CLIPImageProcessor"})
+    )
     files = {"preprocessor_config.json": tmp_path / "preprocessor_config.json"}
     other = ImageProcessor("clip", files, config.vision, replace(processor.placeholder))
     with pytest.raises(ModelError, match="cuts images into a grid"):
         _ = other.theirs
 
 
-def test_the_budget_of_tokens_is_checked_and_read_from_the_environment(model: Path, tmp_path: Path) -> None:
+def test_the_budget_of_tokens_is_checked_and_read_from_the_environment(
+    model: Path, tmp_path: Path
+) -> None:
     from kubetune.config.load import load_config
 
     with pytest.raises(ValueError, match="image_min_tokens is 9, image_max_tokens 8"):
         make_config(model, tmp_path, vision={"image_min_tokens": 9, "image_max_tokens": 8})
     file = tmp_path / "run.yaml"
     file.write_text("model: m\ntask: vision_language\ndata: {train: t.jsonl}\n")
-    assert load_config(file, environ={"IMAGE_MAX_TOKEN_NUM": "2048"}).vision.image_max_tokens == 2048
+    assert (
+        load_config(file, environ={"IMAGE_MAX_TOKEN_NUM": "2048"}).vision.image_max_tokens == 2048
+    )
     with pytest.raises(ConfigError, match="IMAGE_MAX_TOKEN_NUM"):
         load_config(file, environ={"IMAGE_MAX_TOKEN_NUM": "many"})

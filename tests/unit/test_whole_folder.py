@@ -37,7 +37,9 @@ def old(final: Path) -> None:
 
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("point", ["sealed", "renamed"])
-def test_a_writer_killed_leaves_the_former_folder_or_the_new_one(tmp_path: Path, before: bool, point: str) -> None:
+def test_a_writer_killed_leaves_the_former_folder_or_the_new_one(
+    tmp_path: Path, before: bool, point: str
+) -> None:
     final = tmp_path / "model[1]"  # brackets mean something to a glob
     if before:
         old(final)
@@ -75,7 +77,9 @@ def test_a_block_that_fails_leaves_all_as_it_was(tmp_path: Path) -> None:
 def test_a_former_folder_can_be_kept_under_another_name(tmp_path: Path) -> None:
     final = tmp_path / "model"
     old(final)
-    with whole_folder.written(final, "test", set_aside=lambda path: path.rename(tmp_path / "damaged")) as partial:
+    with whole_folder.written(
+        final, "test", set_aside=lambda path: path.rename(tmp_path / "damaged")
+    ) as partial:
         (partial / "rows").write_text("new")
     assert (final / "rows").read_text() == "new"
     assert (tmp_path / "damaged" / "rows").read_text() == "old"

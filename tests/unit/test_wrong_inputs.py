@@ -73,13 +73,23 @@ COMMANDS = (
     "demo -o {}/run",
 )
 # A place to write to is made where there is none.
-HARMLESS = [(command, kind) for command in ("init -o {}/run.yaml", "demo -o {}/run") for kind in ("missing", "folder")]
-CASES = [(command, kind) for command in COMMANDS for kind in INPUTS if (command, kind) not in HARMLESS]
+HARMLESS = [
+    (command, kind)
+    for command in ("init -o {}/run.yaml", "demo -o {}/run")
+    for kind in ("missing", "folder")
+]
+CASES = [
+    (command, kind) for command in COMMANDS for kind in INPUTS if (command, kind) not in HARMLESS
+]
 
 
 @pytest.mark.parametrize(("command", "kind"), CASES)
 def test_a_wrong_input_is_explained(
-    command: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    command: str,
+    kind: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-cluster"))

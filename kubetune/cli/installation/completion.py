@@ -27,12 +27,16 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError:
         raise EnvironmentFault("completion needs the `shtab` library: pip install shtab") from None
     if args.shell not in shtab.SUPPORTED_SHELLS:
-        raise EnvironmentFault(f"this version of shtab makes no script for {args.shell}: pip install -U shtab")
+        raise EnvironmentFault(
+            f"this version of shtab makes no script for {args.shell}: pip install -U shtab"
+        )
     program = make_parser(*VERBS)
     for action in _actions(program):
         if action.type is Path or action.dest == "inputs":
             # What shtab looks for: how the value of an action is completed.
-            vars(action)["complete"] = shtab.DIRECTORY if action.metavar == "RUN_DIR" else shtab.FILE
+            vars(action)["complete"] = (
+                shtab.DIRECTORY if action.metavar == "RUN_DIR" else shtab.FILE
+            )
     sys.stdout.write(shtab.complete(program, args.shell) + "\n")
     return OK
 

@@ -29,7 +29,7 @@ from kubetune.base.gpus import GPU_QUERY, gpu_use
 from kubetune.base.humanize import size, visible
 from kubetune.base.logs import scrub
 from kubetune.cli.remote.run_on_cluster import add_namespace
-from kubetune.cli.tables import print_table
+from kubetune.cli.tables import print_json, print_table
 from kubetune.library.connection import open_cluster
 from kubetune.planning.model_shapes import hub_home
 
@@ -68,9 +68,13 @@ class Finding:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
-    parser.add_argument("run_file", type=Path, nargs="?", metavar="RUN.YAML", help="look at what this run needs too")
+    parser.add_argument(
+        "run_file", type=Path, nargs="?", metavar="RUN.YAML", help="look at what this run needs too"
+    )
     add_namespace(parser)
-    parser.add_argument("--offline", action="store_true", help="ask neither the hub nor the cluster")
+    parser.add_argument(
+        "--offline", action="store_true", help="ask neither the hub nor the cluster"
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
@@ -78,10 +82,13 @@ def run(args: argparse.Namespace) -> int:
     """Print what was found; 3 where something is wrong."""
     found = [finding for check in CHECKS for finding in check(args)]
     if args.json:
-        print(json.dumps([asdict(finding) for finding in found], indent=2))
+        print_json([asdict(finding) for finding in found])
     else:
         marks = {"ok": "ok", "note": "--", "wrong": "!!"}
-        print_table(("", "WHAT", "FOUND"), [(marks[one.level], one.what, visible(one.found)) for one in found])
+        print_table(
+            ("", "WHAT", "FOUND"),
+            [(marks[one.level], one.what, visible(one.found)) for one in found],
+        )
         for one in (one for one in found if one.remedy):
             print(f"{marks[one.level]} {one.what}: {visible(one.remedy)}")
     return errors.ENVIRONMENT if any(one.level == "wrong" for one in found) else errors.OK
@@ -104,7 +111,9 @@ def _libraries(_: argparse.Namespace) -> Iterator[Finding]:
             extras.setdefault(extra, []).extend([] if version else [requirement.name])
         remedy = f"pip install '{requirement.name}{requirement.specifier}'"
         if version and not requirement.specifier.contains(version, prereleases=True):
-            yield Finding("wrong", requirement.name, f"{version}, needs {requirement.specifier}", remedy)
+            yield Finding(
+                "wrong", requirement.name, f"{version}, needs {requirement.specifier}", remedy
+            )
         elif version and not extra:
             yield Finding("ok", requirement.name, version)
         elif not extra:
@@ -127,30 +136,47 @@ def _version_of(name: str) -> str | None:
 def _devices(_: argparse.Namespace) -> Iterator[Finding]:
     """Cores, memory, GPUs with their driver, and whether PyTorch, asked in a process of its own, can use them."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    yield Finding("ok", "machine", f"{len(os.sched_getaffinity(0))} usable cores, {size(pages)} of memory")
+    yield Finding(
+        "ok", "machine", f"{len(os.sched_getaffinity(0))} usable cores, {size(pages)} of memory"
+    )
     there = gpu_use()
     for gpu in there:
         yield Finding("ok", f"GPU {gpu['index']}", f"{gpu['name']}, {gpu['memory_total_mib']} MiB")
     if shutil.which(GPU_QUERY[0]) and not there:
         yield Finding(
-            "wrong", "NVIDIA driver", "nvidia-smi finds no GPU", "see what `nvidia-smi` says; load the driver"
+            "wrong",
+            "NVIDIA driver",
+            "nvidia-smi finds no GPU",
+            "see what `nvidia-smi` says; load the driver",
         )
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", _LOOK_AT_TORCH], capture_output=True, text=True, timeout=_TORCH_SECONDS
+            [sys.executable, "-P", "-c", _LOOK_AT_TORCH],
+            capture_output=True,
+            text=True,
+            timeout=_TORCH_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        yield Finding("wrong", "PyTorch", f"not imported within {_TORCH_SECONDS:.0f} s", "is its disk slow?")
+        yield Finding(
+            "wrong", "PyTorch", f"not imported within {_TORCH_SECONDS:.0f} s", "is its disk slow?"
+        )
         return
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        yield Finding("wrong", "PyTorch", f"cannot be imported: {last}", "pip install --force-reinstall torch")
+        yield Finding(
+            "wrong", "PyTorch", f"cannot be imported: {last}", "pip install --force-reinstall torch"
+        )
         return
     torch = json.loads(done.stdout.splitlines()[-1])
     build = f"built for CUDA {torch['built_for']}" if torch["built_for"] else "built for the CPU"
     if there and not torch["cuda"]:
         remedy = "install the PyTorch that fits the driver: pytorch.org, Get started"
-        yield Finding("wrong", "PyTorch", f"{torch['version']}, {build}; sees none of {len(there)} GPUs", remedy)
+        yield Finding(
+            "wrong",
+            "PyTorch",
+            f"{torch['version']}, {build}; sees none of {len(there)} GPUs",
+            remedy,
+        )
     else:
         seen = f"sees {', '.join(torch['names'])}" if torch["names"] else "trains on the CPU here"
         yield Finding("ok", "PyTorch", f"{torch['version']}, {build}; {seen}")
@@ -159,16 +185,30 @@ def _devices(_: argparse.Namespace) -> Iterator[Finding]:
 def _disk(_: argparse.Namespace) -> Iterator[Finding]:
     """Free space where runs and caches go, and how large the caches are."""
     own = user_cache(os.environ) / "kubetune"
-    places = {"run directories": Path("outputs"), "models and data sets": hub_home(os.environ), "prepared data": own}
+    places = {
+        "run directories": Path("outputs"),
+        "models and data sets": hub_home(os.environ),
+        "prepared data": own,
+    }
     for what, place in places.items():
         place = place.absolute()
         existing = next(parent for parent in (place, *place.parents) if parent.exists())
         free = shutil.disk_usage(existing).free
         used = f", {size(_used(place))} used" if place.is_dir() else ""
         if not os.access(existing, os.W_OK):
-            yield Finding("wrong", what, f"{place} cannot be written to", "choose another place or mend its rights")
+            yield Finding(
+                "wrong",
+                what,
+                f"{place} cannot be written to",
+                "choose another place or mend its rights",
+            )
         elif free < _LITTLE_SPACE:
-            yield Finding("note", what, f"{place}: {size(free)} free{used}", "checkpoints of large models need more")
+            yield Finding(
+                "note",
+                what,
+                f"{place}: {size(free)} free{used}",
+                "checkpoints of large models need more",
+            )
         else:
             yield Finding("ok", what, f"{place}: {size(free)} free{used}")
 
@@ -194,7 +234,12 @@ def _hub(args: argparse.Namespace) -> Iterator[Finding]:
     try:
         token = hub_token() or (stored.read_text().strip() if stored.is_file() else None)
     except (OSError, UnicodeError) as error:
-        yield Finding("note", "hub token", f"{stored} cannot be read: {error}", "mend its rights, or set HF_TOKEN")
+        yield Finding(
+            "note",
+            "hub token",
+            f"{stored} cannot be read: {error}",
+            "mend its rights, or set HF_TOKEN",
+        )
         token = None
     have = "a token is set" if token else "no token, which only gated and private models need"
     if args.offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
@@ -205,24 +250,39 @@ def _hub(args: argparse.Namespace) -> Iterator[Finding]:
     try:
         address = urlsplit(given)
         shown = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
-        request = urllib.request.Request(f"{shown}/api/{'whoami-v2' if token else 'models?limit=1'}")
+        request = urllib.request.Request(
+            f"{shown}/api/{'whoami-v2' if token else 'models?limit=1'}"
+        )
         if token:
             request.add_header("Authorization", f"Bearer {token}")
         said = _answer_to(request)
     except urllib.error.HTTPError as error:
         if error.code == 401:
-            yield Finding("wrong", "hub", f"{shown} does not take the token", "make a new one and set HF_TOKEN")
+            yield Finding(
+                "wrong",
+                "hub",
+                f"{shown} does not take the token",
+                "make a new one and set HF_TOKEN",
+            )
         else:
-            yield Finding("note", "hub", f"{shown} answers with {error.code}; {have}", "try again later")
+            yield Finding(
+                "note", "hub", f"{shown} answers with {error.code}; {have}", "try again later"
+            )
     except json.JSONDecodeError:
         remedy = "look at HF_ENDPOINT, and whether a proxy or a login page stands in between"
-        yield Finding("note", "hub", f"{shown} answers, and is not the hub: expected JSON; {have}", remedy)
+        yield Finding(
+            "note", "hub", f"{shown} answers, and is not the hub: expected JSON; {have}", remedy
+        )
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         remedy = "models then come from folders and the cache; behind a proxy set HTTPS_PROXY"
         yield Finding("note", "hub", f"{shown} cannot be reached: {reason}; {have}", remedy)
     else:
-        who = f"; the token is {said['name']}'s" if token and isinstance(said, dict) and "name" in said else f"; {have}"
+        who = (
+            f"; the token is {said['name']}'s"
+            if token and isinstance(said, dict) and "name" in said
+            else f"; {have}"
+        )
         yield Finding("ok", "hub", f"{shown} answers{who}")
 
 
@@ -273,14 +333,21 @@ def _cluster(args: argparse.Namespace) -> Iterator[Finding]:
     place = f"{scrub(cluster.address)}, namespace {cluster.namespace}"
     yield Finding("ok", "cluster", f"{place}, serves {', '.join(served)}")
     if kind not in served:
-        yield Finding("wrong", f"kind {kind}", "not served", WORKLOADS[kind].install or "the cluster is incomplete")
+        yield Finding(
+            "wrong",
+            f"kind {kind}",
+            "not served",
+            WORKLOADS[kind].install or "the cluster is incomplete",
+        )
     if refused:
         remedy = "ask for these rights; docs/kubernetes.md has the Role"
         yield Finding("wrong", "rights", f"refused: {', '.join(refused)}", remedy)
     else:
         yield Finding("ok", "rights", f"enough for runs of kind {kind}")
     if shutil.which("kubectl") is None:
-        yield Finding("note", "kubectl", "not on the PATH", "`port-forward` and terminals in pods need it")
+        yield Finding(
+            "note", "kubectl", "not on the PATH", "`port-forward` and terminals in pods need it"
+        )
 
 
 def _wanted(args: argparse.Namespace) -> tuple[str | None, str]:
@@ -295,4 +362,10 @@ def _wanted(args: argparse.Namespace) -> tuple[str | None, str]:
     return args.namespace or config.namespace, config.kind
 
 
-CHECKS: tuple[Callable[[argparse.Namespace], Iterator[Finding]], ...] = (_libraries, _devices, _disk, _hub, _cluster)
+CHECKS: tuple[Callable[[argparse.Namespace], Iterator[Finding]], ...] = (
+    _libraries,
+    _devices,
+    _disk,
+    _hub,
+    _cluster,
+)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import secrets
+import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -18,9 +20,11 @@ from typing import Any
 
 from kubetune import errors
 from kubetune.base import processes
-from kubetune.config.load import read_config
+from kubetune.base.files import open_regular, read_object
+from kubetune.config import consent
+from kubetune.config.load import load_config, read_config
 from kubetune.rundir import metrics
-from kubetune.rundir.status import last_lines, read_status
+from kubetune.rundir.status import log_lines, read_status
 
 _SECONDS, _LINES = 600.0, 200
 Tool = Callable[..., dict[str, Any]]
@@ -52,9 +56,14 @@ def server() -> Any:
     tools = Tools()
     for tool in (tools.plan, tools.data_check, tools.runs, tools.status, tools.logs):
         made.add_tool(_answering(tool), annotations=ToolAnnotations(readOnlyHint=True))
-    made.add_tool(_answering(tools.report), annotations=ToolAnnotations(readOnlyHint=False, destructiveHint=False))
+    made.add_tool(
+        _answering(tools.report),
+        annotations=ToolAnnotations(readOnlyHint=False, destructiveHint=False),
+    )
     for tool in (tools.submit, tools.stop):
-        made.add_tool(_answering(tool), annotations=ToolAnnotations(readOnlyHint=False, destructiveHint=True))
+        made.add_tool(
+            _answering(tool), annotations=ToolAnnotations(readOnlyHint=False, destructiveHint=True)
+        )
     return made
 
 
@@ -83,14 +92,18 @@ class Tools:
         if no_run := _no_run(run):
             return no_run
         found = read_status(Path(run))
-        return {"exit_code": 0, "result": {key: found[key] for key in ("progress", "ranks", "peak_memory_bytes")}}
+        return {
+            "exit_code": 0,
+            "result": {key: found[key] for key in ("progress", "ranks", "peak_memory_bytes")},
+        }
 
     def logs(self, run: str, lines: int = 50) -> dict[str, Any]:
         """Last lines of a run's log: of rank 0 in a run directory, of all pods on the cluster."""
         count = max(1, min(lines, _LINES))
         if Path(run).is_dir():
-            log = last_lines(Path(run) / "logs" / "rank-0.log", count)
-            return _no_run(run) or {"exit_code": 0, "result": "\n".join(log)}
+            if no_run := _no_run(run):
+                return no_run
+            return {"exit_code": 0, "result": "\n".join(log_lines(Path(run), 0, count))}
         done = _call("logs", run)
         return {**done, "result": "\n".join(str(done["result"]).splitlines()[-count:])}
 
@@ -98,12 +111,18 @@ class Tools:
         """Results of a run of this machine that has ended; also writes its page, report.html."""
         done = _call("report", run_dir)
         path = Path(run_dir) / metrics.REPORT
-        return {**done, "result": json.loads(path.read_text()) if path.is_file() else done["result"]}
+        if done["exit_code"] != errors.OK or not path.exists():
+            return done
+        return {**done, "result": read_object(path)}
 
-    def submit(self, run_file: str, overrides: Sequence[str] = (), confirmation: str = "") -> dict[str, Any]:
+    def submit(
+        self, run_file: str, overrides: Sequence[str] = (), confirmation: str = ""
+    ) -> dict[str, Any]:
         """Start a run on the cluster, which costs money. `confirmation`: the code that the first call answers with."""
         command = ("submit", run_file, *overrides)
-        content = Path(run_file).read_bytes() if Path(run_file).is_file() else b""
+        if refused := _unallowed_code(run_file, overrides):
+            return refused
+        content = _content(run_file)
         if question := self._question(command, confirmation, content):
             planned = _call("plan", run_file, *overrides)
             return {**planned, **question} if planned["exit_code"] == 0 else planned
@@ -114,14 +133,16 @@ class Tools:
         command = ("stop", run)
         return self._question(command, confirmation) or _call(*command)
 
-    def _question(self, command: tuple[str, ...], confirmation: str, content: bytes = b"") -> dict[str, Any] | None:
+    def _question(
+        self, command: tuple[str, ...], confirmation: str, content: bytes = b""
+    ) -> dict[str, Any] | None:
         """Question to be confirmed, with a new code; None where the code is that of this very command, and of this
         content of its run file, once."""
         if confirmation and self._codes.pop(confirmation, None) == (command, content):
             return None
         code = secrets.token_hex(4)
         self._codes[code] = (command, content)
-        return {"needs_confirmation": f"kubetune {' '.join(command)}", "confirmation": code}
+        return {"needs_confirmation": f"kubetune {shlex.join(command)}", "confirmation": code}
 
 
 def _answering(tool: Tool) -> Tool:
@@ -138,6 +159,29 @@ def _answering(tool: Tool) -> Tool:
     return answering
 
 
+def _unallowed_code(run_file: str, overrides: Sequence[str]) -> dict[str, Any] | None:
+    """Answer for a run file with code that the user has not allowed here; None for others, and for a name of a run."""
+    if not Path(run_file).exists():
+        return None
+    try:
+        config = load_config(run_file, overrides=overrides, environ=os.environ)
+    except errors.ConfigError:
+        return None  # the command line says what is wrong with it, and submits nothing
+    for code in consent.code_of(config):
+        if not consent.is_allowed(code):
+            said = f"{code.key} has code run that nobody allowed here: {code.what}; submit that in a terminal"
+            return _answer(errors.USER, "", f"kubetune: {said}")
+    return None
+
+
+def _content(run_file: str) -> bytes:
+    """The bytes of a run file; none where there is no such file, which the command line says."""
+    if not Path(run_file).exists():
+        return b""
+    with open_regular(run_file) as file:
+        return file.read()
+
+
 def _no_run(folder: str) -> dict[str, Any] | None:
     """Answer for a folder that is no run directory; None where it is one."""
     try:
@@ -151,10 +195,14 @@ def _call(*words: str) -> dict[str, Any]:
     """A command line of kubetune: its exit code, its result, and what it said on standard error."""
     flags = [word for word in words[1:] if word.startswith("-") and word != "--json"]
     if flags:
-        return _answer(errors.USER, "", f"{flags[0]} is an option; expected a file, a name or key=value")
+        return _answer(
+            errors.USER, "", f"{flags[0]} is an option; expected a file, a name or key=value"
+        )
     command = processes.module("kubetune", *words)
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS
+        )
     except subprocess.TimeoutExpired:
         return _answer(errors.ENVIRONMENT, "", f"not done after {_SECONDS:g} s")
     return _answer(done.returncode, done.stdout, done.stderr)
@@ -165,4 +213,8 @@ def _answer(code: int, result: str, messages: str) -> dict[str, Any]:
         found: Mapping[str, Any] | str = json.loads(result)
     except ValueError:
         found = result
-    return {"exit_code": code, "result": found, "messages": "\n".join(messages.splitlines()[-_LINES:])}
+    return {
+        "exit_code": code,
+        "result": found,
+        "messages": "\n".join(messages.splitlines()[-_LINES:]),
+    }

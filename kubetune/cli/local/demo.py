@@ -18,6 +18,7 @@ from typing import Any
 from kubetune import cli, errors
 from kubetune.base.files import write_atomic
 from kubetune.base.gpus import visible_gpus
+from kubetune.base.humanize import shell_word
 from kubetune.rundir import metrics
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -75,10 +76,17 @@ TITLES = {"causal_lm": "exact match", "preference": "Of course."}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="default: outputs/demo, or outputs/demo-preference"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="default: outputs/demo, or outputs/demo-preference",
     )
     parser.add_argument(
-        "--task", choices=RUN_FILES, default="causal_lm", help="preference: flip its style by pairs of answers instead"
+        "--task",
+        choices=RUN_FILES,
+        default="causal_lm",
+        help="preference: flip its style by pairs of answers instead",
     )
 
 
@@ -89,16 +97,20 @@ def run(args: argparse.Namespace) -> int:
     """
     began = time.monotonic()
     if args.output is None:
-        args.output = Path("outputs/demo" if args.task == "causal_lm" else "outputs/demo-preference")
+        args.output = Path(
+            "outputs/demo" if args.task == "causal_lm" else "outputs/demo-preference"
+        )
     run_file, run_dir = args.output / "run.yaml", args.output / "run"
     write_run_file(run_file, run_dir, args.task)
     # So small a model gains nothing from a second thread, and loses much where other programs want the cores too.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    print(f"kubetune train {run_file}", flush=True)
+    print(f"kubetune train {shell_word(run_file)}", flush=True)
     code = cli.main(["train", str(run_file)])
     if code:
         if code == errors.PREEMPTED:
-            print(f"Stopped. The same command goes on from there; to start afresh, remove {args.output} first.")
+            print(
+                f"Stopped. The same command goes on from there; to start afresh, remove {args.output} first."
+            )
         return code
     show(run_file, run_dir, time.monotonic() - began, args.task)
     return errors.OK
@@ -132,11 +144,19 @@ def show(run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm")
         ("  before", f"{measured['before']:.0%}"),
         ("  after", f"{measured['after']:.0%}"),
     ]
-    before, after = ({line["row"]: line["answer"] for line in answers(run_dir, step)} for step in (0, verdict["step"]))
+    before, after = (
+        {line["row"]: line["answer"] for line in answers(run_dir, step)}
+        for step in (0, verdict["step"])
+    )
     for asked in metrics.read_lines(run_dir / metrics.ANSWERS / "questions.jsonl")[:SHOWN]:
         # The built-in model's template has names of roles around what is asked.
         request = asked["prompt"].removeprefix("user\n").partition("\n")[0]
-        lines += [("", ""), ("request", request), ("  before", before[asked["row"]]), ("  after", after[asked["row"]])]
+        lines += [
+            ("", ""),
+            ("request", request),
+            ("  before", before[asked["row"]]),
+            ("  after", after[asked["row"]]),
+        ]
     lines += [
         ("", ""),
         ("adapter", str(run_dir / "checkpoints" / "best")),

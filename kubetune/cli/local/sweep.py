@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.base.files import holder, lock, locker
 from kubetune.base.signals import Relay
-from kubetune.cli.tables import print_table
+from kubetune.cli.tables import print_json, print_table
 from kubetune.config.naming import prefers_greater
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.supervisor.command_line import add_run_arguments, sources_of
@@ -34,21 +33,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     add_run_arguments(parser)
     search = parser.add_argument_group("search")
-    search.add_argument("--metric", metavar="NAME", help="metric of evaluations (default: metric_for_best_model)")
-    search.add_argument("--direction", choices=("minimize", "maximize"), help="default: by the metric's name")
-    search.add_argument("--trials", type=int, metavar="N", help=f"settings to try (default {_TRIALS}; grid: all)")
     search.add_argument(
-        "--budget", action="append", default=[], metavar="AMOUNT", help="12gpu-hours, 3h or 200money; may be repeated"
+        "--metric", metavar="NAME", help="metric of evaluations (default: metric_for_best_model)"
     )
-    search.add_argument("--sampler", choices=("random", "grid", "tpe"), default="random", help="default random")
     search.add_argument(
-        "--pruner", choices=("none", "median", "asha", "hyperband"), default="none", help="who gives up losers early"
+        "--direction", choices=("minimize", "maximize"), help="default: by the metric's name"
     )
-    search.add_argument("--repeat", type=int, default=1, metavar="N", help="train each setting with so many seeds")
-    search.add_argument("--parallel", type=int, metavar="N", help="runs at once (default: as many as there are GPUs)")
-    search.add_argument("--search-seed", type=int, default=0, metavar="N", help="decides the values that are tried")
-    search.add_argument("--cluster", action="store_true", help="trials as runs on the cluster of the kubeconfig")
-    search.add_argument("-o", "--folder", type=Path, metavar="FOLDER", help="default outputs/sweep-NAME")
+    search.add_argument(
+        "--trials", type=int, metavar="N", help=f"settings to try (default {_TRIALS}; grid: all)"
+    )
+    search.add_argument(
+        "--budget",
+        action="append",
+        default=[],
+        metavar="AMOUNT",
+        help="12gpu-hours, 3h or 200money; may be repeated",
+    )
+    search.add_argument(
+        "--sampler", choices=("random", "grid", "tpe"), default="random", help="default random"
+    )
+    search.add_argument(
+        "--pruner",
+        choices=("none", "median", "asha", "hyperband"),
+        default="none",
+        help="who gives up losers early",
+    )
+    search.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="train each setting with so many seeds"
+    )
+    search.add_argument(
+        "--parallel",
+        type=int,
+        metavar="N",
+        help="runs at once (default: as many as there are GPUs)",
+    )
+    search.add_argument(
+        "--search-seed", type=int, default=0, metavar="N", help="decides the values that are tried"
+    )
+    search.add_argument(
+        "--cluster", action="store_true", help="trials as runs on the cluster of the kubeconfig"
+    )
+    search.add_argument(
+        "-o", "--folder", type=Path, metavar="FOLDER", help="default outputs/sweep-NAME"
+    )
     search.add_argument("--json", action="store_true", help="with status and best: print JSON")
     parser.epilog = (
         "ranges:\n"
@@ -65,7 +92,9 @@ def run(args: argparse.Namespace) -> int:
     if args.inputs and args.inputs[0] in ACTIONS:
         action, *folders = args.inputs
         if len(folders) != 1:
-            raise ConfigError(f"command line: expected `kubetune sweep {action} FOLDER`, the folder of one sweep")
+            raise ConfigError(
+                f"command line: expected `kubetune sweep {action} FOLDER`, the folder of one sweep"
+            )
         _require_alone(action, args)
         return {"status": _status, "best": _best, "stop": _stop}[action](Path(folders[0]), args)
     return _search(args)
@@ -86,16 +115,22 @@ def _require_alone(action: str, args: argparse.Namespace) -> None:
 
 def _search(args: argparse.Namespace) -> int:
     if args.json:
-        raise ConfigError("command line: --json is for `kubetune sweep status` and `best`. Nothing was written.")
+        raise ConfigError(
+            "command line: --json is for `kubetune sweep status` and `best`. Nothing was written."
+        )
     if args.output is not None:
-        raise ConfigError("command line: --output is the directory of one run; -o FOLDER says where all trials go")
+        raise ConfigError(
+            "command line: --output is the directory of one run; -o FOLDER says where all trials go"
+        )
     from kubetune.config.load import read_tree
     from kubetune.sweep import ranges as texts
     from kubetune.sweep.budget import parse as parse_budgets
 
     for name, least in (("trials", 1), ("repeat", 1), ("parallel", 1)):
         if (given := getattr(args, name)) is not None and given < least:
-            raise ConfigError(f"command line: found --{name} {given}; expected {least} or more. Nothing was written.")
+            raise ConfigError(
+                f"command line: found --{name} {given}; expected {least} or more. Nothing was written."
+            )
     flags = [key for key, value in vars(args).items() if "." in key and value is not None]
     args.inputs, ranges, problems = texts.split(args.inputs, flags)
     path, settings = sources_of(args, {} if args.cluster else os.environ)
@@ -134,13 +169,17 @@ def _search(args: argparse.Namespace) -> int:
 def _loader(source: Path | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Load:
     from kubetune.config.load import load_config
 
-    return lambda more: load_config(source, **{**settings, "overrides": [*settings["overrides"], *more]})
+    return lambda more: load_config(
+        source, **{**settings, "overrides": [*settings["overrides"], *more]}
+    )
 
 
 def _metric(args: argparse.Namespace, config: Config) -> tuple[str, bool]:
     """The metric's whole name, and whether more of it is better."""
     if config.data.eval is None:
-        raise ConfigError("data.eval: missing; trials are compared by their evaluations: set data.eval=0.05, or a file")
+        raise ConfigError(
+            "data.eval: missing; trials are compared by their evaluations: set data.eval=0.05, or a file"
+        )
     training = config.training
     greater = prefers_greater(training) if args.direction is None else args.direction == "maximize"
     return training.metric_for_best_model, greater
@@ -150,7 +189,10 @@ def _limit_trials(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
     endless = [one for one in ranges if one.kind == "float"]
     if args.sampler == "grid" and endless:
         raise ConfigError(
-            [f"--sampler grid: {one.key}={one} has no end of values; write those to try: KEY=a,b,c" for one in endless]
+            [
+                f"--sampler grid: {one.key}={one} has no end of values; write those to try: KEY=a,b,c"
+                for one in endless
+            ]
         )
     from kubetune.sweep.ranges import ENDLESS, settings_in
 
@@ -165,13 +207,15 @@ def _status(folder: Path, args: argparse.Namespace) -> int:
 
     search, record = read_search(folder), read_record(folder)
     if args.json:
-        print(json.dumps(_facts(search, record), indent=2))
+        print_json(_facts(search, record))
         return errors.OK
     rows = []
     for trial in record.trials:
         value = "" if trial.value is None else f"{trial.value:.5g}"
         spread = "" if trial.value is None or trial.spread is None else f"± {trial.spread:.3g}"
-        steps = f"{max(run.step for run in trial.runs)}/{max(run.steps for run in trial.runs) or '?'}"
+        steps = (
+            f"{max(run.step for run in trial.runs)}/{max(run.steps for run in trial.runs) or '?'}"
+        )
         state = state_of(trial)
         rows.append(
             (
@@ -187,7 +231,9 @@ def _status(folder: Path, args: argparse.Namespace) -> int:
     reason = record.reason
     if not reason and (driver := locker(folder / LOCK)) and not processes.is_alive(driver):
         reason = "its driver ended; the same command goes on" if any(record.running) else ""
-    print(f"{summary(record)}; {record.device_hours:.3g} device hours{f'; {reason}' if reason else ''}")
+    print(
+        f"{summary(record)}; {record.device_hours:.3g} device hours{f'; {reason}' if reason else ''}"
+    )
     return errors.OK
 
 
@@ -208,11 +254,13 @@ def _best(folder: Path, args: argparse.Namespace) -> int:
     search, record = read_search(folder), read_record(folder)
     best = best_of(record, search)
     if args.json:
-        print(json.dumps(asdict(best), indent=2))
+        print_json(asdict(best))
     elif (folder / BEST).is_file():
         print((folder / BEST).read_text("utf-8"), end="")
     else:
-        raise EnvironmentFault(f"{folder / BEST} is gone; the command that began the sweep writes it again")
+        raise EnvironmentFault(
+            f"{folder / BEST} is gone; the command that began the sweep writes it again"
+        )
     return errors.OK
 
 
@@ -227,11 +275,16 @@ def _stop(folder: Path, args: argparse.Namespace) -> int:
             if (driver := holder(folder / LOCK)) is None:
                 raise
             driver.send_signal(signal.SIGTERM)
-            print(f"kubetune: the driver of {folder} was asked to stop; its runs save a checkpoint first")
+            print(
+                f"kubetune: the driver of {folder} was asked to stop; its runs save a checkpoint first"
+            )
             return errors.OK
         stopped = _stop_on_cluster(search) if search.namespace is not None else []
         write_record(folder, at_rest(read_record(folder)))
-    print(f"kubetune: {folder} has no driver that runs here" + "".join(f"; stopped {name}" for name in stopped))
+    print(
+        f"kubetune: {folder} has no driver that runs here"
+        + "".join(f"; stopped {name}" for name in stopped)
+    )
     return errors.OK
 
 

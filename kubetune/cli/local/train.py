@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,17 +10,20 @@ from pathlib import Path
 from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import Relay
 from kubetune.errors import OK
-from kubetune.supervisor import only_rank
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument(
-        "--on-event", metavar="COMMAND", help="call it for each event, as JSON on its standard input (hooks.on_event)"
+        "--on-event",
+        metavar="COMMAND",
+        help="call it for each event, as JSON on its standard input (hooks.on_event)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print how it ended as JSON, and everything else on standard error"
+        "--json",
+        action="store_true",
+        help="print how it ended as JSON, and everything else on standard error",
     )
 
 
@@ -31,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
         return _train(args)[0]
     with output_on_stderr():
         code, run_dir = _train(args)
+    from kubetune.cli.tables import print_json
     from kubetune.rundir import exit_status, metrics
 
     status = exit_status.read_exit_status(run_dir)
@@ -41,15 +44,14 @@ def run(args: argparse.Namespace) -> int:
         "step": status.step if status else None,
         "report": metrics.read_report(run_dir) if (run_dir / metrics.REPORT).is_file() else None,
     }
-    print(json.dumps(facts, indent=2))
+    print_json(facts)
     return code
 
 
 def _train(args: argparse.Namespace) -> tuple[int, Path]:
     """The exit code, and the run directory."""
     with Relay() as relay:
-        only_rank.begin(relay)
-        # All that takes a while to import comes after it.
+        # Imported here, since SIGTERM is heard from the line above on.
         from kubetune.cli.local.watch import next_steps
         from kubetune.cli.prepare.plan import show_notes
         from kubetune.cli.tables import print_fact

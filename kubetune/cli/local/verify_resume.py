@@ -6,7 +6,6 @@ Exit code 0: exact. 4: the two runs diverged. Any other: one of them could not b
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import tempfile
@@ -22,6 +21,7 @@ from kubetune.base.gpus import visible_gpus
 from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import Relay
 from kubetune.cli.prepare.plan import show_notes
+from kubetune.cli.tables import print_json
 from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import estimate_rows
 from kubetune.planning.plan import make_plan
@@ -36,10 +36,16 @@ STEPS = 6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     add_run_arguments(parser)
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"steps to train (default {STEPS})")
-    parser.add_argument("--stop-at", type=int, metavar="K", help="stop after this step (default: half of them)")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, metavar="N", help=f"steps to train (default {STEPS})"
+    )
+    parser.add_argument(
+        "--stop-at", type=int, metavar="K", help="stop after this step (default: half of them)"
+    )
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
-    parser.epilog = "Trains in a temporary folder below $TMPDIR and leaves the run's own output alone."
+    parser.epilog = (
+        "Trains in a temporary folder below $TMPDIR and leaves the run's own output alone."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     with quiet, tempfile.TemporaryDirectory(prefix="kubetune-verify-") as folder, Relay() as relay:
         verdict = verify(short, plan, stop_at, Path(folder), by_agent(relay))
     if args.json:
-        print(json.dumps(asdict(verdict) | {"exact": verdict.is_exact}, indent=2))
+        print_json(asdict(verdict) | {"exact": verdict.is_exact})
     else:
         print()
         width = shutil.get_terminal_size().columns
@@ -88,7 +94,10 @@ def _require_one_node(config: Config) -> None:
 def describe(verdict: Verdict) -> Iterator[tuple[str, str]]:
     """The verdict as labelled lines."""
     ranks = f"{verdict.world_size} rank{'s' if verdict.world_size > 1 else ''} on {verdict.device}"
-    yield "runs", f"{verdict.steps} steps, and again with a stop after step {verdict.stopped_at}; {ranks}"
+    yield (
+        "runs",
+        f"{verdict.steps} steps, and again with a stop after step {verdict.stopped_at}; {ranks}",
+    )
     yield (
         "compared",
         f"{verdict.facts:,} values: batch ids, learning rate, random state, losses, gradient norm, "
@@ -100,7 +109,10 @@ def describe(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "not exact", _where(verdict.difference)
         yield from _why(verdict)
     if verdict.device == "cuda":
-        yield "holds for", "this GPU and these versions of CUDA and torch: others may choose other kernels"
+        yield (
+            "holds for",
+            "this GPU and these versions of CUDA and torch: others may choose other kernels",
+        )
 
 
 def _where(difference: Difference) -> str:
@@ -114,7 +126,10 @@ def _short(value: str, limit: int = 60) -> str:
 
 def _why(verdict: Verdict) -> Iterator[tuple[str, str]]:
     if verdict.repeat is None:
-        yield "because", "of the resume: a second uninterrupted run equals the first. Please report this"
+        yield (
+            "because",
+            "of the resume: a second uninterrupted run equals the first. Please report this",
+        )
         return
     yield "a repeat", f"differs too, {_where(verdict.repeat)}"
     text = "the computation itself does not repeat here, with or without a stop"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import queue
 import sys
 import threading
@@ -13,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
-from kubetune.base.humanize import visible
+from kubetune.base.humanize import shell_word, visible
 from kubetune.base.signals import stoppable
 from kubetune.cli.remote.run_on_cluster import add_namespace
+from kubetune.cli.tables import print_json
 from kubetune.config.naming import RESOLVED
 from kubetune.errors import OK, ConfigError, EnvironmentFault, KubetuneError
 
@@ -42,7 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run directory, which is waited for; the name of a run on a cluster; or the file of a run",
     )
     add_namespace(parser)
-    parser.add_argument("--once", action="store_true", help="show it once and leave; so too where there is no terminal")
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="show it once and leave; so too where there is no terminal",
+    )
     parser.add_argument("--json", action="store_true", help="print what is known now as JSON")
 
 
@@ -57,8 +61,13 @@ def run(args: argparse.Namespace) -> int:
     look, seconds = _looker(args, place)
     if args.json:
         run_view = look(0)
-        facts = {"name": run_view.name, "state": run_view.state, "why": run_view.why, **run_view.status}
-        print(json.dumps(facts, indent=2))
+        facts = {
+            "name": run_view.name,
+            "state": run_view.state,
+            "why": run_view.why,
+            **run_view.status,
+        }
+        print_json(facts)
         return OK
     from rich.console import Console
 
@@ -84,8 +93,12 @@ def _next(run_view: RunView, place: Path | None) -> str:
             from kubetune.config.load import read_config
 
             return next_steps(place, read_config(place).task)
-        return f"Next: the command that started it goes on from the newest checkpoint · kubetune report {place}"
-    then = {"done": ("cp", "delete"), "stopped": ("resume", "cp"), "failed": ("logs", "resume")}.get(run_view.state)
+        return f"Next: the command that started it goes on from the newest checkpoint · kubetune report {shell_word(place)}"
+    then = {
+        "done": ("cp", "delete"),
+        "stopped": ("resume", "cp"),
+        "failed": ("logs", "resume"),
+    }.get(run_view.state)
     return _listed(then, run_view.name) if then else ""
 
 
@@ -96,7 +109,7 @@ def next_steps(run_dir: Path, task: str) -> str:
 
 
 def _listed(verbs: Sequence[str], of: object) -> str:
-    return "Next: " + " · ".join(f"kubetune {verb} {of}" for verb in verbs)
+    return "Next: " + " · ".join(f"kubetune {verb} {shell_word(of)}" for verb in verbs)
 
 
 def _place(name: str) -> Path | None:
@@ -144,20 +157,33 @@ def _follow(look: Look, seconds: float, console: Any) -> RunView:
     from kubetune.cli.local.watch_keys import View, keys
     from kubetune.cli.local.watch_screen import draw
 
-    run_view, view = look(0), View()  # a mistake in the command ends it here; what goes wrong later does not
+    run_view, view = (
+        look(0),
+        View(),
+    )  # a mistake in the command ends it here; what goes wrong later does not
     if not run_view.is_over:
         news: queue.SimpleQueue[News] = queue.SimpleQueue()
         wish = _Wish()
         # In the background: a cluster that has gone quiet is asked for minutes, and the reader should know meanwhile.
-        threading.Thread(target=_keep_looking, args=(look, seconds, news, wish), daemon=True).start()
+        threading.Thread(
+            target=_keep_looking, args=(look, seconds, news, wish), daemon=True
+        ).start()
         with stoppable(), keys(news.put) as has_keys:
-            run_view, view = _show(run_view, news, wish, seconds + _QUIET_SECONDS, console, has_keys=has_keys)
+            run_view, view = _show(
+                run_view, news, wish, seconds + _QUIET_SECONDS, console, has_keys=has_keys
+            )
     console.print(draw(run_view, *console.size, view=view))
     return run_view
 
 
 def _show(
-    run_view: RunView, news: queue.SimpleQueue[News], wish: _Wish, patience: float, console: Any, *, has_keys: bool
+    run_view: RunView,
+    news: queue.SimpleQueue[News],
+    wish: _Wish,
+    patience: float,
+    console: Any,
+    *,
+    has_keys: bool,
 ) -> tuple[RunView, View]:
     """The screen while it is live: news and keys change what is seen; a pause keeps the news back."""
     from rich.live import Live
@@ -172,7 +198,11 @@ def _show(
         suppress(KeyboardInterrupt),
     ):
         while not (run_view.is_over or view.is_left):
-            hint = (PAUSED if view.is_paused else HELP) if has_keys else "Ctrl-C leaves; the run goes on"
+            hint = (
+                (PAUSED if view.is_paused else HELP)
+                if has_keys
+                else "Ctrl-C leaves; the run goes on"
+            )
             screen = draw(run_view, *console.size, view=view, hint=hint)
             live.update(screen, refresh=True)
             try:
@@ -219,11 +249,17 @@ def _looker(args: argparse.Namespace, place: Path | None) -> tuple[Look, float]:
         try:
             cluster, spec = find(args)
         except EnvironmentFault as error:
-            why = f"there is no folder {args.run_name} here" if args.namespace is None else "a namespace was given"
+            why = (
+                f"there is no folder {args.run_name} here"
+                if args.namespace is None
+                else "a namespace was given"
+            )
             raise EnvironmentFault(f"{why}, so a cluster was asked: {error}") from None
         return lambda rank: look_there(cluster, spec, rank), _CLUSTER_SECONDS
     if not place.is_dir():
-        raise ConfigError(f"{place}: no such run directory; expected one, or the name of a run on a cluster")
+        raise ConfigError(
+            f"{place}: no such run directory; expected one, or the name of a run on a cluster"
+        )
     return lambda rank: look_here(place, rank), _LOCAL_SECONDS
 
 
@@ -253,12 +289,22 @@ def look_there(cluster: Any, spec: Any, log_rank: int = 0) -> RunView:
     status: dict[str, Any] = {"progress": told}
     if targets and not observed.silence:
         with suppress(EnvironmentFault):  # it has gone since it was asked for progress
-            # An image of an earlier version knows the log of rank 0 only.
-            (status,) = ask(cluster, targets[0], "status", spec.run_dir, *([str(log_rank)] if log_rank else []))
+            (status,) = ask(cluster, targets[0], "status", spec.run_dir, str(log_rank))
         if len(targets) > 1 and status.get("gpus"):
             found = query_gpus(cluster, targets)
             status["gpus"] = [{"node": node.node, **gpu} for node in found for gpu in node.rows]
-    why = told["why"] or (observed.silence and f"its pods cannot be asked: {observed.silence.splitlines()[0]}")
-    pods = f"{sum(pod['phase'] == 'Running' for pod in told['pods'])} of {told['nodes']} pods running"
+    why = told["why"] or (
+        observed.silence and f"its pods cannot be asked: {observed.silence.splitlines()[0]}"
+    )
+    pods = (
+        f"{sum(pod['phase'] == 'Running' for pod in told['pods'])} of {told['nodes']} pods running"
+    )
     is_over = observed.state in ("done", "failed", "stopped", "absent")
-    return RunView(spec.name, observed.state, why, status, is_over=is_over, where=f"{told['namespace']}, {pods}")
+    return RunView(
+        spec.name,
+        observed.state,
+        why,
+        status,
+        is_over=is_over,
+        where=f"{told['namespace']}, {pods}",
+    )

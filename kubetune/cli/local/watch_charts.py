@@ -45,6 +45,8 @@ def _stretched(values: Values, width: int) -> list[float | None]:
     for column in range(width):
         at, rest = divmod(column * (len(values) - 1), width - 1)
         left, right = values[at], values[min(at + 1, len(values) - 1)]
-        between = None if left is None or right is None else left + (right - left) * rest / (width - 1)
+        between = (
+            None if left is None or right is None else left + (right - left) * rest / (width - 1)
+        )
         cells.append(between if rest else left)
     return cells

@@ -44,7 +44,14 @@ class View:
     def after(self, key: str, *, ranks: Sequence[int], lines: int, page: int) -> View:
         """The view when a key was pressed, with `lines` of log known of which a `page` is shown at a time."""
         top = max(0, lines - page)
-        by = {"up": 1, "down": -1, "page up": page, "page down": -page, "home": top, "end": -top}.get(key)
+        by = {
+            "up": 1,
+            "down": -1,
+            "page up": page,
+            "page down": -page,
+            "home": top,
+            "end": -top,
+        }.get(key)
         if by is not None:
             return replace(self, above_end=min(top, max(0, self.above_end + by)))
         if key in ("left", "right") and ranks:

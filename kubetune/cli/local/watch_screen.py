@@ -77,7 +77,12 @@ class Screen:
 
 
 def draw(
-    run_view: RunView, width: int, height: int | None = None, *, view: View | None = None, hint: str = ""
+    run_view: RunView,
+    width: int,
+    height: int | None = None,
+    *,
+    view: View | None = None,
+    hint: str = "",
 ) -> Screen:
     """The whole screen. What runs and models say of themselves is shown, and never obeyed.
 
@@ -105,7 +110,9 @@ def draw(
             parts.insert(1, _curve(status, width, lines - 2))
     page = _FEW_LOG_LINES if room is None else max(0, room - 2)
     if (log := status.get("log")) and page:
-        parts.append(_log(log, status.get("log_rank", 0), width, page, view.above_end if view else 0))
+        parts.append(
+            _log(log, status.get("log_rank", 0), width, page, view.above_end if view else 0)
+        )
     return Screen(Group(*parts, *([foot] if foot else [])), page)
 
 
@@ -126,7 +133,9 @@ def _head(run_view: RunView, told: dict[str, Any], width: int) -> Panel:
 def _foot(run_view: RunView, hint: str) -> Text | None:
     if run_view.lost:
         ago = brief(time.monotonic() - run_view.seen)
-        line = Text(f"no answer for {ago or '0s'}, trying again: {run_view.lost}", style="bold yellow")
+        line = Text(
+            f"no answer for {ago or '0s'}, trying again: {run_view.lost}", style="bold yellow"
+        )
     elif hint and not run_view.is_over:
         line = Text(hint, style="dim")
     else:
@@ -154,7 +163,9 @@ def _curve(status: dict[str, Any], width: int, height: int) -> Panel:
 def _log(lines: Sequence[str], rank: int, width: int, page: int, above_end: int) -> Panel:
     above_end = max(0, min(above_end, len(lines) - page))
     shown = lines[max(0, len(lines) - page - above_end) : len(lines) - above_end]
-    text = Text("\n", no_wrap=True, overflow="ellipsis").join(_log_line(line, width - 2) for line in shown)
+    text = Text("\n", no_wrap=True, overflow="ellipsis").join(
+        _log_line(line, width - 2) for line in shown
+    )
     text.no_wrap, text.overflow = True, "ellipsis"
     dates = [found[1] for line in shown if (found := _LOG_LINE.match(line))]
     title = f"rank {rank}, {dates[-1]}" if dates else f"rank {rank}"
@@ -172,8 +183,14 @@ def _log_line(line: str, width: int) -> Text:
         return Text(line, "dim")
     _, clock, family, told = found.groups()
     if family != "TRAIN":
-        return Text.assemble((f"{clock} ", "dim"), (f"[{family}] {told}", _FAMILY_STYLES.get(family, "dim")))
-    for needless in ("tokens/s", "epoch", "lr"):  # shown above, or known; half a number would be another number
+        return Text.assemble(
+            (f"{clock} ", "dim"), (f"[{family}] {told}", _FAMILY_STYLES.get(family, "dim"))
+        )
+    for needless in (
+        "tokens/s",
+        "epoch",
+        "lr",
+    ):  # shown above, or known; half a number would be another number
         if len(clock) + 1 + len(told) > width:
             told = re.sub(rf" {needless} \S+", "", told)
     return Text.assemble((f"{clock} ", "dim"), told)
@@ -205,7 +222,10 @@ def _headline(run_view: RunView, told: dict[str, Any]) -> Text:
     if told.get("saved_step") is not None:
         line.append(f"  saved step {told['saved_step']:,}", style="dim")
     if told.get("restarts"):
-        line.append(f"  {told['restarts']} {'restart' if told['restarts'] == 1 else 'restarts'}", style="yellow")
+        line.append(
+            f"  {told['restarts']} {'restart' if told['restarts'] == 1 else 'restarts'}",
+            style="yellow",
+        )
     if run_view.where:
         line.append(f"  {run_view.where}", style="dim")
     if run_view.why:
@@ -219,27 +239,41 @@ def _numbers(status: dict[str, Any], told: dict[str, Any], width: int) -> Table:
     if told.get("loss") is not None:
         table.add_row("loss", Text(f"{told['loss']:.4f}", "bold"), _spark(losses, width, "{:.4f}"))
     if measures := told.get("measures"):
-        first, *others = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in measures.items()]
+        first, *others = [
+            f"{name.replace('_', ' ')} {value:.4g}" for name, value in measures.items()
+        ]
         table.add_row("accuracy", Text(first.split()[-1], "bold"), Text("  ".join(others), "dim"))
     if experts := told.get("experts"):
         said = "the fullest expert, as a multiple of the mean, in the worst layer; "
-        said += f"{experts['experts_unused']:.1%} unused, {experts['dropped_tokens']:,} tokens dropped"
-        table.add_row("experts", Text(f"{experts['expert_load_max']:.2f}×", "bold"), Text(said, "dim"))
+        said += (
+            f"{experts['experts_unused']:.1%} unused, {experts['dropped_tokens']:,} tokens dropped"
+        )
+        table.add_row(
+            "experts", Text(f"{experts['expert_load_max']:.2f}×", "bold"), Text(said, "dim")
+        )
     if evaluation := told.get("evaluation"):
         rest = [f"{key.removeprefix('eval_')} {value:.4f}" for key, value in evaluation.items()
                 if key.startswith("eval_") and "eval_loss" not in key and isinstance(value, float)]  # fmt: skip
         said = f"at step {evaluation['step']:,}  {'  '.join(rest if told.get('measures') else rest[:3])}"
-        table.add_row("evaluation", Text(f"{evaluation['eval_loss']:.4f}", "bold"), Text(said, "dim"))
+        table.add_row(
+            "evaluation", Text(f"{evaluation['eval_loss']:.4f}", "bold"), Text(said, "dim")
+        )
     if speeds:
-        table.add_row("tokens/s", Text(f"{speeds[-1]:,.0f}", "bold"), _spark(speeds, width, "{:,.0f}"))
+        table.add_row(
+            "tokens/s", Text(f"{speeds[-1]:,.0f}", "bold"), _spark(speeds, width, "{:,.0f}")
+        )
     recent = speeds[-20:]
-    _, mfu = utilization(status, sum(recent) / max(1, len(recent)), max(1, len(status.get("rank_seconds") or ())))
+    _, mfu = utilization(
+        status, sum(recent) / max(1, len(recent)), max(1, len(status.get("rank_seconds") or ()))
+    )
     if mfu is not None:
         about = f"of {status['peak_tflops']:,.4g} TFLOP/s, over the last steps"
         table.add_row("MFU", Text(f"{mfu:.1%}", "bold"), Text(about, "dim"))
     if status.get("peak_memory_bytes"):
         table.add_row(
-            "memory", Text(size(status["peak_memory_bytes"]), "bold"), Text("highest so far on rank 0", "dim")
+            "memory",
+            Text(size(status["peak_memory_bytes"]), "bold"),
+            Text("highest so far on rank 0", "dim"),
         )
     return table
 
@@ -272,10 +306,14 @@ def _ranks(status: dict[str, Any], most: int) -> Table:
     """Phase, step and lag of each rank. The lag: how much longer than the fastest it computed in the last step."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for name in ("rank", "step", "phase", "for", "lag", "heard of"):
-        table.add_column(name, justify="right" if name in ("rank", "step", "for", "lag") else "left")
+        table.add_column(
+            name, justify="right" if name in ("rank", "step", "for", "lag") else "left"
+        )
     seconds = status.get("rank_seconds") or []
     ranks = status["ranks"]
-    slow_first = sorted(ranks, key=lambda rank: -_lag(seconds, rank["rank"])) if len(ranks) > most else ranks
+    slow_first = (
+        sorted(ranks, key=lambda rank: -_lag(seconds, rank["rank"])) if len(ranks) > most else ranks
+    )
     for rank in slow_first[:most]:
         is_late = rank["silent_seconds"] > _LATE_SECONDS
         phase = f"waits in {rank['phase']}" if rank["waiting"] else rank["phase"]
@@ -283,7 +321,13 @@ def _ranks(status: dict[str, Any], most: int) -> Table:
         heard = f"{brief(rank['silent_seconds'])} ago"
         style = "bold red" if is_late else ""
         table.add_row(
-            str(rank["rank"]), f"{rank['step']:,}", Text(phase), brief(rank["phase_seconds"]), lag, heard, style=style
+            str(rank["rank"]),
+            f"{rank['step']:,}",
+            Text(phase),
+            brief(rank["phase_seconds"]),
+            lag,
+            heard,
+            style=style,
         )
     if len(ranks) > most:
         table.add_row("…", "", f"{len(ranks) - most} more, which lag less", "", "", "")
@@ -301,11 +345,22 @@ def _gpus(gpus: Sequence[dict[str, Any]]) -> Table:
     for name in ("GPU", "name", "load", "memory", "heat", "power"):
         table.add_column(name, justify="left" if name == "name" else "right")
     for gpu in gpus:
-        load, used, total = gpu["utilization_percent"], gpu["memory_used_mib"], gpu["memory_total_mib"]
+        load, used, total = (
+            gpu["utilization_percent"],
+            gpu["memory_used_mib"],
+            gpu["memory_total_mib"],
+        )
         use = f"{bar(load)} {load}%" if isinstance(load, int) else "?"
         index = f"{gpu['node']}/{gpu['index']}" if "node" in gpu else str(gpu["index"])
         heat, power = gpu["temperature_celsius"], gpu["power_watts"]
         memory = f"{used:,}/{total:,} MiB" if used is not None else "?"
         warmth = f"{heat}°C" if heat is not None else ""
-        table.add_row(index, Text(str(gpu["name"])), use, memory, warmth, f"{power:.0f} W" if power is not None else "")
+        table.add_row(
+            index,
+            Text(str(gpu["name"])),
+            use,
+            memory,
+            warmth,
+            f"{power:.0f} W" if power is not None else "",
+        )
     return table

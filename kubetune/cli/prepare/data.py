@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base.humanize import counted, unused_keys, visible, visible_json
 from kubetune.cli.prepare import data_convert
+from kubetune.cli.tables import print_json
 from kubetune.errors import OK, USER, ConfigError, DataError
 from kubetune.planning.base_model import require_kind
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kubetune.config.schema import Config
+    from kubetune.data.findings.finding import Finding
     from kubetune.data.inspect.check import Report, Sample
     from kubetune.data.inspect.gallery import Gallery
     from kubetune.data.text.tokenizer import Tokenizer
@@ -29,20 +33,39 @@ MOST_PIECES = 24
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="find every bad record and say what would be trained; writes nothing")
-    check.add_argument("target", help="run file, or a data file, folder or hub data set")
-    check.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="changes to the run file")
-    check.add_argument("--model", help="model whose tokenizer is used; needed for tokens when TARGET is data")
-    check.add_argument("--samples", type=int, default=2, metavar="N", help="rendered rows to show (default 2)")
-    check.add_argument("--json", action="store_true", help="print the report as JSON, with every bad record")
-    check.add_argument(
-        "--html", type=Path, metavar="FILE", help="write it as a page too, with rows as the model sees them"
+    check = actions.add_parser(
+        "check", help="find every bad record and say what would be trained; writes nothing"
     )
-    prepare = actions.add_parser("prepare", help="tokenise the data of a run into the cache, as `train` does")
+    check.add_argument("target", help="run file, or a data file, folder or hub data set")
+    check.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="changes to the run file"
+    )
+    check.add_argument(
+        "--model", help="model whose tokenizer is used; needed for tokens when TARGET is data"
+    )
+    check.add_argument(
+        "--samples", type=int, default=2, metavar="N", help="rendered rows to show (default 2)"
+    )
+    check.add_argument(
+        "--json", action="store_true", help="print the report as JSON, with every bad record"
+    )
+    check.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write it as a page too, with rows as the model sees them",
+    )
+    prepare = actions.add_parser(
+        "prepare", help="tokenise the data of a run into the cache, as `train` does"
+    )
     prepare.add_argument("target", help="run file")
-    prepare.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="changes to the run file")
+    prepare.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="changes to the run file"
+    )
     prepare.add_argument("--json", action="store_true", help="print the statistics as JSON")
-    convert = actions.add_parser("convert", help="turn any data, or a published data set, into JSON lines to train on")
+    convert = actions.add_parser(
+        "convert", help="turn any data, or a published data set, into JSON lines to train on"
+    )
     data_convert.add_arguments(convert)
 
 
@@ -87,7 +110,9 @@ def _check(args: argparse.Namespace) -> int:
     cache = Path(config.data.cache).expanduser() if config.data.cache else None
     tokenizer = load_tokenizer(config.model, cache, date=day_of(config))
     gallery = Gallery() if args.html else None
-    report = check(config, tokenizer, args.samples, keep=None if args.json else SHOWN, gallery=gallery)
+    report = check(
+        config, tokenizer, args.samples, keep=None if args.json else SHOWN, gallery=gallery
+    )
     if gallery is not None:
         _write_page(args.html, config, report, gallery, tokenizer)
     if args.json:
@@ -103,7 +128,9 @@ def _check(args: argparse.Namespace) -> int:
     return OK if report.ok else USER
 
 
-def _write_page(output: Path, config: Config, report: Report, gallery: Gallery, tokenizer: Tokenizer) -> None:
+def _write_page(
+    output: Path, config: Config, report: Report, gallery: Gallery, tokenizer: Tokenizer
+) -> None:
     from importlib.util import find_spec
 
     from kubetune.config.naming import model_short_name
@@ -126,9 +153,13 @@ def _write_page(output: Path, config: Config, report: Report, gallery: Gallery, 
         "check": report.to_json(),
         "survey": survey(config),
         "rows": gallery.rows(tokenizer, split_sources(config)),
-        "lengths": {split: bars(found.elements(), data.max_length) for split, found in report.lengths.items()},
+        "lengths": {
+            split: bars(found.elements(), data.max_length)
+            for split, found in report.lengths.items()
+        },
         "profiles": {
-            split: found.to_json(report.lengths[split], data.max_length) for split, found in report.profiles.items()
+            split: found.to_json(report.lengths[split], data.max_length)
+            for split, found in report.profiles.items()
         },
         "settings": settings,
     }
@@ -142,9 +173,11 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> int:
     from kubetune.data.reading.sources import not_read
 
     if args.overrides:
-        raise ConfigError(f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out")
+        raise ConfigError(
+            f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out"
+        )
     source = SourceConfig(path=args.target)
-    problems, kinds, unused = check_shapes(source, keep=None if args.json else SHOWN)
+    problems, kinds, unused, readings = check_shapes(source, keep=None if args.json else SHOWN)
     left = not_read([source], images=any("images" in kind for kind in kinds))
     is_empty = not problems.total and not kinds
     if args.json:
@@ -152,7 +185,16 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> int:
         ok = not problems.total and not is_empty
         print(
             json.dumps(
-                {"ok": ok, "records": kinds, "unused_keys": unused, "files_not_read": left, "problems": found}, indent=2
+                {
+                    "ok": ok,
+                    "records": kinds,
+                    "unused_keys": unused,
+                    "taken": readings,
+                    "files_not_read": left,
+                    "blank_lines": problems.blank_lines,
+                    "problems": found,
+                },
+                indent=2,
             )
         )
     else:
@@ -160,6 +202,10 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> int:
             console.print(f"{counted(number, 'record')} of kind {kind}")
         if problems.total:
             console.print(f"{counted(problems.total, 'record')} that cannot be used")
+        for taken, number in readings.most_common():
+            console.print(f"{taken}, in {counted(number, 'record')}", markup=False)
+        if problems.blank_lines:
+            console.print(f"{counted(problems.blank_lines, 'blank line')} among them, passed over")
         if line := unused_keys(unused):
             console.print(line, markup=False)
         if line := unused_keys(left, "files not read"):
@@ -177,42 +223,66 @@ def _show(report: Report, console: Console) -> None:
 
     from kubetune.data.inspect.check import histogram
 
+    labelled = report.labels is not None
     for split, stats in report.stats.items():
-        labelled = report.labels is not None
         console.print(Text.assemble((split, "bold"), f": {_counts(stats, labelled)}"))
         for source in stats["sources"] if len(stats["sources"]) > 1 else []:
             console.print(f"  {visible(source['path'])}: {_counts(source, labelled)}", markup=False)
-        if split == "eval" and report.evaluated < stats["rows"]:
-            console.print(f"  {counted(report.evaluated, 'row')} of these evaluated, the mix that the weights make")
-        if line := unused_keys(stats["unused_keys"]):
-            console.print(f"  {line}", style="yellow", markup=False)
-        if classes := report.classes.get(split):
-            shown = ", ".join(f"{visible(n, keep='')} × {count:,}" for n, count in classes.most_common(CLASSES_SHOWN))
-            more = f", {len(classes) - CLASSES_SHOWN:,} more" if len(classes) > CLASSES_SHOWN else ""
-            console.print(f"  labels: {shown}{more}", markup=False)
-        if number := report.duplicates[split]:
-            console.print(
-                f"  [yellow]{counted(number, 'row')} {'repeat' if number > 1 else 'repeats'} another[/yellow]"
-            )
+        if stats["classes"]:
+            console.print(f"  labels: {_classes(Counter(stats['classes']))}", markup=False)
         _show_histogram(histogram(report.lengths[split]), console)
-    if report.leaked:
-        are = "are" if report.leaked > 1 else "is"
-        console.print(f"[yellow]{counted(report.leaked, 'row')} of eval {are} in train too[/yellow]")
+    _show_samples(report, console)
+    if report.date:
+        console.print(
+            f"the chat template writes a date: {report.date} (data.date)", highlight=False
+        )
+    if report.spared:
+        share = f"{report.spared:.0%} of the tokens, as far as the first rows show"
+        console.print(
+            f"shared beginnings: {share}, computed once (data.share_prefixes)", highlight=False
+        )
+    _show_findings(report.findings, console)
+    colour = "green" if report.ok else "red"
+    console.print(
+        f"\n[bold {colour}]{'ready to train' if report.ok else 'not ready to train'}[/bold {colour}]"
+    )
+
+
+_COLOURS = {"error": "red", "warning": "yellow", "note": "default"}
+
+
+def _show_findings(findings: Sequence[Finding], console: Console) -> None:
+    from rich.text import Text
+
+    from kubetune.data.findings.finding import NOTHING_FOUND
+
+    console.print()
+    for finding in findings:
+        console.print(Text(f"{finding.severity}: {finding.line}", style=_COLOURS[finding.severity]))
+    if not findings:
+        console.print(NOTHING_FOUND)
+
+
+def _classes(rows: Counter[str]) -> str:
+    """Return the classes with the most rows and their numbers."""
+    classes = [
+        f"{visible(name, keep='')} × {count:,}" for name, count in rows.most_common(CLASSES_SHOWN)
+    ]
+    if len(rows) > CLASSES_SHOWN:
+        classes.append(f"{len(rows) - CLASSES_SHOWN:,} more")
+    return ", ".join(classes)
+
+
+def _show_samples(report: Report, console: Console) -> None:
     number = 0
     for sample, answer in zip(report.samples, report.sample_answers, strict=True):
         number += answer != "rejected"
-        _show_sample(number, answer, [(visible(text), trained) for text, trained in shortened(sample)], console)
-    if line := unused_keys(report.files_not_read, "files not read"):
-        console.print(line, style="yellow", markup=False)
-    if report.date:
-        console.print(f"the chat template writes a date: {report.date} (data.date)", highlight=False)
-    if report.spared:
-        share = f"{report.spared:.0%} of the tokens, as far as the first rows show"
-        console.print(f"shared beginnings: {share}, computed once (data.share_prefixes)", highlight=False)
-    if report.positions:
-        console.print(f"[yellow]{report.positions}[/yellow]")
-    colour = "green" if report.ok else "red"
-    console.print(f"\n[bold {colour}]{'ready to train' if report.ok else 'not ready to train'}[/bold {colour}]")
+        _show_sample(
+            number,
+            answer,
+            [(visible(text), trained) for text, trained in shortened(sample)],
+            console,
+        )
 
 
 def _show_sample(number: int, answer: str, sample: Sample, console: Console) -> None:
@@ -222,7 +292,9 @@ def _show_sample(number: int, answer: str, sample: Sample, console: Console) -> 
     if console.color_system and not console.no_color:
         colour = "red" if answer in ("rejected", "bad") else "green"
         console.print(f"\n[bold]row {number}[/bold] ({what} is [{colour}]{colour}[/{colour}])")
-        console.print(Text.assemble(*((text, colour if trained else "dim") for text, trained in sample)))
+        console.print(
+            Text.assemble(*((text, colour if trained else "dim") for text, trained in sample))
+        )
     else:
         console.print(f"\nrow {number} ({what} stands between ⟦ and ⟧)")
         console.print(Text("".join(f"⟦{text}⟧" if trained else text for text, trained in sample)))
@@ -232,7 +304,12 @@ def shortened(sample: Sample, most: int = 400) -> Sample:
     """A row with the middle of its longer pieces left out, and of many pieces the middle ones, for a terminal."""
     half = most // 2
     pieces = [
-        (f"{text[:half]} … {len(text) - most:,} characters … {text[-half:]}" if len(text) > most else text, trained)
+        (
+            f"{text[:half]} … {len(text) - most:,} characters … {text[-half:]}"
+            if len(text) > most
+            else text,
+            trained,
+        )
         for text, trained in sample
     ]
     if len(pieces) <= MOST_PIECES:
@@ -242,14 +319,11 @@ def shortened(sample: Sample, most: int = 400) -> Sample:
 
 
 def _counts(stats: dict[str, Any], labelled: bool) -> str:
-    from kubetune.data.reading.splits import remarks
-
-    share = stats["trained_tokens"] / stats["tokens"] if stats["tokens"] else 0.0
-    trained = [] if labelled else [f"{share:.1%} trained"]
-    whole = (
-        f"{counted(stats['rows'], 'row')} of {counted(stats['records'], 'record')}, {counted(stats['tokens'], 'token')}"
-    )
-    return ", ".join([whole, *trained, *remarks(stats)])
+    rows, records = counted(stats["rows"], "row"), counted(stats["records"], "record")
+    text = f"{rows} of {records}, {counted(stats['tokens'], 'token')}"
+    if labelled:
+        return text
+    return f"{text}, {stats['trained_tokens'] / max(1, stats['tokens']):.1%} trained"
 
 
 def _show_histogram(bars: Any, console: Console) -> None:
@@ -272,12 +346,21 @@ def _prepare(args: argparse.Namespace) -> int:
 
     config = _load(args)
     with Status("preparing", console=Console(stderr=True)) as status:
-        prepared = prepare(config, progress=lambda done: status.update(f"prepared {done:,} records"))
+        prepared = prepare(
+            config, progress=lambda done: status.update(f"prepared {done:,} records")
+        )
     if args.json:
-        facts = {"path": str(prepared.path), "fingerprint": prepared.fingerprint, "splits": prepared.stats}
-        print(json.dumps(facts, indent=2))
+        facts = {
+            "path": str(prepared.path),
+            "fingerprint": prepared.fingerprint,
+            "splits": prepared.stats,
+            "findings": [finding.to_json() for finding in prepared.findings],
+        }
+        print_json(facts)
         return OK
     for split, stats in prepared.stats.items():
         print(f"{split}: {_counts(stats, prepared.labels is not None)}")
-    print(f"prepared data: {prepared.path}")
+    for finding in prepared.findings:
+        print(f"{finding.severity}: {finding.line}")
+    print(visible(f"prepared data: {prepared.path}"))
     return OK

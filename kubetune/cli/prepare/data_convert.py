@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kubetune.base.humanize import visible
 from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
@@ -53,21 +54,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`fire` or `volcano`"
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", required=True, type=Path, help="JSONL file to write; with a recipe, the folder"
+        "-o",
+        "--output",
+        required=True,
+        type=Path,
+        help="JSONL file to write; with a recipe, the folder",
     )
-    parser.add_argument("--split", help="split of a hub data set, such as train[:1%%]; with a recipe: train,test")
+    parser.add_argument(
+        "--split", help="split of a hub data set, such as train[:1%%]; with a recipe: train,test"
+    )
     shape = parser.add_argument_group("any data")
     shapes = ("messages", "prompt_completion", "text", "preference", "judged")
-    shape.add_argument("--to", choices=shapes, help="default messages; judged: each answer of a pair for itself")
+    shape.add_argument(
+        "--to", choices=shapes, help="default messages; judged: each answer of a pair for itself"
+    )
     shape.add_argument("--format", help="shape of the records (default: recognised)")
-    shape.add_argument("--columns", nargs="*", metavar="name=column", help="such as prompt=question")
+    shape.add_argument(
+        "--columns", nargs="*", metavar="name=column", help="such as prompt=question"
+    )
     shape.add_argument("--subset", help="configuration of a hub data set")
     shape.add_argument("--seed", type=int, help="decides the sample that `#N` takes (default 42)")
     recipe = parser.add_argument_group(
-        "recipes", "stopped or killed, the same command goes on from where it was; --output appears when it is whole"
+        "recipes",
+        "stopped or killed, the same command goes on from where it was; --output appears when it is whole",
     )
-    recipe.add_argument("--source", metavar="hub:ID|PATH", help="data set: on the hub, a file, or a folder of files")
-    recipe.add_argument("--style", help="fire: bc, a row for each attempt (default), or sharegpt, one for each record")
+    recipe.add_argument(
+        "--source", metavar="hub:ID|PATH", help="data set: on the hub, a file, or a folder of files"
+    )
+    recipe.add_argument(
+        "--style",
+        help="fire: bc, a row for each attempt (default), or sharegpt, one for each record",
+    )
     recipe.add_argument(
         "--images",
         action="append",
@@ -75,9 +92,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where images are: a folder that holds them by the paths of the records, `coco=DIR` for one source set, "
         "`hub` for COCO on the hub; may be repeated",
     )
-    recipe.add_argument("--skip-images", action="store_true", default=None, help="neither look for images nor at them")
     recipe.add_argument(
-        "--max-samples", type=int, metavar="N", help="first N records of each split; 0 for all (default $MAX_SAMPLES)"
+        "--skip-images",
+        action="store_true",
+        default=None,
+        help="neither look for images nor at them",
+    )
+    recipe.add_argument(
+        "--max-samples",
+        type=int,
+        metavar="N",
+        help="first N records of each split; 0 for all (default $MAX_SAMPLES)",
     )
     recipe.add_argument(
         "--max-history-rounds",
@@ -86,7 +111,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fire: attempts with feedback in a state (default $MAX_HISTORY_ROUNDS, or 6)",
     )
     recipe.add_argument(
-        "--keep-sources", metavar="SET,…", help="only records whose image is of these source sets, such as coco,gqa"
+        "--keep-sources",
+        metavar="SET,…",
+        help="only records whose image is of these source sets, such as coco,gqa",
     )
     recipe.add_argument(
         "--workers",
@@ -94,19 +121,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes (default: usable cores; with --skip-images one less, for reading)",
     )
-    recipe.add_argument("--json", action="store_true", default=None, help="print the statistics as JSON")
+    recipe.add_argument(
+        "--json", action="store_true", default=None, help="print the statistics as JSON"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert and return the exit code."""
     is_recipe = args.target in RECIPES
     foreign = [
-        name for name in (_OF_SHAPES if is_recipe else (*_OF_RECIPES, "json")) if getattr(args, name) is not None
+        name
+        for name in (_OF_SHAPES if is_recipe else (*_OF_RECIPES, "json"))
+        if getattr(args, name) is not None
     ]
     if foreign:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
-        other = f"the recipe {args.target}" if is_recipe else "data; the recipes, fire and volcano, do"
-        raise ConfigError(f"{flags}: not known to {other}. See `kubetune data convert --help`. Nothing was written.")
+        other = (
+            f"the recipe {args.target}" if is_recipe else "data; the recipes, fire and volcano, do"
+        )
+        raise ConfigError(
+            f"{flags}: not known to {other}. See `kubetune data convert --help`. Nothing was written."
+        )
     return _convert_recipe(args) if is_recipe else _convert_shape(args)
 
 
@@ -118,8 +153,14 @@ def _convert_shape(args: argparse.Namespace) -> int:
 
     columns = args.columns or []
     pairs = [text.partition("=") for text in columns]
-    if bad := [text for text, (_, sign, column) in zip(columns, pairs, strict=True) if not sign or not column]:
-        raise ConfigError(f"--columns {' '.join(bad)}; expected name=column, such as prompt=question")
+    if bad := [
+        text
+        for text, (_, sign, column) in zip(columns, pairs, strict=True)
+        if not sign or not column
+    ]:
+        raise ConfigError(
+            f"--columns {' '.join(bad)}; expected name=column, such as prompt=question"
+        )
     source = SourceConfig(
         path=args.target,
         format=args.format or "auto",
@@ -131,9 +172,15 @@ def _convert_shape(args: argparse.Namespace) -> int:
     counts, unused = convert_source(source, args.output, args.to or "messages", seed)
     skipped = f", {counts['skipped']:,} without an answer left out" if counts["skipped"] else ""
     written, read = counts["written"], counts["read"]  # two answers of each pair are more
-    said = f"{written:,} of {read:,} records" if written <= read else f"{written:,} records, of {read:,},"
-    print(f"{said} written to {args.output}{skipped}")
-    for line in filter(None, (unused_keys(unused), unused_keys(not_read([source]), "files not read"))):
+    said = (
+        f"{written:,} of {read:,} records"
+        if written <= read
+        else f"{written:,} records, of {read:,},"
+    )
+    print(visible(f"{said} written to {args.output}{skipped}"))
+    for line in filter(
+        None, (unused_keys(unused), unused_keys(not_read([source]), "files not read"))
+    ):
         print(line)
     return OK
 
@@ -141,7 +188,12 @@ def _convert_shape(args: argparse.Namespace) -> int:
 def _convert_recipe(args: argparse.Namespace) -> int:
     from kubetune.base.processes import usable_cores
     from kubetune.config.environment import max_samples
-    from kubetune.plugins.recipes.conversion import Request, convert_recipe, load_recipe, locate_origins
+    from kubetune.plugins.recipes.conversion import (
+        Request,
+        convert_recipe,
+        load_recipe,
+        locate_origins,
+    )
     from kubetune.plugins.recipes.image_sources import ImageSources
     from kubetune.plugins.recipes.recipe import Options
 
@@ -160,7 +212,11 @@ def _convert_recipe(args: argparse.Namespace) -> int:
         problems.append("--split is empty; expected names such as train,test")
     if problems:
         raise ConfigError([*problems, "Nothing was written."])
-    samples = args.max_samples or None if args.max_samples is not None else _of_environment("MAX_SAMPLES", max_samples)
+    samples = (
+        args.max_samples or None
+        if args.max_samples is not None
+        else _of_environment("MAX_SAMPLES", max_samples)
+    )
     rounds = args.max_history_rounds
     if rounds is None:
         rounds = _of_environment("MAX_HISTORY_ROUNDS", _history_rounds) if recipe.rounds else 0
@@ -203,7 +259,11 @@ def _of_environment(name: str, read: Callable[[Mapping[str, str]], Number]) -> N
 
 def _listed(text: str | None) -> tuple[str, ...] | None:
     """The words of `a,b`, each once; None where nothing was given."""
-    return None if text is None else tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    return (
+        None
+        if text is None
+        else tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    )
 
 
 def _tell(stats: dict[str, Any], output: Path, done: bool) -> None:
@@ -221,7 +281,9 @@ def _tell(stats: dict[str, Any], output: Path, done: bool) -> None:
             print(f"  {told}")
         for error in facts["errors"][:3]:
             print(f"  {error}")
-    print(f"{'written to' if done else 'nothing to do: these settings were converted already to'} {output}")
+    print(
+        f"{'written to' if done else 'nothing to do: these settings were converted already to'} {output}"
+    )
 
 
 class _Shown:
@@ -229,7 +291,13 @@ class _Shown:
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
         console = Console(file=sys.stderr)
         self._bar = Progress(
@@ -261,12 +329,18 @@ class _Shown:
             self._tasks[what] = self._bar.add_task(what, completed=done, rate="")
         total = max(total, done)
         rate = (done - first) / (now - began) if now > began else 0.0
-        self._bar.update(self._tasks[what], total=total, completed=done, rate=f"{rate:,.0f}/s" if rate else "")
+        self._bar.update(
+            self._tasks[what], total=total, completed=done, rate=f"{rate:,.0f}/s" if rate else ""
+        )
         if self._bar.disable:
             if now - self._shown_at >= LINE_SECONDS:
                 self._shown_at = now
                 left = f", {(total - done) / rate:,.0f} s left" if rate else ""
-                print(f"{what}: {done:,} of {total:,}, {rate:,.0f}/s{left}", file=sys.stderr, flush=True)
+                print(
+                    f"{what}: {done:,} of {total:,}, {rate:,.0f}/s{left}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         elif now - self._shown_at >= 0.2 or done == total:
             self._shown_at = now
             self._bar.refresh()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from kubetune.base.files import write_atomic
+from kubetune.base.humanize import shell_word, visible
 from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
@@ -31,9 +32,15 @@ _TITLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="config (.yaml, .yml, .json), or a script (.sh)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there instead of printing it")
-    parser.add_argument("--from", dest="peer", choices=_PEERS, help="whose config it is (default: recognised)")
+    parser.add_argument(
+        "file", type=Path, metavar="FILE", help="config (.yaml, .yml, .json), or a script (.sh)"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write it there instead of printing it"
+    )
+    parser.add_argument(
+        "--from", dest="peer", choices=_PEERS, help="whose config it is (default: recognised)"
+    )
     parser.add_argument("--json", action="store_true", help="print run file and notes as JSON")
 
 
@@ -42,25 +49,40 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.plugins.importers import import_config
 
     if args.output is not None and args.output.exists():
-        raise ConfigError(f"{args.output} exists already; choose another name, or remove it. Nothing was written.")
+        raise ConfigError(
+            f"{args.output} exists already; choose another name, or remove it. Nothing was written."
+        )
     found = import_config(args.file, _PEERS[args.peer] if args.peer else None)
     if args.output is not None:
         write_atomic(args.output, found.text)
     if args.json:
-        notes = [{"kind": note.kind, "key": note.key, "value": note.value, "text": note.text} for note in found.notes]
-        print(json.dumps({"from": found.peer, "run_file": found.text, "notes": notes}, indent=2, ensure_ascii=False))
+        notes = [
+            {"kind": note.kind, "key": note.key, "value": note.value, "text": note.text}
+            for note in found.notes
+        ]
+        print(
+            json.dumps(
+                {"from": found.peer, "run_file": found.text, "notes": notes},
+                indent=2,
+                ensure_ascii=False,
+            )
+        )
     elif args.output is None:
         print(found.text, end="")
         _show(found, sys.stderr)
     else:
         _show(found, sys.stdout)
-        print(f"\nwrote {args.output}; next: kubetune plan {args.output}")
+        following = f"kubetune plan {shell_word(args.output)}"
+        print(visible(f"\nwrote {args.output}; next: {following}"))
     return OK
 
 
 def _show(found: Imported, stream: TextIO) -> None:
     """Every key of the file in one of the lists, the ones to look at last."""
-    print(f"{found.peer}: {', '.join(f'{len(found.of(kind))} {kind}' for kind in _TITLES)}", file=stream)
+    print(
+        f"{found.peer}: {', '.join(f'{len(found.of(kind))} {kind}' for kind in _TITLES)}",
+        file=stream,
+    )
     for kind in ("carried", "assumed", "unneeded", "approximated", "dropped"):
         notes = found.of(kind)
         if not notes:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from kubetune.base.files import write_atomic
+from kubetune.base.humanize import shell_word, visible
 from kubetune.errors import ConfigError
 
 STARTER = """\
@@ -81,9 +82,15 @@ task: reward_model              # a score for each answer, trained on pairs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there instead of printing it")
-    parser.add_argument("--task", choices=TASKS, default="causal_lm", help="kind of run (default causal_lm)")
-    parser.add_argument("--schema", action="store_true", help="the JSON Schema of run files for editors instead")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write it there instead of printing it"
+    )
+    parser.add_argument(
+        "--task", choices=TASKS, default="causal_lm", help="kind of run (default causal_lm)"
+    )
+    parser.add_argument(
+        "--schema", action="store_true", help="the JSON Schema of run files for editors instead"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,11 +100,13 @@ def run(args: argparse.Namespace) -> int:
         print(text, end="")
         return 0
     if args.output.exists():
-        raise ConfigError(f"{args.output} exists already; choose another name, or remove it. Nothing was written.")
+        raise ConfigError(
+            f"{args.output} exists already; choose another name, or remove it. Nothing was written."
+        )
     write_atomic(args.output, text)
-    print(f"wrote {args.output}")
+    print(visible(f"wrote {args.output}"))
     if not args.schema:
-        print(f"edit it, then: kubetune plan {args.output}")
+        print(f"edit it, then: kubetune plan {shell_word(args.output)}")
     return 0
 
 
@@ -111,7 +120,9 @@ def starter(task: str) -> str:
         lines = [line for line in text.splitlines(keepends=True) if "train_on:" not in line]
         of_adapters, of_all = (f"{rate:.0e}".replace("e-0", "e-") for rate in LEARNING_RATES[task])
         rates = f"{of_adapters}{' ' * (15 - len(of_adapters))}# default: {of_adapters} for LoRA, {of_all} for full"
-        text = "".join(lines).replace("2e-4           # default: 2e-4 for LoRA, 1e-5 for full", rates)
+        text = "".join(lines).replace(
+            "2e-4           # default: 2e-4 for LoRA, 1e-5 for full", rates
+        )
     return text
 
 

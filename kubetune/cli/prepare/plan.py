@@ -7,11 +7,13 @@ import json
 import logging
 import os
 import sys
+from pathlib import Path
 
 from kubetune.base.provenance import dotted
-from kubetune.cli.tables import print_fact, print_table
+from kubetune.cli.tables import print_fact, print_json, print_table
 from kubetune.config.load import read_tree, resolved, values_by_path
 from kubetune.config.schema import Config
+from kubetune.errors import ModelError
 from kubetune.library.plan_forecast import forecast_run
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, sources_of
 
@@ -19,7 +21,9 @@ from kubetune.supervisor.command_line import add_run_arguments, config_from_args
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-    parser.add_argument("--origins", action="store_true", help="print every setting and where it comes from instead")
+    parser.add_argument(
+        "--origins", action="store_true", help="print every setting and where it comes from instead"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,13 +32,29 @@ def run(args: argparse.Namespace) -> int:
     config = config_from_args(args, os.environ)
     if args.origins:
         return _show_origins(args, config)
+    _require_model_here(config)
     found = forecast_run(config, os.environ)
     if args.json:
-        print(json.dumps(found.to_json(), indent=2))
+        print_json(found.to_json())
         return 0
     for label, text in found.describe():
         print_fact(label, text, 17)
     return 0
+
+
+def _require_model_here(config: Config) -> None:
+    """Raise ModelError for a model that lies on a volume of the cluster alone, with the ways out."""
+    path = config.model.path
+    if config.kubernetes is None or Path(path).is_dir():
+        return
+    from kubetune.manifests.spec import on_volume
+
+    if not on_volume(config.kubernetes, path):
+        return
+    raise ModelError(
+        f"model {path}: a folder that the pods mount, and none of this machine, where the plan reads its sizes and its "
+        "tokenizer; give a copy here, `kubetune plan RUN_FILE model.path=FOLDER`. `submit` and `render` need none"
+    )
 
 
 def _show_origins(args: argparse.Namespace, config: Config) -> int:
@@ -44,12 +64,23 @@ def _show_origins(args: argparse.Namespace, config: Config) -> int:
     rows = []
     for path, value in values_by_path(resolved(config)):
         # `model: ID` is short for model.path
-        origin = tree.origin_of(path) or (tree.origin_of(path[:-1]) if tree.find(path[:-1]) == value else None)
-        rows.append({"key": dotted(path), "value": value, "origin": str(origin) if origin else "kubetune's default"})
+        origin = tree.origin_of(path) or (
+            tree.origin_of(path[:-1]) if tree.find(path[:-1]) == value else None
+        )
+        rows.append(
+            {
+                "key": dotted(path),
+                "value": value,
+                "origin": str(origin) if origin else "kubetune's default",
+            }
+        )
     if args.json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows)
     else:
-        print_table(("KEY", "VALUE", "FROM"), [(row["key"], json.dumps(row["value"]), row["origin"]) for row in rows])
+        print_table(
+            ("KEY", "VALUE", "FROM"),
+            [(row["key"], json.dumps(row["value"]), row["origin"]) for row in rows],
+        )
     return 0
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base.files import lock
+from kubetune.base.humanize import shell_word
 from kubetune.cli.remote.run_on_cluster import asker
-from kubetune.cli.tables import print_table
+from kubetune.cli.tables import print_json, print_table
 from kubetune.errors import OK, ConfigError
 from kubetune.plugins.nebius.cluster_file import HOURS_PER_MONTH, NebiusCluster, costs, load_cluster
 
@@ -25,12 +26,20 @@ GONE = "is not there"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    create = actions.add_parser("create", help="make what is not there yet; run again, it goes on where it stopped")
-    create.add_argument("--dry-run", action="store_true", help="print it all as a bash script and do nothing")
+    create = actions.add_parser(
+        "create", help="make what is not there yet; run again, it goes on where it stopped"
+    )
+    create.add_argument(
+        "--dry-run", action="store_true", help="print it all as a bash script and do nothing"
+    )
     status = actions.add_parser("status", help="what there is, how it stands, and what it costs")
     status.add_argument("--json", action="store_true", help="print it as JSON")
-    credentials = actions.add_parser("credentials", help="put the cluster into the kubeconfig, as a context of its own")
-    delete = actions.add_parser("delete", help="remove what `create` made, and nothing else; asks first")
+    credentials = actions.add_parser(
+        "credentials", help="put the cluster into the kubeconfig, as a context of its own"
+    )
+    delete = actions.add_parser(
+        "delete", help="remove what `create` made, and nothing else; asks first"
+    )
     delete.add_argument(
         "--node-group",
         nargs="*",
@@ -39,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     delete.add_argument("--yes", action="store_true", help="do not ask")
     for action in (create, status, credentials, delete):
-        action.add_argument("-f", "--file", required=True, metavar="FILE", type=Path, help="the cluster file")
+        action.add_argument(
+            "-f", "--file", required=True, metavar="FILE", type=Path, help="the cluster file"
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,15 +63,22 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(script(steps(config), config.context))
         return OK
     with lock(args.file.with_suffix(".lock"), wait=False):
-        return {"create": _create, "status": _status, "credentials": _credentials, "delete": _delete}[args.action](
-            args, config
-        )
+        return {
+            "create": _create,
+            "status": _status,
+            "credentials": _credentials,
+            "delete": _delete,
+        }[args.action](args, config)
 
 
-def _provisioner(args: argparse.Namespace, config: NebiusCluster, *, quiet: bool = False) -> Provisioner:
+def _provisioner(
+    args: argparse.Namespace, config: NebiusCluster, *, quiet: bool = False
+) -> Provisioner:
     from kubetune.plugins.nebius.provision import INSTALL, Provisioner, State, require_programs
 
-    is_nebius_enough = args.action in ("status", "credentials") or getattr(args, "node_group", None) is not None
+    is_nebius_enough = (
+        args.action in ("status", "credentials") or getattr(args, "node_group", None) is not None
+    )
     require_programs(["nebius"] if is_nebius_enough else list(INSTALL))
     state = State.read(args.file.with_suffix(".state.json"), config.context)
 
@@ -92,7 +110,9 @@ def _credentials(args: argparse.Namespace, config: NebiusCluster) -> int:
 
     provisioner = _provisioner(args, config)
     if "cluster" not in provisioner.state.records:
-        raise ConfigError(f"{provisioner.state.path} knows of no cluster; run `kubetune cluster create` first")
+        raise ConfigError(
+            f"{provisioner.state.path} knows of no cluster; run `kubetune cluster create` first"
+        )
     provisioner.create([credentials(config)])
     return OK
 
@@ -122,13 +142,21 @@ def _status(args: argparse.Namespace, config: NebiusCluster) -> int:
     there = {row["key"] for row in rows if row["state"] != GONE}
     prices = [{"what": what, "per_hour": price} for what, price in costs(config, there)]
     if args.json:
-        print(json.dumps({"things": rows, "costs": prices, "currency": config.currency}, indent=2))
+        print_json({"things": rows, "costs": prices, "currency": config.currency})
         return OK
     if not rows:
-        print(f"kubetune: nothing is known of {config.name}; `kubetune cluster create -f {args.file}` makes it")
+        print(
+            f"kubetune: nothing is known of {config.name}; `kubetune cluster create -f {shell_word(args.file)}` makes it"
+        )
         return OK
     head = ("WHAT", "NAME", "ID", "STATE", "MADE HERE")
-    print_table(head, [(r["what"], r["name"], r["id"], r["state"], "yes" if r["made_here"] else "no") for r in rows])
+    print_table(
+        head,
+        [
+            (r["what"], r["name"], r["id"], r["state"], "yes" if r["made_here"] else "no")
+            for r in rows
+        ],
+    )
     if there:
         for line in _bill(config, there):
             print(line)
@@ -141,7 +169,9 @@ def _status(args: argparse.Namespace, config: NebiusCluster) -> int:
 def _state(found: dict[str, Any]) -> str:
     status = found.get("status", {})
     nodes = status.get("target_node_count", status.get("node_count"))
-    ready = f", {status.get('ready_node_count', 0)} of {nodes} nodes ready" if nodes is not None else ""
+    ready = (
+        f", {status.get('ready_node_count', 0)} of {nodes} nodes ready" if nodes is not None else ""
+    )
     return f"{status.get('state', 'there')}{ready}"
 
 
@@ -151,13 +181,18 @@ def _delete(args: argparse.Namespace, config: NebiusCluster) -> int:
         return _delete_nodes(args, config, provisioner)
     doomed = list(provisioner.doomed())
     if not doomed:
-        print(f"kubetune: {provisioner.state.path} knows of nothing that was made here; nothing was deleted")
+        print(
+            f"kubetune: {provisioner.state.path} knows of nothing that was made here; nothing was deleted"
+        )
         return OK
     print("kubetune: of what is known:")
     _show(doomed)
     if any(record.kind == "filesystem" and record.created for _, record, _ in doomed):
         print("kubetune: all files on the shared filesystem are lost for ever")
-    print("kubetune: disks of claims with another storage class stay and cost: delete such claims first", flush=True)
+    print(
+        "kubetune: disks of claims with another storage class stay and cost: delete such claims first",
+        flush=True,
+    )
     if not asker(args)(f"Delete {config.name}"):
         raise ConfigError("nothing was deleted")
     provisioner.delete()
@@ -168,7 +203,9 @@ def _delete(args: argparse.Namespace, config: NebiusCluster) -> int:
 def _delete_nodes(args: argparse.Namespace, config: NebiusCluster, provisioner: Provisioner) -> int:
     """Give back nodes, those named or all, and with them the GPU clusters that were made for them."""
     keys = [key.partition("/") for key in provisioner.state.records]
-    known = list(dict.fromkeys(name for kind, _, name in keys if kind in ("node-group", "gpu-cluster")))
+    known = list(
+        dict.fromkeys(name for kind, _, name in keys if kind in ("node-group", "gpu-cluster"))
+    )
     if unknown := sorted(set(args.node_group) - set(known)):
         raise ConfigError(
             f"{provisioner.state.path} knows of no nodes {', '.join(unknown)}, but of {', '.join(known) or 'none'}. "
@@ -182,15 +219,20 @@ def _delete_nodes(args: argparse.Namespace, config: NebiusCluster, provisioner: 
         wanted |= {f"node-group/{name}"} | (set() if stays else {f"gpu-cluster/{name}"})
     doomed = list(provisioner.doomed(wanted))
     if not any(record.created and record.id for _, record, _ in doomed):
-        print(f"kubetune: {provisioner.state.path} knows of no nodes that were made here; nothing was deleted")
+        print(
+            f"kubetune: {provisioner.state.path} knows of no nodes that were made here; nothing was deleted"
+        )
         return OK
     print("kubetune: of what is known:")
     _show(doomed)
-    print("kubetune: what runs on these nodes is stopped, and their boot disks go; all else stays", flush=True)
+    print(
+        "kubetune: what runs on these nodes is stopped, and their boot disks go; all else stays",
+        flush=True,
+    )
     if not asker(args)(f"Delete nodes of {config.name}"):
         raise ConfigError("nothing was deleted")
     provisioner.delete(wanted)
-    print(f"kubetune: done; kubetune cluster create -f {args.file} makes them again")
+    print(f"kubetune: done; kubetune cluster create -f {shell_word(args.file)} makes them again")
     return OK
 
 
@@ -198,7 +240,9 @@ def _show(doomed: Sequence[tuple[str, Record, str]]) -> None:
     from kubetune.plugins.nebius.steps import KINDS
 
     for _, record, fate in doomed:
-        print(f"  {f'{KINDS[record.kind].title} {record.name}'.strip()} ({record.id or 'no id'}): {fate}")
+        print(
+            f"  {f'{KINDS[record.kind].title} {record.name}'.strip()} ({record.id or 'no id'}): {fate}"
+        )
 
 
 def _bill(config: NebiusCluster, there: Collection[str] | None = None) -> Iterator[str]:
@@ -214,7 +258,9 @@ def _bill(config: NebiusCluster, there: Collection[str] | None = None) -> Iterat
         yield "kubetune: the cluster file states no prices, so no cost can be told; it does cost from now on"
         return
     for what, price in parts:
-        yield f"  {what:<50} " + ("no price stated" if price is None else f"{price:8.3f} {config.currency}/h")
+        yield f"  {what:<50} " + (
+            "no price stated" if price is None else f"{price:8.3f} {config.currency}/h"
+        )
     known = "" if all(price is not None for _, price in parts) else " and what has no price"
     yield (
         f"kubetune: {total:,.2f} {config.currency} an hour, {total * 24:,.0f} a day, "

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import counted, size
-from kubetune.cli.remote.run_on_cluster import add_run, find, is_file, local_folder, told_on_interrupt
+from kubetune.cli.remote.run_on_cluster import (
+    add_run,
+    find,
+    is_file,
+    local_folder,
+    told_on_interrupt,
+)
 from kubetune.errors import OK, ConfigError
 from kubetune.library.connection import open_cluster
 
@@ -42,10 +48,16 @@ def run(args: argparse.Namespace) -> int:
     with told_on_interrupt(leaving), VolumeReader(cluster, spec) as volume:
         done = download(cluster, volume.target(), spec.run_dir, to, globs, tell=say)
     if not done.files + done.unchanged:
-        what = f"nothing in {spec.run_dir} matches {' or '.join(globs)}" if globs else f"{spec.run_dir} is empty so far"
+        what = (
+            f"nothing in {spec.run_dir} matches {' or '.join(globs)}"
+            if globs
+            else f"{spec.run_dir} is empty so far"
+        )
         raise ConfigError(f"{what}. Nothing was copied.")
     there = f"; {counted(done.unchanged, 'file')} there already" if done.unchanged else ""
-    print(f"kubetune: {counted(done.files, 'file')} ({size(done.bytes)}) in {to}, all verified{there}")
+    print(
+        f"kubetune: {counted(done.files, 'file')} ({size(done.bytes)}) in {to}, all verified{there}"
+    )
     return OK
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from kubetune.base.humanize import shell_word
 from kubetune.cli.remote.run_on_cluster import add_run, asker, find, is_file, told_on_interrupt
 from kubetune.errors import OK, ConfigError
 
@@ -11,7 +12,11 @@ from kubetune.errors import OK, ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     add_run(parser)
-    parser.add_argument("--volumes", action="store_true", help="delete the results too: the claims that the run made")
+    parser.add_argument(
+        "--volumes",
+        action="store_true",
+        help="delete the results too: the claims that the run made",
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
@@ -32,6 +37,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("nothing was deleted")
     with told_on_interrupt("some of it may be there still; the same command removes the rest"):
         delete(cluster, spec, objects)
-    home = f"; its results come home with kubetune cp {args.run_name}" if kept and is_file(args.run_name) else ""
+    home = (
+        f"; its results come home with kubetune cp {shell_word(args.run_name)}"
+        if kept and is_file(args.run_name)
+        else ""
+    )
     print(f"kubetune: {spec.name} was deleted{home}")
     return OK

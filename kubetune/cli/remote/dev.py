@@ -36,8 +36,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_run_arguments(parser)
     more = parser.add_argument_group("cluster")
-    more.add_argument("-n", "--namespace", dest="kubernetes.namespace", metavar="NAME", help="namespace of the pods")
-    more.add_argument("--fresh", action="store_true", help="run: set the run directory aside and begin anew")
+    more.add_argument(
+        "-n",
+        "--namespace",
+        dest="kubernetes.namespace",
+        metavar="NAME",
+        help="namespace of the pods",
+    )
+    more.add_argument(
+        "--fresh", action="store_true", help="run: set the run directory aside and begin anew"
+    )
     more.add_argument("--yes", action="store_true", help="start: replace pods without asking")
 
 
@@ -49,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.action not in _ACTIONS:
         if Path(args.action).suffix not in (".yaml", ".yml") and "=" not in args.action:
-            raise ConfigError(f"command line: found {args.action!r}; expected {', '.join(_ACTIONS)}, or a run file")
+            raise ConfigError(
+                f"command line: found {args.action!r}; expected {', '.join(_ACTIONS)}, or a run file"
+            )
         args.inputs.insert(0, args.action)
         args.action = "start"
     config = dev_config(config_from_args(args, environ={}))
@@ -59,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "start":
         submit(cluster, config, files, confirm=asker(args), change=idling)
         train = f"kubetune dev run {run_file(args) or '…'}"
-        print(f"kubetune: {spec.nodes} pods of {spec.name} come up and idle; to train in them: {train}")
+        print(
+            f"kubetune: {spec.nodes} pods of {spec.name} come up and idle; to train in them: {train}"
+        )
         return OK
     return run_in_pods(cluster, spec, args) if args.action == "run" else stop_in_pods(cluster, spec)
 
@@ -73,12 +85,16 @@ def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> in
     there = find_run(cluster, spec.name)
     carried = {seen.rsplit("/", 1)[-1]: spec.files[path] for path, seen in spec.carried().items()}
     if carried != there.files:
-        raise ConfigError("the data files differ from those in the pods; bring them up to date: kubetune dev start")
+        raise ConfigError(
+            "the data files differ from those in the pods; bring them up to date: kubetune dev start"
+        )
     targets = all_running(cluster, spec)
     if args.fresh:
         set_aside(cluster, spec, targets[0])
     start_training(cluster, spec, targets, Path.cwd())
-    sinks = {target: Marked(sys.stdout.buffer, prefix(target.node, spec.nodes)) for target in targets}
+    sinks = {
+        target: Marked(sys.stdout.buffer, prefix(target.node, spec.nodes)) for target in targets
+    }
     with told_on_interrupt("training goes on; kubetune dev stop ends it with a checkpoint"):
         codes = follow_training(cluster, targets, sinks.__getitem__)
     for sink in sinks.values():

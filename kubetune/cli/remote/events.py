@@ -29,8 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 def row(event: Object) -> list[str]:
     """An event as a line of the table."""
-    from kubetune.cluster.pods import about, age_seconds, times_seen, words_of
-    from kubetune.cluster.runs import event_time
+    from kubetune.cluster.pods import about, age_seconds, event_time, times_seen, words_of
 
     name = "/".join(str(about(event).get(key) or "?") for key in ("kind", "name"))
     times = f" (×{times_seen(event)})" if times_seen(event) > 1 else ""

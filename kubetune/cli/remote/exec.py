@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, BinaryIO
 
+from kubetune.base.humanize import shell_word
 from kubetune.cli.remote.run_on_cluster import add_run, find, kubectl, prefix
 from kubetune.errors import OK, ConfigError
 
@@ -22,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     add_run(parser)
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--node", type=int, default=0, metavar="N", help="pod of this node (default 0)")
+    chosen.add_argument(
+        "--node", type=int, default=0, metavar="N", help="pod of this node (default 0)"
+    )
     chosen.add_argument("--all", action="store_true", help="in the pods of all nodes at once")
     parser.add_argument("--stdin", action="store_true", help="pass standard input on")
     parser.epilog = "After -- comes the command; left out on a terminal: a shell."
@@ -31,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns its exit code, the first that is not 0 of several. Raises ConfigError without a pod."""
     from kubetune.cluster.runs import on_all, running
+    from kubetune.kube_api.api_errors import NoProgram
+    from kubetune.kube_api.client import say
 
     cluster, spec = find(args)
     there = running(cluster, spec)
@@ -38,24 +43,37 @@ def run(args: argparse.Namespace) -> int:
     if not chosen:
         nodes = ", ".join(str(target.node) for target in there) or "none"
         raise ConfigError(
-            f"{spec.name}: no pod of node {args.node} is running (running: {nodes}); see kubetune status {spec.typed}"
+            f"{spec.name}: no pod of node {args.node} is running (running: {nodes}); "
+            f"see kubetune status {shell_word(spec.typed)}"
         )
     if not args.command:
         if args.all or not sys.stdin.isatty():
-            raise ConfigError("command line: found no command; expected one after --, as in kubetune exec RUN -- ls")
+            raise ConfigError(
+                "command line: found no command; expected one after --, as in kubetune exec RUN -- ls"
+            )
         return _shell(cluster.namespace, chosen[0])
     stdin = sys.stdin.buffer if args.stdin else None
     if not args.all:
         target = chosen[0]
         out, err = Prompt(sys.stdout.buffer), Prompt(sys.stderr.buffer)
-        return cluster.exec(target.pod, target.container, args.command, stdin=stdin, stdout=out, stderr=err)
+        try:
+            return cluster.exec(
+                target.pod, target.container, args.command, stdin=stdin, stdout=out, stderr=err
+            )
+        except NoProgram as error:
+            say(str(error))
+            return error.exit_code
 
     def run_in(target: Target) -> int:
         out, err = (
-            Marked(stream, prefix(target.node, spec.nodes)) for stream in (sys.stdout.buffer, sys.stderr.buffer)
+            Marked(stream, prefix(target.node, spec.nodes))
+            for stream in (sys.stdout.buffer, sys.stderr.buffer)
         )
         try:
             return cluster.exec(target.pod, target.container, args.command, stdout=out, stderr=err)
+        except NoProgram as error:
+            say(str(error))
+            return error.exit_code
         finally:
             out.end()
             err.end()
@@ -66,7 +84,20 @@ def run(args: argparse.Namespace) -> int:
 def _shell(namespace: str, target: Target) -> int:
     """A shell on this terminal: raw mode and window sizes are kubectl's trade."""
     shell = "command -v bash > /dev/null && exec bash || exec sh"
-    command = [kubectl(), "exec", "-it", "-n", namespace, target.pod, "-c", target.container, "--", "sh", "-c", shell]
+    command = [
+        kubectl(),
+        "exec",
+        "-it",
+        "-n",
+        namespace,
+        target.pod,
+        "-c",
+        target.container,
+        "--",
+        "sh",
+        "-c",
+        shell,
+    ]
     return subprocess.run(command, env=os.environ, check=False).returncode
 
 

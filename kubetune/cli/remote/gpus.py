@@ -25,7 +25,18 @@ def run(args: argparse.Namespace) -> int:
             memory = f"{gpu['memory_used_mib']}/{gpu['memory_total_mib']} MiB"
             heat, power = gpu["temperature_celsius"], gpu["power_watts"]
             load = f"{gpu['utilization_percent']}%"
-            rows.append((node.node, node.pod, gpu["index"], gpu["name"], load, memory, f"{heat}°C", f"{power} W"))
+            rows.append(
+                (
+                    node.node,
+                    node.pod,
+                    gpu["index"],
+                    gpu["name"],
+                    load,
+                    memory,
+                    f"{heat}°C",
+                    f"{power} W",
+                )
+            )
         if node.problem:
             rows.append((node.node, node.pod, "", node.problem.splitlines()[0]))
     head = ("NODE", "POD", "GPU", "NAME", "LOAD", "MEMORY", "HEAT", "POWER")

@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     add_run(parser)
     parser.add_argument("server", choices=tuple(_SERVERS))
-    parser.add_argument("--port", type=int, metavar="N", help="port on this machine (default 6006, 8600 and 8888)")
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="port on this machine (default 6006, 8600 and 8888)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,11 +39,20 @@ def run(args: argparse.Namespace) -> int:
     kind, short, port, remote, key = _SERVERS[args.server]
     name = f"{spec.name}-{args.server}"
     if cluster.get(kind, name) is None:
-        raise ConfigError(f"{spec.name} has no {args.server}; put `{key}` into the run file and submit it again")
+        raise ConfigError(
+            f"{spec.name} has no {args.server}; put `{key}` into the run file and submit it again"
+        )
     local = args.port or port
     query = _token(cluster, spec, args.server) if args.server in _TOKENS else ""
     print(f"kubetune: {args.server} at http://127.0.0.1:{local}/{query}, until Ctrl-C", flush=True)
-    command = [kubectl(), "port-forward", "-n", cluster.namespace, f"{short}/{name}", f"{local}:{remote}"]
+    command = [
+        kubectl(),
+        "port-forward",
+        "-n",
+        cluster.namespace,
+        f"{short}/{name}",
+        f"{local}:{remote}",
+    ]
     return subprocess.run(command, check=False).returncode
 
 
@@ -56,6 +67,8 @@ def _token(cluster: Cluster, spec: RunSpec, server: str) -> str:
             raise EnvironmentFault(f"no pod of {server} is there yet")
         cluster.exec(pods[0], server, ["printenv", _TOKENS[server]], stdout=token)
     except EnvironmentFault as error:
-        print(f"kubetune: the address without its token, which is not known: {error}", file=sys.stderr)
+        print(
+            f"kubetune: the address without its token, which is not known: {error}", file=sys.stderr
+        )
         return ""
     return f"?token={token.getvalue().decode().strip()}"

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kubetune.base.files import write_atomic
+from kubetune.base.humanize import visible
 from kubetune.base.provenance import Tree, dotted
 from kubetune.config.load import read_tree
 from kubetune.config.schema import Config
@@ -40,10 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = parser.add_argument_group("manifests")
     target.add_argument("--kind", dest="kubernetes.kind", choices=KINDS, help="what runs the pods")
     target.add_argument(
-        "-n", "--namespace", dest="kubernetes.namespace", metavar="NAME", help="namespace of all objects"
+        "-n",
+        "--namespace",
+        dest="kubernetes.namespace",
+        metavar="NAME",
+        help="namespace of all objects",
     )
     target.add_argument("--smoke", action="store_true", help=SMOKE_HELP)
-    target.add_argument("-o", "--to", default="-", metavar="DIR", help="one file per object; - prints them all")
+    target.add_argument(
+        "-o", "--to", default="-", metavar="DIR", help="one file per object; - prints them all"
+    )
     target.add_argument("--strict", action="store_true", help="treat advice as errors")
 
 
@@ -78,7 +85,10 @@ def _effects(config: Config, files: dict[str, str]) -> list[list[str]]:
 def _patches_without_effect(of_each: Sequence[Sequence[str]]) -> Iterator[Finding]:
     for number, changed in enumerate(of_each):
         if not changed:
-            yield advice(f"kubernetes.patches.{number}", "changes nothing: all it asks for is so already; leave it out")
+            yield advice(
+                f"kubernetes.patches.{number}",
+                "changes nothing: all it asks for is so already; leave it out",
+            )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,14 +99,22 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(HEADER + dump(objects))
     else:
         names = write_folder(Path(args.to), objects, secrets)
-        print(f"kubetune: wrote {len(names)} files to {args.to}; apply: kubectl apply --server-side -k {args.to}")
+        print(
+            f"kubetune: wrote {len(names)} files to {args.to}; apply: kubectl apply --server-side -k {args.to}"
+        )
     for path in files:
-        print(f"kubetune: {path} travels along in a ConfigMap", file=sys.stderr)
+        print(visible(f"kubetune: {path} travels along in a ConfigMap"), file=sys.stderr)
     for number, changed in enumerate(of_patches):
-        print(f"kubetune: kubernetes.patches[{number}] changes {', '.join(changed) or 'nothing'}", file=sys.stderr)
+        print(
+            f"kubetune: kubernetes.patches[{number}] changes {', '.join(changed) or 'nothing'}",
+            file=sys.stderr,
+        )
     for secret in secrets:
         name, keys = secret["metadata"]["name"], ", ".join(secret["stringData"])
-        print(f"kubetune: Secret {name} (key {keys}) must exist before the pods start", file=sys.stderr)
+        print(
+            f"kubetune: Secret {name} (key {keys}) must exist before the pods start",
+            file=sys.stderr,
+        )
     return OK
 
 
@@ -117,20 +135,26 @@ def report(findings: Sequence[Finding], path: Path | None, *, strict: bool) -> N
         parts = finding.key.split(".", 2 if has_dots else -1)
         key = tuple(int(part) if part.isdigit() else part for part in parts)
         word = "" if finding.fatal else "advice: "
-        lines[finding.fatal or strict].append(f"{tree.origin(key)}: {dotted(key)}: {word}{finding.text}")
+        lines[finding.fatal or strict].append(
+            f"{tree.origin(key)}: {dotted(key)}: {word}{finding.text}"
+        )
     if lines[True]:
         raise ConfigError([*lines[True], *lines[False], "Nothing was written."])
     for line in lines[False]:
         print(f"kubetune: {line}", file=sys.stderr)
 
 
-def write_folder(folder: Path, objects: Sequence[Manifest], secrets: Sequence[Manifest]) -> list[str]:
+def write_folder(
+    folder: Path, objects: Sequence[Manifest], secrets: Sequence[Manifest]
+) -> list[str]:
     """Write one file per object, kustomization.yaml with its configuration, secrets.template.yaml; returns their names.
 
     Files of an earlier render that are no longer needed are removed. Raises ConfigError, before anything is written,
     when a file in the way was not made by render.
     """
-    texts = {f"{o['kind'].lower()}-{o['metadata']['name']}.yaml": HEADER + dump([o]) for o in objects}
+    texts = {
+        f"{o['kind'].lower()}-{o['metadata']['name']}.yaml": HEADER + dump([o]) for o in objects
+    }
     kustomization: Manifest = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",

@@ -6,6 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
+from kubetune.base.humanize import shell_word
 from kubetune.cli.remote.run_on_cluster import add_run, find
 from kubetune.errors import OK, ConfigError
 
@@ -23,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 
     cluster, spec = find(args)
     resume(cluster, spec)
-    print(f"kubetune: {spec.name} goes on; see kubetune status {spec.typed}")
+    print(f"kubetune: {spec.name} goes on; see kubetune status {shell_word(spec.typed)}")
     return OK
 
 
@@ -34,7 +35,7 @@ def _told_of(run_dir: Path) -> str:
 
     words = shlex.join(["kubetune", *train_again(run_dir)])
     if holders(run_dir):
-        return f"{run_dir} is a run of this machine and is running; see kubetune watch {run_dir}"
+        return f"{run_dir} is a run of this machine and is running; see kubetune watch {shell_word(run_dir)}"
     return (
         f"{run_dir} is a run of this machine, and `resume` is for those of a cluster (named with -n NAMESPACE where a "
         f"folder here has the same name); this one goes on from its newest checkpoint by: {words}"

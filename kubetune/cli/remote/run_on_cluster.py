@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -12,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubetune.cli.tables import print_table
+from kubetune.base.humanize import shell_word
+from kubetune.cli.tables import print_json, print_table
 from kubetune.errors import OK, ConfigError, EnvironmentFault
 from kubetune.library.connection import open_cluster
 
@@ -24,10 +24,14 @@ if TYPE_CHECKING:
 _COLOURS = (36, 33, 35, 32, 34, 31)
 
 
-def add_run(parser: argparse.ArgumentParser, *, optional: bool = False, or_folder: bool = False) -> None:
+def add_run(
+    parser: argparse.ArgumentParser, *, optional: bool = False, or_folder: bool = False
+) -> None:
     """Add the run, by name or by its file, and the namespace it is in. `or_folder`: or by its run directory here."""
     known = (
-        "name of a run, its file, or its run directory on this machine" if or_folder else "name of a run, or its file"
+        "name of a run, its file, or its run directory on this machine"
+        if or_folder
+        else "name of a run, or its file"
     )
     parser.add_argument("run_name", nargs="?" if optional else None, metavar="RUN", help=known)
     add_namespace(parser)
@@ -36,7 +40,10 @@ def add_run(parser: argparse.ArgumentParser, *, optional: bool = False, or_folde
 def add_namespace(parser: argparse.ArgumentParser) -> None:
     """Add the namespace that a run, or what belongs to one, is in."""
     parser.add_argument(
-        "-n", "--namespace", metavar="NAME", help="default: the run file's, else that of the kubeconfig"
+        "-n",
+        "--namespace",
+        metavar="NAME",
+        help="default: the run file's, else that of the kubeconfig",
     )
 
 
@@ -55,7 +62,7 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
         if Path(name).is_dir():
             raise ConfigError(
                 f"{name} is a folder of this machine; expected the name of a run on a cluster, or its run file. A run "
-                f"here is seen by kubetune watch {name}, and stopped by kubetune stop {name}"
+                f"here is seen by kubetune watch {shell_word(name)}, and stopped by kubetune stop {shell_word(name)}"
             )
         config = load_config(Path(name), environ={})
         name = run_name(config)
@@ -79,14 +86,18 @@ def find_running(args: argparse.Namespace) -> tuple[Cluster, list[Target]]:
     cluster, spec = find(args)
     targets = running(cluster, spec)
     if not targets:
-        raise ConfigError(f"{spec.name}: no pod is running; see kubetune status {spec.typed}")
+        raise ConfigError(
+            f"{spec.name}: no pod is running; see kubetune status {shell_word(spec.typed)}"
+        )
     return cluster, targets
 
 
-def show(facts: Sequence[Any], head: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool) -> int:
+def show(
+    facts: Sequence[Any], head: Sequence[str], rows: Sequence[Sequence[object]], *, as_json: bool
+) -> int:
     """Print what was found of a run, as a table of `rows` or the facts themselves as JSON; returns the exit code."""
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
     else:
         print_table(head, rows)
     return OK
@@ -104,7 +115,9 @@ def asker(args: argparse.Namespace) -> Callable[[str], bool]:
         if args.yes:
             return True
         if not sys.stdin.isatty():
-            raise ConfigError(f"{question}? Nobody can be asked here; add --yes. Nothing was changed.")
+            raise ConfigError(
+                f"{question}? Nobody can be asked here; add --yes. Nothing was changed."
+            )
         return input(f"{question}? [y/N] ").strip().lower() in ("y", "yes")
 
     return ask
@@ -134,5 +147,7 @@ def kubectl() -> str:
     """Path of kubectl, which does what needs SPDY or a terminal. Raises EnvironmentFault where it is missing."""
     path = shutil.which("kubectl")
     if path is None:
-        raise EnvironmentFault("kubectl is not on the PATH; this needs it: https://kubernetes.io/docs/tasks/tools/")
+        raise EnvironmentFault(
+            "kubectl is not on the PATH; this needs it: https://kubernetes.io/docs/tasks/tools/"
+        )
     return path

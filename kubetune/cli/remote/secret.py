@@ -20,12 +20,21 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("action", choices=["set"])
-    parser.add_argument("variable", metavar="NAME", help="variable to take the value from, such as HF_TOKEN")
-    parser.add_argument("run_file", nargs="?", type=Path, help="run file that says which Secret and namespace")
     parser.add_argument(
-        "--env-file", type=Path, default=Path(".env"), help="read before the environment (default .env)"
+        "variable", metavar="NAME", help="variable to take the value from, such as HF_TOKEN"
     )
-    parser.add_argument("--secret", metavar="NAME", help="name of the Secret; default: the run file's, or hf-token")
+    parser.add_argument(
+        "run_file", nargs="?", type=Path, help="run file that says which Secret and namespace"
+    )
+    parser.add_argument(
+        "--env-file",
+        type=Path,
+        default=Path(".env"),
+        help="read before the environment (default .env)",
+    )
+    parser.add_argument(
+        "--secret", metavar="NAME", help="name of the Secret; default: the run file's, or hf-token"
+    )
     add_namespace(parser)
 
 
@@ -33,8 +42,14 @@ def run(args: argparse.Namespace) -> int:
     """Set one key of a Secret; its other keys stay. Raises ConfigError when there is no value to be found."""
     if not _VARIABLE.fullmatch(args.variable):
         # Somebody may have typed the secret itself, so it is not repeated.
-        raise ConfigError("NAME must be the name of an environment variable, such as HF_TOKEN; never give the value")
-    name, key, namespace = args.secret or args.variable.lower().replace("_", "-"), args.variable, args.namespace
+        raise ConfigError(
+            "NAME must be the name of an environment variable, such as HF_TOKEN; never give the value"
+        )
+    name, key, namespace = (
+        args.secret or args.variable.lower().replace("_", "-"),
+        args.variable,
+        args.namespace,
+    )
     if args.run_file is not None:
         from kubetune.config.load import load_config
 
@@ -56,8 +71,14 @@ def run(args: argparse.Namespace) -> int:
     except Refused as error:
         if error.code != 404:
             raise
-        metadata = {"name": name, "namespace": cluster.namespace, "labels": {MANAGED_BY: "kubetune"}}
-        cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", **data})
+        metadata = {
+            "name": name,
+            "namespace": cluster.namespace,
+            "labels": {MANAGED_BY: "kubetune"},
+        }
+        cluster.create(
+            {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", **data}
+        )
     print(f"kubetune: Secret {name} in namespace {cluster.namespace} holds {key} now")
     return OK
 

@@ -9,6 +9,7 @@ import argparse
 import signal
 from pathlib import Path
 
+from kubetune.base.humanize import shell_word, visible
 from kubetune.cli.remote.run_on_cluster import add_run, find, told_on_interrupt
 from kubetune.errors import OK, ConfigError
 
@@ -16,7 +17,9 @@ from kubetune.errors import OK, ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     add_run(parser, or_folder=True)
-    parser.add_argument("--no-wait", action="store_true", help="do not wait until it has saved and gone")
+    parser.add_argument(
+        "--no-wait", action="store_true", help="do not wait until it has saved and gone"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +46,9 @@ def run(args: argparse.Namespace) -> int:
     if args.no_wait:
         print(f"kubetune: {spec.name} was asked to save and stop")
         return OK
-    with told_on_interrupt(f"{spec.name} saves and stops all the same; see kubetune status {spec.typed}"):
+    with told_on_interrupt(
+        f"{spec.name} saves and stops all the same; see kubetune status {shell_word(spec.typed)}"
+    ):
         follower = LogFollower(cluster, spec, remember)
         follower.follow()
         wait_gone(cluster, spec)
@@ -51,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
         note_progress(cluster, spec, left)
     for node, text in sorted(last.items()):
         print(f"node {node}: {text}")
-    print(f"kubetune: {spec.name} is stopped and holds no node; go on: kubetune resume {spec.typed}")
+    print(
+        f"kubetune: {spec.name} is stopped and holds no node; go on: kubetune resume {shell_word(spec.typed)}"
+    )
     return OK
 
 
@@ -71,10 +78,13 @@ def _stop_here(run_dir: Path, *, wait: bool) -> int:
     for process in found:
         process.send_signal(signal.SIGTERM)
     if not wait:
-        print(f"kubetune: {run_dir} was asked to save and stop")
+        print(visible(f"kubetune: {run_dir} was asked to save and stop"))
         return OK
-    with told_on_interrupt(f"{run_dir} saves and stops all the same; see kubetune watch {run_dir}"):
+    with told_on_interrupt(
+        f"{run_dir} saves and stops all the same; see kubetune watch {shell_word(run_dir)}"
+    ):
         psutil.wait_procs(found)
     ended = read_exit_status(run_dir)
-    print(f"kubetune: {run_dir} has ended" + (f": {ended.state}, {ended.reason}" if ended else ""))
+    ending = f": {ended.state}, {ended.reason}" if ended else ""
+    print(visible(f"kubetune: {run_dir} has ended{ending}"))
     return OK

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kubetune import errors
+from kubetune.base.humanize import shell_word
 from kubetune.cli.remote.render import SMOKE_HELP, rendered
 from kubetune.cli.remote.run_on_cluster import asker, local_folder, told_on_interrupt
 from kubetune.library.clusters import check_data
@@ -29,7 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     target = parser.add_argument_group("cluster")
     target.add_argument("--kind", dest="kubernetes.kind", choices=KINDS, help="what runs the pods")
-    target.add_argument("-n", "--namespace", dest="kubernetes.namespace", metavar="NAME", help="namespace of the run")
+    target.add_argument(
+        "-n",
+        "--namespace",
+        dest="kubernetes.namespace",
+        metavar="NAME",
+        help="namespace of the run",
+    )
     target.add_argument(
         "--dry-run",
         choices=("client", "server"),
@@ -39,11 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     target.add_argument("--smoke", action="store_true", help=SMOKE_HELP)
     target.add_argument(
-        "--no-check", action="store_true", help="do not look first whether the data files on this machine can be read"
+        "--no-check",
+        action="store_true",
+        help="do not look first whether the data files on this machine can be read",
     )
-    target.add_argument("--wait", action="store_true", help="wait for the run's end and take over its exit code")
+    target.add_argument(
+        "--wait", action="store_true", help="wait for the run's end and take over its exit code"
+    )
     target.add_argument("--follow", action="store_true", help="as --wait, and show the logs")
-    target.add_argument("--yes", action="store_true", help="replace pods of this run without asking")
+    target.add_argument(
+        "--yes", action="store_true", help="replace pods of this run without asking"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
     return submit_config(cluster, config, files, args)
 
 
-def submit_config(cluster: Cluster, config: Config, files: dict[str, str], args: argparse.Namespace) -> int:
+def submit_config(
+    cluster: Cluster, config: Config, files: dict[str, str], args: argparse.Namespace
+) -> int:
     """Apply, say what came of it, and wait where that was asked for."""
     from kubetune.cluster.submit import spec_of, submit
 
@@ -77,12 +92,21 @@ def submit_config(cluster: Cluster, config: Config, files: dict[str, str], args:
         print(f"kubetune: the cluster would accept {where}. Nothing was changed.")
         return errors.OK
     typed = f"{job.name} -n {job.namespace}"
-    standing = {"done": ", which is done", "stopped": f", which is stopped: kubetune resume {typed}"}
-    done = "was there already" + standing.get(job.state, "") if job.outcome == "unchanged" else f"was {job.outcome}"
+    standing = {
+        "done": ", which is done",
+        "stopped": f", which is stopped: kubetune resume {shell_word(typed)}",
+    }
+    done = (
+        "was there already" + standing.get(job.state, "")
+        if job.outcome == "unchanged"
+        else f"was {job.outcome}"
+    )
     print(f"kubetune: {where} {done}", flush=True)
     if args.wait or args.follow:
         return wait_for_end(cluster, spec_of(config, files), show_logs=args.follow)
-    print(f"kubetune: see kubetune status {typed}, and kubetune logs -f {typed}")
+    print(
+        f"kubetune: see kubetune status {shell_word(typed)}, and kubetune logs -f {shell_word(typed)}"
+    )
     return errors.OK
 
 
@@ -95,9 +119,13 @@ def _preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[RunSpec], No
 
     def wait(spec: RunSpec) -> None:
         name = preprocess_name(spec)
-        say(f"Job {name} fetches and prepares first; should this command end, submit again to go on")
+        say(
+            f"Job {name} fetches and prepares first; should this command end, submit again to go on"
+        )
         emit = printer(spec) if show_logs else lambda source, text: None
-        with told_on_interrupt(f"Job {name} goes on, but trains nothing after it; submit again for that"):
+        with told_on_interrupt(
+            f"Job {name} goes on, but trains nothing after it; submit again for that"
+        ):
             wait_for_job(cluster, spec, emit, teller(cluster, spec))
 
     return wait
@@ -112,7 +140,9 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
 
     keep = local_folder(spec) / "logs" / "pods"
     emit = printer(spec) if show_logs else lambda source, text: None
-    with told_on_interrupt(f"{spec.name} goes on; kubetune stop {spec.typed} would stop it"):
+    with told_on_interrupt(
+        f"{spec.name} goes on; kubetune stop {shell_word(spec.typed)} would stop it"
+    ):
         LogFollower(cluster, spec, emit, keep=keep, look=teller(cluster, spec)).follow()
     observed = observe(cluster, spec)
     for line in headline(observed):

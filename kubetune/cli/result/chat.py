@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.base.humanize import shown_on
+from kubetune.base.humanize import shell_word, shown_on
 from kubetune.cli.result.generate import add_sampling, is_classifier, sampling_of
 from kubetune.data.reading.formats import IMAGE_TAG
 
@@ -79,11 +79,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", help="the system message of the conversation")
     second = parser.add_mutually_exclusive_group()
     second.add_argument(
-        "--compare", action="store_true", help="let the model before fine-tuning answer too, side by side"
+        "--compare",
+        action="store_true",
+        help="let the model before fine-tuning answer too, side by side",
     )
-    second.add_argument("--beside", type=Path, metavar="RUN_DIR", help="let the result of a second run answer too")
+    second.add_argument(
+        "--beside", type=Path, metavar="RUN_DIR", help="let the result of a second run answer too"
+    )
     parser.add_argument(
-        "--image", type=Path, action="append", default=[], metavar="FILE", help="an image to begin with; repeatable"
+        "--image",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an image to begin with; repeatable",
     )
     add_sampling(parser)
 
@@ -92,13 +101,15 @@ def run(args: argparse.Namespace) -> int:
     """Read, answer, repeat, until the input ends."""
     for run_dir in filter(None, (args.run_dir, args.beside)):
         if is_classifier(run_dir):
-            raise errors.ConfigError(f"{run_dir} is a classifier; ask it with kubetune generate {run_dir} TEXT")
+            raise errors.ConfigError(
+                f"{run_dir} is a classifier; ask it with kubetune generate {shell_word(run_dir)} TEXT"
+            )
     sampling = sampling_of(args)
     with suppress(ImportError):
         import readline  # noqa: F401 - importing it gives `input` arrow keys and a memory
     from kubetune.inference.generate import load_run
 
-    loaded = load_run(args.run_dir, args.checkpoint, model=args.model)
+    loaded = load_run(args.run_dir, args.checkpoint, model=args.model, trust_code=args.trust_code)
     beside = Beside("base", loaded.as_base) if args.compare else None
     if args.beside:
         second = load_run(args.beside, "best")
@@ -134,11 +145,16 @@ def obey(command: str, conversation: Conversation) -> str:
         conversation.system = rest.strip() or None
         return f"system: {conversation.system}" if conversation.system else "no system message"
     if name == "/history":
-        return "\n".join(f"{turn['role']}: {turn['content']}" for turn in conversation.tuned) or "nothing was said yet"
+        return (
+            "\n".join(f"{turn['role']}: {turn['content']}" for turn in conversation.tuned)
+            or "nothing was said yet"
+        )
     return HELP
 
 
-def show_image(file: str, conversation: Conversation, loaded: LoadedModel, beside: Beside | None = None) -> str:
+def show_image(
+    file: str, conversation: Conversation, loaded: LoadedModel, beside: Beside | None = None
+) -> str:
     """Keep an image for what is said next; returns what to tell of it."""
     for model in _runs(loaded, beside):
         if model.reader is None:
@@ -154,7 +170,11 @@ def show_image(file: str, conversation: Conversation, loaded: LoadedModel, besid
 
 
 def converse(
-    loaded: LoadedModel, conversation: Conversation, text: str, sampling: Sampling, beside: Beside | None = None
+    loaded: LoadedModel,
+    conversation: Conversation,
+    text: str,
+    sampling: Sampling,
+    beside: Beside | None = None,
 ) -> None:
     """One turn, which becomes part of the conversation once it is whole. Raises nothing that ends the chat."""
     text = conversation.tagged(text)
@@ -172,7 +192,10 @@ def converse(
         conversation.images += conversation.pending
     except KeyboardInterrupt:
         print("\n(interrupted; that turn is forgotten)")
-    except (ValueError, errors.DataError) as error:  # the template refuses the conversation, or an image is gone
+    except (
+        ValueError,
+        errors.DataError,
+    ) as error:  # the template refuses the conversation, or an image is gone
         print(f"(this cannot be asked: {error}; that turn is forgotten)")
     conversation.pending.clear()
 
@@ -191,14 +214,23 @@ def tell_what_is_left_out(loaded: LoadedModel, conversation: Conversation, text:
 
 
 def stream(
-    loaded: LoadedModel, prompt: Prompt, sampling: Sampling, label: str = "", *, images: Sequence[str] = ()
+    loaded: LoadedModel,
+    prompt: Prompt,
+    sampling: Sampling,
+    label: str = "",
+    *,
+    images: Sequence[str] = (),
 ) -> str:
     """Answer on the terminal, as the words come."""
     from kubetune.inference.generate import stream_answer
 
     print(label, end="", flush=True)
     answer = stream_answer(
-        loaded, prompt, sampling, lambda piece: print(shown_on(sys.stdout, piece), end="", flush=True), images
+        loaded,
+        prompt,
+        sampling,
+        lambda piece: print(shown_on(sys.stdout, piece), end="", flush=True),
+        images,
     )
     print()
     return answer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from shutil import get_terminal_size
 from kubetune import errors
 from kubetune.base.humanize import shown_on
 from kubetune.cli.result.export import add_result
+from kubetune.cli.tables import print_json
 
 TITLE = "true \\ predicted"
 MIX_UPS = 20
@@ -39,11 +39,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "nothing is evaluated anew",
     )
     parser.add_argument(
-        "--benchmarks", metavar="TASK,…", help="tasks of lm-evaluation-harness, such as arc_easy, instead of own data"
+        "--benchmarks",
+        metavar="TASK,…",
+        help="tasks of lm-evaluation-harness, such as arc_easy, instead of own data",
     )
-    parser.add_argument("--with-base", action="store_true", help="benchmarks of the model before training, too")
+    parser.add_argument(
+        "--with-base", action="store_true", help="benchmarks of the model before training, too"
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="ask each benchmark's first N only")
-    parser.add_argument("--tasks-folder", type=Path, metavar="DIR", help="folder with more task files for benchmarks")
+    parser.add_argument(
+        "--tasks-folder",
+        type=Path,
+        metavar="DIR",
+        help="folder with more task files for benchmarks",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -54,31 +63,47 @@ def run(args: argparse.Namespace) -> int:
         return _compare(args)
     if args.benchmarks:
         return _benchmark(args)
-    from kubetune.base import fast_import
+    from kubetune.base import collector
 
-    with fast_import.sparingly():
+    with collector.paused():
         from kubetune.inference.evaluate import evaluate_run
-    found = evaluate_run(args.run_dir, args.checkpoint, args.data, args.predictions, model=args.model)
+    found = evaluate_run(
+        args.run_dir, args.checkpoint, args.data, args.predictions, model=args.model,
+        trust_code=args.trust_code,
+    )  # fmt: skip
     for line in found.remarks:
         print(shown_on(sys.stderr, line), file=sys.stderr)
     if found.predictions is not None:
         print(f"predictions: {found.predictions}", file=sys.stderr)
     if args.json:
         matrix = {"confusion": found.confusion, "names": found.names} if found.confusion else {}
-        print(json.dumps(found.metrics | matrix))
+        print_json(found.metrics | matrix, indent=None)
         return errors.OK
     for name, value in found.metrics.items():
         print(f"{name:<26} {value:.6g}")
     if found.confusion:
-        print("\n".join(["", *confusion_lines(found.confusion, found.names, get_terminal_size((120, 0)).columns)]))
+        print(
+            "\n".join(
+                [
+                    "",
+                    *confusion_lines(
+                        found.confusion, found.names, get_terminal_size((120, 0)).columns
+                    ),
+                ]
+            )
+        )
     return errors.OK
 
 
 def _require_one_question(args: argparse.Namespace) -> None:
     """Raise ConfigError for options that do not go together; none is ignored."""
-    given = [name for name in ("compare", "benchmarks", "data", "predictions") if getattr(args, name)]
+    given = [
+        name for name in ("compare", "benchmarks", "data", "predictions") if getattr(args, name)
+    ]
     if len(given) > 1 and given != ["data", "predictions"]:
-        raise errors.ConfigError(f"--{given[0]} and --{given[1]} ask for different things; give one")
+        raise errors.ConfigError(
+            f"--{given[0]} and --{given[1]} ask for different things; give one"
+        )
     for name in ("with_base", "limit", "tasks_folder"):
         if getattr(args, name) and not args.benchmarks:
             raise errors.ConfigError(f"--{name.replace('_', '-')} is for --benchmarks")
@@ -91,7 +116,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     found = compare_runs(args.run_dir, args.compare, args.checkpoint)
     if args.json:
-        print(json.dumps([measured.facts() for measured in found]))
+        print_json([measured.facts() for measured in found], indent=None)
     else:
         print("\n".join(table(found, (Path(args.compare).name, args.run_dir.name))))
     return errors.OK
@@ -106,13 +131,19 @@ def _benchmark(args: argparse.Namespace) -> int:
     folder = str(args.tasks_folder) if args.tasks_folder else None
     wanted = BenchmarksConfig(tasks=tasks, limit=args.limit, tasks_folder=folder)
     with output_on_stderr():  # the harness tells of its progress
-        found = evaluate_benchmarks(args.run_dir, wanted, args.checkpoint, with_base=args.with_base, model=args.model)
+        found = evaluate_benchmarks(
+            args.run_dir, wanted, args.checkpoint, with_base=args.with_base, model=args.model,
+            trust_code=args.trust_code,
+        )  # fmt: skip
     if args.json:
-        print(json.dumps(found))
+        print_json(found, indent=None)
         return errors.OK
     for side, results in found.items():
         for task, values in results.items():
-            print(*(f"{side:<6} {task:<24} {name:<28} {value:.4g}" for name, value in values.items()), sep="\n")
+            print(
+                *(f"{side:<6} {task:<24} {name:<28} {value:.4g}" for name, value in values.items()),
+                sep="\n",
+            )
     return errors.OK
 
 
@@ -129,15 +160,23 @@ def confusion_lines(counts: list[list[int]], names: Sequence[str], columns: int)
         first = max(len(TITLE), *(len(name) for name in classes))
         if first + width * len(names) <= columns:
             rows = zip((TITLE, *classes), [heads, *counts], strict=True)
-            return [f"{name:<{first}}" + "".join(f"{cell:>{width}}" for cell in row) for name, row in rows]
+            return [
+                f"{name:<{first}}" + "".join(f"{cell:>{width}}" for cell in row)
+                for name, row in rows
+            ]
     return mix_up_lines(counts, names)
 
 
 def mix_up_lines(counts: list[list[int]], names: Sequence[str]) -> list[str]:
     """Pairs of classes that are taken for one another most often."""
     classes = range(len(names))
-    pairs = sorted((-counts[i][j], i, j) for i in classes for j in classes if i != j and counts[i][j])
-    shown = [("true", "predicted", "rows"), *((names[i], names[j], f"{-n:,}") for n, i, j in pairs[:MIX_UPS])]
+    pairs = sorted(
+        (-counts[i][j], i, j) for i in classes for j in classes if i != j and counts[i][j]
+    )
+    shown = [
+        ("true", "predicted", "rows"),
+        *((names[i], names[j], f"{-n:,}") for n, i, j in pairs[:MIX_UPS]),
+    ]
     first, second, _ = (max(map(len, column)) + 2 for column in zip(*shown, strict=True))
     more = f", {MIX_UPS} of {len(pairs):,}" if len(pairs) > MIX_UPS else ""
     title = f"Classes taken for another most often{more} (--json prints the whole matrix of {len(names)} classes)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune import errors
 from kubetune.base import allocator
 from kubetune.base.signals import stoppable
+from kubetune.cli.tables import print_json
 
 if TYPE_CHECKING:
     from kubetune.publishing.export import Export
@@ -19,10 +19,17 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
     add_export_options(parser)
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="default RUN_DIR/exports/STEP-KIND")
-    parser.add_argument("--out", type=Path, dest="output", help=argparse.SUPPRESS)  # what it was called before
     parser.add_argument(
-        "--max-shard-size", default="5GB", metavar="SIZE", help="largest file of a model's weights (default 5GB)"
+        "-o", "--output", type=Path, metavar="DIR", help="default RUN_DIR/exports/STEP-KIND"
+    )
+    parser.add_argument(
+        "--out", type=Path, dest="output", help=argparse.SUPPRESS
+    )  # what it was called before
+    parser.add_argument(
+        "--max-shard-size",
+        default="5GB",
+        metavar="SIZE",
+        help="largest file of a model's weights (default 5GB)",
     )
     parser.add_argument("--json", action="store_true", help="print the provenance as JSON")
 
@@ -30,21 +37,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_export_options(parser: argparse.ArgumentParser) -> None:
     """Options that decide what an export holds."""
     add_result(parser)
-    parser.add_argument("--merge", action="store_true", help="put the adapter into the weights of the base")
-    parser.add_argument("--dtype", help="bfloat16, float16 or float32; left out: that of the base, or model.dtype")
+    parser.add_argument(
+        "--merge", action="store_true", help="put the adapter into the weights of the base"
+    )
+    parser.add_argument(
+        "--dtype", help="bfloat16, float16 or float32; left out: that of the base, or model.dtype"
+    )
     parser.add_argument("--device", help="cpu or cuda; left out: a GPU where there is one")
 
 
 def add_result(parser: argparse.ArgumentParser) -> None:
     """Options that say which result of a run is meant, and where its base lies, for a run from another place."""
     parser.add_argument(
-        "--checkpoint", "--step", default="best", metavar="best|last|N", help="which checkpoint (default best)"
+        "--checkpoint",
+        "--step",
+        default="best",
+        metavar="best|last|N",
+        help="which checkpoint (default best)",
     )
     parser.add_argument(
         "--model",
         metavar="PATH|ID",
         help="the model that the run was made from, where it lies elsewhere here: a folder or a hub id. It must be the "
         "same, file by file",
+    )
+    parser.add_argument(
+        "--trust-code",
+        metavar="DIGEST",
+        help="allow code that the run brings to run on this machine, from now on: the digest that its refusal names",
     )
 
 
@@ -56,10 +76,11 @@ def run(args: argparse.Namespace) -> int:
 
         export = export_run(
             args.run_dir, args.checkpoint, merged=args.merge, dtype=args.dtype, out=args.output, device=args.device,
-            max_shard_size=args.max_shard_size, model=args.model, tell=(lambda _: None) if args.json else tell,
+            max_shard_size=args.max_shard_size, model=args.model,
+            trust_code=args.trust_code, tell=(lambda _: None) if args.json else tell,
         )  # fmt: skip
     if args.json:
-        print(json.dumps({"path": str(export.path)} | export.facts, indent=2))
+        print_json({"path": str(export.path)} | export.facts)
         return errors.OK
     for label, text in describe(export):
         print(f"{label:<12} {text}")
@@ -76,11 +97,18 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
     facts: dict[str, Any] = export.facts
     found = facts["proof"]
     yield "checkpoint", facts["checkpoint"]["name"]
-    yield "base", facts["base"]["name"] + (f"@{facts['base']['revision']}" if facts["base"]["revision"] else "")
+    yield (
+        "base",
+        facts["base"]["name"]
+        + (f"@{facts['base']['revision']}" if facts["base"]["revision"] else ""),
+    )
     weights = {name: size for name, size in export.files.items() if name.endswith(".safetensors")}
     count = f"{len(weights)} file{'s' if len(weights) > 1 else ''}"
     yield "weights", f"{facts['kind']}, {facts['dtype']}, {count}, {sum(weights.values()):,} bytes"
-    yield "proof", f"logits on {found['rows']} {found['origin']}, {found['tokens']:,} tokens, in {found['run_in']}"
+    yield (
+        "proof",
+        f"logits on {found['rows']} {found['origin']}, {found['tokens']:,} tokens, in {found['run_in']}",
+    )
     for one in found["comparisons"]:
         yield (
             "",
@@ -93,10 +121,19 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
     if effect is not None:
         yield "", f"the adapter moves them by {effect:.1e}"
         if worst > effect / 2:
-            yield "", "rounding takes much of that away: the adapter has changed little, or use --dtype float32"
-    yield "tokenizer", f"{', '.join(found['tokenizer_files_equal'])}: equal byte by byte; template as trained"
+            yield (
+                "",
+                "rounding takes much of that away: the adapter has changed little, or use --dtype float32",
+            )
+    yield (
+        "tokenizer",
+        f"{', '.join(found['tokenizer_files_equal'])}: equal byte by byte; template as trained",
+    )
     licences = ", ".join(facts["base"]["licence_files"])
-    yield "licence", f"{licences}, copied from the base" if licences else "the base has no file that says it"
+    yield (
+        "licence",
+        f"{licences}, copied from the base" if licences else "the base has no file that says it",
+    )
     yield "wrote", str(export.path)
     served = f" and serve it: {', '.join(facts['served_by'])}" if facts["served_by"] else " it"
     yield "next", f"{export.path / 'README.md'} says how to load{served}"

@@ -20,13 +20,25 @@ from kubetune.cli.result.export import add_result
 if TYPE_CHECKING:
     from kubetune.inference.generate import EncodedPrompt, LoadedModel, Prompt, Sampling
 
-_READ = {"prompt", "messages", "system", "system_prompt", "tools", "functions", "images", "image", "answer"}
+_READ = {
+    "prompt",
+    "messages",
+    "system",
+    "system_prompt",
+    "tools",
+    "functions",
+    "images",
+    "image",
+    "answer",
+}
 """Keys of a line of `--file` that mean something; the others are only repeated in the output."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
-    parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="prompts; none: one a line from standard input")
+    parser.add_argument(
+        "prompts", nargs="*", metavar="PROMPT", help="prompts; none: one a line from standard input"
+    )
     parser.add_argument(
         "--file",
         type=Path,
@@ -41,10 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="an image that every prompt is about; may be repeated. Goes where a prompt has <image>, or before it",
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write JSONL here instead of printing")
-    parser.add_argument("--out", type=Path, dest="output", help=argparse.SUPPRESS)  # what it was called before
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write JSONL here instead of printing"
+    )
+    parser.add_argument(
+        "--out", type=Path, dest="output", help=argparse.SUPPRESS
+    )  # what it was called before
     parser.add_argument("--json", action="store_true", help="print JSON lines")
-    parser.add_argument("--compare", action="store_true", help="also show what the model said before fine-tuning")
+    parser.add_argument(
+        "--compare", action="store_true", help="also show what the model said before fine-tuning"
+    )
     add_sampling(parser)
 
 
@@ -53,8 +71,20 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_result(parser)
     add("--max-new-tokens", type=int, default=256, metavar="N", help="longest answer (default 256)")
-    add("--temperature", type=float, default=0.0, metavar="T", help="0 (the default) takes the likeliest token")
-    add("--top-p", type=float, default=1.0, metavar="P", help="draw from the likeliest tokens of this share")
+    add(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0 (the default) takes the likeliest token",
+    )
+    add(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="draw from the likeliest tokens of this share",
+    )
     add("--seed", type=int, default=0, metavar="N", help="of what is drawn (default 0)")
 
 
@@ -62,10 +92,15 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     """The sampling that the options ask for. Raises ConfigError for numbers that make no sense."""
     from kubetune.library.results import require_sampling
 
-    require_sampling(args.max_new_tokens, args.temperature, args.top_p, lambda name: f"--{name.replace('_', '-')}")
-    from kubetune.base import fast_import
+    require_sampling(
+        args.max_new_tokens,
+        args.temperature,
+        args.top_p,
+        lambda name: f"--{name.replace('_', '-')}",
+    )
+    from kubetune.base import collector
 
-    with fast_import.sparingly():
+    with collector.paused():
         from kubetune.inference.generate import Sampling
     return Sampling(args.max_new_tokens, args.temperature, args.top_p, args.seed)
 
@@ -79,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.base.progress_bar import Progress, is_wanted
     from kubetune.inference.generate import load_run
 
-    loaded = load_run(args.run_dir, args.checkpoint, model=args.model)
+    loaded = load_run(args.run_dir, args.checkpoint, model=args.model, trust_code=args.trust_code)
     rows = answered(loaded, questions, encode(loaded, questions), sampling, compare=args.compare)
     if args.output is not None:
         with stoppable(), written_whole(args.output) as file, Progress(
@@ -90,9 +125,17 @@ def run(args: argparse.Namespace) -> int:
                 bar.update(number)
     else:
         for row in rows:
-            said = f"base:  {row['base_answer']}\ntuned: {row['answer']}" if args.compare else row["answer"]
+            said = (
+                f"base:  {row['base_answer']}\ntuned: {row['answer']}"
+                if args.compare
+                else row["answer"]
+            )
             # What the model says is exact in a file or a pipe; a terminal must not obey it.
-            text = json.dumps(row, ensure_ascii=sys.stdout.isatty()) if args.json else shown_on(sys.stdout, said)
+            text = (
+                json.dumps(row, ensure_ascii=sys.stdout.isatty())
+                if args.json
+                else shown_on(sys.stdout, said)
+            )
             print(text, flush=True)
     return errors.OK
 
@@ -143,7 +186,9 @@ def prompt_of(row: dict[str, Any]) -> Prompt:
     if first.get("role") != "system":
         return [{"role": "system", "content": system}, *messages]
     if first.get("content") != system:
-        raise ValueError("has `system` and another message of the system, which says something else; expected one")
+        raise ValueError(
+            "has `system` and another message of the system, which says something else; expected one"
+        )
     return list(messages)
 
 
@@ -165,7 +210,9 @@ def answered(
         if compare:
             with loaded.as_base() as base:
                 before = [{"base_answer": text} for text in answers(base, encoded[part], drawn)]
-        for question, text, said in zip(questions[part], answers(loaded, encoded[part], drawn), before, strict=True):
+        for question, text, said in zip(
+            questions[part], answers(loaded, encoded[part], drawn), before, strict=True
+        ):
             given = {"given_answer": question.row["answer"]} if "answer" in question.row else {}
             yield {**question.row, **given, "answer": text, **said}
 
@@ -215,8 +262,11 @@ def _classified(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[di
     texts = read_texts(args)
     from kubetune.inference.classify import classify_texts
 
-    verdicts = classify_texts(args.run_dir, args.checkpoint, texts, args.model)
-    rows = [{"text": text, "second": second} | said for (text, second), said in zip(texts, verdicts, strict=True)]
+    verdicts = classify_texts(args.run_dir, args.checkpoint, texts, args.model, args.trust_code)
+    rows = [
+        {"text": text, "second": second} | said
+        for (text, second), said in zip(texts, verdicts, strict=True)
+    ]
     return rows, verdicts
 
 
@@ -225,7 +275,7 @@ def _scored(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[s
     records = read_answers(args)
     from kubetune.inference.classify import score_answers
 
-    found = score_answers(args.run_dir, args.checkpoint, records, args.model)
+    found = score_answers(args.run_dir, args.checkpoint, records, args.model, args.trust_code)
     rows = [record | {"reward": reward} for (_, record), reward in zip(records, found, strict=True)]
     return rows, [{"predicted": reward} for reward in found]
 
@@ -245,10 +295,15 @@ def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
         return records
     name, answers = "prompt" if args.prompts else "standard input", []
     config = read_config(args.run_dir)
-    for number, line in enumerate(args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()], 1):
+    for number, line in enumerate(
+        args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()], 1
+    ):
         prompt, tab, answer = line.partition("\t")
         if not tab or not prompt.strip() or not answer.strip():
-            problems.add(f"{name}:{number}", f"is {line!r}; expected a prompt and its answer, with a tab between")
+            problems.add(
+                f"{name}:{number}",
+                f"is {line!r}; expected a prompt and its answer, with a tab between",
+            )
         answers.append((f"{name}:{number}", answer_record(args.run_dir, config, prompt, answer)))
     problems.raise_if_any()
     return answers
@@ -260,7 +315,9 @@ def shown(verdict: dict[str, Any]) -> list[str]:
     if isinstance(said, float):
         return [f"{said:.6g}"]
     names = said if isinstance(said, list) else [said]
-    return [part for name in names for part in (name, f"{verdict['probabilities'][name]:.4f}")] or ["(none)"]
+    return [part for name in names for part in (name, f"{verdict['probabilities'][name]:.4f}")] or [
+        "(none)"
+    ]
 
 
 def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
@@ -275,17 +332,26 @@ def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
     texts: list[tuple[str, str | None]] = []
     if args.file is None:
         name = "prompt" if args.prompts else "standard input"
-        for number, line in enumerate(args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()], 1):
+        for number, line in enumerate(
+            args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()], 1
+        ):
             first, tab, second = line.partition("\t")
             texts.append((first, second if tab else None))
             if not first.strip() or (tab and not second.strip()):
-                problems.add(f"{name}:{number}", f"holds an empty text, {line!r}; expected one text, or two and a tab")
+                problems.add(
+                    f"{name}:{number}",
+                    f"holds an empty text, {line!r}; expected one text, or two and a tab",
+                )
         problems.raise_if_any()
         _note_other_form(texts, known(args.run_dir, config).takes_pairs)
         return texts
-    columns = {ours: theirs for source in config.data.train for ours, theirs in source.columns.items()}
+    columns = {
+        ours: theirs for source in config.data.train for ours, theirs in source.columns.items()
+    }
     for record in read_file(args.file, problems):
-        named = {ours: record.value[theirs] for ours, theirs in columns.items() if theirs in record.value}
+        named = {
+            ours: record.value[theirs] for ours, theirs in columns.items() if theirs in record.value
+        }
         try:
             texts.append(texts_of(record.value | named))
         except ValueError as error:
@@ -311,7 +377,10 @@ def read_questions(args: argparse.Namespace) -> list[Question]:
     if args.file is None:
         name = "prompt" if args.prompts else "standard input"
         lines = args.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-        return [Question(f"{name}:{number}", {"prompt": line}, given) for number, line in enumerate(lines, 1)]
+        return [
+            Question(f"{name}:{number}", {"prompt": line}, given)
+            for number, line in enumerate(lines, 1)
+        ]
     from kubetune.data.reading.problems import Problems
     from kubetune.data.reading.strict_json import parse
 
@@ -327,7 +396,9 @@ def read_questions(args: argparse.Namespace) -> list[Question]:
         try:
             value = _row(parse(line))
             own = value.get("images") or value.get("image") or []
-            paths = [str(args.file.parent / path) for path in ([own] if isinstance(own, str) else own)]
+            paths = [
+                str(args.file.parent / path) for path in ([own] if isinstance(own, str) else own)
+            ]
         except json.JSONDecodeError as error:
             problems.add(where, f"is not JSON: {error}")
         except (ValueError, TypeError) as error:
@@ -337,7 +408,10 @@ def read_questions(args: argparse.Namespace) -> list[Question]:
     problems.raise_if_any()
     counts = Counter(key for question in questions for key in question.row if key not in _READ)
     if unused := unused_keys(counts):
-        print(f"kubetune: note: {args.file}: {unused}; how to answer is said by options alone", file=sys.stderr)
+        print(
+            f"kubetune: note: {args.file}: {unused}; how to answer is said by options alone",
+            file=sys.stderr,
+        )
     return questions
 
 
@@ -346,7 +420,9 @@ def _row(value: Any) -> dict[str, Any]:
     from kubetune.data.reading.fields import Fields
     from kubetune.data.reading.refusals import require_readable
 
-    if not isinstance(value, dict) or not (isinstance(value.get("prompt"), str) or value.get("messages")):
+    if not isinstance(value, dict) or not (
+        isinstance(value.get("prompt"), str) or value.get("messages")
+    ):
         raise ValueError("expected an object with `prompt` or `messages`")
     if value.get("prompt") and value.get("messages"):
         raise ValueError("has `prompt` and `messages`; expected one of them")
@@ -355,7 +431,10 @@ def _row(value: Any) -> dict[str, Any]:
     if messages and not isinstance(messages, list):
         raise ValueError("expected a list of messages in `messages`")
     if messages and len(messages) > 1 and _is_answer(messages[-1]):
-        return {**value, "messages": messages[:-1]}  # a row of training data: the model is to answer it itself
+        return {
+            **value,
+            "messages": messages[:-1],
+        }  # a row of training data: the model is to answer it itself
     return value
 
 

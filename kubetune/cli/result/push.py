@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ from kubetune.base.logs import scrub
 from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import stoppable
 from kubetune.cli.result.export import add_export_options, describe, tell
+from kubetune.cli.tables import print_json
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import PushConfig
@@ -26,11 +26,20 @@ REPOSITORY = "RESULT_MODEL_ID"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
     parser.add_argument(
-        "repo", nargs="?", metavar="ORG/NAME", help=f"left out: ${REPOSITORY}, or `push` of the run's config"
+        "repo",
+        nargs="?",
+        metavar="ORG/NAME",
+        help=f"left out: ${REPOSITORY}, or `push` of the run's config",
     )
     add_export_options(parser)
-    parser.add_argument("--public", action="store_true", help="make the repository public; it is private otherwise")
-    parser.add_argument("--despite-gate", action="store_true", help="upload also what misses the run's evaluation.gate")
+    parser.add_argument(
+        "--public", action="store_true", help="make the repository public; it is private otherwise"
+    )
+    parser.add_argument(
+        "--despite-gate",
+        action="store_true",
+        help="upload also what misses the run's evaluation.gate",
+    )
     parser.add_argument("--json", action="store_true", help="print where it is as JSON")
 
 
@@ -50,14 +59,26 @@ def run(args: argparse.Namespace) -> int:
             message = f"{facts['kind'].capitalize()} of {config.name or args.run_dir.name}, step {facts['step']}"
             pushed = upload(folder, wanted.repo, private=wanted.private, message=message, tell=tell)
     except errors.KubetuneError as error:
-        metrics.record_event(args.run_dir, "push", repo=wanted.repo, ok=False, reason=scrub(str(error)))
+        metrics.record_event(
+            args.run_dir, "push", repo=wanted.repo, ok=False, reason=scrub(str(error))
+        )
         raise
-    metrics.record_event(args.run_dir, "push", repo=wanted.repo, ok=True, url=pushed.url, commit=pushed.commit, **facts)
+    metrics.record_event(
+        args.run_dir,
+        "push",
+        repo=wanted.repo,
+        ok=True,
+        url=pushed.url,
+        commit=pushed.commit,
+        **facts,
+    )
     if args.json:
         told = {"url": pushed.url, "commit": pushed.commit, "private": pushed.private, **facts}
-        print(json.dumps(told, indent=2))
+        print_json(told)
         return errors.OK
-    print(f"pushed to {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit[:12]}")
+    print(
+        f"pushed to {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit[:12]}"
+    )
     return errors.OK
 
 
@@ -86,14 +107,18 @@ def _wanted(args: argparse.Namespace, config: Config) -> PushConfig:
             private=not args.public and (given is None or given.private),
         )
     except ValueError:
-        raise errors.ConfigError(f"{repo!r} is no name of a repository; expected ORG/NAME. Nothing was sent.") from None
+        raise errors.ConfigError(
+            f"{repo!r} is no name of a repository; expected ORG/NAME. Nothing was sent."
+        ) from None
 
 
 def _exported(args: argparse.Namespace, wanted: PushConfig) -> tuple[Path, dict[str, Any]]:
     """The export to send, made now unless it is there; with its kind and step."""
     from kubetune.publishing.export import export_run, find_export
 
-    found = find_export(args.run_dir, args.checkpoint, merged=wanted.merge, dtype=args.dtype, model=args.model)
+    found = find_export(
+        args.run_dir, args.checkpoint, merged=wanted.merge, dtype=args.dtype, model=args.model
+    )
     if found is None:
         found = export_run(
             args.run_dir,
@@ -102,6 +127,7 @@ def _exported(args: argparse.Namespace, wanted: PushConfig) -> tuple[Path, dict[
             dtype=args.dtype,
             device=args.device,
             model=args.model,
+            trust_code=args.trust_code,
             tell=tell,
         )
         for label, text in describe(found):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os.path
 from pathlib import Path
 
+from kubetune.cli.tables import print_json
 from kubetune.errors import OK, ConfigError
 
 
@@ -19,10 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run directory, or the folder of a sweep; left out where --compare names them",
     )
     parser.add_argument(
-        "--compare", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="runs to lay over it, or over each other"
+        "--compare",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RUN_DIR",
+        help="runs to lay over it, or over each other",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="default: report.html in RUN_DIR, or comparison.html here"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="default: report.html in RUN_DIR, or comparison.html here",
     )
     parser.add_argument("--json", action="store_true", help="print where the page is as JSON")
 
@@ -34,18 +43,29 @@ def run(args: argparse.Namespace) -> int:
 
     runs = [*filter(None, (args.run_dir,)), *args.compare]
     if not runs:
-        raise ConfigError("report of which run? expected RUN_DIR, or --compare with several. Nothing was written.")
-    if len(runs) == 1 and os.path.isfile(runs[0] / SWEEP):  # not of what may not be read: said below
+        raise ConfigError(
+            "report of which run? expected RUN_DIR, or --compare with several. Nothing was written."
+        )
+    if len(runs) == 1 and os.path.isfile(
+        runs[0] / SWEEP
+    ):  # not of what may not be read: said below
         from kubetune.sweep.page import write_page
 
         output = write_page(runs[0], args.output)
     else:
         output = write_report(
-            runs, args.output or (Path("comparison.html") if len(runs) > 1 else runs[0] / "report.html")
+            runs,
+            args.output or (Path("comparison.html") if len(runs) > 1 else runs[0] / "report.html"),
         )
     if args.json:
-        facts = {"path": str(output), "bytes": output.stat().st_size, "runs": [str(run_dir) for run_dir in runs]}
-        print(json.dumps(facts, indent=2))
+        facts = {
+            "path": str(output),
+            "bytes": output.stat().st_size,
+            "runs": [str(run_dir) for run_dir in runs],
+        }
+        print_json(facts)
         return OK
-    print(f"wrote {output} ({output.stat().st_size / 1000:,.0f} kB); open it in a browser, no network is needed")
+    print(
+        f"wrote {output} ({output.stat().st_size / 1000:,.0f} kB); open it in a browser, no network is needed"
+    )
     return OK

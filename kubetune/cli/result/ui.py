@@ -25,15 +25,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of the runs (default outputs)",
     )
-    parser.add_argument("-n", "--namespace", help="show the runs of this namespace of the cluster, too")
-    parser.add_argument("--port", type=int, default=_PORT, help=f"default {_PORT}; 0 takes a free one")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; others than 127.0.0.1 need --token")
+    parser.add_argument(
+        "-n", "--namespace", help="show the runs of this namespace of the cluster, too"
+    )
+    parser.add_argument(
+        "--port", type=int, default=_PORT, help=f"default {_PORT}; 0 takes a free one"
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; others than 127.0.0.1 need --token",
+    )
     parser.add_argument(
         "--token",
         help=f"lets a browser in, at least {_SHORTEST_TOKEN} characters; else {TOKEN}, or a new one",
     )
     parser.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="a name this server is called by; repeatable"
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name this server is called by; repeatable",
     )
 
 
@@ -43,10 +55,14 @@ def run(args: argparse.Namespace) -> int:
     if missing:
         raise ConfigError(f"{' and '.join(missing)} not installed; pip install 'kubetune[ui]'")
     if args.folder.exists() and not args.folder.is_dir():
-        raise ConfigError(f"{args.folder} is a file; expected the folder that holds the run directories")
+        raise ConfigError(
+            f"{args.folder} is a file; expected the folder that holds the run directories"
+        )
     token = args.token or os.environ.get(TOKEN)
     if token is not None and len(token) < _SHORTEST_TOKEN:
-        raise ConfigError(f"the token has {len(token)} characters; expected at least {_SHORTEST_TOKEN}")
+        raise ConfigError(
+            f"the token has {len(token)} characters; expected at least {_SHORTEST_TOKEN}"
+        )
     if token is None and not _is_own(args.host):
         raise ConfigError(
             f"--host {args.host} is open to other machines; give --token, or {TOKEN}, that nobody guesses. Nothing "
@@ -54,7 +70,14 @@ def run(args: argparse.Namespace) -> int:
         )
     from kubetune.ui.server import serve
 
-    serve(args.folder, args.host, args.port, token or secrets.token_urlsafe(24), args.allow_host, args.namespace)
+    serve(
+        args.folder,
+        args.host,
+        args.port,
+        token or secrets.token_urlsafe(24),
+        args.allow_host,
+        args.namespace,
+    )
     return OK
 
 

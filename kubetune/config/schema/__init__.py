@@ -21,7 +21,13 @@ from kubetune.config.schema.data import DataConfig, SourceConfig, as_source, dat
 from kubetune.config.schema.evaluation import EvaluationConfig
 from kubetune.config.schema.model import ClassificationConfig, LoraConfig, ModelConfig, VisionConfig
 from kubetune.config.schema.preference import PreferenceConfig
-from kubetune.config.schema.tracking import HooksConfig, LoggingConfig, PushConfig, TrackingConfig, as_push
+from kubetune.config.schema.tracking import (
+    HooksConfig,
+    LoggingConfig,
+    PushConfig,
+    TrackingConfig,
+    as_push,
+)
 from kubetune.config.schema.training import TrainingConfig
 
 __all__ = [
@@ -67,32 +73,43 @@ def _as_run_name(value: Any) -> Any:
     return value
 
 
-RunName = Annotated[str, Field(pattern=_RUN_NAME, examples=["support-bot"]), BeforeValidator(_as_run_name)]
+RunName = Annotated[
+    str, Field(pattern=_RUN_NAME, examples=["support-bot"]), BeforeValidator(_as_run_name)
+]
 
 
 class Config(Section):
     """One run, whole. `load_config` is the way to make one."""
 
-    name: RunName | None = Field(None, description="Name of the run: at most 40 lower case letters, digits and dashes.")
-    task: Literal["causal_lm", "sequence_classification", "vision_language", "preference", "reward_model"] = Field(
+    name: RunName | None = Field(
+        None, description="Name of the run: at most 40 lower case letters, digits and dashes."
+    )
+    task: Literal[
+        "causal_lm", "sequence_classification", "vision_language", "preference", "reward_model"
+    ] = Field(
         "causal_lm",
         description="What the model learns: to write, to classify, to write about images, to prefer one answer to "
         "another, or to score answers.",
     )
-    model: Annotated[ModelConfig, BeforeValidator(as_source, json_schema_input_type=str | ModelConfig)] = Field(
-        description="The model, or just its hub id or folder."
+    model: Annotated[
+        ModelConfig, BeforeValidator(as_source, json_schema_input_type=str | ModelConfig)
+    ] = Field(description="The model, or just its hub id or folder.")
+    data: Annotated[DataConfig, BeforeValidator(data_of_task)] = Field(
+        description="What it learns from."
     )
-    data: Annotated[DataConfig, BeforeValidator(data_of_task)] = Field(description="What it learns from.")
     lora: Annotated[LoraConfig | None, switched(LoraConfig)] = Field(
         None, description="`true` or a section: adapters. Left out: every parameter is trained."
     )
-    quantization: Annotated[Literal["none", "4bit", "fp4", "8bit", "auto"], renamed(QUANTIZATION_NAMES)] = Field(
+    quantization: Annotated[
+        Literal["none", "4bit", "fp4", "8bit", "auto"], renamed(QUANTIZATION_NAMES)
+    ] = Field(
         "none",
         description="Quantised frozen base: 4-bit NormalFloat (`4bit`, `nf4`) or float (`fp4`), or 8-bit integers "
         "(`8bit`, `int8`). `auto`: 8-bit on a single GPU, none with several and none without.",
     )
     classification: ClassificationConfig = Field(
-        default_factory=ClassificationConfig, description="What `task: sequence_classification` tells apart."
+        default_factory=ClassificationConfig,
+        description="What `task: sequence_classification` tells apart.",
     )
     vision: VisionConfig = Field(
         default_factory=VisionConfig,
@@ -104,13 +121,21 @@ class Config(Section):
     )
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="How it learns.")
     evaluation: EvaluationConfig = Field(
-        default_factory=EvaluationConfig, description="What it is measured by besides its loss, and must reach."
+        default_factory=EvaluationConfig,
+        description="What it is measured by besides its loss, and must reach.",
     )
-    tracking: TrackingConfig = Field(default_factory=TrackingConfig, description="Where metrics go besides the run.")
-    hooks: HooksConfig = Field(default_factory=HooksConfig, description="What is called for its events.")
+    tracking: TrackingConfig = Field(
+        default_factory=TrackingConfig, description="Where metrics go besides the run."
+    )
+    hooks: HooksConfig = Field(
+        default_factory=HooksConfig, description="What is called for its events."
+    )
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is printed.")
-    push: Annotated[PushConfig | None, BeforeValidator(as_push, json_schema_input_type=str | PushConfig | None)] = (
-        Field(None, description="`ORG/NAME` or a section: the best checkpoint is uploaded there after a good end.")
+    push: Annotated[
+        PushConfig | None, BeforeValidator(as_push, json_schema_input_type=str | PushConfig | None)
+    ] = Field(
+        None,
+        description="`ORG/NAME` or a section: the best checkpoint is uploaded there after a good end.",
     )
     output: str | None = Field(
         None,
@@ -123,7 +148,9 @@ class Config(Section):
         description="Address in an object store that the run directory is copied to while the run goes on, and that "
         "it goes on from on an empty machine: `s3://bucket/run`, `gs://…`, `az://…`.",
     )
-    compute: ComputeConfig = Field(default_factory=ComputeConfig, description="Processes, nodes and their size.")
+    compute: ComputeConfig = Field(
+        default_factory=ComputeConfig, description="Processes, nodes and their size."
+    )
     kubernetes: KubernetesConfig | None = Field(None, description="How it runs on a cluster.")
 
     @property
@@ -135,7 +162,9 @@ class Config(Section):
     @property
     def metrics(self) -> tuple[str, ...]:
         """All metrics that evaluations of this task may have."""
-        return metrics_of(self.task, self.classification.problem_type, judged=self.record_kind == "judged")
+        return metrics_of(
+            self.task, self.classification.problem_type, judged=self.record_kind == "judged"
+        )
 
     @property
     def classifies(self) -> bool:
@@ -152,7 +181,10 @@ class Config(Section):
         """The kind of record that the task learns from."""
         if self.task == "preference":
             return "judged" if self.preference.loss == "kto" else "pair"
-        kinds: dict[str, RecordKind] = {"sequence_classification": "labelled", "reward_model": "graded"}
+        kinds: dict[str, RecordKind] = {
+            "sequence_classification": "labelled",
+            "reward_model": "graded",
+        }
         return kinds.get(self.task, "text")
 
     @property
@@ -191,9 +223,13 @@ class Config(Section):
             ]
         problems += self.preference.problems_of_task(self.task)
         if self.record_kind not in ("pair", "graded") and self.data.unusable_pairs != "error":
-            problems.append("data.unusable_pairs: means nothing to a run that compares no pairs; leave it out")
+            problems.append(
+                "data.unusable_pairs: means nothing to a run that compares no pairs; leave it out"
+            )
         if self.record_kind not in ("text", "labelled") and self.data.train_on == "all":
-            problems.append(f"data.train_on: found all with `task: {self.task}`, which compares answers; leave it out")
+            problems.append(
+                f"data.train_on: found all with `task: {self.task}`, which compares answers; leave it out"
+            )
         name = self.training.metric_for_best_model
         known = (*self.metrics, *self.evaluation.names)
         if name not in known:
@@ -214,14 +250,22 @@ class Config(Section):
         wanted, problems = self.evaluation, []
         gate = {name: text for name, text in wanted.gate.items() if not wanted.is_benchmark(name)}
         if (wanted.names or gate) and not self.data.eval:
-            problems.append("evaluation: needs data.eval; set that to a share such as 0.05 or a file")
+            problems.append(
+                "evaluation: needs data.eval; set that to a share such as 0.05 or a file"
+            )
         if wanted.generate is not None and self.classifies:
-            problems.append(f"evaluation.generate: found it with `task: {self.task}`, which writes no answers")
+            problems.append(
+                f"evaluation.generate: found it with `task: {self.task}`, which writes no answers"
+            )
         if wanted.benchmarks is not None and (self.classifies or self.sees):
-            problems.append(f"evaluation.benchmarks: found it with `task: {self.task}`; they are for models of text")
+            problems.append(
+                f"evaluation.benchmarks: found it with `task: {self.task}`; they are for models of text"
+            )
         for name, text in gate.items():
             if name not in known:
-                problems.append(f"evaluation.gate: found {name}; evaluations of this task have {', '.join(known)}")
+                problems.append(
+                    f"evaluation.gate: found {name}; evaluations of this task have {', '.join(known)}"
+                )
             elif Condition.parse(text).is_change and not wanted.names:
                 problems.append(
                     f"evaluation.gate: {name} is compared with the base model, which is measured only where "
@@ -240,7 +284,8 @@ class Config(Section):
             "lora.modules_to_save": bool(lora.modules_to_save),
             "training.compile: true": self.training.compile is True,
             "training.compile: layers": self.training.compile == "layers",
-            "training.optim: adamw_8bit for full fine-tuning": self.lora is None and self.training.optim != "adamw",
+            "training.optim: adamw_8bit for full fine-tuning": self.lora is None
+            and self.training.optim != "adamw",
         }
         said = "training.parallelism: fsdp does not work with {} yet; leave that out, or use ddp"
         return [said.format(setting) for setting, is_found in refused.items() if is_found]
@@ -255,4 +300,8 @@ class Config(Section):
             "lora.dropout": self.lora is not None and self.lora.dropout > 0,
             "lora.use_dora": self.lora is not None and self.lora.use_dora,
         }
-        return [f"training.fp8 does not work with {setting}" for setting, is_found in refused.items() if is_found]
+        return [
+            f"training.fp8 does not work with {setting}"
+            for setting, is_found in refused.items()
+            if is_found
+        ]

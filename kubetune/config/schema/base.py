@@ -11,7 +11,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 class Section(BaseModel):
     """A part of the config: immutable, and a key it does not know is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", str_strip_whitespace=True, allow_inf_nan=False
+    )
 
 
 def _as_tuple(value: Any) -> Any:
@@ -24,7 +26,9 @@ AsTuple = BeforeValidator(_as_tuple)
 
 def renamed(names: Mapping[str, str]) -> BeforeValidator:
     """Other tools' words for a value, in ours."""
-    return BeforeValidator(lambda value: names.get(value, value) if isinstance(value, str) else value)
+    return BeforeValidator(
+        lambda value: names.get(value, value) if isinstance(value, str) else value
+    )
 
 
 def switched(section: type[Section]) -> BeforeValidator:

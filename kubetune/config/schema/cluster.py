@@ -13,7 +13,16 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from kubetune.config.schema.base import Section, section_of
 
 QUANTITY = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
-UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+UNITS = {
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+}
 DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 DNS_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -44,13 +53,19 @@ def cores(text: str | int) -> float:
 Quantity = Annotated[str, Field(pattern=QUANTITY, examples=["32Gi", "500G"])]
 Cores = (
     Annotated[int, Field(ge=1)]
-    | Annotated[str, Field(pattern=r"^([1-9][0-9]*m|[0-9]*\.[0-9]+)$", examples=["500m"]), BeforeValidator(_as_text)]
+    | Annotated[
+        str,
+        Field(pattern=r"^([1-9][0-9]*m|[0-9]*\.[0-9]+)$", examples=["500m"]),
+        BeforeValidator(_as_text),
+    ]
 )
 Label = Annotated[str, Field(pattern=DNS_LABEL, examples=["team-a"])]
 Name = Annotated[str, Field(pattern=DNS_NAME, max_length=253, examples=["hf-token"])]
 EnvName = Annotated[str, Field(pattern=ENV_NAME, examples=["NCCL_DEBUG"])]
 EnvValue = Annotated[str, BeforeValidator(_as_text)]
-LabelKey = Annotated[str, Field(pattern=LABEL_KEY, max_length=317, examples=["team", "example.com/team"])]
+LabelKey = Annotated[
+    str, Field(pattern=LABEL_KEY, max_length=317, examples=["team", "example.com/team"])
+]
 LabelValue = Annotated[str, Field(pattern=LABEL_VALUE, examples=["ml"])]
 AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH, examples=["/data"])]
 
@@ -66,7 +81,10 @@ class ComputeConfig(Section):
         description="GPUs on each node. Left out: all that are there. Kubernetes has to be told: 0 for CPU.",
     )
     processes: int | None = Field(
-        None, ge=1, le=512, description="Processes on each node. Left out: one for each GPU, or 1 without GPUs."
+        None,
+        ge=1,
+        le=512,
+        description="Processes on each node. Left out: one for each GPU, or 1 without GPUs.",
     )
     peak_tflops: float | None = Field(
         None,
@@ -80,7 +98,9 @@ class ComputeConfig(Section):
         "here.",
     )
     tokens_per_second: float | None = Field(
-        None, gt=0, description="What one device trains a second, from an earlier run's report: for `plan`'s hours."
+        None,
+        gt=0,
+        description="What one device trains a second, from an earlier run's report: for `plan`'s hours.",
     )
     price_per_gpu_hour: float | None = Field(
         None,
@@ -95,9 +115,12 @@ class CsiConfig(Section):
     """An inline CSI volume: its driver, and what that is told."""
 
     driver: str = Field(
-        min_length=1, description="Name of the CSI driver, such as `csi-mounted-fs-path.csi.nebius.ai`."
+        min_length=1,
+        description="Name of the CSI driver, such as `csi-mounted-fs-path.csi.nebius.ai`.",
     )
-    attributes: dict[str, str] = Field(default_factory=dict, description="The driver's `volumeAttributes`.")
+    attributes: dict[str, str] = Field(
+        default_factory=dict, description="The driver's `volumeAttributes`."
+    )
     fs_type: str | None = Field(None, description="File system, where the driver wants one.")
     secret: Name | None = Field(None, description="Secret that the driver reads on mounting.")
 
@@ -124,14 +147,18 @@ class VolumeConfig(Section):
         "(`ReadWriteMany`) where several pods use them. A cache with `ReadWriteMany` is one claim for all pods.",
     )
     claim: Name | None = Field(None, description="An existing claim instead of a new one.")
-    host_path: AbsolutePath | None = Field(None, description="A folder of the node instead; not with `restricted`.")
+    host_path: AbsolutePath | None = Field(
+        None, description="A folder of the node instead; not with `restricted`."
+    )
     csi: CsiConfig | None = Field(None, description="An inline CSI volume instead.")
 
     @model_validator(mode="after")
     def _one_kind_of_volume(self) -> VolumeConfig:
         _one_source(self, ("size", "claim", "host_path", "csi"), needed=True)
         if self.size is None and (self.storage_class or self.access):
-            raise ValueError("class and access belong to a new claim: give its size too, or leave them out")
+            raise ValueError(
+                "class and access belong to a new claim: give its size too, or leave them out"
+            )
         return self
 
 
@@ -143,7 +170,8 @@ class StorageConfig(Section):
         description="Models, downloads and prepared data, at /cache. Can be lost without loss of work.",
     )
     outputs: VolumeConfig = Field(
-        default_factory=lambda: VolumeConfig(size="100Gi"), description="Run directories, at /outputs."
+        default_factory=lambda: VolumeConfig(size="100Gi"),
+        description="Run directories, at /outputs.",
     )
 
 
@@ -152,11 +180,15 @@ class MountConfig(Section):
 
     path: AbsolutePath = Field(description="Where the container sees it.")
     claim: Name | None = Field(None, description="An existing claim.")
-    host_path: AbsolutePath | None = Field(None, description="A folder of the node; not with `restricted`.")
+    host_path: AbsolutePath | None = Field(
+        None, description="A folder of the node; not with `restricted`."
+    )
     csi: CsiConfig | None = Field(None, description="An inline CSI volume.")
     config_map: Name | None = Field(None, description="An existing ConfigMap.")
     secret: Name | None = Field(None, description="An existing Secret, each key a file.")
-    sub_path: str | None = Field(None, pattern=r"^[^/].*$", description="Only this folder of the volume.")
+    sub_path: str | None = Field(
+        None, pattern=r"^[^/].*$", description="Only this folder of the volume."
+    )
     read_only: bool = Field(True, description="The run may only read it.")
 
     @model_validator(mode="after")
@@ -169,20 +201,30 @@ class SecretKey(Section):
     """A key of a Secret, by reference; values never stand in a run file."""
 
     secret: Name = Field(description="Name of the Secret.")
-    key: str | None = Field(None, pattern=r"^[-._a-zA-Z0-9]+$", description="Key in it; left out: the variable's name.")
+    key: str | None = Field(
+        None, pattern=r"^[-._a-zA-Z0-9]+$", description="Key in it; left out: the variable's name."
+    )
 
 
 class TolerationConfig(Section):
     """A taint of nodes that pods bear, as in a pod's spec."""
 
-    key: LabelKey | None = Field(None, description="Taint's key; left out with `Exists`: every taint.")
-    operator: Literal["Exists", "Equal"] = Field("Exists", description="How the taint's value is compared.")
+    key: LabelKey | None = Field(
+        None, description="Taint's key; left out with `Exists`: every taint."
+    )
+    operator: Literal["Exists", "Equal"] = Field(
+        "Exists", description="How the taint's value is compared."
+    )
     value: LabelValue | None = Field(None, description="Taint's value, with `Equal`.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(None, description="Left out: all.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        None, description="Left out: all."
+    )
 
     @model_validator(mode="after")
     def _value_with_equal(self) -> TolerationConfig:
-        if (self.operator == "Equal") != (self.value is not None) or (self.operator == "Equal" and self.key is None):
+        if (self.operator == "Equal") != (self.value is not None) or (
+            self.operator == "Equal" and self.key is None
+        ):
             raise ValueError("operator Equal needs key and value; Exists takes no value")
         return self
 
@@ -194,9 +236,14 @@ class NodeAffinityConfig(Section):
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = Field(
         "In", description="How the label is compared: `Gt` and `Lt` with one whole number."
     )
-    values: tuple[LabelValue, ...] = Field((), description="Values to compare with; none with `Exists`.")
+    values: tuple[LabelValue, ...] = Field(
+        (), description="Values to compare with; none with `Exists`."
+    )
     weight: int | None = Field(
-        None, ge=1, le=100, description="How much such nodes are preferred; left out: no other node will do."
+        None,
+        ge=1,
+        le=100,
+        description="How much such nodes are preferred; left out: no other node will do.",
     )
 
     @model_validator(mode="after")
@@ -216,10 +263,18 @@ class ResourceClaimConfig(Section):
     """Devices by dynamic resource allocation."""
 
     name: Label = Field(description="Name of the claim in the pod.")
-    template: Name | None = Field(None, description="ResourceClaimTemplate from which each pod gets a claim.")
-    claim: Name | None = Field(None, description="An existing ResourceClaim that all pods share instead.")
-    request: Label | None = Field(None, description="Only this request of the claim; left out: all of them.")
-    gpus: bool = Field(False, description="The claim holds the node's GPUs: none is asked for by `gpu_resource`.")
+    template: Name | None = Field(
+        None, description="ResourceClaimTemplate from which each pod gets a claim."
+    )
+    claim: Name | None = Field(
+        None, description="An existing ResourceClaim that all pods share instead."
+    )
+    request: Label | None = Field(
+        None, description="Only this request of the claim; left out: all of them."
+    )
+    gpus: bool = Field(
+        False, description="The claim holds the node's GPUs: none is asked for by `gpu_resource`."
+    )
 
     @model_validator(mode="after")
     def _one_source_of_devices(self) -> ResourceClaimConfig:
@@ -245,7 +300,9 @@ class RdmaConfig(Section):
     @model_validator(mode="after")
     def _privileges_or_a_resource(self) -> RdmaConfig:
         if self.privileged and self.resource is not None:
-            raise ValueError("privileged is for nodes without a device plugin; give it or a resource, not both")
+            raise ValueError(
+                "privileged is for nodes without a device plugin; give it or a resource, not both"
+            )
         return self
 
 
@@ -255,7 +312,9 @@ class PreprocessConfig(Section):
     cpu: Cores = Field(8, description="CPU cores of the job.")
     memory: Quantity = Field("32Gi", description="Memory of the job.")
     command: tuple[str, ...] | None = Field(
-        None, min_length=1, description="What it runs; left out: `kubetune data prepare` with this config."
+        None,
+        min_length=1,
+        description="What it runs; left out: `kubetune data prepare` with this config.",
     )
 
 
@@ -266,15 +325,21 @@ class JupyterConfig(Section):
     memory: Quantity = Field("16Gi", description="Memory.")
     gpus: int = Field(0, ge=0, le=64, description="GPUs it holds while it lives.")
     image: str | None = Field(
-        None, min_length=1, description="Another image with JupyterLab; left out: `tools_image`, or the run's."
+        None,
+        min_length=1,
+        description="Another image with JupyterLab; left out: `tools_image`, or the run's.",
     )
-    hours: int = Field(8, ge=1, le=720, description="The pod ends after this time, so that it cannot be forgotten.")
+    hours: int = Field(
+        8, ge=1, le=720, description="The pod ends after this time, so that it cannot be forgotten."
+    )
 
 
 class OperatorConfig(Section):
     """Somebody who may operate the runs of a namespace."""
 
-    kind: Literal["User", "Group", "ServiceAccount"] = Field("User", description="What the name is.")
+    kind: Literal["User", "Group", "ServiceAccount"] = Field(
+        "User", description="What the name is."
+    )
     name: str = Field(min_length=1, description="Name as the cluster knows it.")
 
 
@@ -286,9 +351,12 @@ class TopologyConfig(Section):
         description="Level, such as `cloud.provider.com/topology-rack`, within which all pods are, or none starts.",
     )
     preferred: LabelKey | None = Field(
-        None, description="Level within which they are where there is room, else the next higher one that has it."
+        None,
+        description="Level within which they are where there is room, else the next higher one that has it.",
     )
-    slice: LabelKey | None = Field(None, description="Level within which each slice of `slice_nodes` pods must be.")
+    slice: LabelKey | None = Field(
+        None, description="Level within which each slice of `slice_nodes` pods must be."
+    )
     slice_nodes: int | None = Field(None, ge=1, description="Pods of one slice, with `slice`.")
 
     @model_validator(mode="after")
@@ -309,10 +377,13 @@ class JobSetConfig(Section):
         "(needs `agent`, JobSet's feature gate `InPlaceRestart` and Kubernetes 1.36 or newer).",
     )
     agent: str | None = Field(
-        None, min_length=1, description="Image of JobSet's in-place-restart-agent, with `restart: in_place`."
+        None,
+        min_length=1,
+        description="Image of JobSet's in-place-restart-agent, with `restart: in_place`.",
     )
     exclusive: LabelKey | None = Field(
-        None, description="Node label of domains, such as a rack, of which the run has one to itself among JobSets."
+        None,
+        description="Node label of domains, such as a rack, of which the run has one to itself among JobSets.",
     )
     cache_with_run: bool = Field(
         False,
@@ -332,17 +403,22 @@ class SchedulingConfig(Section):
     )
     queue: Name | None = Field(None, description="Volcano's Queue; left out: its default one.")
     timeout_seconds: int | None = Field(
-        None, ge=1, description="How long coscheduling keeps places for pods that are still missing."
+        None,
+        ge=1,
+        description="How long coscheduling keeps places for pods that are still missing.",
     )
     topology: TopologyConfig | None = Field(
-        None, description="How near each other Kueue has to place the pods (its topology-aware scheduling)."
+        None,
+        description="How near each other Kueue has to place the pods (its topology-aware scheduling).",
     )
 
 
 class PatchTarget(Section):
     """The rendered objects that a patch is for."""
 
-    kind: str = Field(min_length=1, description="Kind of the objects, such as `Job`, `Service` or `Deployment`.")
+    kind: str = Field(
+        min_length=1, description="Kind of the objects, such as `Job`, `Service` or `Deployment`."
+    )
     name: Name | None = Field(None, description="Name of one object; left out: all of this kind.")
 
 
@@ -358,9 +434,12 @@ class PatchConfig(Section):
 class KubernetesConfig(Section):
     """A run on a cluster: its kind of workload, image, volumes, placement, secrets and companions."""
 
-    image: str = Field(min_length=1, description="Container image with kubetune in it; pin a tag or a digest.")
+    image: str = Field(
+        min_length=1, description="Container image with kubetune in it; pin a tag or a digest."
+    )
     kind: Literal["job", "statefulset", "jobset", "pytorchjob", "trainjob"] = Field(
-        "job", description="What runs the pods. `job` needs nothing installed; `jobset` restarts gangs best."
+        "job",
+        description="What runs the pods. `job` needs nothing installed; `jobset` restarts gangs best.",
     )
     namespace: Label = Field("default", description="Namespace of every object.")
     profile: Literal["restricted", "rdma"] = Field(
@@ -368,22 +447,36 @@ class KubernetesConfig(Section):
         description="Pod security. `restricted` passes the strictest standard; `rdma` gives what "
         "InfiniBand needs and no more.",
     )
-    rdma: RdmaConfig = Field(default_factory=RdmaConfig, description="InfiniBand, with `profile: rdma`.")
+    rdma: RdmaConfig = Field(
+        default_factory=RdmaConfig, description="InfiniBand, with `profile: rdma`."
+    )
     run_as_user: int = Field(
-        10001, ge=0, description="User and group of every process and of new files; not 0 with `restricted`."
+        10001,
+        ge=0,
+        description="User and group of every process and of new files; not 0 with `restricted`.",
     )
 
-    storage: StorageConfig = Field(default_factory=StorageConfig, description="The two volumes of a run.")
-    mounts: tuple[MountConfig, ...] = Field((), description="More volumes: data sets, local models, shared caches.")
-    shm_size: Quantity | None = Field(None, description="/dev/shm; left out: a quarter of `compute.memory`.")
+    storage: StorageConfig = Field(
+        default_factory=StorageConfig, description="The two volumes of a run."
+    )
+    mounts: tuple[MountConfig, ...] = Field(
+        (), description="More volumes: data sets, local models, shared caches."
+    )
+    shm_size: Quantity | None = Field(
+        None, description="/dev/shm; left out: a quarter of `compute.memory`."
+    )
 
-    env: dict[EnvName, EnvValue] = Field(default_factory=dict, description="More environment variables; no secrets.")
+    env: dict[EnvName, EnvValue] = Field(
+        default_factory=dict, description="More environment variables; no secrets."
+    )
     secrets: dict[EnvName, Annotated[SecretKey, BeforeValidator(section_of("secret"))]] = Field(
-        default_factory=dict, description="Environment variables from Secrets: `{HF_TOKEN: {secret: hf-token}}`."
+        default_factory=dict,
+        description="Environment variables from Secrets: `{HF_TOKEN: {secret: hf-token}}`.",
     )
     image_pull_secrets: tuple[Name, ...] = Field((), description="Secrets of private registries.")
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
-        None, description="Left out: Kubernetes' own choice (`Always` for `latest`, else `IfNotPresent`)."
+        None,
+        description="Left out: Kubernetes' own choice (`Always` for `latest`, else `IfNotPresent`).",
     )
     network_interface: str | None = Field(
         None,
@@ -401,22 +494,29 @@ class KubernetesConfig(Section):
     queue_priority: Name | None = Field(None, description="Kueue's WorkloadPriorityClass.")
     priority_class: Name | None = Field(None, description="PriorityClass of the pods.")
     scheduler: Name | None = Field(
-        None, description="Scheduler of the pods; left out: the default one, or that of `scheduling.gang`."
+        None,
+        description="Scheduler of the pods; left out: the default one, or that of `scheduling.gang`.",
     )
     scheduling: SchedulingConfig = Field(
-        default_factory=SchedulingConfig, description="Whether the pods of several nodes start together."
+        default_factory=SchedulingConfig,
+        description="Whether the pods of several nodes start together.",
     )
     jobset: JobSetConfig = Field(
-        default_factory=JobSetConfig, description="What JobSets can do beyond other kinds, with `kind: jobset`."
+        default_factory=JobSetConfig,
+        description="What JobSets can do beyond other kinds, with `kind: jobset`.",
     )
     gpu_resource: str = Field(
-        "nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$", description="Resource name of a GPU."
+        "nvidia.com/gpu",
+        pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$",
+        description="Resource name of a GPU.",
     )
     resource_claims: tuple[ResourceClaimConfig, ...] = Field(
-        (), description="Devices by dynamic resource allocation (Kubernetes 1.34 or newer) for the pods that train."
+        (),
+        description="Devices by dynamic resource allocation (Kubernetes 1.34 or newer) for the pods that train.",
     )
     runtime_class: Name | None = Field(
-        None, description="RuntimeClass of the pods with GPUs, such as `nvidia`; of all pods where the run has none."
+        None,
+        description="RuntimeClass of the pods with GPUs, such as `nvidia`; of all pods where the run has none.",
     )
     cpu_limits: bool = Field(
         False,
@@ -424,27 +524,37 @@ class KubernetesConfig(Section):
         "ask for. Left out: none, since a limit throttles.",
     )
     ephemeral_storage: Quantity | None = Field(
-        None, description="Disk of the node that each container may fill with logs and files: request and limit."
+        None,
+        description="Disk of the node that each container may fill with logs and files: request and limit.",
     )
     node_affinity: tuple[NodeAffinityConfig, ...] = Field(
-        (), description="What more than equal labels a node must have, or should have with `weight`."
+        (),
+        description="What more than equal labels a node must have, or should have with `weight`.",
     )
-    node_selector: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="Labels a node must have.")
+    node_selector: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, description="Labels a node must have."
+    )
     tolerations: tuple[TolerationConfig, ...] = Field(
-        (), description="Taints to bear, besides the usual one of GPU nodes, which is always borne by runs with GPUs."
+        (),
+        description="Taints to bear, besides the usual one of GPU nodes, which is always borne by runs with GPUs.",
     )
     spread: Literal["required", "preferred", "none"] = Field(
         "required", description="Whether each pod must have a machine of its own."
     )
     pack: LabelKey | None = Field(
-        None, description="Node label, such as `topology.kubernetes.io/zone`, within which the pods prefer to be."
+        None,
+        description="Node label, such as `topology.kubernetes.io/zone`, within which the pods prefer to be.",
     )
 
-    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="More labels on every object.")
+    labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, description="More labels on every object."
+    )
     annotations: dict[LabelKey, str] = Field(
         default_factory=dict, description="More annotations on every object and pod."
     )
-    service_account: Name | None = Field(None, description="An existing ServiceAccount instead of one without rights.")
+    service_account: Name | None = Field(
+        None, description="An existing ServiceAccount instead of one without rights."
+    )
     operators: tuple[OperatorConfig, ...] = Field(
         (),
         description="Who may watch, enter, copy from, stop and delete this namespace's runs: a Role and a RoleBinding.",
@@ -464,12 +574,19 @@ class KubernetesConfig(Section):
         le=1000,
         description="How often the whole gang may start again after a failure. Preemptions and drains do not count.",
     )
-    max_runtime_seconds: int | None = Field(None, ge=60, description="The run is ended after this time.")
+    max_runtime_seconds: int | None = Field(
+        None, ge=60, description="The run is ended after this time."
+    )
     ttl_seconds: int | None = Field(
-        604800, ge=0, description="A finished run's pods are removed after this time; null: never. Volumes stay."
+        604800,
+        ge=0,
+        description="A finished run's pods are removed after this time; null: never. Volumes stay.",
     )
     grace_seconds: int = Field(
-        120, ge=10, le=86400, description="Time to save when a pod must go; the pod's own grace period is 30 s longer."
+        120,
+        ge=10,
+        le=86400,
+        description="Time to save when a pod must go; the pod's own grace period is 30 s longer.",
     )
 
     initialisers: tuple[Literal["model", "data"], ...] = Field(
@@ -488,6 +605,13 @@ class KubernetesConfig(Section):
         description="Image with kubetune's extras `tracking`, `ui` and `jupyter`, for TensorBoard, the page and "
         "JupyterLab: `scripts/image tools` builds it. Left out: the run's.",
     )
-    tensorboard: bool = Field(False, description="A TensorBoard Deployment and Service over the outputs volume.")
-    ui: bool = Field(False, description="A Deployment and Service of `kubetune ui` over the outputs volume, read-only.")
-    jupyter: JupyterConfig | None = Field(None, description="A pod with JupyterLab and the run's volumes.")
+    tensorboard: bool = Field(
+        False, description="A TensorBoard Deployment and Service over the outputs volume."
+    )
+    ui: bool = Field(
+        False,
+        description="A Deployment and Service of `kubetune ui` over the outputs volume, read-only.",
+    )
+    jupyter: JupyterConfig | None = Field(
+        None, description="A pod with JupyterLab and the run's volumes."
+    )

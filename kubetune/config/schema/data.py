@@ -14,7 +14,10 @@ from kubetune.config.schema.base import AsTuple, Section, section_of
 class SourceConfig(Section):
     """A source of records: a file, folder or hub data set, how it is read, and its share of an epoch."""
 
-    path: str = Field(min_length=1, description="File, folder or hub data set; `path#500` takes 500 seeded samples.")
+    path: str = Field(
+        min_length=1,
+        description="File, folder or hub data set; `path#500` takes 500 seeded samples.",
+    )
     weight: float = Field(
         1.0,
         gt=0,
@@ -22,16 +25,27 @@ class SourceConfig(Section):
         description="How often this source appears in each epoch: 0.5 is a seeded half, 2 is twice. "
         "Evaluation takes as many rows of each source as make the same mix.",
     )
-    format: Literal["auto", "messages", "prompt_completion", "text", "sharegpt", "alpaca", "labelled"] = Field(
-        "auto", description="Shape of the records; `auto` looks at the first one."
-    )
+    format: Literal[
+        "auto",
+        "messages",
+        "prompt_completion",
+        "text",
+        "sharegpt",
+        "alpaca",
+        "question_answer",
+        "labelled",
+    ] = Field("auto", description="Shape of the records; `auto` looks at the first one.")
     columns: dict[str, str] = Field(
-        default_factory=dict, description="Names in the file for the names expected, such as `{prompt: question}`."
+        default_factory=dict,
+        description="Names in the file for the names expected, such as `{prompt: question}`.",
     )
     subset: str | None = Field(
-        None, description="Configuration name of a hub data set, such as `sst2` of `glue`; `path: glue/sst2` says both."
+        None,
+        description="Configuration name of a hub data set, such as `sst2` of `glue`; `path: glue/sst2` says both.",
     )
-    split: str = Field("train", description="Split of a hub data set; slices such as `train[:1%]` work.")
+    split: str = Field(
+        "train", description="Split of a hub data set; slices such as `train[:1%]` work."
+    )
     range: Annotated[tuple[int, int] | None, AsTuple] = Field(
         None, description="Rows `[first, end)` of the source after shuffling with the data seed."
     )
@@ -44,7 +58,9 @@ class SourceConfig(Section):
     @model_validator(mode="after")
     def _range_holds_rows(self) -> SourceConfig:
         if self.range and not 0 <= self.range[0] < self.range[1]:
-            raise ValueError(f"range {list(self.range)} holds no row; expected [first, end) with 0 <= first < end")
+            raise ValueError(
+                f"range {list(self.range)} holds no row; expected [first, end) with 0 <= first < end"
+            )
         return self
 
 
@@ -77,7 +93,9 @@ class DataConfig(Section):
     eval: Annotated[
         Share | tuple[SourceConfig, ...] | None,
         BeforeValidator(_as_eval, json_schema_input_type=Share | SourcesAsWritten | None),
-    ] = Field(None, description="Share of `train` to hold out (`0.05`, seeded), or sources of its own.")
+    ] = Field(
+        None, description="Share of `train` to hold out (`0.05`, seeded), or sources of its own."
+    )
     max_length: int = Field(2048, ge=8, le=10_000_000, description="Longest sequence in tokens.")
     overlong: Literal["drop", "truncate", "split", "error"] = Field(
         "drop",
@@ -85,7 +103,10 @@ class DataConfig(Section):
         "several rows of each plain text, which lose nothing; what is no plain text is refused.",
     )
     max_lost_share: float = Field(
-        0.1, ge=0, le=1, description="Stop before training when more than this share of the rows would be left out."
+        0.1,
+        ge=0,
+        le=1,
+        description="Stop before training when more than this share of the rows would be left out.",
     )
     unusable_pairs: Literal["error", "drop"] = Field(
         "error",
@@ -106,15 +127,20 @@ class DataConfig(Section):
         "assistant", description="`assistant`: loss on answers only. `all`: loss on every token."
     )
     add_special_tokens: bool = Field(
-        True, description="Let the tokenizer add its own BOS (and the like) to `text` and `prompt`+`completion` rows."
+        True,
+        description="Let the tokenizer add its own BOS (and the like) to `text` and `prompt`+`completion` rows.",
     )
     date: str | None = Field(
         None,
         description="Day that a chat template writes which asks for today's, such as `2026-11-22`. Left out: that of "
         "the run's first start, which later starts keep.",
     )
-    num_proc: int | None = Field(None, ge=1, description="Processes that tokenise; left out: all cores.")
-    cache: str | None = Field(None, description="Folder of the prepared data; left out: `~/.cache/kubetune`.")
+    num_proc: int | None = Field(
+        None, ge=1, description="Processes that tokenise; left out: all cores."
+    )
+    cache: str | None = Field(
+        None, description="Folder of the prepared data; left out: `~/.cache/kubetune`."
+    )
 
     @field_validator("date")
     @classmethod

@@ -13,7 +13,16 @@ from kubetune.config.schema.base import AsTuple, Section, section_of
 from kubetune.config.schema.data import Sources
 
 AnswerMetric = Literal[
-    "exact_match", "contains", "regex", "numeric", "json_valid", "json_equal", "label", "rouge_l", "bleu", "chrf"
+    "exact_match",
+    "contains",
+    "regex",
+    "numeric",
+    "json_valid",
+    "json_equal",
+    "label",
+    "rouge_l",
+    "bleu",
+    "chrf",
 ]
 FORGET_LOSS = "eval_forget_loss"
 
@@ -22,7 +31,11 @@ def _as_list(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Names = Annotated[tuple[str, ...], AsTuple, BeforeValidator(_as_list, json_schema_input_type=str | tuple[str, ...])]
+Names = Annotated[
+    tuple[str, ...],
+    AsTuple,
+    BeforeValidator(_as_list, json_schema_input_type=str | tuple[str, ...]),
+]
 
 
 class GenerateConfig(Section):
@@ -39,14 +52,21 @@ class GenerateConfig(Section):
         "rouge-score, `bleu` and `chrf` need sacrebleu.",
     )
     pattern: str | None = Field(
-        None, description="Regular expression of `regex`: its first group, or all of it, is what is compared."
+        None,
+        description="Regular expression of `regex`: its first group, or all of it, is what is compared.",
     )
-    labels: Names = Field((), description="Words of `label`: the first one in an answer is what it says.")
+    labels: Names = Field(
+        (), description="Words of `label`: the first one in an answer is what it says."
+    )
     max_new_tokens: int = Field(128, ge=1, description="Longest answer in tokens.")
-    rows: int | None = Field(500, ge=1, description="Rows of `data.eval` that are asked, always the same; null: all.")
+    rows: int | None = Field(
+        500, ge=1, description="Rows of `data.eval` that are asked, always the same; null: all."
+    )
     batch_size: int = Field(16, ge=1, description="Answers that a rank generates at a time.")
     max_seconds: float | None = Field(
-        None, gt=0, description="An evaluation that takes longer asks no more rows, and says how many it has asked."
+        None,
+        gt=0,
+        description="An evaluation that takes longer asks no more rows, and says how many it has asked.",
     )
 
     @field_validator("pattern")
@@ -60,7 +80,10 @@ class GenerateConfig(Section):
 
     @model_validator(mode="after")
     def _says_what_it_needs(self) -> GenerateConfig:
-        for metric, key, given in (("regex", "pattern", self.pattern), ("label", "labels", self.labels)):
+        for metric, key, given in (
+            ("regex", "pattern", self.pattern),
+            ("label", "labels", self.labels),
+        ):
             if (metric in self.metric) != bool(given):
                 raise ValueError(f"metric {metric} and {key} belong together; set both or none")
         return self
@@ -69,7 +92,9 @@ class GenerateConfig(Section):
 class OwnMetricsConfig(Section):
     """Measures of answers that are functions of the user's."""
 
-    file: str = Field(min_length=1, description="Python file of yours; nothing else is ever imported by name.")
+    file: str = Field(
+        min_length=1, description="Python file of yours; nothing else is ever imported by name."
+    )
     functions: Annotated[Names, Field(min_length=1)] = Field(
         description="Functions in it: `function(prompt, answer, reference, record) -> float`."
     )
@@ -86,32 +111,45 @@ class OwnMetricsConfig(Section):
 class ForgetConfig(Section):
     """Data that a run must not lose."""
 
-    data: Sources = Field(description="Sources of what must not be lost, such as `general.jsonl#500`.")
+    data: Sources = Field(
+        description="Sources of what must not be lost, such as `general.jsonl#500`."
+    )
 
 
 class BenchmarksConfig(Section):
     """Tasks of lm-evaluation-harness, run after the last step."""
 
-    tasks: Annotated[Names, Field(min_length=1)] = Field(description="Tasks by the harness's names, such as `gsm8k`.")
-    tasks_folder: str | None = Field(
-        None, description="Folder with task files of your own, or copies of the harness's where there is no network."
+    tasks: Annotated[Names, Field(min_length=1)] = Field(
+        description="Tasks by the harness's names, such as `gsm8k`."
     )
-    limit: int | None = Field(None, ge=1, description="Ask the first so many rows of each task only.")
+    tasks_folder: str | None = Field(
+        None,
+        description="Folder with task files of your own, or copies of the harness's where there is no network.",
+    )
+    limit: int | None = Field(
+        None, ge=1, description="Ask the first so many rows of each task only."
+    )
 
 
 class EvaluationConfig(Section):
     """Measures besides the task's own, and what they must reach."""
 
     generate: GenerateConfig | None = Field(
-        None, description="At each evaluation, let the model answer rows of `data.eval`, and measure the answers."
+        None,
+        description="At each evaluation, let the model answer rows of `data.eval`, and measure the answers.",
     )
-    metrics: OwnMetricsConfig | None = Field(None, description="Measures of your own, of the same answers.")
+    metrics: OwnMetricsConfig | None = Field(
+        None, description="Measures of your own, of the same answers."
+    )
     forget: Annotated[
-        ForgetConfig | None, BeforeValidator(section_of("data", list), json_schema_input_type=str | ForgetConfig | None)
+        ForgetConfig | None,
+        BeforeValidator(section_of("data", list), json_schema_input_type=str | ForgetConfig | None),
     ] = Field(None, description="At each evaluation, `eval_forget_loss`: the loss on other data.")
     benchmarks: Annotated[
         BenchmarksConfig | None,
-        BeforeValidator(section_of("tasks", list), json_schema_input_type=Names | BenchmarksConfig | None),
+        BeforeValidator(
+            section_of("tasks", list), json_schema_input_type=Names | BenchmarksConfig | None
+        ),
     ] = Field(
         None,
         description="After the last step, tasks of EleutherAI's lm-evaluation-harness on the best checkpoint and "
@@ -140,9 +178,13 @@ class EvaluationConfig(Section):
     @model_validator(mode="after")
     def _asks_what_it_measures(self) -> EvaluationConfig:
         if self.metrics is not None and self.generate is None:
-            raise ValueError("metrics judge answers: add a generate section, `generate: {}` will do")
+            raise ValueError(
+                "metrics judge answers: add a generate section, `generate: {}` will do"
+            )
         if self.generate is not None and not self.generate.metric and self.metrics is None:
-            raise ValueError("generate.metric: none given; name some, or functions of your own in metrics")
+            raise ValueError(
+                "generate.metric: none given; name some, or functions of your own in metrics"
+            )
         names = [name.removeprefix("eval_") for name in self.names]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two metrics are called {', '.join(twice)}; rename your function")
@@ -152,7 +194,9 @@ class EvaluationConfig(Section):
     def answer_metrics(self) -> tuple[str, ...]:
         """Names of the measures of answers, as metrics.jsonl has them."""
         own = self.metrics.functions if self.metrics else ()
-        return tuple(full_name(name) for name in (*(self.generate.metric if self.generate else ()), *own))
+        return tuple(
+            full_name(name) for name in (*(self.generate.metric if self.generate else ()), *own)
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,7 +205,10 @@ class EvaluationConfig(Section):
 
     def is_benchmark(self, name: str) -> bool:
         """Name of a metric that benchmarks give: `arc_easy`, a task's first one, or `arc_easy/acc_norm`."""
-        return self.benchmarks is not None and name.removeprefix("eval_").partition("/")[0] in self.benchmarks.tasks
+        return (
+            self.benchmarks is not None
+            and name.removeprefix("eval_").partition("/")[0] in self.benchmarks.tasks
+        )
 
     @property
     def needs_base(self) -> bool:

@@ -10,7 +10,13 @@ from pydantic import Field, field_validator, model_validator
 
 from kubetune.config.schema.base import AsTuple, Section, renamed
 
-DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+DTYPE_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+}
 
 
 BUILT_IN_TEMPLATE = "chatml"
@@ -20,24 +26,33 @@ BUILT_IN_TEMPLATE = "chatml"
 class ModelConfig(Section):
     """The model: where it lies, its tokenizer and chat template, its dtype and attention."""
 
-    path: str = Field(min_length=1, description="Hub id (`Qwen/Qwen3-8B`) or a folder that holds the model.")
+    path: str = Field(
+        min_length=1, description="Hub id (`Qwen/Qwen3-8B`) or a folder that holds the model."
+    )
     revision: str | None = Field(None, description="Branch, tag or commit on the hub.")
-    tokenizer: str | None = Field(None, description="Hub id or folder of the tokenizer, when it is not the model's.")
+    tokenizer: str | None = Field(
+        None, description="Hub id or folder of the tokenizer, when it is not the model's."
+    )
     chat_template: str | None = Field(
-        None, description="File with a Jinja chat template that replaces the tokenizer's; or `chatml`, built in."
+        None,
+        description="File with a Jinja chat template that replaces the tokenizer's; or `chatml`, built in.",
     )
-    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], renamed(DTYPE_NAMES)] = Field(
-        "auto",
-        description="Dtype of frozen weights and of the arithmetic. `auto`: bfloat16 where the GPU supports it, else "
-        "float16; on a CPU float32, or bfloat16 where that multiplies faster: measured when a run begins, and kept. "
-        "Trained parameters and optimizer state are always float32.",
+    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], renamed(DTYPE_NAMES)] = (
+        Field(
+            "auto",
+            description="Dtype of frozen weights and of the arithmetic. `auto`: bfloat16 where the GPU supports it, else "
+            "float16; on a CPU float32, or bfloat16 where that multiplies faster: measured when a run begins, and kept. "
+            "Trained parameters and optimizer state are always float32.",
+        )
     )
-    attention: Annotated[Literal["auto", "padding_free", "eager", "sdpa"], renamed({"flat": "padding_free"})] = Field(
+    attention: Literal["auto", "padding_free", "eager", "sdpa"] = Field(
         "auto",
         description="`auto`: padding-free attention over many sequences where the self-check proves it exact, else one "
         "sequence at a time.",
     )
-    local_files_only: bool = Field(False, description="Never ask the hub; the model must be on disk or in the cache.")
+    local_files_only: bool = Field(
+        False, description="Never ask the hub; the model must be on disk or in the cache."
+    )
     trust_remote_code: bool = Field(
         False,
         description="Run Python code that comes with the model. Needs `revision` pinned to a commit; for a folder, to "
@@ -47,7 +62,9 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _pinned_code(self) -> ModelConfig:
         commit = self.revision or ""
-        if self.trust_remote_code and not (len(commit) == 40 and all(c in "0123456789abcdef" for c in commit)):
+        if self.trust_remote_code and not (
+            len(commit) == 40 and all(c in "0123456789abcdef" for c in commit)
+        ):
             raise ValueError(
                 "trust_remote_code runs code from the model's repository: pin `revision` to a commit (40 hex digits)"
             )
@@ -64,20 +81,27 @@ class LoraConfig(Section):
         "all-linear", description="`all-linear`, a list of module names, or one regular expression."
     )
     target_parameters: Annotated[tuple[str, ...], AsTuple] = Field(
-        (), description="Tensors that get adapters besides, as PEFT names them, such as `mlp.experts.down_proj`."
+        (),
+        description="Tensors that get adapters besides, as PEFT names them, such as `mlp.experts.down_proj`.",
     )
     modules_to_save: Annotated[tuple[str, ...], AsTuple] = Field(
         (), description="Modules trained in full and saved with the adapter."
     )
-    use_dora: bool = Field(False, description="DoRA: magnitude and direction apart (arXiv 2402.09353).")
-    use_rslora: bool = Field(False, description="Scale by alpha/√r instead of alpha/r (arXiv 2312.03732).")
+    use_dora: bool = Field(
+        False, description="DoRA: magnitude and direction apart (arXiv 2402.09353)."
+    )
+    use_rslora: bool = Field(
+        False, description="Scale by alpha/√r instead of alpha/r (arXiv 2312.03732)."
+    )
 
     @field_validator("target_modules")
     @classmethod
     def _is_expression(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         try:
             if isinstance(value, str):
-                with warnings.catch_warnings(action="ignore", category=FutureWarning):  # `[[`: as Python reads it today
+                with warnings.catch_warnings(
+                    action="ignore", category=FutureWarning
+                ):  # `[[`: as Python reads it today
                     re.compile(value)
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(
@@ -92,7 +116,9 @@ class LoraConfig(Section):
         named = () if self.target_modules == "all-linear" else self.target_modules
         names = (*named, *self.target_parameters)
         is_clear = not isinstance(named, str) and not self.modules_to_save
-        return is_clear and not any({"gate", "router", "weight"} & {*name.split(".")[-2:]} for name in names)
+        return is_clear and not any(
+            {"gate", "router", "weight"} & {*name.split(".")[-2:]} for name in names
+        )
 
     @property
     def lora_alpha(self) -> float:
@@ -103,8 +129,11 @@ class LoraConfig(Section):
 class ClassificationConfig(Section):
     """Classes that a classifier tells apart, and the kind of problem."""
 
-    problem_type: Literal["auto", "single_label_classification", "multi_label_classification", "regression"] = Field(
-        "auto", description="One class, any number of classes, or a number; `auto`: as the labels look."
+    problem_type: Literal[
+        "auto", "single_label_classification", "multi_label_classification", "regression"
+    ] = Field(
+        "auto",
+        description="One class, any number of classes, or a number; `auto`: as the labels look.",
     )
     labels: Annotated[tuple[str, ...] | None, AsTuple] = Field(
         None,
@@ -117,7 +146,10 @@ class VisionConfig(Section):
     """Sizes of images in tokens, and the parts of a vision-language model that learn."""
 
     image_max_tokens: int = Field(
-        1024, ge=1, le=16_384, description="Larger images are scaled down until they take at most so many tokens."
+        1024,
+        ge=1,
+        le=16_384,
+        description="Larger images are scaled down until they take at most so many tokens.",
     )
     image_min_tokens: int | None = Field(
         None,
@@ -125,10 +157,12 @@ class VisionConfig(Section):
         description="Smaller images are scaled up to so many tokens. Left out: as the model's processor does.",
     )
     freeze_vision_tower: bool = Field(
-        True, description="`false`: the vision tower learns too, through adapters of its own where there is LoRA."
+        True,
+        description="`false`: the vision tower learns too, through adapters of its own where there is LoRA.",
     )
     freeze_projector: bool = Field(
-        True, description="`false`: the projector, from the vision tower to tokens, learns too, in the same way."
+        True,
+        description="`false`: the projector, from the vision tower to tokens, learns too, in the same way.",
     )
 
     @model_validator(mode="after")

@@ -15,7 +15,10 @@ Loss = Literal["dpo", "ipo", "hinge", "robust", "orpo", "simpo", "cpo", "kto"]
 _WITH_REFERENCE: Final = ("dpo", "ipo", "hinge", "robust")
 COMPARED: Final = (*_WITH_REFERENCE, "kto")
 """Losses by what an answer gained over the reference; the others take its probability as it is."""
-_DEFAULTS: Final[dict[Any, dict[str, float]]] = {"simpo": {"beta": 2.0, "gamma": 1.0}, "cpo": {"sft_weight": 1.0}}
+_DEFAULTS: Final[dict[Any, dict[str, float]]] = {
+    "simpo": {"beta": 2.0, "gamma": 1.0},
+    "cpo": {"sft_weight": 1.0},
+}
 """Defaults of a loss that are not everybody's, as its paper has them."""
 ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
     "label_smoothing": ("dpo", "robust", "cpo", "simpo"),
@@ -38,21 +41,36 @@ class PreferenceConfig(Section):
         "(2401.08417) need no reference; `kto` (2402.01306) takes answers one by one, each with a `label`.",
     )
     beta: float = Field(
-        0.1, gt=0, description="Strength of the preference, the weight of the odds ratio in `orpo`. `simpo`: 2.0."
+        0.1,
+        gt=0,
+        description="Strength of the preference, the weight of the odds ratio in `orpo`. `simpo`: 2.0.",
     )
     label_smoothing: float = Field(
-        0.0, ge=0, lt=0.5, description="Share of pairs taken to be the wrong way round; `dpo` with it is cDPO."
+        0.0,
+        ge=0,
+        lt=0.5,
+        description="Share of pairs taken to be the wrong way round; `dpo` with it is cDPO.",
     )
-    gamma: float | None = Field(None, ge=0, description="Target reward margin of `simpo`; left out: 1.0.")
+    gamma: float | None = Field(
+        None, ge=0, description="Target reward margin of `simpo`; left out: 1.0."
+    )
     sft_weight: float = Field(
-        0.0, ge=0, description="Weight of the chosen answer's own cross-entropy, beside the preference. `cpo`: 1.0."
+        0.0,
+        ge=0,
+        description="Weight of the chosen answer's own cross-entropy, beside the preference. `cpo`: 1.0.",
     )
     desirable_weight: float = Field(1.0, gt=0, description="Weight of good answers in `kto`.")
     undesirable_weight: float = Field(1.0, gt=0, description="Weight of bad answers in `kto`.")
-    reference_free: bool = Field(False, description="Compare with a reference to which all answers are equally likely.")
-    images: bool = Field(False, description="Prompts have images, which the model sees as `vision` says.")
+    reference_free: bool = Field(
+        False, description="Compare with a reference to which all answers are equally likely."
+    )
+    images: bool = Field(
+        False, description="Prompts have images, which the model sees as `vision` says."
+    )
     center_coefficient: float | None = Field(
-        None, gt=0, description="Of a reward model: pull of the rewards of a pair towards a mean of zero."
+        None,
+        gt=0,
+        description="Of a reward model: pull of the rewards of a pair towards a mean of zero.",
     )
 
     @property
@@ -73,10 +91,13 @@ class PreferenceConfig(Section):
         problems = [
             f"{key} means nothing to `loss: {self.loss}`; leave it out, or take {' or '.join(losses)}"
             for key, losses in ONLY_WITH.items()
-            if self.loss not in losses and getattr(self, key) != type(self).model_fields[key].default
+            if self.loss not in losses
+            and getattr(self, key) != type(self).model_fields[key].default
         ]
         if self.loss == "robust" and not self.label_smoothing:
-            problems.append("label_smoothing: found 0 with `loss: robust`; expected the share of wrong pairs")
+            problems.append(
+                "label_smoothing: found 0 with `loss: robust`; expected the share of wrong pairs"
+            )
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -89,7 +110,11 @@ class PreferenceConfig(Section):
                 if self.center_coefficient is not None
                 else []
             )
-        found = [key for key in type(self).model_fields if getattr(self, key) != type(self).model_fields[key].default]
+        found = [
+            key
+            for key in type(self).model_fields
+            if getattr(self, key) != type(self).model_fields[key].default
+        ]
         if task == "reward_model":
             found = [key for key in found if key != "center_coefficient"]
         return [f"preference.{key}: means nothing to `task: {task}`; leave it out" for key in found]

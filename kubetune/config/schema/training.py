@@ -23,7 +23,9 @@ class TrainingConfig(Section):
     """Steps, optimizer, schedule, evaluations, checkpoints and speed of a run."""
 
     num_train_epochs: float = Field(1.0, gt=0, le=10_000, description="Epochs; may be a fraction.")
-    max_steps: int | None = Field(None, ge=1, description="Optimizer steps; takes precedence over epochs.")
+    max_steps: int | None = Field(
+        None, ge=1, description="Optimizer steps; takes precedence over epochs."
+    )
     global_batch_size: int | None = Field(
         None,
         ge=1,
@@ -37,12 +39,18 @@ class TrainingConfig(Section):
         "packed rows are counted.",
     )
     per_device_train_batch_size: int = Field(
-        1, ge=1, description="Samples per micro-batch; with packing, full-length sequences' worth of tokens."
+        1,
+        ge=1,
+        description="Samples per micro-batch; with packing, full-length sequences' worth of tokens.",
     )
     gradient_accumulation_steps: int | None = Field(
-        None, ge=1, description="Micro-batches per step and rank. Derived when the global batch is given."
+        None,
+        ge=1,
+        description="Micro-batches per step and rank. Derived when the global batch is given.",
     )
-    per_device_eval_batch_size: int | None = Field(None, ge=1, description="Left out: as in training.")
+    per_device_eval_batch_size: int | None = Field(
+        None, ge=1, description="Left out: as in training."
+    )
     learning_rate: float | None = Field(
         None,
         gt=0,
@@ -50,30 +58,52 @@ class TrainingConfig(Section):
         description="Left out: 2e-4 for LoRA, 1e-5 for full fine-tuning; 5e-6 and 5e-7 of `task: preference`, "
         "1e-4 and 1e-5 of `task: reward_model`.",
     )
-    lr_scheduler_type: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape after warm-up.")
-    warmup_ratio: float = Field(0.03, ge=0, lt=1, description="Share of the steps spent warming up.")
-    warmup_steps: int | None = Field(None, ge=0, description="Steps spent warming up; takes precedence over the ratio.")
-    weight_decay: float = Field(0.0, ge=0, lt=1, description="AdamW's decay; never on norms and biases.")
-    router_aux_loss_coef: float | None = Field(
-        None, ge=0, description="Weight of the loss that balances experts, where routers learn; left out: the model's."
+    lr_scheduler_type: Literal["cosine", "linear", "constant"] = Field(
+        "cosine", description="Shape after warm-up."
     )
-    router_z_loss_coef: float = Field(0.0, ge=0, description="Weight of the mean logsumexp² of routers that learn.")
-    max_grad_norm: float = Field(1.0, ge=0, description="Gradient norm is clipped to this; 0 switches clipping off.")
+    warmup_ratio: float = Field(
+        0.03, ge=0, lt=1, description="Share of the steps spent warming up."
+    )
+    warmup_steps: int | None = Field(
+        None, ge=0, description="Steps spent warming up; takes precedence over the ratio."
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, lt=1, description="AdamW's decay; never on norms and biases."
+    )
+    router_aux_loss_coef: float | None = Field(
+        None,
+        ge=0,
+        description="Weight of the loss that balances experts, where routers learn; left out: the model's.",
+    )
+    router_z_loss_coef: float = Field(
+        0.0, ge=0, description="Weight of the mean logsumexp² of routers that learn."
+    )
+    max_grad_norm: float = Field(
+        1.0, ge=0, description="Gradient norm is clipped to this; 0 switches clipping off."
+    )
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first decay rate.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's second decay rate.")
     adam_epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
     optim: Annotated[Literal["adamw", "adamw_8bit"], renamed(OPTIM_NAMES)] = Field(
         "adamw", description="Fused AdamW, or bitsandbytes' 8-bit AdamW."
     )
-    logging_steps: int = Field(1, ge=1, description="Steps between log lines; metrics.jsonl holds every step.")
+    logging_steps: int = Field(
+        1, ge=1, description="Steps between log lines; metrics.jsonl holds every step."
+    )
     eval_steps: Interval = Field("epoch", description="Steps between evaluations, or `epoch`.")
     save_steps: Interval = Field("epoch", description="Steps between checkpoints, or `epoch`.")
-    save_total_limit: int = Field(3, ge=1, description="Newest checkpoints kept, besides the best one.")
-    metric_for_best_model: Annotated[str, BeforeValidator(full_name, json_schema_input_type=str)] = Field(
-        "eval_loss", description="Evaluation metric that chooses `best`; `accuracy` means `eval_accuracy`."
+    save_total_limit: int = Field(
+        3, ge=1, description="Newest checkpoints kept, besides the best one."
+    )
+    metric_for_best_model: Annotated[
+        str, BeforeValidator(full_name, json_schema_input_type=str)
+    ] = Field(
+        "eval_loss",
+        description="Evaluation metric that chooses `best`; `accuracy` means `eval_accuracy`.",
     )
     greater_is_better: bool | None = Field(
-        None, description="Left out: false for losses, mae, perplexity, kl and what is of rejected answers."
+        None,
+        description="Left out: false for losses, mae, perplexity, kl and what is of rejected answers.",
     )
     early_stopping_patience: int | None = Field(
         None, ge=1, description="Stop after this many evaluations without improvement."
@@ -85,10 +115,13 @@ class TrainingConfig(Section):
         "4; meanwhile no checkpoint is due. Left out: only a loss that is not finite ends it.",
     )
     loss_watchdog_patience: int = Field(
-        3, ge=1, description="Steps in a row with a loss above `loss_watchdog_threshold` that end the run."
+        3,
+        ge=1,
+        description="Steps in a row with a loss above `loss_watchdog_threshold` that end the run.",
     )
     gradient_checkpointing: Literal["auto"] | bool = Field(
-        "auto", description="Recompute activations to save memory; `auto`: only where the memory plan asks for it."
+        "auto",
+        description="Recompute activations to save memory; `auto`: only where the memory plan asks for it.",
     )
     parallelism: Literal["ddp", "fsdp"] = Field(
         "ddp",
@@ -100,7 +133,7 @@ class TrainingConfig(Section):
         description="Use faster forward code: for LoRA layers always, for norms and the like once equal "
         "results are proved.",
     )
-    compile: Annotated[Literal["auto", "layers"] | bool, renamed({"blocks": "layers"})] = Field(
+    compile: Literal["auto", "layers"] | bool = Field(
         "auto",
         description="torch.compile of pointwise parts; `auto`: where the planned work is worth it. `layers`: of whole "
         "decoder layers too, but for attention; `auto` takes it only where `kubetune bench` found it faster.",
@@ -121,10 +154,13 @@ class TrainingConfig(Section):
         "touch a run that has one.",
     )
     pause_at_step: int | None = Field(
-        None, ge=1, description="End, saved, at the first evaluation from this step on; a higher one, or none, goes on."
+        None,
+        ge=1,
+        description="End, saved, at the first evaluation from this step on; a higher one, or none, goes on.",
     )
     preflight: bool = Field(
-        False, description="Before step 1: the longest batch, an evaluation, a save; what they take."
+        False,
+        description="Before step 1: the longest batch, an evaluation, a save; what they take.",
     )
     timeout_seconds: float = Field(
         1800.0,
@@ -132,4 +168,6 @@ class TrainingConfig(Section):
         description="A rank that gets nowhere for this long ends the run, and so does one that others wait for this "
         "long, or a node that does not come. Loading the model, and each checkpoint, must take less.",
     )
-    seed: int = Field(42, ge=0, lt=2**63, description="Decides data order, splits, initial weights and dropout.")
+    seed: int = Field(
+        42, ge=0, lt=2**63, description="Decides data order, splits, initial weights and dropout."
+    )

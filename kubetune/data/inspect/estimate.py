@@ -6,7 +6,7 @@ Images take some seconds, nearly all of them for importing the image processor o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -59,7 +59,11 @@ class Lengths:
 
     def longest_of(self, rows: int | None) -> int:
         """Tokens that no row of so many has more of: with a quarter to spare where not all of them were sampled."""
-        return self.longest if rows is not None and rows <= self.sampled else min(self.limit, -(-5 * self.longest // 4))
+        return (
+            self.longest
+            if rows is not None and rows <= self.sampled
+            else min(self.limit, -(-5 * self.longest // 4))
+        )
 
     def tokens(self, rows: int | None) -> int | None:
         """Of so many rows, those that are not kept counted as nothing."""
@@ -71,14 +75,16 @@ def estimate_rows(config: Config) -> tuple[int | None, int | None]:
 
     Raises DataError when a source exists nowhere, and no pod is to make it.
     """
-    taken = [_taken(config, source) for source in config.data.train]
+    taken = [taken_by(config, source) for source in config.data.train]
     total = _total(taken)
     eval_rows: int | None = 0
     if isinstance(config.data.eval, tuple):
-        eval_taken = [_taken(config, source) for source in config.data.eval]
+        eval_taken = [taken_by(config, source) for source in config.data.eval]
         eval_rows = _total(eval_taken)
         if eval_rows is not None:
-            eval_rows = sum(evaluated_rows([n or 0 for n in eval_taken], [s.weight for s in config.data.eval]))
+            eval_rows = sum(
+                evaluated_rows([n or 0 for n in eval_taken], [s.weight for s in config.data.eval])
+            )
     elif config.data.eval and total is None:
         eval_rows = None
     elif config.data.eval and total:
@@ -87,10 +93,15 @@ def estimate_rows(config: Config) -> tuple[int | None, int | None]:
         return None, eval_rows
     # What is held out is drawn from all sources alike.
     left = 1.0 if isinstance(config.data.eval, tuple) else 1 - (eval_rows or 0) / max(1, total)
-    kept = [(round((rows or 0) * left), source.weight) for rows, source in zip(taken, config.data.train, strict=True)]
+    kept = [
+        (round((rows or 0) * left), source.weight)
+        for rows, source in zip(taken, config.data.train, strict=True)
+    ]
     if isinstance(config.data.eval, float) and eval_rows and total:
         held_out = [round(eval_rows * (rows or 0) / total) for rows in taken]
-        eval_rows = max(1, sum(evaluated_rows(held_out, [source.weight for source in config.data.train])))
+        eval_rows = max(
+            1, sum(evaluated_rows(held_out, [source.weight for source in config.data.train]))
+        )
     return sum(max(1, round(rows * weight)) for rows, weight in kept if rows), eval_rows
 
 
@@ -100,8 +111,10 @@ def _total(counts: Sequence[int | None]) -> int | None:
 
 def is_upper_bound(config: Config, sources: Sequence[SourceConfig]) -> bool:
     """Some source is known by its `#N` alone: it may have fewer rows than that, never more."""
-    located = [_located(config, source) for source in sources]
-    return any(found is not None and not found.files and found.sample is not None for found in located)
+    located = [where_is(config, source) for source in sources]
+    return any(
+        found is not None and not found.files and found.sample is not None for found in located
+    )
 
 
 def makes_data(config: Config) -> bool:
@@ -109,7 +122,7 @@ def makes_data(config: Config) -> bool:
     return config.kubernetes is not None and config.kubernetes.preprocess is not None
 
 
-def _located(config: Config, source: SourceConfig) -> Located | None:
+def where_is(config: Config, source: SourceConfig) -> Located | None:
     """The data that a source stands for; None where it is yet to be made by `kubernetes.preprocess`."""
     try:
         return locate(source)
@@ -121,12 +134,12 @@ def _located(config: Config, source: SourceConfig) -> Located | None:
 
 def estimate_forget(config: Config) -> int:
     """Rows of `evaluation.forget`, as far as they are on this machine as files. Raises DataError as `estimate_rows`."""
-    return sum(_taken(config, source) or 0 for source in config.sources["forget"])
+    return sum(taken_by(config, source) or 0 for source in config.sources["forget"])
 
 
-def _taken(config: Config, source: SourceConfig) -> int | None:
+def taken_by(config: Config, source: SourceConfig) -> int | None:
     """Records of a source that `#N` and `range` take."""
-    located = _located(config, source)
+    located = where_is(config, source)
     if located is None:
         return None
     if not located.files:
@@ -139,13 +152,29 @@ def _taken(config: Config, source: SourceConfig) -> int | None:
     return taken
 
 
-def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | None:
+def load_here(config: Config) -> Tokenizer:
+    """Return the tokenizer of a config, from files of this machine alone."""
+    from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
+    from kubetune.rundir.starts import day_of
+
+    model = config.model.model_copy(update={"local_files_only": True})
+    return load_tokenizer(model, cache_folder(config.data.cache), date=day_of(config))
+
+
+def estimate_lengths(
+    config: Config, environ: Mapping[str, str], load: Callable[[], Tokenizer] | None = None
+) -> Lengths | None:
     """Token counts of the first rows, or None when the tokenizer or the data are not here.
 
+    `load`: of the tokenizer, which is asked for only where it is on this machine.
     Raises ModelError or DataError when they are, but of no use, ConfigError for tokens that the model does not know.
     """
-    sources = [source for source in config.data.train if (found := _located(config, source)) and found.files]
-    if not sources or not _on_disk(config.model.tokenizer or config.model.path, environ):
+    sources = [
+        source
+        for source in config.data.train
+        if (found := where_is(config, source)) and found.files
+    ]
+    if not sources or not is_on_disk(config.model.tokenizer or config.model.path, environ):
         return None
     from kubetune.data.inspect.sharing import spared_share
     from kubetune.data.prepared.pipeline import not_to_split
@@ -153,16 +182,24 @@ def estimate_lengths(config: Config, environ: Mapping[str, str]) -> Lengths | No
     from kubetune.data.reading.problems import Problems
     from kubetune.data.text.encode import SEEING, split_at
     from kubetune.data.text.encode_labelled import framed_ids, within_positions
-    from kubetune.data.text.tokenizer import load_tokenizer
 
-    config = config.model_copy(update={"model": config.model.model_copy(update={"local_files_only": True})})
-    tokenizer = load_tokenizer(config.model)
+    config = config.model_copy(
+        update={"model": config.model.model_copy(update={"local_files_only": True})}
+    )
+    tokenizer = load() if load is not None else load_here(config)
     labelled = config.task == "sequence_classification"
     problems, unfit = Problems(), Problems()
-    examples = list(_first_examples(config, sources, SAMPLE_PICTURED_ROWS if config.sees else SAMPLE_ROWS, problems))
+    examples = list(
+        _first_examples(
+            config, sources, SAMPLE_PICTURED_ROWS if config.sees else SAMPLE_ROWS, problems
+        )
+    )
     sampled = len(examples)
     if labelled:
-        rows = [[ids] for ids in framed_ids(tokenizer, [e for _, e in examples if isinstance(e, Labelled)])]
+        rows = [
+            [ids]
+            for ids in framed_ids(tokenizer, [e for _, e in examples if isinstance(e, Labelled)])
+        ]
     else:
         good = [(where, example) for where, example in examples if example is not None]
         encoded = _encoder(config, tokenizer).encode_batch([example for _, example in good])
@@ -238,12 +275,17 @@ def _encoder(config: Config, tokenizer: Tokenizer) -> Encoder | PreferenceEncode
     from kubetune.data.vision.encode import VisionEncoder
     from kubetune.data.vision.image_processor import load_image_processor
 
-    encoder = Encoder(tokenizer, train_on=config.data.train_on, add_special_tokens=config.data.add_special_tokens)
+    encoder = Encoder(
+        tokenizer,
+        train_on=config.data.train_on,
+        add_special_tokens=config.data.add_special_tokens,
+        keeps_prompts=config.record_kind != "text",
+    )
     processor = load_image_processor(config, tokenizer)
     seeing = encoder if processor is None else VisionEncoder(encoder, processor)
     return seeing if config.record_kind == "text" else PreferenceEncoder(seeing)
 
 
-def _on_disk(path: str, environ: Mapping[str, str]) -> bool:
+def is_on_disk(path: str, environ: Mapping[str, str]) -> bool:
     """The model is a local folder or in the hub's cache."""
     return is_local(path) or hub_folder(path, environ).is_dir()

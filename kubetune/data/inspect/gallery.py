@@ -55,8 +55,9 @@ class Gallery:
         self._repeats: dict[int, Picked] = {}
         self._times: Counter[int] = Counter()
 
-    def add(self, result: Result, digests: Sequence[int], said: Sequence[Sequence[str] | None]) -> None:
-        """Look at the rows of one batch. `digests`: a number for each row that equal rows share; `said`: its labels."""
+    def add(self, result: Result, said: Sequence[Sequence[str] | None]) -> None:
+        """Look at the rows of one batch. `said`: the labels of each."""
+        digests = result.digests
         end = 0
         for number, length in enumerate(result.chunk.lengths):
             begin, end = end, end + length
@@ -69,7 +70,9 @@ class Gallery:
             self._seen.setdefault(digests[number], (result.split, result.source, record))
             if again:
                 self._times[digests[number]] += 1
-            shown = again and (digests[number] in self._repeats or len(self._repeats) < self._most_repeats)
+            shown = again and (
+                digests[number] in self._repeats or len(self._repeats) < self._most_repeats
+            )
             if not (len(first) < self._per_source or is_longest or is_least or shown):
                 continue
             row = Picked(result.split, result.source, record, result.chunk.tokens[begin:end],
@@ -87,14 +90,21 @@ class Gallery:
         """The picked rows, ready to be shown: `why`, `path`, `record` from 1, `tokens`, `trained`, `pieces`, and small
         copies of their `images` as addresses of data."""
         picked = [
-            (f"row {number} of {row.split}", row) for rows in self._first.values() for number, row in enumerate(rows, 1)
+            (f"row {number} of {row.split}", row)
+            for rows in self._first.values()
+            for number, row in enumerate(rows, 1)
         ]
         if self._longest is not None:
             picked.append(("the longest row that is kept", self._longest))
         if self._least is not None and self._least.trained and any(self._least.trained):
             picked.append(("the row with the smallest share that is trained", self._least))
-        picked += [(f"appears {self._times[digest] + 1:,} times", row) for digest, row in self._repeats.items()]
-        return [shown(why, row, tokenizer, sources[row.split][row.source].path) for why, row in picked]
+        picked += [
+            (f"appears {self._times[digest] + 1:,} times", row)
+            for digest, row in self._repeats.items()
+        ]
+        return [
+            shown(why, row, tokenizer, sources[row.split][row.source].path) for why, row in picked
+        ]
 
 
 def brief(text: str) -> str:
@@ -104,15 +114,21 @@ def brief(text: str) -> str:
 
 def shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, Any]:
     """A row as pages show it, which `Gallery.rows` describes. `path`: of its source."""
-    special = {id for id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special}
+    special = {
+        id for id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special
+    }
     ends = (row.second, len(row.ids)) if row.second else (len(row.ids),)
     pieces, shown = list[dict[str, Any]](), 0
     for begin, end in zip((0, *ends), ends, strict=False):
         tokens = _first_tokens(row.ids[begin:end], row.trained[begin:end], special)
         shown += len(tokens)
-        for (trained, is_special), run in groupby(tokens, key=lambda token: (bool(token[1]), token[0] in special)):
+        for (trained, is_special), run in groupby(
+            tokens, key=lambda token: (bool(token[1]), token[0] in special)
+        ):
             text = brief(tokenizer.decode([id for id, _ in run], skip_special_tokens=False))
-            pieces.append({"text": text, "trained": trained, "special": is_special, "rejected": begin > 0})
+            pieces.append(
+                {"text": text, "trained": trained, "special": is_special, "rejected": begin > 0}
+            )
     return {
         "why": why,
         "path": path,

@@ -74,7 +74,10 @@ class Survey:
             "refused": self.refused,
             "unreadable": self.unreadable,
             "kinds": self.kinds.most_common(),
-            "roles": [(role, count, round(self.characters[role] / count)) for role, count in self.roles.most_common()],
+            "roles": [
+                (role, count, round(self.characters[role] / count))
+                for role, count in self.roles.most_common()
+            ],
             "turns": sorted(self.turns.items()),
             "turn_bars": bars(self.turns.elements()),
             "systems": len(self.systems),
@@ -95,7 +98,9 @@ def survey(config: Config) -> list[dict[str, Any]]:
     return [_survey(source, config, name_language).to_json() for source in config.data.train]
 
 
-def _survey(source: SourceConfig, config: Config, name_language: Callable[[str], str] | None) -> Survey:
+def _survey(
+    source: SourceConfig, config: Config, name_language: Callable[[str], str] | None
+) -> Survey:
     found = Survey(source.path)
     labelled = config.task == "sequence_classification"
     names = dict(enumerate(class_names(source))) if labelled else {}
@@ -115,7 +120,11 @@ def _survey(source: SourceConfig, config: Config, name_language: Callable[[str],
             found.roles[role] += 1
             found.characters[role] += len(text)
             sampled = found.languages.setdefault(role, Counter()) if name_language else None
-            if sampled is not None and sampled.total() < _TEXTS_FOR_LANGUAGES and len(text) >= _SHORTEST_TEXT:
+            if (
+                sampled is not None
+                and sampled.total() < _TEXTS_FOR_LANGUAGES
+                and len(text) >= _SHORTEST_TEXT
+            ):
                 assert name_language is not None
                 sampled[name_language(text)] += 1
         if _has_no_answer(example):
@@ -125,7 +134,9 @@ def _survey(source: SourceConfig, config: Config, name_language: Callable[[str],
         if isinstance(example, Chat):
             found.turns[sum(message["role"] == "assistant" for message in example.messages)] += 1
             found.systems.update(m["content"] for m in example.messages if m["role"] == "system")
-        _look_at_images(found, images_of(example), partial(image_file, record.file, cache=cache), verify)
+        _look_at_images(
+            found, images_of(example), partial(image_file, record.file, cache=cache), verify
+        )
     found.unreadable = problems.total
     found.records += problems.total
     return found
@@ -145,7 +156,9 @@ def _texts(example: Example) -> Iterator[tuple[str, str]]:
     """Pairs of a role and what it says."""
     match example:
         case Chat():
-            yield from ((message["role"], message.get("content") or "") for message in example.messages)
+            yield from (
+                (message["role"], message.get("content") or "") for message in example.messages
+            )
         case Pair():
             yield "prompt", example.prompt
             yield "completion", example.completion
@@ -153,7 +166,10 @@ def _texts(example: Example) -> Iterator[tuple[str, str]]:
             yield "text", example.text
         case Preference():
             yield from _texts(example.chosen)
-            yield from (("rejected", text) for _, text in list(_texts(example.rejected))[_prompt_texts(example) :])
+            yield from (
+                ("rejected", text)
+                for _, text in list(_texts(example.rejected))[_prompt_texts(example) :]
+            )
         case Judged():
             yield from _texts(example.answer)
         case Labelled():
@@ -173,7 +189,9 @@ def _classes(label: Label, names: Mapping[Any, str]) -> Iterator[str]:
 
 
 def _has_no_answer(example: Example) -> bool:
-    return isinstance(example, Chat) and not any(message["role"] == "assistant" for message in example.messages)
+    return isinstance(example, Chat) and not any(
+        message["role"] == "assistant" for message in example.messages
+    )
 
 
 def _note_empty(found: Survey, where: str) -> None:

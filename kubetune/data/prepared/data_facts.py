@@ -75,7 +75,9 @@ def known(run_dir: Path, config: Config) -> DataFacts:
     found = read(run_dir)
     if found is None:
         found = learn(config)
-        logs.DATA.warning("%s keeps no facts about its data: they are looked up in the data themselves", run_dir)
+        logs.DATA.warning(
+            "%s keeps no facts about its data: they are looked up in the data themselves", run_dir
+        )
     return found
 
 
@@ -83,4 +85,6 @@ def _parse(facts: Any) -> DataFacts | None:
     if not isinstance(facts, dict):
         return None
     found = {name: facts.get(name) for name in DataFacts.__dataclass_fields__}
-    return DataFacts(**{name: value if isinstance(value, bool) else None for name, value in found.items()})
+    return DataFacts(
+        **{name: value if isinstance(value, bool) else None for name, value in found.items()}
+    )

@@ -31,10 +31,14 @@ def fetch(model: ModelConfig) -> None:
         _fetch(model.tokenizer, None, allow=TOKENIZER_FILES)
 
 
-def _fetch(repo: str, revision: str | None, *, allow: Sequence[str] = (), ignore: Sequence[str] = ()) -> None:
+def _fetch(
+    repo: str, revision: str | None, *, allow: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> None:
     from huggingface_hub import constants, snapshot_download
 
-    name = "--".join(filter(None, (repo.replace("/", "--"), revision, "tokenizer" if allow else None)))
+    name = "--".join(
+        filter(None, (repo.replace("/", "--"), revision, "tokenizer" if allow else None))
+    )
     # It goes with the cache, should somebody remove that; and it comes last, so that half a model is never believed.
     done = Path(constants.HF_HOME) / "fetched" / name
     done.parent.mkdir(parents=True, exist_ok=True)

@@ -37,5 +37,7 @@ def _round_width(width: float) -> int:
     """The next of 1, 2, 5, 10, 20, 25, 50 … that is not smaller."""
     power = 10 ** max(0, math.floor(math.log10(max(width, 1))))
     return next(
-        int(power * factor) for factor in (1, 2, 2.5, 5, 10) if power * factor >= width and power * factor % 1 == 0
+        int(power * factor)
+        for factor in (1, 2, 2.5, 5, 10)
+        if power * factor >= width and power * factor % 1 == 0
     )

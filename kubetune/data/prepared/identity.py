@@ -4,7 +4,7 @@ identity.json in the run directory holds the hub's commit, and size and SHA-256 
 first checkpoint is, and whoever goes on from a checkpoint, or loads an adapter, compares: weights trained on one base
 and added to another are worth nothing, and nothing else would tell. Files are read once: what has the same size, inode
 and times as before is taken for the same; the kernel's own time of change (ctime) is one that no tool can set back.
-Prepared data have a fingerprint of their own (prepare.py).
+Prepared data have a fingerprint and a manifest of their own (prepare.py), compared by the same means.
 """
 
 from __future__ import annotations
@@ -101,19 +101,28 @@ def pinned(config: Config, run_dir: Path) -> Config:
 def read(run_dir: Path) -> dict[str, Part]:
     """The parts that identity.json names; none where a run has no such file, or its disk has damaged it."""
     try:
-        return {name: _part(facts) for name, facts in files.read_object(run_dir / IDENTITY)["parts"].items()}
+        return {
+            name: _part(facts)
+            for name, facts in files.read_object(run_dir / IDENTITY)["parts"].items()
+        }
     except FileNotFoundError:
         return {}
     except (errors.EnvironmentFault, KeyError, TypeError, AttributeError) as error:
         is_told = isinstance(error, errors.EnvironmentFault)
-        damage = error if is_told else f"{run_dir / IDENTITY} is damaged ({type(error).__name__}: {error})"
+        damage = (
+            error
+            if is_told
+            else f"{run_dir / IDENTITY} is damaged ({type(error).__name__}: {error})"
+        )
         logs.MODEL.warning("the base of the run is not compared: %s", damage)
         return {}
 
 
 def _part(facts: Mapping[str, Any]) -> Part:
     contents = {
-        name: Content(file["sha256"], file["bytes"], tuple(file["stamp"]) if file.get("stamp") else None)
+        name: Content(
+            file["sha256"], file["bytes"], tuple(file["stamp"]) if file.get("stamp") else None
+        )
         for name, file in facts["files"].items()
     }
     return Part(facts["path"], facts["commit"], contents)
@@ -157,7 +166,9 @@ class Check:
             waited = time.perf_counter() - began
             if self.bytes_read:
                 logs.MODEL.info(
-                    "%s of the base read for its checksums, %.1f s of it waited for", size(self.bytes_read), waited
+                    "%s of the base read for its checksums, %.1f s of it waited for",
+                    size(self.bytes_read),
+                    waited,
                 )
         return self._now
 
@@ -167,7 +178,9 @@ class Check:
             return
         if not self._known:
             logs.MODEL.warning(
-                "%s has no %s, so whether its base is still the same cannot be checked", self.run_dir, IDENTITY
+                "%s has no %s, so whether its base is still the same cannot be checked",
+                self.run_dir,
+                IDENTITY,
             )
             return
         for name, part in self.now().items():
@@ -180,7 +193,9 @@ class Check:
         if self._known == self.now():
             return
         facts = {"version": 1, "parts": {name: _as_json(part) for name, part in self.now().items()}}
-        files.write_atomic(self.run_dir / IDENTITY, json.dumps(facts, indent=1) + "\n", within=self.run_dir)
+        files.write_atomic(
+            self.run_dir / IDENTITY, json.dumps(facts, indent=1) + "\n", within=self.run_dir
+        )
         self._known = self.now()
 
     def _difference(self, name: str, known: Part, now: Part, wrong: list[str]) -> str:
@@ -219,12 +234,17 @@ class Check:
             if (template := tokenizer.given_template) is not None:
                 text = template.encode()
                 contents[TEMPLATE] = Content(hashlib.sha256(text).hexdigest(), len(text))
-            found["tokenizer"] = Part(model.tokenizer or model.path, _commit_in(tokenizer.files.values()), contents)
+            found["tokenizer"] = Part(
+                model.tokenizer or model.path, _commit_in(tokenizer.files.values()), contents
+            )
         return found
 
     def _contents(self, part: str, paths: Mapping[str, Path], cache: Path) -> dict[str, Content]:
         known = self._known[part].files if part in self._known else {}
-        return {name: self._content(path, known.get(name), cache) for name, path in sorted(paths.items())}
+        return {
+            name: self._content(path, known.get(name), cache)
+            for name, path in sorted(paths.items())
+        }
 
     def _content(self, path: Path, known: Content | None, cache: Path) -> Content:
         found, size = content_of(path, cache, known)
@@ -237,21 +257,44 @@ def content_of(path: Path, cache: Path, known: Content | None = None) -> tuple[C
     that the cache holds."""
     real = path.resolve()
     facts = real.stat()
-    stamp = (facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns)
+    stamp = _stamp_of(facts)
     if known is not None and known.stamp == stamp:
         return known, 0
-    if _BLOB.fullmatch(real.name) and real.parent.name == "blobs":  # the hub's cache names it by its checksum
+    if (
+        _BLOB.fullmatch(real.name) and real.parent.name == "blobs"
+    ):  # the hub's cache names it by its checksum
         return Content(real.name, facts.st_size, stamp), 0
-    kept = cache / "checksums" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json"
-    with suppress(OSError, errors.EnvironmentFault, KeyError):
-        before = files.read_object(kept)
+    with suppress(OSError, errors.EnvironmentFault, KeyError, TypeError):
+        before = files.read_object(_kept_at(real, cache))
         if tuple(before["stamp"]) == stamp:
             return Content(str(before["sha256"]), facts.st_size, stamp), 0
     found = Content(files.sha256_file(real), facts.st_size, stamp)
-    if facts.st_size >= _WORTH_KEEPING_BYTES:
-        with suppress(errors.EnvironmentFault):  # a cache that cannot be written to costs time, no more
-            files.write_atomic(kept, json.dumps({"path": str(real), "sha256": found.sha256, "stamp": stamp}) + "\n")
+    _remember(real, found.sha256, stamp, cache)
     return found, facts.st_size
+
+
+def remember(path: Path, sha256: str, cache: Path) -> None:
+    """Note the checksum of a file that was just written, so that nobody has to read the file for it."""
+    real = path.resolve()
+    _remember(real, sha256, _stamp_of(real.stat()), cache)
+
+
+def _remember(real: Path, sha256: str, stamp: Stamp, cache: Path) -> None:
+    """Keep the checksum that a large file had when it had this stamp."""
+    if stamp[0] < _WORTH_KEEPING_BYTES:
+        return
+    note = json.dumps({"path": str(real), "sha256": sha256, "stamp": stamp}) + "\n"
+    with suppress(errors.EnvironmentFault):  # a cache that cannot be written to costs time, no more
+        files.write_atomic(_kept_at(real, cache), note)
+
+
+def _stamp_of(facts: os.stat_result) -> Stamp:
+    return facts.st_size, facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _kept_at(real: Path, cache: Path) -> Path:
+    """Return the place in the cache of the checksum of a file."""
+    return cache / "checksums" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json"
 
 
 @contextmanager
@@ -281,7 +324,9 @@ def _model_folder(model: ModelConfig) -> tuple[Path, str | None]:
         return Path(model.path).expanduser(), None
     found = find_files(model, model.path, ("config.json",))
     if "config.json" not in found:
-        raise errors.ModelError(f"model {model.path} has no config.json; expected a model in Hugging Face form")
+        raise errors.ModelError(
+            f"model {model.path} has no config.json; expected a model in Hugging Face form"
+        )
     return found["config.json"].parent, _commit_in(found.values())
 
 

@@ -59,11 +59,15 @@ class KeptRows:
 
 def proof_rows(data: Prepared) -> KeptRows:
     """Rows held out from training where there are any, always the same ones."""
-    rows, origin = (data.train, "training rows") if data.eval is None else (data.eval, "held-out rows")
+    rows, origin = (
+        (data.train, "training rows") if data.eval is None else (data.eval, "held-out rows")
+    )
     ids = np.arange(len(rows), dtype=np.int64)
     chosen = np.sort(ids[np.argsort(hash_ids(ids, "proof of export"), kind="stable")][:PROOF_ROWS])
     is_plain = not rows.is_labelled and rows.processor is None
-    return KeptRows(tuple(row(rows, int(number), LONGEST if is_plain else None) for number in chosen), origin)
+    return KeptRows(
+        tuple(row(rows, int(number), LONGEST if is_plain else None) for number in chosen), origin
+    )
 
 
 def row(rows: Rows, number: int, longest: int | None = None) -> KeptRow:
@@ -74,7 +78,10 @@ def row(rows: Rows, number: int, longest: int | None = None) -> KeptRow:
         return KeptRow(number, ids, trained, rows.targets[number], rows.segments(number))
     processor = rows.processor
     return KeptRow(
-        number, ids, trained, images=tuple(map(processor.content, rows.images(number))) if processor is not None else ()
+        number,
+        ids,
+        trained,
+        images=tuple(map(processor.content, rows.images(number))) if processor is not None else (),
     )
 
 
@@ -93,7 +100,11 @@ def write(run_dir: Path, name: str, kept: KeptRows) -> None:
 
     images = [image for row in kept.rows for image in row.images]
     if (taken := sum(map(len, images))) > MOST_IMAGE_BYTES:
-        logs.DATA.info("%s of images are too much to keep in %s; what needs them will read the data", size(taken), name)
+        logs.DATA.info(
+            "%s of images are too much to keep in %s; what needs them will read the data",
+            size(taken),
+            name,
+        )
         return
     columns: dict[str, Sequence[NDArray[Any]]] = {
         "ids": [row.ids for row in kept.rows],
@@ -106,7 +117,9 @@ def write(run_dir: Path, name: str, kept: KeptRows) -> None:
         "lengths": np.array([len(row.ids) for row in kept.rows], np.int64),
         "images_of_rows": np.array([len(row.images) for row in kept.rows], np.int64),
         "image_lengths": np.array([len(image) for image in images], np.int64),
-        "targets": np.array([row.target for row in kept.rows if row.target is not None], np.float32),
+        "targets": np.array(
+            [row.target for row in kept.rows if row.target is not None], np.float32
+        ),
         **{name: np.concatenate(parts) for name, parts in columns.items() if parts},
     }
     facts = {"format": "np", "origin": kept.origin, "turns": json.dumps(kept.turns, default=str)}
@@ -140,7 +153,9 @@ def _rows(arrays: dict[str, NDArray[Any]]) -> tuple[KeptRow, ...]:
     images = [part.tobytes() for part in _split(arrays.get("images"), arrays["image_lengths"])]
     is_labelled, found, first = len(arrays["targets"]) > 0, list[KeptRow](), 0
     segments = _split(arrays.get("segments"), lengths) if is_labelled else None
-    parts = zip(_split(arrays.get("ids"), lengths), _split(arrays.get("trained"), lengths), strict=True)
+    parts = zip(
+        _split(arrays.get("ids"), lengths), _split(arrays.get("trained"), lengths), strict=True
+    )
     for i, (ids, trained) in enumerate(parts):
         own = tuple(images[first : first + int(image_counts[i])])
         first += len(own)

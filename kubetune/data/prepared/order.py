@@ -17,12 +17,16 @@ Ids = NDArray[np.int64]
 
 def mixed_seed(*salt: int | str) -> int:
     """A 63-bit seed from any number of ints and strings, the same in every process and version."""
-    return int.from_bytes(hashlib.blake2b(repr(salt).encode(), digest_size=8).digest(), "little") >> 1
+    return (
+        int.from_bytes(hashlib.blake2b(repr(salt).encode(), digest_size=8).digest(), "little") >> 1
+    )
 
 
 def hash_ids(ids: Ids, *salt: int | str) -> NDArray[np.uint64]:
     """A 64-bit hash of every id under a salt (splitmix64 of the id, offset by the salt's digest)."""
-    x = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.array([mixed_seed(*salt)], np.uint64)
+    x = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.array(
+        [mixed_seed(*salt)], np.uint64
+    )
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
@@ -31,10 +35,16 @@ def hash_ids(ids: Ids, *salt: int | str) -> NDArray[np.uint64]:
 
 def epoch_size(rows_per_source: Sequence[int], weights: Sequence[float]) -> int:
     """Samples in one epoch: each source counted `weight` times, a fraction rounded to whole rows (never to none)."""
-    return sum(max(1, round(rows * weight)) for rows, weight in zip(rows_per_source, weights, strict=True) if rows)
+    return sum(
+        max(1, round(rows * weight))
+        for rows, weight in zip(rows_per_source, weights, strict=True)
+        if rows
+    )
 
 
-def epoch_order(seed: int, epoch: int, source: NDArray[np.integer], weights: Sequence[float]) -> Ids:
+def epoch_order(
+    seed: int, epoch: int, source: NDArray[np.integer], weights: Sequence[float]
+) -> Ids:
     """The samples of one epoch, in order.
 
     `source[i]` is the source of row i. A source of weight 2.5 appears twice whole and once as a half that is drawn

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from array import array
@@ -15,10 +16,21 @@ from itertools import chain, islice
 from typing import Any, Final, Literal
 
 from kubetune.config.schema import DataConfig, RecordKind, SourceConfig
+from kubetune.data.findings.finding import MOST_PLACES
 from kubetune.data.prepared.profile import Profile
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.prepared.workers import map_in_processes
-from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Judged, Pair, Preference, Text, read, with_images
+from kubetune.data.reading.formats import (
+    IMAGE_TAG,
+    Chat,
+    Example,
+    Judged,
+    Pair,
+    Preference,
+    Text,
+    read,
+    with_images,
+)
 from kubetune.data.reading.images import image_file
 from kubetune.data.reading.preferences import Unusable
 from kubetune.data.reading.problems import Problems
@@ -44,6 +56,25 @@ _KILLED: Final = (
 Split = Literal["train", "eval", "forget"]
 
 
+class Places(dict[str, list[int]]):
+    """The first records of a source that something is said about, by what that is: their indices."""
+
+    def note(self, what: str, record: int) -> None:
+        """Keep a record, unless enough are kept."""
+        kept = self.setdefault(what, [])
+        if len(kept) < MOST_PLACES:
+            kept.append(record)
+
+    def __add__(self, other: Places) -> Places:
+        """Return the first ones of both, these before the other's."""
+        merged = Places()
+        for places in (self, other):
+            for what, records in places.items():
+                for record in records:
+                    merged.note(what, record)
+        return merged
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Records of one source and one split, each with its index in the source."""
@@ -60,12 +91,15 @@ class Tally:
 
     `refused` could be read and are bad, `unreadable` are no records. With these, rows (of a record that was split,
     one) and what is left out are all. Of `reasoning_dropped` the chat template left out reasoning that the record
-    holds; `unlike_prompt` train an answer elsewhere than where the generation prompt ends; the texts of
-    `special_texts` hold what the tokenizer takes for special tokens. Of the images of all records,
+    holds; `unlike_prompt` train an answer elsewhere than where the generation prompt ends;
+    `rewrites_answer`: the chat template writes a trained answer otherwise; `begins_inside_token`: a token lies across
+    the end of an answer's prompt; the texts of `special_texts` hold what the tokenizer takes for special tokens;
+    `bos_twice` begin with what the tokenizer writes before a text too. Of the images of all records,
     `images_above_budget` have more tokens than `vision.image_max_tokens`, `images_animated` lose all frames but the
     first, and `images_deep` lose what 8 bits of grey cannot hold. `unused_keys` hold something in so many records and
     decide nothing. `unusable` pairs have no difference to be trained, and were left out; `answers` are counts of
-    those that are compared or judged.
+    those that are compared or judged. `plain_prompts` are prompts that no chat template goes around, though the model
+    has one. `places` name the first records of these kinds.
     """
 
     records: int = 0
@@ -78,9 +112,14 @@ class Tally:
     unusable: int = 0
     refused: int = 0
     unreadable: int = 0
+    blank_lines: int = 0
     reasoning_dropped: int = 0
     unlike_prompt: int = 0
+    rewrites_answer: int = 0
+    begins_inside_token: int = 0
     special_texts: int = 0
+    bos_twice: int = 0
+    plain_prompts: int = 0
     images: int = 0
     images_above_budget: int = 0
     images_animated: int = 0
@@ -90,11 +129,21 @@ class Tally:
     longest: int = 0
     unused_keys: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
+    taken: Counter[str] = field(default_factory=Counter)
+    places: Places = field(default_factory=Places)
+
+    def count(self, what: str, record: int, number: int = 1) -> None:
+        """Count one more of a kind, or none where `number` is 0, and keep its place."""
+        if number:
+            setattr(self, what, getattr(self, what) + number)
+            self.places.note(what, record)
 
     @property
     def lost_share(self) -> float:
         """Share of the records that no row was made of."""
-        return (self.overlong + self.no_label + self.unusable) / self.records if self.records else 0.0
+        return (
+            (self.overlong + self.no_label + self.unusable) / self.records if self.records else 0.0
+        )
 
     def add(self, other: Tally) -> None:
         """Count the other's records too."""
@@ -108,7 +157,9 @@ class Tally:
 class Result:
     """One batch encoded. `lengths` are those of all its rows, before any was cut or left out, and so is `profile`.
 
-    It is there where the worker was asked for it.
+    It is there where the worker was asked for it. Equal rows have equal `digests`, of 64 bits so that lists of them
+    stay small; `reversed_digests` are those that pairs would have with their answers exchanged. `largest_id` is that of
+    all tokens.
     """
 
     source: int
@@ -118,6 +169,9 @@ class Result:
     lengths: array[int] = field(default_factory=lambda: array("I"))
     problems: list[tuple[str, str]] = field(default_factory=list)
     profile: Profile | None = None
+    digests: array[int] = field(default_factory=lambda: array("Q"))
+    reversed_digests: array[int] = field(default_factory=lambda: array("Q"))
+    largest_id: int = -1
 
 
 class Worker:
@@ -139,18 +193,27 @@ class Worker:
         if labels is not None:
             self._encoder = LabelledEncoder(tokenizer, labels)
         else:
-            encoder = Encoder(tokenizer, train_on=data.train_on, add_special_tokens=data.add_special_tokens)
-            seeing = encoder if processor is None else VisionEncoder(encoder, processor)
             compares = kind not in ("text", "labelled")
-            self._encoder = PreferenceEncoder(seeing, margins=kind == "graded") if compares else seeing
+            encoder = Encoder(
+                tokenizer,
+                train_on=data.train_on,
+                add_special_tokens=data.add_special_tokens,
+                keeps_prompts=compares,
+            )
+            seeing = encoder if processor is None else VisionEncoder(encoder, processor)
+            self._encoder = (
+                PreferenceEncoder(seeing, margins=kind == "graded") if compares else seeing
+            )
         self._kind: RecordKind = "labelled" if labels is not None else kind
         self._find_special = None if labels is not None else tokenizer.find_special
+        self._prefix = tokenizer.prefix
         self._data = data
         self._sources = sources
         self._limits = limits
         template = tokenizer.chat.source if labels is None and tokenizer.chat is not None else ""
         self._named_by_template = _keys_of_messages(template)
         self._image_token = processor.placeholder.token if processor is not None else None
+        self._has_template = bool(template)
 
     def encode(self, batch: Batch) -> Result:
         """Encode a batch. Bad records become problems of the result."""
@@ -161,13 +224,18 @@ class Worker:
         good, examples = [], []
         for index, record in batch.records:
             try:
-                example, unused = read(record.value, source.format, source.columns, kind=self._kind)
-                examples.append(located(example, record.file, self._data.cache))
+                reading = read(record.value, source.format, source.columns, kind=self._kind)
+                examples.append(located(reading.example, record.file, self._data.cache))
                 good.append((index, record.where))
-                result.tally.unused_keys.update(key for key in unused if not self._is_read_by_template(key))
+                result.tally.unused_keys.update(
+                    key for key in reading.unused if not self._is_read_by_template(key)
+                )
+                if reading.taken:
+                    result.tally.taken[reading.taken] += 1
             except Unusable as error:
                 if self._data.unusable_pairs == "drop":
-                    result.tally.add(Tally(records=1, unusable=1))
+                    result.tally.records += 1
+                    result.tally.count("unusable", index)
                 else:
                     result.problems.append((record.where, str(error)))
             except ValueError as error:
@@ -181,6 +249,7 @@ class Worker:
         bad = len(batch.records) - result.tally.records
         result.tally.records += bad
         result.tally.refused += bad
+        _add_digests(result)
         return result
 
     def _is_read_by_template(self, key: str) -> bool:
@@ -188,24 +257,30 @@ class Worker:
         place, _, name = key.rpartition("[].")
         return place == "messages" and name in self._named_by_template
 
-    def _keep(self, result: Result, index: int, where: str, example: Example, encoded: Encoded) -> None:
+    def _keep(
+        self, result: Result, index: int, where: str, example: Example, encoded: Encoded
+    ) -> None:
         """Add a row to a result, unless it is too long or teaches nothing, and count what became of it."""
         tally, limit = result.tally, self._data.max_length
         tally.records += 1
         tally.longest = max(tally.longest, encoded.longest)
-        tally.special_texts += self._holds_special_tokens(example)
+        tally.count("special_texts", index, self._holds_special_tokens(example))
+        tally.count("bos_twice", index, self._begins_twice(encoded))
+        tally.count("plain_prompts", index, self._has_template and _is_plain_prompt(example))
         for note in encoded.image_notes:
-            setattr(tally, note, getattr(tally, note) + 1)
+            tally.count(note, index)
         result.lengths.extend(len(ids) for ids, _ in encoded.sequences)
         if result.profile is not None:
             result.profile.add_row(encoded)
         if encoded.longest > limit:
             if self._data.overlong == "error":
-                result.problems.append((where, f"has {encoded.longest:,} tokens; data.max_length is {limit:,}"))
+                result.problems.append(
+                    (where, f"has {encoded.longest:,} tokens; data.max_length is {limit:,}")
+                )
                 tally.refused += 1
                 return
             if self._data.overlong == "drop":
-                tally.overlong += 1
+                tally.count("overlong", index)
                 return
             if self._data.overlong == "split":
                 if said := not_to_split(self._data, example, encoded):
@@ -213,15 +288,15 @@ class Worker:
                     tally.refused += 1
                     return
                 found = pieces(encoded, limit)
-                tally.split += 1
+                tally.count("split", index)
                 tally.pieces += len(found)
                 for piece in found:
                     self._add(result, index, example, piece)
                 return
             encoded = self._encoder.cut(example, encoded, limit)
-            tally.truncated += 1
+            tally.count("truncated", index)
         if not _teaches(encoded):
-            tally.no_label += 1
+            tally.count("no_label", index)
             return
         self._add(result, index, example, encoded)
 
@@ -230,11 +305,18 @@ class Worker:
         tally.rows += 1
         tally.tokens += len(encoded.ids)
         tally.answers.update(_answers(example, encoded))
-        tally.reasoning_dropped += encoded.drops_reasoning
-        tally.unlike_prompt += encoded.unlike_prompt
+        tally.count("reasoning_dropped", index, encoded.drops_reasoning)
+        tally.count("unlike_prompt", index, encoded.unlike_prompt)
+        tally.count("rewrites_answer", index, encoded.rewrites_answer)
+        tally.count("begins_inside_token", index, encoded.begins_inside_token)
         tally.images += len(encoded.images)
         result.chunk.add(index, encoded)
         tally.trained_tokens += result.chunk.labels[-1]
+
+    def _begins_twice(self, encoded: Encoded) -> bool:
+        """True if a text begins with the tokens (BOS) that the tokenizer writes before it too."""
+        once = len(self._prefix)
+        return once > 0 and encoded.ids[: 2 * once] == self._prefix * 2
 
     def _holds_special_tokens(self, example: Example) -> bool:
         """Some text of the record holds what the tokenizer takes for a special token, as transformers' does."""
@@ -256,7 +338,42 @@ def _answers(example: Example, encoded: Encoded) -> dict[str, int]:
     if not encoded.split:
         return {}
     chosen, rejected = (sum(trained) for _, trained in encoded.sequences)
-    return {"chosen_tokens": chosen, "rejected_tokens": rejected, "chosen_longer": int(chosen > rejected)}
+    return {
+        "chosen_tokens": chosen,
+        "rejected_tokens": rejected,
+        "chosen_longer": int(chosen > rejected),
+    }
+
+
+def _is_plain_prompt(example: Example) -> bool:
+    """True if the record has a prompt that is not a conversation."""
+    if isinstance(example, Preference):
+        example = example.chosen
+    if isinstance(example, Judged):
+        example = example.answer
+    return isinstance(example, Pair)
+
+
+def _add_digests(result: Result) -> None:
+    """Put a number for each row into the result, which equal rows share, and the largest of all ids."""
+    chunk = result.chunk
+    stream = memoryview(chunk.tokens)
+    end = 0
+    for length, split, images in zip(chunk.lengths, chunk.splits, chunk.images, strict=True):
+        begin, end = end, end + length
+        crcs = b"".join(image.crc.to_bytes(4) for image in images)
+        row = stream[begin:end]
+        result.digests.append(_digest(row, crcs))
+        if split:
+            result.reversed_digests.append(_digest(row[split:], bytes(row[:split]), crcs))
+    result.largest_id = max(chunk.tokens, default=-1)
+
+
+def _digest(*parts: bytes | memoryview[int]) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part)
+    return int.from_bytes(digest.digest())
 
 
 def _teaches(encoded: Encoded) -> bool:
@@ -274,7 +391,9 @@ def _texts_of(example: Example) -> Iterator[str]:
             for message in example.messages:
                 content = message["content"]
                 yield content.replace(IMAGE_TAG, "") if example.images else content
-                yield from (text for key in REASONING_FIELDS if isinstance(text := message.get(key), str))
+                yield from (
+                    text for key in REASONING_FIELDS if isinstance(text := message.get(key), str)
+                )
                 if calls := message.get("tool_calls"):
                     yield from _leaves(calls)
             if example.tools:
@@ -308,7 +427,11 @@ def _keys_of_messages(template: str) -> frozenset[str]:
     """The keys of messages that a chat template names, such as `message.name` or `messages[0]['name']`."""
     loops = re.findall(r"\bfor\s+(\w+)\s+in\s+[^%]*messages", template)
     message = "|".join({"message", r"messages\s*\[[^\]]+\]", *map(re.escape, loops)})
-    return frozenset(re.findall(rf"\b(?:{message})\s*(?:\.(?!get\()|\.get\(\s*['\"]|\[\s*['\"])\s*(\w+)", template))
+    return frozenset(
+        re.findall(
+            rf"\b(?:{message})\s*(?:\.(?!get\()|\.get\(\s*['\"]|\[\s*['\"])\s*(\w+)", template
+        )
+    )
 
 
 def located(example: Example, data_file: str, cache: str | None) -> Example:
@@ -316,7 +439,9 @@ def located(example: Example, data_file: str, cache: str | None) -> Example:
 
     `cache`: where those are kept that the record itself holds. Raises UnusableImage as `image_file` does.
     """
-    return with_images(example, lambda image: os.path.abspath(image_file(data_file, image, cache_folder(cache))))
+    return with_images(
+        example, lambda image: os.path.abspath(image_file(data_file, image, cache_folder(cache)))
+    )
 
 
 def encode_batches(
@@ -340,7 +465,9 @@ def encode_batches(
             results.close()  # ends the processes now, not when the garbage is collected
 
 
-def make_batches(records: Iterator[Record], source: int, split_of: Callable[[int], Split | None]) -> Iterator[Batch]:
+def make_batches(
+    records: Iterator[Record], source: int, split_of: Callable[[int], Split | None]
+) -> Iterator[Batch]:
     """Group the records of one source by split; `split_of(index)` is None for those not taken."""
     open_batches: dict[Split, Batch] = {}
     for index, record in enumerate(records):

@@ -61,7 +61,9 @@ def tree(sequences: Sequence[Tokens]) -> list[Segment]:
     order, shared = beginnings(sequences)
     lengths = np.array([len(ids) for ids in sequences], np.int64)[order]
     found: list[Segment] = []
-    waiting = [(0, len(order), 0, -1)]  # rows [first, end) of the order, their tokens laid so far, and by which segment
+    waiting = [
+        (0, len(order), 0, -1)
+    ]  # rows [first, end) of the order, their tokens laid so far, and by which segment
     while waiting:
         first, end, done, parent = waiting.pop()
         if first + 1 == end:
@@ -98,7 +100,9 @@ class _Line(NamedTuple):
     def parts(self, number: int, least: int) -> list[tuple[int, int, int]]:
         """At most `number` stretches of at least about `least` tokens, the largest as small as can be."""
         caps = range(least, int(self.lengths.sum()) + 1)
-        place = bisect_left(caps, True, key=lambda most: len(self.cut(0, len(self.places), most)) <= number)
+        place = bisect_left(
+            caps, True, key=lambda most: len(self.cut(0, len(self.places), most)) <= number
+        )
         return self.cut(0, len(self.places), least + place)
 
 
@@ -112,7 +116,9 @@ def split_shared(
     fill what is left.
     """
     found = [sequences(int(i)) for i in ids]
-    lengths = np.array([sum(map(len, own)) - int(beginnings(own)[1].sum()) for own in found], np.int64)
+    lengths = np.array(
+        [sum(map(len, own)) - int(beginnings(own)[1].sum()) for own in found], np.int64
+    )
     order, shared = beginnings([own[0] for own in found])
     sharing = (shared > 0) | np.append(shared[1:] > 0, False)
     line = _Line(order[sharing], lengths[order[sharing]], shared[sharing])

@@ -5,38 +5,42 @@ Runs before any process group exists, so that nobody waits in a collective while
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from kubetune.base import fault_injection, logs, reminders, whole_folder
-from kubetune.base.files import lock, write_atomic
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.base.files import explained_writes, lock, write_atomic
+from kubetune.base.humanize import size as size_of
+from kubetune.config.schema import Config
+from kubetune.data.findings.finding import Finding
+from kubetune.data.findings.look_through import LookThrough
+from kubetune.data.findings.sentences import find
 from kubetune.data.prepared import data_facts
-from kubetune.data.prepared.pipeline import Tally, Worker, encode_batches
+from kubetune.data.prepared.fingerprint import FORMAT, MANIFEST, fingerprint, kept_stats
+from kubetune.data.prepared.identity import content_of, remember
+from kubetune.data.prepared.pipeline import Split, Worker
 from kubetune.data.prepared.row_writer import RowWriter
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.sources import input_digests, locate, names_of, not_read, require_sources
-from kubetune.data.reading.splits import plan_batches, require_rows, split_sources, summarise
+from kubetune.data.reading.sources import names_of, require_sources
+from kubetune.data.reading.splits import require_rows, split_sources
 from kubetune.data.text.encode_labelled import within_positions
-from kubetune.data.text.labels import Labels, find_labels, label_facts
+from kubetune.data.text.labels import Labels, find_labels
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.rundir.starts import day_of
 
 __all__ = ["Prepared", "Rows", "load_prepared", "prepare"]
 
-FORMAT: Final = 4
-"""Changes when the same input would give other rows, or the files another form."""
+_WORTH_TELLING_BYTES: Final = 1 << 30
 
 LABELS: Final = "labels.json"
-MANIFEST: Final = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Prepared:
     """Data ready for training. `stats` maps split and source to what became of its records.
 
     `labels` are what a classifier is to tell apart; None for language models. `forget`: rows whose loss is watched.
+    `findings`: what a person should know about the data.
     """
 
     path: Path
@@ -51,14 +56,17 @@ class Prepared:
     tokenizer: Tokenizer
     train: Rows
     eval: Rows | None
-    stats: dict[str, Any]
+    stats: dict[Split, dict[str, Any]]
     labels: Labels | None = None
     forget: Rows | None = None
+    findings: tuple[Finding, ...] = ()
 
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence of all."""
-        return max(rows.longest for rows in (self.train, self.eval, self.forget) if rows is not None)
+        return max(
+            rows.longest for rows in (self.train, self.eval, self.forget) if rows is not None
+        )
 
 
 def prepare(config: Config, *, progress: Callable[[int], None] | None = None) -> Prepared:
@@ -73,12 +81,75 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     key = fingerprint(config, tokenizer)
     folder = cache / "prepared" / key[:32]
     with lock(folder.with_suffix(".lock"), wait=True):
-        if not whole_folder.is_whole(folder, MANIFEST):
+        is_there = os.path.lexists(folder)
+        damage = damage_of(folder, key, cache) if is_there else None
+        if damage is not None:
+            _set_aside(folder, damage)
+        if damage is not None or not is_there:
             _build(folder, key, config, tokenizer, progress)
+            _remember_checksums(folder, cache)
     prepared = load_prepared(folder, tokenizer, config)
     for split in split_sources(config):
         require_rows(config, split, prepared.stats[split])
     return prepared
+
+
+def damage_of(folder: Path, key: str, cache: Path) -> str | None:
+    """Return what is wrong with the prepared data of a fingerprint, None if every byte is what was written.
+
+    A large file that has the stamp of an earlier look is not read again.
+    """
+    began, bytes_read = time.perf_counter(), 0
+
+    def digest(path: Path) -> str:
+        nonlocal bytes_read
+        content, size = content_of(path, cache)
+        bytes_read += size
+        return content.sha256
+
+    if not (folder / MANIFEST).is_file():
+        return f"has no {MANIFEST}"
+    try:
+        text = (folder / MANIFEST).read_text()
+        listed = json.loads(text)["files"]
+        # Compared as text: JSON forgives changes that a checksum would not.
+        if text != _manifest_text(key, listed):
+            return f"has a damaged {MANIFEST}"
+        damage = whole_folder.damage(folder, listed, but=MANIFEST, digest=digest)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        return f"has a damaged {MANIFEST} ({type(error).__name__}: {error})"
+    if bytes_read >= _WORTH_TELLING_BYTES:
+        seconds = time.perf_counter() - began
+        logs.DATA.info(
+            "%s of prepared data read for their checksums in %.1f s", size_of(bytes_read), seconds
+        )
+    return damage
+
+
+def _set_aside(folder: Path, damage: str) -> None:
+    """Take damaged rows out of the way and say so. Their sources are there, so they can be made again."""
+    aside = folder.with_name(f"damaged-{folder.name}")
+    whole_folder.remove(aside)
+    with explained_writes(aside):
+        os.rename(folder, aside)
+    logs.DATA.warning(
+        "the prepared data %s %s: they are prepared again from their sources. What was damaged lies in %s and may "
+        "be deleted. Bits that change by themselves point to a failing disk or memory",
+        folder,
+        damage,
+        aside,
+    )
+
+
+def _remember_checksums(folder: Path, cache: Path) -> None:
+    """Keep the checksums of what was just written, so that the next start does not read it for them."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for name, facts in manifest["files"].items():
+        remember(folder / name, facts["sha256"], cache)
+
+
+def _manifest_text(key: str, sums: dict[str, Any]) -> str:
+    return json.dumps({"format": FORMAT, "fingerprint": key, "files": sums}, indent=1)
 
 
 def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepared:
@@ -90,10 +161,7 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepare
         split: Rows(folder / split, [s.weight for s in given], processor, names_of(given))
         for split, given in sources.items()
     }
-    stats: dict[str, Any] = {split: _stats(folder / split, given) for split, given in sources.items()}
-    for split, given in config.sources.items():
-        if given:
-            stats[split]["files_not_read"] = not_read(given, images=processor is not None)
+    stats = kept_stats(folder, config, images=processor is not None)
     return Prepared(
         path=folder,
         fingerprint=manifest["fingerprint"],
@@ -103,91 +171,51 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepare
         stats=stats,
         labels=Labels.read(folder / LABELS) if (folder / LABELS).is_file() else None,
         forget=rows.get("forget"),
+        findings=find(config, stats, tokenizer),
     )
-
-
-def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:
-    """Counts of a split's records by what became of them, each source under the path that this run names it by.
-
-    Rows are found by what is in their files, which may have lain elsewhere when they were prepared.
-    """
-    stats: dict[str, Any] = json.loads((folder / "stats.json").read_text())
-    for found, source in zip(stats["sources"], sources, strict=True):
-        found["path"] = source.path
-    return stats
-
-
-def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
-    """SHA-256 of all that decides the prepared rows: bytes of the inputs, tokenizer, template and settings.
-
-    The sources' weights are not among it: they decide how often a row is used, not what it is.
-    """
-    data = config.data
-    sources = {split: given for split, given in config.sources.items() if given or split != "forget"}
-    seeded = isinstance(data.eval, float) or any(
-        source.range or locate(source).sample for given in sources.values() for source in given
-    )
-    facts: dict[str, Any] = {
-        "format": FORMAT,
-        "task": config.task,
-        "tokenizer": tokenizer.fingerprint,
-        "settings": data.model_dump(include={"max_length", "overlong", "train_on", "add_special_tokens"}),
-        "share": data.eval if isinstance(data.eval, float) else None,
-        "seed": config.training.seed if seeded else None,
-        "sources": {split: [_source_facts(source) for source in given] for split, given in sources.items()},
-    }
-    if config.task == "preference":
-        facts["records"] = config.record_kind  # by which losses share their rows
-    if config.record_kind in ("pair", "graded"):
-        facts["unusable_pairs"] = data.unusable_pairs
-    if config.task == "sequence_classification":
-        facts["labels"] = label_facts(config)
-    if (processor := load_image_processor(config, tokenizer)) is not None:
-        facts["images"] = processor.fingerprint
-        # Rows hold where their images lie, and that is seen from the data.
-        facts["folders"] = [os.path.abspath(locate(s).path) for given in sources.values() for s in given]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _source_facts(source: SourceConfig) -> dict[str, Any]:
-    facts = source.model_dump(include={"format", "columns", "subset", "split", "range"})
-    return facts | {"sample": locate(source).sample, "inputs": input_digests(source)}
 
 
 def _build(
-    folder: Path, key: str, config: Config, tokenizer: Tokenizer, progress: Callable[[int], None] | None
+    folder: Path,
+    key: str,
+    config: Config,
+    tokenizer: Tokenizer,
+    progress: Callable[[int], None] | None,
 ) -> None:
     """Write the rows, the manifest last. The lock is held, so nobody is working on what killed runs left."""
     whole_folder.remove_leftovers(folder.parent, folder.name)
-    whole_folder.remove(folder)
     with whole_folder.written(folder, "prepare") as partial:
         _write_rows(partial, config, tokenizer, progress)
-        manifest = {"format": FORMAT, "fingerprint": key, "files": whole_folder.checksums(partial)}
-        write_atomic(partial / MANIFEST, json.dumps(manifest, indent=1))
+        sums = whole_folder.checksums(partial)
+        write_atomic(partial / MANIFEST, _manifest_text(key, sums))
 
 
-def _write_rows(folder: Path, config: Config, tokenizer: Tokenizer, progress: Callable[[int], None] | None) -> None:
+def _write_rows(
+    folder: Path, config: Config, tokenizer: Tokenizer, progress: Callable[[int], None] | None
+) -> None:
     sources = split_sources(config)
-    tallies = {split: [Tally() for _ in given] for split, given in sources.items()}
     problems = Problems()
     labels = find_labels(config)
     if labels is not None:
         config = within_positions(config, tokenizer)
     processor = load_image_processor(config, tokenizer)
     worker = Worker(tokenizer, config.data, sources, labels, processor, kind=config.record_kind)
+    looked = LookThrough(config, worker, sources, labels, problems)
     done = 0
     with ExitStack() as stack:
         writers = {
-            split: stack.enter_context(RowWriter(folder / split, config.record_kind, pictured=processor is not None))
+            split: stack.enter_context(
+                RowWriter(folder / split, config.record_kind, pictured=processor is not None)
+            )
             for split in sources
         }
         stack.enter_context(
-            reminders.reminding(lambda taken: logs.DATA.info("%s records prepared in %s", f"{done:,}", taken))
+            reminders.reminding(
+                lambda taken: logs.DATA.info("%s records prepared in %s", f"{done:,}", taken)
+            )
         )
-        results = encode_batches(worker, plan_batches(config, problems, tallies), problems, config.data.num_proc)
-        for result in stack.enter_context(closing(results)):
+        for result in stack.enter_context(closing(looked.results())):
             writers[result.split].write(result.source, result.chunk)
-            tallies[result.split][result.source].add(result.tally)
             done += result.tally.records
             fault_injection.reach("prepare")
             if progress:
@@ -196,7 +224,6 @@ def _write_rows(folder: Path, config: Config, tokenizer: Tokenizer, progress: Ca
     data_facts.write(folder, config)
     if labels is not None:
         labels.write(folder / LABELS)
-    for split, given in tallies.items():
-        stats = summarise(sources[split], given)
+    for split, stats in looked.stats().items():
         require_rows(config, split, stats)
         write_atomic(folder / split / "stats.json", json.dumps(stats, indent=1))

@@ -39,7 +39,9 @@ def main(argv: Sequence[str]) -> int:
         logs.ERROR.error("%s", reason)
         with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
             exit_status.write_rank_exit_status(
-                run_dir, rank, exit_status.ExitStatus(told.exit_code, reason, error=type(told).__name__)
+                run_dir,
+                rank,
+                exit_status.ExitStatus(told.exit_code, reason, error=type(told).__name__),
             )
         return told.exit_code
     return errors.OK

@@ -79,7 +79,8 @@ class Profile:
                 {
                     "limit": limit,
                     "rows": sum(long.values()) / max(1, rows),
-                    "tokens": sum(length * count for length, count in long.items()) / max(1, tokens),
+                    "tokens": sum(length * count for length, count in long.items())
+                    / max(1, tokens),
                     "labels": self.lost[limit] / max(1, self.labels),
                     "is_chosen": limit == chosen,
                 }

@@ -82,7 +82,11 @@ class RowWriter:
     def __init__(self, folder: Path, kind: RecordKind, *, pictured: bool = False) -> None:
         folder.mkdir()
         self._extra, self._pictured = FILES_OF_KIND[kind], pictured
-        names = FILES | {name: EXTRA_FILES[name] for name in self._extra} | (PICTURED_FILES if pictured else {})
+        names = (
+            FILES
+            | {name: EXTRA_FILES[name] for name in self._extra}
+            | (PICTURED_FILES if pictured else {})
+        )
         self._files = {name: open(folder / file, "xb") for name, file in names.items()}  # noqa: SIM115
         self._end = self._images_end = self._paths_end = 0
         for name in ("offsets", *(("images", "image_path_offsets") if pictured else ())):
@@ -123,7 +127,9 @@ class RowWriter:
     def __enter__(self) -> RowWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
         for file in self._files.values():
             with file:
                 if kind is None:

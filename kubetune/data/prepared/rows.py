@@ -92,7 +92,9 @@ class Rows:
     def largest_id(self) -> int:
         """The largest id of a token in any row; -1 where there is none."""
         largest = -1
-        with (self.folder / FILES["tokens"]).open("rb") as file:  # what is mapped would count as memory of the run
+        with (self.folder / FILES["tokens"]).open(
+            "rb"
+        ) as file:  # what is mapped would count as memory of the run
             while len(part := np.fromfile(file, _DTYPES["tokens"], _PART)):
                 largest = max(largest, int(part.max()))
         return largest
@@ -153,7 +155,9 @@ class Rows:
         return self._segments[self.offsets[index] : self.offsets[index + 1]]
 
     @cached_property
-    def _images(self) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint8], NDArray[np.int64]]:
+    def _images(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint8], NDArray[np.int64]]:
         first, crcs, paths, offsets = (self._map(name) for name in PICTURED_FILES)
         return first, crcs, paths, offsets
 
@@ -197,7 +201,10 @@ class Rows:
         if self._others is not None:
             start, (other, is_label) = int(trained.argmax()), self.row(int(self._others[index]))
             answer = slice(int(is_label.argmax()), int(is_label.argmax()) + self.longest - start)
-            mixed = np.concatenate([ids[:start], other[answer]]), np.concatenate([trained[:start], is_label[answer]])
+            mixed = (
+                np.concatenate([ids[:start], other[answer]]),
+                np.concatenate([trained[:start], is_label[answer]]),
+            )
             return (ids, trained), mixed
         if self.splits is None:
             return ((ids, trained),)

@@ -18,7 +18,9 @@ EXCHANGES = 8  # tries for each rank of a batch to even out what dealing leaves 
 EVEN = 2_000  # the rank with the most has so small a part of the mean too much that nobody waits for it
 
 
-def balance_ranks(ids: Ids, costs: Ids, world_size: int, max_per_rank: int | None = None) -> list[Ids]:
+def balance_ranks(
+    ids: Ids, costs: Ids, world_size: int, max_per_rank: int | None = None
+) -> list[Ids]:
     """Deal one global batch to the ranks so that they have about equally much to do, each its costliest sample first.
 
     `costs`: of every row, whole numbers: its tokens, or what these take. Costliest first to the rank with the least so
@@ -66,7 +68,9 @@ def _best_exchange(costs: Ids, owner: Ids, most: int, least: int, gap: int, cap:
     """Carry out the exchange that brings two ranks closest together; returns the cost it moves, 0 if none helps."""
     giving, taking = np.flatnonzero(owner == most), np.flatnonzero(owner == least)[::-1]
     free = len(taking) < cap
-    back = np.concatenate([[0], costs[taking]]) if free else costs[taking]  # rising; 0: nothing is given back
+    back = (
+        np.concatenate([[0], costs[taking]]) if free else costs[taking]
+    )  # rising; 0: nothing is given back
     after = np.searchsorted(back, costs[giving] - gap // 2)
     places = np.clip(np.stack([after, after - 1]), 0, len(back) - 1)
     moved = costs[giving] - back[places]
@@ -134,7 +138,13 @@ def deal(groups: Sequence[Ids], lengths: Ids, world_size: int) -> list[list[Ids]
 
 
 def split_batch(
-    ids: Ids, lengths: Ids, world_size: int, *, token_budget: int | None, sequences: int, costs: Ids | None = None
+    ids: Ids,
+    lengths: Ids,
+    world_size: int,
+    *,
+    token_budget: int | None,
+    sequences: int,
+    costs: Ids | None = None,
 ) -> list[list[Ids]]:
     """The micro-batches of every rank for one global batch: `[rank][micro] -> sample ids`.
 
@@ -144,6 +154,8 @@ def split_batch(
     """
     costs = lengths if costs is None else costs
     if token_budget is not None:
-        return [pack(share, lengths, token_budget) for share in balance_ranks(ids, costs, world_size)]
+        return [
+            pack(share, lengths, token_budget) for share in balance_ranks(ids, costs, world_size)
+        ]
     shares = balance_ranks(ids, costs, world_size, max_per_rank=-(-len(ids) // world_size))
     return [[share[i : i + sequences] for i in range(0, len(share), sequences)] for share in shares]

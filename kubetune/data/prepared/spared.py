@@ -21,12 +21,17 @@ def may_share(config: Config) -> bool:
     KTO sets answers beside questions that are not theirs, one by one; labelled texts and images have no such batches.
     """
     data, task = config.data, config.task
-    is_text = task in ("causal_lm", "reward_model") or (task == "preference" and config.preference.loss != "kto")
+    is_text = task in ("causal_lm", "reward_model") or (
+        task == "preference" and config.preference.loss != "kto"
+    )
     return is_text and not config.sees and data.packing and data.share_prefixes is not False
 
 
 def sparable(rows: Sequence[Sequence[Sequence[int]]]) -> int:
     """Tokens that all rows in one batch would spare: whole grains that each shares with the one before it, sorted."""
     ordered = sorted([list(ids) for sequences in rows for ids in sequences])
-    alike = (takewhile(lambda both: both[0] == both[1], zip(*two, strict=False)) for two in pairwise(ordered))
+    alike = (
+        takewhile(lambda both: both[0] == both[1], zip(*two, strict=False))
+        for two in pairwise(ordered)
+    )
     return sum(sum(1 for _ in pairs) // GRAIN * GRAIN for pairs in alike)

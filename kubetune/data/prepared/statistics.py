@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def describe(prepared: Prepared, config: Config) -> dict[str, Any]:
-    """`fingerprint`; for each split its counts and `lengths`, `[shortest, longest, rows]` of each bar; and `facts`.
+    """`fingerprint`; for each split its counts and `lengths`, `[shortest, longest, rows]` of each bar; `findings`; `facts`.
 
     `facts`: what data_facts.DataFacts holds; labels, SHA-256 of the chat template, and what decides images.
     """
@@ -32,14 +32,23 @@ def describe(prepared: Prepared, config: Config) -> dict[str, Any]:
         if (found := rows[split]) is not None
     }
     template, processor = prepared.tokenizer.chat, prepared.train.processor
-    images = {"max_tokens": config.vision.image_max_tokens, "fingerprint": processor.fingerprint} if processor else None
+    images = (
+        {"max_tokens": config.vision.image_max_tokens, "fingerprint": processor.fingerprint}
+        if processor
+        else None
+    )
     facts = {
         **asdict(data_facts.of_prepared(prepared.path, config)),
         "labels": asdict(prepared.labels) if prepared.labels else None,
         "chat_template": hashlib.sha256(template.source.encode()).hexdigest() if template else None,
         "images": images,
     }
-    return {"fingerprint": prepared.fingerprint, "splits": splits, "facts": facts}
+    return {
+        "fingerprint": prepared.fingerprint,
+        "splits": splits,
+        "findings": [finding.to_json() for finding in prepared.findings],
+        "facts": facts,
+    }
 
 
 def record(run_dir: Path, config: Config, prepared: Prepared) -> None:
@@ -47,5 +56,7 @@ def record(run_dir: Path, config: Config, prepared: Prepared) -> None:
 
     Raises EnvironmentFault for a full disk.
     """
-    files.write_atomic(run_dir / DATA, json.dumps(describe(prepared, config), indent=1), within=run_dir)
+    files.write_atomic(
+        run_dir / DATA, json.dumps(describe(prepared, config), indent=1), within=run_dir
+    )
     kept_rows.keep(run_dir, prepared)

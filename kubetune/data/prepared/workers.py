@@ -25,7 +25,9 @@ def map_in_processes(
     Raises EnvironmentFault with `if_killed` when a process was killed. To close the generator ends the processes.
     """
     fork = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(processes, mp_context=fork, initializer=_start, initargs=(function, os.getpid()))
+    pool = ProcessPoolExecutor(
+        processes, mp_context=fork, initializer=_start, initargs=(function, os.getpid())
+    )
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:
@@ -49,7 +51,9 @@ def _start(function: Callable[[Any], Any], parent: int) -> None:
     work_for_parent()
     if os.getppid() != parent:
         os._exit(1)  # it died before it could be watched
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread each: the processes are the parallelism
+    os.environ["TOKENIZERS_PARALLELISM"] = (
+        "false"  # one thread each: the processes are the parallelism
+    )
 
 
 def _call(item: Any) -> Any:

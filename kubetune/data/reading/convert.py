@@ -34,13 +34,19 @@ from kubetune.errors import DataError
 _TREE_KEYS: Final = frozenset(("message_id", "parent_id", "role", "text"))
 
 
-def convert_source(source: SourceConfig, output: Path, to: str, seed: int = 42) -> tuple[Counter[str], Counter[str]]:
+def convert_source(
+    source: SourceConfig, output: Path, to: str, seed: int = 42
+) -> tuple[Counter[str], Counter[str]]:
     """Write all records of a source to a JSONL file, whole or not at all.
 
     `to` is a key of SHAPERS. Returns how many were `read`, `written` and `skipped` (no answer to learn), and how often
     each key was not used. Raises DataError with every record that is bad or cannot take the shape.
     """
-    problems, counts, unused = Problems(), Counter[str](read=0, written=0, skipped=0), Counter[str]()
+    problems, counts, unused = (
+        Problems(),
+        Counter[str](read=0, written=0, skipped=0),
+        Counter[str](),
+    )
     with written_whole(output) as file:
         for value in _converted(source, output, to, seed, problems, counts, unused):
             file.write((json.dumps(value, ensure_ascii=False) + "\n").encode())
@@ -52,13 +58,18 @@ def convert_source(source: SourceConfig, output: Path, to: str, seed: int = 42) 
 
 
 def _converted(
-    source: SourceConfig, output: Path, to: str, seed: int, problems: Problems, *counters: Counter[str]
+    source: SourceConfig,
+    output: Path,
+    to: str,
+    seed: int,
+    problems: Problems,
+    *counters: Counter[str],
 ) -> Iterator[dict[str, Any]]:
     counts, unused = counters
     for record in _threads(read_taken(source, seed, problems), counts):
         try:
             kind = _KINDS[to](record.value) if to in _KINDS else "text"
-            example, ignored = read(record.value, source.format, source.columns, kind=kind)
+            example, ignored, _ = read(record.value, source.format, source.columns, kind=kind)
             example = _placed(example, record.file, output)
             found = [SHAPERS[to](part) for part in _parts(example, to)]
         except ValueError as error:
@@ -74,7 +85,10 @@ def _placed(example: Example, data_file: str, output: Path) -> Example:
     if Path(data_file).absolute().parent == output.absolute().parent:
         return example
     return with_images(
-        example, lambda image: image if image.startswith(ADDRESS) else str(image_of_row(data_file, image).absolute())
+        example,
+        lambda image: (
+            image if image.startswith(ADDRESS) else str(image_of_row(data_file, image).absolute())
+        ),
     )
 
 
@@ -87,9 +101,13 @@ def _to_messages(example: Example) -> dict[str, Any] | None:
         case Pair(prompt, completion):
             return {"messages": _messages(prompt, completion)}
         case Labelled(text, second, label):
-            return {"messages": _messages(text if second is None else f"{text}\n{second}", str(label))}
+            return {
+                "messages": _messages(text if second is None else f"{text}\n{second}", str(label))
+            }
         case _:
-            raise ValueError("is a plain text, which nobody says to anybody; convert it with --to text")
+            raise ValueError(
+                "is a plain text, which nobody says to anybody; convert it with --to text"
+            )
 
 
 def _beside(tools: Sequence[Any], images: Sequence[str]) -> dict[str, Any]:
@@ -100,7 +118,9 @@ def _marked(chat: Chat) -> list[dict[str, Any]]:
     """The messages; an answer that is not trained says so."""
     untrained = {*range(chat.context), *chat.not_trained}
     return [
-        {**message, "train": False} if i in untrained and message["role"] == "assistant" else message
+        {**message, "train": False}
+        if i in untrained and message["role"] == "assistant"
+        else message
         for i, message in enumerate(chat.messages)
     ]
 
@@ -124,11 +144,18 @@ def _to_pair(example: Example) -> dict[str, Any] | None:
             before, answer = list(messages[: answers[-1]]), messages[answers[-1]]
             tags = sum(message["content"].count(IMAGE_TAG) for message in (*before, answer))
             more = _beside(tools, example.images[:tags])
-            if [message["role"] for message in before] == ["user"] and not more and "tool_calls" not in answer:
+            if (
+                [message["role"] for message in before] == ["user"]
+                and not more
+                and "tool_calls" not in answer
+            ):
                 return {"prompt": before[0]["content"], "completion": answer["content"]}
             return {"prompt": before, "completion": [answer]} | more
         case Labelled(text, second, label):
-            return {"prompt": text if second is None else f"{text}\n{second}", "completion": str(label)}
+            return {
+                "prompt": text if second is None else f"{text}\n{second}",
+                "completion": str(label),
+            }
         case _:
             raise ValueError("is a plain text, which has no prompt; convert it with --to text")
 
@@ -140,7 +167,9 @@ def _to_text(example: Example) -> dict[str, Any] | None:
         case Pair(prompt, completion):
             return {"text": prompt + completion}
         case _:
-            raise ValueError("cannot be one text without a chat template; convert it with --to messages")
+            raise ValueError(
+                "cannot be one text without a chat template; convert it with --to messages"
+            )
 
 
 def _parts(example: Example, to: str) -> tuple[Example, ...]:
@@ -155,7 +184,11 @@ def _to_preference(example: Example) -> dict[str, Any]:
         raise ValueError("has no two answers to compare")
     prompt, chosen, beside = _halves(example.chosen)
     margin = {} if example.margin is None else {"margin": example.margin}
-    return {"prompt": prompt, "chosen": chosen, "rejected": _halves(example.rejected)[1]} | beside | margin
+    return (
+        {"prompt": prompt, "chosen": chosen, "rejected": _halves(example.rejected)[1]}
+        | beside
+        | margin
+    )
 
 
 def _to_judged(example: Example) -> dict[str, Any]:
@@ -201,7 +234,10 @@ def _threads(records: Iterator[Record], counts: Counter[str]) -> Iterator[Record
         else:
             children[record.value["parent_id"]].append(record.value)
     for root in roots:
-        turns = [{"from": node["role"], "value": node["text"]} for node in _best_thread(root.value, children)]
+        turns = [
+            {"from": node["role"], "value": node["text"]}
+            for node in _best_thread(root.value, children)
+        ]
         yield Record(root.file, root.line, {"conversations": turns})
 
 
@@ -213,4 +249,8 @@ def _best_thread(
     while node is not None:
         yield node
         replies = children.get(node["message_id"], [])
-        node = min(replies, key=lambda reply: math.inf if reply.get("rank") is None else reply["rank"], default=None)
+        node = min(
+            replies,
+            key=lambda reply: math.inf if reply.get("rank") is None else reply["rank"],
+            default=None,
+        )

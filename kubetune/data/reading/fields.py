@@ -27,6 +27,7 @@ class Fields(Mapping[str, Any]):
         self._value = value
         self._read: set[str] = set()
         self._noted: set[str] = set()
+        self._taken: list[str] = []
         self.images: list[Any] = []
 
     def __getitem__(self, key: str) -> Any:
@@ -63,10 +64,24 @@ class Fields(Mapping[str, Any]):
         """Count a key that is not one of the record itself, such as `messages[].id`, as one that nobody reads."""
         self._noted.add(key)
 
+    def note_taken(self, key: str, meaning: str) -> None:
+        """Keep what a key was taken as whose name alone does not say it."""
+        self._taken.append(f"`{key}` as {meaning}")
+
+    @property
+    def taken(self) -> str:
+        """Return what keys were taken as, in words; empty where their names say it."""
+        return ", ".join(self._taken)
+
     @property
     def unused(self) -> tuple[str, ...]:
         """Keys that hold something and have not been read, in alphabetical order."""
-        return tuple(sorted(self._noted | {key for key in self._value if key not in self._read and self.holds(key)}))
+        return tuple(
+            sorted(
+                self._noted
+                | {key for key in self._value if key not in self._read and self.holds(key)}
+            )
+        )
 
 
 def required(value: Mapping[str, Any], key: str) -> Any:
@@ -95,12 +110,16 @@ def text_of(value: Any, where: str, *, may_be_empty: bool = False) -> str:
     if not may_be_empty and not value.strip():
         raise ValueError(f"{where} is empty; expected a text")
     if "\0" in value:
-        raise ValueError(f"{where} holds a NUL character at position {value.index(chr(0))}; expected text")
+        raise ValueError(
+            f"{where} holds a NUL character at position {value.index(chr(0))}; expected text"
+        )
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"{where} holds half a surrogate pair at position {error.start}; expected text") from None
+            raise ValueError(
+                f"{where} holds half a surrogate pair at position {error.start}; expected text"
+            ) from None
     return value
 
 
@@ -120,7 +139,9 @@ def keys(value: Mapping[str, Any]) -> str:
     """The keys of a record, for messages."""
     if not value:
         return "has no keys"
-    return "has the keys " + ", ".join(f"`{visible(str(key), keep='')}`" for key in list(value)[:12])
+    return "has the keys " + ", ".join(
+        f"`{visible(str(key), keep='')}`" for key in list(value)[:12]
+    )
 
 
 def show(value: Any) -> str:

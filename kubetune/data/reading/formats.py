@@ -7,19 +7,35 @@ Adding a shape is one function and one line in SHAPES.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from kubetune.config.schema import RecordKind
 from kubetune.data.reading.fields import Fields, keys, listed, parsed, required, show, text_of
 from kubetune.data.reading.images import data_address
 from kubetune.data.reading.messages import IMAGE_TAG as IMAGE_TAG
-from kubetune.data.reading.messages import Turn, read_message, read_tools, read_turn, require_known_calls
+from kubetune.data.reading.messages import (
+    Turn,
+    read_message,
+    read_tools,
+    read_turn,
+    require_known_calls,
+)
 from kubetune.data.reading.preferences import Side, Unusable, judged_side_of, sides_of
-from kubetune.data.reading.refusals import DECIDING, require_no_preference, require_readable, require_trained
+from kubetune.data.reading.refusals import (
+    DECIDING,
+    is_obeyed,
+    require_no_preference,
+    require_readable,
+    require_trained,
+)
 
 Value = Mapping[str, Any]
+
+QUESTIONS: Final = ("question", "query", "instruction")
+"""Names of what somebody asks, so that it goes through the chat template; a `prompt` may be any text."""
+ANSWERS: Final = ("answer", "response", "completion", "output")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +117,9 @@ def with_images(example: _E, place: Callable[[str], str]) -> _E:
     """The record with another place of each image."""
     match example:
         case Preference():
-            chosen, rejected = (with_images(answer, place) for answer in (example.chosen, example.rejected))
+            chosen, rejected = (
+                with_images(answer, place) for answer in (example.chosen, example.rejected)
+            )
             return replace(example, chosen=chosen, rejected=rejected)
         case Judged():
             return replace(example, answer=with_images(example.answer, place))
@@ -111,16 +129,32 @@ def with_images(example: _E, place: Callable[[str], str]) -> _E:
 
 
 def convert(
-    value: Value, shape: str = "auto", columns: Mapping[str, str] | None = None, *, kind: RecordKind = "text"
+    value: Value,
+    shape: str = "auto",
+    columns: Mapping[str, str] | None = None,
+    *,
+    kind: RecordKind = "text",
 ) -> Example:
     """The normal form of a record, of which nobody asks what was left aside; see `read`."""
-    return read(value, shape, columns, kind=kind)[0]
+    return read(value, shape, columns, kind=kind).example
+
+
+class Reading(NamedTuple):
+    """A record as it was understood."""
+
+    example: Example
+    unused: tuple[str, ...]  # keys that hold something and decide nothing
+    taken: str = ""  # what keys were taken as whose names alone do not say it
 
 
 def read(
-    value: Value, shape: str = "auto", columns: Mapping[str, str] | None = None, *, kind: RecordKind = "text"
-) -> tuple[Example, tuple[str, ...]]:
-    """The normal form of a record, and the keys of it that hold something and decide nothing.
+    value: Value,
+    shape: str = "auto",
+    columns: Mapping[str, str] | None = None,
+    *,
+    kind: RecordKind = "text",
+) -> Reading:
+    """Return the normal form of a record, and which of its keys decide nothing or were taken as something.
 
     `shape` is a key of SHAPES or `auto`; `columns` maps the names expected to the names in the file; `kind` is what
     the task learns from. Raises ValueError that says what was found and what was expected, also for keys
@@ -128,38 +162,58 @@ def read(
     """
     columns = columns or {}
     replaced = [
-        expected for expected in columns if value.get(expected) is not None and expected not in columns.values()
+        expected
+        for expected in columns
+        if value.get(expected) is not None and expected not in columns.values()
     ]
     for expected, found in columns.items():
         if found not in value:
-            raise ValueError(f"has no column {found!r}, which data.columns gives for {expected!r}; {keys(value)}")
-        value = {**{key: item for key, item in value.items() if key != found}, expected: value[found]}
+            raise ValueError(
+                f"has no column {found!r}, which data.columns gives for {expected!r}; {keys(value)}"
+            )
+        value = {
+            **{key: item for key, item in value.items() if key != found},
+            expected: value[found],
+        }
     require_trained(value)
     if kind not in ("text", "labelled"):
         example, unused = _read_preference(value, shape, kind)
-        return example, tuple(sorted({*unused, *replaced}))
+        return Reading(example, _without_obeyed(sorted({*unused, *replaced}), value))
     if kind == "text" and shape not in ("labelled", "text"):
         require_no_preference(value, columns)
     record = Fields(value)
     for key in replaced:
         record.note_unused(key)
     shape = detect(value, kind=kind) if shape == "auto" else shape
-    if SHAPES[shape] in (_from_messages, _from_sharegpt, _from_alpaca, _from_pair):
+    if SHAPES[shape] in (_from_messages, _from_sharegpt, _from_alpaca, _from_pair, _from_question):
         require_readable(record)
     whole = SHAPES[shape](record)
-    unread = (key for key in columns if key not in DECIDING and record.holds(key) and not record.has_read(key))
+    unread = (
+        key
+        for key in columns
+        if key not in DECIDING and record.holds(key) and not record.has_read(key)
+    )
     if idle := next(unread, None):
         raise ValueError(
             f"is read as {shape}, in which `data.columns` has no `{idle}` ({columns[idle]!r} is given for it); set "
             "`data.format`, or leave it out"
         )
-    return whole, record.unused
+    return Reading(whole, _without_obeyed(record.unused, value), record.taken)
 
 
-def _read_preference(value: Value, shape: str, kind: RecordKind) -> tuple[Preference | Judged, set[str]]:
+def _without_obeyed(unused: Sequence[str], value: Value) -> tuple[str, ...]:
+    """Return the keys that decide nothing, without those that say what is done anyway, such as `weight: 1`."""
+    return tuple(key for key in unused if not is_obeyed(key, value.get(key)))
+
+
+def _read_preference(
+    value: Value, shape: str, kind: RecordKind
+) -> tuple[Preference | Judged, set[str]]:
     """Answers to be compared or judged, and the keys that hold something and decide nothing."""
     if shape in ("text", "labelled"):
-        raise ValueError(f"is read as {shape} by `data.format`, which has no answers to compare; expected auto")
+        raise ValueError(
+            f"is read as {shape} by `data.format`, which has no answers to compare; expected auto"
+        )
     if kind == "judged":
         side, is_good = judged_side_of(value, shape)
         answer, unused = _read_side(side)
@@ -167,8 +221,14 @@ def _read_preference(value: Value, shape: str, kind: RecordKind) -> tuple[Prefer
     margin = value.get("margin") if kind == "graded" else None
     if margin is not None:
         value = {key: item for key, item in value.items() if key != "margin"}
-        if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin):
-            raise ValueError(f"margin is {show(margin)}; expected a number: by how much the chosen answer is better")
+        if (
+            isinstance(margin, bool)
+            or not isinstance(margin, (int, float))
+            or not math.isfinite(margin)
+        ):
+            raise ValueError(
+                f"margin is {show(margin)}; expected a number: by how much the chosen answer is better"
+            )
     (chosen, unused), (rejected, more) = map(_read_side, sides_of(value, shape))
     if chosen == rejected:
         raise Unusable("has the same answer as chosen and as rejected; expected two that differ")
@@ -183,7 +243,9 @@ def _read_side(side: Side) -> tuple[Chat | Pair, set[str]]:
     except ValueError as error:
         kind = Unusable if "is empty" in str(error) else ValueError
         raise kind(str(error).replace("completion", side.name)) from None
-    if isinstance(answer, Chat) and all(m["role"] != "assistant" for m in answer.messages[answer.context :]):
+    if isinstance(answer, Chat) and all(
+        m["role"] != "assistant" for m in answer.messages[answer.context :]
+    ):
         raise ValueError(f"{side.name} holds no message of the assistant; expected the answer")
     return answer, set(record.unused)
 
@@ -200,8 +262,8 @@ def detect(value: Value, *, kind: RecordKind = "text") -> str:
             if all(any(key in there for key in alternatives) for alternatives in needed):
                 return str(shape)
     raise ValueError(
-        f"{keys(value)}; expected `messages`, `prompt` and `completion`, `text`, `conversations`, or `instruction` "
-        "and `output`; other names can be given in `data.columns`"
+        f"{keys(value)}; expected `messages`, `prompt` and `completion`, `text`, `conversations`, `instruction` "
+        "and `output`, or `question` and `answer`; other names can be given in `data.columns`"
     )
 
 
@@ -211,6 +273,8 @@ _MARKS: Final[tuple[tuple[Any, ...], ...]] = (
     ("alpaca", ("instruction",), ("output",)),
     ("prompt_completion", ("prompt", "input"), ("completion", "output")),
     ("text", ("text",)),
+    ("question_answer", QUESTIONS, ANSWERS),
+    ("prompt_completion", ("prompt", "input"), ANSWERS),
     ("labelled", ("label",), ("sentence", "premise")),
 )
 """Each shape with the keys it is known by: one of each group."""
@@ -227,22 +291,37 @@ def _read_any(message: Any, where: str, record: Fields) -> Turn:
 
 
 def _from_pair(record: Fields) -> Pair | Chat:
-    prompt_key = "prompt" if record.peek("prompt") is not None or "input" not in record else "input"
-    completion_key = "completion" if record.peek("completion") is not None or "output" not in record else "output"
+    prompt_key = _key_of(record, ("prompt", "input"), "the prompt, plain text")
+    completion_key = _key_of(
+        record, ("completion", "output", "response", "answer"), "its completion"
+    )
     prompt, completion = required(record, prompt_key), required(record, completion_key)
     if prompt_key == "input" and record.holds("instruction"):
-        raise ValueError("has an `instruction` beside `input`, which would be lost; name its answer `output`")
+        raise ValueError(
+            "has an `instruction` beside `input`, which would be lost; name its answer `output`"
+        )
     if record.holds("history"):
-        raise ValueError("has a `history` beside its prompt, which would be lost; put all of it into `messages`")
+        raise ValueError(
+            "has a `history` beside its prompt, which would be lost; put all of it into `messages`"
+        )
     if isinstance(prompt, list) and isinstance(completion, (list, dict, str)):
-        completion = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+        completion = (
+            [{"role": "assistant", "content": completion}]
+            if isinstance(completion, str)
+            else completion
+        )
         completion = [completion] if isinstance(completion, dict) else completion
         before = [_read_any(m, f"{prompt_key}[{i}]", record) for i, m in enumerate(prompt)]
         after = [_read_any(m, f"{completion_key}[{i}]", record) for i, m in enumerate(completion)]
         if not before or not after:
-            raise ValueError(f"{prompt_key if not before else completion_key} is empty; expected messages")
+            raise ValueError(
+                f"{prompt_key if not before else completion_key} is empty; expected messages"
+            )
         return _chat(record, [*before, *after], context=len(before))
-    prompt, completion = text_of(prompt, prompt_key, may_be_empty=True), text_of(completion, completion_key)
+    prompt, completion = (
+        text_of(prompt, prompt_key, may_be_empty=True),
+        text_of(completion, completion_key),
+    )
     if _images(record):
         return _chat(record, [_spoken("user", prompt), _spoken("assistant", completion)], context=1)
     for key in ("system", "system_prompt", "tools", "functions"):
@@ -252,6 +331,39 @@ def _from_pair(record: Fields) -> Pair | Chat:
                 "lost; put it into the prompt, or write `messages`"
             )
     return Pair(prompt, completion)
+
+
+def _key_of(record: Fields, names: Sequence[str], meaning: str) -> str:
+    """Return the first of these keys that holds something, the first of all if none does."""
+    key = next((name for name in names if record.peek(name) is not None), None)
+    if key is None:
+        key = next((name for name in names if name in record), names[0])
+    if key != names[0]:
+        record.note_taken(key, meaning)
+    return key
+
+
+def _from_question(record: Fields) -> Chat:
+    """Read a question and its answer under one of their names, as a conversation."""
+    question = _only_key(record, (*QUESTIONS, "prompt", "input"), "question")
+    answer = _only_key(record, ANSWERS, "answer")
+    record.note_taken(question, "the user's message")
+    record.note_taken(answer, "the assistant's")
+    turns = _history(record)
+    turns.append(_spoken("user", text_of(required(record, question), question)))
+    turns.append(_spoken("assistant", text_of(required(record, answer), answer)))
+    return _chat(record, turns)
+
+
+def _only_key(record: Fields, names: Sequence[str], what: str) -> str:
+    """Return the only one of these keys that holds something."""
+    held = [name for name in names if record.holds(name)]
+    if len(held) > 1:
+        places = " and ".join(f"`{name}`" for name in held)
+        raise ValueError(
+            f"has {places}; expected one {what}, or `data.columns` that say which it is"
+        )
+    return held[0] if held else next((name for name in names if name in record), names[0])
 
 
 def _spoken(role: str, content: str) -> Turn:
@@ -264,14 +376,26 @@ def _from_text(record: Fields) -> Text:
 
 def _from_sharegpt(record: Fields) -> Chat:
     turns = listed(record, "conversations")
-    return _chat(record, [read_turn(turn, f"conversations[{i}]", record) for i, turn in enumerate(turns)])
+    return _chat(
+        record, [read_turn(turn, f"conversations[{i}]", record) for i, turn in enumerate(turns)]
+    )
 
 
 def _from_alpaca(record: Fields) -> Chat:
     extra = record.get("input")
     extra = "" if extra is None else text_of(extra, "input", may_be_empty=True)
-    instruction = text_of(required(record, "instruction"), "instruction", may_be_empty=bool(extra.strip()))
-    turns = []
+    instruction = text_of(
+        required(record, "instruction"), "instruction", may_be_empty=bool(extra.strip())
+    )
+    turns = _history(record)
+    turns.append(_spoken("user", "\n".join(part for part in (instruction, extra) if part)))
+    turns.append(_spoken("assistant", text_of(required(record, "output"), "output")))
+    return _chat(record, turns)
+
+
+def _history(record: Fields) -> list[Turn]:
+    """Return the turns before a question: pairs of an earlier question and its answer."""
+    turns: list[Turn] = []
     history = record.get("history") or []
     if not isinstance(history, list):
         raise ValueError(f"history is {show(history)}; expected a list of [question, answer]")
@@ -280,9 +404,7 @@ def _from_alpaca(record: Fields) -> Chat:
             raise ValueError(f"history[{i}] is {show(pair)}; expected [question, answer]")
         for role, text in zip(("user", "assistant"), pair, strict=True):
             turns.append(_spoken(role, text_of(text, f"history[{i}]")))
-    turns.append(_spoken("user", "\n".join(part for part in (instruction, extra) if part)))
-    turns.append(_spoken("assistant", text_of(required(record, "output"), "output")))
-    return _chat(record, turns)
+    return turns
 
 
 _PAIRS: Final = (
@@ -296,7 +418,9 @@ _PAIRS: Final = (
 
 def _from_labelled(value: Fields) -> Labelled:
     text, second = texts_of(value)
-    return Labelled(text, second, _label(required(value, label_key(value, is_pair=second is not None))))
+    return Labelled(
+        text, second, _label(required(value, label_key(value, is_pair=second is not None)))
+    )
 
 
 def label_key(value: Value, *, is_pair: bool) -> str:
@@ -310,30 +434,43 @@ def texts_of(value: Value) -> tuple[str, str | None]:
     pair = next((names for names in _PAIRS if all(key in value for key in names)), None)
     names = pair or next(((key,) for key in ("sentence", "text") if key in value), None)
     if names is None:
-        raise ValueError(f"{keys(value)}; expected `sentence`, `text`, or `premise` and `hypothesis`, with `label`")
+        raise ValueError(
+            f"{keys(value)}; expected `sentence`, `text`, or `premise` and `hypothesis`, with `label`"
+        )
     texts = [text_of(value[key], key) for key in names]
     return texts[0], texts[1] if pair else None
 
 
 def _label(label: Any) -> Label:
+    """Return a label as it is read: without the space around a name, `true` and `false` as tables name them."""
+    if isinstance(label, str):
+        label = label.strip()
     if isinstance(label, str) and label.startswith("["):
         label = parsed(label, "label")
     if isinstance(label, list):
         return _several(label)
+    if isinstance(label, bool):
+        return str(label)
     if isinstance(label, str) and label.removeprefix("-").isdecimal():
         label = int(label)
-    is_no_number = isinstance(label, bool) or (isinstance(label, float) and not math.isfinite(label))
+    is_no_number = isinstance(label, float) and not math.isfinite(label)
     if is_no_number or not isinstance(label, (int, float, str)) or label == "":
-        raise ValueError(f"label is {show(label)}; expected a class by name or number, a list of them, or a number")
+        raise ValueError(
+            f"label is {show(label)}; expected a class by name or number, a list of them, or a number"
+        )
     return label
 
 
 def _several(labels: list[Any]) -> Label:
-    if any(isinstance(item, float) for item in labels) and all(item in (0, 1) for item in labels):
+    says_of_every_class = all(isinstance(item, bool) for item in labels) or (
+        any(isinstance(item, float) for item in labels) and all(item in (0, 1) for item in labels)
+    )
+    if labels and says_of_every_class:
         return tuple(1.0 if item else 0.0 for item in labels)
     if any(isinstance(name, bool) or not isinstance(name, (int, str)) for name in labels):
         what = "a list of names or numbers of classes, or 0.0 or 1.0 for every class"
         raise ValueError(f"label is {show(labels)}; expected {what}")
+    labels = [name.strip() if isinstance(name, str) else name for name in labels]
     if len(set(labels)) < len(labels):
         what = "each class that applies once, by name or number; a 0 or 1 for every class is written 0.0 or 1.0"
         raise ValueError(f"label is {show(labels)}; expected {what}")
@@ -346,6 +483,7 @@ SHAPES: Final[dict[str, Callable[[Fields], Example]]] = {
     "text": _from_text,
     "sharegpt": _from_sharegpt,
     "alpaca": _from_alpaca,
+    "question_answer": _from_question,
     "labelled": _from_labelled,
 }
 
@@ -366,7 +504,11 @@ def _chat(record: Fields, turns: list[Turn], context: int = 0) -> Chat:
 
 def _system(record: Fields, turns: list[Turn]) -> Turn | None:
     """The message of the system that stands beside the messages, unless it is the first of these."""
-    found = {key: text for key in ("system", "system_prompt") if (text := record.get(key)) not in (None, "")}
+    found = {
+        key: text
+        for key in ("system", "system_prompt")
+        if (text := record.get(key)) not in (None, "")
+    }
     if not found:
         return None
     key, system = next(iter(found.items()))
@@ -374,7 +516,9 @@ def _system(record: Fields, turns: list[Turn]) -> Turn | None:
     has_own = turns[0].message["role"] == "system"
     others = [*found.values(), *([turns[0].message["content"]] if has_own else [])]
     if any(other != system for other in others):
-        raise ValueError(f"has `{key}` and another message of the system, which says something else; expected one")
+        raise ValueError(
+            f"has `{key}` and another message of the system, which says something else; expected one"
+        )
     return None if has_own else _spoken("system", system)
 
 
@@ -382,10 +526,14 @@ def _images(record: Fields) -> tuple[str, ...] | None:
     """The images of a record, each a path or an address of data; None for a record that has no place for any."""
     found = {key: images for key in ("images", "image") if (images := record.get(key)) is not None}
     if len([images for images in found.values() if images]) + bool(record.images) > 1:
-        places = " and ".join([*(f"`{key}`" for key in found), *(["its messages"] if record.images else [])])
+        places = " and ".join(
+            [*(f"`{key}`" for key in found), *(["its messages"] if record.images else [])]
+        )
         raise ValueError(f"has images in {places}; expected them in one place")
     if record.images:
-        return tuple(_image(image, f"image {i} of its messages") for i, image in enumerate(record.images, 1))
+        return tuple(
+            _image(image, f"image {i} of its messages") for i, image in enumerate(record.images, 1)
+        )
     for key, images in sorted(found.items(), key=lambda pair: not pair[1]):
         images = [images] if isinstance(images, str | dict) else images
         if not isinstance(images, list):
@@ -400,7 +548,9 @@ def _image(image: Any, where: str) -> str:
         return text_of(image, where)
     path, content = image.get("path"), image.get("bytes")
     if not image.keys() <= {"path", "bytes"} or not isinstance(content, bytes | None):
-        raise ValueError(f"{where} is {show(image)}; expected a path, an address `data:image/…;base64,…`, or `path`")
+        raise ValueError(
+            f"{where} is {show(image)}; expected a path, an address `data:image/…;base64,…`, or `path`"
+        )
     return data_address(content) if content is not None else text_of(path, f"{where}.path")
 
 
@@ -408,11 +558,15 @@ def _place_tags(messages: list[dict[str, Any]], images: int) -> list[dict[str, A
     """The messages with as many tags as images: missing ones go before the first text of the user."""
     tags = sum(message["content"].count(IMAGE_TAG) for message in messages)
     if tags > images:
-        raise ValueError(f"has {tags} {IMAGE_TAG} tags for {images} images; expected one tag for each image")
+        raise ValueError(
+            f"has {tags} {IMAGE_TAG} tags for {images} images; expected one tag for each image"
+        )
     if tags == images:
         return messages
     first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
     if first is None:
-        raise ValueError(f"has {images} images, {tags} {IMAGE_TAG} tags and no message of the user to put more into")
+        raise ValueError(
+            f"has {images} images, {tags} {IMAGE_TAG} tags and no message of the user to put more into"
+        )
     content = f"{IMAGE_TAG}\n" * (images - tags) + messages[first]["content"]
     return [*messages[:first], {**messages[first], "content": content}, *messages[first + 1 :]]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -18,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kubetune.base.files import sha256_file
+from kubetune.base.files import IrregularFileError, require_inside, require_plain_files
+from kubetune.config import consent
 from kubetune.config.schema import ModelConfig
 from kubetune.errors import EnvironmentFault, KubetuneError, ModelError, causes
 from kubetune.planning import model_shapes
@@ -46,7 +46,11 @@ def hub_token() -> str | None:
 
 def is_local(path: str) -> bool:
     """The model's path means a folder on disk rather than a hub id."""
-    return Path(path).expanduser().is_dir() or path.startswith(("/", "./", "../", "~")) or path.count("/") > 1
+    return (
+        Path(path).expanduser().is_dir()
+        or path.startswith(("/", "./", "../", "~"))
+        or path.count("/") > 1
+    )
 
 
 def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str, Path]:
@@ -58,8 +62,16 @@ def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str,
     if is_local(path):
         folder = Path(path).expanduser()
         if not folder.is_dir():
-            raise ModelError(f"model folder {path} does not exist; give a folder that holds the model, or a hub id")
-        return {name: folder / name for name in names if (folder / name).is_file()}
+            raise ModelError(
+                f"model folder {path} does not exist; give a folder that holds the model, or a hub id"
+            )
+        present = {name: folder / name for name in names if (folder / name).is_file()}
+        try:
+            for path_in_folder in present.values():
+                require_inside(path_in_folder, folder)
+        except IrregularFileError as error:
+            raise ModelError(f"model {error}. Nothing was loaded.") from None
+        return present
     found = {}
     for name in names:
         # A revision is the model's: a tokenizer from elsewhere has commits of its own.
@@ -84,7 +96,9 @@ def list_files(model: ModelConfig, path: str) -> list[str]:
     """
     if is_local(path):
         folder = Path(path).expanduser()
-        return sorted(str(file.relative_to(folder)) for glob in ("*", "*/*") for file in folder.glob(glob))
+        return sorted(
+            str(file.relative_to(folder)) for glob in ("*", "*/*") for file in folder.glob(glob)
+        )
     if model.local_files_only or _is_offline():
         raise EnvironmentFault(_not_here("list of files of model", path, ", or is not to be asked"))
     from huggingface_hub import HfApi
@@ -102,7 +116,13 @@ def _download(repo: str, name: str, revision: str | None, local_files_only: bool
     with explained_hub_errors(repo, revision):
         try:
             return Path(
-                hf_hub_download(repo, name, revision=revision, local_files_only=local_files_only, token=hub_token())
+                hf_hub_download(
+                    repo,
+                    name,
+                    revision=revision,
+                    local_files_only=local_files_only,
+                    token=hub_token(),
+                )
             )
         except RemoteEntryNotFoundError:
             return None
@@ -123,8 +143,8 @@ def _is_offline() -> bool:
 def check_model_folder(model: ModelConfig) -> None:
     """Look into a local folder before anything starts; transformers' own message would send the user to the hub.
 
-    Raises ModelError when it is missing, is no model, holds weights only as pickles or elsewhere, or other code than
-    the config pins.
+    Raises ModelError when it is missing, is no model, holds weights only as pickles or elsewhere, an adapter, what is
+    no file inside it, or other code than the config pins.
     """
     if not is_local(model.path):
         return
@@ -132,13 +152,26 @@ def check_model_folder(model: ModelConfig) -> None:
     if not folder.is_dir():
         raise ModelError(f"model {folder}: there is no such folder")
     if not (folder / "config.json").is_file():
-        raise ModelError(f"model {folder}: has no config.json; expected a folder in Hugging Face form")
+        raise ModelError(
+            f"model {folder}: has no config.json; expected a folder in Hugging Face form"
+        )
+    try:
+        require_plain_files(folder)
+    except IrregularFileError as error:
+        raise ModelError(f"model {error}. Nothing was loaded.") from None
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"model {folder}: holds adapter_config.json, an adapter, which would have another model or weights loaded; "
+            "give the folder of a whole model, such as `kubetune export --merge` writes. Nothing was loaded."
+        )
     files = model_shapes.files_of(folder)
-    if model.trust_remote_code and model.revision is not None:
-        _require_read_code(folder, model.revision)
+    if model.trust_remote_code:
+        _require_read_code(folder, str(model.revision))
     if files:
         return
-    pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(p.name for p in folder.glob("*.pt*"))
+    pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(
+        p.name for p in folder.glob("*.pt*")
+    )
     if pickled:
         raise ModelError(
             f"model {folder}: has only {pickled[0]}, a pickle that could run code when it is read; convert it to "
@@ -149,23 +182,28 @@ def check_model_folder(model: ModelConfig) -> None:
 
 def _require_read_code(folder: Path, pin: str) -> None:
     """Raise ModelError unless `pin` is the digest of what can make code run: the modules of a folder, and its JSON."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".json") and path.is_file()):
-        digest.update(f"{path.relative_to(folder)}\0{sha256_file(path)}\n".encode())
-    if digest.hexdigest()[:40] != pin:
+    try:
+        digest = consent.folder_digest(folder)
+    except IrregularFileError as error:
+        raise ModelError(f"model {error}. Nothing was run.") from None
+    if digest != pin:
         raise ModelError(
             f"model {folder}: model.trust_remote_code runs its code, and model.revision pins {pin}, but the folder's "
-            f"Python and JSON files have the digest {digest.hexdigest()[:40]}. Read the code, then set model.revision "
+            f"Python and JSON files have the digest {digest}. Read the code, then set model.revision "
             "to that. Nothing was run."
         )
 
 
 @contextlib.contextmanager
-def explained_hub_errors(repo: str, revision: str | None = None, kind: str = "model") -> Iterator[None]:
+def explained_hub_errors(
+    repo: str, revision: str | None = None, kind: str = "model"
+) -> Iterator[None]:
     """Turn what `huggingface_hub` raises into errors that say what to do."""
     from huggingface_hub import errors as hub
 
-    logging.getLogger("huggingface_hub").handlers.clear()  # what it tells reaches our log lines too, once is enough
+    logging.getLogger(
+        "huggingface_hub"
+    ).handlers.clear()  # what it tells reaches our log lines too, once is enough
     bound_waits()
     page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{repo}"
     try:
@@ -182,9 +220,13 @@ def explained_hub_errors(repo: str, revision: str | None = None, kind: str = "mo
             "HF_TOKEN to a token that may read it"
         ) from error
     except hub.RevisionNotFoundError as error:
-        raise ModelError(f"{kind} {repo} has no revision {revision!r}; see {page}/commits/main") from error
+        raise ModelError(
+            f"{kind} {repo} has no revision {revision!r}; see {page}/commits/main"
+        ) from error
     except hub.HFValidationError as error:
-        raise ModelError(f"{repo!r} is neither an existing folder nor a hub id such as Qwen/Qwen3-8B") from error
+        raise ModelError(
+            f"{repo!r} is neither an existing folder nor a hub id such as Qwen/Qwen3-8B"
+        ) from error
     except Exception as error:
         if (explained := _explained(error, repo, kind)) is None:
             raise
@@ -201,21 +243,31 @@ def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
     from huggingface_hub import errors as hub
 
     # `datasets` tells of what went wrong in the words of an error about files, and hides the cause.
-    is_wrapped = isinstance(error, FileNotFoundError) and "on the Hugging Face Hub either" in str(error)
+    is_wrapped = isinstance(error, FileNotFoundError) and "on the Hugging Face Hub either" in str(
+        error
+    )
     chain = list(causes(error, hidden=is_wrapped))
     refused = next((e for e in chain if isinstance(e, hub.HfHubHTTPError)), None)
     status = refused.response.status_code if refused is not None else 0
     if status in (401, 403):
-        have = "the token in HF_TOKEN is not valid, or may not read it" if hub_token() else "no token is set"
+        have = (
+            "the token in HF_TOKEN is not valid, or may not read it"
+            if hub_token()
+            else "no token is set"
+        )
         return ModelError(
             f"the hub refused {kind} {repo} ({status}): {have}; set HF_TOKEN to a token that may "
             "(https://huggingface.co/settings/tokens)"
         )
     if refused is not None:
         again = "too many requests; wait some minutes" if status == 429 else "try again later"
-        return EnvironmentFault(f"the hub refused {kind} {repo} ({status}): {again}, and run the same command again")
+        return EnvironmentFault(
+            f"the hub refused {kind} {repo} ({status}): {again}, and run the same command again"
+        )
     if found := misread(chain):
-        return EnvironmentFault(f"what answers for the hub about {kind} {repo} {NOT_THE_HUB.format(found=found)}")
+        return EnvironmentFault(
+            f"what answers for the hub about {kind} {repo} {NOT_THE_HUB.format(found=found)}"
+        )
     unread = next((e for e in chain if type(e).__module__ == "pyarrow.lib"), None)
     if unread is not None and not isinstance(error, KubetuneError):
         return EnvironmentFault(
@@ -245,7 +297,9 @@ def bound_waits() -> None:
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
-    unheard = threading.local()  # since when nothing has been heard on what this thread asks, and how long it must wait
+    unheard = (
+        threading.local()
+    )  # since when nothing has been heard on what this thread asks, and how long it must wait
 
     def limit(request: Any) -> None:
         left = PATIENCE_SECONDS
@@ -271,7 +325,10 @@ def bound_waits() -> None:
     def make_client() -> Any:
         client = _http.default_client_factory()
         hooks = client.event_hooks
-        client.event_hooks = {"request": [*hooks["request"], limit], "response": [*hooks["response"], hear]}
+        client.event_hooks = {
+            "request": [*hooks["request"], limit],
+            "response": [*hooks["response"], hear],
+        }
         return client
 
     if hasattr(_http, "default_client_factory"):  # not so in older ones
@@ -305,7 +362,9 @@ def misread(chain: Sequence[BaseException]) -> str:
         is_odd = isinstance(error, KeyError | TypeError | AttributeError)
         is_refused = type(error) is ValueError or (type(error) is OSError and error.errno is None)
         if (is_odd or is_refused) and _origin(error).startswith(client):
-            return f"expected another answer ({type(error).__name__}: {' '.join(str(error).split())})"
+            return (
+                f"expected another answer ({type(error).__name__}: {' '.join(str(error).split())})"
+            )
     return ""
 
 

@@ -88,11 +88,15 @@ def data_address(content: bytes, kind: str = "") -> str:
 
 def _content(address: str) -> bytes:
     if (start := _BASE64.match(address)) is None:
-        raise UnusableImage("image_unknown", f"image {address[:40]!r}… begins with no `data:image/…;base64,`")
+        raise UnusableImage(
+            "image_unknown", f"image {address[:40]!r}… begins with no `data:image/…;base64,`"
+        )
     try:
         return b64decode(address[start.end() :], validate=True)
     except ValueError as error:
-        raise UnusableImage("image_damaged", f"image {address[:40]!r}… is not base64: {error}") from error
+        raise UnusableImage(
+            "image_damaged", f"image {address[:40]!r}… is not base64: {error}"
+        ) from error
 
 
 def _kept(content: bytes, folder: Path) -> Path:
@@ -127,13 +131,20 @@ class ImageFolders:
                     return candidate
             found = self._below_one_folder(path)
         except OSError as error:  # a name too long for the file system
-            raise UnusableImage("image_missing", f"image {path[:100]!r} cannot be looked for: {error}") from error
+            raise UnusableImage(
+                "image_missing", f"image {path[:100]!r} cannot be looked for: {error}"
+            ) from error
         except ValueError as error:
             raise UnusableImage("image_outside", str(error)) from error
         if len(found) > 1:
-            raise UnusableImage("image_ambiguous", f"image {path!r} is in {found[0].parent} and {found[1].parent}")
+            raise UnusableImage(
+                "image_ambiguous", f"image {path!r} is in {found[0].parent} and {found[1].parent}"
+            )
         if not found:
-            looked = " nor ".join(map(str, candidates)) or f"any place known: no folder was given for {parts[0]!r}"
+            looked = (
+                " nor ".join(map(str, candidates))
+                or f"any place known: no folder was given for {parts[0]!r}"
+            )
             raise UnusableImage("image_missing", f"image {path!r} is not at {looked}")
         return found[0]
 
@@ -143,7 +154,11 @@ class ImageFolders:
         if self.root is None:
             return []
         # From 1 on: --images /data/coco, or /data/coco/train2017
-        depths = (depth for depth in range(len(parts)) if list(self.root.parts[-depth:]) == parts[:depth] or not depth)
+        depths = (
+            depth
+            for depth in range(len(parts))
+            if list(self.root.parts[-depth:]) == parts[:depth] or not depth
+        )
         return [join_inside(self.root, "/".join(parts[depth:])) for depth in depths]
 
     def _below_one_folder(self, path: str) -> list[Path]:
@@ -172,12 +187,15 @@ def verify_image(file: Path) -> ImageFacts:
     try:
         number = file.stat().st_size
     except OSError as error:
-        raise UnusableImage("image_missing", f"image {_told(file)} cannot be read: {error.strerror}") from error
+        raise UnusableImage(
+            "image_missing", f"image {_told(file)} cannot be read: {error.strerror}"
+        ) from error
     if not number:
         raise UnusableImage("image_damaged", f"image {_told(file)} is empty")
     if number > MAX_BYTES:
         raise UnusableImage(
-            "image_too_large", f"image {_told(file)} has {number:,} bytes; at most {MAX_BYTES:,} are read"
+            "image_too_large",
+            f"image {_told(file)} has {number:,} bytes; at most {MAX_BYTES:,} are read",
         )
     return _decode(file, number)
 
@@ -185,7 +203,9 @@ def verify_image(file: Path) -> ImageFacts:
 def _decode(file: Path, number: int) -> ImageFacts:
     image_module = pillow()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of sizes, which are looked at below, and of odd metadata
+        warnings.simplefilter(
+            "ignore"
+        )  # Pillow warns of sizes, which are looked at below, and of odd metadata
         try:
             with image_module.open(file, formats=FORMATS) as image:
                 facts = ImageFacts(str(image.format), image.width, image.height, number)
@@ -193,25 +213,34 @@ def _decode(file: Path, number: int) -> ImageFacts:
                 image.draft("RGB", (max(1, image.width // 8), max(1, image.height // 8)))
                 image.load()
                 is_deep = image.mode[0] in "IF"
-                facts = replace(facts, is_deep=is_deep, is_animated=getattr(image, "is_animated", False))
+                facts = replace(
+                    facts, is_deep=is_deep, is_animated=getattr(image, "is_animated", False)
+                )
         except UnusableImage:
             raise
         except image_module.DecompressionBombError as error:
             raise UnusableImage("image_too_large", f"image {_told(file)}: {error}") from error
         except image_module.UnidentifiedImageError as error:
-            raise UnusableImage("image_unknown", f"image {_told(file)} is no image of {', '.join(FORMATS)}") from error
+            raise UnusableImage(
+                "image_unknown", f"image {_told(file)} is no image of {', '.join(FORMATS)}"
+            ) from error
         except Exception as error:  # Pillow's parsers raise many kinds; each means that the bytes are no sound image
-            raise UnusableImage("image_damaged", f"image {_told(file)} cannot be decoded: {error}") from error
+            raise UnusableImage(
+                "image_damaged", f"image {_told(file)} cannot be decoded: {error}"
+            ) from error
     return facts
 
 
 def _require_sane_size(file: Path, facts: ImageFacts) -> None:
     size = f"{facts.width:,} × {facts.height:,} pixels"
     if facts.width * facts.height > MAX_PIXELS:
-        raise UnusableImage("image_too_large", f"image {_told(file)} has {size}; at most {MAX_PIXELS:,} are decoded")
+        raise UnusableImage(
+            "image_too_large", f"image {_told(file)} has {size}; at most {MAX_PIXELS:,} are decoded"
+        )
     if max(facts.width, facts.height) > MAX_ASPECT_RATIO * max(1, min(facts.width, facts.height)):
         raise UnusableImage(
-            "image_too_narrow", f"image {_told(file)} has {size}; at most {MAX_ASPECT_RATIO} to 1 can be used"
+            "image_too_narrow",
+            f"image {_told(file)} has {size}; at most {MAX_ASPECT_RATIO} to 1 can be used",
         )
 
 
@@ -236,7 +265,9 @@ def pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise EnvironmentFault("images need the `pillow` library: pip install 'kubetune[vision]'") from error
+        raise EnvironmentFault(
+            "images need the `pillow` library: pip install 'kubetune[vision]'"
+        ) from error
     return Image
 
 

@@ -31,7 +31,7 @@ SPEAKERS: Final = {
     "function_response": "tool",
 }
 _MEANT: Final = {
-    "developer": "system",
+    "developer": "system, or make it the first message",
     "ipython": "tool",
     "tool_response": "tool",
     "tool_call": "assistant, with the call in `tool_calls`",
@@ -55,6 +55,8 @@ OF_TEMPLATES: Final = ("messages[].name", "messages[].tool_call_id")
 """Keys that are used where the chat template names them, as many do."""
 _LIKE_ARGUMENTS: Final = ("parameters", "args", "kwargs", "params", "input")
 _PATH_KEYS: Final = ("image", "image_url", "url", "path", "value")
+_TEXT_KINDS: Final = ("text", "input_text", "output_text")
+"""Parts that are texts: of most tools, and of OpenAI's Responses."""
 _TEXT_KEYS: Final = ("text", "value", "content", "reasoning", "thinking")
 
 
@@ -75,10 +77,18 @@ def read_turn(turn: Any, where: str, record: Fields) -> Turn:
     speaker = turn["from"]
     role = SPEAKERS.get(speaker) if isinstance(speaker, str) else None
     if role is None:
-        raise ValueError(f"{where}.from is {show(speaker)}; expected human, gpt, system, function_call or observation")
-    rest = {key: item for key, item in turn.items() if key not in ("from", "value") and item is not None}
-    twins = {"content": "value", "role": "from"} | ({"tool_calls": "value"} if speaker == "function_call" else {})
-    if twin := next((key for key in twins if key in rest and not (key == "role" and rest[key] == role)), None):
+        raise ValueError(
+            f"{where}.from is {show(speaker)}; expected human, gpt, system, function_call or observation"
+        )
+    rest = {
+        key: item for key, item in turn.items() if key not in ("from", "value") and item is not None
+    }
+    twins = {"content": "value", "role": "from"} | (
+        {"tool_calls": "value"} if speaker == "function_call" else {}
+    )
+    if twin := next(
+        (key for key in twins if key in rest and not (key == "role" and rest[key] == role)), None
+    ):
         raise ValueError(f"{where} has both `{twins[twin]}` and `{twin}`; expected one of them")
     if speaker == "function_call":
         calls = parsed(text_of(turn["value"], f"{where}.value"), f"{where}.value")
@@ -96,8 +106,14 @@ def read_message(message: Any, where: str, record: Fields) -> Turn:
     Notes in the record keys that mean nothing here, and the images in its parts. Raises ValueError.
     """
     if not isinstance(message, dict):
-        raise ValueError(f"{where} is {show(message)}; expected an object with `role` and `content`")
+        raise ValueError(
+            f"{where} is {show(message)}; expected an object with `role` and `content`"
+        )
     role = "tool" if message.get("role") == "function" else message.get("role")
+    if role == "developer" and where.endswith("[0]"):
+        # OpenAI's newer name for the message of the system, which a conversation begins with.
+        role = "system"
+        record.note_taken("developer", "the system's message")
     if role not in ROLES:
         found = f"is {show(role)}" if "role" in message else "is missing"
         meant = f"; write {_MEANT[role]}" if isinstance(role, str) and role in _MEANT else ""
@@ -105,7 +121,9 @@ def read_message(message: Any, where: str, record: Fields) -> Turn:
     clean = {key: item for key, item in message.items() if item is not None} | {"role": role}
     if call := clean.pop("function_call", None):
         if clean.get("tool_calls"):
-            raise ValueError(f"{where} has both `function_call` and `tool_calls`; expected one of them")
+            raise ValueError(
+                f"{where} has both `function_call` and `tool_calls`; expected one of them"
+            )
         clean["tool_calls"] = [call]
     return _turn(clean, where, record, "content")
 
@@ -117,18 +135,34 @@ def _turn(clean: dict[str, Any], where: str, record: Fields, content_key: str) -
         clean = _joined(clean, f"{where}.{content_key}", record)
     if calls := clean.get("tool_calls"):
         if role != "assistant" or not isinstance(calls, list):
-            raise ValueError(f"{where}.tool_calls is {show(calls)}; expected a list of calls, by the assistant")
-        clean["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]", record) for i, call in enumerate(calls)]
+            raise ValueError(
+                f"{where}.tool_calls is {show(calls)}; expected a list of calls, by the assistant"
+            )
+        clean["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{i}]", record) for i, call in enumerate(calls)
+        ]
     else:
         clean.pop("tool_calls", None)
-    thoughts = {key: text_of(clean[key], f"{where}.{key}", may_be_empty=True) for key in _REASONING if key in clean}
+    thoughts = {
+        key: text_of(clean[key], f"{where}.{key}", may_be_empty=True)
+        for key in _REASONING
+        if key in clean
+    }
     if len(set(thoughts.values())) > 1:
-        raise ValueError(f"{where} has different texts in {' and '.join(f'`{key}`' for key in thoughts)}; expected one")
+        raise ValueError(
+            f"{where} has different texts in {' and '.join(f'`{key}`' for key in thoughts)}; expected one"
+        )
     if "content" not in clean and not calls:
-        beside = ", beside a `refusal`; put that there to have it learned" if clean.get("refusal") else ""
+        beside = (
+            ", beside a `refusal`; put that there to have it learned"
+            if clean.get("refusal")
+            else ""
+        )
         raise ValueError(f"{where}.{content_key} is missing{beside or '; expected a text'}")
     may_be_empty = bool(calls) or role in ("system", "tool")
-    clean["content"] = text_of(clean.get("content", ""), f"{where}.{content_key}", may_be_empty=may_be_empty)
+    clean["content"] = text_of(
+        clean.get("content", ""), f"{where}.{content_key}", may_be_empty=may_be_empty
+    )
     for key in clean.keys() - _READ:
         if (switch := key.strip().lower()) in SWITCHES:
             raise ValueError(f"{where} has the key {key!r}; did you mean `{switch}`?")
@@ -143,9 +177,13 @@ def _switch(clean: dict[str, Any], role: str, where: str, record: Fields) -> boo
     """
     for key in _DETAILS:
         if clean.pop(key, None):
-            raise ValueError(f"{where}.{key} marks parts of a message; one is trained whole or not at all")
+            raise ValueError(
+                f"{where}.{key} marks parts of a message; one is trained whole or not at all"
+            )
     if mask := next((key for key in _MASKS if isinstance(clean.get(key), (bool, int))), None):
-        raise ValueError(f"{where}.{mask} is {show(clean[mask])}; write `train: false` where a message is not trained")
+        raise ValueError(
+            f"{where}.{mask} is {show(clean[mask])}; write `train: false` where a message is not trained"
+        )
     said: dict[str, bool] = {}
     for key in SWITCHES:
         if (found := clean.pop(key, None)) is None:
@@ -159,10 +197,14 @@ def _switch(clean: dict[str, Any], role: str, where: str, record: Fields) -> boo
             continue
         said[key] = bool(found)
     if len(set(said.values())) > 1:
-        raise ValueError(f"{where} says by {' and '.join(f'`{key}`' for key in said)} both that it is trained and not")
+        raise ValueError(
+            f"{where} says by {' and '.join(f'`{key}`' for key in said)} both that it is trained and not"
+        )
     if role != "assistant" and any(said.values()):
         key = next(iter(said))
-        raise ValueError(f"{where}.{key} would have a message of the {role} trained; only the assistant's answers are")
+        raise ValueError(
+            f"{where}.{key} would have a message of the {role} trained; only the assistant's answers are"
+        )
     return next(iter(said.values()), None)
 
 
@@ -173,19 +215,27 @@ def _joined(message: dict[str, Any], where: str, record: Fields) -> dict[str, An
     calls = list(message.get("tool_calls") or [])
     for i, given in enumerate(message["content"]):
         place = f"{where}[{i}]"
-        part = {key: item for key, item in given.items() if item is not None} if isinstance(given, dict) else {}
+        part = (
+            {key: item for key, item in given.items() if item is not None}
+            if isinstance(given, dict)
+            else {}
+        )
         kind = part.pop("type", None)
         if any(part.get(key) not in (None, True, 1) for key in SWITCHES):
-            raise ValueError(f"{place} is not to be trained, as a part of a message; one is trained whole or not")
-        if kind in ("image", "image_url"):
+            raise ValueError(
+                f"{place} is not to be trained, as a part of a message; one is trained whole or not"
+            )
+        if kind in ("image", "image_url", "input_image"):
             _take_image(part, place, record)
             texts.append(IMAGE_TAG)
         elif kind == "tool_call" and "value" in part:
             call = part.pop("value")
             calls.append(parsed(call, place) if isinstance(call, str) else call)
-        elif kind in ("text", "reasoning", "thinking") and any(isinstance(part.get(key), str) for key in _TEXT_KEYS):
+        elif kind in (*_TEXT_KINDS, "reasoning", "thinking") and any(
+            isinstance(part.get(key), str) for key in _TEXT_KEYS
+        ):
             key = next(key for key in _TEXT_KEYS if isinstance(part.get(key), str))
-            (texts if kind == "text" else reasoning).append(part.pop(key))
+            (texts if kind in _TEXT_KINDS else reasoning).append(part.pop(key))
         else:
             raise ValueError(
                 f'{place} is {show(given)}; expected {{"type": "text", "text": …}}, {{"type": "image"}} for the next '
@@ -194,8 +244,12 @@ def _joined(message: dict[str, Any], where: str, record: Fields) -> dict[str, An
         for key in part.keys() - set(SWITCHES):
             record.note_unused(f"messages[].content[].{key}")
     if reasoning and any(message.get(key) for key in _REASONING):
-        raise ValueError(f"{where} holds reasoning, and so does the message beside it; expected one of them")
-    more = ({"reasoning_content": "".join(reasoning)} if reasoning else {}) | ({"tool_calls": calls} if calls else {})
+        raise ValueError(
+            f"{where} holds reasoning, and so does the message beside it; expected one of them"
+        )
+    more = ({"reasoning_content": "".join(reasoning)} if reasoning else {}) | (
+        {"tool_calls": calls} if calls else {}
+    )
     return {**message, "content": "".join(texts), **more}
 
 
@@ -214,16 +268,22 @@ def _call(call: Any, where: str, record: Fields) -> dict[str, Any]:
     """A tool call whose arguments are an object; OpenAI's API writes them as JSON text, chat templates want objects."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ValueError(f"{where} is {show(call)}; expected an object with the function's `name` and `arguments`")
+        raise ValueError(
+            f"{where} is {show(call)}; expected an object with the function's `name` and `arguments`"
+        )
     arguments = function.get("arguments")
     if arguments is None:
         if other := next((key for key in _LIKE_ARGUMENTS if function.get(key)), None):
-            raise ValueError(f"{where} has no `arguments`, and `{other}` in their place; expected `arguments`")
+            raise ValueError(
+                f"{where} has no `arguments`, and `{other}` in their place; expected `arguments`"
+            )
         arguments = {}
     if isinstance(arguments, str):
         arguments = parsed(arguments, f"{where}.arguments")
     if not isinstance(arguments, dict):
-        raise ValueError(f"{where}.arguments is {show(arguments)}; expected an object, or JSON text of one")
+        raise ValueError(
+            f"{where}.arguments is {show(arguments)}; expected an object, or JSON text of one"
+        )
     ours = {"name", "arguments"}
     for key in call.keys() - {"id", "type"} - (ours if function is call else {"function"}):
         record.note_unused(f"messages[].tool_calls[].{key}")
@@ -231,7 +291,11 @@ def _call(call: Any, where: str, record: Fields) -> dict[str, Any]:
         record.note_unused(f"messages[].tool_calls[].function.{key}")
     written = {key: function[key] for key in function if key in ours} | {"arguments": arguments}
     # In the order given, in which templates that write whole calls write them.
-    own = {key: call[key] for key in call if key in ("id", "type", "function") and call[key] is not None}
+    own = {
+        key: call[key]
+        for key in call
+        if key in ("id", "type", "function") and call[key] is not None
+    }
     return {**({} if "type" in own else {"type": "function"}), **own, "function": written}
 
 
@@ -243,7 +307,9 @@ def require_known_calls(turns: Sequence[Turn]) -> None:
         answered = turn.message.get("tool_call_id") if turn.message["role"] == "tool" else None
         if answered is not None and made and None not in made and answered not in made:
             known = " or ".join(map(show, made[-4:]))
-            raise ValueError(f"{turn.where}.tool_call_id is {show(answered)}, which no call before it has; {known} is")
+            raise ValueError(
+                f"{turn.where}.tool_call_id is {show(answered)}, which no call before it has; {known} is"
+            )
 
 
 def read_tools(record: Fields) -> tuple[Any, ...]:
@@ -273,7 +339,9 @@ def _tool(tool: Any, key: str, where: str) -> dict[str, Any]:
     if isinstance(tool.get("function"), dict):
         return {**tool, "function": _with_parameters(tool["function"], f"{where}.function")}
     if not isinstance(tool.get("type"), str):
-        raise ValueError(f"{where} is {show(tool)}; expected the schema of a function, with its `name`")
+        raise ValueError(
+            f"{where} is {show(tool)}; expected the schema of a function, with its `name`"
+        )
     return tool
 
 

@@ -18,7 +18,12 @@ from typing import IO, Final, cast
 from kubetune.errors import DataError
 
 _GZIP: Final = b"\x1f\x8b"
-_OTHERS: Final = {b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd", b"PK\x03\x04": "unzip"}
+_OTHERS: Final = {
+    b"BZh": "bunzip2",
+    b"\xfd7zXZ": "unxz",
+    b"\x28\xb5\x2f\xfd": "unzstd",
+    b"PK\x03\x04": "unzip",
+}
 _PACKED: Final = (".bz2", ".xz", ".zst", ".zip")
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
 
@@ -67,5 +72,7 @@ def why_unreadable(start: bytes, file: Path) -> str | None:
         return f"is a Parquet file; name it {file.stem}.parquet"
     if start.strip(b"\0") and not (encoding := json.detect_encoding(start)).startswith("utf-8"):
         name = re.sub("-(?=[BL]E)", "", encoding.upper())
-        return f"is {name}; expected UTF-8: `iconv -f {name} -t UTF-8 {file.name} > utf8-{file.name}`"
+        return (
+            f"is {name}; expected UTF-8: `iconv -f {name} -t UTF-8 {file.name} > utf8-{file.name}`"
+        )
     return None

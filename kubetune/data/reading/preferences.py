@@ -41,7 +41,9 @@ class Side(NamedTuple):
 
 def likely_kind(value: Mapping[str, Any]) -> RecordKind:
     """The kind of a record whose task is not known: with answers to compare, one that is judged, or a text."""
-    if any(value.get(key) for key in (*_CHOSEN, *_REJECTED)) or isinstance(value.get("output"), list):
+    if any(value.get(key) for key in (*_CHOSEN, *_REJECTED)) or isinstance(
+        value.get("output"), list
+    ):
         return "pair"
     return "judged" if any(isinstance(value.get(key), bool) for key in _VERDICTS) else "text"
 
@@ -51,7 +53,12 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
     rest = dict(value)
     _require_one_context(rest)
     chosen, rejected = _take(rest, _CHOSEN), _take(rest, _REJECTED)
-    if chosen is None and rejected is None and isinstance(ranked := rest.get("output"), list) and len(ranked) == 2:
+    if (
+        chosen is None
+        and rejected is None
+        and isinstance(ranked := rest.get("output"), list)
+        and len(ranked) == 2
+    ):
         chosen, rejected = ("output[0]", ranked[0]), ("output[1]", ranked[1])
         del rest["output"]
     elif chosen is None and not any(rest.get(key) for key in _TALKS):
@@ -62,11 +69,14 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
             "best with one that is worse, or several such"
         )
     if rejected is None or (chosen is None and not any(rest.get(key) for key in _TALKS)):
-        raise ValueError(f"{keys(value)}; expected two answers, `chosen` and `rejected`, with their prompt")
+        raise ValueError(
+            f"{keys(value)}; expected two answers, `chosen` and `rejected`, with their prompt"
+        )
     names = ("messages" if chosen is None else chosen[0], rejected[0])
     prompt, answers = _compared(rest, chosen and chosen[1], rejected[1])
     return tuple(  # type: ignore[return-value]  # two
-        Side(_record(rest, prompt, answer, shape), name) for answer, name in zip(answers, names, strict=True)
+        Side(_record(rest, prompt, answer, shape), name)
+        for answer, name in zip(answers, names, strict=True)
     )
 
 
@@ -107,7 +117,9 @@ def _compared(rest: dict[str, Any], chosen: Any, rejected: Any) -> tuple[Any, tu
         return prompt, (answer, rejected)
     if _is_conversation(chosen) or _is_conversation(rejected):
         if not (_is_conversation(chosen) and _is_conversation(rejected)):
-            raise ValueError("has one answer with its prompt and one without; expected both as whole conversations")
+            raise ValueError(
+                "has one answer with its prompt and one without; expected both as whole conversations"
+            )
         prompt, answers = _shared(chosen, rejected)
         _require_told(rest, [*prompt, *answers[0]])
         return prompt, answers
@@ -118,11 +130,15 @@ def _compared(rest: dict[str, Any], chosen: Any, rejected: Any) -> tuple[Any, tu
     if any(rest.get(key) is not None for key in _QUESTIONS):
         told = isinstance(rest.get("prompt"), str)
         prompt = _question(rest)
-        if told and isinstance(prompt, list):  # as HH-RLHF's, whose answers begin with the space behind the colon
+        if told and isinstance(
+            prompt, list
+        ):  # as HH-RLHF's, whose answers begin with the space behind the colon
             chosen, rejected = (a.strip() if isinstance(a, str) else a for a in (chosen, rejected))
         return prompt, (chosen, rejected)
     if not isinstance(chosen, str) or not isinstance(rejected, str):
-        raise ValueError(f"has no prompt: {keys(rest)} beside the answers; expected `prompt` or `messages`")
+        raise ValueError(
+            f"has no prompt: {keys(rest)} beside the answers; expected `prompt` or `messages`"
+        )
     spoken = _dialogue(chosen), _dialogue(rejected)
     if spoken[0] and spoken[1]:
         return _shared(*spoken)
@@ -130,10 +146,16 @@ def _compared(rest: dict[str, Any], chosen: Any, rejected: Any) -> tuple[Any, tu
 
 
 def _record(rest: dict[str, Any], prompt: Any, answer: Any, shape: str) -> dict[str, Any]:
-    if over := next((key for key in ("prompt", "completion") if rest.get(key) not in (None, "", [], {})), None):
-        raise ValueError(f"has `{over}` beside its answers and what they go on from; expected these alone")
+    if over := next(
+        (key for key in ("prompt", "completion") if rest.get(key) not in (None, "", [], {})), None
+    ):
+        raise ValueError(
+            f"has `{over}` beside its answers and what they go on from; expected these alone"
+        )
     if isinstance(prompt, str) and isinstance(answer, str):
-        is_plain = shape == "prompt_completion" or (shape == "auto" and not any(key in rest for key in _OF_CHATS))
+        is_plain = shape == "prompt_completion" or (
+            shape == "auto" and not any(key in rest for key in _OF_CHATS)
+        )
         if is_plain:
             return {**rest, "prompt": prompt, "completion": answer}
     rest = dict(rest)  # that of the other answer too
@@ -163,7 +185,11 @@ def _turns(talk: list[Any]) -> list[Any]:
     """Messages of a conversation; ms-swift has those of the user and of the assistant in one, by their names."""
     found = []
     for turn in talk:
-        said = {SPEAKERS.get(key): text for key, text in turn.items()} if isinstance(turn, dict) else {}
+        said = (
+            {SPEAKERS.get(key): text for key, text in turn.items()}
+            if isinstance(turn, dict)
+            else {}
+        )
         if said.keys() != {"user", "assistant"} or len(turn) != 2:
             return talk
         found += [{"role": role, "content": said[role]} for role in ("user", "assistant")]
@@ -173,15 +199,23 @@ def _turns(talk: list[Any]) -> list[Any]:
 def _question(rest: dict[str, Any]) -> Any:
     """The prompt, in messages or as text, taken out. Alpaca's has two parts."""
     asked = {key: rest.pop(key) for key in _QUESTIONS if rest.get(key) not in (None, [])}
-    if asked.keys() == {"instruction", "input"} and all(isinstance(text, str) for text in asked.values()):
-        return _asked(rest, "\n".join(text for text in (asked["instruction"], asked["input"]) if text))
+    if asked.keys() == {"instruction", "input"} and all(
+        isinstance(text, str) for text in asked.values()
+    ):
+        return _asked(
+            rest, "\n".join(text for text in (asked["instruction"], asked["input"]) if text)
+        )
     if len(asked) != 1:
         found = " and ".join(f"`{key}`" for key in asked)
-        raise ValueError(f"has {found or 'no prompt'}; expected one prompt, or `data.columns` that say which it is")
+        raise ValueError(
+            f"has {found or 'no prompt'}; expected one prompt, or `data.columns` that say which it is"
+        )
     key, prompt = asked.popitem()
     if isinstance(prompt, str):
         # A question is always somebody's; a prompt may be any text.
-        return _dialogue(prompt, opens=True) or (prompt if key == "prompt" else _asked(rest, prompt))
+        return _dialogue(prompt, opens=True) or (
+            prompt if key == "prompt" else _asked(rest, prompt)
+        )
     if not isinstance(prompt, list):
         raise ValueError(f"{key} is {show(prompt)}; expected a text or messages")
     return prompt
@@ -190,10 +224,16 @@ def _question(rest: dict[str, Any]) -> Any:
 def _asked(rest: dict[str, Any], question: str) -> list[dict[str, Any]]:
     """A question as messages, behind those of `history`, which is taken out."""
     history = rest.pop("history", None) or []
-    if not isinstance(history, list) or any(not isinstance(pair, list) or len(pair) != 2 for pair in history):
+    if not isinstance(history, list) or any(
+        not isinstance(pair, list) or len(pair) != 2 for pair in history
+    ):
         raise ValueError(f"history is {show(history)}; expected a list of [question, answer]")
     roles = ("user", "assistant")
-    before = [{"role": role, "content": text} for pair in history for role, text in zip(roles, pair, strict=True)]
+    before = [
+        {"role": role, "content": text}
+        for pair in history
+        for role, text in zip(roles, pair, strict=True)
+    ]
     return [*before, {"role": "user", "content": question}]
 
 
@@ -216,10 +256,14 @@ def _last_answer(talk: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return list(talk[:end]), list(talk[end:])
 
 
-def _shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+def _shared(
+    chosen: Sequence[Any], rejected: Sequence[Any]
+) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
     """The beginning that two conversations share, and the rest of each. Raises ValueError where no answer does."""
     pairs = list(zip(chosen, rejected, strict=False))
-    same = next((i for i, (one, other) in enumerate(pairs) if _said(one) != _said(other)), len(pairs))
+    same = next(
+        (i for i, (one, other) in enumerate(pairs) if _said(one) != _said(other)), len(pairs)
+    )
     if same == len(chosen) == len(rejected):
         raise Unusable("has the same answer as chosen and as rejected; expected two that differ")
     for name, talk in (("chosen", chosen), ("rejected", rejected)):
@@ -234,7 +278,11 @@ def _shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> tuple[list[Any], 
 
 
 def _said(message: Any) -> Any:
-    return {key: said for key, said in message.items() if said is not None} if isinstance(message, dict) else message
+    return (
+        {key: said for key, said in message.items() if said is not None}
+        if isinstance(message, dict)
+        else message
+    )
 
 
 def _shared_text(chosen: str, rejected: str) -> tuple[str, tuple[str, str]]:
@@ -247,7 +295,9 @@ def _shared_text(chosen: str, rejected: str) -> tuple[str, tuple[str, str]]:
             else "an answer that the other begins with"
         )
         raise Unusable(f"has {what}; expected two that differ, and a `prompt`")
-    same = len(re.sub(r"\s*\S*$", "", chosen[:same]))  # no word, and no space before one, is cut in two
+    same = len(
+        re.sub(r"\s*\S*$", "", chosen[:same])
+    )  # no word, and no space before one, is cut in two
     if not same:
         raise ValueError("has no `prompt`, and its answers share no beginning that could be it")
     return chosen[:same], (chosen[same:], rejected[same:])
@@ -269,14 +319,20 @@ def _dialogue(text: str, *, opens: bool = False) -> list[dict[str, str]]:
 
 def _require_told(rest: dict[str, Any], talk: Sequence[Any]) -> None:
     """Take prompts out that a conversation holds too, as UltraFeedback has them. Raises ValueError for another."""
-    contents = [message.get("content", message.get("value")) for message in talk if isinstance(message, dict)]
+    contents = [
+        message.get("content", message.get("value"))
+        for message in talk
+        if isinstance(message, dict)
+    ]
     for key in (*_TALKS, *_QUESTIONS):
         given = rest.get(key)
         if given in (None, "", []):
             continue
         is_known = given in contents
         if isinstance(given, list):
-            is_known = [_said(message) for message in given] == [_said(message) for message in talk[: len(given)]]
+            is_known = [_said(message) for message in given] == [
+                _said(message) for message in talk[: len(given)]
+            ]
         if not is_known:
             raise ValueError(f"has `{key}` that its conversations do not hold; expected one prompt")
         del rest[key]
@@ -287,7 +343,9 @@ def _require_one_context(rest: dict[str, Any]) -> None:
     for key in _OF_REJECTED:
         given = rest.pop(f"rejected_{key}", None)
         if given not in (None, [], "") and given != rest.get(key):
-            raise ValueError(f"has `rejected_{key}` other than `{key}`; expected two answers to the same prompt")
+            raise ValueError(
+                f"has `rejected_{key}` other than `{key}`; expected two answers to the same prompt"
+            )
 
 
 def _verdict(rest: dict[str, Any]) -> bool:
@@ -299,7 +357,9 @@ def _verdict(rest: dict[str, Any]) -> bool:
             continue
         text = str(given).lower()
         if isinstance(given, float) or text not in ("true", "false", "1", "0"):
-            raise ValueError(f"{key} is {show(given)}; expected true for a good answer, false for a bad one")
+            raise ValueError(
+                f"{key} is {show(given)}; expected true for a good answer, false for a bad one"
+            )
         said[key] = text in ("true", "1")
     if len(set(said.values())) != 1:
         raise ValueError(

@@ -17,6 +17,8 @@ class Problems:
     def __init__(self, keep: int | None = SHOWN) -> None:
         """`keep` is how many are kept; None for all."""
         self.total = 0
+        self.blank_lines = 0
+        """Lines that were passed over, but for those at the ends of files."""
         self._keep = keep
         self._kept: list[tuple[str, int, str]] = []
 
@@ -24,7 +26,9 @@ class Problems:
         """Note a problem of the record at `where` (`file:line`)."""
         self.total += 1
         file, _, line = where.rpartition(":")
-        insort(self._kept, (file, int(line), what))  # reading runs ahead of encoding, so they come in no order
+        insort(
+            self._kept, (file, int(line), what)
+        )  # reading runs ahead of encoding, so they come in no order
         if self._keep is not None:
             del self._kept[self._keep :]
 
@@ -42,7 +46,9 @@ class Problems:
         if self.total == 1:
             return DataError(f"{self.first[0]} Nothing was written.")
         more = f", of which {SHOWN} are shown" if self.total > SHOWN else ""
-        return DataError([*self.first[:SHOWN], f"{self.total:,} problems{more}. Nothing was written."])
+        return DataError(
+            [*self.first[:SHOWN], f"{self.total:,} problems{more}. Nothing was written."]
+        )
 
     def raise_if_any(self) -> None:
         """Raise DataError when there is a problem."""

@@ -54,18 +54,27 @@ def read_file(file: Path, problems: Problems) -> Iterator[Record]:
 
 
 def read_jsonl(file: Path, problems: Problems) -> Iterator[Record]:
-    """One JSON object per line."""
+    """One JSON object per line. Blank lines are passed over, as `datasets` and pandas do."""
     unsure = True
+    blank = 0
     with opened(file) as stream:
         for number, line in enumerate(_lines(stream), 1):
+            if line.isspace():
+                blank += 1
+                continue
+            problems.blank_lines += blank  # those at the end of the file are not counted
+            blank = 0
             try:
                 value = _parse_line(line)
             except ValueError as error:
-                if unsure and line.strip():
+                if unsure:
                     unsure = False
                     if (whole := _value_over_lines(file)) and kind_of(file) != ".json":
                         said = f"begins {whole}; expected one JSON object per line"
-                        problems.add(f"{file}:{number}", f"{said}. Name the file {file.stem}.json to have it read so")
+                        problems.add(
+                            f"{file}:{number}",
+                            f"{said}. Name the file {file.stem}.json to have it read so",
+                        )
                         return
                 problems.add(f"{file}:{number}", str(error))
             else:
@@ -85,9 +94,9 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
 
 def _parse_line(line: bytes) -> dict[str, Any]:
     if len(line) > MAX_RECORD_BYTES:
-        raise ValueError(f"is longer than {MAX_RECORD_BYTES:,} bytes; expected one JSON object per line")
-    if not line.strip():
-        raise ValueError("is blank; expected a JSON object")
+        raise ValueError(
+            f"is longer than {MAX_RECORD_BYTES:,} bytes; expected one JSON object per line"
+        )
     if line.startswith(codecs.BOM_UTF8):
         raise ValueError("begins with a byte order mark; save the file as UTF-8 without one")
     if b"\0" in line:
@@ -95,7 +104,9 @@ def _parse_line(line: bytes) -> dict[str, Any]:
     try:
         value = parse(line.rstrip(b"\r\n"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}") from None
+        raise ValueError(
+            f"is not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}"
+        ) from None
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {_json_mistake(error)} at column {error.colno}") from None
     except RecursionError:
@@ -106,7 +117,9 @@ def _parse_line(line: bytes) -> dict[str, Any]:
 def _json_mistake(error: json.JSONDecodeError) -> str:
     """The fault that `json` found, in words that can stand before `at column 7`."""
     is_control = error.msg.startswith("Invalid control character")
-    if error.msg.startswith("Unterminated string") or (is_control and error.doc[error.pos] in "\r\n"):
+    if error.msg.startswith("Unterminated string") or (
+        is_control and error.doc[error.pos] in "\r\n"
+    ):
         return "an open string"
     if is_control:
         return "a control character in a string"
@@ -143,9 +156,14 @@ def read_json(file: Path, problems: Problems) -> Iterator[Record]:
                 elif isinstance(value, dict):
                     yield Record(str(file), line, value)
                 else:
-                    problems.add(f"{file}:{line}", f"is {_json_kind(value)}; expected a JSON object")
+                    problems.add(
+                        f"{file}:{line}", f"is {_json_kind(value)}; expected a JSON object"
+                    )
         except UnicodeDecodeError as error:
-            problems.add(f"{file}:{scanner.line}", f"is not UTF-8: byte 0x{error.object[error.start]:02x} after here")
+            problems.add(
+                f"{file}:{scanner.line}",
+                f"is not UTF-8: byte 0x{error.object[error.start]:02x} after here",
+            )
         except ValueError as error:
             problems.add(f"{file}:{scanner.line}", str(error))
 
@@ -222,11 +240,15 @@ class _Scan:
                 self._require_end()
                 return
             if char != ",":
-                raise ValueError(f"is not JSON: found {char!r} after an object; expected `,` or `]`")
+                raise ValueError(
+                    f"is not JSON: found {char!r} after an object; expected `,` or `]`"
+                )
 
     def _require_end(self) -> None:
         if char := self._next_char():
-            raise ValueError(f"has {char!r} after the end of the list; expected one JSON list, and nothing else")
+            raise ValueError(
+                f"has {char!r} after the end of the list; expected one JSON list, and nothing else"
+            )
 
     def _next_char(self) -> str:
         """The next character that is no white space, left unread; empty at the end of the file."""
@@ -248,7 +270,9 @@ class _Scan:
             except json.JSONDecodeError as error:
                 if self._read_more():
                     continue
-                self.line += error.doc.count("\n", begin, error.pos)  # reading on has moved what was read before
+                self.line += error.doc.count(
+                    "\n", begin, error.pos
+                )  # reading on has moved what was read before
                 raise ValueError(f"is not JSON: {_json_mistake(error)}") from None
             except RecursionError:
                 raise ValueError("is nested too deeply") from None
@@ -281,7 +305,10 @@ def read_tsv(file: Path, problems: Problems) -> Iterator[Record]:
     """
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
     if _begins_with_quotes(file):
-        quoted, plain = _rows_of_table(file, csv.QUOTE_MINIMAL), _rows_of_table(file, csv.QUOTE_NONE)
+        quoted, plain = (
+            _rows_of_table(file, csv.QUOTE_MINIMAL),
+            _rows_of_table(file, csv.QUOTE_NONE),
+        )
         if quoted and plain and quoted != plain:
             ways = f"{counted(quoted - 1, 'record')} if quotes enclose values, {plain - 1:,} if they are text"
             problems.add(f"{file}:1", f"can be read in two ways, as {ways}; write it as JSON lines")
@@ -299,9 +326,11 @@ def _rows_of_table(file: Path, quoting: Literal[0, 3]) -> int:
     """The number of rows, read in this way; 0 where they have not all as many values."""
     csv.field_size_limit(MAX_RECORD_BYTES)
     with opened(file) as stream:
-        rows = csv.reader(map(_decode_line, _lines(stream)), delimiter="\t", quoting=quoting, strict=True)
+        rows = csv.reader(
+            map(_decode_line, _lines(stream)), delimiter="\t", quoting=quoting, strict=True
+        )
         try:
-            lengths = Counter(map(len, rows))
+            lengths = Counter(map(len, filter(None, rows)))
         except (csv.Error, ValueError):
             return 0
     return lengths.total() if len(lengths) == 1 else 0
@@ -312,25 +341,43 @@ def _read_table(
 ) -> Iterator[Record]:
     csv.field_size_limit(MAX_RECORD_BYTES)
     with opened(file) as stream:
-        rows = csv.reader(map(_decode_line, _lines(stream)), delimiter=delimiter, quoting=quoting, strict=True)
+        rows = csv.reader(
+            map(_decode_line, _lines(stream)), delimiter=delimiter, quoting=quoting, strict=True
+        )
         line = 1
         try:
             header = next(rows, [])
             if not any(header):
-                problems.add(f"{file}:1", "is blank; expected a header with the names of the columns")
+                problems.add(
+                    f"{file}:1", "is blank; expected a header with the names of the columns"
+                )
                 return
-            header[0] = header[0].removeprefix("\ufeff")  # Excel begins its UTF-8 tables with a byte order mark
+            header[0] = header[0].removeprefix(
+                "\ufeff"
+            )  # Excel begins its UTF-8 tables with a byte order mark
             if twice := [name for name, count in Counter(header).items() if count > 1]:
                 names = ", ".join(f"`{name}`" for name in twice)
-                problems.add(f"{file}:1", f"has the column {names} more than once; all but the last would be lost")
+                problems.add(
+                    f"{file}:1",
+                    f"has the column {names} more than once; all but the last would be lost",
+                )
                 return
             line = rows.line_num + 1
+            blank = 0
             for row in rows:
-                if row and len(row) == len(header):
+                if not row:
+                    blank += 1
+                    line = rows.line_num + 1
+                    continue
+                problems.blank_lines += blank  # those at the end of the file are not counted
+                blank = 0
+                if len(row) == len(header):
                     yield Record(str(file), line, dict(zip(header, row, strict=True)))
                 else:
-                    found = f"has {len(row)} value{'s' * (len(row) != 1)}" if row else "is blank"
-                    problems.add(f"{file}:{line}", f"{found}; expected {len(header)}, as in the header")
+                    problems.add(
+                        f"{file}:{line}",
+                        f"has {counted(len(row), 'value')}; expected {len(header)}, as in the header",
+                    )
                 line = rows.line_num + 1
         except csv.Error as error:
             problems.add(f"{file}:{line}", f"cannot be read as a table: {error}")
@@ -344,14 +391,18 @@ def _decode_line(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"is not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}") from None
+        raise ValueError(
+            f"is not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}"
+        ) from None
 
 
 def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
     """Rows of a Parquet file."""
     number, table = 0, _parquet(file)
     if twice := _named_twice(table.schema_arrow):
-        problems.add(f"{file}:1", f"has the column `{twice}` more than once; all but one would be lost")
+        problems.add(
+            f"{file}:1", f"has the column `{twice}` more than once; all but one would be lost"
+        )
         return
     for batch in table.iter_batches(batch_size=1000):
         for value in batch.to_pylist():
@@ -364,7 +415,10 @@ def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
 
     Columns of Arrow give all objects the same keys, so that a call of `f(a)` beside one of `g(b)` has `b: null`.
     """
-    return {key: _said(value) if isinstance(value, (dict, list)) else value for key, value in row.items()}
+    return {
+        key: _said(value) if isinstance(value, (dict, list)) else value
+        for key, value in row.items()
+    }
 
 
 def _said(value: Any) -> Any:
@@ -408,7 +462,10 @@ def read_txt(file: Path, problems: Problems) -> Iterator[Record]:
                     problems.add(f"{file}:{number}", str(error))
                 continue
             if size > MAX_RECORD_BYTES:
-                problems.add(f"{file}:{begin}", f"is longer than {MAX_RECORD_BYTES:,} bytes up to the next blank line")
+                problems.add(
+                    f"{file}:{begin}",
+                    f"is longer than {MAX_RECORD_BYTES:,} bytes up to the next blank line",
+                )
             elif lines:
                 yield Record(str(file), begin, {"text": "\n".join(lines)})
             lines, size = [], 0
@@ -417,7 +474,9 @@ def read_txt(file: Path, problems: Problems) -> Iterator[Record]:
 def _decode_text(line: bytes, number: int) -> str:
     text = _decode_line(line).rstrip("\r\n")
     if "\0" in text:
-        raise ValueError(f"holds a NUL byte at column {text.index(chr(0)) + 1}; expected UTF-8 text")
+        raise ValueError(
+            f"holds a NUL byte at column {text.index(chr(0)) + 1}; expected UTF-8 text"
+        )
     return text.removeprefix("\ufeff") if number == 1 else text
 
 
@@ -441,7 +500,9 @@ def _parquet(file: Path) -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise DataError(f"{file} is a Parquet file, which needs the `pyarrow` library: pip install pyarrow") from error
+        raise DataError(
+            f"{file} is a Parquet file, which needs the `pyarrow` library: pip install pyarrow"
+        ) from error
     try:
         return pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid as error:
@@ -449,13 +510,12 @@ def _parquet(file: Path) -> Any:
 
 
 def count_lines(file: Path) -> int:
-    """The number of lines; a last one without a line break counts."""
-    lines, last = 0, b"\n"
+    """Return the number of lines that are not blank; a last one without a line break counts."""
+    lines = 0
     with unpacking(file), opened(file) as stream:
-        while block := stream.read(_BLOCK):
-            lines += block.count(b"\n")
-            last = block[-1:]
-    return lines + (last != b"\n")
+        for line in _lines(stream):
+            lines += not line.isspace()
+    return lines
 
 
 READERS: Final[dict[str, Callable[[Path, Problems], Iterator[Record]]]] = {

@@ -36,12 +36,20 @@ _UNREADABLE: Final = frozenset((*_MEDIA, "chat_template_kwargs"))
 
 def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) -> None:
     """Raise ValueError for a record with an answer that is a bad one, unless `columns` say which to train on."""
-    if value.keys().isdisjoint(_TELLING) or any(found in _PREFERENCES for found in columns.values()):
+    if value.keys().isdisjoint(_TELLING) or any(
+        found in _PREFERENCES for found in columns.values()
+    ):
         return
-    if found := [key for key in _PREFERENCES if isinstance(value.get(key), (str, list, dict)) and value[key]]:
+    if found := [
+        key for key in _PREFERENCES if isinstance(value.get(key), (str, list, dict)) and value[key]
+    ]:
         chosen = next((key for key in found if key.startswith(("chosen", "positive"))), None)
         prompt = next((key for key in _PROMPTS if value.get(key)), None)
-        advice = f", or to train the good ones alone, give `columns: {{{_columns(prompt, chosen)}}}`" if chosen else ""
+        advice = (
+            f", or to train the good ones alone, give `columns: {{{_columns(prompt, chosen)}}}`"
+            if chosen
+            else ""
+        )
         raise ValueError(
             f"is preference data, by {' and '.join(f'`{key}`' for key in found)}, and "
             f"`task: causal_lm` would train the bad answers like the good ones; set `task: preference`{advice}"
@@ -64,11 +72,19 @@ def _columns(prompt: str | None, chosen: str) -> str:
 
 
 def _is_false(verdict: Any) -> bool:
-    return verdict == 0 if isinstance(verdict, (bool, int, float)) else str(verdict).lower() in ("false", "0")
+    return (
+        verdict == 0
+        if isinstance(verdict, (bool, int, float))
+        else str(verdict).lower() in ("false", "0")
+    )
 
 
 def _is_zero(said: Any) -> bool:
-    return said == 0 if isinstance(said, (int, float)) else isinstance(said, str) and said in ("0", "0.0")
+    return (
+        said == 0
+        if isinstance(said, (int, float))
+        else isinstance(said, str) and said in ("0", "0.0")
+    )
 
 
 def require_trained(record: Mapping[str, Any]) -> None:
@@ -86,13 +102,24 @@ def require_trained(record: Mapping[str, Any]) -> None:
             )
 
 
+def is_obeyed(key: str, value: Any) -> bool:
+    """True if a key beside the text of a record says that it is trained, as it is."""
+    said = value.strip().lower() if isinstance(value, str) else value
+    name = key.strip().lower()
+    if name not in SWITCHES or (name == "loss" and not isinstance(said, bool | str)):
+        return False
+    return said in ("true", "1", "1.0") or (isinstance(said, bool | int | float) and said == 1)
+
+
 def require_readable(record: Fields) -> None:
     """Raise ValueError for a conversation that only makes sense with what kubetune cannot give to a model."""
     if record.keys().isdisjoint(_UNREADABLE):
         return
     for key in _MEDIA:
         if record.holds(key) and isinstance(record.peek(key), (str, list, dict)):
-            raise ValueError(f"has `{key}`, which kubetune cannot show to a model; expected texts and images")
+            raise ValueError(
+                f"has `{key}`, which kubetune cannot show to a model; expected texts and images"
+            )
     if record.holds("chat_template_kwargs"):
         given = show(record.peek("chat_template_kwargs"))
         raise ValueError(

@@ -12,7 +12,9 @@ from kubetune.data.reading.sources import count_rows, locate
 from kubetune.errors import DataError
 
 
-def decide_fates(sources: Sequence[SourceConfig], seed: int, share: float = 0.0) -> list[bytes | None]:
+def decide_fates(
+    sources: Sequence[SourceConfig], seed: int, share: float = 0.0
+) -> list[bytes | None]:
     """For each source what becomes of each record: 0 it is not taken, 1 it is, 2 it is held out; None: all are taken.
 
     `share` of what is taken from all the sources together is held out. Records beyond the end are not taken.
@@ -47,7 +49,9 @@ def select_rows(source: SourceConfig, seed: int) -> Ids | None:
     shuffled = ids[np.argsort(hash_ids(ids, seed, "sample"), kind="stable")][:sample]
     first, end = source.range or (0, len(shuffled))
     if not 0 <= first < min(end, len(shuffled)):
-        raise DataError(f"{source.path}: range [{first}, {end}) takes no record of {len(shuffled):,}")
+        raise DataError(
+            f"{source.path}: range [{first}, {end}) takes no record of {len(shuffled):,}"
+        )
     return np.sort(shuffled[first:end])
 
 
@@ -55,7 +59,9 @@ def hold_out(taken: Sequence[Ids], share: float, seed: int) -> list[Ids]:
     """The records of each source to evaluate on: `share` of all that are taken, but at least one and never all."""
     total = sum(len(ids) for ids in taken)
     if total < 2:
-        raise DataError(f"data.eval: {share} holds out a share of data.train, which has {total} record; expected 2")
+        raise DataError(
+            f"data.eval: {share} holds out a share of data.train, which has {total} record; expected 2"
+        )
     number = min(max(1, round(share * total)), total - 1)
     keys = np.concatenate([hash_ids(ids, seed, "eval", source) for source, ids in enumerate(taken)])
     chosen = np.zeros(total, bool)

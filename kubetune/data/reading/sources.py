@@ -38,11 +38,35 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 _SAMPLE: Final = re.compile(r"(.+)#([0-9]+)")
-_OTHER_FILES: Final = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".xlsx", ".arrow", ".yaml", ".yml", ".md", ".html")
+_OTHER_FILES: Final = (
+    ".gz",
+    ".bz2",
+    ".xz",
+    ".zst",
+    ".zip",
+    ".tar",
+    ".xlsx",
+    ".arrow",
+    ".yaml",
+    ".yml",
+    ".md",
+    ".html",
+)
 """Kinds of files that nothing here reads, and no name of a data set on the hub ends with."""
-_OTHER_RECORDS: Final = (".arrow", ".feather", ".jsonlines", ".orc", ".avro", ".xlsx", ".tar", ".tgz")
+_OTHER_RECORDS: Final = (
+    ".arrow",
+    ".feather",
+    ".jsonlines",
+    ".orc",
+    ".avro",
+    ".xlsx",
+    ".tar",
+    ".tgz",
+)
 """Kinds of files of records that nothing here reads."""
-_PART: Final = "A part is taken by #N behind the path, or by `range`; of several files by naming them"
+_PART: Final = (
+    "A part is taken by #N behind the path, or by `range`; of several files by naming them"
+)
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -66,20 +90,28 @@ def locate(source: SourceConfig) -> Located:
             raise DataError(f"{source.path} asks for 0 samples; expected at least 1")
     place = Path(path).expanduser()
     if "\0" in path or "://" in path:
-        raise DataError(f"{path!r} is no path; expected a file, a folder, a pattern such as data/*.jsonl, or a hub id")
+        raise DataError(
+            f"{path!r} is no path; expected a file, a folder, a pattern such as data/*.jsonl, or a hub id"
+        )
     if place.is_dir() and _is_saved_dataset(place):
         return Located(path, (), sample)
     files, others = _files_in(place) if place.is_dir() else (_files_of(place, path), ())
     if files:
         if source.subset or source.split != "train":
             asked = f"subset: {source.subset}" if source.subset else f"split: {source.split}"
-            raise DataError(f"{path} is read whole, and has no `{asked}`, as data sets of the hub do. {_PART}")
+            raise DataError(
+                f"{path} is read whole, and has no `{asked}`, as data sets of the hub do. {_PART}"
+            )
         return Located(path, files, sample, others)
     if place.is_symlink():
-        raise DataError(f"{path} is a link to {os.readlink(place)}, {_broken_link(place)}. Nothing was written.")
+        raise DataError(
+            f"{path} is a link to {os.readlink(place)}, {_broken_link(place)}. Nothing was written."
+        )
     if _HUB_ID.fullmatch(path) and kind_of(place) not in (*READERS, *_OTHER_FILES):
         return Located(path, (), sample)
-    raise DataError(f"{path} does not exist; expected a file of {_suffixes()}, a folder of them, or a hub data set")
+    raise DataError(
+        f"{path} does not exist; expected a file of {_suffixes()}, a folder of them, or a hub data set"
+    )
 
 
 def _files_of(place: Path, path: str) -> tuple[Path, ...]:
@@ -90,7 +122,9 @@ def _files_of(place: Path, path: str) -> tuple[Path, ...]:
         raise DataError(f"{path} is a device, pipe or socket; expected a file of records")
     if not any(char in path for char in "*?["):
         return ()
-    files = sorted(Path(name) for name in glob.glob(str(place), recursive=True) if Path(name).is_file())
+    files = sorted(
+        Path(name) for name in glob.glob(str(place), recursive=True) if Path(name).is_file()
+    )
     if not files:
         raise DataError(f"{path} matches no file")
     return tuple(_known(file) for file in files)
@@ -139,9 +173,12 @@ def evaluated_rows(rows: Sequence[int], weights: Sequence[float]) -> list[int]:
 
     All of the source of the largest weight, of others as much less as their weight is, but at least one.
     """
-    largest = max((weight for count, weight in zip(rows, weights, strict=True) if count), default=1.0)
+    largest = max(
+        (weight for count, weight in zip(rows, weights, strict=True) if count), default=1.0
+    )
     return [
-        max(1, round(count * weight / largest)) if count else 0 for count, weight in zip(rows, weights, strict=True)
+        max(1, round(count * weight / largest)) if count else 0
+        for count, weight in zip(rows, weights, strict=True)
     ]
 
 
@@ -149,12 +186,19 @@ def names_of(sources: Sequence[SourceConfig]) -> tuple[str, ...]:
     """A name for each source: as much of the end of its path as tells it from the others, in signs that all trackers
     take."""
     paths = [
-        PurePath(re.sub(r"#\d+$", "", source.path), source.subset or "", source.split.replace("train", ""))
+        PurePath(
+            re.sub(r"#\d+$", "", source.path),
+            source.subset or "",
+            source.split.replace("train", ""),
+        )
         for source in sources
     ]
     names: list[str] = []
     for depth in range(1, max((len(path.parts) for path in paths), default=0) + 1):
-        names = [re.sub(r"[^\w./ -]", "_", PurePath(*path.parts[-depth:]).as_posix().lstrip("/")) for path in paths]
+        names = [
+            re.sub(r"[^\w./ -]", "_", PurePath(*path.parts[-depth:]).as_posix().lstrip("/"))
+            for path in paths
+        ]
         if len(set(names)) == len(names):
             return tuple(names)
     return tuple(f"{name} {number}" for number, name in enumerate(names, 1))
@@ -178,8 +222,17 @@ def class_names(source: SourceConfig) -> tuple[str, ...]:
     if not located.files:
         features = load_dataset(located.path, source.subset, source.split).features.to_dict()
     else:
-        features = next((parquet_features(file) for file in located.files if kind_of(file) == ".parquet"), {})
-    kind: Any = next((features[key] for key in (source.columns.get("label"), "label", "labels") if key in features), {})
+        features = next(
+            (parquet_features(file) for file in located.files if kind_of(file) == ".parquet"), {}
+        )
+    kind: Any = next(
+        (
+            features[key]
+            for key in (source.columns.get("label"), "label", "labels")
+            if key in features
+        ),
+        {},
+    )
     while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):
         kind = kind[0] if isinstance(kind, list) else kind["feature"]  # a list of labels
     return tuple(kind.get("names") or ()) if isinstance(kind, dict) else ()
@@ -196,18 +249,24 @@ def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
         ) from error
     if Path(path).expanduser().is_dir():
         saved: Any = datasets.load_from_disk(str(Path(path).expanduser()))
-        whole = ("train", str(saved.split or "train")) if isinstance(saved, datasets.Dataset) else ()
+        whole = (
+            ("train", str(saved.split or "train")) if isinstance(saved, datasets.Dataset) else ()
+        )
         splits = dict.fromkeys(whole, saved) or saved
         if subset or split not in splits:
             asked = f"subset {subset!r}" if subset else f"split {split!r}"
-            raise DataError(f"{path} has no {asked}; it has the splits {', '.join(splits)}. {_PART}")
+            raise DataError(
+                f"{path} has no {asked}; it has the splits {', '.join(splits)}. {_PART}"
+            )
         return splits[split]
     with explained_hub_errors(path, kind="dataset"):
         try:
             return datasets.load_dataset(path, subset, split=split, token=hub_token())
         except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
             advice = "" if subset else "; which part of a data set is meant is said by `subset`"
-            raise DataError(f"data set {path} (subset {subset}, split {split}): {error}{advice}") from error
+            raise DataError(
+                f"data set {path} (subset {subset}, split {split}): {error}{advice}"
+            ) from error
         except Exception as error:
             if told := _unread(error, f"data set {path} (subset {subset}, split {split})"):
                 raise told from error
@@ -223,7 +282,9 @@ def _unread(error: Exception, what: str) -> KubetuneError | None:
         return None
     words = [" ".join(str(cause).split())[:500] for cause in causes(error)]
     said = next(filter(None, reversed(words)), "they have none")
-    return DataError(f"{what}: no rows can be made of its files ({said}). Give some of them by their paths instead")
+    return DataError(
+        f"{what}: no rows can be made of its files ({said}). Give some of them by their paths instead"
+    )
 
 
 def require_sources(config: Config) -> None:
@@ -260,7 +321,9 @@ def not_read(sources: Iterable[SourceConfig], *, images: bool = False) -> Counte
 def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """The files of a folder that hold records, and all else in it. Raises DataError where none does."""
     found = sorted(
-        file for file in folder.rglob("*") if not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        file
+        for file in folder.rglob("*")
+        if not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
     for file in found:
         if why := _why_not_read(file):
@@ -269,7 +332,9 @@ def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     records = [file for file in files if kind_of(file) != ".txt"]
     files = records or files  # beside records, plain texts are licences and notes
     if not files:
-        raise DataError(f"{folder} holds no data; expected files of {_suffixes()}, or a data set saved by `datasets`")
+        raise DataError(
+            f"{folder} holds no data; expected files of {_suffixes()}, or a data set saved by `datasets`"
+        )
     taken = set(files)
     return tuple(files), tuple(file for file in found if file not in taken)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from kubetune.base.humanize import counted, unused_keys
+from kubetune.base.humanize import counted
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.prepared.pipeline import Batch, Split, Tally, make_batches
 from kubetune.data.reading.problems import Problems
@@ -13,7 +13,11 @@ from kubetune.data.reading.readers import Record
 from kubetune.data.reading.sources import locate, read_source
 from kubetune.errors import DataError
 
-_KEYS: dict[Split, str] = {"train": "data.train", "eval": "data.eval", "forget": "evaluation.forget.data"}
+_KEYS: dict[Split, str] = {
+    "train": "data.train",
+    "eval": "data.eval",
+    "forget": "evaluation.forget.data",
+}
 
 
 def split_sources(config: Config) -> dict[Split, tuple[SourceConfig, ...]]:
@@ -24,7 +28,9 @@ def split_sources(config: Config) -> dict[Split, tuple[SourceConfig, ...]]:
     return {split: given for split, given in named.items() if given}
 
 
-def plan_batches(config: Config, problems: Problems, tallies: Mapping[Split, Sequence[Tally]]) -> Iterator[Batch]:
+def plan_batches(
+    config: Config, problems: Problems, tallies: Mapping[Split, Sequence[Tally]]
+) -> Iterator[Batch]:
     """Read every record that the config asks for, in the order of the sources, training first.
 
     What cannot be read is counted in the tallies; where a share is held out, in those of training.
@@ -33,11 +39,14 @@ def plan_batches(config: Config, problems: Problems, tallies: Mapping[Split, Seq
     share = config.data.eval if isinstance(config.data.eval, float) else 0.0
     for split, sources in config.sources.items():
         held_out = share if split == "train" else 0.0
-        for index, (source, fates) in enumerate(zip(sources, _fates(sources, seed, held_out), strict=True)):
+        for index, (source, fates) in enumerate(
+            zip(sources, _fates(sources, seed, held_out), strict=True)
+        ):
             unreadable = problems.part()
             yield from make_batches(read_source(source, unreadable), index, _splitter(split, fates))
             tallies[split][index].records += unreadable.total
             tallies[split][index].unreadable += unreadable.total
+            tallies[split][index].blank_lines += unreadable.blank_lines
 
 
 def read_taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[Record]:
@@ -51,7 +60,9 @@ def read_taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[
 def _fates(sources: Sequence[SourceConfig], seed: int, share: float) -> Sequence[bytes | None]:
     if not share and not any(source.range or locate(source).sample for source in sources):
         return [None] * len(sources)
-    from kubetune.data.reading.selection import decide_fates  # imports numpy, which the common case does without
+    from kubetune.data.reading.selection import (
+        decide_fates,
+    )  # imports numpy, which the common case does without
 
     return decide_fates(sources, seed, share)
 
@@ -69,67 +80,10 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict
     total = Tally()
     for tally in tallies:
         total.add(tally)
-    by_source = [{"path": source.path, **vars(tally)} for source, tally in zip(sources, tallies, strict=True)]
-    return {**vars(total), "lost_share": total.lost_share, "sources": by_source}
-
-
-def remarks(stats: dict[str, Any]) -> list[str]:
-    """Records of a split that became no rows, or other ones: `7 left out as too long`."""
-    fates = {
-        "overlong": "left out as too long",
-        "truncated": "truncated",
-        "no_label": "left out with nothing to train on",
-        "unusable": "left out, whose answers are equal, empty, or to different prompts",
-        "refused": "refused",
-        "unreadable": "that cannot be read",
-    }
-    found = [f"{stats[name]:,} {fate}" for name, fate in fates.items() if stats.get(name)]
-    if stats.get("split"):
-        found.append(f"{stats['split']:,} split into {stats['pieces']:,} rows")
-    return [*found, *changes(stats), *answers(stats)]
-
-
-def told(split: str, stats: dict[str, Any]) -> list[str]:
-    """Lines on what became of a split's records, where rows are not all that they hold."""
-    found, keys = remarks(stats), unused_keys(stats.get("unused_keys", {}))  # not in data that were prepared before
-    became = f"of {stats['records']:,} records {', '.join(found)}" if found else ""
-    left = unused_keys(stats.get("files_not_read", {}), "files not read")
-    return [f"{split}: {line}" for line in (became, keys, left) if line]
-
-
-def answers(stats: dict[str, Any]) -> list[str]:
-    """The answers of a split that are compared or judged, in numbers: lengths may be all that is known of them."""
-    found, rows = stats.get("answers") or {}, stats["rows"]
-    if "chosen_tokens" in found and rows:
-        chosen, rejected = (found[f"{name}_tokens"] / rows for name in ("chosen", "rejected"))
-        longer = found.get("chosen_longer", 0) / rows
-        return [
-            f"chosen answers of {chosen:,.1f} tokens, rejected of {rejected:,.1f}; {longer:.0%} of the chosen longer"
-        ]
-    if found:
-        return [f"{found.get('good', 0):,} good answers and {found.get('bad', 0):,} bad"]
-    return []
-
-
-def changes(stats: dict[str, Any]) -> list[str]:
-    """Parts that rows of a split lack or have without a word of it in their records."""
-    meanings = {
-        "reasoning_dropped": "with reasoning that the chat template leaves out",
-        "unlike_prompt": (
-            "with an answer that does not begin where the generation prompt ends, which may open a thought: such a "
-            "beginning is trained and never asked for. Set model.chat_template to one that begins both alike"
-        ),
-        "special_texts": "with special tokens in their texts, which become such tokens",
-    }
-    of_images = {
-        "images_above_budget": ("image", " of more tokens than vision.image_max_tokens, being so narrow"),
-        "images_animated": ("animated image", ", the first frame of which alone is seen"),
-        "images_deep": ("image", " with more than 8 bits of grey, whose brighter parts become white"),
-    }
-    return [
-        *(f"{stats[name]:,} {meaning}" for name, meaning in meanings.items() if stats.get(name)),
-        *(f"{counted(stats[name], unit)}{how}" for name, (unit, how) in of_images.items() if stats.get(name)),
+    by_source = [
+        {"path": source.path, **vars(tally)} for source, tally in zip(sources, tallies, strict=True)
     ]
+    return {**vars(total), "lost_share": total.lost_share, "sources": by_source}
 
 
 def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:

@@ -17,7 +17,9 @@ class Flawed(ValueError):
 def parse(text: str | bytes) -> Any:
     """The value of a JSON text. Raises JSONDecodeError, Flawed, or RecursionError where it is nested too deeply."""
     try:
-        return json.loads(text, object_pairs_hook=_as_object, parse_constant=_refuse_constant, parse_float=_finite)
+        return json.loads(
+            text, object_pairs_hook=_as_object, parse_constant=_refuse_constant, parse_float=_finite
+        )
     except (json.JSONDecodeError, Flawed, UnicodeDecodeError):
         raise
     except ValueError:
@@ -30,7 +32,9 @@ class Scanner:
     def __init__(self) -> None:
         self._flaw: Flawed | None = None
         self._decoder = json.JSONDecoder(
-            object_pairs_hook=self._as_object, parse_constant=self._note_constant, parse_float=self._as_float
+            object_pairs_hook=self._as_object,
+            parse_constant=self._note_constant,
+            parse_float=self._as_float,
         )
 
     def value_at(self, text: str, at: int) -> tuple[Any, int]:
@@ -70,7 +74,9 @@ def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise Flawed(f"has the key {json.dumps(twice, ensure_ascii=False)} twice; all but the last would be lost")
+        raise Flawed(
+            f"has the key {json.dumps(twice, ensure_ascii=False)} twice; all but the last would be lost"
+        )
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
@@ -62,7 +63,9 @@ class Words:
         if backend.normalizer is not None and _state(backend.normalizer) != {"type": "NFC"}:
             return None
         added = backend.get_added_tokens_decoder().values()
-        if any(token.normalized or token.lstrip or token.rstrip or token.single_word for token in added):
+        if any(
+            token.normalized or token.lstrip or token.rstrip or token.single_word for token in added
+        ):
             return None
         pattern = _pattern(_state(backend.pre_tokenizer)) if backend.pre_tokenizer else ""
         return cls(backend, _SPLITS[pattern]) if pattern in _SPLITS else None
@@ -76,6 +79,73 @@ class Words:
             elif part:
                 ids += self._frequent(part)
         return ids
+
+    def cut_ids(self, text: str, borders: Sequence[int]) -> tuple[list[int], dict[int, int]] | None:
+        """Return the ids of a text, and for each border (a place in it, sorted) the first token behind it.
+
+        None where the text before a border has other ids when it stands alone, as where a token lies across it.
+
+            text      <|user|>Hi<|end|>      borders 8, 17
+            ids       [5, 312, 6]            tokens  {8: 1, 17: 3}
+        """
+        ids: list[int] = []
+        tokens: dict[int, int] = {}
+        number = 0
+        begin = 0
+        for i, part in enumerate(self._split(text)):
+            end = begin + len(part)
+            cuts: list[int] = []
+            while number < len(borders) and borders[number] < end:
+                cuts.append(borders[number] - begin)
+                number += 1
+            if cuts and cuts[0] == 0:
+                tokens[begin] = len(ids)
+                del cuts[0]
+            if cuts:
+                cut = self._look_up_cut(part, cuts) if i % 2 == 0 else None
+                if cut is None:
+                    return None
+                for place, count in zip(cuts, cut[1], strict=True):
+                    tokens[begin + place] = len(ids) + count
+                ids += cut[0]
+            elif i % 2:
+                ids.append(self._added[part])
+            elif part:
+                ids += self._frequent(part)
+            begin = end
+        for border in borders[number:]:
+            tokens[border] = len(ids)
+        return ids, tokens
+
+    def _look_up_cut(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]] | None:
+        """Return the ids of a text without added tokens, and how many of them lie before each cut; None as `cut_ids`."""
+        counts: list[int] = []
+        begin = 0
+        if _PLAIN.fullmatch(text) is None:
+            ids = self._backend.encode(text, add_special_tokens=False).ids
+            count = 0
+            for cut in cuts:
+                before = self._frequent(text[begin:cut])
+                if ids[count : count + len(before)] != before:
+                    return None
+                count += len(before)
+                counts.append(count)
+                begin = cut
+            return ids, counts
+        ids = []
+        words: list[str] = self._find_words(text)
+        first = 0
+        for cut in cuts:
+            words_before: list[str] = self._find_words(text[begin:cut])
+            end = first + len(words_before)
+            if words[first:end] != words_before:
+                return None
+            ids += chain.from_iterable(map(self._ids_of_word.__getitem__, words_before))
+            counts.append(len(ids))
+            begin = cut
+            first = end
+        ids += chain.from_iterable(map(self._ids_of_word.__getitem__, words[first:]))
+        return ids, counts
 
     def _look_up(self, text: str) -> list[int]:
         if _PLAIN.fullmatch(text) is None:

@@ -26,7 +26,9 @@ class LabelledEncoder:
             "has no label; expected a labelled text, as `task` is sequence_classification"
         ] * len(examples)
         good = [(i, example) for i, example in enumerate(examples) if isinstance(example, Labelled)]
-        encodings = self._tokenizer.framing_backend.encode_batch([_texts(example) for _, example in good])
+        encodings = self._tokenizer.framing_backend.encode_batch(
+            [_texts(example) for _, example in good]
+        )
         for (i, example), encoding in zip(good, encodings, strict=True):
             try:
                 rows[i] = _row(encoding, self._labels.target(example.label))
@@ -43,7 +45,10 @@ class LabelledEncoder:
 
 def framed_ids(tokenizer: Tokenizer, examples: Sequence[Labelled]) -> list[list[int]]:
     """Ids of each text, or pair, with the special ones that frame it."""
-    return [encoding.ids for encoding in tokenizer.framing_backend.encode_batch([_texts(e) for e in examples])]
+    return [
+        encoding.ids
+        for encoding in tokenizer.framing_backend.encode_batch([_texts(e) for e in examples])
+    ]
 
 
 def within_positions(config: Config, tokenizer: Tokenizer) -> Config:
@@ -52,7 +57,9 @@ def within_positions(config: Config, tokenizer: Tokenizer) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"max_length": limit})})
 
 
-def frame(tokenizer: Tokenizer, text: str, second: str | None, limit: int) -> tuple[list[int], list[int], bool]:
+def frame(
+    tokenizer: Tokenizer, text: str, second: str | None, limit: int
+) -> tuple[list[int], list[int], bool]:
     """Ids and token types of a text, or a pair, shortened to `limit` tokens between the special ones that frame it.
 
     The last is true for one that had more.

@@ -27,17 +27,27 @@ class PreferenceEncoder:
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Rows of many examples; in the place of one that is refused stands why."""
-        encoded = iter(self._encoder.encode_batch([answer for example in examples for answer in _answers(example)]))
+        encoded = iter(
+            self._encoder.encode_batch(
+                [answer for example in examples for answer in _answers(example)]
+            )
+        )
         rows: list[Encoded | str] = []
         for example in examples:
             found = [next(encoded) for _ in _answers(example)]
             refused = next((row for row in found if isinstance(row, str)), None)
             if refused is not None:
-                seeing = "a reward model scores texts alone" if self._margins else "set `preference.images: true`"
+                seeing = (
+                    "a reward model scores texts alone"
+                    if self._margins
+                    else "set `preference.images: true`"
+                )
                 rows.append(refused.replace(SEEING, seeing))
                 continue
             if any(_shows_in_answer(answer) for answer in _answers(example)):
-                rows.append("has an image in an answer; expected all of them in the prompt, the same for both")
+                rows.append(
+                    "has an image in an answer; expected all of them in the prompt, the same for both"
+                )
                 continue
             answers = [row for row in found if isinstance(row, Encoded)]
             if isinstance(example, Preference):
@@ -60,6 +70,7 @@ class PreferenceEncoder:
             ((margin or 0.0),) if self._margins else (),
             drops_reasoning=chosen.drops_reasoning or rejected.drops_reasoning,
             unlike_prompt=chosen.unlike_prompt or rejected.unlike_prompt,
+            rewrites_answer=chosen.rewrites_answer or rejected.rewrites_answer,
             images=chosen.images,
             image_notes=chosen.image_notes,
             split=len(chosen.ids),
@@ -73,7 +84,9 @@ class PreferenceEncoder:
         ]
         ids = [id for part in parts for id in part.ids]
         trained = [is_label for part in parts for is_label in part.trained]
-        return replace(parts[0], ids=ids, trained=trained, split=len(parts[0].ids) if encoded.split else 0)
+        return replace(
+            parts[0], ids=ids, trained=trained, split=len(parts[0].ids) if encoded.split else 0
+        )
 
 
 def _answers(example: Example) -> tuple[Chat | Pair, ...]:

@@ -111,7 +111,9 @@ class _Marker:
 
     def _reasoning(self, message: Message, number: int) -> dict[str, str]:
         """The fields of a message's reasoning, marked."""
-        reasoning = next((text for key in REASONING_FIELDS if isinstance(text := message.get(key), str)), "")
+        reasoning = next(
+            (text for key in REASONING_FIELDS if isinstance(text := message.get(key), str)), ""
+        )
         if not reasoning.strip():
             return {}
         written = self._around(reasoning, number, "reasoning")
@@ -150,7 +152,9 @@ class _Marker:
             return self._around(content, number, "content")
         pieces = _BOUNDARIES.split(content)
         if IMAGE_MARK not in content and not "".join(pieces[::2]).strip():
-            return self._around(content, number, "content")  # nothing but tags: then they are what is said
+            return self._around(
+                content, number, "content"
+            )  # nothing but tags: then they are what is said
         thinking = is_answer and _opens_with_thought(pieces)
         for i in range(0, len(pieces), 2):
             if i and is_answer and _THINKING.fullmatch(pieces[i - 1]):
@@ -203,5 +207,9 @@ def missing(marked: Marked, places: Sequence[Place], text: str) -> Iterator[Part
     begun = {place.part for place in places if place.opens}
     ended = {place.part for place in places if not place.opens}
     if len(begun) < len(marked.parts) or len(ended) < len(marked.parts):
-        yield from (part for number, part in enumerate(marked.parts) if number not in begun or number not in ended)
+        yield from (
+            part
+            for number, part in enumerate(marked.parts)
+            if number not in begun or number not in ended
+        )
     yield from (part for part in marked.unmarked if part.text not in text)

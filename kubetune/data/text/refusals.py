@@ -18,8 +18,15 @@ Conversation = tuple[list[Message], Sequence[Any] | None]
 Write = Callable[..., object]
 """Writes messages and tools, and more variables of a template. Raises Refusal."""
 
-_PLAIN: Final[list[Message]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-_FACTS: Final = {"name": "f", "description": "?", "parameters": {"type": "object", "properties": {}}}
+_PLAIN: Final[list[Message]] = [
+    {"role": "user", "content": "?"},
+    {"role": "assistant", "content": "!"},
+]
+_FACTS: Final = {
+    "name": "f",
+    "description": "?",
+    "parameters": {"type": "object", "properties": {}},
+}
 _TOOL: Final = {"type": "function", "function": _FACTS, **_FACTS, "parameter_definitions": {}}
 """A tool in the forms of OpenAI and Cohere at once."""
 _NEEDED: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
@@ -67,7 +74,9 @@ def require_order(name: str, source: str, messages: Sequence[Message]) -> None:
             last = place
 
 
-def explained(refusal: Refusal, write: Write, messages: Sequence[Message], tools: Sequence[Any] | None) -> ValueError:
+def explained(
+    refusal: Refusal, write: Write, messages: Sequence[Message], tools: Sequence[Any] | None
+) -> ValueError:
     """The error for a conversation that a template refused, naming the part that it does not take."""
 
     def is_written(*conversation: Any, **variables: Any) -> bool:
@@ -79,11 +88,20 @@ def explained(refusal: Refusal, write: Write, messages: Sequence[Message], tools
 
     name, said = f"{refusal.name} chat template", refusal.said
     if not is_written(_PLAIN, None):
-        needs = next((what for what, (more, given) in _NEEDED.items() if is_written(_PLAIN, more, **given)), None)
+        needs = next(
+            (what for what, (more, given) in _NEEDED.items() if is_written(_PLAIN, more, **given)),
+            None,
+        )
         found = "does not even write a question with its answer"
         if needs:
-            found = f"does not take {needs} of this form" if tools else f"takes only conversations with {needs}"
-        return ValueError(f"{name} {found} ({said}); choose another (`model.chat_template: file.jinja`)")
+            found = (
+                f"does not take {needs} of this form"
+                if tools
+                else f"takes only conversations with {needs}"
+            )
+        return ValueError(
+            f"{name} {found} ({said}); choose another (`model.chat_template: file.jinja`)"
+        )
     for what, *rest in _less(list(messages), tools):
         if is_written(*rest):
             return ValueError(
@@ -96,7 +114,9 @@ def explained(refusal: Refusal, write: Write, messages: Sequence[Message], tools
     )
 
 
-def _less(messages: list[Message], tools: Sequence[Any] | None) -> Iterator[tuple[str, list[Message], Any]]:
+def _less(
+    messages: list[Message], tools: Sequence[Any] | None
+) -> Iterator[tuple[str, list[Message], Any]]:
     """A conversation without one of its parts, or several, each with the words for what is missing."""
     names: list[str] = []
     steps: list[tuple[str, Callable[[list[Message]], list[Message]]]] = [
@@ -111,7 +131,14 @@ def _less(messages: list[Message], tools: Sequence[Any] | None) -> Iterator[tupl
         names.append("the tools")
     for what, change in steps:
         if (changed := change(messages)) != messages:
-            first = next((i for i, pair in enumerate(zip(messages, changed)) if pair[0] != pair[1]), len(changed))  # noqa: B905 - fewer
+            first = next(
+                (
+                    i
+                    for i, pair in enumerate(zip(messages, changed, strict=False))
+                    if pair[0] != pair[1]
+                ),
+                len(changed),
+            )
             where = f"{what} (messages[{first}])"
             yield where, changed, tools
             names.append(where)
@@ -126,16 +153,24 @@ def _without_system(messages: list[Message]) -> list[Message]:
 
 
 def _without_calls(messages: list[Message]) -> list[Message]:
-    return [message for message in messages if message["role"] != "tool" and not message.get("tool_calls")]
+    return [
+        message
+        for message in messages
+        if message["role"] != "tool" and not message.get("tool_calls")
+    ]
 
 
 def _without_reasoning(messages: list[Message]) -> list[Message]:
-    return [{key: value for key, value in m.items() if key not in REASONING_FIELDS} for m in messages]
+    return [
+        {key: value for key, value in m.items() if key not in REASONING_FIELDS} for m in messages
+    ]
 
 
 def _merged(messages: list[Message]) -> list[Message]:
     """The first message of each row of messages by one role."""
-    return messages[:1] + [after for before, after in pairwise(messages) if after["role"] != before["role"]]
+    return messages[:1] + [
+        after for before, after in pairwise(messages) if after["role"] != before["role"]
+    ]
 
 
 def _from_question(messages: list[Message]) -> list[Message]:

@@ -20,7 +20,16 @@ import jinja2.parser
 import jinja2.sandbox
 from jinja2.runtime import Context
 
-from kubetune.data.text.marks import IMAGE_MARK, REASONING_FIELDS, Marked, Message, Part, Place, mark, missing
+from kubetune.data.text.marks import (
+    IMAGE_MARK,
+    REASONING_FIELDS,
+    Marked,
+    Message,
+    Part,
+    Place,
+    mark,
+    missing,
+)
 from kubetune.data.text.refusals import Refusal, explained, require_order, words_of
 from kubetune.data.text.turns import TAGS, HiddenText, Span, Turns
 
@@ -65,7 +74,9 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -92,7 +103,9 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 @lru_cache(maxsize=16)
 def _compile(source: str) -> jinja2.Template:
     """A template with the options, filters and functions that transformers gives to chat templates."""
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _now
@@ -112,13 +125,15 @@ def _plain(message: Message) -> dict[str, Any]:
 class Rendered:
     """A conversation as text, where in it is what is trained, and whether the template left reasoning out.
 
-    `unlike_prompt`: something trained begins elsewhere than a model begins that is asked.
+    `unlike_prompt`: something trained begins elsewhere than a model begins that is asked. `rewrites_answer`: the text of
+    a trained answer is written otherwise than the data have it.
     """
 
     text: str
     spans: list[Span]
     drops_reasoning: bool = False
     unlike_prompt: bool = False
+    rewrites_answer: bool = False
 
 
 class ChatTemplate:
@@ -155,14 +170,24 @@ class ChatTemplate:
         self._prompt_end = self._find_prompt_end()
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, generation_prompt: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        generation_prompt: bool = False,
     ) -> str:
         """The text of a conversation; with `generation_prompt` up to where the assistant's next answer begins."""
         raw = self._written(messages, tools, generation_prompt=generation_prompt)
-        return self._with_images(_take_marks(raw)[0] if self._marks_generation else raw, [], messages)[0]
+        return self._with_images(
+            _take_marks(raw)[0] if self._marks_generation else raw, [], messages
+        )[0]
 
     def render_answers(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, *, trained: Collection[int] = ()
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        trained: Collection[int] = (),
     ) -> Rendered:
         """The text of a conversation, and where in it the messages `trained` are, which the assistant speaks.
 
@@ -188,12 +213,25 @@ class ChatTemplate:
         if self._marks_generation:
             text, found = self._generated(raw, marked, places, trained)
         else:
-            text, found = raw, [(turn, self._find_turn(raw, marked, places, turn)) for turn in trained]
+            text, found = (
+                raw,
+                [(turn, self._find_turn(raw, marked, places, turn)) for turn in trained],
+            )
         begins = {turn: start for turn, (start, _) in reversed(found)}
-        unlike = any(self._is_unlike_prompt(text, start, messages[:turn], tools) for turn, start in begins.items())
-        return Rendered(*self._with_images(text, [span for _, span in found], messages), bool(absent), unlike)
+        unlike = any(
+            self._is_unlike_prompt(text, start, messages[:turn], tools)
+            for turn, start in begins.items()
+        )
+        return Rendered(
+            *self._with_images(text, [span for _, span in found], messages),
+            bool(absent),
+            unlike,
+            _rewrites(raw, marked, places, trained),
+        )
 
-    def left_out(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[str]:
+    def left_out(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
+    ) -> list[str]:
         """Parts of a conversation, but for reasoning, that the template hides from a model that is to go on from it."""
         prompt = self._written(messages, tools, generation_prompt=True)
         try:
@@ -206,9 +244,15 @@ class ChatTemplate:
         return [self._lacks(part, messages) for part in absent if part.kind != "reasoning"]
 
     def _find_turn(self, text: str, marked: Marked, places: Sequence[Place], turn: int) -> Span:
+        opened = [place.part for place in places if place.opens]
+        written = [part for part in opened if marked.parts[part].message == turn]
+        if len(set(written)) < len(written):
+            raise ValueError(self._cannot_find(turn, "writes it more than once"))
         span = self._turns.span(text, marked, places, turn)
         if span is None:
-            raise ValueError(self._cannot_find(turn, "writes the conversation differently when it ends there"))
+            raise ValueError(
+                self._cannot_find(turn, "writes the conversation differently when it ends there")
+            )
         return span
 
     def _generated(
@@ -219,24 +263,36 @@ class ChatTemplate:
         if {marked.parts[place.part].message for place in places}.issuperset(trained):
             turns = [_turn_of(*pair, marked, places) for pair in marks] if places else []
         else:
-            turns = [i for i, message in enumerate(marked.messages) if message["role"] == "assistant"]
+            turns = [
+                i for i, message in enumerate(marked.messages) if message["role"] == "assistant"
+            ]
             if len(turns) != len(spans):
-                raise ValueError(self._cannot_find(next(iter(trained)), "marks other spans than one for each answer"))
+                raise ValueError(
+                    self._cannot_find(
+                        next(iter(trained)), "marks other spans than one for each answer"
+                    )
+                )
         kept = [(turn, span) for span, turn in zip(spans, turns, strict=False) if turn in trained]
         return text, [(turn, self.settle(text, *span)) for turn, span in kept]
 
-    def _is_unlike_prompt(self, text: str, start: int, before: Sequence[Message], tools: Sequence[Any] | None) -> bool:
+    def _is_unlike_prompt(
+        self, text: str, start: int, before: Sequence[Message], tools: Sequence[Any] | None
+    ) -> bool:
         """An answer from `start` on does not begin where the generation prompt ends, which may open a thought."""
         if not before or _is_behind(self._prompt_end, text, start):
             return False
         try:
-            return not _is_behind(_end_of(self.render(before, tools, generation_prompt=True)), text, start)
+            return not _is_behind(
+                _end_of(self.render(before, tools, generation_prompt=True)), text, start
+            )
         except ValueError:
             return False  # it is not to be asked after these messages
 
     def _find_prompt_end(self) -> str:
         try:
-            return _end_of(self.render([{"role": "user", "content": _ANSWER}], generation_prompt=True))
+            return _end_of(
+                self.render([{"role": "user", "content": _ANSWER}], generation_prompt=True)
+            )
         except ValueError:
             return ""
 
@@ -263,7 +319,9 @@ class ChatTemplate:
             what = f"the content of messages[{part.message}], by the {messages[part.message]['role']} ({brief!r})"
         return f"{self.name} chat template leaves out {what}"
 
-    def _written(self, messages: Sequence[Message], tools: Sequence[Any] | None, **more: Any) -> str:
+    def _written(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, **more: Any
+    ) -> str:
         """As `_write`, with errors that name what the template does not take."""
         try:
             return self._write(messages, tools, **more)
@@ -271,7 +329,12 @@ class ChatTemplate:
             raise explained(refusal, self._write, messages, tools) from refusal
 
     def _write(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, *, generation_prompt: bool = False, **more: Any
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        *,
+        generation_prompt: bool = False,
+        **more: Any,
     ) -> str:
         """Text as the template writes it, with the marks of generation blocks and images still in it."""
         in_parts = self._in_parts(messages)
@@ -286,7 +349,11 @@ class ChatTemplate:
             }
             # As `Template.render`, which gathers the globals anew each time: that takes longer than most templates.
             template = self._template
-            return "".join(template.root_render_func(Context(template.environment, variables, None, template.blocks)))
+            return "".join(
+                template.root_render_func(
+                    Context(template.environment, variables, None, template.blocks)
+                )
+            )
         except MemoryError:
             raise
         except Exception as error:
@@ -294,12 +361,20 @@ class ChatTemplate:
             raise Refusal(self.name, words_of(error, self._template)) from error
 
     def _in_parts(self, messages: Sequence[Message]) -> bool:
-        image = next((image for message in messages for image in message.get(IMAGE_TEXTS, ())), None)
+        image = next(
+            (image for message in messages for image in message.get(IMAGE_TEXTS, ())), None
+        )
         return self._wants_parts or (image is not None and self._lays_out(image[0]))
 
-    def _with_images(self, text: str, spans: list[Span], messages: Sequence[Message]) -> tuple[str, list[Span]]:
+    def _with_images(
+        self, text: str, spans: list[Span], messages: Sequence[Message]
+    ) -> tuple[str, list[Span]]:
         images = [image for message in messages for image in message.get(IMAGE_TEXTS, ())]
-        return _put_images(text, spans, images, is_laid_out=self._in_parts(messages)) if images else (text, spans)
+        return (
+            _put_images(text, spans, images, is_laid_out=self._in_parts(messages))
+            if images
+            else (text, spans)
+        )
 
     def _laid_out(self, message: Message, in_parts: bool) -> dict[str, Any]:
         """A message as this template wants it: its content a text, or a list of texts and images."""
@@ -307,7 +382,9 @@ class ChatTemplate:
         if calls := plain.get("tool_calls"):
             plain |= self._calls_laid_out(plain["content"], calls)
         has_images = bool(plain.pop(IMAGE_TEXTS, None))
-        if not isinstance(plain.get("content"), str) or not (self._wants_parts or (in_parts and has_images)):
+        if not isinstance(plain.get("content"), str) or not (
+            self._wants_parts or (in_parts and has_images)
+        ):
             return plain
         parts: list[dict[str, str]] = []
         pieces = plain["content"].split(IMAGE_MARK)
@@ -323,9 +400,17 @@ class ChatTemplate:
         """Tool calls, and the content beside them, as this template wants them."""
         null_content, text_arguments = self._calls_form or (False, False)
         if text_arguments:
-            functions = [{**c["function"], "arguments": _to_json(c["function"]["arguments"])} for c in calls]
-            calls = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
-        return {"tool_calls": list(calls), "content": content if content or not null_content else None}
+            functions = [
+                {**c["function"], "arguments": _to_json(c["function"]["arguments"])} for c in calls
+            ]
+            calls = [
+                {**call, "function": function}
+                for call, function in zip(calls, functions, strict=True)
+            ]
+        return {
+            "tool_calls": list(calls),
+            "content": content if content or not null_content else None,
+        }
 
     def _find_calls_form(self) -> tuple[bool, bool]:
         """Needs of calls to be shown: a content that is null beside them, and arguments as text (OpenAI's form)."""
@@ -349,7 +434,9 @@ class ChatTemplate:
     def _lays_out(self, token: str) -> bool:
         """The template writes `token` for an image that is a part of a content."""
         if token not in self._knows:
-            probe = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": _ANSWER}]}]
+            probe = [
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": _ANSWER}]}
+            ]
             try:
                 text = self._write(probe, None)
             except ValueError:
@@ -370,7 +457,9 @@ class ChatTemplate:
     def _shows(self, probe: Sequence[Message]) -> bool:
         try:
             rendered = self._write(probe, None)
-            return _ANSWER in rendered and "'type'" not in rendered  # of a list that is written as Python would
+            return (
+                _ANSWER in rendered and "'type'" not in rendered
+            )  # of a list that is written as Python would
         except ValueError:
             return False
 
@@ -407,6 +496,20 @@ def _is_behind(end: str, text: str, start: int) -> bool:
     reach = len(end) + 80  # white space may stand between
     before, after = text[max(0, start - reach) : start], text[start : start + reach]
     return before.rstrip().endswith(end) or after.lstrip().startswith(end)
+
+
+def _rewrites(text: str, marked: Marked, places: Sequence[Place], trained: Collection[int]) -> bool:
+    """True if the content of a trained message stands otherwise in a rendering than in the message."""
+    begins: dict[int, int] = {}
+    for place in places:
+        part = marked.parts[place.part]
+        if part.kind != "content" or part.message not in trained:
+            continue
+        if place.opens:
+            begins[place.part] = place.offset
+        elif text[begins.get(place.part, place.offset) : place.offset] != part.text:
+            return True
+    return False
 
 
 def _turn_of(begin: int, end: int, marked: Marked, places: Sequence[Place]) -> int:
@@ -450,4 +553,6 @@ def _put_images(
          stop + sum(m for end, m in zip(ends, longer, strict=True) if end <= stop))
         for start, stop in spans
     ]  # fmt: skip
-    return "".join(part for pair in zip(pieces, [*(t for _, t in images), ""], strict=True) for part in pair), moved
+    return "".join(
+        part for pair in zip(pieces, [*(t for _, t in images), ""], strict=True) for part in pair
+    ), moved

@@ -57,8 +57,8 @@ def _texts_to_try(backend: tokenizers.Tokenizer) -> Iterator[str]:
 class Tokenizer:
     """Made by `load_tokenizer`. Loading what is heavy is put off until it is used, so that a cached run starts fast.
 
-    Attributes: `name` for messages; `files`, those it was read from; `special`, the special tokens that have a role;
-    `date`, what a chat template is told that asks for today's, None for the real one.
+    Attributes: `name` for messages; `files`, those it was read from; `date`, what a chat template is told that asks for
+    today's, None for the real one.
     """
 
     def __init__(
@@ -73,10 +73,14 @@ class Tokenizer:
         self.name = name
         self.files = dict(files)
         self._config = read_json(self.files.get("tokenizer_config.json"))
-        self.special = special_tokens(self.files, self._config)
         self._given_template = template
         self.date = date
         self._cache = cache or cache_folder()
+
+    @cached_property
+    def special(self) -> dict[str, str]:
+        """The special tokens that have a name, such as `eos_token`."""
+        return special_tokens(self.files, self._config, self._cache)
 
     @cached_property
     def _loaded(self) -> tuple[tokenizers.Tokenizer, list[int], Any]:
@@ -145,7 +149,10 @@ class Tokenizer:
     @property
     def spared(self) -> tuple[str, ...]:
         """Files that are not copied with the tokenizer: the model's, and templates that the run's own replaces."""
-        return (*MODEL_FILES, *(("chat_template.jinja", TOOL_TEMPLATE) if self.has_given_template else ()))
+        return (
+            *MODEL_FILES,
+            *(("chat_template.jinja", TOOL_TEMPLATE) if self.has_given_template else ()),
+        )
 
     def require_chat(self) -> LimitedTemplate:
         """The chat template. Raises ModelError, saying how to give one, when there is none."""
@@ -159,11 +166,27 @@ class Tokenizer:
 
     def _own_template(self) -> str:
         """The template that is the model's, from its files, or else from a list of its settings, as transformers."""
-        own = self._config.get("chat_template") or read_json(self.files.get("chat_template.json")).get("chat_template")
-        named = {entry["name"]: entry["template"] for entry in own} if isinstance(own, list) else {"default": own or ""}
+        own = self._config.get("chat_template") or read_json(
+            self.files.get("chat_template.json")
+        ).get("chat_template")
+        named = (
+            {entry["name"]: entry["template"] for entry in own}
+            if isinstance(own, list)
+            else {"default": own or ""}
+        )
         places = {"default": "chat_template.jinja", "tool_use": TOOL_TEMPLATE}
-        found = {name: self.files[place].read_text("utf-8") for name, place in places.items() if place in self.files}
+        found = {
+            name: self.files[place].read_text("utf-8")
+            for name, place in places.items()
+            if place in self.files
+        }
         return joined(found or named)
+
+    @cached_property
+    def added_tokens(self) -> dict[int, str]:
+        """The texts of the tokens beside the vocabulary proper, by id."""
+        decoder = self.backend.get_added_tokens_decoder()
+        return {id: token.content for id, token in decoder.items()}
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -192,7 +215,11 @@ class Tokenizer:
     @cached_property
     def turn_end_id(self) -> int | None:
         """The token with which the chat template ends an answer, such as `<|im_end|>`."""
-        ids = self.encode_text(self.chat.closing, special=False) if self.chat and self.chat.closing else []
+        ids = (
+            self.encode_text(self.chat.closing, special=False)
+            if self.chat and self.chat.closing
+            else []
+        )
         return next((id for id in reversed(ids) if id in self.special_ids), None)
 
     @cached_property
@@ -247,14 +274,18 @@ class Tokenizer:
         ids = self.backend.encode(text, add_special_tokens=False).ids
         return [*self.prefix, *ids] if special else ids
 
-    def encode_prompt(self, prompt: str | Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
+    def encode_prompt(
+        self, prompt: str | Sequence[Message], tools: Sequence[Any] | None = None
+    ) -> list[int]:
         """Ids that a model is given to go on from: exactly those it has seen before its labels in training.
 
         `prompt` is a text or the messages of a conversation. Raises ValueError when the template refuses them.
         """
         if isinstance(prompt, str):
             return self.encode_text(prompt)
-        return self.encode_text(self.require_chat().render(prompt, tools, generation_prompt=True), special=False)
+        return self.encode_text(
+            self.require_chat().render(prompt, tools, generation_prompt=True), special=False
+        )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids."""
@@ -278,7 +309,11 @@ class Tokenizer:
         beside them alone transformers would not see another."""
         own = self.files.get("chat_template.jinja")
         folder = PurePosixPath(TOOL_TEMPLATE).parent
-        there = own.parent.joinpath(folder).glob("*.jinja") if own and not self.has_given_template else ()
+        there = (
+            own.parent.joinpath(folder).glob("*.jinja")
+            if own and not self.has_given_template
+            else ()
+        )
         return {str(folder / file.name): file for file in sorted(there)}
 
     @cached_property
@@ -302,7 +337,9 @@ def joined(named: Mapping[str, str]) -> str:
     return f"{{% if tools %}}{tools}{{% else %}}{other}{{% endif %}}"
 
 
-def load_tokenizer(model: ModelConfig, cache: Path | None = None, *, date: str | None = None) -> Tokenizer:
+def load_tokenizer(
+    model: ModelConfig, cache: Path | None = None, *, date: str | None = None
+) -> Tokenizer:
     """The tokenizer of a model, from `model.tokenizer` where that is given.
 
     `date`: what a chat template is told that asks for today's; left out: the real one, as at inference.

@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import tokenizers
 from tokenizers import AddedToken
 
-from kubetune.base.files import write_atomic
+from kubetune.base.files import read_inside, write_atomic
 from kubetune.errors import EnvironmentFault, ModelError
 
 TOOL_TEMPLATE: Final = "additional_chat_templates/tool_use.jinja"
@@ -46,11 +47,25 @@ PROCESSOR_FILES: Final = (
 )
 """Files that a vision-language model has beside its tokenizer; they are kept with it."""
 
-NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+NAMES: Final = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 """The special tokens that have a role; chat templates know them by these names."""
 
 QWEN2_SPLIT: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+"
+    r"|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+"
+    r"|\s+(?!\S)"
+    r"|\s+"
 )
 """The words of Qwen's tokenizers."""
 
@@ -69,8 +84,18 @@ _REBUILT: Final[dict[str, tuple[Any, Any]]] = {
         {
             "type": "Sequence",
             "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": QWEN2_SPLIT}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": QWEN2_SPLIT},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                {
+                    "type": "ByteLevel",
+                    "add_prefix_space": False,
+                    "trim_offsets": True,
+                    "use_regex": False,
+                },
             ],
         },
     ),
@@ -83,7 +108,9 @@ _REBUILT: Final[dict[str, tuple[Any, Any]]] = {
 _DEFAULT_TOKENS: Final[dict[str, dict[str, str]]] = {
     "Qwen2Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
     "GPT2Tokenizer": dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>"),
-    "BertTokenizer": {n: f"[{n[:-6].upper()}]" for n in NAMES if n not in ("bos_token", "eos_token")},
+    "BertTokenizer": {
+        n: f"[{n[:-6].upper()}]" for n in NAMES if n not in ("bos_token", "eos_token")
+    },
 }
 _CLASS_OF_MODEL: Final = {
     "qwen2": "Qwen2Tokenizer",
@@ -94,7 +121,14 @@ _CLASS_OF_MODEL: Final = {
 }
 # Classes that take tokenizer.json as it is, and the model types for which transformers overrules them.
 _READ_AS_IS: Final = ("TokenizersBackend", "PreTrainedTokenizer")
-_OVERRULED: Final = ("qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "siglip2", "hyperclovax_vision_v2")
+_OVERRULED: Final = (
+    "qwen2",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "siglip2",
+    "hyperclovax_vision_v2",
+)
 
 
 def read_json(path: Path | None) -> dict[str, Any]:
@@ -102,9 +136,11 @@ def read_json(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_inside(path))
     except (ValueError, OSError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read: {error}; the model may be downloaded incompletely") from error
+        raise ModelError(
+            f"{path} cannot be read: {error}; the model may be downloaded incompletely"
+        ) from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a {type(value).__name__}; expected an object")
     return value
@@ -120,29 +156,80 @@ def tokenizer_class(files: Mapping[str, Path], config: Mapping[str, Any]) -> str
     return None if model_type in _OVERRULED else str(declared).removesuffix("Fast")
 
 
-def special_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens that have a role, by name."""
-    found: dict[str, Any] = dict(_DEFAULT_TOKENS.get(tokenizer_class(files, config) or "", {}))
-    found.update({name: config[name] for name in NAMES if name in config})
+def special_tokens(
+    files: Mapping[str, Path], config: Mapping[str, Any], cache: Path
+) -> dict[str, str]:
+    """Return the special tokens that have a name: a role, or one that the tokenizer's files give.
+
+    A class may have some by default, such as RoBERTa's `</s>`. Those of a class that is in no table here are asked of
+    transformers, whose answer `cache` keeps. Raises ModelError as `load_backend` does.
+    """
+    name = tokenizer_class(files, config)
+    if name in _READ_AS_IS or name in _DEFAULT_TOKENS:
+        return {name: token.content for name, token in _named_tokens(files, config).items()}
+    return _ask_transformers(files, cache).special_tokens
+
+
+def _named_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> dict[str, AddedToken]:
+    """Return the special tokens that the files name, and the defaults of a class in the table, as transformers does."""
+    legacy: dict[str, Any] = {}
     if "added_tokens_decoder" not in config:
         legacy = read_json(files.get("special_tokens_map.json"))
-        found.update({name: legacy[name] for name in NAMES if name in legacy})
-    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in found.items()}
-    return {name: text for name, text in texts.items() if text}
+    values: dict[str, Any] = dict(_DEFAULT_TOKENS.get(tokenizer_class(files, config) or "", {}))
+    for source in (config, legacy):
+        values |= {name: source[name] for name in NAMES if name in source}
+    tokens = {name: _as_token(values[name]) for name in NAMES if values.get(name)}
+    for name, value in config.items():
+        if name.endswith("_token") and name not in NAMES and isinstance(value, str) and value:
+            tokens[name] = _as_token(value)
+    for source in (config, legacy):
+        extra = source.get("extra_special_tokens")
+        if isinstance(extra, dict):  # names to tokens, as vision-language models have them
+            tokens |= {name: _as_token(value) for name, value in extra.items()}
+    return tokens
 
 
-def load_backend(files: Mapping[str, Path], config: Mapping[str, Any], cache: Path) -> tokenizers.Tokenizer:
+def _unnamed_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> list[AddedToken]:
+    """Return the special tokens that the files list without a name."""
+    sources = [config]
+    if "added_tokens_decoder" not in config:
+        sources.append(read_json(files.get("special_tokens_map.json")))
+    for source in sources:
+        for key in ("extra_special_tokens", "additional_special_tokens"):
+            listed = source.get(key)
+            if listed and isinstance(listed, list):
+                return [_as_token(value) for value in listed]
+    return []
+
+
+def _as_token(value: Any) -> AddedToken:
+    """Return a special token, of which a file says its text alone or its settings too."""
+    if not isinstance(value, dict):
+        return AddedToken(str(value), special=True, normalized=False)
+    settings = {
+        name: value[name]
+        for name in ("lstrip", "rstrip", "single_word", "normalized")
+        if name in value
+    }
+    return AddedToken(value["content"], special=True, **settings)
+
+
+def load_backend(
+    files: Mapping[str, Path], config: Mapping[str, Any], cache: Path
+) -> tokenizers.Tokenizer:
     """The tokenizer with the ids `AutoTokenizer` gives. `cache` keeps what transformers had to be asked for.
 
     Raises ModelError when there is no tokenizer, or only one that the `tokenizers` library cannot run.
     """
     file = files.get("tokenizer.json")
     if file is None or not _safe_as_it_is(file, tokenizer_class(files, config), config):
-        return _ask_transformers(files, cache)
+        return _ask_transformers(files, cache).backend()
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:
-        raise ModelError(f"{file} cannot be read: {error}; the model may be downloaded incompletely") from error
+        raise ModelError(
+            f"{file} cannot be read: {error}; the model may be downloaded incompletely"
+        ) from error
     _add_missing_tokens(backend, files, config)
     return backend
 
@@ -150,7 +237,11 @@ def load_backend(files: Mapping[str, Path], config: Mapping[str, Any], cache: Pa
 def _safe_as_it_is(file: Path, name: str | None, config: Mapping[str, Any]) -> bool:
     if name in _READ_AS_IS:
         return True
-    if name not in _REBUILT or config.get("add_prefix_space") or not config.get("do_lower_case", True):
+    if (
+        name not in _REBUILT
+        or config.get("add_prefix_space")
+        or not config.get("do_lower_case", True)
+    ):
         return False
     if any(config.get(option) is not None for option in ("strip_accents", "split_special_tokens")):
         return config.get("strip_accents") is None and config.get("split_special_tokens") is False
@@ -168,7 +259,9 @@ def _canonical(step: Any) -> Any:
     return [_canonical(part) for part in step] if isinstance(step, list) else step
 
 
-def _add_missing_tokens(backend: tokenizers.Tokenizer, files: Mapping[str, Path], config: Mapping[str, Any]) -> None:
+def _add_missing_tokens(
+    backend: tokenizers.Tokenizer, files: Mapping[str, Path], config: Mapping[str, Any]
+) -> None:
     """Add the tokens that the other files name and tokenizer.json lacks, in transformers' order."""
     known = {str(token) for token in backend.get_added_tokens_decoder().values()}
     decoder = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
@@ -176,34 +269,53 @@ def _add_missing_tokens(backend: tokenizers.Tokenizer, files: Mapping[str, Path]
         if token.content not in known:
             backend.add_tokens([token])
             known.add(token.content)
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    names = [*special_tokens(files, config).values(), *(t["content"] if isinstance(t, dict) else t for t in extra)]
-    missing = [name for name in dict.fromkeys(names) if name not in known]
-    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in missing])
+    listed = [*_named_tokens(files, config).values(), *_unnamed_tokens(files, config)]
+    missing = {token.content: token for token in listed if token.content not in known}
+    backend.add_special_tokens(list(missing.values()))
 
 
-def _ask_transformers(files: Mapping[str, Path], cache: Path) -> tokenizers.Tokenizer:
+class Answer(NamedTuple):
+    """What transformers says of a tokenizer."""
+
+    special_tokens: dict[str, str]  # those that have a name
+    backend: Callable[[], tokenizers.Tokenizer]  # the tokenizer as transformers runs it
+
+
+def _ask_transformers(files: Mapping[str, Path], cache: Path) -> Answer:
+    """Return what transformers makes of a tokenizer's files. Raises ModelError where it makes nothing of them."""
     digest = hashlib.sha256(version("transformers").encode())
     for name in sorted(files):
         digest.update(name.encode() + b"\0" + files[name].read_bytes())
-    answer = cache / "tokenizers" / f"{digest.hexdigest()[:32]}.json"
-    if answer.is_file():
-        return tokenizers.Tokenizer.from_file(str(answer))
-    folder = next(iter(files.values())).parent
+    file = cache / "tokenizers" / f"{digest.hexdigest()[:32]}.json"
+    names = file.with_suffix(".special.json")
+    if file.is_file() and names.is_file():
+        return Answer(read_json(names), partial(tokenizers.Tokenizer.from_file, str(file)))
+    tokenizer = _load_by_transformers(next(iter(files.values())).parent)
+    special = tokenizer.special_tokens_map
+    backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
+    with contextlib.suppress(
+        EnvironmentFault
+    ):  # without a cache only the time to ask again is lost
+        write_atomic(names, json.dumps(special))
+        write_atomic(file, backend.to_str())
+    return Answer(special, lambda: backend)
+
+
+def _load_by_transformers(folder: Path) -> Any:
+    """Return the tokenizer that `AutoTokenizer` reads. Raises ModelError where it has no fast form."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:
         raise ModelError(
             f"{folder} holds no tokenizer that can be read: {error}; expected tokenizer.json, or the files that "
             "transformers can make one from"
         ) from error
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(backend, tokenizers.Tokenizer):
+    if not isinstance(getattr(tokenizer, "backend_tokenizer", None), tokenizers.Tokenizer):
         raise ModelError(
             f"the tokenizer of {folder} ({type(tokenizer).__name__}) has no fast form; kubetune needs a tokenizer.json"
         )
-    with contextlib.suppress(EnvironmentFault):  # without a cache only the time to ask again is lost
-        write_atomic(answer, backend.to_str())
-    return backend
+    return tokenizer

@@ -28,7 +28,11 @@ class Render(Protocol):
     """Writes a conversation as the template does. Raises ValueError where it refuses it."""
 
     def __call__(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, *, generation_prompt: bool = False
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        *,
+        generation_prompt: bool = False,
     ) -> str: ...
 
 
@@ -44,16 +48,22 @@ class Turns:
         self._layouts: dict[Shape, Layout] = {}
         self._frames: dict[tuple[str, bool | str], int] = {}
 
-    def locate(self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None) -> tuple[Marked, list[Place]]:
+    def locate(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None
+    ) -> tuple[Marked, list[Place]]:
         """The conversation with marks, and where these stand in `text`. Raises HiddenText where they change it."""
         given = list(tools or ())
         for calls in (True, False):
             marked = mark(messages, given, calls=calls)
             shape = tuple((part.message, part.kind) for part in marked.parts)
-            if (layout := self._layouts.get(shape)) and (known := _places(layout, marked.parts, text)):
+            if (layout := self._layouts.get(shape)) and (
+                known := _places(layout, marked.parts, text)
+            ):
                 return marked, known
             try:
-                found, places = read_marks(self._render(marked.messages, marked.tools), marked.parts)
+                found, places = read_marks(
+                    self._render(marked.messages, marked.tools), marked.parts
+                )
             except ValueError:
                 continue
             if found == text:
@@ -72,7 +82,9 @@ class Turns:
         if len(self._layouts) >= _MOST_LAYOUTS:
             self._layouts.clear()
         ends = [0, *(place.offset for place in closed)]
-        steps = [(text[end : place.offset], place.part) for end, place in zip(ends, opened, strict=False)]
+        steps = [
+            (text[end : place.offset], place.part) for end, place in zip(ends, opened, strict=False)
+        ]
         self._layouts[shape] = steps, text[ends[-1] :]
 
     def span(self, text: str, marked: Marked, places: Sequence[Place], turn: int) -> Span | None:
@@ -87,7 +99,9 @@ class Turns:
         end = self._end(text, marked, places, turn, last)
         return None if begin is None or end is None else (begin, end)
 
-    def _begin(self, text: str, marked: Marked, places: Sequence[Place], turn: int, first: int) -> int | None:
+    def _begin(
+        self, text: str, marked: Marked, places: Sequence[Place], turn: int, first: int
+    ) -> int | None:
         """Beginning of turn `turn`, of which mark `first` is the first: behind the generation prompt."""
         before = places[first - 1] if first else None
         after = before.offset if before else 0
@@ -96,7 +110,9 @@ class Turns:
         length = self._remembered((gap + "\0" + space, before is None), find)
         return None if length is None else after + length
 
-    def _prompt_length(self, whole: str, gap: str, marked: Marked, before: Place | None, turn: int) -> int | None:
+    def _prompt_length(
+        self, whole: str, gap: str, marked: Marked, before: Place | None, turn: int
+    ) -> int | None:
         """Length of the generation prompt within what stands before a turn; `gap` lacks the space that its text has."""
         if before is None:
             return self._header_length(gap)
@@ -108,7 +124,9 @@ class Turns:
         if whole.startswith(asked):
             return len(asked)
         if asked.startswith(gap):
-            return len(gap)  # the prompt goes on with what history does not hold, such as DeepSeek-R1's `<think>`
+            return len(
+                gap
+            )  # the prompt goes on with what history does not hold, such as DeepSeek-R1's `<think>`
         if shared := _shared(gap, asked, to_tag=False):
             return shared
         # What the message before ends with depends on what follows; then only what the prompt adds tells.
@@ -130,7 +148,9 @@ class Turns:
         header = next((suffix for suffix in suffixes if suffix.strip() and suffix in gap), "")
         return gap.rindex(header) + len(header) if header else len(gap)
 
-    def _end(self, text: str, marked: Marked, places: Sequence[Place], turn: int, last: int) -> int | None:
+    def _end(
+        self, text: str, marked: Marked, places: Sequence[Place], turn: int, last: int
+    ) -> int | None:
         """End of turn `turn`, of which mark `last` is the last: behind the end-of-turn token."""
         is_last = last == len(places) - 1
         place, space = places[last], marked.parts[places[last].part].after
@@ -154,7 +174,9 @@ class Turns:
             except ValueError:
                 continue
             text, places = read_marks(longer, marked.parts)
-            asked = next((k for k, place in enumerate(places) if place.part == len(marked.parts)), 0)
+            asked = next(
+                (k for k, place in enumerate(places) if place.part == len(marked.parts)), 0
+            )
             if asked and places[asked - 1].part == place.part:
                 between = text[places[asked - 1].offset : places[asked].offset]
                 between = between.removeprefix(marked.parts[place.part].after)
@@ -162,10 +184,14 @@ class Turns:
         tags = [match.end() for match in TAGS.finditer(gap)]
         return tags[-1] if tags else len(gap)
 
-    def _end_of_inner(self, gap: str, marked: Marked, place: Place, closes_others: Callable[[str], bool]) -> int | None:
+    def _end_of_inner(
+        self, gap: str, marked: Marked, place: Place, closes_others: Callable[[str], bool]
+    ) -> int | None:
         """Length of the first message's end within what stands between two: what it also ends with as the last."""
         turn = marked.parts[place.part].message
-        text, places = read_marks(self._render(marked.messages[: turn + 1], marked.tools), marked.parts)
+        text, places = read_marks(
+            self._render(marked.messages[: turn + 1], marked.tools), marked.parts
+        )
         if not places or places[-1].part != place.part:
             return None
         alone = text[places[-1].offset :].removeprefix(marked.parts[place.part].after)
@@ -177,7 +203,9 @@ class Turns:
             return tag
         return _shared_space(gap, alone)
 
-    def _remembered(self, frame: tuple[str, bool | str], find: Callable[[], int | None]) -> int | None:
+    def _remembered(
+        self, frame: tuple[str, bool | str], find: Callable[[], int | None]
+    ) -> int | None:
         """Finding for a frame, which is the same for the same text between two messages."""
         if frame in self._frames:
             return self._frames[frame]
@@ -210,7 +238,11 @@ def _places(layout: Layout, parts: Sequence[Part], text: str) -> list[Place]:
 def _closes_others(text: str, marked: Marked, places: Sequence[Place], closing: str) -> bool:
     """Messages of others end in the same way."""
     ends = (place for place in places if not place.opens and marked.parts[place.part].message >= 0)
-    others = (place for place in ends if marked.messages[marked.parts[place.part].message]["role"] != "assistant")
+    others = (
+        place
+        for place in ends
+        if marked.messages[marked.parts[place.part].message]["role"] != "assistant"
+    )
     return any(text.startswith(closing, place.offset) for place in others)
 
 

@@ -29,7 +29,9 @@ class VisionEncoder:
         self._reads_prefixes = processor.reads_prefixes
         self._encoder = encoder.without_prefix() if self._reads_prefixes else encoder
         self._placeholder = processor.placeholder
-        self._see_paths = lru_cache(maxsize=4096)(processor.see)  # neighbouring records often share an image
+        self._see_paths = lru_cache(maxsize=4096)(
+            processor.see
+        )  # neighbouring records often share an image
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Rows of many examples; in the place of one that is refused stands why."""
@@ -40,7 +42,9 @@ class VisionEncoder:
                 texts[number] = self._as_text(example)
             except ValueError as error:
                 rows[number] = str(error)
-        for number, row in zip(texts, self._encoder.encode_batch(list(texts.values())), strict=True):
+        for number, row in zip(
+            texts, self._encoder.encode_batch(list(texts.values())), strict=True
+        ):
             try:
                 rows[number] = row if isinstance(row, str) else self._expand(examples[number], row)
             except ValueError as error:
@@ -74,7 +78,9 @@ class VisionEncoder:
                 limit = min(limit, places[begin])
                 while limit and encoded.ids[limit - 1] == start:
                     limit -= 1
-                return replace(self._encoder.cut(example, encoded, limit), images=encoded.images[:number])
+                return replace(
+                    self._encoder.cut(example, encoded, limit), images=encoded.images[:number]
+                )
         return self._encoder.cut(example, encoded, limit)
 
     def _see(self, paths: Sequence[str]) -> list[Seen]:
@@ -89,14 +95,18 @@ class VisionEncoder:
             return example
         if self._processor.is_grid:
             put = self._placeholder.text
-            messages = [{**m, "content": m["content"].replace(IMAGE_TAG, put)} for m in example.messages]
+            messages = [
+                {**m, "content": m["content"].replace(IMAGE_TAG, put)} for m in example.messages
+            ]
             return replace(example, messages=tuple(messages), images=())
         remaining, written = iter(self._see(example.images)), self._processor.whole.written
         messages = [
             {
                 **m,
                 "content": m["content"].replace(IMAGE_TAG, IMAGE_MARK),
-                IMAGE_TEXTS: [(written, next(remaining).text) for _ in range(m["content"].count(IMAGE_TAG))],
+                IMAGE_TEXTS: [
+                    (written, next(remaining).text) for _ in range(m["content"].count(IMAGE_TAG))
+                ],
             }
             for m in example.messages
         ]
@@ -104,7 +114,10 @@ class VisionEncoder:
 
     def _as_pair(self, example: Example) -> Pair:
         """A question and its answer, for a model that reads questions in both directions."""
-        if not isinstance(example, Chat) or [m["role"] for m in example.messages] != ["user", "assistant"]:
+        if not isinstance(example, Chat) or [m["role"] for m in example.messages] != [
+            "user",
+            "assistant",
+        ]:
             raise ValueError(
                 "is not one question with its answer: this model reads all before the answer in both directions, so "
                 "that it can learn no more than one; make a record of each answer"
@@ -126,8 +139,12 @@ class VisionEncoder:
         pieces = self._processor.whole.lay_out(question, len(chat.images)).split(written)
         seen = self._see(chat.images)
         if len(pieces) != len(seen) + 1:
-            raise ValueError(f"has {len(seen)} images and {len(pieces) - 1} of {written!r}: its text holds that itself")
-        return pieces[0] + "".join(f"{image.text}{piece}" for image, piece in zip(seen, pieces[1:], strict=True))
+            raise ValueError(
+                f"has {len(seen)} images and {len(pieces) - 1} of {written!r}: its text holds that itself"
+            )
+        return pieces[0] + "".join(
+            f"{image.text}{piece}" for image, piece in zip(seen, pieces[1:], strict=True)
+        )
 
     def _expand(self, example: Example, row: Encoded) -> Encoded:
         """The row with the token of each image repeated. Raises ValueError where an image cannot be used."""

@@ -78,7 +78,12 @@ class ImageProcessor:
     """Made by `load_image_processor`. transformers is imported when an image is first looked at."""
 
     def __init__(
-        self, name: str, files: Mapping[str, Path], vision: VisionConfig, placeholder: Placeholder, feature: str = ""
+        self,
+        name: str,
+        files: Mapping[str, Path],
+        vision: VisionConfig,
+        placeholder: Placeholder,
+        feature: str = "",
     ) -> None:
         """`feature`: the name of the token that is repeated for each feature of an image."""
         self._feature = feature
@@ -93,9 +98,15 @@ class ImageProcessor:
         from transformers import AutoImageProcessor
 
         try:
-            return AutoImageProcessor.from_pretrained(self._folder, backend="pil", local_files_only=True)
-        except Exception as error:  # remote code, damaged files, unknown classes: each raises its own kind
-            raise ModelError(f"{self.name} has no image processor that can be used: {error}") from error
+            return AutoImageProcessor.from_pretrained(
+                self._folder, backend="pil", local_files_only=True, trust_remote_code=False
+            )
+        except (
+            Exception
+        ) as error:  # remote code, damaged files, unknown classes: each raises its own kind
+            raise ModelError(
+                f"{self.name} has no image processor that can be used: {error}"
+            ) from error
 
     @property
     def _folder(self) -> Path:
@@ -136,7 +147,9 @@ class ImageProcessor:
         pixels = (processor.patch_size * processor.merge_size) ** 2
         least = self._vision.image_min_tokens
         longest = self._vision.image_max_tokens * pixels
-        shortest = least * pixels if least is not None else min(processor.size["shortest_edge"], longest)
+        shortest = (
+            least * pixels if least is not None else min(processor.size["shortest_edge"], longest)
+        )
         processor.size = {"shortest_edge": shortest, "longest_edge": longest}
         return processor
 
@@ -172,7 +185,11 @@ class ImageProcessor:
 
     def _notes(self, facts: ImageFacts, tokens: int) -> tuple[str, ...]:
         above = self.is_grid and tokens > self._vision.image_max_tokens
-        notes = {"images_above_budget": above, "images_animated": facts.is_animated, "images_deep": facts.is_deep}
+        notes = {
+            "images_above_budget": above,
+            "images_animated": facts.is_animated,
+            "images_deep": facts.is_deep,
+        }
         return tuple(note for note, holds in notes.items() if holds)
 
     def read(self, image: ImageRef) -> Picture | Upright:
@@ -185,9 +202,13 @@ class ImageProcessor:
         try:
             content = Path(image.path).read_bytes()
         except OSError as error:
-            raise DataError(f"image {image.path} was there when the data were prepared: {error.strerror}") from error
+            raise DataError(
+                f"image {image.path} was there when the data were prepared: {error.strerror}"
+            ) from error
         if zlib.crc32(content) != image.crc:
-            raise DataError(f"image {image.path} has changed since the data were prepared; prepare them again")
+            raise DataError(
+                f"image {image.path} has changed since the data were prepared; prepare them again"
+            )
         return content
 
     def features(self, picture: Picture | Upright) -> int:
@@ -226,9 +247,13 @@ class ImageProcessor:
             own |= {old: size[new] for old, new in _OLD_LIMITS.items() if old in own}
             write_atomic(folder / name, json.dumps(facts, indent=2) + "\n")
             told.append(name)
-        loaded = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+        loaded = AutoImageProcessor.from_pretrained(
+            folder, backend="pil", local_files_only=True, trust_remote_code=False
+        )
         if {name: loaded.size[name] for name in size} != size:
-            raise ModelError(f"the exported image processor of {self.name} does not keep the limits {size}")
+            raise ModelError(
+                f"the exported image processor of {self.name} does not keep the limits {size}"
+            )
         return told
 
     @cached_property
@@ -246,7 +271,9 @@ def _upright(content: bytes) -> Any:
     from PIL import ImageOps
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow warns of sizes, which have been looked at, and of odd metadata
+        warnings.simplefilter(
+            "ignore"
+        )  # Pillow warns of sizes, which have been looked at, and of odd metadata
         with pillow().open(BytesIO(content), formats=FORMATS) as opened:
             return ImageOps.exif_transpose(opened).convert("RGB")
 
@@ -263,20 +290,31 @@ def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor
     facts = read_json(files.pop("config.json", None))
     token = facts.get("image_token_id", facts.get("image_token_index"))
     if "vision_config" not in facts or token is None:
-        advice = "leave out preference.images" if config.preference.images else "set `task: causal_lm`"
+        advice = (
+            "leave out preference.images" if config.preference.images else "set `task: causal_lm`"
+        )
         raise ModelError(
             f"model {model.path} ({facts.get('model_type', 'of no known type')}) takes no images in a way "
             f"that is known: its config.json has no vision_config and image_token_id; {advice}, or take another model"
         )
     if not files:
-        raise ModelError(f"model {model.path} has no image processor; expected {CONFIGS[0]} beside its weights")
-    frame = [facts.get(f"vision_{end}_token_id", facts.get(f"image_{end}_token_id")) for end in ("start", "end")]
+        raise ModelError(
+            f"model {model.path} has no image processor; expected {CONFIGS[0]} beside its weights"
+        )
+    frame = [
+        facts.get(f"vision_{end}_token_id", facts.get(f"image_{end}_token_id"))
+        for end in ("start", "end")
+    ]
     ids = (frame[0], token, frame[1])
     text = ""
     for id in (id for id in ids if id is not None):
         name = tokenizer.backend.id_to_token(id)
         if name is None:
-            raise ModelError(f"the tokenizer of {tokenizer.name} has no token {id}, which config.json has for images")
+            raise ModelError(
+                f"the tokenizer of {tokenizer.name} has no token {id}, which config.json has for images"
+            )
         text += name
     feature = tokenizer.backend.id_to_token(token) or ""
-    return ImageProcessor(model.path, files, config.vision, Placeholder(text, token, ids[0]), feature)
+    return ImageProcessor(
+        model.path, files, config.vision, Placeholder(text, token, ids[0]), feature
+    )

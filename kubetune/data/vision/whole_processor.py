@@ -24,7 +24,13 @@ from kubetune.errors import ModelError
 if TYPE_CHECKING:
     from torch import Tensor
 
-_OF_THE_TEXT: Final = ("input_ids", "labels", "attention_mask", "token_type_ids", "mm_token_type_ids")
+_OF_THE_TEXT: Final = (
+    "input_ids",
+    "labels",
+    "attention_mask",
+    "token_type_ids",
+    "mm_token_type_ids",
+)
 _KINDS: Final = ("token_type_ids", "mm_token_type_ids")
 """Keys that tell tokens of images from those of text, where a model wants to be told."""
 _SEEING: Final = ("image_processor", "tokenizer")
@@ -44,10 +50,16 @@ class WholeProcessor:
 
         try:
             kind = self._without_video() or AutoProcessor
-            processor: Any = kind.from_pretrained(self._folder, backend="pil", local_files_only=True)
-        except Exception as error:  # other libraries missing, damaged files, unknown classes: each its own kind
+            processor: Any = kind.from_pretrained(
+                self._folder, backend="pil", local_files_only=True, trust_remote_code=False
+            )
+        except (
+            Exception
+        ) as error:  # other libraries missing, damaged files, unknown classes: each its own kind
             reason = " ".join(str(error).split())
-            raise ModelError(f"{self._name} has no processor that can be used with Pillow alone: {reason}") from error
+            raise ModelError(
+                f"{self._name} has no processor that can be used with Pillow alone: {reason}"
+            ) from error
         if not getattr(processor, "image_token", None):
             raise ModelError(
                 f"the images of {self._name} are prepared by {type(processor).__name__}, which `task: vision_language` "
@@ -63,10 +75,16 @@ class WholeProcessor:
         import transformers
 
         files = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-        found = (read_json(path if (path := self._folder / name).is_file() else None) for name in files)
-        name = next((str(facts["processor_class"]) for facts in found if "processor_class" in facts), "")
+        found = (
+            read_json(path if (path := self._folder / name).is_file() else None) for name in files
+        )
+        name = next(
+            (str(facts["processor_class"]) for facts in found if "processor_class" in facts), ""
+        )
         # SmolVLM's own asks for what writes numbers in words, for videos; that of Idefics3 makes the same of images.
-        kind: Any = getattr(transformers, {"SmolVLMProcessor": "Idefics3Processor"}.get(name, name), None)
+        kind: Any = getattr(
+            transformers, {"SmolVLMProcessor": "Idefics3Processor"}.get(name, name), None
+        )
         try:
             parts = kind.get_attributes() if kind is not None else _SEEING
         except ImportError:  # it needs a library that is not here
@@ -97,13 +115,19 @@ class WholeProcessor:
         if not images:
             return []
         written = self.written * len(images)
-        made = self.theirs(images=list(images), text=[written], return_text_replacement_offsets=True)
+        made = self.theirs(
+            images=list(images), text=[written], return_text_replacement_offsets=True
+        )
         runs = re.compile(f"(?:{re.escape(self._feature)})+")
         seen = []
-        for text in (str(replaced["replacement"]) for replaced in made["text_replacement_offsets"][0]):
+        for text in (
+            str(replaced["replacement"]) for replaced in made["text_replacement_offsets"][0]
+        ):
             lengths = tuple(len(run) // len(self._feature) for run in runs.findall(text))
             if not lengths:
-                raise ModelError(f"the processor of {self._name} writes no {self._feature!r} for an image")
+                raise ModelError(
+                    f"the processor of {self._name} writes no {self._feature!r} for an image"
+                )
             seen.append((runs.sub(lambda _: self._feature, text), lengths))
         return seen
 
@@ -119,8 +143,12 @@ class WholeProcessor:
         if not images:
             return kinds
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # PaliGemma's makes arrays of tensors in an old way
-            made = self.theirs(images=list(images), text=[self.written * len(images)], return_tensors="pt")
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # PaliGemma's makes arrays of tensors in an old way
+            made = self.theirs(
+                images=list(images), text=[self.written * len(images)], return_tensors="pt"
+            )
         seen = {name: value for name, value in made.items() if name not in _OF_THE_TEXT}
         strange = [name for name, value in seen.items() if not isinstance(value, torch.Tensor)]
         if strange:
@@ -132,16 +160,23 @@ class WholeProcessor:
 
 def only_seeing(kind: Any) -> Any:
     """The class of a processor that is loaded with its image processor and tokenizer alone, None for other parts."""
-    seeing: Any = type(kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: list(_SEEING))})
+    seeing: Any = type(
+        kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: list(_SEEING))}
+    )
 
     def load(cls: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        parts = dict(zip(_SEEING, seeing._get_arguments_from_pretrained(*args, **kwargs), strict=True))
+        parts = dict(
+            zip(_SEEING, seeing._get_arguments_from_pretrained(*args, **kwargs), strict=True)
+        )
         return [parts.get(name) for name in kind.get_attributes()]
 
     def check(self: Any, name: str, part: Any) -> Any:
         return part and kind.check_argument_for_proper_class(self, name, part)
 
-    members = {"_get_arguments_from_pretrained": classmethod(load), "check_argument_for_proper_class": check}
+    members = {
+        "_get_arguments_from_pretrained": classmethod(load),
+        "check_argument_for_proper_class": check,
+    }
     return type(kind.__name__, (kind,), members)
 
 
@@ -154,7 +189,9 @@ def _beside_pillow(name: str) -> Any:
     import transformers
 
     def import_twin(name: str, *args: Any, **kwargs: Any) -> Any:
-        return __import__(name.replace("image_processing_", "image_processing_pil_"), *args, **kwargs)
+        return __import__(
+            name.replace("image_processing_", "image_processing_pil_"), *args, **kwargs
+        )
 
     place = getattr(transformers, "_class_to_module", {}).get(name)
     theirs = find_spec(f"transformers.{place}") if place else None
@@ -163,7 +200,9 @@ def _beside_pillow(name: str) -> Any:
     spec = spec_from_file_location(f"{theirs.name}_beside_pillow", theirs.origin)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[spec.name] = module_from_spec(spec)  # where transformers looks for the file of a class
+    module = sys.modules[spec.name] = module_from_spec(
+        spec
+    )  # where transformers looks for the file of a class
     vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_twin}
     try:
         spec.loader.exec_module(module)

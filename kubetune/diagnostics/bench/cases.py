@@ -69,7 +69,11 @@ def on_cpu(shape: str = "42M") -> list[Case]:
         Case(shape, "LoRA, float32", LORA | FP32 | PLAIN),
         Case(shape, "LoRA, bfloat16", LORA | BF16 | PLAIN),
         Case(shape, "LoRA, bfloat16, compiled", LORA | BF16 | COMPILED),
-        Case(shape, "LoRA, bfloat16, one sequence at a time", LORA | BF16 | PLAIN | {"model.attention": "sdpa"}),
+        Case(
+            shape,
+            "LoRA, bfloat16, one sequence at a time",
+            LORA | BF16 | PLAIN | {"model.attention": "sdpa"},
+        ),
         Case(shape, "full, bfloat16", FULL | BF16 | PLAIN),
         Case(shape, "LoRA, bfloat16, beginnings for each row", LORA | BF16 | PLAIN | UNSHARED, 600),
         Case(shape, "LoRA, bfloat16, beginnings once", LORA | BF16 | PLAIN, 600),
@@ -93,7 +97,12 @@ def on_gpu() -> list[Case]:
             alone = {"model.attention": "sdpa"}
             cases += [
                 Case(shape, "LoRA, bfloat16, one sequence at a time", LORA | BF16 | PLAIN | alone),
-                Case(shape, "LoRA, bfloat16, beginnings for each row", LORA | BF16 | COMPILED | UNSHARED, 600),
+                Case(
+                    shape,
+                    "LoRA, bfloat16, beginnings for each row",
+                    LORA | BF16 | COMPILED | UNSHARED,
+                    600,
+                ),
                 Case(shape, "LoRA, bfloat16, beginnings once", LORA | BF16 | COMPILED, 600),
             ]
         else:

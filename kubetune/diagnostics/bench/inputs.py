@@ -22,7 +22,10 @@ END = 1
 
 def bytes_of(shape: str) -> int:
     """Bytes of a model on disk, in 16 bits."""
-    return 2 * sum(rows * (columns[0] if columns else 1) for rows, *columns in shapes_of(SHAPES[shape]).values())
+    return 2 * sum(
+        rows * (columns[0] if columns else 1)
+        for rows, *columns in shapes_of(SHAPES[shape]).values()
+    )
 
 
 def write_model(shape: str, folder: Path) -> None:
@@ -44,7 +47,9 @@ def write_model(shape: str, folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
     _write_tokenizer(folder, SHAPES[shape]["vocab_size"])
     # Last, as it says that the folder is whole.
-    files.write_atomic(folder / "config.json", json.dumps({**SHAPES[shape], "torch_dtype": "bfloat16"}))
+    files.write_atomic(
+        folder / "config.json", json.dumps({**SHAPES[shape], "torch_dtype": "bfloat16"})
+    )
 
 
 def _drawn(shape: tuple[int, ...], device: str, torch: Any) -> Any:
@@ -60,7 +65,11 @@ def _write_tokenizer(folder: Path, vocabulary: int) -> None:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
-    named = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "<eos>"}
+    named = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "<unk>",
+        "eos_token": "<eos>",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps({**named, "pad_token": "<pad>"}))
 
 
@@ -76,7 +85,10 @@ def write_rows(path: Path, rows: int, vocabulary: int, shared: int) -> None:
         for _ in range(rows):
             length = int(min(LONGEST - 1, max(16.0, draw.lognormvariate(MEAN, SPREAD))))
             prompt = max(1, int(length * draw.uniform(0.25, 0.65)))
-            row = {"prompt": f"{beginning} {words(prompt)}".strip(), "completion": f" {words(length - prompt)}"}
+            row = {
+                "prompt": f"{beginning} {words(prompt)}".strip(),
+                "completion": f" {words(length - prompt)}",
+            }
             file.write(json.dumps(row) + "\n")
 
 

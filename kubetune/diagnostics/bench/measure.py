@@ -34,13 +34,17 @@ TOO_LONG = "took longer than"
 Row = dict[str, Any]
 
 
-def measure(cases: Iterable[Case], folder: Path, device: str, seconds: float) -> Iterator[tuple[Case, Row]]:
+def measure(
+    cases: Iterable[Case], folder: Path, device: str, seconds: float
+) -> Iterator[tuple[Case, Row]]:
     """Each case with what came of it: `tokens_per_second` and more, or `failed` and why. Uses `seconds` at most."""
     deadline = time.monotonic() + seconds
     for case in cases:
         left = deadline - time.monotonic()
         row = _measured(case, folder, device, min(left, MOST_SECONDS[device])) if left > 0 else {}
-        if left <= 0 or (left < MOST_SECONDS[device] and row.get("failed", "").startswith(TOO_LONG)):
+        if left <= 0 or (
+            left < MOST_SECONDS[device] and row.get("failed", "").startswith(TOO_LONG)
+        ):
             row = {"failed": f"left out: the {seconds / 60:g} minutes were over"}
         yield case, row
 
@@ -54,9 +58,13 @@ def _measured(case: Case, folder: Path, device: str, seconds: float) -> Row:
     if not (model / "config.json").exists():
         needed = inputs.bytes_of(case.shape)
         if (free := files.free_bytes(folder)) < 1.1 * needed:
-            return {"failed": f"left out: its weights need {needed:,} bytes of disk, and {free:,} are free"}
+            return {
+                "failed": f"left out: its weights need {needed:,} bytes of disk, and {free:,} are free"
+            }
         model.mkdir(exist_ok=True)
-        code, said = _run(processes.module("kubetune.diagnostics.bench.inputs", case.shape, model), 600.0)
+        code, said = _run(
+            processes.module("kubetune.diagnostics.bench.inputs", case.shape, model), 600.0
+        )
         if code:
             return {"failed": f"its weights could not be made: {said}"}
     data = folder / f"rows-{case.shape}-{case.shared}.jsonl"
@@ -92,7 +100,11 @@ def _by_run(case: Case, model: Path, data: Path, folder: Path, device: str, seco
     steps = metrics.read_lines(run_dir / metrics.TIMINGS)
     if len(steps) <= WARM:
         ended = exit_status.read_rank_exit_statuses(run_dir).get(0)
-        return {"failed": ended.reason if ended is not None and ended.reason else said or f"exit code {code}"}
+        return {
+            "failed": ended.reason
+            if ended is not None and ended.reason
+            else said or f"exit code {code}"
+        }
     events = {event["event"]: event for event in metrics.read_events(run_dir)}
     start = events.get("start", {})
     speed = statistics.median(step["tokens_per_second"] for step in steps[WARM:])
@@ -103,7 +115,10 @@ def _by_run(case: Case, model: Path, data: Path, folder: Path, device: str, seco
         "losses": [line["loss"] for line in metrics.read_metrics(run_dir) if "loss" in line],
     }
     if compiled := events.get("compile"):
-        row |= {"compile_seconds": compiled["seconds"], "parameters": inputs.bytes_of(case.shape) // 2}
+        row |= {
+            "compile_seconds": compiled["seconds"],
+            "parameters": inputs.bytes_of(case.shape) // 2,
+        }
     if flops := start.get("flops_per_token"):
         row |= {
             "tflops": speed * flops / 1e12,
@@ -116,7 +131,10 @@ def _by_run(case: Case, model: Path, data: Path, folder: Path, device: str, seco
 def _by_peer(case: Case, model: Path, data: Path, folder: Path, device: str, seconds: float) -> Row:
     order = {"model": str(model), "data": str(data), "folder": str(folder / "peer"), "steps": STEPS, "warm": WARM,
              "tokens": TOKENS[device], "longest": inputs.LONGEST + case.shared}  # fmt: skip
-    code, said = _run(processes.module(f"kubetune.diagnostics.bench.{case.trainer}_peer", json.dumps(order)), seconds)
+    code, said = _run(
+        processes.module(f"kubetune.diagnostics.bench.{case.trainer}_peer", json.dumps(order)),
+        seconds,
+    )
     try:
         return dict(json.loads(said)) if code == 0 else {"failed": said or f"exit code {code}"}
     except ValueError:
@@ -125,7 +143,12 @@ def _by_peer(case: Case, model: Path, data: Path, folder: Path, device: str, sec
 
 def _run(command: list[str], seconds: float) -> tuple[int, str]:
     """Exit code of a process, and its last line; one that takes too long is killed, and that is said."""
-    environ = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
+    environ = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TQDM_DISABLE": "1",
+    }
     try:
         done = subprocess.run(
             command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds,

@@ -51,7 +51,7 @@ def measure(order: dict[str, Any]) -> dict[str, Any]:
         ),
         train_dataset=Dataset.from_list(rows),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
-        processing_class=AutoTokenizer.from_pretrained(order["model"]),
+        processing_class=AutoTokenizer.from_pretrained(order["model"], trust_remote_code=False),
         callbacks=[Clock()],
     )
     trainer.train()

@@ -31,7 +31,9 @@ def choices(rows: Rows, shapes: Sequence[str], device: str) -> dict[str, Any]:
             found[key] = best if ran[best] >= LEAD * beside else otherwise
             if key == "compile" and found[key]:
                 found["compile_from"] = _compile_from(rows[f"{shape} {values[best]}"], beside)
-            said.append(f"{shape} {values[best]}: {ran[best]:,.0f} tokens/s, {plain}: {beside:,.0f}")
+            said.append(
+                f"{shape} {values[best]}: {ran[best]:,.0f} tokens/s, {plain}: {beside:,.0f}"
+            )
             return
 
     if device == "cpu":
@@ -43,7 +45,12 @@ def choices(rows: Rows, shapes: Sequence[str], device: str) -> dict[str, Any]:
         False,
     )
     decide("fp8", "LoRA, bfloat16, compiled", {True: "LoRA, bfloat16, compiled, fp8"}, False)
-    decide("attention", "LoRA, bfloat16", {"sdpa": "LoRA, bfloat16, one sequence at a time"}, "padding_free")
+    decide(
+        "attention",
+        "LoRA, bfloat16",
+        {"sdpa": "LoRA, bfloat16, one sequence at a time"},
+        "padding_free",
+    )
     return found | {"why": "; ".join(said)}
 
 

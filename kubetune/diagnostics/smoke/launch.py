@@ -53,7 +53,9 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
         return run_rank(settings)
     nodes = args.nodes or _nodes(environ)
     count = args.processes or visible_gpus(environ) or 1
-    return launch(settings, find_place(nodes, count, environ, said_by="the number of nodes"), environ)
+    return launch(
+        settings, find_place(nodes, count, environ, said_by="the number of nodes"), environ
+    )
 
 
 def _nodes(environ: Mapping[str, str]) -> int:
@@ -95,12 +97,19 @@ def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
             child.wait()
     for rank, code in codes.items():
         if code < 0:
-            print(f"kubetune: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr)
+            print(
+                f"kubetune: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr
+            )
     known = {code if code >= 0 else errors.ENVIRONMENT for code in codes.values()}
-    return next((code for code in (errors.BUG, errors.USER, errors.ENVIRONMENT) if code in known), max(known))
+    return next(
+        (code for code in (errors.BUG, errors.USER, errors.ENVIRONMENT) if code in known),
+        max(known),
+    )
 
 
-def _wait(children: Mapping[int, subprocess.Popen[bytes]], timeout_seconds: float) -> dict[int, int]:
+def _wait(
+    children: Mapping[int, subprocess.Popen[bytes]], timeout_seconds: float
+) -> dict[int, int]:
     """Statuses by rank. One that hangs is killed when the others have failed and said so, or have had time to."""
     codes: dict[int, int] = {}
     deadline = float("inf")
@@ -109,11 +118,18 @@ def _wait(children: Mapping[int, subprocess.Popen[bytes]], timeout_seconds: floa
             with contextlib.suppress(subprocess.TimeoutExpired):
                 codes[rank] = child.wait(_LOOK_SECONDS)
         now = time.monotonic()
-        if any(codes.values()):  # the others notice within their timeout, and rank 0 may then wait as long for a word
-            deadline = min(deadline, now + (_LAST_WORD_SECONDS if 0 in codes else 2 * timeout_seconds + 10))
+        if any(
+            codes.values()
+        ):  # the others notice within their timeout, and rank 0 may then wait as long for a word
+            deadline = min(
+                deadline, now + (_LAST_WORD_SECONDS if 0 in codes else 2 * timeout_seconds + 10)
+            )
         if now > deadline:
             for rank in sorted(children.keys() - codes.keys()):
-                print(f"kubetune: rank {rank} hangs, and is ended because another one has failed", file=sys.stderr)
+                print(
+                    f"kubetune: rank {rank} hangs, and is ended because another one has failed",
+                    file=sys.stderr,
+                )
                 children[rank].kill()
                 codes[rank] = children[rank].wait()
     return codes

@@ -77,7 +77,11 @@ def _all_reduce(world: World, size: int) -> Reduction:
     right = process_group.gather(torch.equal(total, expected), world)
 
     numbers = torch.zeros(count, device=world.device)
-    seconds = max(process_group.gather(_median_seconds(lambda: process_group.sum_(numbers, world), world), world))
+    seconds = max(
+        process_group.gather(
+            _median_seconds(lambda: process_group.sum_(numbers, world), world), world
+        )
+    )
     speed = size / seconds / 1e9
     return Reduction(
         bytes=size,
@@ -92,10 +96,17 @@ def measure_links(world: World) -> list[Link]:
     """The speed from each rank to the next, one pair at a time while the others are silent."""
     if world.size == 1:
         return []
-    pairs = [(0, 1)] if world.size == 2 else [(rank, (rank + 1) % world.size) for rank in range(world.size)]
+    pairs = (
+        [(0, 1)]
+        if world.size == 2
+        else [(rank, (rank + 1) % world.size) for rank in range(world.size)]
+    )
     told = process_group.gather([_link_seconds(pair, world) for pair in pairs], world)
     slowest = [max(seconds) for seconds in zip(*told, strict=True)]
-    return [Link(pair, seconds, _LINK_BYTES / seconds / 1e9) for pair, seconds in zip(pairs, slowest, strict=True)]
+    return [
+        Link(pair, seconds, _LINK_BYTES / seconds / 1e9)
+        for pair, seconds in zip(pairs, slowest, strict=True)
+    ]
 
 
 def _link_seconds(pair: tuple[int, int], world: World) -> float:
@@ -138,7 +149,13 @@ def measure_volume(path: Path, rank: int, mib: int) -> Volume:
         return Volume(rank, str(path), 0, None, "is no folder")
     free = files.free_bytes(path)
     if free < mib * MIB:
-        return Volume(rank, str(path), free, None, f"has {free / MIB:.0f} MiB free, {mib} MiB were to be written")
+        return Volume(
+            rank,
+            str(path),
+            free,
+            None,
+            f"has {free / MIB:.0f} MiB free, {mib} MiB were to be written",
+        )
     target = files.temporary_sibling(path / "kubetune-smoke")
     try:
         seconds = _write_and_read(target, mib)
@@ -172,7 +189,8 @@ def outliers(seconds: Sequence[float], factor: float) -> dict[int, float]:
     if len(seconds) < 2:
         return {}
     ratios = [
-        value / statistics.median([*seconds[:index], *seconds[index + 1 :]]) for index, value in enumerate(seconds)
+        value / statistics.median([*seconds[:index], *seconds[index + 1 :]])
+        for index, value in enumerate(seconds)
     ]
     return {index: ratio for index, ratio in enumerate(ratios) if ratio > factor}
 

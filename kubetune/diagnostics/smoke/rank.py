@@ -95,7 +95,11 @@ def run_rank(settings: Settings) -> int:
             logs.RESULT.info("good: fit for a run")
     if settings.json and rank == 0:
         facts = asdict(found) if found is not None else {}
-        print(json.dumps({"verdict": "bad" if problems else "good", "problems": problems, **facts}, indent=2))
+        print(
+            json.dumps(
+                {"verdict": "bad" if problems else "good", "problems": problems, **facts}, indent=2
+            )
+        )
     return code
 
 
@@ -129,7 +133,9 @@ def _require_memory(settings: Settings, world: World, ranks_per_node: int) -> No
     message = settings.largest_mib * MIB if world.size > 1 else 0
     needed = 4 * max(message, 2 * settings.samples * settings.features)
     on_gpu = world.device.type == "cuda"
-    free = torch.cuda.mem_get_info()[0] if on_gpu else processes.free_memory_bytes() // ranks_per_node
+    free = (
+        torch.cuda.mem_get_info()[0] if on_gpu else processes.free_memory_bytes() // ranks_per_node
+    )
     if needed > free:
         raise errors.EnvironmentFault(
             f"{socket.gethostname()}: rank {world.rank} would need {needed / 2**30:,.0f} GiB of memory for these "
@@ -141,7 +147,9 @@ def _nccl_log(stack: ExitStack) -> Path | None:
     """The file that NCCL is told to write where RDMA was asked for; it goes when the rank ends."""
     if not nccl_log.wants_rdma(os.environ):
         return None
-    return nccl_log.keep_log(os.environ, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kubetune-"))))
+    return nccl_log.keep_log(
+        os.environ, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kubetune-")))
+    )
 
 
 def _networks(world: World, backend: str, log: Path | None) -> list[Network | None]:
@@ -150,7 +158,11 @@ def _networks(world: World, backend: str, log: Path | None) -> list[Network | No
         return []
     networks = process_group.gather(nccl_log.read_network(log), world)
     for rank, found in enumerate(networks):
-        logs.DDP.info("rank %d: NCCL uses %s", rank, found.name if found else "a network that its log does not name")
+        logs.DDP.info(
+            "rank %d: NCCL uses %s",
+            rank,
+            found.name if found else "a network that its log does not name",
+        )
     return networks
 
 
@@ -159,7 +171,12 @@ def _measure(settings: Settings, world: World, rendezvous: Rendezvous, log: Path
     places = process_group.gather(_place(world), world)
     versions = _versions()
     backend = dist.get_backend() if world.size > 1 else "none"
-    logs.DDP.info("%d ranks, backend %s, %s", world.size, backend, " ".join(f"{k} {v}" for k, v in versions.items()))
+    logs.DDP.info(
+        "%d ranks, backend %s, %s",
+        world.size,
+        backend,
+        " ".join(f"{k} {v}" for k, v in versions.items()),
+    )
     for place in places:
         logs.DDP.info("rank %d on %s: %s", place.rank, place.host, place.device)
 
@@ -188,7 +205,18 @@ def _measure(settings: Settings, world: World, rendezvous: Rendezvous, log: Path
     volumes = _volumes(settings, world)
     rendezvous.begin("train")
     training = train(settings, world)
-    return Report(world.size, backend, versions, places, reductions, links, compute, volumes, training, networks)
+    return Report(
+        world.size,
+        backend,
+        versions,
+        places,
+        reductions,
+        links,
+        compute,
+        volumes,
+        training,
+        networks,
+    )
 
 
 def _place(world: World) -> Place:
@@ -213,7 +241,10 @@ def _volumes(settings: Settings, world: World) -> list[Volume]:
     """The volumes as the first rank of each node sees them."""
     mine = []
     if world.local_rank == 0:
-        mine = [measure.measure_volume(Path(p), world.rank, settings.volume_mib) for p in settings.volume]
+        mine = [
+            measure.measure_volume(Path(p), world.rank, settings.volume_mib)
+            for p in settings.volume
+        ]
     volumes = [volume for found in process_group.gather(mine, world) for volume in found]
     for volume in volumes:
         if volume.write_mib_per_second is not None:
@@ -234,12 +265,18 @@ def separable(settings: Settings) -> tuple[Tensor, Tensor]:
 
 def train(settings: Settings, world: World) -> Training:
     """A few epochs of a small network, each step one all-reduce of the flat gradient."""
-    logs.STEP.info("seed %d, %d samples, batch %d × %d", settings.seed, settings.samples, settings.batch, world.size)
+    logs.STEP.info(
+        "seed %d, %d samples, batch %d × %d",
+        settings.seed,
+        settings.samples,
+        settings.batch,
+        world.size,
+    )
     features, labels = (tensor.to(world.device) for tensor in separable(settings))
     torch.manual_seed(settings.seed)
-    model = nn.Sequential(nn.Linear(settings.features, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, settings.classes)).to(
-        world.device
-    )
+    model = nn.Sequential(
+        nn.Linear(settings.features, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, settings.classes)
+    ).to(world.device)
     optimizer = FlatAdamW(model.named_parameters(), AdamSettings())
     logs.STEP.info("model: %d parameters on %s", optimizer.master.numel(), world.device)
 
@@ -254,7 +291,12 @@ def train(settings: Settings, world: World) -> Training:
     after, accuracy = _evaluate(model, features, labels, world)
     speed = settings.epochs * settings.samples / seconds
     logs.RESULT.info(
-        "loss %.4f -> %.4f, accuracy %.1f %%, %.2f s, %.0f samples/s", before, after, 100 * accuracy, seconds, speed
+        "loss %.4f -> %.4f, accuracy %.1f %%, %.2f s, %.0f samples/s",
+        before,
+        after,
+        100 * accuracy,
+        seconds,
+        speed,
     )
     return Training(
         loss_before=before,
@@ -264,7 +306,8 @@ def train(settings: Settings, world: World) -> Training:
         seconds=seconds,
         samples_per_second=speed,
         rank_seconds=tuple(process_group.gather(computed, world)),
-        ranks_agree=len(set(process_group.gather(step_digest.digest(optimizer.master), world))) == 1,
+        ranks_agree=len(set(process_group.gather(step_digest.digest(optimizer.master), world)))
+        == 1,
     )
 
 
@@ -279,14 +322,23 @@ def _train_epoch(
     for index, ids in enumerate(batches):
         began = time.perf_counter()
         mine = ids[world.rank :: world.size].to(world.device)
-        loss = nn.functional.cross_entropy(model(features[mine]), labels[mine], reduction="sum") / len(ids)
+        loss = nn.functional.cross_entropy(
+            model(features[mine]), labels[mine], reduction="sum"
+        ) / len(ids)
         loss.backward()
         share = float(loss.detach())
         computed += time.perf_counter() - began
         if logs.shows_batch("first-last", index, len(batches)):
             shapes = f"features {list(features[mine].shape)}, labels {list(labels[mine].shape)}"
             mean = share * len(ids) / max(len(mine), 1)
-            logs.BATCH.debug("epoch %d batch %d/%d: %s, loss %.4f", epoch + 1, index + 1, len(batches), shapes, mean)
+            logs.BATCH.debug(
+                "epoch %d batch %d/%d: %s, loss %.4f",
+                epoch + 1,
+                index + 1,
+                len(batches),
+                shapes,
+                mean,
+            )
         process_group.sum_(optimizer.gradient, world)
         optimizer.update(settings.lr)
         total += share * len(ids)
@@ -294,7 +346,9 @@ def _train_epoch(
 
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, features: Tensor, labels: Tensor, world: World) -> tuple[float, float]:
+def _evaluate(
+    model: nn.Module, features: Tensor, labels: Tensor, world: World
+) -> tuple[float, float]:
     """(mean loss, share of right answers) on all samples, of which each rank sees its part."""
     scores, wanted = model(features[world.rank :: world.size]), labels[world.rank :: world.size]
     loss = float(nn.functional.cross_entropy(scores, wanted, reduction="sum"))
@@ -315,17 +369,29 @@ def judge(report: Report, settings: Settings) -> list[str]:
     ]
     for one in report.all_reduce:
         wrong = ", ".join(named[rank] for rank in one.wrong_ranks)
-        problems += [f"all-reduce of {one.bytes:,} bytes gave wrong sums on {wrong}"] if wrong else []
+        problems += (
+            [f"all-reduce of {one.bytes:,} bytes gave wrong sums on {wrong}"] if wrong else []
+        )
     for rank, network in enumerate(report.networks):
         if network is not None and network.name == "Socket":
             reason = f": {network.reason}" if network.reason else ""
-            problems.append(f"{named[rank]}: RDMA was asked for (NCCL_IB_HCA), but NCCL uses sockets{reason}")
+            problems.append(
+                f"{named[rank]}: RDMA was asked for (NCCL_IB_HCA), but NCCL uses sockets{reason}"
+            )
     for rank, ratio in measure.outliers(report.compute_seconds, factor).items():
-        problems.append(f"{named[rank]} is slow: the same work takes {ratio:.1f} times as long as elsewhere")
+        problems.append(
+            f"{named[rank]} is slow: the same work takes {ratio:.1f} times as long as elsewhere"
+        )
     for index, ratio in measure.outliers([link.seconds for link in report.links], factor).items():
         first, second = (named[rank] for rank in report.links[index].ranks)
-        problems.append(f"the link from {first} to {second} is {ratio:.1f} times as slow as the others")
-    problems += [f"volume {one.path} on {named[one.rank]}: {one.problem}" for one in report.volumes if one.problem]
+        problems.append(
+            f"the link from {first} to {second} is {ratio:.1f} times as slow as the others"
+        )
+    problems += [
+        f"volume {one.path} on {named[one.rank]}: {one.problem}"
+        for one in report.volumes
+        if one.problem
+    ]
     return problems + _judge_training(report.training, settings)
 
 

@@ -41,19 +41,47 @@ _DAY_SECONDS = 86400
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `Settings`, and of how many processes to start."""
     training = parser.add_argument_group("training: a small network on linearly separable data")
-    training.add_argument("--epochs", type=_count, default=_DEFAULT.epochs, metavar="N", help="default %(default)s")
     training.add_argument(
-        "--batch", type=_count, default=_DEFAULT.batch, metavar="N", help="per process, default %(default)s"
+        "--epochs", type=_count, default=_DEFAULT.epochs, metavar="N", help="default %(default)s"
     )
-    training.add_argument("--samples", type=_count, default=_DEFAULT.samples, metavar="N", help="default %(default)s")
-    training.add_argument("--features", type=_count, default=_DEFAULT.features, metavar="N", help="default %(default)s")
-    training.add_argument("--classes", type=_classes, default=_DEFAULT.classes, metavar="N", help="default %(default)s")
-    training.add_argument("--lr", type=_amount, default=_DEFAULT.lr, metavar="X", help="default %(default)s")
-    training.add_argument("--seed", type=int, default=_DEFAULT.seed, metavar="N", help="default %(default)s")
+    training.add_argument(
+        "--batch",
+        type=_count,
+        default=_DEFAULT.batch,
+        metavar="N",
+        help="per process, default %(default)s",
+    )
+    training.add_argument(
+        "--samples", type=_count, default=_DEFAULT.samples, metavar="N", help="default %(default)s"
+    )
+    training.add_argument(
+        "--features",
+        type=_count,
+        default=_DEFAULT.features,
+        metavar="N",
+        help="default %(default)s",
+    )
+    training.add_argument(
+        "--classes",
+        type=_classes,
+        default=_DEFAULT.classes,
+        metavar="N",
+        help="default %(default)s",
+    )
+    training.add_argument(
+        "--lr", type=_amount, default=_DEFAULT.lr, metavar="X", help="default %(default)s"
+    )
+    training.add_argument(
+        "--seed", type=int, default=_DEFAULT.seed, metavar="N", help="default %(default)s"
+    )
 
     checks = parser.add_argument_group("checks")
     checks.add_argument(
-        "--volume", action="append", default=[], metavar="DIR", help="test write speed and free space here; repeatable"
+        "--volume",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="test write speed and free space here; repeatable",
     )
     checks.add_argument(
         "--volume-mib", type=_count, default=_DEFAULT.volume_mib, metavar="N",
@@ -79,13 +107,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
     where = parser.add_argument_group("processes", "under torchrun these are torchrun's")
-    where.add_argument("--processes", type=_count, metavar="N", help="on each node; default: one for each GPU, or 1")
+    where.add_argument(
+        "--processes",
+        type=_count,
+        metavar="N",
+        help="on each node; default: one for each GPU, or 1",
+    )
     where.add_argument("--nodes", type=_count, metavar="N", help="default: PET_NNODES, or 1")
     where.add_argument(
         "--log-level", type=str.upper, choices=("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO",
         help="DEBUG shows first and last batches; default %(default)s",
     )  # fmt: skip
-    where.add_argument("--json", action="store_true", help="print the report as JSON; log lines go to standard error")
+    where.add_argument(
+        "--json",
+        action="store_true",
+        help="print the report as JSON; log lines go to standard error",
+    )
 
 
 def _count(text: str) -> int:
@@ -96,13 +133,17 @@ def _count(text: str) -> int:
 
 def _classes(text: str) -> int:
     if _count(text) < 2:
-        raise argparse.ArgumentTypeError("found 1; expected at least 2 classes, since one is told from itself at once")
+        raise argparse.ArgumentTypeError(
+            "found 1; expected at least 2 classes, since one is told from itself at once"
+        )
     return int(text)
 
 
 def _seconds(text: str) -> float:
     if _amount(text) > _DAY_SECONDS:
-        raise argparse.ArgumentTypeError(f"found {text!r}; expected at most a day, {_DAY_SECONDS} seconds")
+        raise argparse.ArgumentTypeError(
+            f"found {text!r}; expected at most a day, {_DAY_SECONDS} seconds"
+        )
     return float(text)
 
 

@@ -51,7 +51,9 @@ class Block(NamedTuple):
         return self.end - self.first, sum(span.stop - span.start for span in self.spans)
 
 
-def paths(cu_seqlens: tuple[int, ...], parents: tuple[int, ...] = ()) -> Iterator[tuple[slice, ...]]:
+def paths(
+    cu_seqlens: tuple[int, ...], parents: tuple[int, ...] = ()
+) -> Iterator[tuple[slice, ...]]:
     """Places of the tokens of each sequence in a packed batch: shared beginnings from the first on, then its own."""
     spans = [slice(start, stop) for start, stop in pairwise(cu_seqlens)]
     found: list[tuple[slice, ...]] = []
@@ -60,13 +62,23 @@ def paths(cu_seqlens: tuple[int, ...], parents: tuple[int, ...] = ()) -> Iterato
     yield from found
 
 
-def _blocks(cu_seqlens: tuple[int, ...], rule: Rule, parents: tuple[int, ...] = ()) -> Iterator[Block]:
+def _blocks(
+    cu_seqlens: tuple[int, ...], rule: Rule, parents: tuple[int, ...] = ()
+) -> Iterator[Block]:
     for *before, own in paths(cu_seqlens, parents):
-        offset = sum(span.stop - span.start for span in before) - own.start  # from places in the batch to positions
+        offset = (
+            sum(span.stop - span.start for span in before) - own.start
+        )  # from places in the batch to positions
         for first in range(own.start, own.stop, ROWS):
             end = min(first + ROWS, own.stop)
             keys = max(0, first + offset - rule.window + 1) if rule.window else 0
-            keys_end = end if rule.causal else min(own.stop, end + rule.window - 1) if rule.window else own.stop
+            keys_end = (
+                end
+                if rule.causal
+                else min(own.stop, end + rule.window - 1)
+                if rule.window
+                else own.stop
+            )
             spans = _from((*before, slice(own.start, keys_end)), keys)
             yield Block(first, end, spans, first + offset - keys)
 
@@ -84,12 +96,16 @@ def _from(path: tuple[slice, ...], first: int) -> tuple[slice, ...]:
 
 def _seen(x: Tensor, block: Block) -> Tensor:
     """Keys or values that a block sees, in the order of the sequence."""
-    return x[block.spans[0]] if len(block.spans) == 1 else torch.cat([x[span] for span in block.spans])
+    return (
+        x[block.spans[0]] if len(block.spans) == 1 else torch.cat([x[span] for span in block.spans])
+    )
 
 
 def _add(total: Tensor, block: Block, part: Tensor) -> None:
     """Add to the gradient of keys or values that of those which a block sees."""
-    for span, piece in zip(block.spans, part.split([span.stop - span.start for span in block.spans]), strict=True):
+    for span, piece in zip(
+        block.spans, part.split([span.stop - span.start for span in block.spans]), strict=True
+    ):
         total[span] += piece
 
 
@@ -105,17 +121,25 @@ def _hide(scores: Tensor, block: Block, rule: Rule) -> None:
     if rule.causal:
         view[..., m - n :].masked_fill_(_future(n, scores.device), float("-inf"))
     if rule.window:
-        too_old = torch.ones(n, m, dtype=torch.bool, device=scores.device).tril(block.distance - rule.window)
+        too_old = torch.ones(n, m, dtype=torch.bool, device=scores.device).tril(
+            block.distance - rule.window
+        )
         view.masked_fill_(too_old, float("-inf"))
         if not rule.causal:
-            too_new = torch.ones(n, m, dtype=torch.bool, device=scores.device).triu(block.distance + rule.window)
+            too_new = torch.ones(n, m, dtype=torch.bool, device=scores.device).triu(
+                block.distance + rule.window
+            )
             view.masked_fill_(too_new, float("-inf"))
 
 
 def _fold(x: Tensor, kv_heads: int) -> Tensor:
     """`[n, kv_heads * groups, dim]` -> `[kv_heads, groups * n, dim]`: query groups become rows."""
     n, heads, dim = x.shape
-    return x.reshape(n, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
+    return (
+        x.reshape(n, kv_heads, heads // kv_heads, dim)
+        .permute(1, 2, 0, 3)
+        .reshape(kv_heads, -1, dim)
+    )
 
 
 def _unfold(x: Tensor, n: int) -> Tensor:
@@ -187,7 +211,9 @@ class _BlockAttention(Function):
                 scores = torch.cat([scores, column], -1)
             probabilities = torch.softmax(scores, -1)
             kept.append(probabilities)
-            out[block.first : block.end] = _unfold(torch.bmm(probabilities[..., :m], values.transpose(0, 1)), n)
+            out[block.first : block.end] = _unfold(
+                torch.bmm(probabilities[..., :m], values.transpose(0, 1)), n
+            )
         ctx.save_for_backward(query, key, value, *kept)
         ctx.sinks, ctx.rule, ctx.layout = sinks, rule, (cu_seqlens, rule, parents)
         return out
@@ -210,12 +236,19 @@ class _BlockAttention(Function):
         d_query = torch.empty_like(query)
         d_key = torch.zeros(key.shape, dtype=torch.float32, device=key.device)
         d_value = torch.zeros(value.shape, dtype=torch.float32, device=value.device)
-        d_sinks = None if sinks is None else torch.zeros(sinks.shape, dtype=torch.float32, device=sinks.device)
+        d_sinks = (
+            None
+            if sinks is None
+            else torch.zeros(sinks.shape, dtype=torch.float32, device=sinks.device)
+        )
         for block in _blocks(*ctx.layout):
             n, m = block.size
             bent = next(kept) if rule.softcap else None
             probabilities = next(kept)
-            q, g = _fold(query[block.first : block.end], kv_heads), _fold(grad[block.first : block.end], kv_heads)
+            q, g = (
+                _fold(query[block.first : block.end], kv_heads),
+                _fold(grad[block.first : block.end], kv_heads),
+            )
             d_prob = torch.bmm(g, _seen(value, block).permute(1, 2, 0))
             if d_sinks is not None:
                 d_prob = F.pad(d_prob, (0, 1))
@@ -228,7 +261,11 @@ class _BlockAttention(Function):
             d_query[block.first : block.end] = _unfold(
                 torch.bmm(d_scores, _seen(key, block).transpose(0, 1)).mul_(rule.scale), n
             )
-            _add(d_key, block, torch.bmm(d_scores.transpose(1, 2), q).mul_(rule.scale).transpose(0, 1))
+            _add(
+                d_key,
+                block,
+                torch.bmm(d_scores.transpose(1, 2), q).mul_(rule.scale).transpose(0, 1),
+            )
             _add(d_value, block, torch.bmm(probabilities.transpose(1, 2), g).transpose(0, 1))
         return (
             d_query,

@@ -1,9 +1,23 @@
-"""Attention of sequences that go on from shared beginnings by kernels that keep no scores: in parts, then joined.
+"""Attention of sequences that go on from shared beginnings, by kernels that keep no scores: in parts, then joined.
 
-A sequence attends to itself (causal) and to each of its beginnings (all of it). Kernels give each part's output with
-its log-sum-exp, by which the parts are weighted; and a part's backward, given the output and the log-sum-exp of all,
-gives that part's share of the gradient, as in ring attention (arXiv 2310.01889). Sequences lie in the order of a
-PrefixTree, so that all that goes on from a beginning is one stretch of queries: a kernel sees the beginning once.
+A sequence attends to itself (causal) and to each of its beginnings (all of it). Sequences lie in the order of a
+PrefixTree, so that everything that goes on from a beginning is one stretch of queries, and a kernel reads the beginning
+once for all of them. The rows "s s b b" and "s s a" share the beginning s s:
+
+    place in the batch   0 1 2 3 4
+    token                s s b b a      sequences: 0 = s s, 1 = b b, 2 = a; parents -1, 0, 0
+
+    part 0   each sequence sees itself:            queries 0:2, 2:4, 4:5   keys 0:2, 2:4, 4:5   causal
+    part 1   what goes on from s s sees all of it: queries 2:5             keys 0:2             not causal
+
+A kernel gives the output of each part with its log-sum-exp, the logarithm of the sum of e^score. By these the parts are
+weighted. If token a has the log-sum-exp 1.0 in part 0 and 2.0 in part 1, the sum of both is ln(e^1 + e^2) = 2.31:
+
+    output of a = e^(1.0 - 2.31) × its output in part 0 + e^(2.0 - 2.31) × its output in part 1
+                = 0.27 × … + 0.73 × …
+
+The backward of a part, given the output and the log-sum-exp of all parts together, gives the part's share of the
+gradient, as in ring attention (arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -16,167 +30,281 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+Span = tuple[int, int]
+
 
 class Part(NamedTuple):
-    """Stretches of queries and the stretch of keys that each sees, end to end; `causal`: each sees itself.
+    """Stretches of queries, and for each of them the stretch of keys that it sees."""
 
-    `queries` and `keys`: where they stand in the batch, int64; `cu_queries` and `cu_keys`: where stretches begin and
-    end, as numbers and, for GPUs, on the device.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    cu_queries: tuple[int, ...]
-    cu_keys: tuple[int, ...]
-    on_device: tuple[Tensor, Tensor]
-    causal: bool
+    queries: Tensor  # int64 [queries] places in the batch, one stretch behind the other
+    keys: Tensor  # int64 [keys] the same of keys
+    cu_queries: tuple[int, ...]  # [stretches + 1] where stretches of queries begin and end
+    cu_keys: tuple[int, ...]  # [stretches + 1] the same of keys
+    on_device: tuple[Tensor, Tensor]  # cu_queries and cu_keys, int32, where the batch is
+    causal: bool  # True if a query sees its stretch only up to itself
 
     @property
     def longest(self) -> tuple[int, int]:
         """Lengths of the longest stretches of queries and of keys."""
-        return max(b - a for a, b in pairwise(self.cu_queries)), max(b - a for a, b in pairwise(self.cu_keys))
+        return _longest(self.cu_queries), _longest(self.cu_keys)
+
+
+def _longest(ends: tuple[int, ...]) -> int:
+    return max(stop - start for start, stop in pairwise(ends))
 
 
 @lru_cache(maxsize=4)
-def parts(cu_seqlens: tuple[int, ...], parents: tuple[int, ...], device: torch.device) -> tuple[Part, ...]:
-    """Parts of the attention of a packed batch: each sequence to itself, then those beginnings that are as deep."""
-    ends, depths = list(cu_seqlens[1:]), [0] * len(parents)
+def parts(
+    cu_seqlens: tuple[int, ...], parents: tuple[int, ...], device: torch.device
+) -> tuple[Part, ...]:
+    """Return the parts of a packed batch: each sequence with itself, then the beginnings, those of one depth together."""
+    spans = list(pairwise(cu_seqlens))
+    depths = [0] * len(parents)  # how many beginnings a sequence has; parents come first
     for number, parent in enumerate(parents):
-        depths[number] = depths[parent] + 1 if parent >= 0 else 0
-    for number, parent in reversed(list(enumerate(parents))):
+        if parent >= 0:
+            depths[number] = depths[parent] + 1
+    ends = list(cu_seqlens[1:])  # where the last sequence ends that goes on from each one
+    for number in reversed(range(len(parents))):
+        parent = parents[number]
         if parent >= 0:
             ends[parent] = max(ends[parent], ends[number])
-    own = list(pairwise(cu_seqlens))
-    found = [_part(own, own, device, causal=True)]
+    result = [_part(spans, spans, device, causal=True)]
     for depth in range(max(depths)):
-        begun = [n for n in range(len(parents)) if depths[n] == depth and ends[n] > own[n][1]]
-        found.append(_part([(own[n][1], ends[n]) for n in begun], [own[n] for n in begun], device, causal=False))
-    return tuple(found)
+        queries: list[Span] = []
+        keys: list[Span] = []
+        for number, (start, stop) in enumerate(spans):
+            if depths[number] == depth and ends[number] > stop:
+                queries.append((stop, ends[number]))
+                keys.append((start, stop))
+        result.append(_part(queries, keys, device, causal=False))
+    return tuple(result)
 
 
-def _part(queries: list[tuple[int, int]], keys: list[tuple[int, int]], device: torch.device, *, causal: bool) -> Part:
-    places = [torch.cat([torch.arange(*span) for span in spans]).to(device) for spans in (queries, keys)]
-    ends = [torch.tensor([0, *(b - a for a, b in spans)]).cumsum(0) for spans in (queries, keys)]
-    cu_queries, cu_keys = (tuple(end.tolist()) for end in ends)
-    on_device = (ends[0].to(device, torch.int32), ends[1].to(device, torch.int32))
-    return Part(places[0], places[1], cu_queries, cu_keys, on_device, causal)
+def _part(queries: list[Span], keys: list[Span], device: torch.device, *, causal: bool) -> Part:
+    cu_queries = _cumulated_lengths(queries)
+    cu_keys = _cumulated_lengths(keys)
+    return Part(
+        queries=_places(queries).to(device),
+        keys=_places(keys).to(device),
+        cu_queries=tuple(cu_queries.tolist()),
+        cu_keys=tuple(cu_keys.tolist()),
+        on_device=(cu_queries.to(device, torch.int32), cu_keys.to(device, torch.int32)),
+        causal=causal,
+    )
+
+
+def _places(spans: list[Span]) -> Tensor:
+    return torch.cat([torch.arange(start, stop) for start, stop in spans])
+
+
+def _cumulated_lengths(spans: list[Span]) -> Tensor:
+    return torch.tensor([0, *(stop - start for start, stop in spans)]).cumsum(0)
 
 
 class Kernel(Protocol):
-    """Attention of a part. Shapes: q `[queries, heads, dim]`, k and v `[keys, kv_heads, dim]`, log-sum-exps
-    `[heads, queries]`."""
+    """Attention of a part: q `[queries, heads, dim]`, k and v `[keys, kv_heads, dim]`, log-sum-exps `[heads, queries]`."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> tuple[Tensor, Tensor]:
-        """Output like q, and log-sum-exps, fp32."""
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return the output, like q, and the log-sum-exps, fp32."""
 
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        part: Part,
+        scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of q, k and v by those of the joint output `out`, whose log-sum-exps are `lse`."""
+        """Return the gradients of q, k and v. `out` and `lse` are of all parts together, `grad` is that of `out`."""
 
 
 class OnCPU:
     """torch's flash kernel for CPUs, a stretch at a time; keys are repeated for the heads that share them."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> tuple[Tensor, Tensor]:
-        out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        heads = q.shape[1]
+        out = torch.empty_like(q)
+        lse = q.new_empty(heads, q.shape[0], dtype=torch.float32)
         for rows, columns in _stretches(part):
-            inputs = (_batch(q[rows]), *(_batch(x[columns], q.shape[1]) for x in (k, v)))
-            found, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                *inputs, 0.0, part.causal, scale=scale
+            stretch_out, stretch_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                _batch(q[rows]),
+                _batch(k[columns], heads),
+                _batch(v[columns], heads),
+                0.0,
+                part.causal,
+                scale=scale,
             )
-            out[rows], lse[:, rows] = found[0].transpose(0, 1), sums[0]
+            out[rows] = stretch_out[0].transpose(0, 1)
+            lse[:, rows] = stretch_lse[0]
         return out, lse
 
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        part: Part,
+        scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        d_q, d_k, d_v = (torch.empty_like(x) for x in (q, k, v))
+        heads = q.shape[1]
+        d_q, d_k, d_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         for rows, columns in _stretches(part):
-            inputs = (_batch(q[rows]), *(_batch(x[columns], q.shape[1]) for x in (k, v)))
-            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                _batch(grad[rows]), *inputs, _batch(out[rows]), lse[None, :, rows], 0.0, part.causal, scale=scale
+            rows_d_q, columns_d_k, columns_d_v = kernel(
+                _batch(grad[rows]),
+                _batch(q[rows]),
+                _batch(k[columns], heads),
+                _batch(v[columns], heads),
+                _batch(out[rows]),
+                lse[None, :, rows],
+                0.0,
+                part.causal,
+                scale=scale,
             )
-            d_q[rows] = found[0][0].transpose(0, 1)
-            for total, whole in ((d_k, found[1][0]), (d_v, found[2][0])):
-                total[columns] = whole.unflatten(0, (k.shape[1], -1)).sum(1).transpose(0, 1)
+            d_q[rows] = rows_d_q[0].transpose(0, 1)
+            d_k[columns] = _sum_of_repeats(columns_d_k, k.shape[1])
+            d_v[columns] = _sum_of_repeats(columns_d_v, v.shape[1])
         return d_q, d_k, d_v
 
 
 class OnGPU:
     """torch's varlen kernel."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
+    ) -> tuple[Tensor, Tensor]:
         from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
-        found = varlen_attn(
+        out_and_lse = varlen_attn(
             q, k, v, *part.on_device, *part.longest,
             return_aux=AuxRequest(lse=True), scale=scale, window_size=(-1, 0 if part.causal else -1),
             enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip
-        return cast(tuple[Tensor, Tensor], found)
+        return cast(tuple[Tensor, Tensor], out_and_lse)
 
     def backward(
-        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, part: Part, scale: float
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        part: Part,
+        scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the state of dropout, of which there is none
-        found = torch.ops.torch_attn._varlen_attn_backward(
+        # The state of dropout, which the kernel asks for and which there is none of.
+        unused = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        gradients = torch.ops.torch_attn._varlen_attn_backward(
             grad, q, k, v, out, lse, *part.on_device, *part.longest, part.causal, unused, scale,
             [-1, 0 if part.causal else -1],
         )  # fmt: skip
-        return cast(tuple[Tensor, Tensor, Tensor], found)
+        return cast(tuple[Tensor, Tensor, Tensor], gradients)
 
 
 def _stretches(part: Part) -> list[tuple[slice, slice]]:
-    spans = zip(pairwise(part.cu_queries), pairwise(part.cu_keys), strict=True)
-    return [(slice(*rows), slice(*columns)) for rows, columns in spans]
+    """Return each stretch of queries with its stretch of keys."""
+    stretches = []
+    for queries, keys in zip(pairwise(part.cu_queries), pairwise(part.cu_keys), strict=True):
+        stretches.append((slice(*queries), slice(*keys)))
+    return stretches
 
 
 def _batch(x: Tensor, heads: int | None = None) -> Tensor:
-    """`[n, heads, dim]` -> `[1, heads, n, dim]`."""
+    """`[n, heads, dim]` -> `[1, heads, n, dim]`, each head repeated where `heads` are more."""
     if heads is not None and heads != x.shape[1]:
         x = x.repeat_interleave(heads // x.shape[1], 1)
     return x.transpose(0, 1)[None]
 
 
+def _sum_of_repeats(gradient: Tensor, kv_heads: int) -> Tensor:
+    """`[1, heads, n, dim]` -> `[n, kv_heads, dim]`, summed over the repeats of each head."""
+    total: Tensor = gradient[0].unflatten(0, (kv_heads, -1)).sum(1)
+    return total.transpose(0, 1)
+
+
 def joined_attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], parents: tuple[int, ...], scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: tuple[int, ...],
+    parents: tuple[int, ...],
+    scale: float,
 ) -> Tensor:
-    """Causal attention of each sequence within itself and its beginnings, as block_attention has it."""
+    """Return the causal attention of each sequence within itself and its beginnings, as block_attention has it."""
     kernel = OnGPU() if q.is_cuda else OnCPU()
-    return cast(Tensor, _Joined.apply(q, k, v, parts(cu_seqlens, parents, q.device), scale, kernel))  # type: ignore[no-untyped-call]
+    all_parts = parts(cu_seqlens, parents, q.device)
+    return cast(Tensor, _Joined.apply(q, k, v, all_parts, scale, kernel))  # type: ignore[no-untyped-call]
 
 
 class _Joined(Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, whole: tuple[Part, ...], scale: float, kernel: Kernel
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        all_parts: tuple[Part, ...],
+        scale: float,
+        kernel: Kernel,
     ) -> Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        found, sums = kernel.forward(q, k, v, whole[0], scale)
-        total = found.float()
-        for part in whole[1:]:
-            found, own = kernel.forward(q[part.queries], k[part.keys], v[part.keys], part, scale)
-            before = sums[:, part.queries]
-            after = torch.logaddexp(before, own)
-            kept, added = ((each - after).exp().t()[..., None] for each in (before, own))
-            total[part.queries] = total[part.queries] * kept + found.float() * added
-            sums[:, part.queries] = after
+        # Part 0 holds all queries in their order, so that its output and its log-sum-exps are what the others add to.
+        part_out, lse = kernel.forward(q, k, v, all_parts[0], scale)
+        total = part_out.float()
+        for part in all_parts[1:]:
+            part_out, part_lse = kernel.forward(
+                q[part.queries], k[part.keys], v[part.keys], part, scale
+            )
+            before = lse[:, part.queries]
+            after = torch.logaddexp(before, part_lse)
+            total[part.queries] = total[part.queries] * _weight(before, after) + (
+                part_out.float() * _weight(part_lse, after)
+            )
+            lse[:, part.queries] = after
         out = total.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, sums)
-        ctx.whole, ctx.scale, ctx.kernel = whole, scale, kernel
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.all_parts, ctx.scale, ctx.kernel = all_parts, scale, kernel
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        q, k, v, out, sums = ctx.saved_tensors
+        q, k, v, out, lse = ctx.saved_tensors
         grad = grad.contiguous()
-        totals = [torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v)]
-        for part in ctx.whole:
+        d_q, d_k, d_v = (_zeros(q), _zeros(k), _zeros(v))
+        for part in ctx.all_parts:
             rows, columns = part.queries, part.keys
-            found = ctx.kernel.backward(
-                grad[rows], q[rows], k[columns], v[columns], out[rows], sums[:, rows], part, ctx.scale
+            part_d_q, part_d_k, part_d_v = ctx.kernel.backward(
+                grad[rows],
+                q[rows],
+                k[columns],
+                v[columns],
+                out[rows],
+                lse[:, rows],
+                part,
+                ctx.scale,
             )
-            for total, places, piece in zip(totals, (rows, columns, columns), found, strict=True):
-                total[places] += piece  # of a part, each place stands there once
-        return (*(total.to(x.dtype) for total, x in zip(totals, (q, k, v), strict=True)), None, None, None)
+            # Within a part no place stands twice, so that `+=` at these indices loses nothing.
+            d_q[rows] += part_d_q
+            d_k[columns] += part_d_k
+            d_v[columns] += part_d_v
+        return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), None, None, None
+
+
+def _weight(lse: Tensor, lse_of_all: Tensor) -> Tensor:
+    """Return the weight of a part's output, `[queries, heads, 1]`, of log-sum-exps `[heads, queries]`."""
+    return (lse - lse_of_all).exp().t()[..., None]
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape, dtype=torch.float32, device=x.device)

@@ -2,8 +2,14 @@
 
 Short sequences lie behind each other in rows of one length, each hidden from the others; longer ones have rows of
 their own, those of like length in one batch. So a few batched products do the work of many small ones, and little is
-padding. It knows dropout of probabilities, which other kernels for packed batches do not.
-Memory is O(length²) on a CPU.
+padding. It knows dropout of probabilities, which other kernels for packed batches do not. Memory is O(length²) on a CPU.
+
+Example, as if rows of short sequences had 4 places:
+
+    packed batch       a a a b c c d d d d d        cu_seqlens 0 3 4 6 11
+    group 0, 2 rows    a a a b                      a and b do not see each other, c does not see padding
+                       c c . .
+    group 1, 1 row     d d d d d
 """
 
 from __future__ import annotations
@@ -27,26 +33,38 @@ if TYPE_CHECKING:
 
     Places = NDArray[np.int64]
 
+Span = tuple[int, int]
+
 SHORTEST = 16  # the least length of rows
 SAME_LENGTH = 64  # sequences up to here share rows: batches of their own would cost more in calls than these in pairs
 
 
 class Group(NamedTuple):
-    """Rows `[size, length]` of sequences. `hidden` `[size, 1, 1 or length, length]` is added to scores: minus infinity
-    at keys that a query must not see; None where it sees all."""
+    """Rows `[size, length]` of sequences."""
 
-    size: int
-    length: int
+    size: int  # rows
+    length: int  # places in each row
+    # Added to scores, [size, 1, 1 or length, length]: minus infinity at keys that a query must not see; None: it sees all.
     hidden: Tensor | None
 
 
 class Layout(NamedTuple):
-    """The groups of a packed batch, laid end to end, each head of a row by itself: `source` are places of all among the
-    heads of the packed batch's tokens, `place` `[tokens × heads]` is where each of these stands."""
+    """The groups of a packed batch, laid end to end, `[group][row][head][place]`."""
 
     groups: tuple[Group, ...]
-    source: Tensor
-    place: Tensor
+    source: Tensor  # int64 [places of all groups] index into the batch's `[tokens × heads]`; 0 in padding
+    place: (
+        Tensor  # int64 [tokens × heads] where each of these stands among the places of all groups
+    )
+
+
+class Filling(NamedTuple):
+    """Where the sequences of one group stand."""
+
+    size: int  # rows
+    length: int  # places in each row
+    tokens: Places  # [tokens of the group] index into the packed batch
+    places: Places  # [tokens of the group] row × length + place in the row
 
 
 class _Padded(torch.autograd.Function):
@@ -77,59 +95,103 @@ class _Packed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (place,), gradient = ctx.saved_tensors, gradients[0]
-        return gradient.new_zeros(ctx.rows, *gradient.shape[1:]).index_copy_(0, place, gradient), None
+        return gradient.new_zeros(ctx.rows, *gradient.shape[1:]).index_copy_(
+            0, place, gradient
+        ), None
 
 
 @lru_cache(maxsize=8)
-def _layout(cu_seqlens: tuple[int, ...], heads: int, device: torch.device, dtype: torch.dtype) -> Layout:
-    """Made once per packed batch, not once per layer."""
-    by_class: dict[int, list[tuple[int, int]]] = {}
+def _layout(
+    cu_seqlens: tuple[int, ...], heads: int, device: torch.device, dtype: torch.dtype
+) -> Layout:
+    """Return the layout of a packed batch, made once for all layers."""
+    classes: dict[int, list[Span]] = {}
     for start, stop in pairwise(cu_seqlens):
-        by_class.setdefault(max(SAME_LENGTH - 1, stop - start - 1).bit_length(), []).append((start, stop))
-    first, groups, sources = 0, [], []
-    each, place = np.arange(heads), np.empty((cu_seqlens[-1], heads), np.int64)
-    for _, spans in sorted(by_class.items()):
-        size, length, real, found = _rows(spans, device)
-        source, owner = np.zeros(size * length, np.int64), np.full(size * length, -1, np.int32)
-        source[found], owner[found] = real, np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])
-        hidden = _hidden(owner.reshape(size, 1, length), dtype, is_shared=spans[0][1] - spans[0][0] <= SAME_LENGTH)
-        groups.append(Group(size, length, None if hidden is None else hidden.to(device)))
-        sources.append((source.reshape(size, 1, length) * heads + each[:, None]).ravel())
-        place[real] = first + (found // length * heads * length + found % length)[:, None] + each * length
+        # Sequences up to SAME_LENGTH are one class; of longer ones each power of two is one.
+        number = max(SAME_LENGTH - 1, stop - start - 1).bit_length()
+        classes.setdefault(number, []).append((start, stop))
+    groups: list[Group] = []
+    sources: list[Places] = []
+    place = np.empty((cu_seqlens[-1], heads), np.int64)
+    first = 0  # where the group begins among the places of all groups
+    for _, spans in sorted(classes.items()):
+        spans.sort(key=lambda span: span[0] - span[1])  # the longest first
+        filling = _fill_rows(spans, device)
+        hidden = _hidden(spans, filling, dtype)
+        moved = None if hidden is None else hidden.to(device)
+        groups.append(Group(filling.size, filling.length, moved))
+        sources.append(_source(filling, heads))
+        place[filling.tokens] = first + _places_of_heads(filling, heads)
         first += len(sources[-1])
-    laid = (torch.from_numpy(numbers).to(device) for numbers in (np.concatenate(sources), place.ravel()))
-    return Layout(tuple(groups), *laid)
+    source = torch.from_numpy(np.concatenate(sources))
+    return Layout(tuple(groups), source.to(device), torch.from_numpy(place.ravel()).to(device))
 
 
-def _rows(spans: list[tuple[int, int]], device: torch.device) -> tuple[int, int, Places, Places]:
-    """Number and length of the rows for spans of a packed batch, which it sorts; the spans' places there and in the
-    rows `[tokens]`. Of short ones as many share a row as it has room for."""
-    spans.sort(key=lambda span: span[0] - span[1])
+def _fill_rows(spans: list[Span], device: torch.device) -> Filling:
+    """Put sequences into rows, the longest first. Of short ones as many share a row as it has room for."""
     lengths = [stop - start for start, stop in spans]
-    longest = length = lengths[0]
-    if device.type == "cpu":  # oneDNN compiles each product of new sizes, which takes longer than a small one itself
-        length = few_values(longest)
-    if longest <= SAME_LENGTH:
-        length = max(SHORTEST, 1 << (longest - 1).bit_length())
-    size, firsts = 0, []
-    roomy: list[list[int]] = [[] for _ in range(length + 1)]  # rows by the room that is left in them
-    for needed in lengths:
-        shared = range(needed, length + 1) if longest <= SAME_LENGTH else ()
-        room = next((room for room in shared if roomy[room]), 0)
-        row = roomy[room].pop() if room else size
-        size, room = max(size, row + 1), room or length
-        roomy[room - needed].append(row)
-        firsts.append((row + 1) * length - room)
-    ends = np.cumsum(lengths)
-    starts = np.array([[start for start, _ in spans], firsts]) - (ends - lengths)
-    real, place = np.repeat(starts, lengths, 1) + np.arange(ends[-1])
-    return few_values(size) if device.type == "cpu" else size, length, real, place
-
-
-def _hidden(owner: NDArray[np.int32], dtype: torch.dtype, *, is_shared: bool) -> Tensor | None:
-    """Keys that a query must not see, given whose each place is, -1 for padding. Which sees padding, or all of its row:
-    the softmax of no key at all would be no number."""
+    is_shared = _share_rows(spans)
+    length = lengths[0]
     if is_shared:
+        length = max(SHORTEST, 1 << (length - 1).bit_length())
+    elif device.type == "cpu":
+        # oneDNN compiles each product of new sizes, which takes longer than a small one itself.
+        length = few_values(length)
+    rows_by_room: list[list[int]] = [[] for _ in range(length + 1)]
+    size = 0
+    firsts = []  # the first place of each sequence
+    for needed in lengths:
+        row, room = size, length  # a new row, unless one has room: that with the least of it
+        if is_shared:
+            for left in range(needed, length + 1):
+                if rows_by_room[left]:
+                    row, room = rows_by_room[left].pop(), left
+                    break
+        size = max(size, row + 1)
+        rows_by_room[room - needed].append(row)
+        firsts.append((row + 1) * length - room)
+    before = np.cumsum(lengths) - lengths  # tokens of the sequences before each
+    within = np.arange(sum(lengths)) - np.repeat(before, lengths)  # of a token in its sequence
+    starts = [start for start, _ in spans]
+    return Filling(
+        size=few_values(size) if device.type == "cpu" else size,
+        length=length,
+        tokens=np.repeat(starts, lengths) + within,
+        places=np.repeat(firsts, lengths) + within,
+    )
+
+
+def _share_rows(spans: list[Span]) -> bool:
+    """Return True if sequences are so short that several share a row. `spans` begin with the longest."""
+    start, stop = spans[0]
+    return stop - start <= SAME_LENGTH
+
+
+def _source(filling: Filling, heads: int) -> Places:
+    """Return for each place, `[row][head][place]`, which token and head of the batch stands there."""
+    tokens = np.zeros(filling.size * filling.length, np.int64)
+    tokens[filling.places] = filling.tokens
+    by_row = tokens.reshape(filling.size, 1, filling.length)
+    return cast("Places", (by_row * heads + np.arange(heads)[:, None]).ravel())
+
+
+def _places_of_heads(filling: Filling, heads: int) -> Places:
+    """Return where each head of each token stands, `[tokens, heads]`: rows × heads × length."""
+    row, place = np.divmod(filling.places, filling.length)
+    first_head = row * heads * filling.length + place
+    return cast("Places", first_head[:, None] + np.arange(heads) * filling.length)
+
+
+def _hidden(spans: list[Span], filling: Filling, dtype: torch.dtype) -> Tensor | None:
+    """Return what hides the keys that a query must not see; None where no key is hidden.
+
+    Queries in padding see padding, or all of their row: the softmax of no key at all would be no number.
+    """
+    lengths = [stop - start for start, stop in spans]
+    owners = np.full(filling.size * filling.length, -1, np.int32)  # the sequence; -1 in padding
+    owners[filling.places] = np.repeat(np.arange(len(spans)), lengths)
+    owner = owners.reshape(filling.size, 1, filling.length)
+    if _share_rows(spans):
         hidden = owner[:, :, :, None] != owner[:, :, None]
     else:
         hidden = (owner < 0)[:, :, None] & (owner[:, :, :1] >= 0)[:, :, None]
@@ -139,10 +201,12 @@ def _hidden(owner: NDArray[np.int32], dtype: torch.dtype, *, is_shared: bool) ->
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(torch.from_numpy(hidden), -math.inf)
 
 
-def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
-    """Attention of each sequence within itself: q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`.
+def padded_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule
+) -> Tensor:
+    """Return the attention of each sequence within itself, `[tokens, heads, dim]`.
 
-    Returns `[tokens, heads, dim]`. Windows and soft caps are not for this function.
+    q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`. Windows and soft caps are not for this function.
     """
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
@@ -150,20 +214,31 @@ def padded_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...
     heads = q.shape[1]
     groups, source, place = _layout(cu_seqlens, heads, q.device, q.dtype)
     sizes = [group.size * heads * group.length for group in groups]
-    padded = [_Padded.apply(x, source, place).split(sizes) for x in (q, k, v)]  # type: ignore[no-untyped-call]
-    rows = []
-    for group, *parts in zip(groups, *padded, strict=True):
-        # What stands in padding is finite, and counts nowhere.
-        mine = (x.view(group.size, heads, group.length, -1) for x in parts)
-        rows.append(_attend(group, rule, *mine).reshape(-1, v.shape[-1]))
-    whole = rows[0] if len(rows) == 1 else torch.cat(rows)
+    # What stands in padding is a copy of some token: it is finite, and counts nowhere.
+    group_q = _Padded.apply(q, source, place).split(sizes)  # type: ignore[no-untyped-call]
+    group_k = _Padded.apply(k, source, place).split(sizes)  # type: ignore[no-untyped-call]
+    group_v = _Padded.apply(v, source, place).split(sizes)  # type: ignore[no-untyped-call]
+    outputs = []
+    for number, group in enumerate(groups):
+        shape = (group.size, heads, group.length, -1)
+        output = _attend(
+            group,
+            rule,
+            group_q[number].view(shape),
+            group_k[number].view(shape),
+            group_v[number].view(shape),
+        )
+        outputs.append(output.reshape(-1, v.shape[-1]))
+    whole = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return cast(Tensor, _Packed.apply(whole, place)).view(-1, heads, v.shape[-1])  # type: ignore[no-untyped-call]
 
 
 def _attend(group: Group, rule: Rule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     hidden = group.hidden
     if rule.causal:
-        future = torch.full((group.length, group.length), -math.inf, dtype=q.dtype, device=q.device).triu(1)
+        future = torch.full(
+            (group.length, group.length), -math.inf, dtype=q.dtype, device=q.device
+        ).triu(1)
         hidden = future if hidden is None else hidden + future
     if q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, hidden, rule.dropout, scale=rule.scale)

@@ -28,7 +28,9 @@ def varlen_fits(q: Tensor, v: Tensor) -> bool:
     return half and wanted and q.shape[-1] == v.shape[-1] <= 256
 
 
-def varlen_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule) -> Tensor:
+def varlen_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule
+) -> Tensor:
     """Attention within each sequence, q `[tokens, heads, dim]` -> the same shape."""
     from torch.nn.attention.varlen import varlen_attn
 

@@ -24,7 +24,11 @@ def _on_disruption(action: str) -> Manifest:
 def pod_failure_policy(*, gang: bool) -> Manifest:
     """The policy of a Job. With `gang` every end fails the Job, since whoever owns it restarts all pods together."""
     again = "FailJob" if gang else "Ignore"
-    rules = [_on_codes("FailJob", list(FINAL)), _on_disruption(again), _on_codes(again, [PREEMPTED])]
+    rules = [
+        _on_codes("FailJob", list(FINAL)),
+        _on_disruption(again),
+        _on_codes(again, [PREEMPTED]),
+    ]
     # All other codes would fail a gang's Job too, as "the specified backoff limit": a rule names pod and code in the
     # Job's event, which is all that is left of a pod whose Job is deleted with it.
     return {"rules": [*rules, _on_codes("FailJob", [OK], "NotIn")] if gang else rules}
@@ -48,11 +52,20 @@ def jobset_failure_policy(max_restarts: int, *, deadline: bool, alone: bool = Fa
             "name": "preempted",
             "action": f"{again}AndIgnoreMaxRestarts",
             "onJobFailureReasons": ["PodFailurePolicy"],
-            "onJobFailureMessagePatterns": [".*condition DisruptionTarget.*", f".*exit code {PREEMPTED} .*"],
+            "onJobFailureMessagePatterns": [
+                ".*condition DisruptionTarget.*",
+                f".*exit code {PREEMPTED} .*",
+            ],
         },
     ]
     if deadline:
-        rules.append({"name": "deadline", "action": "FailJobSet", "onJobFailureReasons": ["DeadlineExceeded"]})
+        rules.append(
+            {
+                "name": "deadline",
+                "action": "FailJobSet",
+                "onJobFailureReasons": ["DeadlineExceeded"],
+            }
+        )
     if alone:
         rules.append({"name": "failed", "action": again})
     # All pods of the old attempt are gone before the new one starts, so that none of them holds a GPU or a volume.

@@ -42,7 +42,11 @@ def times(quantity: str, count: int) -> str:
     """So many times a quantity, such as `500m` or `1.5Gi`, in the unit it is given in."""
     found = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", quantity)
     assert found is not None, "the config's patterns see to it"
-    return f"{float(found[1]) * count:g}{found[2]}" if "." in found[1] else f"{int(found[1]) * count}{found[2]}"
+    return (
+        f"{float(found[1]) * count:g}{found[2]}"
+        if "." in found[1]
+        else f"{int(found[1]) * count}{found[2]}"
+    )
 
 
 def min_resources(spec: RunSpec, template: Manifest) -> Manifest:
@@ -91,13 +95,21 @@ def runtime_policy(spec: RunSpec) -> Manifest:
     who, timeout = gang(spec), spec.kubernetes.scheduling.timeout_seconds
     if who not in SCHEDULERS:
         return {}
-    return {"podGroupPolicy": {who: given(scheduleTimeoutSeconds=timeout if who == "coscheduling" else None)}}
+    return {
+        "podGroupPolicy": {
+            who: given(scheduleTimeoutSeconds=timeout if who == "coscheduling" else None)
+        }
+    }
 
 
 def runtime_annotations(spec: RunSpec) -> Manifest:
     """Annotations of a TrainingRuntime's template by which the Trainer knows Volcano's queue."""
     queue = spec.kubernetes.scheduling.queue
-    return {"metadata": {"annotations": {VOLCANO_QUEUE: queue}}} if queue and gang(spec) == "volcano" else {}
+    return (
+        {"metadata": {"annotations": {VOLCANO_QUEUE: queue}}}
+        if queue and gang(spec) == "volcano"
+        else {}
+    )
 
 
 def operator_policy(spec: RunSpec, template: Manifest) -> Manifest:

@@ -46,5 +46,7 @@ def workload(spec: RunSpec) -> list[Manifest]:
     body = indexed_job(spec, template, gang=False)
     if spec.kubernetes.ttl_seconds is not None:
         body["ttlSecondsAfterFinished"] = spec.kubernetes.ttl_seconds
-    job = spec.manifest("batch/v1", "Job", spec.name, TRAINER, more_labels=spec.queue_labels(), spec=body)
+    job = spec.manifest(
+        "batch/v1", "Job", spec.name, TRAINER, more_labels=spec.queue_labels(), spec=body
+    )
     return [headless_service(spec), *pod_group(spec, template), job]

@@ -20,7 +20,10 @@ EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 
 
 def one_job(
-    name: str, job: Manifest, labels: dict[str, str] | None = None, annotations: dict[str, str] | None = None
+    name: str,
+    job: Manifest,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
 ) -> Manifest:
     """An entry of `replicatedJobs`: one Job, with these labels and annotations."""
     metadata = given(labels=labels, annotations=annotations)
@@ -31,10 +34,18 @@ def in_order(jobs: list[Manifest]) -> list[Manifest]:
     """Each entry begins once the one before it has ended well."""
     first, *others = jobs
     pairs = zip(jobs, others, strict=False)
-    return [first, *({**job, "dependsOn": [{"name": before["name"], "status": "Complete"}]} for before, job in pairs)]
+    return [
+        first,
+        *(
+            {**job, "dependsOn": [{"name": before["name"], "status": "Complete"}]}
+            for before, job in pairs
+        ),
+    ]
 
 
-def jobset_spec(spec: RunSpec, template: Manifest, before: list[Manifest], labels: dict[str, str]) -> Manifest:
+def jobset_spec(
+    spec: RunSpec, template: Manifest, before: list[Manifest], labels: dict[str, str]
+) -> Manifest:
     """The spec of a JobSet whose last Job has one pod per node; a TrainingRuntime holds the same.
 
     `before` are the entries that come before it, `labels` those of the trainer's Job.
@@ -44,7 +55,9 @@ def jobset_spec(spec: RunSpec, template: Manifest, before: list[Manifest], label
     alone = {EXCLUSIVE: k.jobset.exclusive} if k.jobset.exclusive else {}
     job = indexed_job(spec, template, gang=True)
     policy = jobset_failure_policy(
-        k.max_restarts, deadline=k.max_runtime_seconds is not None, alone=k.jobset.restart == "trainer"
+        k.max_restarts,
+        deadline=k.max_runtime_seconds is not None,
+        alone=k.jobset.restart == "trainer",
     )
     if restarts_in_place(spec):
         job, policy = {**job, **job_policy()}, failure_policy(policy)
@@ -55,9 +68,16 @@ def jobset_spec(spec: RunSpec, template: Manifest, before: list[Manifest], label
         "replicatedJobs": in_order([*before, trainer]),
     }
     if cache_is_jobsets(spec):
-        claim = {"metadata": {"name": "cache", "labels": spec.labels("storage")}, "spec": shared_cache_spec(spec)}
-        body["volumeClaimPolicies"] = [{"templates": [claim], "retentionPolicy": {"whenDeleted": "Delete"}}]
-        for job in body["replicatedJobs"]:  # which gives the volume of that name to the pods that mount it
+        claim = {
+            "metadata": {"name": "cache", "labels": spec.labels("storage")},
+            "spec": shared_cache_spec(spec),
+        }
+        body["volumeClaimPolicies"] = [
+            {"templates": [claim], "retentionPolicy": {"whenDeleted": "Delete"}}
+        ]
+        for job in body[
+            "replicatedJobs"
+        ]:  # which gives the volume of that name to the pods that mount it
             pod = job["template"]["spec"]["template"]["spec"]
             pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] != "cache"]
     return body if k.ttl_seconds is None else {**body, "ttlSecondsAfterFinished": k.ttl_seconds}
@@ -71,5 +91,7 @@ def workload(spec: RunSpec) -> list[Manifest]:
     template = with_agent(spec, template) if restarts_in_place(spec) else template
     body = jobset_spec(spec, template, before, {})
     labels = spec.queue_labels()
-    jobset = spec.manifest("jobset.x-k8s.io/v1alpha2", "JobSet", spec.name, TRAINER, more_labels=labels, spec=body)
+    jobset = spec.manifest(
+        "jobset.x-k8s.io/v1alpha2", "JobSet", spec.name, TRAINER, more_labels=labels, spec=body
+    )
     return [*pod_group(spec, template), jobset]

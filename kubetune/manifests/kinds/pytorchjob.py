@@ -42,5 +42,7 @@ def workload(spec: RunSpec) -> list[Manifest]:
         },
     }
     labels = spec.queue_labels()
-    job = spec.manifest("kubeflow.org/v1", "PyTorchJob", spec.name, TRAINER, more_labels=labels, spec=body)
+    job = spec.manifest(
+        "kubeflow.org/v1", "PyTorchJob", spec.name, TRAINER, more_labels=labels, spec=body
+    )
     return [*pod_group(spec, template), job]

@@ -21,7 +21,9 @@ def workload(spec: RunSpec) -> list[Manifest]:
         *rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", POD_INDEX),
         value(STAY, 1),
     ]
-    template = pod_template(spec, rendezvous=variables, restart_policy="Always", cache_from_template=True)
+    template = pod_template(
+        spec, rendezvous=variables, restart_policy="Always", cache_from_template=True
+    )
     body: Manifest = {
         "serviceName": spec.name,
         "replicas": spec.nodes,
@@ -32,9 +34,15 @@ def workload(spec: RunSpec) -> list[Manifest]:
     }
     if cache_is_per_pod(spec):
         body["volumeClaimTemplates"] = [
-            {"metadata": {"name": "cache", "labels": spec.labels("storage")}, "spec": cache_claim_spec(spec)}
+            {
+                "metadata": {"name": "cache", "labels": spec.labels("storage")},
+                "spec": cache_claim_spec(spec),
+            }
         ]
-        body["persistentVolumeClaimRetentionPolicy"] = {"whenDeleted": "Delete", "whenScaled": "Retain"}
+        body["persistentVolumeClaimRetentionPolicy"] = {
+            "whenDeleted": "Delete",
+            "whenScaled": "Retain",
+        }
     labels = spec.queue_labels()
     return [
         headless_service(spec),

@@ -37,11 +37,16 @@ def initializers(spec: RunSpec) -> list[Manifest]:
 
 def sources(spec: RunSpec) -> Manifest:
     """The `initializer` field: what the initializers get, for whoever looks at the TrainJob; ours read the config."""
-    named = {"model": [spec.config.model.path], "data": [path for _, path in source_paths(spec.config)]}
+    named = {
+        "model": [spec.config.model.path],
+        "data": [path for _, path in source_paths(spec.config)],
+    }
     found: Manifest = {}
     for name in steps(spec):
         uris = [f"hf://{path}" for path in named[name] if on_hub(path)]
-        found["dataset" if name == "data" else name] = {"storageUri": uris[0]} if len(uris) == 1 else {}
+        found["dataset" if name == "data" else name] = (
+            {"storageUri": uris[0]} if len(uris) == 1 else {}
+        )
     return given(initializer=found)
 
 
@@ -58,7 +63,11 @@ def workload(spec: RunSpec) -> list[Manifest]:
     }
     job: Manifest = {
         **sources(spec),
-        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": spec.name},
+        "runtimeRef": {
+            "apiGroup": "trainer.kubeflow.org",
+            "kind": "TrainingRuntime",
+            "name": spec.name,
+        },
         # Left out, the number of processes would become the number of CPUs asked for.
         "trainer": {"numNodes": spec.nodes, "numProcPerNode": spec.processes},
     }
@@ -67,6 +76,10 @@ def workload(spec: RunSpec) -> list[Manifest]:
     framework = {"trainer.kubeflow.org/framework": "torch"}
     return [
         *pod_group(spec, template),
-        spec.manifest(API, "TrainingRuntime", spec.name, TRAINER, more_labels=framework, spec=runtime),
-        spec.manifest(API, "TrainJob", spec.name, TRAINER, more_labels=spec.queue_labels(), spec=job),
+        spec.manifest(
+            API, "TrainingRuntime", spec.name, TRAINER, more_labels=framework, spec=runtime
+        ),
+        spec.manifest(
+            API, "TrainJob", spec.name, TRAINER, more_labels=spec.queue_labels(), spec=job
+        ),
     ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from kubetune.base.humanize import shell_word
 from kubetune.config.load import load_config
 from kubetune.config.schema import DataConfig
 from kubetune.errors import ConfigError
@@ -23,7 +24,9 @@ from kubetune.plugins.importers.draft import WRONG_KINDS, Draft, Note, is_empty
 from kubetune.plugins.importers.foreign import Foreign, read_foreign
 from kubetune.plugins.importers.writing import comment, inline, run_file
 
-PEERS: dict[str, ModuleType] = {module.NAME: module for module in (axolotl, llama_factory, trl, ms_swift, resources)}
+PEERS: dict[str, ModuleType] = {
+    module.NAME: module for module in (axolotl, llama_factory, trl, ms_swift, resources)
+}
 
 _KNOWN: dict[str, tuple[Any, ...]] = {
     "stage": ("sft", "pt", "dpo", "kto", "rm"),
@@ -69,22 +72,23 @@ def import_config(path: Path, peer: str | None = None) -> Imported:
 def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     """Fate of each setting. Raises ConfigError for a kind of learning that kubetune does not do."""
     _require_known(path, foreign)
-    draft = Draft(peer, foreign.settings, foreign.lines, str(path))
+    draft = Draft(peer, foreign.settings, foreign.lines, str(path), command=foreign.command)
     try:
         preferences.learn(draft, foreign.command)
         if peer == llama_factory.NAME:
             llama_factory.convert(draft, path.absolute().parent)
         else:
             PEERS[peer].convert(draft)
-        if foreign.command == "pt" and not draft.has("data.train_on"):
-            draft.assume("data.train_on", "all", "`swift pt` trains all, without a chat template")
         preferences.finish(draft)
         _settle(draft)
     except WRONG_KINDS:
         draft.refuse_value(draft.at)
     _complete(draft)
     why = "a further command of the script; a run file holds one run"
-    draft.notes += [Note("dropped", f"line {line}", command, why, line) for line, command in foreign.more.items()]
+    draft.notes += [
+        Note("dropped", f"line {line}", command, why, line)
+        for line, command in foreign.more.items()
+    ]
     return draft
 
 
@@ -93,14 +97,34 @@ def _settle(draft: Draft) -> None:
     if draft.settings.get(("training", "global_batch_tokens")) == "packed":
         _settle_packing(draft)
     if not draft.has("data.eval"):
-        for key in ("early_stopping_patience", "metric_for_best_model", "greater_is_better", "eval_steps"):
-            draft.withdraw(f"training.{key}", "nothing is evaluated, since no data are given for it; set data.eval")
+        for key in (
+            "early_stopping_patience",
+            "metric_for_best_model",
+            "greater_is_better",
+            "eval_steps",
+        ):
+            draft.withdraw(
+                f"training.{key}",
+                "nothing is evaluated, since no data are given for it; set data.eval",
+            )
     if draft.has("push.private") and not draft.has("push.repo"):
         del draft.settings[("push", "private")]
         draft.unneeded("hub_private_repo", "nothing is uploaded")
     ours = draft.settings
-    refused = [("quantization",), ("lora", "dropout"), ("lora", "use_dora"), ("training", "parallelism")]
-    if ("lora",) not in ours or ours.get(("task",), "causal_lm") != "causal_lm" or any(map(ours.get, refused)):
+    if ("lora",) not in ours and draft.peer != resources.NAME:
+        for part in [path[1] for path in ours if path[0] == "lora" and len(path) == 2]:
+            draft.withdraw(f"lora.{part}", "every parameter is trained, so it says nothing")
+    refused = [
+        ("quantization",),
+        ("lora", "dropout"),
+        ("lora", "use_dora"),
+        ("training", "parallelism"),
+    ]
+    if (
+        ("lora",) not in ours
+        or ours.get(("task",), "causal_lm") != "causal_lm"
+        or any(map(ours.get, refused))
+    ):
         why = "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded"
         draft.withdraw("training.fp8", why)
     if ours.get(("training", "parallelism")) == "fsdp":
@@ -113,7 +137,9 @@ def _settle_packing(draft: Draft) -> None:
     if rows in draft.settings:
         key, number = draft.origins.pop(rows), draft.settings.pop(rows)
         draft.comments.pop(rows, None)
-        length = draft.settings.get(("data", "max_length"), DataConfig.model_fields["max_length"].default)
+        length = draft.settings.get(
+            ("data", "max_length"), DataConfig.model_fields["max_length"].default
+        )
         said = f"training.global_batch_tokens: {number * length:,}, {number} full rows of {length:,} tokens"
         draft.carry(key, "training.global_batch_tokens", number * length, said)
 
@@ -123,7 +149,8 @@ def _settle_sharding(draft: Draft) -> None:
     task = draft.settings.get(("task",), "causal_lm")
     full = ("lora",) not in draft.settings
     refused = {
-        "a quantised base, which is small,": draft.settings.get(("quantization",), "none") not in ("none", "auto"),
+        "a quantised base, which is small,": draft.settings.get(("quantization",), "none")
+        not in ("none", "auto"),
         f"task: {task}": task == "sequence_classification",
         "preference.images without lora": full and draft.has("preference.images"),
         "DoRA": bool(draft.settings.get(("lora", "use_dora"))),
@@ -134,7 +161,12 @@ def _settle_sharding(draft: Draft) -> None:
         draft.withdraw("training.parallelism", f"{what} is not sharded; each GPU holds a copy")
     elif draft.settings.get(("training", "optim")) == "adamw_8bit" and full:
         key = draft.origins[("training", "optim")]
-        draft.approximate(key, "training.optim", "adamw", "8-bit state is not sharded; slices of AdamW's are small")
+        draft.approximate(
+            key,
+            "training.optim",
+            "adamw",
+            "8-bit state is not sharded; slices of AdamW's are small",
+        )
 
 
 def _complete(draft: Draft) -> None:
@@ -146,11 +178,16 @@ def _complete(draft: Draft) -> None:
         elif key not in told:
             draft.drop(key, "read, but nothing here follows from it")
     last = {(note.key, note.kind == "assumed"): note for note in draft.notes}
-    draft.notes[:] = [note for note in draft.notes if last[(note.key, note.kind == "assumed")] is note]
+    draft.notes[:] = [
+        note for note in draft.notes if last[(note.key, note.kind == "assumed")] is note
+    ]
 
 
 def _recognise(path: Path, foreign: Foreign) -> str:
-    points = {name: sum(mark in foreign.settings for mark in module.MARKS) for name, module in PEERS.items()}
+    points = {
+        name: sum(mark in foreign.settings for mark in module.MARKS)
+        for name, module in PEERS.items()
+    }
     first, second = sorted(points, key=lambda name: -points[name])[:2]
     if points[first] > points[second]:
         return first
@@ -195,11 +232,14 @@ def _text(path: Path, draft: Draft) -> str:
     if settings.get(("task",)) == "causal_lm":
         del settings[("task",)]
     heading = [
-        f"Made by `kubetune import {path.name}` from a config of {draft.peer}.",
+        f"Made by `kubetune import {shell_word(path.name)}` from a config of {draft.peer}.",
         "`kubetune plan` shows what it comes to, `kubetune data check` what would be trained.",
     ]
     parts = [comment(heading), run_file(_plain(settings), draft.comments)]
-    for kind, title in (("dropped", "Not carried over:"), ("approximated", "Only near to the original:")):
+    for kind, title in (
+        ("dropped", "Not carried over:"),
+        ("approximated", "Only near to the original:"),
+    ):
         notes = [note for note in draft.notes if note.kind == kind]
         if notes:
             parts.append(comment([title, *(f"  {_key(note)}: {note.text}" for note in notes)]))
@@ -215,11 +255,16 @@ def _plain(settings: dict[tuple[str, ...], object]) -> dict[tuple[str, ...], obj
     """The short spellings that people write: a model that is only a name, a source that is only a path."""
     plain = dict(settings)
     if [key for key in plain if key[0] == "model"] == [("model", "path")]:
-        plain = {("model",) if key == ("model", "path") else key: value for key, value in plain.items()}
+        plain = {
+            ("model",) if key == ("model", "path") else key: value for key, value in plain.items()
+        }
     for key in (("data", "train"), ("data", "eval")):
         sources = plain.get(key)
         if isinstance(sources, list):
-            short = [item["path"] if isinstance(item, dict) and list(item) == ["path"] else item for item in sources]
+            short = [
+                item["path"] if isinstance(item, dict) and list(item) == ["path"] else item
+                for item in sources
+            ]
             plain[key] = short[0] if len(short) == 1 and isinstance(short[0], str) else short
     return plain
 
@@ -233,7 +278,11 @@ def _require_valid(path: Path, text: str, draft: Draft) -> None:
         except ConfigError as error:
             problems = [_in_their_words(problem, path, file, draft) for problem in error.problems]
             raise ConfigError(
-                [f"{path}: what it says is no valid run:", *problems, "Mend the file. Nothing was written."]
+                [
+                    f"{path}: what it says is no valid run:",
+                    *problems,
+                    "Mend the file. Nothing was written.",
+                ]
             ) from None
 
 
@@ -243,7 +292,11 @@ def _in_their_words(problem: str, path: Path, file: Path, draft: Draft) -> str:
     setting = re.split(r"[:\[]", text, maxsplit=1)[0]
     parts = tuple(setting.split("."))
     within = [key for origin, key in draft.origins.items() if origin[: len(parts)] == parts]
-    around = (draft.origins[parts[:end]] for end in range(len(parts), 0, -1) if parts[:end] in draft.origins)
+    around = (
+        draft.origins[parts[:end]]
+        for end in range(len(parts), 0, -1)
+        if parts[:end] in draft.origins
+    )
     key = next(around, within[0] if len(within) == 1 else None)
     if key is None:
         return f"{path}: as a run file: {text}"

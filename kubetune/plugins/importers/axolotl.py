@@ -23,6 +23,8 @@ from kubetune.plugins.importers.draft import (
 )
 from kubetune.plugins.importers.preferences import is_preferred
 from kubetune.plugins.importers.prompts import template, template_file
+from kubetune.plugins.importers.targets import of_axolotl
+from kubetune.plugins.importers.warm_up import OF_AXOLOTL, warm_up
 from kubetune.plugins.importers.writing import inline
 
 NAME = "axolotl"
@@ -36,10 +38,20 @@ _TYPES = {
     "alpaca": "alpaca", "completion": "text", "pretrain": "text", "chat_template": "messages", "sharegpt": "sharegpt"
 }  # fmt: skip
 _ADAPTER_KEYS = (
-    "lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_modules_to_save peft_use_dora "
+    "lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_target_parameters "
+    "lora_modules_to_save peft_use_dora "
     "peft_use_rslora load_in_4bit load_in_8bit"
 ).split()
-_SOURCE_KEYS = {"path", "type", "split", "name", "data_files", "field", "text_column", "field_messages"}
+_SOURCE_KEYS = {
+    "path",
+    "type",
+    "split",
+    "name",
+    "data_files",
+    "field",
+    "text_column",
+    "field_messages",
+}
 _SOURCE_KEYS |= {"message_property_mappings", "message_field_role", "message_field_content"}
 _TEMPLATE_KEYS = ("chat_template", "chat_template_jinja")
 _HARMLESS = {
@@ -54,14 +66,14 @@ def convert(draft: Draft) -> None:
     _method(draft)
     _templates(draft)
     _data(draft)
-    if ("lora",) in draft.settings and as_flag(draft.take("lora_target_linear")):
-        draft.carry("lora_target_linear", "lora.target_modules", "all-linear")
+    if ("lora",) in draft.settings:
+        of_axolotl(draft)
     common.pin_fsdp(draft, "fsdp", "fsdp_config", "fsdp_version", "dp_shard_size")
+    _saves(draft)
+    warm_up(draft, OF_AXOLOTL)
     draft.apply(RULES)
     draft.assume("data.max_length", 512)
     draft.assume("data.packing", False)
-    if draft.has("lora.r") and not draft.has("lora.target_modules"):
-        draft.assume("lora.target_modules", "all-linear", "no module is named")
 
 
 def _method(draft: Draft) -> None:
@@ -81,11 +93,32 @@ def _method(draft: Draft) -> None:
         for key in _ADAPTER_KEYS:
             if as_flag(draft.take(key)):
                 draft.drop(
-                    key, "no `adapter` is named, so every parameter is trained, there as here; for LoRA: lora: true"
+                    key,
+                    "no `adapter` is named, so every parameter is trained, there as here; for LoRA: lora: true",
                 )
         return
-    if adapter == "qlora" and not as_flag(draft.given.get("load_in_8bit")):
-        draft.carry("adapter", "quantization", "4bit")
+    if adapter in ("lora", "qlora"):
+        _bits(draft, adapter)
+
+
+def _bits(draft: Draft, adapter: str) -> None:
+    """Take the bits of the base, which depend on the adapter: 4 for qlora alone, 8 for lora alone."""
+    four = as_flag(draft.take("load_in_4bit"))
+    eight = as_flag(draft.take("load_in_8bit"))
+    if adapter == "qlora":
+        if eight:
+            draft.refuse("load_in_8bit", "axolotl refuses it beside adapter: qlora")
+        if not four:
+            draft.refuse("adapter", "axolotl asks for load_in_4bit: true beside qlora")
+        draft.carry("load_in_4bit", "quantization", "4bit")
+    elif four:
+        why = "4 bits need adapter: qlora there, so axolotl leaves the base as it is; here: quantization: 4bit"
+        draft.drop("load_in_4bit", why)
+    if adapter == "lora" and eight:
+        draft.carry("load_in_8bit", "quantization", "8bit")
+    for key, value in (("load_in_4bit", four), ("load_in_8bit", eight)):
+        if value is False:
+            draft.unneeded(key, "off, as here")
 
 
 def _templates(draft: Draft) -> None:
@@ -94,13 +127,23 @@ def _templates(draft: Draft) -> None:
     found: list[tuple[str, str, Any]] = []
     for listed in ("datasets", "test_datasets"):
         for number, item in enumerate(as_sections(draft.given.get(listed))):
-            own = [(f"{listed}[{number}].{key}", key, item[key]) for key in _TEMPLATE_KEYS if item.get(key)]
+            own = [
+                (f"{listed}[{number}].{key}", key, item[key])
+                for key in _TEMPLATE_KEYS
+                if item.get(key)
+            ]
             found += own
     said = [(key, key, value) for key, value in top.items() if value is not None]
-    chosen = {key: {str(value) for _, kind, value in found or said if kind == key} for key in _TEMPLATE_KEYS}
+    chosen = {
+        key: {str(value) for _, kind, value in found or said if kind == key}
+        for key in _TEMPLATE_KEYS
+    }
     for name, kind, value in [*said, *found]:
         if len(chosen[kind]) > 1 or (found and str(value) not in chosen[kind]):
-            draft.drop(name, "the file and its sources name different ones; a run has one: model.chat_template")
+            draft.drop(
+                name,
+                "the file and its sources name different ones; a run has one: model.chat_template",
+            )
         elif kind == "chat_template_jinja":
             template_file(draft, name, value)
         elif value == "jinja":
@@ -111,7 +154,9 @@ def _templates(draft: Draft) -> None:
 
 def as_sections(value: Any) -> list[dict[str, Any]]:
     """Sources that are sections; one by itself counts as a list of one."""
-    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
+    return [
+        item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)
+    ]
 
 
 def _data(draft: Draft) -> None:
@@ -119,7 +164,10 @@ def _data(draft: Draft) -> None:
     key = "datasets" if draft.given.get("datasets") else "pretraining_dataset"
     if given is not None:
         given = given if isinstance(given, list) else [given]
-        draft.carry(key, "data.train", [_source(draft, f"{key}[{i}]", item) for i, item in enumerate(given)])
+        sources = [_source(draft, f"{key}[{i}]", item) for i, item in enumerate(given)]
+        if key == "pretraining_dataset":
+            sources = [{"format": "text"} | source for source in sources]
+        draft.carry(key, "data.train", sources)
     tests = draft.take("test_datasets")
     if tests is not None:
         sources = [_source(draft, f"test_datasets[{i}]", item) for i, item in enumerate(tests)]
@@ -136,7 +184,10 @@ def _source(draft: Draft, key: str, item: Any) -> Any:
         first, *more = files if isinstance(files, list) else [files]
         source["path"] = str(first) if generic else source["path"]
         if more or not generic:
-            draft.drop(f"{key}.data_files", f"one file or pattern a source: {files}; write a source for each file")
+            draft.drop(
+                f"{key}.data_files",
+                f"one file or pattern a source: {files}; write a source for each file",
+            )
     kind = item.get("type")
     if is_preferred(draft):
         _answers(draft, key, item, source)
@@ -148,9 +199,14 @@ def _source(draft: Draft, key: str, item: Any) -> Any:
             source["format"] = _TYPES[family]
             if family == "alpaca":
                 why = "the model's chat template is used, not Alpaca's `### Instruction` text"
-                draft.notes.append(Note("approximated", f"{key}.type", kind, f"format: alpaca; {why}"))
+                draft.notes.append(
+                    Note("approximated", f"{key}.type", kind, f"format: alpaca; {why}")
+                )
         else:
-            draft.drop(f"{key}.type", f"{kind}: kubetune looks at the records and recognises their shape, or says so")
+            draft.drop(
+                f"{key}.type",
+                f"{kind}: kubetune looks at the records and recognises their shape, or says so",
+            )
     if item.get("name"):
         source["subset"] = item["name"]
     if item.get("split") not in (None, "train"):
@@ -161,7 +217,9 @@ def _source(draft: Draft, key: str, item: Any) -> Any:
     elif source.get("format") in ("messages", "sharegpt"):
         _messages(draft, key, item, source)
     elif field:
-        draft.drop(f"{key}.field_messages", f"of type: chat_template; write columns: {{messages: {field}}}")
+        draft.drop(
+            f"{key}.field_messages", f"of type: chat_template; write columns: {{messages: {field}}}"
+        )
     if text and source.get("format") == "text":
         source |= {"columns": {"text": text}} if text != "text" else {}
     else:
@@ -170,7 +228,9 @@ def _source(draft: Draft, key: str, item: Any) -> Any:
                 draft.drop(f"{key}.{name}", f"of type: completion; write columns: {{text: {text}}}")
     for name in item.keys() & _HARMLESS.keys():
         draft.unneeded(f"{key}.{name}", _HARMLESS[name])
-    draft.drop_rest(key, item, (*_HARMLESS, *_SOURCE_KEYS, *_TEMPLATE_KEYS, *_ANSWER_FIELDS), _NOT_OF_SOURCES)
+    draft.drop_rest(
+        key, item, (*_HARMLESS, *_SOURCE_KEYS, *_TEMPLATE_KEYS, *_ANSWER_FIELDS), _NOT_OF_SOURCES
+    )
     return source
 
 
@@ -196,12 +256,19 @@ def _messages(draft: Draft, key: str, item: dict[str, Any], source: dict[str, An
     if (role, content) == ("from", "value"):
         source["format"] = "sharegpt"
     elif (role, content) != ("role", "content"):
-        draft.drop(told, f"messages need `role` and `content`, or `from` and `value`; found {role} and {content}")
+        draft.drop(
+            told,
+            f"messages need `role` and `content`, or `from` and `value`; found {role} and {content}",
+        )
     others = {ours: theirs for ours, theirs in mapped.items() if ours != theirs}
     if others:
-        draft.drop(told, f"properties of messages keep their names; rename in the data: {inline(others)}")
+        draft.drop(
+            told, f"properties of messages keep their names; rename in the data: {inline(others)}"
+        )
     wanted = "messages" if source["format"] == "messages" else "conversations"
-    field = item.get("field_messages") or ("messages" if item.get("type") == "chat_template" else wanted)
+    field = item.get("field_messages") or (
+        "messages" if item.get("type") == "chat_template" else wanted
+    )
     if field != wanted:
         source["columns"] = {wanted: field}
 
@@ -210,21 +277,33 @@ def _answers(draft: Draft, key: str, item: dict[str, Any], source: dict[str, Any
     """A source of answers to be compared or judged: their columns, and prompts in the model's own chat template."""
     kind = item.get("type")
     given = {**item, **kind} if isinstance(kind, dict) else item
-    columns = {ours: given[field] for field, ours in _ANSWER_FIELDS.items() if given.get(field) not in (None, ours)}
+    columns = {
+        ours: given[field]
+        for field, ours in _ANSWER_FIELDS.items()
+        if given.get(field) not in (None, ours)
+    }
     if columns:
         source["columns"] = columns
     if isinstance(kind, dict):
         formats = ", ".join(name for name in kind if name.endswith("_format"))
         if formats:
-            draft.drop(f"{key}.type", f"prompts are the chat template's, or the data's own; left out: {formats}")
+            draft.drop(
+                f"{key}.type",
+                f"prompts are the chat template's, or the data's own; left out: {formats}",
+            )
     elif kind is not None and str(kind) not in ("passthrough", "user_defined.default"):
         source["format"] = "messages"
         if not str(kind).startswith(("chat_template", "bradley_terry")):
             why = "the model's chat template is used; `kubetune data check` shows what it writes"
-            draft.notes.append(Note("approximated", f"{key}.type", kind, f"format: messages; {why}"))
+            draft.notes.append(
+                Note("approximated", f"{key}.type", kind, f"format: messages; {why}")
+            )
 
 
-_ANSWER_FIELDS = {f"field_{ours}": ours for ours in "messages prompt system chosen rejected completion label".split()}
+_ANSWER_FIELDS = {
+    f"field_{ours}": ours
+    for ours in "messages prompt system chosen rejected completion label".split()
+}
 
 
 def _own_type(draft: Draft, key: str, kind: dict[str, Any], source: dict[str, Any]) -> None:
@@ -235,7 +314,10 @@ def _own_type(draft: Draft, key: str, kind: dict[str, Any], source: dict[str, An
     if columns:
         source["columns"] = columns
     rest = ", ".join(name for name in kind if name not in ("field_instruction", "field_output"))
-    draft.drop(f"{key}.type", f"prompt formats are the chat template's, or the data's own; left out: {rest or 'none'}")
+    draft.drop(
+        f"{key}.type",
+        f"prompt formats are the chat template's, or the data's own; left out: {rest or 'none'}",
+    )
 
 
 @rule_with
@@ -248,8 +330,25 @@ def _per_epoch(draft: Draft, key: str, value: Any, path: str, other: str) -> Non
         draft.unneeded(key, "off; the last step is evaluated and saved all the same")
     else:
         draft.approximate(
-            key, path, "epoch", f"or the steps of an epoch (`kubetune plan` shows them) divided by {value}"
+            key,
+            path,
+            "epoch",
+            f"or the steps of an epoch (`kubetune plan` shows them) divided by {value}",
         )
+
+
+def _saves(draft: Draft) -> None:
+    """Refuse keys of checkpoints that axolotl refuses together, and write down its number of steps."""
+    strategy = draft.given.get("save_strategy")
+    if draft.given.get("save_steps"):
+        if draft.given.get("saves_per_epoch"):
+            draft.refuse("save_steps", "axolotl refuses it beside saves_per_epoch")
+        if strategy is not None and strategy != "steps":
+            draft.refuse(
+                "save_steps", f"axolotl refuses it beside save_strategy: {inline(strategy)}"
+            )
+    elif strategy == "steps" and not draft.given.get("saves_per_epoch"):
+        draft.assume("training.save_steps", 500)
 
 
 def _batch_size(draft: Draft, key: str, value: Any) -> None:
@@ -280,7 +379,9 @@ def _model_type(draft: Draft, key: str, value: Any) -> None:
     if str(value).endswith(("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText")):
         draft.unneeded(key, "read from the model's own files")
     else:
-        draft.drop(key, "classifiers are task: sequence_classification; code of your own is not run")
+        draft.drop(
+            key, "classifiers are task: sequence_classification; code of your own is not run"
+        )
 
 
 def _config_of_base(draft: Draft, key: str, value: Any) -> None:
@@ -307,13 +408,16 @@ RULES: dict[str, Rule] = {
     "base_model_config": _config_of_base,
     "tokenizer_config": same("model.tokenizer"),
     "sample_packing": common.packing,
-    "excess_length_strategy": choice("data.overlong", {"drop": "drop", "truncate": "truncate", "raise": "error"}),
+    "excess_length_strategy": choice(
+        "data.overlong", {"drop": "drop", "truncate": "truncate", "raise": "error"}
+    ),
     "train_on_inputs": choice("data.train_on", {True: "all", False: "assistant"}),
     "val_set_size": common.share,
-    "learning_rate": lambda draft, key, value: draft.carry(key, "training.learning_rate", float(value)),
+    "learning_rate": lambda draft, key, value: draft.carry(
+        key, "training.learning_rate", float(value)
+    ),
     "optimizer": common.optimizer,
     "lr_scheduler": common.schedule,
-    "warmup_steps": common.warmup_steps,
     "evals_per_epoch": _per_epoch("training.eval_steps", "eval_steps"),
     "saves_per_epoch": _per_epoch("training.save_steps", "save_steps"),
     "lora_modules_to_save": common.names("lora.modules_to_save"),
@@ -326,8 +430,11 @@ RULES: dict[str, Rule] = {
     "mlflow_experiment_name": same("tracking.mlflow.experiment"),
     "mlflow_tracking_uri": common.of_tracker("mlflow", same("tracking.mlflow.uri")),
     "hf_mlflow_log_artifacts": common.of_tracker("mlflow", same("tracking.mlflow.log_model")),
-    "special_tokens": dropped("tokens are the tokenizer's own; padding needs none, since nothing is padded"),
-    **each("tokens added_tokens_overrides resize_token_embeddings_to_32x", dropped("the vocabulary is not extended")),
+    "special_tokens": dropped(
+        "tokens are the tokenizer's own; padding needs none, since nothing is padded"
+    ),
+    **each("tokens added_tokens_overrides", dropped("the vocabulary is not extended")),
+    "resize_token_embeddings_to_32x": dropped("the vocabulary is not extended", False),
     "gradient_checkpointing": choice(
         "training.gradient_checkpointing",
         {True: True, False: False},
@@ -338,16 +445,25 @@ RULES: dict[str, Rule] = {
     "local_files_only": flag("model.local_files_only", True),
     "model_config": dropped("the model's config is used as it is"),
     "eot_tokens": dropped("an answer ends where the tokenizer's chat template ends it"),
-    "roles_to_train": dropped("answers of the assistant are trained, or everything (data.train_on)"),
-    "unfrozen_parameters": dropped("either adapters or every parameter is trained"),
-    **each(
-        "quantize_moe_experts gptq qat model_quantization_config", dropped("the base is quantised by `quantization`")
+    "roles_to_train": dropped(
+        "answers of the assistant are trained, or everything (data.train_on)"
     ),
-    **each("cosine_min_lr_ratio cosine_constant_lr_ratio", dropped("the cosine ends at 0, with the last step")),
-    "hf_use_auth_token": unneeded("a token is taken from the environment (HF_TOKEN), never from a file"),
+    "unfrozen_parameters": dropped("either adapters or every parameter is trained"),
+    **each("quantize_moe_experts gptq", dropped("the base is quantised by `quantization`", False)),
+    **each("qat model_quantization_config", dropped("the base is quantised by `quantization`")),
+    **each(
+        "cosine_min_lr_ratio cosine_constant_lr_ratio",
+        dropped("the cosine ends at 0, with the last step", 0),
+    ),
+    "hf_use_auth_token": unneeded(
+        "a token is taken from the environment (HF_TOKEN), never from a file"
+    ),
     **each("fp8_enable_fsdp_float8_all_gather", unneeded("FSDP and fp8 are not combined")),
-    "dataset_exact_deduplication": dropped("`kubetune data check` counts repeated rows; none is left out"),
-    **each("use_ray ray_num_workers", dropped("several nodes: see compute.nodes and `kubetune submit`")),
+    "dataset_exact_deduplication": dropped(
+        "`kubetune data check` counts repeated rows; none is left out", False
+    ),
+    "use_ray": dropped("several nodes: see compute.nodes and `kubetune submit`", False),
+    "ray_num_workers": dropped("several nodes: see compute.nodes and `kubetune submit`", 1),
     "lora_target_parameters": common.names("lora.target_parameters"),
     "plugins": _plugins,
     "model_type": _model_type,
@@ -375,6 +491,10 @@ RULES: dict[str, Rule] = {
     "push_dataset_to_hub": dropped("prepared data are kept here"),
     **each(
         "context_parallel_size sequence_parallel_degree tensor_parallel_size expert_parallel_size dp_replicate_size",
-        only([1], "off, as here", "no splitting along a sequence or layer, and none into groups of GPUs"),
+        only(
+            [1],
+            "off, as here",
+            "no splitting along a sequence or layer, and none into groups of GPUs",
+        ),
     ),
 }

@@ -25,6 +25,7 @@ from kubetune.plugins.importers.draft import (
     same,
     unneeded,
 )
+from kubetune.plugins.importers.targets import modules
 
 SCHEDULES = {
     "cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant",
@@ -34,15 +35,20 @@ OPTIMIZERS = {
     "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw_apex_fused": "adamw",
     "adamw": "adamw", "adamw_bnb_8bit": "adamw_8bit", "adamw_8bit": "adamw_8bit", "adamw_torch_8bit": "adamw_8bit",
 }  # fmt: skip
-_ALL_LINEAR = ("all", "all-linear", "ALL")
 _PAGED = {"paged_adamw_8bit": "adamw_8bit", "paged_adamw_32bit": "adamw", "paged_adamw": "adamw"}
-_SEEING = re.compile(r"vl|vision|llava|omni|ocr|pixtral|gemma-?3|minicpm-?[vo]|ovis|molmo|llama-?4|glm-?[\d.]+v", re.I)
+_SEEING = re.compile(
+    r"vl|vision|llava|omni|ocr|pixtral|gemma-?3|minicpm-?[vo]|ovis|molmo|llama-?4|glm-?[\d.]+v",
+    re.I,
+)
 """Names of models that see, where their config.json is not here."""
 _MODEL = ("model", "model_name_or_path", "model_id_or_path")
 FAST_ATTENTION = "kubetune chooses the fastest attention that its self-check proves exact"
 
 schedule = choice(
-    "training.lr_scheduler_type", SCHEDULES, "cosine", "kubetune knows cosine, linear and constant schedules"
+    "training.lr_scheduler_type",
+    SCHEDULES,
+    "cosine",
+    "kubetune knows cosine, linear and constant schedules",
 )
 
 
@@ -56,7 +62,9 @@ def optimizer(draft: Draft, key: str, value: Any) -> None:
     if value in OPTIMIZERS:
         draft.carry(key, "training.optim", OPTIMIZERS[value])
     elif value in _PAGED:
-        draft.approximate(key, "training.optim", _PAGED[value], "the optimizer's state is not paged to the host")
+        draft.approximate(
+            key, "training.optim", _PAGED[value], "the optimizer's state is not paged to the host"
+        )
     else:
         why = f"{value} is not there; choose the learning rate anew for AdamW"
         draft.approximate(key, "training.optim", "adamw", why)
@@ -68,7 +76,9 @@ def steps(draft: Draft, key: str, value: Any, path: str) -> None:
     if isinstance(value, (int, float)) and value >= 1:
         draft.carry(key, path, int(value))
     else:
-        draft.approximate(key, path, "epoch", "a share of all steps; `kubetune plan` shows how many there are")
+        draft.approximate(
+            key, path, "epoch", "a share of all steps; `kubetune plan` shows how many there are"
+        )
 
 
 @rule_with
@@ -88,18 +98,12 @@ def strategy(draft: Draft, key: str, value: Any, path: str) -> None:
         draft.drop(key, "expected steps, epoch or no")
 
 
-def warmup_steps(draft: Draft, key: str, value: Any) -> None:
-    """A number of steps; transformers also takes a share below 1."""
-    if isinstance(value, float) and 0 < value < 1:
-        draft.carry(key, "training.warmup_ratio", value)
-    else:
-        draft.carry(key, "training.warmup_steps", int(value))
-
-
 def resumption(draft: Draft, key: str, value: Any) -> None:
     """A run goes on by itself; from another's checkpoint none begins."""
     if as_flag(value) in (True, False):
-        draft.unneeded(key, "a run goes on from its newest good checkpoint by itself; see training.resume")
+        draft.unneeded(
+            key, "a run goes on from its newest good checkpoint by itself; see training.resume"
+        )
     else:
         own = "a run goes on from its own newest checkpoint only"
         draft.drop(key, f"{own}; merge another's result into the model first")
@@ -130,11 +134,15 @@ def sees(draft: Draft, key: str, value: Any, path: str) -> None:
     """A setting of the parts of a model that see; freezing these, which is the default there, is set for others too."""
     model = next((str(draft.given[name]) for name in _MODEL if draft.given.get(name)), "")
     facts = read_config(model, os.environ)
-    if "vision_config" in str(facts) or (not facts and (as_flag(value) is False or _SEEING.search(model))):
+    if "vision_config" in str(facts) or (
+        not facts and (as_flag(value) is False or _SEEING.search(model))
+    ):
         draft.carry(key, path, as_flag(value))
         say_it_sees(draft, key)
     else:
-        draft.unneeded(key, "nothing here says that the model sees; where it does, set task: vision_language")
+        draft.unneeded(
+            key, "nothing here says that the model sees; where it does, set task: vision_language"
+        )
 
 
 def say_it_sees(draft: Draft, key: str) -> None:
@@ -146,7 +154,9 @@ def say_it_sees(draft: Draft, key: str) -> None:
         draft.assume("preference.images", True, f"{key} {why}")
     elif task != "vision_language":
         draft.settings.pop(("task",), None)
-        draft.assume("task", "vision_language", f"{key} {why}; `causal_lm` for one that reads texts alone")
+        draft.assume(
+            "task", "vision_language", f"{key} {why}; `causal_lm` for one that reads texts alone"
+        )
 
 
 @rule_with
@@ -173,7 +183,9 @@ def total_limit(draft: Draft, key: str, value: Any) -> None:
     if isinstance(value, int) and value >= 1:
         draft.carry(key, "training.save_total_limit", value)
     else:
-        draft.approximate(key, "training.save_total_limit", 1000, "all are kept there; the newest thousand here")
+        draft.approximate(
+            key, "training.save_total_limit", 1000, "all are kept there; the newest thousand here"
+        )
 
 
 def run_name(draft: Draft, key: str, value: Any) -> None:
@@ -182,7 +194,9 @@ def run_name(draft: Draft, key: str, value: Any) -> None:
     if name == value:
         draft.carry(key, "name", name)
     elif name:
-        draft.approximate(key, "name", name, "lower case letters, digits and dashes, as Kubernetes wants")
+        draft.approximate(
+            key, "name", name, "lower case letters, digits and dashes, as Kubernetes wants"
+        )
     else:
         draft.drop(key, "holds no letter that a name may have")
 
@@ -196,7 +210,10 @@ def trackers(draft: Draft, key: str, value: Any) -> None:
         if name in wanted:
             draft.carry(key, f"tracking.{name}", None)
     if others := [name for name in wanted if name not in ("tensorboard", *TRACKERS, "none", "all")]:
-        draft.drop(key, f"{', '.join(others)} is not there; TensorBoard, {', '.join(TRACKERS)} are (tracking)")
+        draft.drop(
+            key,
+            f"{', '.join(others)} is not there; TensorBoard, {', '.join(TRACKERS)} are (tracking)",
+        )
     elif wanted == ["none"]:
         draft.unneeded(key, "nothing is reported unless tracking says so")
 
@@ -206,7 +223,9 @@ def of_tracker(draft: Draft, key: str, value: Any, name: str, rule: Rule) -> Non
     """A setting of a tracker, which says nothing where the file does not switch that tracker on."""
     switches = [f"{verb}{name}{what}" for verb, what in itertools.product(("", "use_"), _SWITCHES)]
     own = switches if draft.peer == "axolotl" else ()
-    if name in map(str, as_list(draft.given.get("report_to"))) or any(as_flag(draft.given.get(one)) for one in own):
+    if name in map(str, as_list(draft.given.get("report_to"))) or any(
+        as_flag(draft.given.get(one)) for one in own
+    ):
         rule(draft, key, value)
     else:
         draft.unneeded(key, f"{name} is not on in this file")
@@ -216,7 +235,9 @@ def bfloat16(draft: Draft, key: str, value: Any) -> None:
     """Switched off, with no other kind named, it means float32 to axolotl and TRL; ours is chosen by the GPU."""
     if as_flag(value):
         draft.carry(key, "model.dtype", "auto" if value == "auto" else "bfloat16")
-    elif draft.peer in ("axolotl", "TRL") and not any(as_flag(draft.given.get(kind)) for kind in _OTHER_KINDS):
+    elif draft.peer in ("axolotl", "TRL") and not any(
+        as_flag(draft.given.get(kind)) for kind in _OTHER_KINDS
+    ):
         draft.carry(key, "model.dtype", "float32")
     else:
         draft.unneeded(key, "off; another setting says the kind of numbers, or the model does")
@@ -229,20 +250,10 @@ def remote_code(draft: Draft, key: str, value: Any) -> None:
     elif re.fullmatch(r"[0-9a-f]{40}", str(draft.settings.get(("model", "revision"), ""))):
         draft.carry(key, "model.trust_remote_code", True)
     else:
-        draft.drop(key, "most models need no code of their own; where one does, set model.revision to a commit as well")
-
-
-def modules(draft: Draft, key: str, value: Any) -> None:
-    """Target modules of LoRA: all linear layers, names, or one regular expression."""
-    names = as_list(value) if not isinstance(value, str) or re.fullmatch(r"[\w.,\s-]+", value) else value
-    others = names if isinstance(names, str) else [name for name in names if name not in _ALL_LINEAR]
-    if others == names:
-        draft.carry(key, "lora.target_modules", names)
-    elif len(names) == 1:
-        draft.carry(key, "lora.target_modules", "all-linear")
-    else:
-        left = ", ".join(map(str, others))
-        draft.approximate(key, "lora.target_modules", "all-linear", f"adapters on {left} are left out")
+        draft.drop(
+            key,
+            "most models need no code of their own; where one does, set model.revision to a commit as well",
+        )
 
 
 def method(draft: Draft, key: str, value: Any, *of_lora: str) -> None:
@@ -266,11 +277,9 @@ def forget(draft: Draft, why: str, *beginnings: str) -> None:
 
 
 def defaults(draft: Draft, general: Mapping[str, Any], of_lora: Mapping[str, Any]) -> None:
-    """Write down a tool's own, where they are not ours. None of the tools warms up by itself."""
+    """Write down a tool's own, where they are not ours."""
     for path, value in {**general, **(of_lora if ("lora",) in draft.settings else {})}.items():
         draft.assume(path, value)
-    if not draft.has("training.warmup_steps"):
-        draft.assume("training.warmup_ratio", 0.0)
 
 
 def names(path: str) -> Rule:
@@ -284,7 +293,9 @@ def four_bits(draft: Draft, key: str, value: Any, switch: str, on: Any) -> None:
     if as_flag(draft.given.get(switch)) != on:
         draft.unneeded(key, f"{switch} does not ask for 4 bits")
     else:
-        choice("quantization", {"nf4": "4bit", "fp4": "fp4"}, "4bit", "nf4 and fp4 are there")(draft, key, value)
+        choice("quantization", {"nf4": "4bit", "fp4": "fp4"}, "4bit", "nf4 and fp4 are there")(
+            draft, key, value
+        )
 
 
 @rule_with
@@ -293,15 +304,28 @@ def seconds(draft: Draft, key: str, value: Any, path: str) -> None:
     if isinstance(value, (int, float)) and 1 <= value <= 24 * 3600:
         draft.carry(key, path, float(value))
     else:
-        draft.unneeded(key, "data are prepared before the ranks meet, so no such patience is needed")
+        draft.unneeded(
+            key, "data are prepared before the ranks meet, so no such patience is needed"
+        )
 
 
 def packing(draft: Draft, key: str, value: Any) -> None:
     """Packed rows: where others pack before they batch, a batch counts full rows, and so it does here then."""
     if as_flag(value):
-        draft.carry(key, "data.packing", True, f"data.packing: true, and training.global_batch_tokens: packed; {_ROWS}")
-        draft.assume("training.global_batch_tokens", "packed", f"{draft.peer} counts packed rows, not samples")
-        draft.comments[("training", "global_batch_tokens")] = "full rows of data.max_length are counted, as there"
+        draft.carry(
+            key,
+            "data.packing",
+            True,
+            f"data.packing: true, and training.global_batch_tokens: packed; {_ROWS}",
+        )
+        draft.assume(
+            "training.global_batch_tokens",
+            "packed",
+            f"{draft.peer} counts packed rows, not samples",
+        )
+        draft.comments[("training", "global_batch_tokens")] = (
+            "full rows of data.max_length are counted, as there"
+        )
     else:
         draft.carry(key, "data.packing", False)
 
@@ -315,7 +339,9 @@ def share(draft: Draft, key: str, value: Any) -> None:
     elif isinstance(value, (int, float)) and 0 < value < 1:
         draft.carry(key, "data.eval", float(value))
     else:
-        draft.approximate(key, "data.eval", 0.05, "a share is held out here, not a number of rows; adjust it")
+        draft.approximate(
+            key, "data.eval", 0.05, "a share is held out here, not a number of rows; adjust it"
+        )
 
 
 @rule_with
@@ -330,40 +356,54 @@ def number(draft: Draft, key: str, value: Any, path: str) -> None:
 _OF_SEVERAL: dict[str, Rule] = {
     "packing": packing,
     "padding_free": unneeded("nothing is padded here either way"),
-    "lora_target_modules": modules,
+    "lora_target_modules": modules("all-linear"),
     "use_rslora": flag("lora.use_rslora", True),
     "use_dora": flag("lora.use_dora", True),
     "load_in_4bit": flag("quantization", "4bit"),
     "load_in_8bit": flag("quantization", "8bit"),
     "fp8": flag("training.fp8", True),
-    "activation_offloading": dropped("activations are recomputed (gradient_checkpointing), not moved to the host"),
+    "activation_offloading": dropped(
+        "activations are recomputed (gradient_checkpointing), not moved to the host", False
+    ),
 }
 """Rules for keys that some tools have, and others do not know."""
 _OTHER_KINDS = ("fp16", "float16", "bfloat16", "dtype", "torch_dtype", "load_in_8bit")
 _ROWS = "a step holds as many tokens as there"
-TRACKERS, _SWITCHES = ("mlflow", "wandb", "trackio"), ("", "_project", "_project_name", "_experiment_name")
+TRACKERS, _SWITCHES = (
+    ("mlflow", "wandb", "trackio"),
+    ("", "_project", "_project_name", "_experiment_name"),
+)
 _NO_MODE = "online or offline; take tracking.wandb out to leave it off"
 _WANDB: dict[str, Rule] = {
     **{f"wandb_{name}": same(f"tracking.wandb.{name}") for name in ("project", "entity")},
     "wandb_run_group": same("tracking.wandb.group"),
-    "wandb_mode": choice("tracking.wandb.mode", {"online": "online", "offline": "offline"}, None, _NO_MODE),
-    "wandb_log_model": choice("tracking.wandb.log_model", {True: True, "end": True, "checkpoint": True, False: False}),
+    "wandb_mode": choice(
+        "tracking.wandb.mode", {"online": "online", "offline": "offline"}, None, _NO_MODE
+    ),
+    "wandb_log_model": choice(
+        "tracking.wandb.log_model", {True: True, "end": True, "checkpoint": True, False: False}
+    ),
 }
 _NO_EFFECT = "has no counterpart, and no effect on the result"
 
 TRAINING: dict[str, Rule] = {
     **plain(
         "num_train_epochs per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing "
-        "per_device_eval_batch_size learning_rate warmup_ratio weight_decay max_grad_norm adam_beta1 adam_beta2 "
+        "per_device_eval_batch_size learning_rate weight_decay max_grad_norm adam_beta1 adam_beta2 "
         "adam_epsilon metric_for_best_model greater_is_better early_stopping_patience seed output_dir"
     ),
     "adam_eps": same("training.adam_epsilon"),
-    "streaming": dropped("data are prepared once, into files that need no memory"),
-    **each("dtype torch_dtype", choice("model.dtype", {n: n for n in ("auto", "bfloat16", "float16", "float32")})),
-    **each("lora_model_dir adapter_name_or_path", dropped("no run begins from an adapter; merge it into the model")),
+    "streaming": dropped("data are prepared once, into files that need no memory", False),
+    **each(
+        "dtype torch_dtype",
+        choice("model.dtype", {n: n for n in ("auto", "bfloat16", "float16", "float32")}),
+    ),
+    **each(
+        "lora_model_dir adapter_name_or_path",
+        dropped("no run begins from an adapter; merge it into the model"),
+    ),
     "max_steps": max_steps,
     "save_total_limit": total_limit,
-    "warmup_steps": warmup_steps,
     **each("use_cpu no_cuda", flag("compute.gpus_per_node", 0)),
     "logging_steps": steps("training.logging_steps"),
     "eval_steps": steps("training.eval_steps"),
@@ -377,11 +417,21 @@ TRAINING: dict[str, Rule] = {
     "tf32": unneeded("matrix products of float32 use TF32 where the GPU has it"),
     "run_name": run_name,
     "report_to": trackers,
-    **each("use_swanlab use_comet comet_project_name swanlab_project", dropped("not there; others are (tracking)")),
-    **{key: of_tracker("wandb", rule) for name, rule in _WANDB.items() for key in (name, name.upper())},
+    **each("use_swanlab use_comet", dropped("not there; others are (tracking)", False)),
+    **each("comet_project_name swanlab_project", dropped("not there; others are (tracking)")),
+    **{
+        key: of_tracker("wandb", rule)
+        for name, rule in _WANDB.items()
+        for key in (name, name.upper())
+    },
     **each("wandb_name WANDB_NAME wandb_exp_name mlflow_run_name trackio_run_name", run_name),
-    "wandb_run_id": dropped("a run's id follows from its directory, so that each start goes on with it"),
-    **each("wandb_watch WANDB_WATCH", dropped("gradients and weights are not sent; their norm is")),
+    "wandb_run_id": dropped(
+        "a run's id follows from its directory, so that each start goes on with it"
+    ),
+    **each(
+        "wandb_watch WANDB_WATCH",
+        dropped("gradients and weights are not sent; their norm is", False),
+    ),
     "MLFLOW_EXPERIMENT_NAME": of_tracker("mlflow", same("tracking.mlflow.experiment")),
     "MLFLOW_TRACKING_URI": of_tracker("mlflow", same("tracking.mlflow.uri")),
     "NPROC_PER_NODE": number("compute.processes"),
@@ -390,23 +440,29 @@ TRAINING: dict[str, Rule] = {
     "trackio_space_id": of_tracker("trackio", same("tracking.trackio.space_id")),
     "trust_remote_code": remote_code,
     "ddp_timeout": seconds("training.timeout_seconds"),
-    "load_best_model_at_end": unneeded("`best` is a link to the best checkpoint, `last` to the last"),
+    "load_best_model_at_end": unneeded(
+        "`best` is a link to the best checkpoint, `last` to the last"
+    ),
     **each("resume_from_checkpoint auto_resume_from_checkpoints", resumption),
-    "neftune_noise_alpha": dropped("noise on embeddings is not there"),
+    "neftune_noise_alpha": dropped("noise on embeddings is not there", 0),
     "use_liger_kernel": unneeded("fused kernels are used where they are proved equal"),
-    "label_smoothing_factor": dropped("label smoothing is not there"),
+    "label_smoothing_factor": dropped("label smoothing is not there", 0),
     "group_by_length": unneeded("it saves padding, and nothing is padded here"),
     "average_tokens_across_devices": always(
         "one divisor for the whole global batch, as here", "one divisor for the whole global batch"
     ),
-    "auto_find_batch_size": dropped("`kubetune plan` and training.preflight say what fits"),
+    "auto_find_batch_size": dropped("`kubetune plan` and training.preflight say what fits", False),
     "push_to_hub": push,
-    "hub_strategy": only(["end"], "uploaded after a good end, as here", "the best is uploaded once, after a good end"),
+    "hub_strategy": only(
+        ["end"], "uploaded after a good end, as here", "the best is uploaded once, after a good end"
+    ),
     "data_seed": dropped("training.seed decides the order of the data too"),
-    "dataloader_drop_last": dropped("the last step of an epoch takes the samples that are left"),
-    "eval_on_start": dropped("nothing is evaluated before the first step"),
+    "dataloader_drop_last": dropped(
+        "the last step of an epoch takes the samples that are left", False
+    ),
+    "eval_on_start": dropped("nothing is evaluated before the first step", False),
     "do_train": always("a run trains", "a run trains; see `kubetune evaluate`"),
-    "do_predict": dropped("see `kubetune generate`"),
+    "do_predict": dropped("see `kubetune generate`", False),
     "hub_model_id": hub_model,
     "hub_private_repo": same("push.private"),
     "lr_scheduler_kwargs": dropped("schedules have no settings of their own"),

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Literal, NoReturn, ParamSpec
 from kubetune.base.humanize import nearest
 from kubetune.base.secrets import is_secret
 from kubetune.errors import ConfigError
+from kubetune.plugins.importers.not_here import purpose_of
 from kubetune.plugins.importers.writing import inline
 
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(")
@@ -49,6 +50,8 @@ class Draft:
     seen: set[str] = field(default_factory=set)
     at: str = ""
     """The key that was taken last."""
+    command: str | None = None
+    """The command of a script, such as `sft` or `pt`."""
 
     def take(self, key: str) -> Any:
         """The value of a key that the caller deals with; None where it is missing or empty."""
@@ -64,10 +67,17 @@ class Draft:
     def carry(self, key: str, path: str, value: Any, text: str = "") -> None:
         """Our setting means what theirs does. `text` tells of it where the value alone does not."""
         if found := _VARIABLE.search(inline(value)):
-            self.drop(key, f"{inline(value)} holds {found[0]}, which the file does not set; put its value there")
+            self.drop(
+                key,
+                f"{inline(value)} holds {found[0]}, which the file does not set; put its value there",
+            )
             return
         self._put(path, value, key)
-        self._note("carried", key, text or (f"{path}: {inline(value)}" if value is not None else f"a `{path}` section"))
+        self._note(
+            "carried",
+            key,
+            text or (f"{path}: {inline(value)}" if value is not None else f"a `{path}` section"),
+        )
 
     def approximate(self, key: str, path: str, value: Any, why: str) -> None:
         """Our setting comes near theirs; `why` says what differs."""
@@ -80,18 +90,26 @@ class Draft:
         """The file leaves this out and their default is not ours, so theirs is written down."""
         if not self.has(path):
             self._put(path, value)
-            self.notes.append(Note("assumed", path, {} if value is None else value, why or f"{self.peer}'s default"))
+            self.notes.append(
+                Note(
+                    "assumed", path, {} if value is None else value, why or f"{self.peer}'s default"
+                )
+            )
 
     def drop(self, key: str, why: str) -> None:
         """Note that what the key does is not done here."""
         self._note("dropped", key, why)
 
     def drop_rest(
-        self, place: str, section: Mapping[str, Any], known: Collection[str], why: Mapping[str, str] | None = None
+        self,
+        place: str,
+        section: Mapping[str, Any],
+        known: Collection[str],
+        why: Mapping[str, str] | None = None,
     ) -> None:
         """Note all other keys of a section, such as a source of data."""
         for name, value in section.items():
-            if name not in known and value not in (None, "", {}) and as_flag(value) is not False:
+            if name not in known and value not in (None, "", {}):
                 self.drop(f"{place}.{name}", (why or {}).get(name, "sources have no such setting"))
 
     def unneeded(self, key: str, why: str) -> None:
@@ -100,11 +118,16 @@ class Draft:
 
     def refuse(self, key: str, why: str) -> NoReturn:
         """No run could mean what the key says. Raises ConfigError at its line."""
-        raise ConfigError(f"{self.path}:{self.lines.get(key, 1)}: {key}: {why}. Nothing was written.")
+        raise ConfigError(
+            f"{self.path}:{self.lines.get(key, 1)}: {key}: {why}. Nothing was written."
+        )
 
     def refuse_value(self, key: str) -> NoReturn:
         """Raise ConfigError at a key's line: its value is of another kind than its tool takes there."""
-        self.refuse(key, f"found {inline(self.given.get(key))}, which is no value that {self.peer} takes there")
+        self.refuse(
+            key,
+            f"found {inline(self.given.get(key))}, which is no value that {self.peer} takes there",
+        )
 
     def withdraw(self, path: str, why: str) -> None:
         """Take a setting out again: the key that it came from is dropped after all."""
@@ -115,7 +138,9 @@ class Draft:
             if key := self.origins.pop(parts, None):
                 self.drop(key, why)
             else:
-                self.notes[:] = [note for note in self.notes if (note.kind, note.key) != ("assumed", path)]
+                self.notes[:] = [
+                    note for note in self.notes if (note.kind, note.key) != ("assumed", path)
+                ]
 
     def _put(self, path: str, value: Any, key: str | None = None) -> None:
         self.settings[_parts(path)] = value
@@ -140,7 +165,12 @@ class Draft:
                 except WRONG_KINDS:
                     self.refuse_value(key)
             elif key.isupper():
-                self.unneeded(key, "an environment variable; set it where the run is started, or in kubernetes.env")
+                self.unneeded(
+                    key,
+                    "an environment variable; set it where the run is started, or in kubernetes.env",
+                )
+            elif row := purpose_of(key):
+                dropped(row.reason, *row.off)(self, key, value)
             else:
                 close = nearest(key, rules, 0.8)
                 hint = f"; did you mean {close}?" if close else ""
@@ -153,7 +183,9 @@ P = ParamSpec("P")
 
 def rule_with(function: Callable[Concatenate[Draft, str, Any, P], None]) -> Callable[P, Rule]:
     """From a rule with more parameters than draft, key and value, a function of these that makes the rule."""
-    return lambda *args, **kwargs: lambda draft, key, value: function(draft, key, value, *args, **kwargs)
+    return lambda *args, **kwargs: (
+        lambda draft, key, value: function(draft, key, value, *args, **kwargs)
+    )
 
 
 def is_empty(value: Any) -> bool:
@@ -183,11 +215,24 @@ def same(draft: Draft, key: str, value: Any, path: str) -> None:
 
 @rule_with
 def choice(
-    draft: Draft, key: str, value: Any, path: str, values: Mapping[Any, Any], otherwise: Any = None, why: str = _NOT_ONE
+    draft: Draft,
+    key: str,
+    value: Any,
+    path: str,
+    values: Mapping[Any, Any],
+    otherwise: Any = None,
+    why: str = _NOT_ONE,
 ) -> None:
     """One of a few values. Another one is approximated by `otherwise`, or dropped."""
     value = as_flag(value)
-    found = next((ours for theirs, ours in values.items() if theirs == value and type(theirs) is type(value)), None)
+    found = next(
+        (
+            ours
+            for theirs, ours in values.items()
+            if theirs == value and type(theirs) is type(value)
+        ),
+        None,
+    )
     if found is not None:
         draft.carry(key, path, found)
     elif otherwise is not None:
@@ -215,7 +260,9 @@ def always(draft: Draft, key: str, value: Any, why: str, otherwise: str | None =
 
 
 @rule_with
-def only(draft: Draft, key: str, value: Any, values: Collection[Any], why: str, otherwise: str) -> None:
+def only(
+    draft: Draft, key: str, value: Any, values: Collection[Any], why: str, otherwise: str
+) -> None:
     """Nothing is lost without the key where it has one of these values; any other is not done here."""
     if value in values:
         draft.unneeded(key, why)
@@ -229,9 +276,9 @@ def unneeded(why: str) -> Rule:
 
 
 @rule_with
-def dropped(draft: Draft, key: str, value: Any, why: str) -> None:
-    """Not done here. Switched off it is no loss."""
-    if as_flag(value) is False or value in (0, "none", "no"):
+def dropped(draft: Draft, key: str, value: Any, why: str, *off: Any) -> None:
+    """Drop what is not done here. `off`: the values with which the tool does not do it either."""
+    if as_flag(value) in off:
         draft.unneeded(key, "off, as here")
     else:
         draft.drop(key, why)

@@ -17,12 +17,20 @@ from kubetune.errors import ConfigError
 
 _SCRIPTS = (".sh", ".bash")
 _COMMANDS = {
-    "ms-swift": re.compile(r"\b(?:swift|megatron|swift/cli/main\.py)\s+(\w+)|\bswift/cli/(sft|pt)\.py"),
-    "TRL": re.compile(r"\btrl(?:\s+|/scripts/)(\w+)|\bscripts/(sft|dpo|kto|orpo|cpo|reward)(?:_vlm|_modeling)?\.py"),
+    "ms-swift": re.compile(
+        r"\b(?:swift|megatron|swift/cli/main\.py)\s+(\w+)|\bswift/cli/(sft|pt)\.py"
+    ),
+    "TRL": re.compile(
+        r"\btrl(?:\s+|/scripts/)(\w+)|\bscripts/(sft|dpo|kto|orpo|cpo|reward)(?:_vlm|_modeling)?\.py"
+    ),
     "LLaMA-Factory": re.compile(r"\bllamafactory-cli\s+(\w+)"),
 }
 _CONFIG = re.compile(r"(?:\s+|.*\s--config[\s=]+)['\"]?([^\s'\"-][^\s'\"]*\.(?:ya?ml|json))\b")
-_LAUNCHED = {"nproc_per_node": "NPROC_PER_NODE", "num_processes": "NPROC_PER_NODE", "nnodes": "NNODES"}
+_LAUNCHED = {
+    "nproc_per_node": "NPROC_PER_NODE",
+    "num_processes": "NPROC_PER_NODE",
+    "nnodes": "NNODES",
+}
 _VARIABLE = re.compile(r"^(\w+)=(.*)$")
 _ASSIGNMENT = re.compile(r"(?:export\s+)?(\w+)=([^\s$`]*)")
 _SHELL_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
@@ -50,7 +58,9 @@ def read_foreign(path: Path) -> Foreign:
     """The settings of a file. Raises ConfigError where there are none."""
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "no such file"
-        raise ConfigError(f"{path}: {found}; expected a config of another tool. Nothing was written.")
+        raise ConfigError(
+            f"{path}: {found}; expected a config of another tool. Nothing was written."
+        )
     if path.suffix in _SCRIPTS:
         return _read_script(path)
     entries, problems = read_entries(path)
@@ -64,10 +74,18 @@ def read_foreign(path: Path) -> Foreign:
         raise ConfigError(f"{path}: holds no setting. Nothing was written.")
     for key, what in _OTHER_FILES.items():
         if key in settings:
-            raise ConfigError(f"{path}: is {what}; expected the config of a training run. Nothing was written.")
+            raise ConfigError(
+                f"{path}: is {what}; expected the config of a training run. Nothing was written."
+            )
     data, model = settings.get("data"), settings.get("model")
-    if isinstance(data, dict) and "train" in data and not (isinstance(model, dict) and "model_name" in model):
-        raise ConfigError(f"{path}: is a run file of kubetune already; see `kubetune plan`. Nothing was written.")
+    if (
+        isinstance(data, dict)
+        and "train" in data
+        and not (isinstance(model, dict) and "model_name" in model)
+    ):
+        raise ConfigError(
+            f"{path}: is a run file of kubetune already; see `kubetune plan`. Nothing was written."
+        )
     lines: dict[str, int] = {}
     for entry in entries:
         lines.setdefault(str(entry.path[0]), entry.origin.line)
@@ -94,11 +112,22 @@ def _read_script(path: Path) -> Foreign:
                     break
                 verb = next(filter(None, found.groups()))
                 before, after = command[: found.start()], command[found.end() :]
-                settings = exported | _variables(before) | _from_file(after, path) | _arguments(after, path, number)
+                settings = (
+                    exported
+                    | _variables(before)
+                    | _from_file(after, path)
+                    | _arguments(after, path, number)
+                )
                 for key, value in _arguments(before, path, number).items():
-                    value = value[0] if isinstance(value, list) else value  # the others are the program's name
+                    value = (
+                        value[0] if isinstance(value, list) else value
+                    )  # the others are the program's name
                     settings[_LAUNCHED.get(key, f"launcher --{key}")] = value
-                more = {number: after[again.start() :].strip()} if (again := pattern.search(after)) else {}
+                more = (
+                    {number: after[again.start() :].strip()}
+                    if (again := pattern.search(after))
+                    else {}
+                )
                 first = Foreign(settings, dict.fromkeys(settings, number), peer, verb, more)
     if first is not None:
         return first
@@ -161,7 +190,9 @@ def _from_file(text: str, path: Path) -> dict[str, Any]:
     places = [folder / found[1] for folder in (*path.absolute().parents, Path.cwd())]
     file = next((place for place in places if place.is_file()), None)
     if file is None:
-        raise ConfigError(f"{path}: takes its settings from {found[1]}, which is not found. Nothing was written.")
+        raise ConfigError(
+            f"{path}: takes its settings from {found[1]}, which is not found. Nothing was written."
+        )
     return dict(read_foreign(file).settings)
 
 
@@ -171,7 +202,9 @@ def _arguments(text: str, path: Path, number: int) -> dict[str, Any]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(f"{path}:{number}: is no shell command that can be read: {error}") from None
+        raise ConfigError(
+            f"{path}:{number}: is no shell command that can be read: {error}"
+        ) from None
     settings: dict[str, Any] = {}
     key: str | None = None
     for word in words:
@@ -184,7 +217,11 @@ def _arguments(text: str, path: Path, number: int) -> dict[str, Any]:
         elif key is not None:
             before = settings[key]
             more = _value(word)
-            settings[key] = more if before is True else [*(before if isinstance(before, list) else [before]), more]
+            settings[key] = (
+                more
+                if before is True
+                else [*(before if isinstance(before, list) else [before]), more]
+            )
     return settings
 
 

@@ -26,7 +26,10 @@ def template(draft: Draft, key: str, value: Any, same: tuple[str, ...] = ()) -> 
     if name in _OWN:
         draft.unneeded(key, "the tokenizer's own chat template, as here")
     elif name.startswith(_FALLBACK):
-        draft.unneeded(key, "the tokenizer's own; where it has none, name one in model.chat_template, as `chatml`")
+        draft.unneeded(
+            key,
+            "the tokenizer's own; where it has none, name one in model.chat_template, as `chatml`",
+        )
     elif name in same:
         draft.carry(key, "model.chat_template", name)
     else:

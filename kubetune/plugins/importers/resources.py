@@ -50,13 +50,19 @@ def convert(draft: Draft) -> None:
         if name != key and not is_empty(value):
             _variable(draft, key, name, value)
     draft.apply(RULES)
-    draft.assume("kubernetes.image", _IMAGE, "the file names none; put yours here, see docs/image.md")
+    draft.assume(
+        "kubernetes.image", _IMAGE, "the file names none; put yours here, see docs/image.md"
+    )
     chosen = ["kubernetes.image"]
     if not draft.has("model.path") and not draft.has("data.train"):
         for path, value in _USUAL.items():
-            draft.assume(path, value, "not in the file; usual in the script beside it, put yours here")
+            draft.assume(
+                path, value, "not in the file; usual in the script beside it, put yours here"
+            )
         chosen += ["model", "data.train", "data.eval"]
-    draft.comments |= {tuple(path.split(".")): "not in that file: put yours here" for path in chosen}
+    draft.comments |= {
+        tuple(path.split(".")): "not in that file: put yours here" for path in chosen
+    }
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -70,13 +76,19 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
 def _variable(draft: Draft, key: str, name: str, value: Any) -> None:
     """A variable of the container: a secret by reference, a setting of ours, or one more variable."""
     if names_secret(name):
-        secrets, secret = draft.settings.get(("kubernetes", "secrets"), {}), name.lower().replace("_", "-")
+        secrets, secret = (
+            draft.settings.get(("kubernetes", "secrets"), {}),
+            name.lower().replace("_", "-"),
+        )
         text = f"kubernetes.secrets: {name} by reference; put it into the cluster: kubetune secret"
         draft.carry(key, "kubernetes.secrets", {**secrets, name: {"secret": secret}}, text)
     elif name == "RUN_NAME":
         run_name(draft, key, value)
     elif name == "RESULT_MODEL_ID" and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(value)):
-        draft.drop(key, "push.repo wants ORG/NAME; set it, and the result is uploaded there after a good end")
+        draft.drop(
+            key,
+            "push.repo wants ORG/NAME; set it, and the result is uploaded there after a good end",
+        )
     elif name in VARIABLES:
         path = VARIABLES[name].path
         draft.carry(key, path, [{"path": str(value)}] if path == "data.train" else value)

@@ -18,6 +18,8 @@ from kubetune.plugins.importers.draft import (
 )
 from kubetune.plugins.importers.preferences import is_preferred
 from kubetune.plugins.importers.prompts import template_file
+from kubetune.plugins.importers.targets import assume_peft_default
+from kubetune.plugins.importers.warm_up import OF_TRANSFORMERS, warm_up
 
 NAME = "TRL"
 MARKS = ("dataset_name", "use_peft", "dataset_train_split", "dataset_test_split", "assistant_only_loss",
@@ -37,20 +39,39 @@ _LORA = {"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05}
 
 def convert(draft: Draft) -> None:
     """Fill in the draft."""
+    _bits(draft)
     if as_flag(draft.take("use_peft")):
         draft.carry("use_peft", "lora", None)
     else:
-        common.forget(draft, "says nothing without use_peft", "lora_", "use_dora", "use_rslora", "load_in_")
+        if "use_peft" in draft.given:
+            draft.unneeded("use_peft", "off: every parameter is trained")
+        common.forget(
+            draft, "says nothing without use_peft", "lora_", "use_dora", "use_rslora", "load_in_"
+        )
     if str(draft.given.get("max_length", "")) == "None":
-        why = "no limit there; here a row that is longer than data.max_length stops the run: raise it"
+        why = (
+            "no limit there; here a row that is longer than data.max_length stops the run: raise it"
+        )
         draft.approximate("max_length", "data.overlong", "error", why)
         draft.assume("data.max_length", 8192, "the file sets no limit")
     _data(draft)
     if not is_preferred(draft):
         _loss(draft)
     common.pin_fsdp(draft, "fsdp", "fsdp_config")
+    warm_up(draft, OF_TRANSFORMERS)
     draft.apply(RULES)
     common.defaults(draft, _DEFAULTS, _LORA)
+    assume_peft_default(draft, "lora_target_modules", "model_name_or_path")
+
+
+def _bits(draft: Draft) -> None:
+    """Refuse what TRL refuses: both numbers of bits, and a quantised base that is trained itself."""
+    asked = [key for key in ("load_in_4bit", "load_in_8bit") if as_flag(draft.given.get(key))]
+    if len(asked) == 2:
+        draft.refuse(asked[1], "TRL refuses it beside load_in_4bit")
+    if asked and not as_flag(draft.given.get("use_peft")):
+        why = "a quantised base is not trained itself, there as here; expected use_peft: true, or no quantisation"
+        draft.refuse(asked[0], why)
 
 
 def _data(draft: Draft) -> None:
@@ -93,7 +114,10 @@ def _mixture(draft: Draft) -> None:
         source |= {ours: item[theirs] for ours, theirs in _MIXED.items() if item.get(theirs)}
         if item.get("weight") not in (None, 1):
             source["weight"] = float(item["weight"])
-        place, others = f"dataset_mixture.datasets[{number}]", set(item.get("columns") or ()).difference(_READ)
+        place, others = (
+            f"dataset_mixture.datasets[{number}]",
+            set(item.get("columns") or ()).difference(_READ),
+        )
         if others:
             draft.drop(f"{place}.columns", f"nothing is done with {', '.join(sorted(others))}")
         draft.drop_rest(place, item, ("id", "weight", "columns", *_MIXED.values()))
@@ -119,7 +143,10 @@ def _source(draft: Draft, key: str, item: Any) -> dict[str, Any]:
 
 
 def _loss(draft: Draft) -> None:
-    answers, completions = as_flag(draft.take("assistant_only_loss")), as_flag(draft.take("completion_only_loss"))
+    answers, completions = (
+        as_flag(draft.take("assistant_only_loss")),
+        as_flag(draft.take("completion_only_loss")),
+    )
     if answers:
         draft.carry("assistant_only_loss", "data.train_on", "assistant")
     elif completions:
@@ -154,17 +181,27 @@ RULES: dict[str, Rule] = {
         "packing padding_free activation_offloading"
     ),
     **each("chat_template_path chat_template", template_file),
-    "dataset_mixer": dropped("write each data set into data.train as a source with its split and weight"),
+    "dataset_mixer": dropped(
+        "write each data set into data.train as a source with its split and weight"
+    ),
     "dataset_splits": dropped("a source has one split; see data.train[…].split"),
     "packing_strategy": _packing_strategy,
-    "truncation_mode": choice("data.overlong", {"keep_start": "truncate"}, "truncate", "the end is cut, not the start"),
-    "dataset_streaming": dropped("data are prepared once, into files that need no memory"),
+    "truncation_mode": choice(
+        "data.overlong", {"keep_start": "truncate"}, "truncate", "the end is cut, not the start"
+    ),
+    "dataset_streaming": dropped("data are prepared once, into files that need no memory", False),
     "bnb_4bit_quant_type": common.four_bits("load_in_4bit", True),
-    "loss_type": only(["nll", "chunked_nll"], "cross-entropy, as here", "cross-entropy is the only loss"),
-    "lora_task_type": only(["CAUSAL_LM"], "follows from the task", "the task is causal_lm; see task"),
+    "loss_type": only(
+        ["nll", "chunked_nll"], "cross-entropy, as here", "cross-entropy is the only loss"
+    ),
+    "lora_task_type": only(
+        ["CAUSAL_LM"], "follows from the task", "the task is causal_lm; see task"
+    ),
     "pad_token": unneeded("nothing is padded"),
     "shuffle_dataset": unneeded("rows are shuffled, each epoch anew, there as here"),
-    "env": dropped("environment variables are set where the command is started, or in kubernetes.env"),
+    "env": dropped(
+        "environment variables are set where the command is started, or in kubernetes.env"
+    ),
     **each(
         "use_bnb_nested_quant bnb_4bit_quant_storage eval_packing pad_to_multiple_of ignore_bias_buffers config",
         unneeded("has no counterpart, and no effect on the result"),

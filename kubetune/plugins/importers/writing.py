@@ -22,7 +22,9 @@ from kubetune.config import json_schema
 _WIDTH = 100
 
 
-def run_file(settings: Mapping[tuple[str, ...], Any], comments: Mapping[tuple[str, ...], str]) -> str:
+def run_file(
+    settings: Mapping[tuple[str, ...], Any], comments: Mapping[tuple[str, ...], str]
+) -> str:
     """The text of a run file with these settings by path; `comments` stand at the end of their lines."""
     tree: dict[str, Any] = {}
     for path, value in settings.items():
@@ -43,7 +45,8 @@ def comment(lines: Iterable[str]) -> str:
     folded = [
         part
         for line in lines
-        for part in textwrap.wrap(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False) or [""]
+        for part in textwrap.wrap(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        or [""]
     ]
     return "".join(f"# {line}".rstrip() + "\n" for line in folded)
 
@@ -71,7 +74,11 @@ def _setting(path: KeyPath, value: Any, comments: Mapping[tuple[str, ...], str])
         return
     line = f"{indent}{key}: {inline(value)}"
     note = comments.get(tuple(str(part) for part in path))
-    if isinstance(value, list) and value and (len(line) > _WIDTH or any(isinstance(item, dict) for item in value)):
+    if (
+        isinstance(value, list)
+        and value
+        and (len(line) > _WIDTH or any(isinstance(item, dict) for item in value))
+    ):
         yield f"{indent}{key}:" + (f"\t# {note}" if note else "")
         yield from (f"{indent}  - {inline(item)}" for item in value)
         return

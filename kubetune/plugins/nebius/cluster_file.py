@@ -19,18 +19,32 @@ from kubetune.base.humanize import nearest
 from kubetune.base.provenance import KeyPath, Origin, Problem, Tree, dotted
 from kubetune.base.yaml_reader import read_entries
 from kubetune.config.schema.base import Section
-from kubetune.config.schema.cluster import AbsolutePath, Label, LabelKey, LabelValue, Name, Quantity, quantity_bytes
+from kubetune.config.schema.cluster import (
+    AbsolutePath,
+    Label,
+    LabelKey,
+    LabelValue,
+    Name,
+    Quantity,
+    quantity_bytes,
+)
 from kubetune.errors import ConfigError
 
 GIBI = 1 << 30
 HOURS_PER_MONTH = 730
 
-ResourceName = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$", examples=["tune-gpu"])]
+ResourceName = Annotated[
+    str, Field(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$", examples=["tune-gpu"])
+]
 ResourceId = Annotated[str, Field(pattern=r"^[a-z0-9]+-[a-z0-9]+$", examples=["project-e00abc"])]
 Chart = Annotated[str, Field(pattern=r"^[A-Za-z0-9:/._-]+$", description="Helm chart.")]
 ChartVersion = Annotated[
     str,
-    Field(pattern=r"^v?[0-9]+(\.[0-9]+){0,2}([+-][A-Za-z0-9.+-]+)?$", examples=["0.19.2"], description="Its version."),
+    Field(
+        pattern=r"^v?[0-9]+(\.[0-9]+){0,2}([+-][A-Za-z0-9.+-]+)?$",
+        examples=["0.19.2"],
+        description="Its version.",
+    ),
 ]
 Price = Annotated[float | None, Field(ge=0)]
 
@@ -43,9 +57,12 @@ def gibibytes(size: str) -> int:
 class ServiceAccountConfig(Section):
     """The account that nodes act as."""
 
-    name: ResourceName = Field(description="The nodes act as this account; made if there is none of this name.")
+    name: ResourceName = Field(
+        description="The nodes act as this account; made if there is none of this name."
+    )
     group: ResourceId | None = Field(
-        None, description="Id of a group it is put into, such as the tenant's `viewers`, to pull private images."
+        None,
+        description="Id of a group it is put into, such as the tenant's `viewers`, to pull private images.",
     )
 
 
@@ -54,9 +71,13 @@ class FilesystemConfig(Section):
 
     name: ResourceName = Field(description="Name of the shared filesystem.")
     size: Quantity = Field(description="Such as `2Ti`; whole GiB are made of it.")
-    type: Literal["network_ssd", "network_hdd", "weka", "vast"] = Field("network_ssd", description="Kind of storage.")
+    type: Literal["network_ssd", "network_hdd", "weka", "vast"] = Field(
+        "network_ssd", description="Kind of storage."
+    )
     block_size_bytes: int = Field(4096, ge=512, le=1 << 20, description="Block size.")
-    mount_tag: ResourceName = Field("csi-storage", description="What the nodes know it by (virtiofs).")
+    mount_tag: ResourceName = Field(
+        "csi-storage", description="What the nodes know it by (virtiofs)."
+    )
     mount_point: AbsolutePath = Field("/mnt/data", description="Where every node mounts it.")
     price_per_gib_month: Price = Field(None, description="Price of one GiB for a month.")
 
@@ -64,9 +85,9 @@ class FilesystemConfig(Section):
 class DiskConfig(Section):
     """The disk that a node starts from."""
 
-    type: Literal["network_ssd", "network_hdd", "network_ssd_io_m3", "network_ssd_non_replicated"] = Field(
-        "network_ssd", description="Kind of disk."
-    )
+    type: Literal[
+        "network_ssd", "network_hdd", "network_ssd_io_m3", "network_ssd_non_replicated"
+    ] = Field("network_ssd", description="Kind of disk.")
     size: Quantity = Field("200Gi", description="Size; images and each pod's own files lie on it.")
     price_per_gib_month: Price = Field(None, description="Price of one GiB for a month.")
 
@@ -87,7 +108,9 @@ class AutoscalingConfig(Section):
 class TaintConfig(Section):
     """A taint that nodes of a group begin with."""
 
-    key: LabelKey = Field(description="Key; only pods that tolerate it run there: `kubernetes.tolerations` of a run.")
+    key: LabelKey = Field(
+        description="Key; only pods that tolerate it run there: `kubernetes.tolerations` of a run."
+    )
     value: LabelValue = Field("", description="Its value.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
         "NoSchedule", description="What happens to others."
@@ -99,22 +122,37 @@ class NodeGroupConfig(Section):
 
     name: ResourceName = Field(description="Name of the group.")
     nodes: int | None = Field(None, ge=1, le=1000, description="How many nodes, all the time.")
-    autoscaling: AutoscalingConfig | None = Field(None, description="As many nodes as pods need, instead of `nodes`.")
+    autoscaling: AutoscalingConfig | None = Field(
+        None, description="As many nodes as pods need, instead of `nodes`."
+    )
     preemptible: bool = Field(
-        False, description="Cheaper nodes that may be taken away at any moment; runs save and go on elsewhere."
+        False,
+        description="Cheaper nodes that may be taken away at any moment; runs save and go on elsewhere.",
     )
     taints: tuple[TaintConfig, ...] = Field((), description="Taints of the Kubernetes nodes.")
-    subnet: ResourceName | None = Field(None, description="Id or name of another subnet than the cluster's.")
-    platform: str = Field(pattern=r"^[a-z0-9-]+$", description="Such as `gpu-h100-sxm` or `cpu-d3`.")
-    preset: str = Field(pattern=r"^[a-z0-9-]+$", description="Size of a node, such as `1gpu-16vcpu-200gb`.")
+    subnet: ResourceName | None = Field(
+        None, description="Id or name of another subnet than the cluster's."
+    )
+    platform: str = Field(
+        pattern=r"^[a-z0-9-]+$", description="Such as `gpu-h100-sxm` or `cpu-d3`."
+    )
+    preset: str = Field(
+        pattern=r"^[a-z0-9-]+$", description="Size of a node, such as `1gpu-16vcpu-200gb`."
+    )
     boot_disk: DiskConfig = Field(default_factory=DiskConfig, description="Disk of each node.")
     drivers_preset: str | None = Field(
-        None, pattern=r"^[A-Za-z0-9._-]+$", description="GPU drivers of the image, such as `cuda12`."
+        None,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="GPU drivers of the image, such as `cuda12`.",
     )
     infiniband_fabric: str | None = Field(
-        None, pattern=r"^[a-z0-9-]+$", description="Fabric such as `fabric-3`: a GPU cluster is made for the group."
+        None,
+        pattern=r"^[a-z0-9-]+$",
+        description="Fabric such as `fabric-3`: a GPU cluster is made for the group.",
     )
-    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, description="Labels of the Kubernetes nodes.")
+    labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, description="Labels of the Kubernetes nodes."
+    )
     price_per_hour: Price = Field(None, description="Price of one node for an hour.")
 
     @model_validator(mode="after")
@@ -138,8 +176,12 @@ class CsiChartConfig(Section):
     )
     version: ChartVersion = "0.1.3"
     namespace: Label = Field("kube-system", description="Where the driver runs.")
-    storage_class: Name = Field("csi-mounted-fs-path-sc", description="The storage class that the chart makes.")
-    values: dict[str, str] = Field(default_factory=dict, description="More values of the chart, such as tolerations.")
+    storage_class: Name = Field(
+        "csi-mounted-fs-path-sc", description="The storage class that the chart makes."
+    )
+    values: dict[str, str] = Field(
+        default_factory=dict, description="More values of the chart, such as tolerations."
+    )
 
 
 class JobSetChartConfig(Section):
@@ -162,7 +204,9 @@ class KueueChartConfig(JobSetChartConfig):
 class ClaimConfig(Section):
     """A claim on the shared filesystem."""
 
-    name: Name = Field(description="Name of the claim; `kubernetes.storage.outputs.claim` of a run file names it.")
+    name: Name = Field(
+        description="Name of the claim; `kubernetes.storage.outputs.claim` of a run file names it."
+    )
     namespace: Label = Field("default", description="Its namespace; made if it is not there.")
     size: Quantity = Field(description="Size of the claim.")
 
@@ -171,19 +215,41 @@ class NebiusCluster(Section):
     """All of a cluster file."""
 
     provider: Literal["nebius"] = Field(description="Whose cloud it is.")
-    name: ResourceName = Field(description="Name of the cluster, and of its context in the kubeconfig.")
-    project: ResourceId | None = Field(None, description="Project; left out: that of the CLI's profile.")
+    name: ResourceName = Field(
+        description="Name of the cluster, and of its context in the kubeconfig."
+    )
+    project: ResourceId | None = Field(
+        None, description="Project; left out: that of the CLI's profile."
+    )
     kubernetes_version: str = Field(pattern=r"^1\.[0-9]{1,2}$", description="Such as `1.33`.")
-    subnet: ResourceName | None = Field(None, description="Id or name; left out: the project's only subnet.")
-    public_endpoint: bool = Field(True, description="Whether the API server is reached from the internet.")
-    service_account: ServiceAccountConfig | None = Field(None, description="Account of the nodes; left out: none.")
-    filesystem: FilesystemConfig | None = Field(None, description="Shared filesystem, mounted by every node.")
+    subnet: ResourceName | None = Field(
+        None, description="Id or name; left out: the project's only subnet."
+    )
+    public_endpoint: bool = Field(
+        True, description="Whether the API server is reached from the internet."
+    )
+    service_account: ServiceAccountConfig | None = Field(
+        None, description="Account of the nodes; left out: none."
+    )
+    filesystem: FilesystemConfig | None = Field(
+        None, description="Shared filesystem, mounted by every node."
+    )
     node_groups: tuple[NodeGroupConfig, ...] = Field(min_length=1, description="The nodes.")
-    csi: CsiChartConfig = Field(default_factory=CsiChartConfig, description="Driver of the shared volumes.")
-    jobset: JobSetChartConfig | None = Field(None, description="JobSet, which `kind: jobset` needs; `{}` installs it.")
-    kueue: KueueChartConfig | None = Field(None, description="Kueue, for runs with `kubernetes.queue`.")
-    claims: tuple[ClaimConfig, ...] = Field((), description="Shared claims (ReadWriteMany) on the filesystem.")
-    ready_minutes: int = Field(60, ge=1, le=1440, description="How long each part may take until it runs.")
+    csi: CsiChartConfig = Field(
+        default_factory=CsiChartConfig, description="Driver of the shared volumes."
+    )
+    jobset: JobSetChartConfig | None = Field(
+        None, description="JobSet, which `kind: jobset` needs; `{}` installs it."
+    )
+    kueue: KueueChartConfig | None = Field(
+        None, description="Kueue, for runs with `kubernetes.queue`."
+    )
+    claims: tuple[ClaimConfig, ...] = Field(
+        (), description="Shared claims (ReadWriteMany) on the filesystem."
+    )
+    ready_minutes: int = Field(
+        60, ge=1, le=1440, description="How long each part may take until it runs."
+    )
     price_per_hour: Price = Field(None, description="Price of the control plane for an hour.")
     currency: str = Field("USD", pattern=r"^[A-Z]{3}$", description="Of all prices.")
 
@@ -191,7 +257,9 @@ class NebiusCluster(Section):
     def _fits_together(self) -> NebiusCluster:
         wrong = []
         if self.claims and not self.filesystem:
-            wrong.append("claims: they lie on the shared filesystem; add filesystem, or leave them out")
+            wrong.append(
+                "claims: they lie on the shared filesystem; add filesystem, or leave them out"
+            )
         names = [group.name for group in self.node_groups]
         if len(set(names)) < len(names):
             wrong.append("node_groups: two have the same name")
@@ -214,9 +282,13 @@ class NebiusCluster(Section):
         return f"nebius-{self.name}"
 
 
-def costs(config: NebiusCluster, there: Collection[str] | None = None) -> Iterator[tuple[str, float | None]]:
+def costs(
+    config: NebiusCluster, there: Collection[str] | None = None
+) -> Iterator[tuple[str, float | None]]:
     """Price of each part an hour; None where the file states no price. `there`: only of the steps with these keys."""
-    yield from ((what, price) for key, what, price in _costs(config) if there is None or key in there)
+    yield from (
+        (what, price) for key, what, price in _costs(config) if there is None or key in there
+    )
 
 
 def _costs(config: NebiusCluster) -> Iterator[tuple[str, str, float | None]]:
@@ -227,14 +299,22 @@ def _costs(config: NebiusCluster) -> Iterator[tuple[str, str, float | None]]:
     for group in config.node_groups:
         key, each = f"node-group/{group.name}", group.price_per_hour
         count = f"up to {group.most}" if group.autoscaling else f"{group.most}"
-        yield key, f"nodes {group.name} ({count} × {group.preset})", None if each is None else group.most * each
+        yield (
+            key,
+            f"nodes {group.name} ({count} × {group.preset})",
+            None if each is None else group.most * each,
+        )
         disk_price = _hourly(group.boot_disk.size, group.boot_disk.price_per_gib_month)
         what = f"boot disks {group.name} ({count} × {gibibytes(group.boot_disk.size):,} GiB)"
         yield key, what, None if disk_price is None else group.most * disk_price
 
 
 def _hourly(size: str, price_per_gib_month: float | None) -> float | None:
-    return None if price_per_gib_month is None else gibibytes(size) * price_per_gib_month / HOURS_PER_MONTH
+    return (
+        None
+        if price_per_gib_month is None
+        else gibibytes(size) * price_per_gib_month / HOURS_PER_MONTH
+    )
 
 
 def load_cluster(path: Path) -> NebiusCluster:
@@ -247,11 +327,19 @@ def load_cluster(path: Path) -> NebiusCluster:
     except ValidationError as error:
         errors = error.errors(include_url=False)
         # A list of which every item is wrong counts as too short as well.
-        deeper = {each["loc"][: len(each["loc"]) - 1 - n] for each in errors for n in range(len(each["loc"]) - 1)}
-        mistakes = [each for each in errors if not (each["type"] == "too_short" and each["loc"] in deeper)]
+        deeper = {
+            each["loc"][: len(each["loc"]) - 1 - n]
+            for each in errors
+            for n in range(len(each["loc"]) - 1)
+        }
+        mistakes = [
+            each for each in errors if not (each["type"] == "too_short" and each["loc"] in deeper)
+        ]
         problems += [problem for each in mistakes for problem in _explain(each, tree)]
     if problems:
-        raise ConfigError([*dict.fromkeys(str(problem) for problem in sorted(problems)), "Nothing was made."])
+        raise ConfigError(
+            [*dict.fromkeys(str(problem) for problem in sorted(problems)), "Nothing was made."]
+        )
     return config
 
 
@@ -276,7 +364,11 @@ def _explain(error: ErrorDetails, tree: Tree) -> Iterator[Problem]:
             yield Problem(origin, f"{name}: found {found}, which is no text; write it in quotes")
         case _:
             found = json.dumps(tree.get(path), ensure_ascii=False)[:60]
-            wanted = error["msg"].replace("Input should be", "expected").replace("String should", "the text should")
+            wanted = (
+                error["msg"]
+                .replace("Input should be", "expected")
+                .replace("String should", "the text should")
+            )
             yield Problem(origin, f"{name}: found {found}; {wanted}")
 
 

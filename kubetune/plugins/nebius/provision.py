@@ -64,8 +64,13 @@ class State:
             return cls(path, context)
         try:
             content = json.loads(path.read_text("utf-8"))
-            records = {key: Record(**{**r, "made": tuple(r["made"])}) for key, r in content["records"].items()}
-            if content["version"] != 1 or any(record.kind not in KINDS for record in records.values()):
+            records = {
+                key: Record(**{**r, "made": tuple(r["made"])})
+                for key, r in content["records"].items()
+            }
+            if content["version"] != 1 or any(
+                record.kind not in KINDS for record in records.values()
+            ):
                 raise ValueError("another version")
             return cls(path, content["context"], records)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -88,7 +93,9 @@ class State:
 
     def fill(self, command: Sequence[str], record: Record | None = None) -> Command:
         """The command with the ids of what is known, and what `record` is called."""
-        values = {key: each.id or "" for key, each in self.records.items()} | {"context": self.context}
+        values = {key: each.id or "" for key, each in self.records.items()} | {
+            "context": self.context
+        }
         if record is not None:
             values |= {"id": record.id or "", "name": record.name, "parent": record.parent}
         return fill(command, values)
@@ -106,7 +113,12 @@ class Finished:
 def run_command(command: Command, stdin: str = "", *, quiet: bool = False) -> Finished:
     """Run one command. What it says on stderr is shown as it comes, unless `quiet`; stdout is kept for us."""
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -139,7 +151,9 @@ def run_command(command: Command, stdin: str = "", *, quiet: bool = False) -> Fi
 def require_programs(names: Sequence[str]) -> None:
     """Raises EnvironmentFault naming every program that is not on the PATH."""
     if missing := [name for name in names if shutil.which(name) is None]:
-        wanted = "\n".join(f"{name} is not on the PATH; install it: {INSTALL[name]}" for name in missing)
+        wanted = "\n".join(
+            f"{name} is not on the PATH; install it: {INSTALL[name]}" for name in missing
+        )
         raise EnvironmentFault(f"{wanted}\nNothing was done.")
 
 
@@ -174,10 +188,17 @@ class Provisioner:
             if only is not None and not record.created and record.id is not None:
                 continue
             kind = KINDS[record.kind]
-            if record.created and record.id is not None and kind.remove and not self._goes_with(record):
+            if (
+                record.created
+                and record.id is not None
+                and kind.remove
+                and not self._goes_with(record)
+            ):
                 done = self._ask(self.state.fill(kind.remove, record))
                 if done.code and not is_absent(kind.remove, done.err):
-                    raise _failed(kind.remove, done, "The rest stays until then; run the same command again.")
+                    raise _failed(
+                        kind.remove, done, "The rest stays until then; run the same command again."
+                    )
             if not self._goes_with(record):
                 self._forget(key)
         if only is not None:
@@ -211,7 +232,11 @@ class Provisioner:
             elif self._goes_with(record):
                 yield key, record, f"goes with the {KINDS[KINDS[record.kind].within].title}"
             else:
-                yield key, record, "is deleted" if KINDS[record.kind].remove else "stays: others may use it"
+                yield (
+                    key,
+                    record,
+                    "is deleted" if KINDS[record.kind].remove else "stays: others may use it",
+                )
 
     def look(self, record: Record) -> Finished | None:
         """Resource there is now of a record, by its id where it has one; None where there is nothing.
@@ -241,7 +266,9 @@ class Provisioner:
         if done is None:
             return None
         dated = bool(KINDS[record.kind].get)  # the others say nothing of their age
-        made_here = bool(record.intended_at) and (not dated or _is_since(done.out, record.intended_at))
+        made_here = bool(record.intended_at) and (
+            not dated or _is_since(done.out, record.intended_at)
+        )
         return replace(record, id=_read_id(record, done.out), created=made_here)
 
     def _ensure(self, step: Step) -> None:
@@ -268,7 +295,9 @@ class Provisioner:
             self.say(f"  {'was made before' if found.created else 'is there already'}: {found.id}")
             self.state.put(step.key, replace(found, made=make))
         elif not step.make:
-            raise EnvironmentFault(f"there is no {KINDS[step.kind].title}; make one in the console, and run it again")
+            raise EnvironmentFault(
+                f"there is no {KINDS[step.kind].title}; make one in the console, and run it again"
+            )
         else:
             self.state.put(step.key, replace(known, intended_at=_now(), made=make))
             out = self._run(make, step.stdin)
@@ -280,7 +309,9 @@ class Provisioner:
         known = self.state.records.get(step.key)
         if known is None:
             known = self._found(Record(step.kind, step.name, step.parent))
-            known = known or Record(step.kind, step.name, step.parent, created=True, intended_at=_now())
+            known = known or Record(
+                step.kind, step.name, step.parent, created=True, intended_at=_now()
+            )
             self.state.put(step.key, known)
         if not known.created:
             self.say("  is there already, and is left as it is")
@@ -319,14 +350,20 @@ class Provisioner:
         self.say(f"  + {shown}" + (f" <<'EOF'\n{stdin}EOF" if stdin else ""))
         done = run_command(command, stdin)
         if done.code:
-            raise _failed(command, done, "What was made so far stays; run the same command again to go on here.")
+            raise _failed(
+                command,
+                done,
+                "What was made so far stays; run the same command again to go on here.",
+            )
         return done.out
 
 
 def _failed(command: Command, done: Finished, advice: str) -> EnvironmentFault:
     said = done.err.strip().splitlines()[-5:] or ["it said nothing"]
     lines = "\n".join(f"  {line}" for line in said)
-    return EnvironmentFault(f"`{shlex.join(command)[:300]}` ended with {done.code}:\n{lines}\n{advice}")
+    return EnvironmentFault(
+        f"`{shlex.join(command)[:300]}` ended with {done.code}:\n{lines}\n{advice}"
+    )
 
 
 def _made_id(out: str, command: Command) -> str:
@@ -344,7 +381,9 @@ def _read_id(record: Record, out: str) -> str | None:
     try:
         return KINDS[record.kind].found(out, record.name)
     except (KeyError, TypeError, json.JSONDecodeError):
-        raise EnvironmentFault(f"looking for the {title} gave other JSON than expected: {out[:200]}") from None
+        raise EnvironmentFault(
+            f"looking for the {title} gave other JSON than expected: {out[:200]}"
+        ) from None
     except ValueError as error:
         raise ConfigError(f"{error}. Nothing was made by it.") from None
 

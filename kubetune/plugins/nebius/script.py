@@ -84,7 +84,10 @@ def _quote_word(word: str) -> str:
         return shlex.quote(word)
     # Every second part is a token's key.
     parts = TOKEN.split(word)
-    return "".join(f'"${_variable(part)}"' if i % 2 else part and shlex.quote(part) for i, part in enumerate(parts))
+    return "".join(
+        f'"${_variable(part)}"' if i % 2 else part and shlex.quote(part)
+        for i, part in enumerate(parts)
+    )
 
 
 def _variable(key: str) -> str:

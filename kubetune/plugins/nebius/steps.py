@@ -24,7 +24,11 @@ from kubetune.plugins.nebius.cluster_file import (
 Command = tuple[str, ...]
 JSON = ("--format", "json")
 # What Nebius calls the effects of taints.
-EFFECTS = {"NoSchedule": "NO_SCHEDULE", "PreferNoSchedule": "PREFER_NO_SCHEDULE", "NoExecute": "NO_EXECUTE"}
+EFFECTS = {
+    "NoSchedule": "NO_SCHEDULE",
+    "PreferNoSchedule": "PREFER_NO_SCHEDULE",
+    "NoExecute": "NO_EXECUTE",
+}
 TOKEN = re.compile(r"@\{([^}]+)\}")
 
 
@@ -53,11 +57,18 @@ def _made_id(text: str, _: str) -> str | None:
 def _subnet_id(text: str, name: str) -> str | None:
     """The only subnet, or that of this name."""
     answer = json.loads(text or "{}")
-    known = {str(item["metadata"]["id"]): str(item["metadata"].get("name", "")) for item in answer.get("items") or []}
+    known = {
+        str(item["metadata"]["id"]): str(item["metadata"].get("name", ""))
+        for item in answer.get("items") or []
+    }
     found = [key for key, called in known.items() if name in ("", called)]
-    there = ", ".join(f"{key} ({called})" if called else key for key, called in known.items()) or "none"
+    there = (
+        ", ".join(f"{key} ({called})" if called else key for key, called in known.items()) or "none"
+    )
     if len(found) > 1:
-        raise ValueError(f"there are {len(found)} subnets, {there}: give one as subnet: in the cluster file")
+        raise ValueError(
+            f"there are {len(found)} subnets, {there}: give one as subnet: in the cluster file"
+        )
     if not found and (known or name):
         more = ", and more than were listed: give its id" if answer.get("next_page_token") else ""
         raise ValueError(f"subnet {name}: there is none of this name; there are {there}{more}")
@@ -136,9 +147,27 @@ KINDS: dict[str, Kind] = {
     ),
     "claim": Kind(
         title="claim",
-        look=(*_KUBECTL, "--namespace", "@{parent}", "get", "pvc", "@{name}", "--ignore-not-found", "-o", "name"),
+        look=(
+            *_KUBECTL,
+            "--namespace",
+            "@{parent}",
+            "get",
+            "pvc",
+            "@{name}",
+            "--ignore-not-found",
+            "-o",
+            "name",
+        ),
         found=_whole,
-        remove=(*_KUBECTL, "--namespace", "@{parent}", "delete", "pvc", "@{id}", "--ignore-not-found"),
+        remove=(
+            *_KUBECTL,
+            "--namespace",
+            "@{parent}",
+            "delete",
+            "pvc",
+            "@{id}",
+            "--ignore-not-found",
+        ),
         within="cluster",
     ),
 }
@@ -170,11 +199,17 @@ def credentials(config: NebiusCluster) -> Step:
     endpoint = "--external" if config.public_endpoint else "--internal"
     lead = ("nebius", "mk8s", "cluster", "get-credentials", "--id", "@{cluster}")
     return Step(
-        "credentials", "", "", make=(*lead, endpoint, "--force", "--context-name", config.context), repeats=True
+        "credentials",
+        "",
+        "",
+        make=(*lead, endpoint, "--force", "--context-name", config.context),
+        repeats=True,
     )
 
 
-def _create(config: NebiusCluster, key: str, kind: str, name: str, options: Command, parent: str = "") -> Step:
+def _create(
+    config: NebiusCluster, key: str, kind: str, name: str, options: Command, parent: str = ""
+) -> Step:
     parent = parent or config.project or ""
     noun = KINDS[kind].remove[:3]
     place = ("--parent-id", parent) if parent else ()
@@ -189,19 +224,33 @@ def _subnet(wanted: str | None) -> str:
 
 
 def _around(config: NebiusCluster) -> Iterator[Step]:
-    for wanted in dict.fromkeys((config.subnet, *(g.subnet for g in config.node_groups if g.subnet))):
+    for wanted in dict.fromkeys(
+        (config.subnet, *(g.subnet for g in config.node_groups if g.subnet))
+    ):
         if token := TOKEN.fullmatch(_subnet(wanted)):
             yield Step(token[1], "subnet", wanted or "", config.project or "")
     if account := config.service_account:
         yield _create(config, "service-account", "service-account", account.name, ())
         if account.group:
             key, member = "group-membership", "@{service-account}"
-            make = ("nebius", "iam", key, "create", "--parent-id", account.group, "--member-id", member, *JSON)
+            make = (
+                "nebius",
+                "iam",
+                key,
+                "create",
+                "--parent-id",
+                account.group,
+                "--member-id",
+                member,
+                *JSON,
+            )
             yield Step(key, key, member, account.group, make)
     if disk := config.filesystem:
         size = ("--size-gibibytes", str(gibibytes(disk.size)))
         block = ("--block-size-bytes", str(disk.block_size_bytes))
-        yield _create(config, "filesystem", "filesystem", disk.name, (*size, "--type", disk.type, *block))
+        yield _create(
+            config, "filesystem", "filesystem", disk.name, (*size, "--type", disk.type, *block)
+        )
 
 
 def _cluster(config: NebiusCluster) -> Iterator[Step]:
@@ -215,24 +264,43 @@ def _cluster(config: NebiusCluster) -> Iterator[Step]:
             fabric = ("--infiniband-fabric", group.infiniband_fabric)
             yield _create(config, f"gpu-cluster/{group.name}", "gpu-cluster", group.name, fabric)
         options_of_group = tuple(_node_options(config, group))
-        yield _create(config, f"node-group/{group.name}", "node-group", group.name, options_of_group, "@{cluster}")
+        yield _create(
+            config,
+            f"node-group/{group.name}",
+            "node-group",
+            group.name,
+            options_of_group,
+            "@{cluster}",
+        )
 
 
 def _node_options(config: NebiusCluster, group: NodeGroupConfig) -> Iterator[str]:
     disk = group.boot_disk
     if scaled := group.autoscaling:
-        yield from ("--autoscaling-min-node-count", str(scaled.min), "--autoscaling-max-node-count", str(scaled.max))
+        yield from (
+            "--autoscaling-min-node-count",
+            str(scaled.min),
+            "--autoscaling-max-node-count",
+            str(scaled.max),
+        )
     else:
         yield from ("--fixed-node-count", str(group.nodes))
     if group.preemptible:
         yield "--template-preemptible=true"
     if group.taints:
-        taints = [{"key": t.key, "value": t.value, "effect": EFFECTS[t.effect]} for t in group.taints]
+        taints = [
+            {"key": t.key, "value": t.value, "effect": EFFECTS[t.effect]} for t in group.taints
+        ]
         yield from ("--template-taints", json.dumps(taints, separators=(",", ":")))
     if group.subnet:
         interfaces = [{"subnet_id": _subnet(group.subnet)}]
         yield from ("--template-network-interfaces", json.dumps(interfaces, separators=(",", ":")))
-    yield from ("--template-resources-platform", group.platform, "--template-resources-preset", group.preset)
+    yield from (
+        "--template-resources-platform",
+        group.platform,
+        "--template-resources-preset",
+        group.preset,
+    )
     yield from ("--template-boot-disk-type", disk.type)
     yield from ("--template-boot-disk-size-gibibytes", str(gibibytes(disk.size)))
     if group.drivers_preset:
@@ -242,12 +310,18 @@ def _node_options(config: NebiusCluster, group: NodeGroupConfig) -> Iterator[str
     if group.infiniband_fabric:
         yield from ("--template-gpu-cluster-id", f"@{{gpu-cluster/{group.name}}}")
     if group.labels:
-        yield from ("--template-metadata-labels", ",".join(f"{key}={value}" for key, value in group.labels.items()))
+        yield from (
+            "--template-metadata-labels",
+            ",".join(f"{key}={value}" for key, value in group.labels.items()),
+        )
     if shared := config.filesystem:
         disk_of_all = {"existing_filesystem": {"id": "@{filesystem}"}}
         attached = {"attach_mode": "READ_WRITE", "mount_tag": shared.mount_tag, **disk_of_all}
         yield from ("--template-filesystems", json.dumps([attached], separators=(",", ":")))
-        yield from ("--template-cloud-init-user-data", cloud_init(shared.mount_tag, shared.mount_point))
+        yield from (
+            "--template-cloud-init-user-data",
+            cloud_init(shared.mount_tag, shared.mount_point),
+        )
 
 
 def cloud_init(mount_tag: str, mount_point: str) -> str:
@@ -275,7 +349,10 @@ def _inside(config: NebiusCluster) -> Iterator[Step]:
 
 
 def _install(
-    config: NebiusCluster, key: str, chart: CsiChartConfig | JobSetChartConfig, values: Mapping[str, str]
+    config: NebiusCluster,
+    key: str,
+    chart: CsiChartConfig | JobSetChartConfig,
+    values: Mapping[str, str],
 ) -> Step:
     """A Helm chart in the cluster, waited for until it runs."""
     release = chart.chart.rpartition("/")[2]
@@ -290,10 +367,21 @@ def _install(
 
 
 def _claims(config: NebiusCluster) -> Iterator[Step]:
-    apply = ("kubectl", "--context", config.context, "apply", "--server-side", "--field-manager=kubetune", "-f", "-")
+    apply = (
+        "kubectl",
+        "--context",
+        config.context,
+        "apply",
+        "--server-side",
+        "--field-manager=kubetune",
+        "-f",
+        "-",
+    )
     for namespace in sorted({claim.namespace for claim in config.claims} - {"default"}):
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-        yield Step(f"namespace/{namespace}", "namespace", namespace, "", apply, dump([body]), repeats=True)
+        yield Step(
+            f"namespace/{namespace}", "namespace", namespace, "", apply, dump([body]), repeats=True
+        )
     for claim in config.claims:
         text = dump([_claim(claim.name, claim.namespace, claim.size, config.csi.storage_class)])
         key = f"claim/{claim.namespace}/{claim.name}"

@@ -8,5 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-RECIPES: Final = {"fire": "kubetune.plugins.recipes.fire", "volcano": "kubetune.plugins.recipes.volcano"}
+RECIPES: Final = {
+    "fire": "kubetune.plugins.recipes.fire",
+    "volcano": "kubetune.plugins.recipes.volcano",
+}
 """Name on the command line to module, imported on use."""

@@ -86,13 +86,19 @@ def load_recipe(name: str) -> Recipe:
     return recipe
 
 
-def locate_origins(recipe: Recipe, source: str | None, splits: tuple[str, ...] | None) -> tuple[Origin, ...]:
+def locate_origins(
+    recipe: Recipe, source: str | None, splits: tuple[str, ...] | None
+) -> tuple[Origin, ...]:
     """The files of the splits asked for, or of those that the data set has. Raises ConfigError or DataError."""
-    found = locate_splits(source or f"hub:{recipe.hub}", splits or recipe.splits, given=splits is not None)
+    found = locate_splits(
+        source or f"hub:{recipe.hub}", splits or recipe.splits, given=splits is not None
+    )
     return tuple(found)
 
 
-def convert_recipe(request: Request, progress: Progress | None = None) -> tuple[dict[str, Any], bool]:
+def convert_recipe(
+    request: Request, progress: Progress | None = None
+) -> tuple[dict[str, Any], bool]:
     """Write the rows of all splits, `stats.json` and `conversion.json`, or find that they are there already.
 
     Returns the statistics by split, and whether anything was done. A conversion that was killed goes on from where it
@@ -122,7 +128,9 @@ def convert_recipe(request: Request, progress: Progress | None = None) -> tuple[
 
 def _is_free(output: Path) -> bool:
     if os.path.ismount(output):
-        raise ConfigError(f"--output {output} is where a volume is mounted; give a folder in it. {NOTHING}")
+        raise ConfigError(
+            f"--output {output} is where a volume is mounted; give a folder in it. {NOTHING}"
+        )
     return not output.exists() or (output.is_dir() and not any(output.iterdir()))
 
 
@@ -132,7 +140,11 @@ def _finished(output: Path, key: str) -> dict[str, Any]:
     if found == key:
         stats: dict[str, Any] = json.loads((output / STATS).read_text())
         return stats
-    told = "holds a conversion of other data or with other settings" if found else "exists and holds no conversion"
+    told = (
+        "holds a conversion of other data or with other settings"
+        if found
+        else "exists and holds no conversion"
+    )
     raise ConfigError(f"--output {output} {told}; remove it, or give another folder. {NOTHING}")
 
 
@@ -164,7 +176,10 @@ def _publish(work: Path, output: Path) -> None:
 
 
 def _convert(request: Request, work: Path, progress: Progress) -> None:
-    journals = {origin.split: Journal.open(work / ".progress" / f"{origin.split}.json") for origin in request.origins}
+    journals = {
+        origin.split: Journal.open(work / ".progress" / f"{origin.split}.json")
+        for origin in request.origins
+    }
     pending = [origin for origin in request.origins if not journals[origin.split].done]
     if request.max_samples is None:
         for origin in pending:
@@ -227,13 +242,18 @@ def _convert_split(
         tally = journal.tally
         tally.read += problems.total
         tally.skipped.update({"bad_json": problems.total} if problems.total else {})
-        lines = [error.replace(f"{Path(error.partition(':')[0]).parent}/", "", 1) for error in problems.first]
+        lines = [
+            error.replace(f"{Path(error.partition(':')[0]).parent}/", "", 1)
+            for error in problems.first
+        ]
         tally.errors = [*lines, *tally.errors][:MOST_ERRORS]
         journal.done = True
         journal.save(stream)
 
 
-def _results(worker: Converter, records: Iterator[Record], start: int, workers: int) -> Generator[tuple[bytes, Tally]]:
+def _results(
+    worker: Converter, records: Iterator[Record], start: int, workers: int
+) -> Generator[tuple[bytes, Tally]]:
     batches = _batches(records, start)
     first = list(islice(batches, FEW_RECORDS // BATCH_RECORDS + 1))
     if workers > 1 and len(first) * BATCH_RECORDS > FEW_RECORDS:
@@ -268,13 +288,21 @@ class Converter:
         for index, record in enumerate(records, start):
             name = record.value.get("id")
             # A file cannot hold half a surrogate pair, which JSON can.
-            name = f"{self._split}_{index:06d}" if name is None else str(name).encode("utf-8", "replace").decode()
+            name = (
+                f"{self._split}_{index:06d}"
+                if name is None
+                else str(name).encode("utf-8", "replace").decode()
+            )
             try:
                 mine = Tally(read=1)
-                found = self._recipe.rows_of(record.value, name, self._options, self._image_of, mine)
+                found = self._recipe.rows_of(
+                    record.value, name, self._options, self._image_of, mine
+                )
             except (Skipped, UnusableImage) as error:
                 tally.read += 1
-                tally.skip(f"{Path(record.file).name}:{record.line}", name, error.reason, str(error))
+                tally.skip(
+                    f"{Path(record.file).name}:{record.line}", name, error.reason, str(error)
+                )
                 continue
             mine.rows = len(found)
             mine.unused_keys.update(self._recipe.unused_keys(record.value))

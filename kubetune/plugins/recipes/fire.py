@@ -20,7 +20,12 @@ from kubetune.plugins.recipes.tally import Skipped, Tally
 _ANSWER: Final = re.compile(r"^[ \t]*Answer:[ \t]*", re.MULTILINE)
 _SCORE: Final = re.compile(r"\s*Score:[ \t]*([0-9]+(?:\.[0-9]+)?)(?:[ \t]*/[ \t]*10)?\.?")
 _FEEDBACK: Final = re.compile(r"^[ \t]*Feedback:[ \t]*", re.MULTILINE)
-_SPEAKERS: Final = (("student", "response"), ("teacher", "feedback"), ("student", None), ("teacher", None))
+_SPEAKERS: Final = (
+    ("student", "response"),
+    ("teacher", "feedback"),
+    ("student", None),
+    ("teacher", None),
+)
 
 
 @dataclass(slots=True)
@@ -31,7 +36,9 @@ class Round:
     feedback: str | None = None
 
 
-def rows_of(record: Mapping[str, Any], name: str, options: Options, image_of: ImageOf, tally: Tally) -> list[str]:
+def rows_of(
+    record: Mapping[str, Any], name: str, options: Options, image_of: ImageOf, tally: Tally
+) -> list[str]:
     """The rows of a trajectory. Raises Skipped."""
     path = recipe.image_path(record)
     found = recipe.require_source(path, options)
@@ -79,7 +86,9 @@ def _rounds(record: Mapping[str, Any], tally: Tally) -> list[Round]:
             text = ""
         if not text:
             # A turn by nobody known stands in an attempt's place where the attempt before it has its feedback.
-            is_lost |= speaker == "student" or (speaker is None and bool(rounds) and rounds[-1].feedback is not None)
+            is_lost |= speaker == "student" or (
+                speaker is None and bool(rounds) and rounds[-1].feedback is not None
+            )
         elif speaker == "student":
             rounds.append(Round(text))
             is_lost = False
@@ -100,7 +109,9 @@ def _said(turn: Any, where: str, tally: Tally) -> str:
     """The text of a turn; empty where nothing is said. Raises Skipped for a turn that is odd."""
     speaker = _speaker(turn)
     if speaker is None or (speaker, turn.get("type")) not in _SPEAKERS:
-        found = (turn.get("role"), turn.get("type")) if isinstance(turn, dict) else type(turn).__name__
+        found = (
+            (turn.get("role"), turn.get("type")) if isinstance(turn, dict) else type(turn).__name__
+        )
         raise Skipped("bad_turn", f"{where} is by {found}; expected a student or a teacher")
     text = recipe.without_tags(recipe.plain_text(turn.get("value"), f"{where}.value"), tally)
     tally.notes["empty_turns"] += not text
@@ -112,7 +123,9 @@ def _speaker(turn: Any) -> str | None:
     return role if role in ("student", "teacher") else None
 
 
-def _behaviour(name: str, question: str, rounds: list[Round], image: str, most: int, tally: Tally) -> list[str]:
+def _behaviour(
+    name: str, question: str, rounds: list[Round], image: str, most: int, tally: Tally
+) -> list[str]:
     """One row for each attempt. An attempt that nothing was said of is no part of later states."""
     start, rows = ("user", recipe.quote(question)), []
     history: list[tuple[str, str]] = []
@@ -166,4 +179,6 @@ _KEYS: Final = {
     "question": frozenset({"value"}),
     "conversations": frozenset({"role", "type", "value"}),
 }
-RECIPE: Final = Recipe("fire", "PengxiangLi/FIRE", ("train", "test"), ("bc", "sharegpt"), True, rows_of, _KEYS)
+RECIPE: Final = Recipe(
+    "fire", "PengxiangLi/FIRE", ("train", "test"), ("bc", "sharegpt"), True, rows_of, _KEYS
+)

@@ -26,7 +26,10 @@ _NAMES: Final = ("file_name", "filename", "image_path", "path", "image_id", "id"
 
 
 def fetch_images(
-    needed: Mapping[str, set[str]], sources: ImageSources, work: Path, progress: Callable[[str, int, int], None]
+    needed: Mapping[str, set[str]],
+    sources: ImageSources,
+    work: Path,
+    progress: Callable[[str, int, int], None],
 ) -> dict[str, int]:
     """Save the images of all splits beneath `work/images`; returns how many each split has.
 
@@ -40,11 +43,17 @@ def fetch_images(
         wanted.setdefault(str(sources.data_set(path)), []).append(path)
     for data_set, paths in wanted.items():
         _fetch(data_set, paths, folder, work / ".progress", progress)
-    return {split: sum((folder / path).is_file() for path in paths) for split, paths in needed.items()}
+    return {
+        split: sum((folder / path).is_file() for path in paths) for split, paths in needed.items()
+    }
 
 
 def _fetch(
-    data_set: str, paths: list[str], folder: Path, notes: Path, progress: Callable[[str, int, int], None]
+    data_set: str,
+    paths: list[str],
+    folder: Path,
+    notes: Path,
+    progress: Callable[[str, int, int], None],
 ) -> None:
     places: dict[str, list[Path]] = {}
     for path in paths:
@@ -76,7 +85,9 @@ def _key(name: str) -> str:
 
 def _splits_first(paths: Iterable[str]) -> tuple[str, ...]:
     """`train` and `val` in the order in which most paths name them: coco/train2017/…"""
-    counts = {split: sum(f"/{split}" in path for path in paths) for split in ("train", "val", "test")}
+    counts = {
+        split: sum(f"/{split}" in path for path in paths) for split in ("train", "val", "test")
+    }
     return tuple(sorted(counts, key=lambda split: -counts[split]))
 
 
@@ -105,16 +116,22 @@ def _stream(data_set: str, notes: Path, first: tuple[str, ...]) -> Iterator[HubI
     try:
         import datasets
     except ImportError as error:
-        raise DataError("images of the hub need the `datasets` library: pip install 'kubetune[hub]'") from error
+        raise DataError(
+            "images of the hub need the `datasets` library: pip install 'kubetune[hub]'"
+        ) from error
     note = notes / f"{data_set.replace('/', '--').strip('-')}.json"
     stopped = read_object(note) if note.exists() else {"split": None, "state": None, "passed": []}
     with asking_hub(data_set):
         splits = datasets.get_dataset_split_names(data_set, token=hub_token())
-        order = sorted(splits, key=lambda split: first.index(split) if split in first else len(first))
+        order = sorted(
+            splits, key=lambda split: first.index(split) if split in first else len(first)
+        )
         for split in order:
             if split in stopped["passed"]:
                 continue
-            stream: Any = datasets.load_dataset(data_set, split=split, streaming=True, token=hub_token())
+            stream: Any = datasets.load_dataset(
+                data_set, split=split, streaming=True, token=hub_token()
+            )
             stream, image, name = _columns(data_set, stream)
             if split == stopped["split"]:
                 stream.load_state_dict(stopped["state"])
@@ -122,7 +139,9 @@ def _stream(data_set: str, notes: Path, first: tuple[str, ...]) -> Iterator[HubI
                 content, path = row[image]["bytes"], row[image]["path"]
                 yield HubImage(str(row[name] if name else path), content)
                 if number % SAVE_EVERY == 0:
-                    write_atomic(note, json.dumps(stopped | {"split": split, "state": stream.state_dict()}))
+                    write_atomic(
+                        note, json.dumps(stopped | {"split": split, "state": stream.state_dict()})
+                    )
             stopped["passed"].append(split)
             write_atomic(note, json.dumps(stopped | {"split": None, "state": None}))
 
@@ -134,7 +153,9 @@ def _columns(data_set: str, stream: Any) -> tuple[Any, str, str | None]:
     features = stream.features or stream._resolve_features().features
     image = next((key for key, kind in features.items() if isinstance(kind, datasets.Image)), None)
     if image is None:
-        raise DataError(f"data set {data_set} has no column of images; it has {', '.join(features)}")
+        raise DataError(
+            f"data set {data_set} has no column of images; it has {', '.join(features)}"
+        )
     name = next((key for key in _NAMES if key in features), None)
     stream = stream.select_columns([image, *([name] if name else [])])
     return stream.cast_column(image, datasets.Image(decode=False)), image, name

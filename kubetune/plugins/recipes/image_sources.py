@@ -46,11 +46,15 @@ class ImageSources:
             elif sign:
                 prefixes[prefix] = Path(place).expanduser().resolve()
             elif root is not None:
-                raise ConfigError(f"--images {root} and {place}; expected one folder that has no SET=. {NOTHING}")
+                raise ConfigError(
+                    f"--images {root} and {place}; expected one folder that has no SET=. {NOTHING}"
+                )
             else:
                 root = Path(place).expanduser().resolve()
         if not words and not skip:
-            raise ConfigError(f"--images is missing; expected a folder, hub, or --skip-images. {NOTHING}")
+            raise ConfigError(
+                f"--images is missing; expected a folder, hub, or --skip-images. {NOTHING}"
+            )
         if skip and hub:
             raise ConfigError(f"--skip-images and --images hub exclude each other. {NOTHING}")
         return cls(ImageFolders(root, prefixes), hub, skip)
@@ -63,7 +67,12 @@ class ImageSources:
     def facts(self) -> dict[str, Any]:
         """Settings that decide the paths in the rows."""
         prefixes = {prefix: str(folder) for prefix, folder in self.folders.prefixes.items()}
-        return {"root": str(self.folders.root), "prefixes": prefixes, "hub": dict(self.hub), "skip": self.skip}
+        return {
+            "root": str(self.folders.root),
+            "prefixes": prefixes,
+            "hub": dict(self.hub),
+            "skip": self.skip,
+        }
 
     def finder(self, output: Path) -> Callable[[str], str]:
         """A function from the path in a record to the path in a row. It raises UnusableImage.
@@ -78,8 +87,16 @@ class ImageSources:
 
     def _as_given(self, path: str) -> str:
         is_text = path.encode("utf-8", "replace").decode() == path  # no half of a surrogate pair
-        if path.startswith("/") or "://" in path or "\0" in path or ".." in path.split("/") or not is_text:
-            raise UnusableImage("image_outside", f"path {path!r} must be relative, and lead nowhere outside")
+        if (
+            path.startswith("/")
+            or "://" in path
+            or "\0" in path
+            or ".." in path.split("/")
+            or not is_text
+        ):
+            raise UnusableImage(
+                "image_outside", f"path {path!r} must be relative, and lead nowhere outside"
+            )
         return str(self.folders.root / path) if self.folders.root else path
 
     def _found(self, path: str, output: Path, verify: Callable[[Path], ImageFacts]) -> str:

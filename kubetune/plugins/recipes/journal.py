@@ -51,7 +51,10 @@ class Journal:
 
     def save_sometimes(self, stream: IO[bytes]) -> None:
         """Save when enough has been done since the last time."""
-        if self.read - self._saved >= SAVE_RECORDS or time.monotonic() - self._saved_at >= SAVE_SECONDS:
+        if (
+            self.read - self._saved >= SAVE_RECORDS
+            or time.monotonic() - self._saved_at >= SAVE_SECONDS
+        ):
             self.save(stream)
 
     def save(self, stream: IO[bytes]) -> None:
@@ -59,7 +62,12 @@ class Journal:
         stream.flush()
         os.fsync(stream.fileno())
         fault_injection.reach("convert.written")
-        facts = {"read": self.read, "written": self.written, "done": self.done, "tally": self.tally.to_json()}
+        facts = {
+            "read": self.read,
+            "written": self.written,
+            "done": self.done,
+            "tally": self.tally.to_json(),
+        }
         write_atomic(self.path, json.dumps(facts))
         fault_injection.reach("convert.saved")
         self._saved, self._saved_at = self.read, time.monotonic()

@@ -34,7 +34,10 @@ class Origin:
     def facts(self) -> list[dict[str, Any]]:
         """Identity of these files: a conversion goes on only from the files it began with."""
         stats = [(file, file.stat()) for file in self.files]
-        return [{"file": str(f.resolve()), "bytes": s.st_size, "modified_ns": s.st_mtime_ns} for f, s in stats]
+        return [
+            {"file": str(f.resolve()), "bytes": s.st_size, "modified_ns": s.st_mtime_ns}
+            for f, s in stats
+        ]
 
     def records(self, problems: Problems) -> Iterator[Record]:
         """All records. What is none goes to `problems`; raises DataError where that is a part of a JSON list."""
@@ -91,10 +94,14 @@ def locate_splits(source: str, splits: Sequence[str], *, given: bool) -> list[Or
         return _on_hub(source.removeprefix(HUB), splits)
     place = Path(source).expanduser()
     if place.is_dir():
-        files = sorted(file for file in place.iterdir() if kind_of(file) in READERS and file.is_file())
+        files = sorted(
+            file for file in place.iterdir() if kind_of(file) in READERS and file.is_file()
+        )
         return [Origin(split, _files_of(split, files, source)) for split in splits]
     if not place.is_file():
-        raise DataError(f"{source} does not exist; expected a file, a folder, or hub:OWNER/NAME. {NOTHING}")
+        raise DataError(
+            f"{source} does not exist; expected a file, a folder, or hub:OWNER/NAME. {NOTHING}"
+        )
     if kind_of(place) not in READERS:
         raise DataError(f"{source} is of an unknown kind; expected {', '.join(READERS)}. {NOTHING}")
     if given and len(splits) > 1:
@@ -107,7 +114,10 @@ def locate_splits(source: str, splits: Sequence[str], *, given: bool) -> list[Or
 
 def _names(split: str, name: str) -> bool:
     """A file's name says that it holds a split: train.json, FIRE-train.json, train-00000-of-00005.parquet."""
-    return re.search(rf"(^|[^a-z]){re.escape(split.lower())}([^a-z]|$)", Path(name).name.lower()) is not None
+    return (
+        re.search(rf"(^|[^a-z]){re.escape(split.lower())}([^a-z]|$)", Path(name).name.lower())
+        is not None
+    )
 
 
 def _files_of(split: str, files: Sequence[Path], source: str) -> tuple[Path, ...]:
@@ -151,4 +161,7 @@ def _on_hub(repo: str, splits: Sequence[str]) -> list[Origin]:
         paths = sorted(Path(name) for name in names if kind_of(Path(name)) in READERS)
         wanted = {split: _files_of(split, paths, HUB + repo) for split in splits}
         fetch = partial(hf_hub_download, repo, repo_type="dataset", token=hub_token())
-        return [Origin(split, tuple(Path(fetch(str(path))) for path in found)) for split, found in wanted.items()]
+        return [
+            Origin(split, tuple(Path(fetch(str(path))) for path in found))
+            for split, found in wanted.items()
+        ]

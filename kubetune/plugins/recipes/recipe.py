@@ -51,12 +51,21 @@ class Recipe:
             value = record[key]
             inner = value if isinstance(value, list) else [value]
             place = f"{key}[]." if isinstance(value, list) else f"{key}."
-            found |= {name for part in inner if isinstance(part, dict) for name in _others(part, self.keys[key], place)}
+            found |= {
+                name
+                for part in inner
+                if isinstance(part, dict)
+                for name in _others(part, self.keys[key], place)
+            }
         return found
 
     def file_name(self, style: str, split: str) -> str:
         """Name of the file that the rows of a split go to."""
-        return f"{self.name}_{style}_{split}.jsonl" if len(self.styles) > 1 else f"{self.name}_{split}.jsonl"
+        return (
+            f"{self.name}_{style}_{split}.jsonl"
+            if len(self.styles) > 1
+            else f"{self.name}_{split}.jsonl"
+        )
 
 
 def _others(value: Mapping[str, Any], known: frozenset[str], place: str) -> set[str]:

@@ -15,7 +15,9 @@ _ROLES: Final = {"human": "user", "gpt": "assistant", "system": "system"}
 Turn = tuple[str, str]
 
 
-def rows_of(record: Mapping[str, Any], name: str, options: Options, image_of: ImageOf, tally: Tally) -> list[str]:
+def rows_of(
+    record: Mapping[str, Any], name: str, options: Options, image_of: ImageOf, tally: Tally
+) -> list[str]:
     """The one row of a record. Raises Skipped."""
     path = recipe.image_path(record)
     found = recipe.require_source(path, options)
@@ -30,7 +32,9 @@ def rows_of(record: Mapping[str, Any], name: str, options: Options, image_of: Im
         tally.notes["text_only"] += 1
     tally.rounds += len(turns) // 2
     tally.sets[found if path is not None else "text"] += 1
-    messages = recipe.messages_json([(role, recipe.quote(text)) for role, text in [*system, *turns]])
+    messages = recipe.messages_json(
+        [(role, recipe.quote(text)) for role, text in [*system, *turns]]
+    )
     return [f'{{"id": {recipe.quote(name)}, "messages": [{messages}]{images}}}']
 
 
@@ -43,7 +47,10 @@ def _turns(record: Mapping[str, Any], tally: Tally) -> tuple[list[Turn], list[Tu
     for i, turn in enumerate(given):
         role = _ROLES.get(str(turn.get("from"))) if isinstance(turn, dict) else None
         if role is None:
-            raise Skipped("bad_turn", f"conversations[{i}] is by nobody known; expected `from` human, gpt or system")
+            raise Skipped(
+                "bad_turn",
+                f"conversations[{i}] is by nobody known; expected `from` human, gpt or system",
+            )
         text = recipe.plain_text(turn.get("value"), f"conversations[{i}].value")
         if not text:
             raise Skipped("empty_turn", f"conversations[{i}].value is empty")
@@ -51,7 +58,9 @@ def _turns(record: Mapping[str, Any], tally: Tally) -> tuple[list[Turn], list[Tu
     system = turns[:1] if turns[0][0] == "system" else []
     turns = turns[len(system) :]
     if turns and turns[0][0] == "assistant":
-        tally.notes["leading_answers_left_out"] += 1  # ShareGPT's conversations may begin in their middle
+        tally.notes["leading_answers_left_out"] += (
+            1  # ShareGPT's conversations may begin in their middle
+        )
         turns = turns[1:]
     if turns and turns[-1][0] == "user":
         tally.notes["trailing_questions_left_out"] += 1
@@ -80,5 +89,10 @@ def _with_tag(turns: list[Turn], tally: Tally) -> list[Turn]:
     return turns
 
 
-_KEYS: Final = {"": frozenset({"id", "image", "conversations"}), "conversations": frozenset({"from", "value"})}
-RECIPE: Final = Recipe("volcano", "kaist-ai/volcano-train", ("train",), ("chat",), False, rows_of, _KEYS)
+_KEYS: Final = {
+    "": frozenset({"id", "image", "conversations"}),
+    "conversations": frozenset({"from", "value"}),
+}
+RECIPE: Final = Recipe(
+    "volcano", "kaist-ai/volcano-train", ("train",), ("chat",), False, rows_of, _KEYS
+)

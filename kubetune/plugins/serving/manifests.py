@@ -69,7 +69,10 @@ class Serving:
     @property
     def uses_outputs(self) -> bool:
         """Anything that is served lies on the volume with the run directories."""
-        return any(path.startswith(f"{OUTPUTS}/") for path in (self.model, *(each.path for each in self.adapters)))
+        return any(
+            path.startswith(f"{OUTPUTS}/")
+            for path in (self.model, *(each.path for each in self.adapters))
+        )
 
 
 def serve(spec: RunSpec, serving: Serving) -> list[Manifest]:
@@ -108,7 +111,10 @@ def command(serving: Serving) -> list[str]:
     words = ["vllm", "serve", serving.model, "--host=0.0.0.0", f"--port={PORT}"]
     words += ["--served-model-name", *serving.names]
     dtype, split = serving.dtype, serving.gpus if serving.gpus > 1 else None
-    flags: dict[str, Any] = {"--revision": serving.revision, "--dtype": None if dtype == "auto" else dtype}
+    flags: dict[str, Any] = {
+        "--revision": serving.revision,
+        "--dtype": None if dtype == "auto" else dtype,
+    }
     flags |= {"--max-model-len": serving.max_model_len, "--tensor-parallel-size": split}
     words += [f"{flag}={value}" for flag, value in flags.items() if value]
     if serving.scores:  # without an activation, which would make a probability of a reward
@@ -118,7 +124,11 @@ def command(serving: Serving) -> list[str]:
     if serving.adapters:
         wanted = max(each.rank for each in serving.adapters)
         rank = next(known for known in LORA_RANKS if known >= wanted)
-        words += ["--enable-lora", f"--max-loras={len(serving.adapters)}", f"--max-lora-rank={rank}"]
+        words += [
+            "--enable-lora",
+            f"--max-loras={len(serving.adapters)}",
+            f"--max-lora-rank={rank}",
+        ]
         words += lora_words((each.name, each.path, each.base) for each in serving.adapters)
     return words
 
@@ -145,7 +155,11 @@ def _pod(spec: RunSpec, serving: Serving) -> Manifest:
         command(serving),
         env=_environment(spec.kubernetes, serving),
         ports=[{"name": "http", "protocol": "TCP", "containerPort": PORT}],
-        startupProbe={**health, "periodSeconds": PROBE_SECONDS, "failureThreshold": START_SECONDS // PROBE_SECONDS},
+        startupProbe={
+            **health,
+            "periodSeconds": PROBE_SECONDS,
+            "failureThreshold": START_SECONDS // PROBE_SECONDS,
+        },
         readinessProbe={**health, "periodSeconds": PROBE_SECONDS},
         livenessProbe={**health, "periodSeconds": 3 * PROBE_SECONDS, "failureThreshold": 6},
         resources={
@@ -176,7 +190,11 @@ def _environment(kubernetes: KubernetesConfig, serving: Serving) -> list[Manifes
         "USER": SERVER,
         "VLLM_NO_USAGE_STATS": "1",
     }
-    secrets = {name: (ref.secret, ref.key or name) for name, ref in kubernetes.secrets.items() if name == "HF_TOKEN"}
+    secrets = {
+        name: (ref.secret, ref.key or name)
+        for name, ref in kubernetes.secrets.items()
+        if name == "HF_TOKEN"
+    }
     if serving.api_key_secret:
         secrets["VLLM_API_KEY"] = (serving.api_key_secret, "VLLM_API_KEY")
     sources: Manifest = {name: {"value": text} for name, text in plain.items()}

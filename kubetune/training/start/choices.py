@@ -23,7 +23,9 @@ from kubetune.rundir import metrics
 from kubetune.training.start import cpu_dtype
 
 
-def decide(config: Config, plan: Plan, run_dir: Path, world: World, tokens: float, width: int | None = None) -> Config:
+def decide(
+    config: Config, plan: Plan, run_dir: Path, world: World, tokens: float, width: int | None = None
+) -> Config:
     """The config with what this machine's measurements choose; all ranks call it and agree.
 
     `tokens`: of all steps; `width`: the model's hidden size, where it is known.
@@ -44,11 +46,18 @@ def as_event(config: Config) -> dict[str, Any]:
     return {"attention": config.model.attention, "compile": config.training.compile}
 
 
-def _choose(config: Config, plan: Plan, tokens: float, run_dir: Path, world: World) -> dict[str, Any]:
+def _choose(
+    config: Config, plan: Plan, tokens: float, run_dir: Path, world: World
+) -> dict[str, Any]:
     asked = as_event(config)
-    starts = [event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
+    starts = [
+        event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")
+    ]
     if starts:  # those of older versions decided nothing
-        return {name: starts[-1].get(name, value) if value == "auto" else value for name, value in asked.items()}
+        return {
+            name: starts[-1].get(name, value) if value == "auto" else value
+            for name, value in asked.items()
+        }
     gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
     known, found = measured.read(gpu), dict(asked)
     if asked["attention"] == "auto" and known.attention == "sdpa":
@@ -58,8 +67,14 @@ def _choose(config: Config, plan: Plan, tokens: float, run_dir: Path, world: Wor
         found["compile"] = measured.compiles(config, known, weights.parameters, tokens, plan.device)
         if found["compile"] and pointwise.can_compile(world.device) is not None:
             found["compile"] = "auto"
-    if changed := [f"{name} auto -> {str(found[name]).lower()}" for name in asked if found[name] != asked[name]]:
-        logs.MODEL.info("%s, because %s (measured on %s)", ", ".join(changed), known.why, known.time[:10])
+    if changed := [
+        f"{name} auto -> {str(found[name]).lower()}" for name in asked if found[name] != asked[name]
+    ]:
+        logs.MODEL.info(
+            "%s, because %s (measured on %s)", ", ".join(changed), known.why, known.time[:10]
+        )
     if known.fp8 and not config.training.fp8 and not config.not_in_fp8():
-        logs.MODEL.info("training.fp8: true would be faster here, by what was measured on %s", known.time[:10])
+        logs.MODEL.info(
+            "training.fp8: true would be faster here, by what was measured on %s", known.time[:10]
+        )
     return found

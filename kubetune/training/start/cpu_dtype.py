@@ -45,10 +45,14 @@ def _with(config: Config, dtype: str) -> Config:
 
 def _kept(run_dir: Path) -> str | None:
     """The dtype of the last start; None where there was none, or it had a GPU."""
-    starts = [event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
+    starts = [
+        event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")
+    ]
     if not starts or starts[-1].get("device", "CPU") != "CPU":
         return None
-    return str(starts[-1].get("dtype", "float32"))  # as all runs on CPUs had before it was written down
+    return str(
+        starts[-1].get("dtype", "float32")
+    )  # as all runs on CPUs had before it was written down
 
 
 def _choose(run_dir: Path, width: int | None) -> str:

@@ -11,7 +11,6 @@ import torch
 from kubetune.base import logs
 from kubetune.batching.feed import evaluated
 from kubetune.data.prepared.prepare import Prepared
-from kubetune.data.reading.splits import told
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
@@ -26,9 +25,6 @@ from kubetune.training import flops
 from kubetune.training.run import Run
 from kubetune.training.start import choices
 
-SHARES_OF = "flops"
-"""Measure of what ranks get equal shares of, in the event of a start; versions that took tokens said nothing."""
-
 
 def gpu_name(world: World) -> str | None:
     """The name of this rank's GPU, None where it has none."""
@@ -38,22 +34,28 @@ def gpu_name(world: World) -> str | None:
 
 def log_start(plan: Plan, world: World, data: Prepared) -> None:
     """The facts that every log should begin with."""
-    environment = " ".join(f"{k}={v}" for k, v in process_group.environment().items()) or "one process"
+    environment = (
+        " ".join(f"{k}={v}" for k, v in process_group.environment().items()) or "one process"
+    )
     logs.DDP.info("%s, device %s", environment, world.device)
     held_out = f", {len(evaluated(data.eval)):,} for evaluation" if data.eval is not None else ""
-    logs.DATA.info("%s rows%s, fingerprint %s", f"{len(data.train):,}", held_out, data.fingerprint[:12])
+    logs.DATA.info(
+        "%s rows%s, fingerprint %s", f"{len(data.train):,}", held_out, data.fingerprint[:12]
+    )
     if data.labels is not None:
         logs.DATA.info("%s", data.labels)
-    for split, stats in data.stats.items():
-        for line in told(split, stats):
-            logs.DATA.info("%s", line)
+    for finding in data.findings:
+        log = logs.DATA.info if finding.severity == "note" else logs.DATA.warning
+        log("%s", finding.line)
     logs.DATA.info("%s", plan.batch_line())
 
 
 def log_model(learner: Any, optimizer: FlatAdamW) -> None:
     """Log the parameters, those that are trained, and how sequences run."""
     total, trained = sum(quantization.count(p) for p in learner.model.parameters()), optimizer.size
-    logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total)
+    logs.MODEL.info(
+        "%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total
+    )
     held, of_trained = Counter[str](), Counter[str]()
     for name, parameter in learner.model.named_parameters():
         held[part_of(name)] += 0 if ".lora_" in name else quantization.count(parameter)
@@ -61,9 +63,15 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
     logs.MODEL.info("trained: %s", parts_line(of_trained, held))
     logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
     if learner.route.padding_free:
-        logs.MODEL.info("padding-free packed batches of many sequences (self-check: %.1e)", learner.route.difference)
-        if learner.route.cut:
-            logs.MODEL.info("%s: cut at the boundaries of sequences", ", ".join(learner.route.cut))
+        logs.MODEL.info(
+            "padding-free packed batches of many sequences (self-check: %.1e)",
+            learner.route.difference,
+        )
+        if learner.route.in_rows:
+            logs.MODEL.info(
+                "%s: sequences go as rows of padded batches, exact but slower, as no kernel here knows where they begin",
+                ", ".join(learner.route.in_rows),
+            )
     else:
         logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
 
@@ -77,24 +85,12 @@ def log_padding(tokenizer: Tokenizer, world: World) -> None:
         )
 
 
-def log_other_shares(run_dir: Path) -> None:
-    """Log that the start before may have dealt rows to its ranks otherwise, where it does not say the same."""
-    starts = [event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")]
-    if starts and starts[-1].get("shares_of") != SHARES_OF:
-        logs.DATA.warning(
-            "an earlier version of kubetune began this run and may have dealt rows to ranks otherwise: each step has "
-            "the same samples as before, and its sums differ in their last digits from those of an uninterrupted run"
-        )
-
-
 def record_start(run: Run, state: State, run_dir: Path) -> None:
     """Note the event of this start, with what speeds are compared by."""
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
     spared = run.plan.spared_share
     facts = flops.describe(run.learner, run.config, run.data.train, run.world.device, dtype, spared)
     facts |= {"spared_share": spared, **choices.as_event(run.config)}
-    facts |= {"machine": machine.describe(), "shares_of": SHARES_OF}
-    if run.world.size > 1:
-        log_other_shares(run_dir)
+    facts |= {"machine": machine.describe()}
     event = "resume" if state.step else "start"
     metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)

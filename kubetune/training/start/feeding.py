@@ -20,7 +20,9 @@ STEPS = 4
 """So many are looked at, to see whether rows begin alike."""
 
 
-def make_feed(config: Config, plan: Plan, data: Prepared, world: World, learner: Learner) -> tuple[Feed, Plan]:
+def make_feed(
+    config: Config, plan: Plan, data: Prepared, world: World, learner: Learner
+) -> tuple[Feed, Plan]:
     """The batches of a run, and its plan with the share of the tokens that they spare. All ranks call it."""
     flops = flops_of(learner, config, data.train) if world.size > 1 else None
     feed = partial(
@@ -42,7 +44,9 @@ def make_feed(config: Config, plan: Plan, data: Prepared, world: World, learner:
     said = f"beginnings that rows share, {share:.0%} of the tokens, are computed"
     reasons = process_group.gather(prefix_sharing.why_not(learner), world)
     if reason := next((reason for reason in reasons if reason), ""):
-        logs.DATA.info("%s again for each row, since the model does not let them be shared: %s", said, reason)
+        logs.DATA.info(
+            "%s again for each row, since the model does not let them be shared: %s", said, reason
+        )
         return feed(), plan
     logs.DATA.info("%s once", said)
     return sharing, plan.model_copy(update={"spared_share": share})

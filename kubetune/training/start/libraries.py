@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from kubetune.base import fast_import
+from kubetune.base import collector
 
 
 def import_libraries() -> None:
-    """Import torch and transformers without what no run uses of them; once they are there, it costs nothing."""
-    with fast_import.sparingly():
-        from kubetune.data.prepared import identity, prepare, statistics  # noqa: F401
-        from kubetune.models import patches
-        from kubetune.planning import actuals  # noqa: F401
+    """Import torch, transformers and what every run needs of them. Once they are there, it costs nothing."""
+    with collector.paused():
+        import transformers.generation.utils
+        import transformers.modeling_utils  # noqa: F401
 
-        fast_import.open_torch()
-        patches.import_transformers()
+        from kubetune.data.prepared import identity, prepare, statistics  # noqa: F401
+        from kubetune.planning import actuals  # noqa: F401
         from kubetune.training import judgement, loop  # noqa: F401

@@ -46,7 +46,9 @@ UNSURE_SHARE = 0.9
 def require_metric(name: str, values: Collection[str]) -> None:
     """Raise ConfigError unless the metric that chooses the best checkpoint is one that the task gives."""
     if name not in values:
-        raise errors.ConfigError(f"training.metric_for_best_model is {name}; this task gives {', '.join(values)}")
+        raise errors.ConfigError(
+            f"training.metric_for_best_model is {name}; this task gives {', '.join(values)}"
+        )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -78,39 +80,62 @@ def rehearse(run: Run, state: State) -> None:
     Raises EnvironmentFault where it does not fit, with the changes that would make it fit.
     """
     if state.step:
-        logs.STEP.info("no preflight: this start goes on from step %d, and what was tried then has worked", state.step)
+        logs.STEP.info(
+            "no preflight: this start goes on from step %d, and what was tried then has worked",
+            state.step,
+        )
         return
     device, world = run.world.device, run.world
     budget = MemoryBudget(run.config, run.plan, device, run.data.longest)
     work = warm_up.largest(run)
     batch = work.batches[0]
     content = f"{counted(len(batch.cu_seqlens) - 1, 'row')}, {batch.num_tokens:,} tokens"
-    logs.STEP.info("preflight: the longest batch (%s), an evaluation, a save; forecast: %s", content, budget.outlook())
+    logs.STEP.info(
+        "preflight: the longest batch (%s), an evaluation, a save; forecast: %s",
+        content,
+        budget.outlook(),
+    )
     seconds = dict[str, float]()
-    with _timed(seconds, "batch"), _noticing_shortage(run, budget, f"the longest batch ({content})"):
+    with (
+        _timed(seconds, "batch"),
+        _noticing_shortage(run, budget, f"the longest batch ({content})"),
+    ):
         _learn(run, state, batch, work)
-    run.optimizer.reduce_gradient(world)  # what ranks talk through takes memory from its first use on
+    run.optimizer.reduce_gradient(
+        world
+    )  # what ranks talk through takes memory from its first use on
     run.optimizer.clear_gradient()
     if run.data.eval is not None:
-        with _timed(seconds, "evaluation"), _noticing_shortage(run, budget, "the longest batch of an evaluation"):
+        with (
+            _timed(seconds, "evaluation"),
+            _noticing_shortage(run, budget, "the longest batch of an evaluation"),
+        ):
             values = evaluation.rehearse(run.task, run.learner, run.data.eval, run.plan, world)
         if run.judge is not None:
-            answers = f"{run.judge.wanted.max_new_tokens} new tokens for each of the longest questions"
+            answers = (
+                f"{run.judge.wanted.max_new_tokens} new tokens for each of the longest questions"
+            )
             with _timed(seconds, "answers"), _noticing_shortage(run, budget, answers):
                 judge.rehearse(run.judge, run.learner, world)
-        require_metric(run.config.training.metric_for_best_model, {*values, *run.config.evaluation.names})
+        require_metric(
+            run.config.training.metric_for_best_model, {*values, *run.config.evaluation.names}
+        )
     heartbeat.beat("preflight of a save")
     with _timed(seconds, "save"), _noticing_shortage(run, budget, "a save"):
         written = run.checkpointer.rehearse(state)
     peak = max(process_group.gather(peak_memory_bytes(device), world))
     reserved = (
-        max(process_group.gather(torch.cuda.max_memory_reserved(device), world)) if device.type == "cuda" else None
+        max(process_group.gather(torch.cuda.max_memory_reserved(device), world))
+        if device.type == "cuda"
+        else None
     )
     budget.require(peak, content)
     if world.is_main:
         logs.RESULT.info("preflight: %s", budget.verdict(peak, reserved))
         took = ", ".join(f"{what} {time:.2g} s" for what, time in seconds.items())
-        logs.RESULT.info("preflight: %s; a checkpoint has %s; nothing of it was kept", took, size(written))
+        logs.RESULT.info(
+            "preflight: %s; a checkpoint has %s; nothing of it was kept", took, size(written)
+        )
         metrics.record_event(
             run.checkpointer.run_dir,
             "preflight",
@@ -139,7 +164,9 @@ def _learn(run: Run, state: State, batch: Batch, work: Work) -> None:
 class MemoryBudget:
     """A device's memory, the forecast for it, and what would make a run fit that does not."""
 
-    def __init__(self, config: Config, plan: Plan, device: torch.device, longest: int | None = None) -> None:
+    def __init__(
+        self, config: Config, plan: Plan, device: torch.device, longest: int | None = None
+    ) -> None:
         self._config, self._plan, self._longest = config, plan, longest
         self.device_bytes, self.whose = _device_bytes(config, plan, device)
         self._weights: Weights | None = read_weights(config.model.path, os.environ)
@@ -162,15 +189,25 @@ class MemoryBudget:
         if reserved is not None:
             said += f" allocated, {size(reserved)} reserved"
         if self.forecast_bytes:
-            said += f", forecast {size(self.forecast_bytes)} ({peak / self.forecast_bytes - 1:+z.0%})"
+            said += (
+                f", forecast {size(self.forecast_bytes)} ({peak / self.forecast_bytes - 1:+z.0%})"
+            )
         share = (reserved or peak) / self.device_bytes
         said += f"; {share:.0%} of {size(self.device_bytes)} ({self.whose})"
-        return said if share <= USABLE_SHARE else f"{said}, which leaves little for surprises; {self.advice(1.0, peak)}"
+        return (
+            said
+            if share <= USABLE_SHARE
+            else f"{said}, which leaves little for surprises; {self.advice(1.0, peak)}"
+        )
 
     def require(self, peak: int, content: str) -> None:
         """Raise EnvironmentFault where more was taken than is stated to be there; alike on every rank."""
         if peak > self.device_bytes:
-            raise self.fault(f"the longest batch ({content}), an evaluation and a save", f"take {size(peak)}", peak)
+            raise self.fault(
+                f"the longest batch ({content}), an evaluation and a save",
+                f"take {size(peak)}",
+                peak,
+            )
 
     def fault(self, what: str, found: str, peak: int | None = None) -> errors.OutOfMemory:
         """The error for what does not fit, with what would help."""
@@ -183,11 +220,21 @@ class MemoryBudget:
         """Changes that would make it fit, by the forecast, corrected by what was measured where something was."""
         if self._weights is None or self._forecast is None:
             return "lower training.per_device_train_batch_size or data.max_length, or recompute activations"
-        wrong_by = max(1.0, peak / self.forecast_bytes) if peak and self.forecast_bytes else 1 / share
-        found = remedies(self._config, self._plan, self._weights, int(self.device_bytes / wrong_by), self._longest)
+        wrong_by = (
+            max(1.0, peak / self.forecast_bytes) if peak and self.forecast_bytes else 1 / share
+        )
+        found = remedies(
+            self._config,
+            self._plan,
+            self._weights,
+            int(self.device_bytes / wrong_by),
+            self._longest,
+        )
         if not found:
             return "no single change would make it fit; several together may, or a larger device"
-        return "it would fit with " + ", or ".join(f"{text} (about {size(then.peak_bytes)})" for text, then in found)
+        return "it would fit with " + ", or ".join(
+            f"{text} (about {size(then.peak_bytes)})" for text, then in found
+        )
 
 
 @contextmanager
@@ -218,5 +265,7 @@ def _device_bytes(config: Config, plan: Plan, device: torch.device) -> tuple[int
     if device.type == "cuda":
         return acceleration.device_bytes(device), torch.cuda.get_device_name(device)
     if config.compute.memory:
-        return quantity_bytes(config.compute.memory) // plan.processes_per_node, "compute.memory of each process"
+        return quantity_bytes(
+            config.compute.memory
+        ) // plan.processes_per_node, "compute.memory of each process"
     return acceleration.device_bytes(device), "this machine's, of each process"

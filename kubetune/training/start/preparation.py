@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from kubetune import errors
-from kubetune.base import allocator, fast_import, logs, processes, reminders
-from kubetune.config.naming import RESOLVED
+from kubetune.base import logs, processes, reminders
 from kubetune.config.schema import Config
 from kubetune.planning.plan import Plan
 
@@ -30,35 +27,25 @@ Result = TypeVar("Result")
 class Preparation:
     """Data of a run prepared in another process while this one imports torch; a context manager, left when they are.
 
-    Forked, and before torch starts threads of its own: that way it costs nothing and shares no lock.
+    The process is forked before this one imports any large library, so that it costs nothing and shares no lock.
     """
 
-    def __init__(self, run: tuple[Config, Path] | int) -> None:
-        """`run`: its config and directory, or the file descriptor by which the name of its directory will come."""
-        context = multiprocessing.get_context("fork")
-        self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=processes.work_for_parent)
-        if isinstance(run, int):
-            self._told = self._pool.submit(_hear, run)
-            self._folder = self._pool.submit(_prepare_heard)
-        else:
-            self._folder = self._pool.submit(_prepare_folder, *run)
-
-    def told_after(self, imports: Callable[[], None]) -> str:
-        """The directory, once `imports` is done. Raises Preempted where none is told."""
-        with suppress(ImportError, RuntimeError, OSError):  # comes again, and is told of, where the run begins
-            processes.try_threads()
-            allocator.keep_memory()
-            imports()
-        if not (told := _unless_killed(self._told)):
-            self._pool.shutdown()
-            raise errors.Preempted(0)
-        return told
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        self._pool = ProcessPoolExecutor(
+            1,
+            mp_context=multiprocessing.get_context("fork"),
+            initializer=processes.work_for_parent,
+        )
+        self._folder = self._pool.submit(_prepare_folder, config, run_dir)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is not None:
             processes.kill_children()  # the pool would wait until work is done that nobody wants any more
@@ -90,25 +77,6 @@ def log_as_set(config: Config, run_dir: Path, rank: int) -> Config:
     return config
 
 
-_heard = ""
-
-
-def _hear(pipe: int) -> str:
-    global _heard
-    with open(pipe, "rb") as told:
-        _heard = os.fsdecode(told.read())
-    return _heard
-
-
-def _prepare_heard() -> tuple[Path, Config]:
-    from kubetune.config.load import load_resolved
-
-    if not _heard:
-        raise EOFError
-    run_dir = Path(_heard)
-    return _prepare_folder(log_as_set(load_resolved(run_dir / RESOLVED), run_dir, 0), run_dir)
-
-
 def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
     from kubetune.data.prepared.identity import pinned
     from kubetune.data.prepared.prepare import prepare
@@ -123,19 +91,9 @@ def _open_prepared(folder: Path, config: Config) -> tuple[Prepared, Config]:
     from kubetune.data.prepared.prepare import load_prepared
     from kubetune.data.text.tokenizer import load_tokenizer
 
-    return load_prepared(folder, load_tokenizer(config.model, date=config.data.date), config), config
-
-
-def import_peft(config: Config, data: Prepared) -> None:
-    """Import PEFT without bitsandbytes, which it takes along wherever that is installed, unless the base needs it."""
-    from kubetune.data.text.tokenizer_files import read_json
-
-    is_quantised = "quantization_config" in read_json(data.tokenizer.files.get("config.json"))
-    needless = () if is_quantised or config.quantization != "none" else ("bitsandbytes",)
-    with fast_import.in_haste(), fast_import.without(*needless):
-        from peft.import_utils import is_bnb_4bit_available, is_bnb_available
-
-        is_bnb_available(), is_bnb_4bit_available()  # PEFT remembers the answers
+    return load_prepared(
+        folder, load_tokenizer(config.model, date=config.data.date), config
+    ), config
 
 
 def width_of(data: Prepared) -> int | None:
@@ -144,7 +102,9 @@ def width_of(data: Prepared) -> int | None:
     from kubetune.planning.memory import Shape
     from kubetune.planning.model_shapes import Weights
 
-    shape = Shape.of(Weights({}, read_json(data.tokenizer.files.get("config.json")), stated=False).text_config)
+    shape = Shape.of(
+        Weights({}, read_json(data.tokenizer.files.get("config.json")), stated=False).text_config
+    )
     return shape.hidden if shape is not None and isinstance(shape.hidden, int) else None
 
 

@@ -76,8 +76,14 @@ def attach(
     """
     if config.task != "preference" or not config.preference.needs_reference:
         return
-    splits = {name: rows for name, rows in (("train", data.train), ("eval", data.eval)) if rows is not None}
-    key = process_group.broadcast(_fingerprint(config, learner, data, world, run_dir, base, shares), world)
+    splits = {
+        name: rows
+        for name, rows in (("train", data.train), ("eval", data.eval))
+        if rows is not None
+    }
+    key = process_group.broadcast(
+        _fingerprint(config, learner, data, world, run_dir, base, shares), world
+    )
     place = data.path.with_name(f"{data.path.name}.reference-{key[:32]}.npz")
     began, tables = time.perf_counter(), _read(place, splits)
     is_found = not process_group.agree(tables is None, world)
@@ -91,7 +97,9 @@ def attach(
     number, seconds = sum(map(len, splits.values())), time.perf_counter() - began
     if world.is_main:
         how = "found" if is_found else f"computed in {seconds:.1f} s"
-        logs.MODEL.info("log-probabilities of %s rows under the model before training: %s", f"{number:,}", how)
+        logs.MODEL.info(
+            "log-probabilities of %s rows under the model before training: %s", f"{number:,}", how
+        )
         metrics.record_event(run_dir, "reference", rows=number, found=is_found, seconds=seconds)
 
 
@@ -130,7 +138,9 @@ def _fingerprint(
         "quantization": str(getattr(learner.lm.config, "quantization_config", None)),
     }
     if config.sees:
-        facts["images"] = [rows.image_digest for rows in (data.train, data.eval) if rows is not None]
+        facts["images"] = [
+            rows.image_digest for rows in (data.train, data.eval) if rows is not None
+        ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -159,7 +169,10 @@ def scores(
     everywhere = np.logical_and.reduce(process_group.gather(here, world))
     left = [unit for unit, is_done in zip(units, everywhere, strict=True) if not is_done]
     if len(left) < len(units) and world.is_main:
-        logs.MODEL.info("%d %% of the reference's part was done before", 100 * (len(units) - len(left)) // len(units))
+        logs.MODEL.info(
+            "%d %% of the reference's part was done before",
+            100 * (len(units) - len(left)) // len(units),
+        )
     size = -(-len(left) // (PARTS * world.size)) * world.size or 1
     learner.model.eval()
     try:
@@ -183,7 +196,9 @@ def _do_part(
     """Some units by all ranks in turn, into the tables of all, and into a file."""
     mine = units[world.rank :: world.size]
     if fsdp.is_sharded(learner.model):  # all ranks take part in each forward
-        mine += [(next(iter(splits)), np.empty(0, np.int64))] * (-(-len(units) // world.size) - len(mine))
+        mine += [(next(iter(splits)), np.empty(0, np.int64))] * (
+            -(-len(units) // world.size) - len(mine)
+        )
     found, readers = [], {name: picture_reader(rows) for name, rows in splits.items()}
     for name, ids in mine:
         heartbeat.beat("reference")
@@ -200,7 +215,9 @@ def _do_part(
             )
         tables[name][ids] = said
     if parts is not None and world.local_rank == 0:
-        columns = {name: [one for one in everybodys if one[0] == name and len(one[1])] for name in tables}
+        columns = {
+            name: [one for one in everybodys if one[0] == name and len(one[1])] for name in tables
+        }
         kept: Tables = {}
         for name, of_split in columns.items():
             if of_split:

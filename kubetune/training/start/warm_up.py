@@ -10,6 +10,7 @@ from torch import Tensor
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
 from kubetune.models import compiled_layers
+from kubetune.models.fsdp import is_sharded
 from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.training.run import Run
@@ -28,7 +29,8 @@ def compile_planned(run: Run, state: State) -> None:
         kernels.compile()
         learn()
     if layers is not None:
-        compiled_layers.warm_up(layers, learn)
+        may_leave = not is_sharded(run.learner.model)
+        compiled_layers.warm_up(layers, learn, may_leave=may_leave)
     if run.world.is_main:
         seconds = time.perf_counter() - began
         metrics.record_event(run.checkpointer.run_dir, "compile", step=state.step, seconds=seconds)
@@ -48,17 +50,27 @@ def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
 def largest(run: Run) -> Work:
     """A step of one micro-batch about as large as the run's largest; all ranks call it."""
     batch = run.feed.largest().to(run.world.device)
-    work = Work([batch], batch.num_labels, labels=batch.num_labels, tokens=batch.num_tokens, samples=len(batch.samples))
+    work = Work(
+        [batch],
+        batch.num_labels,
+        labels=batch.num_labels,
+        tokens=batch.num_tokens,
+        samples=len(batch.samples),
+    )
     return run.task.completed(run.learner, work, run.world)
 
 
 def learn(run: Run, state: State, batch: Batch, work: Work) -> Tensor:
     """Loss of a micro-batch of a step; its gradient is added to the parameters'."""
-    return run.task.backward(run.learner, batch, state.loss_scale / max(work.divisor, 1)).reshape(-1)[0]
+    return run.task.backward(run.learner, batch, state.loss_scale / max(work.divisor, 1)).reshape(
+        -1
+    )[0]
 
 
 def loss_ahead(run: Run, state: State) -> float:
     """Loss of the model on the first micro-batches of the next step."""
     work = run.feed.step(min(state.step, run.plan.num_steps - 1))
-    parts = [run.task.evaluate(run.learner, batch.to(run.world.device)) for batch in work.batches[:1]]
+    parts = [
+        run.task.evaluate(run.learner, batch.to(run.world.device)) for batch in work.batches[:1]
+    ]
     return float(run.task.metrics(run.learner, parts, run.world)["eval_loss"])

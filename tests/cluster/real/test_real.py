@@ -52,7 +52,13 @@ class Place:
     def run(self, *argv: str, code: int | None = 0, stdin: str | None = None) -> str:
         """Run a command; what it prints. AssertionError when it ends with another exit code (None: with any)."""
         done = subprocess.run(
-            argv, cwd=self.folder, input=stdin, capture_output=True, text=True, timeout=SECONDS, check=False
+            argv,
+            cwd=self.folder,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
         )
         said = f"{' '.join(argv)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         assert code is None or done.returncode == code, said
@@ -66,7 +72,9 @@ class Place:
         return self.run("kubectl", "-n", self.namespace, *argv, code=code, stdin=stdin)
 
     def status(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.kubetune("status", name, "-n", self.namespace, "--json"))
+        found: dict[str, Any] = json.loads(
+            self.kubetune("status", name, "-n", self.namespace, "--json")
+        )
         return found
 
     def until(self, name: str, test: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
@@ -112,15 +120,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         claims = [f"kubetune-real-{name}" for name in ("models", "outputs")]
         spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
         for name in claims:
-            claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
+            claim = {
+                "apiVersion": "v1",
+                "kind": "PersistentVolumeClaim",
+                "metadata": {"name": name},
+                "spec": spec,
+            }
             place.kubectl("apply", "-f", "-", stdin=json.dumps(claim))
         place.kubectl("apply", "-f", "-", stdin=json.dumps(copying_pod(claims)))
         done = "jsonpath={.status.phase}=Succeeded"
-        place.kubectl("wait", f"--for={done}", "pod/kubetune-real-copy", f"--timeout={SECONDS:.0f}s")
+        place.kubectl(
+            "wait", f"--for={done}", "pod/kubetune-real-copy", f"--timeout={SECONDS:.0f}s"
+        )
         yield place
     finally:
         if given:
-            place.kubectl("delete", "pod,pvc", "kubetune-real-copy", *claims, "--ignore-not-found", code=None)
+            place.kubectl(
+                "delete", "pod,pvc", "kubetune-real-copy", *claims, "--ignore-not-found", code=None
+            )
         else:
             place.run("kubectl", "delete", "namespace", place.namespace, "--wait=false")
 
@@ -134,9 +151,24 @@ def copying_pod(claims: list[str]) -> dict[str, Any]:
         "name": "copy", "image": IMAGE, "imagePullPolicy": "IfNotPresent", "command": ["python", "-c", COPY],
         "volumeMounts": mounts, "securityContext": security,
     }  # fmt: skip
-    user = {"runAsNonRoot": True, "runAsUser": 10001, "fsGroup": 10001, "seccompProfile": {"type": "RuntimeDefault"}}
-    spec = {"restartPolicy": "Never", "securityContext": user, "containers": [container], "volumes": volumes}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "kubetune-real-copy"}, "spec": spec}
+    user = {
+        "runAsNonRoot": True,
+        "runAsUser": 10001,
+        "fsGroup": 10001,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "securityContext": user,
+        "containers": [container],
+        "volumes": volumes,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "kubetune-real-copy"},
+        "spec": spec,
+    }
 
 
 @pytest.fixture(params=KINDS)
@@ -179,10 +211,20 @@ def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, 
 
     node = told["pods"][0]["machine"]
     selector = f"--pod-selector=app.kubernetes.io/instance={name}"
-    place.kubectl("drain", node, selector, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=120s")
+    place.kubectl(
+        "drain",
+        node,
+        selector,
+        "--ignore-daemonsets",
+        "--delete-emptydir-data",
+        "--force",
+        "--timeout=120s",
+    )
     place.kubectl("uncordon", node)
     restarts = told["restarts"]
-    again = place.until(name, lambda now: (now["restarts"] or 0) > restarts and saved_by_running(now))
+    again = place.until(
+        name, lambda now: (now["restarts"] or 0) > restarts and saved_by_running(now)
+    )
     told = place.until(name, lambda now: saved_by_running(now) > saved_by_running(again))
     reached = told["saved_step"]
 
@@ -196,7 +238,12 @@ def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, 
     place.kubetune("resume", name, *space)
     place.until(name, lambda now: saved_by_running(now) > told["saved_step"])
     place.kubetune("delete", name, "--yes", *space)
-    assert place.kubectl("get", "pods,configmaps", "-l", f"app.kubernetes.io/instance={name}", "-o", "name") == ""
+    assert (
+        place.kubectl(
+            "get", "pods,configmaps", "-l", f"app.kubernetes.io/instance={name}", "-o", "name"
+        )
+        == ""
+    )
 
 
 def test_a_run_is_followed_to_its_end(place: Place) -> None:

@@ -1,0 +1,94 @@
+"""Parts of a batch besides its tokens: the images in it, and the beginnings that its rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def moved_tensor(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    """Return a copy on a device, made by way of pinned memory and not waited for; None of None."""
+    return None if tensor is None else tensor.pin_memory().to(device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The images of a micro-batch, and where they stand in it."""
+
+    positions: Tensor  # int64 [3, tokens] in time, down and across
+    is_image: Tensor  # bool [tokens]
+    pixel_values: Tensor | None = None  # fp32 [patches, values] of all images; None without images
+    grids: Tensor | None = None  # int64 [images, 3] patches in time, down, across; None without
+    counts: tuple[int, ...] = ()  # images of each sequence
+    # Of a model whose images are no grids of patches: what its processor made of the images of each sequence.
+    inputs: tuple[dict[str, Tensor], ...] = ()
+
+    def of(self, sequences: Sequence[int], cu_seqlens: Sequence[int]) -> Pictures:
+        """Return the images of some sequences alone, of a batch whose sequences begin and end at `cu_seqlens`."""
+        spans = [slice(cu_seqlens[number], cu_seqlens[number + 1]) for number in sequences]
+        kept = replace(
+            self,
+            positions=torch.cat([self.positions[:, span] for span in spans], 1),
+            is_image=torch.cat([self.is_image[span] for span in spans]),
+            counts=tuple(self.counts[number] for number in sequences),
+            inputs=tuple(self.inputs[number] for number in sequences) if self.inputs else (),
+        )
+        if self.grids is None or self.pixel_values is None:
+            return kept
+        ends = list(accumulate(self.counts, initial=0))
+        images: list[int] = []
+        for number in sequences:
+            images.extend(range(ends[number], ends[number + 1]))
+        if not images:
+            return replace(kept, pixel_values=None, grids=None)
+        patches = self.pixel_values.split(self.grids.prod(1).tolist())
+        return replace(
+            kept,
+            pixel_values=torch.cat([patches[image] for image in images]),
+            grids=self.grids[images],
+        )
+
+    def to(self, device: torch.device) -> Pictures:
+        """Return the same on a device."""
+        names = ("positions", "is_image", "pixel_values", "grids")
+        moved: dict[str, Any] = {name: moved_tensor(getattr(self, name), device) for name in names}
+        inputs = []
+        for of_sequence in self.inputs:
+            inputs.append({name: tensor.to(device) for name, tensor in of_sequence.items()})
+        return replace(self, **moved, inputs=tuple(inputs))
+
+
+@dataclass(frozen=True)
+class PrefixTree:
+    """A packed batch in which rows with the same beginning share one sequence for it.
+
+    Example: row 0 is "S S S a" and row 1 is "S S S b c". Row 0 trains the second S and a, row 1 the second S, b and c.
+    The beginning S S S stands once; the longest row goes on right behind it:
+
+        token        0 1 2 | 3 4 | 5        sequence 0: S S S     1: b c     2: a
+                     S S S | b c | a        parents     -1        0          0
+
+        The batch's labels, those of one row first:    b   c   a   S
+        predicted by token                             2   3   2   0      Batch.rows are the tokens 0 2 3
+        places (index into Batch.rows)                 1   2   1   0
+        counts                                         (3, 1): three labels of one row each; (1, 2): one of two rows
+        entries (index of each row's labels)           row 0: 3 2 (S, a)   row 1: 3 0 1 (S, b, c)
+        ends                                           row 0: token 5      row 1: token 4
+    """
+
+    parents: tuple[int, ...]  # [sequences] the sequence that each one goes on from, -1 for none
+    places: Tensor  # int64 [labels] which of the batch's `rows` predicts each label
+    counts: tuple[tuple[int, int], ...]  # runs of labels: how many labels, how many rows have them
+    entries: Tensor  # int64 [labels of all rows] index into the batch's labels, row after row
+    ends: Tensor  # int64 [rows] the last token of each row
+
+    def to(self, device: torch.device) -> PrefixTree:
+        """Return the same on a device."""
+        names = ("places", "entries", "ends")
+        moved: dict[str, Any] = {name: moved_tensor(getattr(self, name), device) for name in names}
+        return replace(self, **moved)

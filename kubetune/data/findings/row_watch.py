@@ -1,0 +1,193 @@
+"""Counts what can be seen only of all rows together: those that repeat, that are in two splits, labels without rows.
+
+Keeps a few numbers for each row, and no tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from typing import Any, Final
+
+from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.findings.finding import MOST_PLACES
+from kubetune.data.prepared.pipeline import Result, Split
+from kubetune.data.prepared.row_writer import Chunk
+from kubetune.data.reading.sources import count_rows, locate
+from kubetune.data.text.labels import Labels
+from kubetune.planning.base_model import embeddings_of
+
+_MOST_OF_A_PART: Final = 1_000_000
+"""So many rows are compared at once."""
+
+
+@dataclass
+class _Seen:
+    """What was seen of the rows of a split, in the order in which they came."""
+
+    digests: array[int] = field(default_factory=lambda: array("Q"))
+    reversed_digests: array[int] = field(default_factory=lambda: array("Q"))  # of pairs alone
+    sources: array[int] = field(default_factory=lambda: array("H"))
+    records: array[int] = field(default_factory=lambda: array("I"))
+    classes: Counter[str] = field(default_factory=Counter)
+    longest: int = 0  # tokens of the longest sequence that is kept
+    largest_id: int = -1
+    unknown: int = 0  # rows with ids that the model has no embedding for
+
+    def repeats(self) -> dict[str, Any]:
+        """Return how many rows repeat an earlier one, and how many pairs an earlier one with its answers exchanged."""
+        repeats, exchanged = list[int](), list[int]()
+        for part in _parts_of(self.digests):
+            first: dict[int, int] = {}  # by digest, the first row that has it
+            for row, digest in part(self.digests):
+                if first.setdefault(digest, row) != row:
+                    repeats.append(row)
+            for row, digest in part(self.reversed_digests):
+                if first.get(digest, row) < row:
+                    exchanged.append(row)
+        return {
+            "duplicates": len(repeats),
+            "duplicate_places": self.places(repeats),
+            "reversed": len(exchanged),
+            "reversed_places": self.places(exchanged),
+        }
+
+    def places(self, rows: list[int]) -> list[list[int]]:
+        """Return the first of some rows, each by the index of its source and of its record there."""
+        return [[self.sources[row], self.records[row]] for row in nsmallest(MOST_PLACES, rows)]
+
+    def records_of(self, source: int) -> set[int]:
+        """Return the records of a source that rows were made of."""
+        rows = zip(self.sources, self.records, strict=True)
+        return {record for index, record in rows if index == source}
+
+
+def _parts_of(digests: array[int]) -> Iterator[Callable[[array[int]], Iterator[tuple[int, int]]]]:
+    """Yield functions, of which each gives (row, digest) of the rows of one part.
+
+    Equal digests are in the same part, and no part has many, so that a dict of one takes little memory.
+    """
+    number = 1 + len(digests) // _MOST_OF_A_PART
+    for part in range(number):
+
+        def rows_of(
+            some: array[int], part: int = part, number: int = number
+        ) -> Iterator[tuple[int, int]]:
+            for row, digest in enumerate(some):
+                if digest % number == part:
+                    yield row, digest
+
+        yield rows_of
+
+
+class RowWatch:
+    """Give it every result of `encode_batches`; `facts` says then what they have in common."""
+
+    def __init__(
+        self,
+        config: Config,
+        sources: Mapping[Split, Sequence[SourceConfig]],
+        labels: Labels | None,
+    ) -> None:
+        self._sources = sources
+        self._labels = labels
+        self._seen: dict[Split, _Seen] = {split: _Seen() for split in sources}
+        embeddings = embeddings_of(config, os.environ)
+        self._known_ids = embeddings.known if embeddings is not None else None
+
+    def add(self, result: Result) -> None:
+        """Note the rows of one batch."""
+        seen, chunk = self._seen[result.split], result.chunk
+        seen.digests.extend(result.digests)
+        seen.reversed_digests.extend(result.reversed_digests)
+        seen.sources.extend([result.source] * len(chunk.rows))
+        seen.records.extend(chunk.rows)
+        seen.longest = max(seen.longest, _longest(chunk))
+        seen.largest_id = max(seen.largest_id, result.largest_id)
+        if self._known_ids is not None and result.largest_id >= self._known_ids:
+            seen.unknown += _rows_beyond(chunk, self._known_ids)
+        for names in labels_of(self._labels, chunk):
+            seen.classes.update(names)
+
+    def facts(self, split: Split) -> dict[str, Any]:
+        """Return what was seen of a split, as JSON, to be kept beside the counts of its records.
+
+        Places are pairs of a source's index and a record's.
+        """
+        seen = self._seen[split]
+        facts: dict[str, Any] = {
+            "longest_kept": seen.longest,
+            "largest_id": seen.largest_id,
+            "unknown_ids": {"known": self._known_ids, "rows": seen.unknown},
+            "classes": self._classes(seen),
+            "available": [_available(source) for source in self._sources[split]],
+            **seen.repeats(),
+        }
+        if split != "train":
+            facts["in_train"] = self._in_train(split)
+        return facts
+
+    def _classes(self, seen: _Seen) -> dict[str, int]:
+        """Return the rows of each class, also of those without any; nothing where labels are numbers."""
+        if self._labels is None or self._labels.problem_type == "regression":
+            return {}
+        return {name: seen.classes[name] for name in self._labels.names}
+
+    def _in_train(self, split: Split) -> dict[str, Any]:
+        """Return the number of rows of a split that are in train too, and of those that are the same records."""
+        seen, train = self._seen[split], self._seen["train"]
+        both = []
+        for part in _parts_of(train.digests):
+            in_train = {digest for _, digest in part(train.digests)}
+            both += [row for row, digest in part(seen.digests) if digest in in_train]
+        same = 0
+        for index, source in enumerate(self._sources[split]):
+            for other_index, other in enumerate(self._sources["train"]):
+                if _input_of(source) == _input_of(other):
+                    same += len(seen.records_of(index) & train.records_of(other_index))
+        return {"rows": len(both), "same_records": same, "places": seen.places(both)}
+
+
+def _input_of(source: SourceConfig) -> tuple[Any, ...]:
+    """Return what decides which records a source has, before a part of them is taken."""
+    located = locate(source)
+    files = tuple(file.resolve() for file in located.files)
+    return (files,) if files else (located.path, source.subset, source.split)
+
+
+def _available(source: SourceConfig) -> int | None:
+    """Return the number of records that a part is taken of; None where all are taken."""
+    if source.range is None and locate(source).sample is None:
+        return None
+    return count_rows(source)
+
+
+def _longest(chunk: Chunk) -> int:
+    longest = 0
+    for length, split in zip(chunk.lengths, chunk.splits, strict=True):
+        longest = max(longest, split, length - split)
+    return longest
+
+
+def _rows_beyond(chunk: Chunk, known: int) -> int:
+    """Return how many rows hold an id that is not below `known`."""
+    number, end = 0, 0
+    for length in chunk.lengths:
+        begin, end = end, end + length
+        number += max(chunk.tokens[begin:end], default=-1) >= known
+    return number
+
+
+def labels_of(labels: Labels | None, chunk: Chunk) -> Iterator[list[str]]:
+    """Yield the label of each row, in words: names of classes, or a number. Nothing where tokens are the labels."""
+    width = len(chunk.targets) // max(1, len(chunk.lengths))
+    for row in range(len(chunk.lengths)):
+        if labels is None:
+            yield []
+            continue
+        name = labels.name(chunk.targets[row * width : (row + 1) * width])
+        yield name if isinstance(name, list) else [name if isinstance(name, str) else f"{name:g}"]

@@ -1,0 +1,88 @@
+"""The folder that rows of a config are kept in, and the counts that lie there. Imports no numpy, for `kubetune plan`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.findings.look_through import with_files_not_read
+from kubetune.data.prepared.pipeline import Split
+from kubetune.data.reading.sources import input_digests, locate
+from kubetune.data.reading.splits import split_sources
+from kubetune.data.text.labels import label_facts
+from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.data.vision.image_processor import load_image_processor
+
+FORMAT: Final = 6
+"""Changes when the same input would give other rows, or the files another form."""
+
+MANIFEST: Final = "manifest.json"
+
+
+def kept_stats(folder: Path, config: Config, *, images: bool) -> dict[Split, dict[str, Any]]:
+    """Return the counts that a folder of prepared rows keeps, by split. `images`: records may name files of images."""
+    stats = {
+        split: _stats(folder / split, sources) for split, sources in split_sources(config).items()
+    }
+    return with_files_not_read(config, stats, images=images)
+
+
+def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:
+    """Counts of a split's records by what became of them, each source under the path that this run names it by.
+
+    Rows are found by what is in their files, which may have lain elsewhere when they were prepared.
+    """
+    stats: dict[str, Any] = json.loads((folder / "stats.json").read_text())
+    for found, source in zip(stats["sources"], sources, strict=True):
+        found["path"] = source.path
+    return stats
+
+
+def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
+    """SHA-256 of all that decides the prepared rows: bytes of the inputs, tokenizer, template and settings.
+
+    The sources' weights are not among it: they decide how often a row is used, not what it is.
+    """
+    data = config.data
+    sources = {
+        split: given for split, given in config.sources.items() if given or split != "forget"
+    }
+    seeded = isinstance(data.eval, float) or any(
+        source.range or locate(source).sample for given in sources.values() for source in given
+    )
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "task": config.task,
+        "tokenizer": tokenizer.fingerprint,
+        "settings": data.model_dump(
+            include={"max_length", "overlong", "train_on", "add_special_tokens"}
+        ),
+        "share": data.eval if isinstance(data.eval, float) else None,
+        "seed": config.training.seed if seeded else None,
+        "sources": {
+            split: [_source_facts(source) for source in given] for split, given in sources.items()
+        },
+    }
+    if config.task == "preference":
+        facts["records"] = config.record_kind  # by which losses share their rows
+    if config.record_kind in ("pair", "graded"):
+        facts["unusable_pairs"] = data.unusable_pairs
+    if config.task == "sequence_classification":
+        facts["labels"] = label_facts(config)
+    if (processor := load_image_processor(config, tokenizer)) is not None:
+        facts["images"] = processor.fingerprint
+        # Rows hold where their images lie, and that is seen from the data.
+        facts["folders"] = [
+            os.path.abspath(locate(s).path) for given in sources.values() for s in given
+        ]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _source_facts(source: SourceConfig) -> dict[str, Any]:
+    facts = source.model_dump(include={"format", "columns", "subset", "split", "range"})
+    return facts | {"sample": locate(source).sample, "inputs": input_digests(source)}

@@ -1,0 +1,135 @@
+"""The few numbers of a run that a reader wants first: its state, and a card for each number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kubetune.base.humanize import duration, number, share, short, size
+from kubetune.config.naming import prefers_greater
+from kubetune.reporting.reading import RunRecord
+from kubetune.reporting.verdict import verdict
+from kubetune.rundir import exit_status
+from kubetune.rundir.metrics import METRICS
+
+
+@dataclass(frozen=True)
+class Card:
+    """One number with a label."""
+
+    label: str
+    value: str
+    about: str = ""
+    order: float | None = None  # the number that a table of several runs is sorted by
+
+
+def status(run: RunRecord) -> tuple[str, str]:
+    """Return the state of the run in one word, and the reason."""
+    if run.exit_status is None and run.report.get("finished"):
+        return "done", ""  # started without an agent, so nobody wrote exit.json
+    if run.exit_status is None:
+        return "unfinished", "it still runs, or was cut off before it could say why"
+    reason = run.exit_status.reason.removeprefix(exit_status.DONE).removeprefix(", ")
+    return run.exit_status.state, reason
+
+
+def best_evaluation(run: RunRecord) -> dict[str, Any] | None:
+    """Return the evaluation with the best value of `metric_for_best_model`, or None."""
+    name = run.config.training.metric_for_best_model
+    measured = [line for line in run.evaluations if isinstance(line.get(name), (int, float))]
+    if not measured:
+        return None
+    if prefers_greater(run.config.training):
+        return max(measured, key=lambda line: line[name])
+    return min(measured, key=lambda line: line[name])
+
+
+def last_step(run: RunRecord) -> int:
+    """Return the last step that anything in the run directory knows of, though its numbers may be lost."""
+    steps = [run.report.get("steps") or 0, int(run.numbers.totals.last.get("step", 0))]
+    steps += [checkpoint.step for checkpoint in run.checkpoints]
+    return max(steps)
+
+
+def damage(run: RunRecord) -> list[str]:
+    """Return a sentence for each part of the run that the page lacks, because it is damaged or lost."""
+    sentences = list(run.damage)
+    last = last_step(run)
+    lost = last - run.numbers.totals.steps
+    if lost > 0 and not run.numbers.unread:
+        sentences.append(f"{METRICS} lacks {lost:,} of {last:,} steps, and so do the curves")
+    return sentences
+
+
+def cards(run: RunRecord) -> list[Card]:
+    """Return the cards of a run, in the order of the page."""
+    return [*_progress(run), *_best_metric(run), *_work(run), *_machine_use(run)]
+
+
+def _progress(run: RunRecord) -> list[Card]:
+    totals = run.numbers.totals
+    steps = last_step(run)
+    planned = run.plan.num_steps if run.plan else 0
+    loss = totals.last.get("loss")
+    first_loss = f"{number(totals.first.get('loss'))} at first" if totals.steps else ""
+    return [
+        Card("Steps", number(steps), f"of {planned:,} planned" if planned else "", steps),
+        Card("Training loss", number(loss), first_loss, loss),
+    ]
+
+
+def _best_metric(run: RunRecord) -> list[Card]:
+    best = best_evaluation(run)
+    if best is None:
+        return []
+    name = run.config.training.metric_for_best_model
+    label = name.removeprefix("eval_").replace("_", " ")
+    about = f"evaluation at step {best['step']:,}"
+    return [Card(f"Best {label}", number(best[name]), about, best[name])]
+
+
+def _work(run: RunRecord) -> list[Card]:
+    totals = run.numbers.totals
+    seconds, tokens, trained = totals.seconds, totals.tokens, totals.trained_tokens
+    if run.report.get("steps") == last_step(run):
+        # The report also counts steps whose lines the disk has lost.
+        seconds = run.report.get("seconds") or 0
+        tokens = run.report.get("tokens") or 0
+        trained = run.report.get("trained_tokens") or 0
+    is_classifier = run.config.task == "sequence_classification"
+    trained_share = ""
+    if tokens and not is_classifier:
+        trained_share = f"{share(trained / tokens)} of them trained"
+    speed = tokens / seconds if seconds else None
+    return [
+        Card("Tokens", short(tokens), trained_share, tokens),
+        Card("Time in steps", duration(seconds), "", seconds),
+        Card("Tokens/s", number(speed), "without padding", speed),
+    ]
+
+
+def _machine_use(run: RunRecord) -> list[Card]:
+    shown = []
+    throughput = run.report.get("throughput") or {}
+    mfu = throughput.get("mfu")
+    if mfu is not None:
+        source = throughput["peak_source"].partition(":")[0]
+        about = f"of {throughput['peak_tflops']:,.3g} TFLOP/s, {source}"
+        shown.append(Card("MFU", share(mfu), about, mfu))
+    peak = run.report.get("peak_memory_bytes") or run.numbers.peak_memory_bytes
+    whose = "highest of all ranks" if run.report else "rank 0"
+    return [*shown, Card("Peak memory", size(peak), whose, peak)]
+
+
+def judged_cards(run: RunRecord) -> list[Card]:
+    """Return a card for each metric of the best checkpoint's answers that has an interval."""
+    judgement = verdict(run.verdict, run.benchmarks)
+    shown = []
+    for row in judgement["rows"] if judgement else []:
+        if "after_interval" not in row:
+            continue
+        label = row["name"].removeprefix("eval_").replace("_", " ")
+        low, high = row["after_interval"]
+        about = f"95 %: {low:.3g}–{high:.3g}"
+        shown.append(Card(label, number(row["best"]), about, row["best"]))
+    return shown

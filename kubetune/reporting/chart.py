@@ -1,0 +1,176 @@
+"""One chart as data: its lines, what charts.js draws of it, and what it says in a table and in words.
+
+Drawing is charts.js's; colours are the style sheet's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kubetune.reporting.series import Number, Series, merge, smooth
+
+_TABLE_ROWS = 10
+_LEAST_VALUES_OF_A_VIEW = 20
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart."""
+
+    label: str
+    series: Series
+    colour: int = 0  # number of a colour of the style sheet
+    kind: str = "line"  # line, raw, smooth (charts.js smooths it), points or rule
+    band: bool = True  # draw the lowest and highest behind a mean
+    dash: int = 0  # number of a dash pattern
+    run: int = 0  # index of the run among those of the page
+    mark: str = ""  # the letter of the run, drawn on the line where there are several runs
+
+    @property
+    def has_band(self) -> bool:
+        """True if the lowest and highest values are drawn behind the mean."""
+        return self.band and self.series.low is not None and self.series.high is not None
+
+    def shown(self) -> Sequence[Number]:
+        """Return the values as they are drawn at first."""
+        if self.kind == "smooth":
+            return smooth(self.series.values, span_of(self.series))
+        return self.series.values
+
+
+def span_of(series: Series) -> float:
+    """Return how many values a smoothed line looks back."""
+    return max(1.0, len(series.steps) / 80)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over steps, with a title."""
+
+    name: str
+    title: str
+    unit: str  # how values are written: fixed, short, exponent, bytes or percent
+    lines: Sequence[Line]
+    about: str = ""  # a sentence below the title
+    axis: str = ""  # what the values are; the title where it is empty
+    markers: Sequence[dict[str, Any]] = field(default_factory=tuple)  # vertical lines, with text
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the chart as charts.js draws it.
+
+        A line with a band takes three columns: the mean, the highest and the lowest. `bands` holds the
+        column numbers of the two edges, where column 0 is the steps:
+
+            lines   loss   loss, highest   loss, lowest   rule
+            column  1      2               3              4
+            bands   [[2, 3]]
+        """
+        parts: list[Series] = []
+        columns: list[Sequence[Number]] = []
+        drawn: list[dict[str, Any]] = []
+        bands: list[list[int]] = []
+        for line in self.lines:
+            series = line.series
+            look = {"colour": line.colour, "run": line.run}
+            parts.append(series)
+            columns.append(series.values)
+            drawn.append(
+                {
+                    "label": line.label,
+                    "kind": line.kind,
+                    "dash": line.dash,
+                    "mark": line.mark,
+                    **look,
+                }
+            )
+            if not line.has_band:
+                continue
+            bands.append([len(drawn) + 1, len(drawn) + 2])
+            for name, edge in (("highest", series.high), ("lowest", series.low)):
+                assert edge is not None, "a line with a band has both"
+                parts.append(series)
+                columns.append(edge)
+                drawn.append({"label": f"{line.label}, {name}", "kind": "edge", **look})
+        return {
+            "name": self.name,
+            "title": self.title,
+            "unit": self.unit,
+            "axis": self.axis or self.title,
+            "lines": drawn,
+            "bands": bands,
+            "data": merge(parts, columns),
+            "markers": list(self.markers),
+            "view": self.view,
+        }
+
+    @property
+    def extremes(self) -> list[tuple[float, int]]:
+        """All values that are drawn, with their steps; of a band its edges, not the mean between them."""
+        has_raw_line = any(line.kind == "raw" for line in self.lines)
+        points: list[tuple[float, int]] = []
+        for line in self.lines:
+            if has_raw_line and line.kind in ("rule", "smooth"):
+                continue
+            series = line.series
+            drawn = (series.low, series.high) if line.has_band else (series.values,)
+            for values in drawn:
+                for value, step in zip(values or (), series.steps, strict=True):
+                    if value is not None:
+                        points.append((value, step))
+        return points
+
+    @property
+    def view(self) -> list[float] | None:
+        """Lowest and highest value without the outliers, or None where there are no outliers.
+
+        An outlier lies farther outside the middle 96 % of the values than three times their range.
+        """
+        values = sorted(value for value, _ in self.extremes)
+        if len(values) < _LEAST_VALUES_OF_A_VIEW:
+            return None
+        edge = len(values) // 50
+        low = values[edge]
+        high = values[-1 - edge]
+        reach = 3 * (high - low) or abs(high)
+        if values[-1] <= high + reach and values[0] >= low - reach:
+            return None
+        inside = [value for value in values if low - reach <= value <= high + reach]
+        return [inside[0], inside[-1]]
+
+    @property
+    def outliers(self) -> list[tuple[float, int]]:
+        """Values out of `view` with their steps, the highest first."""
+        view = self.view
+        if view is None:
+            return []
+        low, high = view
+        outside = {point for point in self.extremes if not low <= point[0] <= high}
+        return sorted(outside, reverse=True)
+
+    @property
+    def is_positive(self) -> bool:
+        """True if a logarithmic scale can show all values."""
+        return all(value > 0 for value, _ in self.extremes)
+
+    def table(self) -> tuple[list[str], list[list[Any]]]:
+        """Return heading and a few rows of the lines' values. The first column is the step."""
+        shown = [line for line in self.lines if line.kind != "rule"]
+        all_steps: set[int] = set()
+        values_at = []
+        for line in shown:
+            all_steps.update(line.series.steps)
+            values_at.append(dict(zip(line.series.steps, line.shown(), strict=True)))
+        steps = _spread(sorted(all_steps))
+        heading = ["step", *(line.label for line in shown)]
+        rows = [[step, *(values.get(step) for values in values_at)] for step in steps]
+        return heading, rows
+
+
+def _spread(steps: list[int]) -> list[int]:
+    """Return at most `_TABLE_ROWS` of the steps, evenly spread, with the first and the last."""
+    if len(steps) <= _TABLE_ROWS:
+        return steps
+    stride = (len(steps) - 1) / (_TABLE_ROWS - 1)
+    return [steps[round(row * stride)] for row in range(_TABLE_ROWS)]

@@ -1,0 +1,92 @@
+"""What the page of several runs shows, as plain data for its template: results, and settings that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kubetune.config.load import resolved
+from kubetune.reporting import cards
+from kubetune.reporting.differences import differences
+from kubetune.reporting.reading import RunRecord
+from kubetune.reporting.run_charts import labels, letter
+from kubetune.reporting.run_page import MOST_ANSWERS, sentence
+from kubetune.reporting.search import SearchFacts
+
+COLOURS = 12
+"""Colours of lines and runs in the style sheet. Further runs are told apart by their letters alone."""
+
+
+def comparison_facts(runs: Sequence[RunRecord], search: SearchFacts | None) -> dict[str, Any]:
+    """Return what the template `compare.html` needs, but for the charts.
+
+    `search`: the search whose trials these runs are, if they are any.
+    """
+    names = labels(runs)
+    cards_of_runs = []
+    headings: dict[str, None] = {}
+    damage = []
+    for name, run in zip(names, runs, strict=True):
+        by_label = {card.label: card for card in (*cards.cards(run), *cards.judged_cards(run))}
+        cards_of_runs.append(by_label)
+        headings |= dict.fromkeys(by_label)
+        damage += [(name, problem) for problem in cards.damage(run)]
+    different, common = differences([resolved(run.config) for run in runs])
+    packages, _ = differences([run.report.get("versions") or {} for run in runs])
+    return {
+        "title": " · ".join(names) if search is None else f"Search of {search.name}",
+        "search": search,
+        "runs": [_run(index, name, runs[index]) for index, name in enumerate(names)],
+        "headings": list(headings),
+        "cards": cards_of_runs,
+        "settings": different,
+        "common": common,
+        "packages": packages,
+        "same_data": _same_data(runs, names),
+        "damage": damage,
+        "answers": _answers(runs),
+    }
+
+
+def _run(index: int, name: str, run: RunRecord) -> dict[str, Any]:
+    return {
+        "name": name,
+        "path": run.path,
+        "state": cards.status(run),
+        "sentence": sentence(run),
+        "letter": letter(index),
+        "colour": index % COLOURS,
+    }
+
+
+def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """Return a sentence on whether all runs were trained on the same rows."""
+    fingerprints = set()
+    unknown = []
+    for name, run in zip(names, runs, strict=True):
+        fingerprint = run.report.get("data_fingerprint") or run.data.get("fingerprint")
+        if fingerprint:
+            fingerprints.add(fingerprint)
+        else:
+            unknown.append(name)
+    if len(fingerprints) > 1:
+        return "The prepared data differ, so losses are not of the same rows."
+    if unknown:
+        return (
+            "Whether the prepared data are the same is not known: no fingerprint is recorded in "
+            f"{', '.join(unknown)}."
+        )
+    return "All have the same prepared data."
+
+
+def _answers(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """Return requests with the answer of each run. Those that most runs answered come first."""
+    by_prompt: dict[str, dict[str, Any]] = {}
+    for index, run in enumerate(runs):
+        for line in run.answers:
+            prompt = line["prompt"]
+            if prompt not in by_prompt:
+                by_prompt[prompt] = {"request": line, "answers": [None] * len(runs)}
+            by_prompt[prompt]["answers"][index] = line["after"]
+    entries = sorted(by_prompt.values(), key=lambda entry: entry["answers"].count(None))
+    return entries[:MOST_ANSWERS]

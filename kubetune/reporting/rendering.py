@@ -1,0 +1,76 @@
+"""Templates of the pages, and what every page has: style sheet, scripts, filters."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from kubetune.base.humanize import counted, duration, number, place, share, size
+from kubetune.reporting.search import readable
+from kubetune.rundir.metrics import mfu_sentence, now, versions
+
+HERE = Path(__file__).parent
+
+
+def percent(part: float) -> int:
+    """Return a part as whole per cent, 0 to 100, as the classes `part-0` to `part-100` have it.
+
+    A part above 0 is at least 1 %, so that its bar can be seen.
+    """
+    least = 1 if part > 0 else 0
+    return max(least, min(100, round(100 * part)))
+
+
+FILTERS = (counted, duration, mfu_sentence, number, percent, place, readable, share, size)
+"""Functions that templates call by their names."""
+
+
+@lru_cache(maxsize=1)
+def environment(*first: BaseLoader) -> Environment:
+    """Return the templates of this package. Those of the loaders in `first` are looked up before them."""
+    made = Environment(
+        loader=ChoiceLoader([*first, PackageLoader("kubetune.reporting", "templates")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,  # a server that runs while kubetune is upgraded keeps its own templates
+    )
+    for function in FILTERS:
+        made.filters[function.__name__] = function
+    return made
+
+
+def style() -> str:
+    """Return the style sheet of all pages.
+
+    The length of a bar is a class (`part-37`), since pages that are served may have no inline styles.
+    """
+    parts = "".join(f".part-{n}{{--part:{n / 100:g}}}" for n in range(101))
+    return _text("templates/style.css") + parts
+
+
+def render(template: str, **facts: Any) -> str:
+    """Return a page from a template of this package. Its style and scripts are inside it."""
+    return (
+        environment()
+        .get_template(template)
+        .render(
+            style=Markup(style()),
+            chart_style=Markup(_text("vendor/uPlot.min.css")),
+            chart_library=Markup(_text("vendor/uPlot.iife.min.js")),
+            chart_script=Markup(_text("templates/charts.js")),
+            table_script=Markup(_text("templates/tables.js")),
+            made=f"{now()[:16].replace('T', ' ')} UTC",
+            version=versions()["kubetune"],
+            **facts,
+        )
+    )
+
+
+def _text(name: str) -> str:
+    return (HERE / name).read_text("utf-8")

@@ -1,0 +1,236 @@
+"""What the page of one run shows, as plain data for its template."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from kubetune.base.humanize import counted, duration, number, size
+from kubetune.config.load import as_yaml, dotted_values, resolved
+from kubetune.planning.forecast import quantization_of
+from kubetune.reporting import cards
+from kubetune.reporting.histogram import fold
+from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
+from kubetune.reporting.verdict import verdict
+
+MOST_EVALUATIONS = 24  # rows of the table of evaluations
+MOST_ANSWERS = 12  # answers before and after training
+MOST_CLASSES = 40  # rows of a confusion matrix
+
+Row = tuple[str, str, str, float | None, str]
+"""Forecast and actual of one quantity: label, both as text, relative error, a word on it."""
+
+
+def run_facts(run: RunRecord) -> dict[str, Any]:
+    """Return what the template `run.html` needs, but for the charts."""
+    state, reason = cards.status(run)
+    best = cards.best_evaluation(run)
+    method = run.plan.method if run.plan else "fine-tuning"
+    return {
+        "run": run,
+        "title": f"{run.name}: {run.model}, {method}",
+        "state": state,
+        "reason": reason,
+        "damage": cards.damage(run),
+        "cards": cards.cards(run),
+        "sentence": sentence(run),
+        "evaluation": _evaluations(run),
+        "best_step": best["step"] if best else None,
+        "matrix": _confusion_matrix(run.evaluation),
+        "verdict": verdict(run.verdict, run.benchmarks),
+        "answers": run.answers[:MOST_ANSWERS],
+        "answer_count": len(run.answers),
+        "splits": _splits(run),
+        "findings": run.data.get("findings"),
+        "ranks": _ranks(run),
+        "config_text": as_yaml(run.config),
+        "config_values": _config_values(run),
+        "versions": run.report.get("versions") or {},
+        "throughput": run.report.get("throughput") or {},
+        "machine": _machine(run),
+        "actuals": _actuals(run),
+        "began": _moment(run.events[0]["time"]) if run.events else None,
+        "ended": _moment(run.events[-1]["time"]) if run.events and run.exit_status else None,
+    }
+
+
+def sentence(run: RunRecord) -> str:
+    """Return model, method, data and batch of the run in a sentence."""
+    config, plan = run.config, run.plan
+    method = f"LoRA of rank {config.lora.r}" if config.lora else "full fine-tuning"
+    quantization = config.quantization if plan is None else quantization_of(config, plan)
+    if quantization != "none":
+        method += f" on a base in {quantization}"
+    sources = ", ".join(Path(source.path).name for source in config.data.train)
+    text = f"{run.model}, {method}, on {sources}."
+    if plan is None:
+        return text
+    device = "GPU" if plan.device == "cuda" else "CPU"
+    processes = counted(plan.world_size, "process")
+    samples = counted(plan.global_batch_size, "sample")
+    about = "about " if plan.global_batch_tokens else ""
+    return f"{text} {processes} on {device}, {about}{samples} a step."
+
+
+def _evaluations(run: RunRecord) -> dict[str, Any] | None:
+    """Return the table of evaluations: all, or every n-th with the best and the last."""
+    lines = run.evaluations
+    if not lines:
+        return None
+    shown = lines
+    if len(lines) > MOST_EVALUATIONS:
+        best = cards.best_evaluation(run)
+        every = math.ceil(len(lines) / MOST_EVALUATIONS)
+        shown = []
+        for index, line in enumerate(lines):
+            if index % every == 0 or line is best or line is lines[-1]:
+                shown.append(line)
+    keys = metric_keys(lines)
+    rows = [(line["step"], line.get("epoch"), [line.get(key) for key in keys]) for line in shown]
+    return {
+        "names": [_metric_name(key) for key in keys],
+        "rows": rows,
+        "skipped": len(lines) - len(shown),
+    }
+
+
+def _metric_name(key: str) -> str:
+    """Return a metric's name for the page; the loss of one source has the source's name."""
+    if key.startswith(OF_SOURCE):
+        return f"loss of {key.removeprefix(OF_SOURCE)}"
+    return key.removeprefix("eval_").replace("_", " ")
+
+
+def _confusion_matrix(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the confusion matrix with each count's share of its row, for shading."""
+    counts = evaluation.get("confusion")
+    names = evaluation.get("names", [])
+    if not counts or len(counts) > MOST_CLASSES:
+        return None
+    rows = []
+    right = 0
+    for index, (name, row) in enumerate(zip(names, counts, strict=True)):
+        total = max(1, sum(row))
+        right += row[index]
+        rows.append((name, [(count, count / total) for count in row], row[index] / total))
+    return {
+        "names": names,
+        "rows": rows,
+        "right": right,
+        "total": sum(sum(row) for row in counts),
+        "checkpoint": evaluation.get("checkpoint"),
+        "data": evaluation.get("data"),
+    }
+
+
+def _splits(run: RunRecord) -> list[dict[str, Any]]:
+    """Return statistics and lengths of each split. Bars are shares of the highest one."""
+    splits = []
+    for name, stats in (run.data.get("splits") or {}).items():
+        lengths = fold(stats.get("lengths") or [])
+        most = max((count for _, _, count in lengths), default=1)
+        bars = [(low, high, count, count / max(1, most)) for low, high, count in lengths]
+        splits.append({"name": name, "stats": stats, "bars": bars})
+    return splits
+
+
+def _actuals(run: RunRecord) -> list[Row]:
+    """Return forecast and actual of memory, hours and price."""
+    rows: list[Row] = []
+    actuals = run.report.get("actuals") or {}
+    preflight = run.report.get("preflight") or {}
+    if preflight.get("forecast_bytes"):
+        rows.append(_preflight_row(preflight))
+    if memory := actuals.get("memory"):
+        forecast, measured = size(memory["forecast_bytes"]), size(memory["measured_bytes"])
+        rows.append(
+            ("Peak memory", forecast, measured, memory["relative_error"], "of the largest rank")
+        )
+    if hours := actuals.get("hours"):
+        rows += _hours_rows(hours)
+    if price := actuals.get("price"):
+        rows.append(_price_row(price))
+    return rows
+
+
+def _preflight_row(preflight: Mapping[str, Any]) -> Row:
+    forecast, measured = preflight["forecast_bytes"], preflight["measured_bytes"]
+    tokens = number(preflight["tokens"])
+    about = f"longest batch ({tokens} tokens), an evaluation and a save, before step 1"
+    error = measured / forecast - 1
+    return "Peak memory, preflight", size(forecast), size(measured), error, about
+
+
+def _hours_rows(hours: Mapping[str, Any]) -> list[Row]:
+    source = hours["source"]
+    steps = duration(hours["step_hours"] * 3600)
+    total = duration(hours["total_hours"] * 3600)
+    if hours["forecast"] is None:
+        forecast = duration(None)
+        about = f"no forecast; {source.removeprefix('unknown: ')}"
+    else:
+        forecast = duration(hours["forecast"] * 3600)
+        about = f"by {source}"
+    return [
+        ("Time in steps", forecast, steps, hours["relative_error"], about),
+        ("Time in all", "–", total, None, "loading, evaluations and saves too"),
+    ]
+
+
+def _price_row(price: Mapping[str, Any]) -> Row:
+    rate = f"{price['per_device_hour']:g} a device and hour"
+    about = f"for the steps, at {rate}; {price['total']:,.2f} in all"
+    forecast = "–" if price["forecast"] is None else f"{price['forecast']:,.2f}"
+    return "Price", forecast, f"{price['steps']:,.2f}", price["relative_error"], about
+
+
+def _ranks(run: RunRecord) -> dict[str, Any] | None:
+    """Return how long each rank computed, and how often the others waited for it."""
+    ranks = run.numbers.ranks
+    if ranks is None:
+        return None
+    longest = max(*ranks.means, 1e-12)
+    rows = []
+    for rank, (mean, slowest) in enumerate(zip(ranks.means, ranks.slowest, strict=True)):
+        rows.append((rank, mean, mean / longest, slowest))
+    return {"rows": rows, "lost": ranks.lost}
+
+
+def _machine(run: RunRecord) -> list[tuple[str, str]]:
+    """Return machine and command of the run, as its last start recorded them."""
+    machine = run.machine
+    if not machine:
+        return []
+    gpu_counts = Counter(str(name) for name in machine.get("gpus") or ())
+    gpus = ", ".join(f"{count} × {name}" for name, count in gpu_counts.items())
+    cores = counted(machine.get("cores") or 0, "usable core")
+    packages = (machine.get("versions") or {}).items()
+    commit = machine.get("git_commit")
+    if commit and machine.get("git_dirty"):
+        commit += ", with changes that are not committed"
+    rows = [
+        ("host", machine.get("host")),
+        ("system", machine.get("system")),
+        ("CPU", f"{machine.get('cpu')}, {cores}"),
+        ("memory", size(machine.get("memory_bytes"))),
+        ("GPU", gpus or "none: this machine has only its CPU"),
+        ("NVIDIA driver", machine.get("driver")),
+        ("versions", ", ".join(f"{name} {version}" for name, version in packages)),
+        ("git commit", commit),
+        ("started by", machine.get("command")),
+    ]
+    return [(label, str(value)) for label, value in rows if value]
+
+
+def _config_values(run: RunRecord) -> list[tuple[str, str]]:
+    values = dotted_values(resolved(run.config))
+    return [(key, json.dumps(value, ensure_ascii=False)) for key, value in values]
+
+
+def _moment(time: str) -> str:
+    return datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,55 @@
+"""Connections that may not stay open for requests that never come.
+
+uvicorn closes a connection that is idle after a request, but waits without end for one that is begun and not finished.
+Anybody could hold all of the server's open files by that, without a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+REQUEST_SECONDS = 10.0
+"""Time for the head of a request to arrive, and for what follows an answer."""
+
+
+class ImpatientProtocol(H11Protocol):
+    """HTTP as uvicorn speaks it, where a connection on which nothing is being answered is closed after a while."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the first request, but not for ever."""
+        super().connection_made(transport)
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        """Stop the clock when a whole head is there. A part of it gains no time."""
+        super().data_received(data)
+        if self._is_answering():
+            self._drop_deadline()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or the rest of a body that nobody reads."""
+        super().on_response_complete()
+        if not self._is_answering():
+            self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the clock."""
+        self._drop_deadline()
+        super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _set_deadline(self) -> None:
+        self._drop_deadline()
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
+
+    def _drop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

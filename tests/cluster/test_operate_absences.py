@@ -1,0 +1,194 @@
+"""What is away for a moment ends no verb: the kubelet of a node, and an API server that has just started."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import Cluster
+from tests.cluster.operation import Desk, write_progress
+from tests.cluster.test_operate import bound
+
+COUNT = """
+n=0; trap 'exit 143' TERM
+while [ ! -e /outputs/end ]; do n=$((n+1)); echo line $n; sleep 0.01; done
+echo last $n
+"""
+WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
+LOG, MADE = "get pods/log", "patch pods"
+
+
+@pytest.fixture
+def desk(cluster: Cluster, tmp_path: Path) -> Desk:
+    return Desk(cluster, tmp_path)
+
+
+def with_few_rights(desk: Desk) -> None:
+    """Be a user with the rights that kubetune needs and no others, by a Role."""
+    rights = {
+        "": ["configmaps", "secrets", "pods", "pods/log", "pods/exec", "events", "services"],
+        "batch": ["jobs"],
+        "kueue.x-k8s.io": ["workloads", "localqueues"],
+    }
+    rules = [
+        {"apiGroups": [group], "resources": resources, "verbs": ["*"]}
+        for group, resources in rights.items()
+    ]
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "operator"},
+        "rules": rules,
+    }
+    desk.cluster.apply(role, bound(role, desk.cluster.namespace))
+    text = desk.cluster.kubeconfig.read_text()
+    desk.cluster.kubeconfig.write_text(
+        text.replace("token: admin", f"token: sa:{desk.cluster.namespace}:guest")
+    )
+
+
+def end(desk: Desk) -> None:
+    (desk.cluster.claim_folder("fit-outputs") / "end").touch()
+
+
+def wait_asked(desk: Desk, request: str, times: int) -> None:
+    """Wait until users have sent a request so many more times."""
+    before, deadline = desk.cluster.asked().count(request), time.monotonic() + 60
+    while desk.cluster.asked().count(request) < before + times:
+        assert time.monotonic() < deadline, f"{request} was not asked {times} times"
+        time.sleep(0.02)
+
+
+class Follower:
+    """A verb that follows a run, whose output is read line by line; what it says beside goes to a file."""
+
+    def __init__(self, desk: Desk, *argv: str) -> None:
+        self._errors = desk.folder / "errors"
+        with self._errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                desk.command(*argv),
+                cwd=desk.folder,
+                env=desk.environment(),
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self.lines: list[str] = []
+
+    def read(self, lines: int) -> None:
+        """Read so many lines of the run's pods."""
+        assert self.process.stdout is not None
+        while lines:
+            line = self.process.stdout.readline()
+            assert line, self._errors.read_text()
+            lines -= self._keep(line)
+
+    def end(self) -> None:
+        """Read to the end; AssertionError where the verb failed, or a line was lost or came twice."""
+        with self.process:
+            assert self.process.stdout is not None
+            for line in self.process.stdout:
+                self._keep(line)
+        assert self.process.returncode == 0, self._errors.read_text()
+        count = len(self.lines) - 1
+        assert self.lines == [*(f"line {n}" for n in range(1, count + 1)), f"last {count}"]
+
+    def _keep(self, line: str) -> bool:
+        is_of_pod = line.startswith(("line ", "last "))
+        if is_of_pod:
+            self.lines.append(line.strip())
+        return is_of_pod
+
+
+@pytest.mark.parametrize("argv", ["logs -f fit", "submit run.yaml --follow"])
+def test_a_kubelet_that_is_away_ends_no_follower(desk: Desk, argv: str) -> None:
+    trainer = {"name": "trainer", "command": ["sh", "-c", COUNT]}
+    script = {"spec": {"template": {"spec": {"containers": [trainer]}}}}
+    patch = {"target": {"kind": "Job", "name": "fit"}, "patch": script}
+    desk.write({"compute.nodes": 1, "kubernetes.patches": [patch]})
+    if argv.startswith("logs"):
+        desk.quick("submit", "run.yaml")
+        desk.cluster.wait_ready("fit")
+    follower = Follower(desk, *argv.split())
+    follower.read(lines=20)
+    (pod,) = desk.cluster.wait_ready("fit")
+    desk.cluster.leave_kubelet(pod["spec"]["nodeName"])
+    wait_asked(desk, LOG, 3)
+    desk.cluster.clear_faults()
+    follower.read(lines=20)
+    end(desk)
+    follower.end()
+
+
+def test_an_api_server_that_has_just_started_ends_no_follower(desk: Desk) -> None:
+    """It refuses for a while what the user's Role grants; an administrator does not notice."""
+    desk.submit_script(COUNT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    with_few_rights(desk)
+    follower = Follower(desk, "logs", "-f", "fit")
+    follower.read(lines=20)
+    with desk.cluster.outage():
+        pass
+    follower.read(lines=20)
+    end(desk)
+    follower.end()
+
+
+@pytest.mark.parametrize("argv", ["status fit", "exec fit -- true", "stop fit"])
+def test_a_verb_that_meets_an_api_server_that_has_just_started(desk: Desk, argv: str) -> None:
+    desk.submit_script(WAIT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    with_few_rights(desk)
+    with desk.cluster.outage():
+        pass
+    told = desk.quick(*argv.split())
+    assert "has just started and knows no rights yet; trying again" in told.stderr
+    assert "Role" not in told.stderr
+
+
+def test_a_right_that_is_missing_is_told_once_the_server_is_ready(desk: Desk) -> None:
+    desk.submit_script(WAIT, compute__nodes=1)
+    text = desk.cluster.kubeconfig.read_text()
+    account = f"token: sa:{desk.cluster.namespace}:nobody"
+    desk.cluster.kubeconfig.write_text(text.replace("token: admin", account))
+    with desk.cluster.outage():
+        pass
+    assert "nobody may not get configmaps" in desk.quick("status", "fit", code=3).stderr
+
+
+def test_results_of_a_run_that_runs_are_copied_from_its_pods(desk: Desk) -> None:
+    desk.submit_script(WAIT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    write_progress(desk)
+    desk.cluster.clear_faults()
+    told = desk.quick("cp", "fit", "logs")
+    assert "all verified" in told.stdout
+    assert told.stderr == "kubetune: logs/rank-0.log (8 bytes)\n"
+    assert desk.quick("logs", "fit", "--rank", "0").stdout == "one\ntwo\n"
+    assert MADE not in desk.cluster.asked()
+
+
+def test_a_program_that_the_image_lacks(desk: Desk) -> None:
+    desk.submit_script(WAIT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    told = desk.quick("exec", "fit", "--", "nosuchprogram", code=127)
+    assert "there is no program nosuchprogram in this pod" in told.stderr
+    assert "get nodes" not in told.stderr
+    told = desk.quick("exec", "fit", "--all", "--", "/no/such/program", code=127)
+    assert "there is no program /no/such/program in this pod" in told.stderr
+    assert "there is no nvidia-smi in this pod" in desk.quick("gpus", "fit").stdout
+
+
+def test_what_a_node_says_in_the_place_of_a_log_is_no_line_of_it(desk: Desk) -> None:
+    gone = "unable to retrieve container logs for containerd://e6756593aaba"
+    desk.submit_script("echo first; echo second", compute__nodes=1)
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    desk.cluster.trouble(LOG, code=200, message=gone, times=1)
+    told = desk.quick("logs", "-f", "fit")
+    assert told.stdout in ("", "first\nsecond\n")
+    assert f"says of its log: {gone}" in told.stderr
+    for kept in (desk.folder / "outputs/fit/logs/pods").glob("*"):
+        assert "unable" not in kept.read_text()

@@ -1,0 +1,391 @@
+"""Each finding about data, on small data: a check, a plan, the log of a run and its pages all have the same lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from kubetune import cli
+from kubetune.config.load import load_config
+from kubetune.config.schema import Config
+from kubetune.data.prepared.prepare import prepare
+from kubetune.data.prepared.statistics import describe
+from kubetune.distributed.process_group import World
+from kubetune.planning.plan import make_plan
+from kubetune.reporting import write_report
+from kubetune.rundir import metrics
+from kubetune.training.start.facts import log_start
+from kubetune.ui.server import application
+from kubetune.ui.site import Site
+from tests.architectures import save_model
+from tests.tiny import CHATML
+
+TOKEN = "a-token-of-this-test"
+Record = dict[str, Any]
+
+
+def chat(question: str, answer: str = "yes", **more: Any) -> Record:
+    asked = {"role": "user", "content": question}
+    return {"messages": [asked, {"role": "assistant", "content": answer}], **more}
+
+
+def pair(question: str, chosen: str, rejected: str) -> Record:
+    asked = [{"role": "user", "content": question}]
+    spoken = [{"role": "assistant", "content": text} for text in (chosen, rejected)]
+    return {"prompt": asked, "chosen": [spoken[0]], "rejected": [spoken[1]]}
+
+
+def judged(question: str, is_good: bool) -> Record:
+    return {"prompt": question, "completion": f"answer to {question}", "label": is_good}
+
+
+CHATS = [chat(f"question {i}", f"answer {i}") for i in range(8)]
+PLAIN = [{"text": f"text number {i}"} for i in range(4)]
+LABELLED = [{"text": f"text {i}", "label": ("good", "bad")[i % 2]} for i in range(6)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Data with one thing to find."""
+
+    sentence: str
+    train: list[Record | None]  # None for a blank line
+    settings: dict[str, Any] = field(default_factory=dict)
+    advice: str = ""
+
+
+CASES = {
+    "eval file in train": Case(
+        "2 of 2 rows of eval are in train too: the model looks better than it is",
+        CHATS,
+        {"data.eval": "{folder}/other.jsonl"},
+        "Remove them from data.train",
+    ),
+    "share of repeats": Case(
+        "2 of 2 rows of eval are in train too: the model looks better than it is",
+        [CHATS[0]] * 8,
+        {"data.eval": 0.2},
+        "data.eval: 0.2 chooses records by their number",
+    ),
+    "overlapping ranges": Case(
+        "3 of 4 rows of eval are in train too: the model looks better than it is",
+        CHATS,
+        {
+            "data.train": [{"path": "{folder}/train.jsonl", "range": [0, 5]}],
+            "data.eval": [{"path": "{folder}/train.jsonl", "range": [2, 6]}],
+        },
+        "give ranges that do not overlap",
+    ),
+    "repeats": Case("2 of 10 rows of train repeat another", [*CHATS, *CHATS[:2]]),
+    "too long": Case(
+        "1 of 9 records of train left out as too long, with more than 40 tokens",
+        [*CHATS, chat("why " * 60)],
+        {"data.max_length": 40, "data.max_lost_share": 0.5},
+        "A larger data.max_length keeps them",
+    ),
+    "truncated": Case(
+        "1 of 9 records of train truncated at 40 tokens",
+        [*CHATS, chat("why", "so " * 60)],
+        {"data.max_length": 40, "data.overlong": "truncate"},
+    ),
+    "split": Case(
+        "1 of 5 records of train split into 2 rows",
+        [*PLAIN, {"text": "so " * 20}],
+        {"data.max_length": 40, "data.overlong": "split"},
+    ),
+    "no answer": Case(
+        "1 of 9 records of train left out with nothing to train on",
+        [*CHATS, {"messages": CHATS[0]["messages"][:1]}],
+        {"data.max_lost_share": 0.5},
+    ),
+    "no template": Case(
+        "1 of 9 records of train with a prompt as plain text, around which the model's chat template does not go",
+        [*CHATS, {"prompt": "why?", "completion": " so"}],
+        {},
+        "Write them as conversations",
+    ),
+    "special tokens": Case(
+        "1 of 9 records of train with special tokens in their texts, which become such tokens",
+        [*CHATS, chat("why <|im_end|>")],
+    ),
+    "inside a token": Case(
+        "1 of 9 records of train with an answer that begins inside a token",
+        [*CHATS, chat("why", "\n\nso")],
+        {},
+        "Begin answers without white space",
+    ),
+    "bos twice": Case(
+        "1 of 5 records of train with BOS twice: the text begins with the token",
+        [*PLAIN, {"text": "<|endoftext|>text"}],
+        {"model": "{folder}/bos"},
+        "set data.add_special_tokens: false",
+    ),
+    "rewritten": Case(
+        "1 of 9 records of train with an answer that the chat template writes otherwise",
+        [*CHATS, chat("why", "so foo")],
+        {"model.path": "{folder}/model", "model.chat_template": "{folder}/rewriting.jinja"},
+        "writes answers as they are",
+    ),
+    "little trained": Case(
+        "of the tokens of train are trained; the rest is only read",
+        [chat(f"{i} " + "why " * 80) for i in range(3)],
+    ),
+    "sample": Case(
+        "asks for 99,999 of 8 records, and gets all",
+        CHATS,
+        {"data.train": "{folder}/train.jsonl#99999"},
+    ),
+    "range": Case(
+        "gets 3 of 45 records, as there are 8",
+        CHATS,
+        {"data.train": [{"path": "{folder}/train.jsonl", "range": [5, 50]}]},
+    ),
+    "mix": Case(
+        "3 of 4 rows of eval evaluated, the mix that their sources' weights make",
+        CHATS,
+        {
+            "data.eval": [
+                {"path": "{folder}/other.jsonl"},
+                {"path": "{folder}/third.jsonl", "weight": 0.5},
+            ],
+        },
+    ),
+    "unused keys": Case("train: keys not used: id × 1", [*CHATS, chat("q", id=7)]),
+    "columns taken": Case(
+        "train: `query` as the user's message, `response` as the assistant's, in 4 records",
+        [{"query": f"question {i}", "response": f"answer {i}"} for i in range(4)],
+        {},
+        "`data.columns` and `data.format` can say otherwise",
+    ),
+    "blank lines": Case(
+        "train: 2 blank lines among the records, passed over",
+        [*CHATS[:2], None, None, *CHATS[2:], None],
+        {"data.eval": 0.25},
+    ),
+    "files": Case(
+        "train: files not read: .tmp × 1",
+        CHATS,
+        {"data.train": "{folder}/folder"},
+    ),
+    "positions": Case(
+        "the model has 64 positions, the longest row",
+        [*CHATS, chat("why " * 60)],
+        {"model": "{folder}/short"},
+    ),
+    "labels": Case(
+        "1 label without a row of train: ugly; they are never learned",
+        LABELLED,
+        {"task": "sequence_classification", "classification.labels": ["good", "bad", "ugly"]},
+    ),
+    "answers": Case(
+        "train: chosen answers of ",
+        [pair("why", "yes", "no no"), pair("what", "yes", "no no")],
+        {"task": "preference"},
+    ),
+    "other way round": Case(
+        "1 of 2 pairs of train stands there a second time the other way round",
+        [pair("why", "yes", "no"), pair("why", "no", "yes")],
+        {"task": "preference"},
+        "Decide which answer is better",
+    ),
+    "equal answers": Case(
+        "1 of 3 records of train left out, whose answers are equal, empty, or to different prompts",
+        [pair("why", "yes", "no"), pair("what", "no", "yes"), pair("why", "no", "no")],
+        {"task": "preference", "data.unusable_pairs": "drop", "data.max_lost_share": 0.5},
+    ),
+    "one verdict": Case(
+        "all 3 answers of train are judged good: the model learns no difference",
+        [judged(f"question {i}", True) for i in range(3)],
+        {"task": "preference", "preference.loss": "kto"},
+        "Add answers that are judged bad",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("findings")
+    save_model(folder / "model")
+    save_model(folder / "short", max_position_embeddings=64)
+    write_bos(save_model(folder / "bos"))
+    rewriting = CHATML.replace("message.content", "message.content | replace('foo', 'bar')")
+    (folder / "rewriting.jinja").write_text(rewriting)
+    write(folder / "other.jsonl", CHATS[:2])
+    write(folder / "third.jsonl", [chat("third"), chat("fourth")])
+    (folder / "folder").mkdir()
+    write(folder / "folder" / "a.jsonl", CHATS)
+    (folder / "folder" / "a.tmp").write_text("half")
+    return folder
+
+
+def write_bos(folder: Path) -> None:
+    """Let a tokenizer write a token before every text."""
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    token = {"id": "<|endoftext|>", "type_id": 0}
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": token}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {
+            "<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+        },
+    }
+    file.write_text(json.dumps(content))
+
+
+def write(file: Path, records: Sequence[Record | None]) -> None:
+    lines = [json.dumps(record) if record is not None else "" for record in records]
+    file.write_text("".join(f"{line}\n" for line in lines))
+
+
+def filled(value: Any, folder: Path) -> Any:
+    """Return a setting with the folder in its paths."""
+    if isinstance(value, str):
+        return value.replace("{folder}", str(folder))
+    if isinstance(value, list):
+        return [filled(item, folder) for item in value]
+    if isinstance(value, dict):
+        return {key: filled(item, folder) for key, item in value.items()}
+    return value
+
+
+def run_file_of(case: Case, folder: Path, place: Path) -> Path:
+    write(folder / "train.jsonl", case.train)
+    tree: dict[str, Any] = {
+        "model": str(folder / "model"),
+        "data": {
+            "train": str(folder / "train.jsonl"),
+            "cache": str(place / "cache"),
+            "max_length": 512,
+            "num_proc": 1,
+        },
+    }
+    if any(key.startswith("model.") for key in case.settings):
+        tree["model"] = {}
+    for key, value in case.settings.items():
+        section = tree
+        *path, last = key.split(".")
+        for name in path:
+            section = section.setdefault(name, {})
+        section[last] = filled(value, folder)
+    run_file = place / "run.yaml"
+    run_file.write_text(json.dumps(tree))
+    return run_file
+
+
+def data_lines(text: str) -> list[str]:
+    """Return the findings in what `kubetune plan` prints."""
+    lines = [line.partition(" ") for line in text.splitlines()]
+    return [rest.strip() for label, _, rest in lines if label == "data"]
+
+
+def log_of_start(config: Config, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the lines of a run's log about its data."""
+    prepared = prepare(config)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="kubetune"):
+        log_start(make_plan(config, len(prepared.train), world_size=1), World(), prepared)
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    with TestClient(application(Site.of(tmp_path), TOKEN), base_url="http://localhost") as client:
+        client.get("/", params={"token": TOKEN})
+        yield client
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_finding_is_the_same_wherever_it_is_shown(
+    case: Case,
+    folder: Path,
+    tmp_path: Path,
+    client: TestClient,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run_file = run_file_of(case, folder, tmp_path)
+    page = tmp_path / "page.html"
+    assert cli.main(["data", "check", str(run_file), "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    lines = [finding["line"] for finding in findings]
+    (line,) = [line for line in lines if case.sentence in line]
+    assert case.advice in line
+    shown = [f"{finding['severity']}: {finding['line']}" for finding in findings]
+
+    assert cli.main(["data", "check", str(run_file), "--html", str(page)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [text for text in printed if text in shown] == shown
+    assert text_of(page.read_text()).count(line) == 1
+
+    assert cli.main(["plan", str(run_file)]) == 0
+    assert data_lines(capsys.readouterr().out) == shown, "of small data, all rows are looked at"
+
+    config = load_config(run_file)
+    logged = log_of_start(config, caplog)
+    assert [text for text in logged if text in lines] == lines
+
+    assert cli.main(["plan", str(run_file)]) == 0
+    assert data_lines(capsys.readouterr().out) == shown, "the same of prepared rows"
+    assert [found["line"] for found in describe(prepare(config), config)["findings"]] == lines
+    rows = client.get("/data", params={"file": "run.yaml"})
+    assert text_of(rows.text).count(line) == 1
+
+
+def text_of(html: str) -> str:
+    """Return a page's text as it is shown."""
+    return unescape(html)
+
+
+def test_each_finding_of_a_run_is_one_line_of_its_log_and_stands_on_its_page(
+    folder: Path, tmp_path: Path
+) -> None:
+    case = Case("", [*CHATS, CHATS[0], chat("q", id=7)], {"data.eval": "{folder}/other.jsonl"})
+    run_file = run_file_of(case, folder, tmp_path)
+    output = tmp_path / "run"
+    settings = [f"output={output}", "training.max_steps=1", "compute.processes=1"]
+    assert cli.main(["train", str(run_file), *settings]) == 0
+    findings = json.loads((output / metrics.DATA).read_text())["findings"]
+    assert [finding["id"] for finding in findings] == ["in_train", "repeats", "unused_keys"]
+    log = (output / "logs" / "rank-0.log").read_text().splitlines()
+    page = text_of(write_report([output], tmp_path / "report.html").read_text())
+    for finding in findings:
+        assert sum(finding["line"] in line for line in log) == 1
+        assert page.count(finding["line"]) == 1
+
+
+def test_a_plan_of_large_data_does_not_claim_to_have_looked_at_all(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_file = run_file_of(Case("", [chat(f"{i % 7}") for i in range(1200)]), folder, tmp_path)
+    assert cli.main(["plan", str(run_file)]) == 0
+    assert data_lines(capsys.readouterr().out) == [
+        "not all looked at, only the first 200 records; `kubetune data check` looks at all"
+    ]
+    assert cli.main(["plan", str(run_file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"] is None
+    assert cli.main(["plan", str(run_file), "data.train=some/set"]) == 0
+    assert data_lines(capsys.readouterr().out) == [
+        "not looked at; `kubetune data check` looks at all"
+    ]
+
+
+def test_data_without_findings_say_so(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_file = run_file_of(Case("", CHATS), folder, tmp_path)
+    assert cli.main(["plan", str(run_file)]) == 0
+    assert data_lines(capsys.readouterr().out) == [
+        "all rows looked at: nothing stands out in the data"
+    ]
+    assert cli.main(["data", "check", str(run_file)]) == 0
+    assert "nothing stands out in the data" in capsys.readouterr().out
