@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from kubetune.base.humanize import shell_word
 from kubetune.cluster import kueue, pods, preparation
 from kubetune.cluster.log_follow import wait_for_job
 from kubetune.cluster.runs import FILES, read_run, workload_kind
@@ -298,7 +297,7 @@ def wait_gone(
                 left.changed.clear()
         names = ", ".join(pods.name_of(pod) for pod in left.objects()) or f"{kind} {name}"
     raise EnvironmentFault(
-        f"{names} did not go within {patience} s; look at kubetune events {shell_word(spec.typed)}"
+        f"{names} did not go within {patience} s; look at kubetune events {spec.typed}"
     )
 
 

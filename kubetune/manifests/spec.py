@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kubetune.base.humanize import shell_word
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import ConfigError
@@ -146,8 +147,8 @@ class RunSpec:
 
     @property
     def typed(self) -> str:
-        """Words that find the run again on a command line: `NAME -n NAMESPACE`."""
-        return f"{self.name} -n {self.kubernetes.namespace}"
+        """The words that name the run on a command line: `NAME -n NAMESPACE`."""
+        return f"{shell_word(self.name)} -n {shell_word(self.kubernetes.namespace)}"
 
     @property
     def service_account(self) -> str:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from kubetune.base.humanize import shell_word
 from kubetune.base.yaml_text import dump
 from kubetune.cluster.pods import IDLE, has_ended
 from kubetune.cluster.runs import Target, on_all, running
@@ -61,7 +60,7 @@ def all_running(cluster: Cluster, spec: RunSpec) -> list[Target]:
     targets = running(cluster, spec)
     if len(targets) < spec.nodes:
         raise ConfigError(
-            f"{spec.name}: {len(targets)} of {spec.nodes} pods are running; see kubetune status {shell_word(spec.typed)}"
+            f"{spec.name}: {len(targets)} of {spec.nodes} pods are running; see kubetune status {spec.typed}"
         )
     return targets
 

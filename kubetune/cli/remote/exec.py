@@ -8,7 +8,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, BinaryIO
 
-from kubetune.base.humanize import shell_word
 from kubetune.cli.remote.run_on_cluster import add_run, find, kubectl, prefix
 from kubetune.errors import OK, ConfigError
 
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         nodes = ", ".join(str(target.node) for target in there) or "none"
         raise ConfigError(
             f"{spec.name}: no pod of node {args.node} is running (running: {nodes}); "
-            f"see kubetune status {shell_word(spec.typed)}"
+            f"see kubetune status {spec.typed}"
         )
     if not args.command:
         if args.all or not sys.stdin.isatty():

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kubetune.base.humanize import shell_word, shown_on, visible
+from kubetune.base.humanize import shown_on, visible
 from kubetune.cli.remote.run_on_cluster import add_run, find, local_folder, prefix
 from kubetune.errors import OK, ConfigError
 
@@ -85,7 +85,7 @@ def _say_nothing_yet(spec: RunSpec, who: str) -> None:
     """Say that nobody has printed; `who`: the pods or starts that might have, empty where there is none."""
     from kubetune.kube_api.client import say
 
-    look = f"kubetune status {shell_word(spec.typed)}"
+    look = f"kubetune status {spec.typed}"
     gone = f"{spec.name} has no pod now; see {look}, and --rank 0 for what it logged before"
     say(f"{who} of {spec.name} has printed anything so far" if who else gone)
 

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 
     cluster, spec = find(args)
     resume(cluster, spec)
-    print(f"kubetune: {spec.name} goes on; see kubetune status {shell_word(spec.typed)}")
+    print(f"kubetune: {spec.name} goes on; see kubetune status {spec.typed}")
     return OK
 
 

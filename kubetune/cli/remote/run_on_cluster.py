@@ -86,9 +86,7 @@ def find_running(args: argparse.Namespace) -> tuple[Cluster, list[Target]]:
     cluster, spec = find(args)
     targets = running(cluster, spec)
     if not targets:
-        raise ConfigError(
-            f"{spec.name}: no pod is running; see kubetune status {shell_word(spec.typed)}"
-        )
+        raise ConfigError(f"{spec.name}: no pod is running; see kubetune status {spec.typed}")
     return cluster, targets
 
 

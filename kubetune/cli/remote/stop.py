@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"kubetune: {spec.name} was asked to save and stop")
         return OK
     with told_on_interrupt(
-        f"{spec.name} saves and stops all the same; see kubetune status {shell_word(spec.typed)}"
+        f"{spec.name} saves and stops all the same; see kubetune status {spec.typed}"
     ):
         follower = LogFollower(cluster, spec, remember)
         follower.follow()
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     for node, text in sorted(last.items()):
         print(f"node {node}: {text}")
     print(
-        f"kubetune: {spec.name} is stopped and holds no node; go on: kubetune resume {shell_word(spec.typed)}"
+        f"kubetune: {spec.name} is stopped and holds no node; go on: kubetune resume {spec.typed}"
     )
     return OK
 

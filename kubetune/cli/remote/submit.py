@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kubetune import errors
-from kubetune.base.humanize import shell_word
 from kubetune.cli.remote.render import SMOKE_HELP, rendered
 from kubetune.cli.remote.run_on_cluster import asker, local_folder, told_on_interrupt
 from kubetune.library.clusters import check_data
@@ -94,7 +93,7 @@ def submit_config(
     typed = f"{job.name} -n {job.namespace}"
     standing = {
         "done": ", which is done",
-        "stopped": f", which is stopped: kubetune resume {shell_word(typed)}",
+        "stopped": f", which is stopped: kubetune resume {typed}",
     }
     done = (
         "was there already" + standing.get(job.state, "")
@@ -104,9 +103,7 @@ def submit_config(
     print(f"kubetune: {where} {done}", flush=True)
     if args.wait or args.follow:
         return wait_for_end(cluster, spec_of(config, files), show_logs=args.follow)
-    print(
-        f"kubetune: see kubetune status {shell_word(typed)}, and kubetune logs -f {shell_word(typed)}"
-    )
+    print(f"kubetune: see kubetune status {typed}, and kubetune logs -f {typed}")
     return errors.OK
 
 
@@ -140,9 +137,7 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
 
     keep = local_folder(spec) / "logs" / "pods"
     emit = printer(spec) if show_logs else lambda source, text: None
-    with told_on_interrupt(
-        f"{spec.name} goes on; kubetune stop {shell_word(spec.typed)} would stop it"
-    ):
+    with told_on_interrupt(f"{spec.name} goes on; kubetune stop {spec.typed} would stop it"):
         LogFollower(cluster, spec, emit, keep=keep, look=teller(cluster, spec)).follow()
     observed = observe(cluster, spec)
     for line in headline(observed):
