@@ -73,17 +73,38 @@ def add_lora(
 
 
 def _require_plain_head(model: nn.Module) -> None:
-    """Raise ConfigError for an adapter on the output head, which no logits are made by while a model learns."""
+    """Raise ConfigError for an adapter on the output head, which no logits are made by while a model learns.
+
+    And for one on input embeddings that the head is tied to: the head would go without it, so that no merged weight
+    could be both.
+    """
     head = cast(Any, model).get_output_embeddings()
+    embeddings = cast(Any, model).get_input_embeddings()
     if hasattr(head, "base_layer"):
-        name = next(name for name, module in model.named_modules() if module is head).rpartition(
-            "."
-        )[2]
+        key, name = _key_of_target(head), _last_part(model, head)
         raise errors.ConfigError(
-            f"lora.target_{'parameters' if hasattr(head, 'parameter_name') else 'modules'}: {name} is the output head, "
-            "whose product and the loss are one here, so that an adapter on it would learn nothing; leave it out, or "
-            f"write lora.modules_to_save: [{name}], which trains it whole"
+            f"{key}: {name} is the output head, whose product and the loss are one here, so that an adapter on it would "
+            f"learn nothing; leave it out, or write lora.modules_to_save: [{name}], which trains it whole"
         )
+    if hasattr(embeddings, "base_layer") and embeddings.weight is getattr(head, "weight", None):
+        key, name = _key_of_target(embeddings), _last_part(model, embeddings)
+        raise errors.ConfigError(
+            f"{key}: the output head is tied to {name} in this model, and would go without the adapter on it, so that "
+            f"the two could not be merged; leave {name} out, or write lora.modules_to_save: [{name}], which trains it "
+            "whole and unties the head"
+        )
+
+
+def _key_of_target(adapted: Any) -> str:
+    """Return the key of the config that a module got its adapter by."""
+    kind = "parameters" if hasattr(adapted, "parameter_name") else "modules"
+    return f"lora.target_{kind}"
+
+
+def _last_part(model: nn.Module, wanted: nn.Module) -> str:
+    """Return the last part of a module's name."""
+    name = next(name for name, module in model.named_modules() if module is wanted)
+    return name.rpartition(".")[2]
 
 
 def _to_float(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

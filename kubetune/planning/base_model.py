@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.planning.linears import HEADS, is_target, stacks
+from kubetune.planning.linears import EMBEDDINGS, HEADS, is_target, stacks
 from kubetune.planning.model_shapes import Weights, read_config, read_weights
 
 _ENCODERS = ("ForMaskedLM", "ForPreTraining")
@@ -137,10 +137,15 @@ def may_lack_targets(config: Config, weights: Weights) -> bool:
     modules = [
         name.removesuffix(".weight") for name, shape in weights.shapes.items() if len(shape) > 1
     ]
-    if any(HEADS.search(module) and is_target(module, targets) for module in modules):
+    if any(is_target(module, targets) for module in modules if _may_be_tied(module)):
         return True
     if isinstance(targets, str):
         return not any(re.fullmatch(targets, module) for module in modules)
     return any(
         not any(f".{module}".endswith(f".{target}") for module in modules) for target in targets
     )
+
+
+def _may_be_tied(module: str) -> bool:
+    """True if a module, by its name, is a head or embeddings, which may be one weight."""
+    return HEADS.search(module) is not None or EMBEDDINGS.search(module) is not None

@@ -121,6 +121,9 @@ def test_an_expression_that_may_mean_more_in_the_future_is_what_python_reads_tod
         ("[q_proj, nosuch]", "this model has no module named nosuch; it has down_proj"),
         (".*\\.q_proj", None),
         ("[q_proj, v_proj]", None),
+        ("q_proj,v_proj", None),
+        ("q_proj, self_attn.v_proj", None),
+        ("q_proj,nosuch", "this model has no module named nosuch; it has down_proj"),
         ("model\\.layers\\.0\\.self_attn\\.q_proj", None),
     ],
 )
@@ -135,6 +138,40 @@ def test_targets_that_the_model_lacks_do_not_pass_a_plan(
     assert code == (errors.USER if said else errors.OK)
     if said:
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.parametrize(
+    ("kind", "name"), [("llama", "embed_tokens"), ("gpt2", "wte"), ("gpt_neox", "embed_in")]
+)
+@pytest.mark.parametrize("as_expression", [False, True])
+def test_embeddings_that_the_head_is_tied_to_get_no_adapter(
+    folder: Path, capsys: pytest.CaptureFixture[str], kind: str, name: str, as_expression: bool
+) -> None:
+    target = f".*{name}" if as_expression else f"[{name}]"
+    command = ["plan", "run.yaml", f"lora.target_modules={target}"]
+    for is_tied in (False, True):
+        AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(
+                kind, **COMMON | {"vocab_size": 1000, "tie_word_embeddings": is_tied}
+            )
+        ).save_pretrained(folder / "model")
+        capsys.readouterr()
+        assert cli.main(command) == (errors.USER if is_tied else errors.OK)
+        said = capsys.readouterr().err
+        advice = f"the output head is tied to {name} .* write lora.modules_to_save: .{name}."
+        assert bool(re.search(f"lora.target_modules: {advice}", said)) == is_tied
+    whole = ["lora.target_modules=.*mlp.*", f"lora.modules_to_save=[{name}]"]
+    assert cli.main(["plan", "run.yaml", *whole]) == errors.OK
+
+
+def test_names_with_commas_are_a_list_and_expressions_stay_such() -> None:
+    assert LoraConfig(target_modules="q_proj, mlp.up_proj").target_modules == (
+        "q_proj",
+        "mlp.up_proj",
+    )
+    assert LoraConfig(target_modules=".*[qv]_proj{1,2}").target_modules == ".*[qv]_proj{1,2}"
+    assert LoraConfig(target_modules="q_proj").target_modules == "q_proj"
 
 
 def test_targets_that_a_mamba_can_have_are_told_and_work(
