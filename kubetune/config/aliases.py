@@ -5,7 +5,6 @@ Only names whose meaning is the same are here. Those that need judgement belong 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -38,15 +37,6 @@ class Alias:
         )
 
 
-def _target_modules(theirs: Any) -> Any:
-    """LLaMA-Factory writes `all`, or names with commas between them."""
-    if theirs == "all":
-        return "all-linear"
-    if isinstance(theirs, str) and re.fullmatch(r"\w+(\s*,\s*\w+)+", theirs):
-        return re.split(r"\s*,\s*", theirs)
-    return theirs
-
-
 def _trackers(theirs: Any) -> Any:
     """The names of transformers' `report_to`, each switched on."""
     if isinstance(theirs, dict):
@@ -61,6 +51,7 @@ def _trackers(theirs: Any) -> Any:
 
 _METHOD: dict[Any, Any] = {"lora": {}, "full": None}
 _SWITCH: dict[Any, Any] = {True: {}, False: None}
+_ALL_MODULES: dict[Any, Any] = {"all": "all-linear"}
 
 _SAME_MEANING = {
     "model.path": "model_name_or_path model_name model_id base_model",
@@ -128,9 +119,9 @@ ALIASES |= {
     "train_type": Alias("lora", _METHOD),
     "adapter": Alias("lora", {"lora": {}}),
     "use_peft": Alias("lora", _SWITCH),
-    "target_modules": Alias("lora.target_modules", _target_modules),
-    "lora_target": Alias("lora.target_modules", _target_modules),
-    "lora_target_modules": Alias("lora.target_modules", _target_modules),
+    "target_modules": Alias("lora.target_modules", _ALL_MODULES),
+    "lora_target": Alias("lora.target_modules", _ALL_MODULES),
+    "lora_target_modules": Alias("lora.target_modules", _ALL_MODULES),
     "lora_target_linear": Alias("lora.target_modules", {True: "all-linear", False: SAYS_NOTHING}),
     "load_in_4bit": Alias("quantization", {True: "4bit", False: SAYS_NOTHING}),
     "load_in_8bit": Alias("quantization", {True: "8bit", False: SAYS_NOTHING}),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from kubetune.config.schema.base import AsTuple, Section, renamed
 
@@ -21,6 +21,8 @@ DTYPE_NAMES = {
 
 BUILT_IN_TEMPLATE = "chatml"
 """Name of the chat template that is built in, where others are files."""
+_PLAIN_NAME = re.compile(r"[\w.-]+")
+"""A module's name, or the end of one, in which nothing is a sign of a regular expression but a dot."""
 
 
 class ModelConfig(Section):
@@ -71,14 +73,27 @@ class ModelConfig(Section):
         return self
 
 
+def _split_names(value: Any) -> Any:
+    """Return the names in a text of plain names with commas between them, as other tools write lists of modules."""
+    if not isinstance(value, str) or "," not in value:
+        return value
+    parts = tuple(part.strip() for part in value.split(","))
+    is_list = all(_PLAIN_NAME.fullmatch(part) for part in parts)
+    return parts if is_list else value
+
+
 class LoraConfig(Section):
     """Adapters (LoRA, arXiv 2106.09685): their rank and scale, and the modules that get them."""
 
     r: int = Field(16, ge=1, le=4096, description="Rank.")
     alpha: float | None = Field(None, gt=0, description="Scale; left out: twice the rank.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
-    target_modules: Annotated[Literal["all-linear"] | tuple[str, ...] | str, AsTuple] = Field(
-        "all-linear", description="`all-linear`, a list of module names, or one regular expression."
+    target_modules: Annotated[
+        Literal["all-linear"] | tuple[str, ...] | str, AsTuple, BeforeValidator(_split_names)
+    ] = Field(
+        "all-linear",
+        description="`all-linear`, a list of module names, or one regular expression that whole names match. "
+        "Plain names with commas between them (`q_proj,v_proj`) are a list.",
     )
     target_parameters: Annotated[tuple[str, ...], AsTuple] = Field(
         (),
