@@ -103,7 +103,7 @@ def _key_of_target(adapted: Any) -> str:
 
 def _last_part(model: nn.Module, wanted: nn.Module) -> str:
     """Return the last part of a module's name."""
-    name = next(name for name, module in model.named_modules() if module is wanted)
+    name: str = next(name for name, module in model.named_modules() if module is wanted)
     return name.rpartition(".")[2]
 
 
