@@ -123,6 +123,10 @@ def fault_of(error: BaseException) -> EnvironmentFault | None:
         advice = "correct the environment variable that it names, or else install its package again"
         if sys.flags.optimize > 1:
             advice = "unset PYTHONOPTIMIZE, by which libraries lose the docstrings that they read"
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            # Not every library says that memory ran out: some raise SystemError, or an error of their own.
+            advice = f"ulimit -v allows {limit:,} bytes, which may be too few: allow more; {advice}"
         return EnvironmentFault(
             f"{library} cannot be loaded: {type(error).__name__}: {said}; {advice}"
         )
