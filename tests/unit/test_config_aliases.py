@@ -213,6 +213,46 @@ def test_words_of_preference_tuning(tmp_path: Path, lines: str, wanted: dict[str
     assert {key: getattr(found, key) for key in wanted} == wanted
 
 
+_SECTIONS = {
+    "classification": "{labels: [a, b]}",
+    "vision": "{image_max_tokens: 64}",
+    "preference": "{loss: ipo}",
+}
+
+
+@pytest.mark.parametrize("section", _SECTIONS)
+@pytest.mark.parametrize(
+    ("task", "read"),
+    [
+        ("causal_lm", ""),
+        ("sequence_classification", "classification"),
+        ("vision_language", "vision"),
+        ("preference", "preference"),
+        ("reward_model", ""),
+    ],
+)
+def test_sections_of_other_tasks_are_refused_by_key(
+    tmp_path: Path, task: str, read: str, section: str
+) -> None:
+    text = f"model: a/b\ntask: {task}\ndata: {{train: a.jsonl}}\n{section}: {_SECTIONS[section]}\n"
+    if section == read:
+        load(tmp_path, text)
+    else:
+        with pytest.raises(
+            ConfigError, match=rf":4: {section}\.\w+: means nothing to `task: {task}`"
+        ):
+            load(tmp_path, text)
+
+
+def test_pairs_with_images_read_vision_and_defaults_of_a_section_are_no_settings(
+    tmp_path: Path,
+) -> None:
+    text = "model: a/b\ntask: preference\ndata: {train: a.jsonl}\nvision: {image_max_tokens: 64}\n"
+    assert load(tmp_path, text + "preference: {images: true}\n").vision.image_max_tokens == 64
+    plain = "model: a/b\ndata: {train: a.jsonl}\nvision: {}\nclassification: {problem_type: auto}\n"
+    load(tmp_path, plain)
+
+
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
@@ -236,7 +276,10 @@ def test_words_of_preference_tuning(tmp_path: Path, lines: str, wanted: dict[str
             "task: preference\npreference: {loss: simpo, reference_free: true}",
             "reference_free means nothing to",
         ),
-        ("task: preference\npreference: {center_coefficient: 0.1}", "is for `task: reward_model`"),
+        (
+            "task: preference\npreference: {center_coefficient: 0.1}",
+            "means nothing to `task: preference`, but to `task: reward_model`",
+        ),
         (
             "task: reward_model\npreference: {beta: 0.2}",
             "preference.beta: means nothing to `task: reward_model`",

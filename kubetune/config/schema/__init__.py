@@ -60,6 +60,13 @@ LEARNING_RATES = {"preference": (5e-6, 5e-7), "reward_model": (1e-4, 1e-5)}
 """Default learning rates of tasks that have their own, of adapters and of all parameters: those of TRL's scripts, which
 LLaMA-Factory's examples have too. Comparing drives a model away from what it writes well, the faster the further."""
 
+READERS = {
+    "classification": "`task: sequence_classification`",
+    "vision": "`task: vision_language` and `preference.images: true`",
+    "preference": "`task: preference`",
+    "preference.center_coefficient": "`task: reward_model`",
+}
+"""Tasks that read a section, or a key that another task reads than the rest of its section does."""
 
 _RUN_NAME = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
 
@@ -221,7 +228,7 @@ class Config(Section):
                 for name in ("router_aux_loss_coef", "router_z_loss_coef")
                 if (value := getattr(self.training, name))
             ]
-        problems += self.preference.problems_of_task(self.task)
+        problems += self._of_other_tasks()
         if self.record_kind not in ("pair", "graded") and self.data.unusable_pairs != "error":
             problems.append(
                 "data.unusable_pairs: means nothing to a run that compares no pairs; leave it out"
@@ -244,6 +251,26 @@ class Config(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    def _of_other_tasks(self) -> list[str]:
+        """Return the settings of sections that this task does not read, each as a problem."""
+        is_read = {
+            "classification": self.task == "sequence_classification",
+            "vision": self.sees,
+            "preference": self.task == "preference",
+            "preference.center_coefficient": self.task == "reward_model",
+        }
+        problems = []
+        for section in ("classification", "vision", "preference"):
+            for key in getattr(self, section).changed_keys:
+                name = f"{section}.{key}"
+                place = name if name in is_read else section
+                if not is_read[place]:
+                    problems.append(
+                        f"{name}: means nothing to `task: {self.task}`, but to {READERS[place]}; leave it out, or "
+                        "change the task"
+                    )
+        return problems
 
     def _not_evaluated(self, known: tuple[str, ...]) -> list[str]:
         """Settings of `evaluation` that this config has nothing for, each as a problem."""

@@ -15,6 +15,12 @@ class Section(BaseModel):
         frozen=True, extra="forbid", str_strip_whitespace=True, allow_inf_nan=False
     )
 
+    @property
+    def changed_keys(self) -> list[str]:
+        """Keys whose values are not their defaults."""
+        fields = type(self).model_fields
+        return [key for key in fields if getattr(self, key) != fields[key].get_default()]
+
 
 def _as_tuple(value: Any) -> Any:
     """JSON and YAML have lists only, and strict validation takes no list for a tuple behind another validator."""

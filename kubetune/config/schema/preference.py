@@ -101,20 +101,3 @@ class PreferenceConfig(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
-
-    def problems_of_task(self, task: str) -> list[str]:
-        """Settings that a task cannot use, each as a problem."""
-        if task == "preference":
-            return (
-                ["preference.center_coefficient: is for `task: reward_model`; leave it out"]
-                if self.center_coefficient is not None
-                else []
-            )
-        found = [
-            key
-            for key in type(self).model_fields
-            if getattr(self, key) != type(self).model_fields[key].default
-        ]
-        if task == "reward_model":
-            found = [key for key in found if key != "center_coefficient"]
-        return [f"preference.{key}: means nothing to `task: {task}`; leave it out" for key in found]
