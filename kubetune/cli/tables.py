@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import Any
 
 from kubetune.base.humanize import visible
 from kubetune.base.logs import scrub
@@ -63,11 +61,6 @@ def print_fact(label: str, text: str, width: int) -> None:
         )
     for name, line in zip_longest([label], lines, fillvalue=""):
         print(visible(scrub(f"{name:<{width}} {line}")))
-
-
-def print_json(facts: Any, indent: int | None = 2) -> None:
-    """Print facts as JSON in ASCII, without the secrets of the environment."""
-    print(scrub(json.dumps(facts, indent=indent)))
 
 
 def _fold(text: str, width: int, *, breaks: bool = True) -> list[str]:

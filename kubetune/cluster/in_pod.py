@@ -1,7 +1,7 @@
 """Questions that kubetune puts to a pod: run there by exec, with the pod's Python, answered in JSON on standard output.
 
     python -m kubetune.cluster.in_pod progress RUN_DIR       step, loss, speed, time left, how it ended
-    python -m kubetune.cluster.in_pod status RUN_DIR [RANK]  what `kubetune watch` shows, with the log of a rank
+    python -m kubetune.cluster.in_pod status RUN_DIR         what `kubetune watch` shows
     python -m kubetune.cluster.in_pod list RUN_DIR [GLOB …]  each file with its size and SHA-256, each link
     python -m kubetune.cluster.in_pod usage                  CPU, memory, /dev/shm and the volumes of this pod
     python -m kubetune.cluster.in_pod unpack FOLDER          a tar archive from standard input
@@ -227,9 +227,7 @@ def _print_lines(lines: Iterator[dict[str, Any]]) -> None:
 
 _ANSWERS: dict[str, Callable[..., int | None]] = {
     "progress": lambda run_dir: print(json.dumps(progress(Path(run_dir)))),
-    "status": lambda run_dir, log_rank="0": print(
-        json.dumps(read_status(Path(run_dir), int(log_rank)))
-    ),
+    "status": lambda run_dir: print(json.dumps(read_status(Path(run_dir)))),
     "list": lambda run_dir, *globs: _print_lines(listing(Path(run_dir), globs)),
     "usage": lambda: print(json.dumps(usage())),
     "unpack": lambda folder: unpack(Path(folder)),

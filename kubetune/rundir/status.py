@@ -44,6 +44,8 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
     return {
         "progress": progress(run_dir),
         "losses": [line["loss"] for line in steps],
+        "learning_rate": steps[-1].get("learning_rate") if steps else None,
+        "grad_norm": steps[-1].get("grad_norm") if steps else None,
         "loss_steps": [steps[0]["step"], steps[-1]["step"]] if steps else None,
         "speeds": [line["tokens_per_second"] for line in timings if "tokens_per_second" in line],
         "rank_seconds": timings[-1].get("rank_seconds") or [] if timings else [],

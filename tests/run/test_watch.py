@@ -14,6 +14,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,7 @@ from rich.console import Console
 from kubetune import cli
 from kubetune.base.humanize import sparkline
 from kubetune.cli.local import watch
-from kubetune.cli.local.watch_charts import curve
-from kubetune.cli.local.watch_keys import View
-from kubetune.cli.local.watch_screen import RunView, draw
+from kubetune.cli.local.watch_screen import LiveScreen, RunView, draw
 from kubetune.rundir import exit_status, heartbeat
 from kubetune.training import worker
 from tests import toy
@@ -42,9 +41,16 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shown(run_view: RunView, width: int = 100) -> str:
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(draw(run_view, width))
+    console.print(draw(run_view, console))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def lines_of_screen(run_view: RunView, width: int, height: int) -> list[str]:
+    """Return the lines that the live screen puts on a terminal of this size."""
+    console = Console(width=width, height=height, file=io.StringIO(), force_terminal=False)
+    lines = console.render_lines(LiveScreen(run_view, console))
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
 def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,8 +59,21 @@ def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixtu
     assert "done  step 14/14 (100%)" in text
     assert "on this machine" in text
     assert f"Next: kubetune chat {run_dir} · kubetune report {run_dir}" in text.replace("\n", "")
-    for word in ("loss", "evaluation", "tokens/s", "MFU", "memory", "rank 0", "[DONE] 14 steps"):
-        assert word in text, word
+    for words in (
+        "loss  ",
+        "in steps 1 to 14",
+        "learning rate",
+        "gradient norm",
+        "evaluation",
+        "tokens/s",
+        "MFU",
+        "memory",
+        "checkpoint     step 14",
+        "best: step ",
+        "[DONE] 14 steps",
+    ):
+        assert words in text, words
+    assert "[TRAIN]" not in text, "the table has the numbers of the last step"
     assert cli.main(["watch", str(run_dir), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["state"], facts["progress"]["step"], len(facts["losses"])) == ("done", 14, 14)
@@ -199,27 +218,15 @@ def test_leaving_says_that_the_run_goes_on(run_dir: Path, tmp_path: Path) -> Non
         assert process.wait() == 0
 
 
-def test_keys_choose_a_rank_pause_and_leave_a_screen_of_its_own(
-    run_dir: Path, tmp_path: Path
-) -> None:
+def test_the_last_view_stays_on_the_terminal(run_dir: Path, tmp_path: Path) -> None:
     going = shutil.copytree(run_dir, tmp_path / "going", symlinks=True)
     (going / exit_status.EXIT).unlink()
-    (going / "logs" / "rank-1.log").write_text("2026-11-20 10:15:00 [STEP] the other one\n")
     with on_a_terminal(str(going)) as (process, terminal):
-        shown = read_until(terminal, "q or Ctrl-C leaves")
-        assert "\x1b[?1049h" in shown
-        assert "rank 0, 2" in shown
-        os.write(terminal, b"\x1b[C")
-        shown = read_until(terminal, "q or Ctrl-C leaves")
-        while "rank 1, 2026-11-20" not in shown:
-            shown = read_until(terminal, "q or Ctrl-C leaves")
-        assert "the other one" in shown
-        os.write(terminal, b"p")
-        read_until(terminal, "paused: p goes on")
-        os.write(terminal, b"pq")
-        shown = read_until(terminal)
-        after = shown.partition("\x1b[?1049l")[2]
-        assert "the other one" in after, "the last frame stays"
+        text = read_until(terminal, "Ctrl-C leaves; the run goes on")
+        assert "\x1b[?1049h" in text, "a screen of its own"
+        process.send_signal(signal.SIGINT)
+        after = read_until(terminal).partition("\x1b[?1049l")[2]
+        assert "step 14/14" in after
         assert "The run goes on. The same command shows it again." in after
         assert process.wait() == 0
 
@@ -228,7 +235,7 @@ def test_a_signal_gives_the_terminal_back(run_dir: Path, tmp_path: Path) -> None
     going = shutil.copytree(run_dir, tmp_path / "going", symlinks=True)
     (going / exit_status.EXIT).unlink()
     with on_a_terminal(str(going)) as (process, terminal):
-        read_until(terminal, "q or Ctrl-C leaves")
+        read_until(terminal, "Ctrl-C leaves")
         process.terminate()
         assert "\x1b[?1049l" in read_until(terminal)
         assert process.wait() == 128 + signal.SIGTERM
@@ -268,7 +275,7 @@ def test_ranks_say_where_they_are_while_they_run(run_dir: Path, tmp_path: Path) 
 def test_what_cannot_be_reached_is_waited_for(run_dir: Path) -> None:
     away, looks = run_dir.with_name("away"), iter(range(4))
 
-    def look(rank: int) -> RunView:
+    def look() -> RunView:
         number = next(looks)
         if number == 1:
             run_dir.rename(away)
@@ -278,12 +285,36 @@ def test_what_cannot_be_reached_is_waited_for(run_dir: Path) -> None:
         return run_view if number == 3 else RunView(run_view.name, "running", "", run_view.status)
 
     console = Console(width=300, file=io.StringIO(), force_terminal=True)
-    watch._follow(look, 0.0, console)
+    last_view = watch.follow(look(), look, 0.0, console)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "trying again:" in text
     assert "expected a run directory" in text
-    assert text.rindex("done") > text.rindex("trying again:")
+    assert (last_view.state, last_view.lost) == ("done", "")
+
+
+def test_an_answer_that_takes_long_is_told() -> None:
+    fresh = RunView("slow", "running", "", {})
+    assert lines_of_screen(fresh, 80, 5)[-1] == "Ctrl-C leaves; the run goes on"
+    old = replace(fresh, seen=fresh.seen - 60)
+    assert "no answer for 60s, trying again: it takes long" in lines_of_screen(old, 80, 5)[-1]
+
+
+def test_a_damaged_run_is_shown(run_dir: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(run_dir, tmp_path / "damaged", symlinks=True)
+    for name in ("metrics.jsonl", "timings.jsonl", "events.jsonl"):
+        path = damaged / name
+        path.write_bytes(path.read_bytes()[:-20] + b"\x00\xff{")
+    (damaged / "plan.json").write_text("{")
+    (damaged / "verdict.json").write_text("[]")
+    shutil.rmtree(damaged / "checkpoints")
+    shutil.rmtree(damaged / "logs")
+    text = shown(watch.look_here(damaged))
+    assert "done  step 14/14" in text
+    assert "checkpoint" not in text
+    for name in ("metrics.jsonl", "timings.jsonl", "events.jsonl"):
+        (damaged / name).unlink()
+    assert "done" in shown(watch.look_here(damaged))
 
 
 def test_a_late_rank_stands_out_and_many_ranks_are_sorted_by_lag() -> None:
@@ -302,7 +333,7 @@ def test_a_late_rank_stands_out_and_many_ranks_are_sorted_by_lag() -> None:
     text = shown(RunView("many", "running", "", {"ranks": ranks, "rank_seconds": seconds}))
     rows = [line.split() for line in text.splitlines() if " step " in line][1:]
     assert (rows[0][0], rows[0][4]) == ("39", "+50%")
-    assert "24 more, which lag less" in text
+    assert "24 ranks more with less lag" in text
 
 
 LOG = [
@@ -311,11 +342,8 @@ LOG = [
 ]
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
-@pytest.mark.parametrize("ranks", [1, 40])
-def test_the_screen_is_filled_and_its_log_tells_loss_and_gradient(
-    width: int, height: int, ranks: int
-) -> None:
+def full_view(ranks: int) -> RunView:
+    """Return a run of which everything is known."""
     beats = [
         {
             "rank": n,
@@ -327,50 +355,63 @@ def test_the_screen_is_filled_and_its_log_tells_loss_and_gradient(
         }
         for n in range(ranks)
     ]
+    warning = "2026-11-20 10:15:00 [DATA] WARNING: 3 rows were dropped"
+    error = "2026-11-20 10:15:01 [ERROR] rank 3 lost its peers"
     status = {
-        "progress": {"step": 59, "steps": 12_000, "loss": 2.2},
+        "progress": {
+            "step": 59,
+            "steps": 12_000,
+            "loss": 2.2,
+            "saved_step": 50,
+            "best": {"step": 40, "value": 2.1},
+            "seconds_left": 7200.0,
+            "restarts": 1,
+            "last_exit": {"code": 137, "reason": "killed by the kernel"},
+            "evaluation": {"step": 40, "eval_loss": 2.1, "eval_accuracy": 0.5},
+        },
         "losses": [3.0 - n / 100 for n in range(60)],
         "loss_steps": [0, 59],
+        "learning_rate": 1.23e-5,
+        "grad_norm": 0.474,
+        "speeds": [5001.0],
+        "peak_memory_bytes": 2**34,
         "ranks": beats,
-        "log": LOG,
+        "log": [warning, *LOG, error, "2026-11-20 10:16:00 [STEP] saving"],
     }
-    console = Console(width=width, file=io.StringIO(), force_terminal=False)
-    console.print(draw(RunView("full", "running", "", status), width, height, hint="q leaves"))
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
+    return RunView("full", "running", "", status, where="on this machine")
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50)])
+@pytest.mark.parametrize("ranks", [1, 40])
+def test_the_screen_fills_a_terminal(width: int, height: int, ranks: int) -> None:
+    lines = lines_of_screen(full_view(ranks), width, height)
     assert len(lines) == height
-    assert lines[-1] == "q leaves"
-    log = [line for line in lines if " 10:15:" in line]
-    assert len(log) >= 5
-    assert all("loss 2.1835" in line and "grad_norm 0.474" in line for line in log)
-    assert ("tokens/s 5001" in log[-1]) == (width == 160)
-    assert "min 2.4100  max 3.0000" in "\n".join(lines)
-    assert ("loss of steps 0 to 59" in "\n".join(lines)) == (height == 50)
+    assert max(map(len, lines)) <= width
+    assert lines[-1] == "Ctrl-C leaves; the run goes on"
+    text = "\n".join(lines)
+    for words in (
+        "full  running  step 59/12,000 (0%)  ETA 2h00m  on this machine",
+        "loss           2.2       2.41 to 3 in steps 0 to 59",
+        "evaluation     2.1       at step 40  accuracy 0.5",
+        "learning rate  1.23e-05",
+        "gradient norm  0.474",
+        "tokens/s       5,001",
+        "memory         16 GiB    highest so far on rank 0",
+        "checkpoint     step 50   best: step 40 with 2.1",
+        "restarts       1         killed by the kernel",
+        "10:15:00 [DATA] WARNING: 3 rows were dropped",
+        "10:15:01 [ERROR] rank 3 lost its peers",
+        "10:16:00 [STEP] saving",
+        "ranks more with less lag" if ranks == 40 else "   0     7  step",
+    ):
+        assert words in text, words
 
 
-def test_a_view_stays_where_it_was_scrolled_to() -> None:
-    def after(view: View, key: str) -> View:
-        return view.after(key, ranks=[0, 1], lines=60, page=10)
-
-    assert after(View(), "down") == View()
-    up = after(after(View(), "page up"), "up")
-    assert up.above_end == 11
-    assert up.following(LOG[:-2], LOG).above_end == 13
-    assert after(up, "home").above_end == 50
-    assert after(up, "end") == View()
-    assert after(up, "left") == View(rank=1)
-    assert after(after(View(), "pause"), "right") == View(rank=1)
-    assert View().following(LOG[:-2], LOG) == View()
-
-
-def test_curves() -> None:
-    assert curve([0, 1], 10, 1) == ["⣀⣀⠤⠤⠤⠒⠒⠒⠉⠉"], "few values reach both sides too"
-    assert curve([1, 1], 10, 1) == ["⠤" * 10]
-    assert curve([0, None, 1], 5, 2) == ["⠀⠀⠀⠀⠈", "⡀⠀⠀⠀⠀"]
-    assert curve([None], 10, 1) == []
-    assert [
-        len(line) for count in (2, 3, 67, 79, 80, 1000) for line in curve(range(count), 40, 3)
-    ] == [40] * 18
+@pytest.mark.parametrize(("width", "height"), [(20, 3), (40, 10), (5, 1)])
+def test_a_small_terminal_is_never_exceeded(width: int, height: int) -> None:
+    lines = lines_of_screen(full_view(40), width, height)
+    assert len(lines) == height
+    assert max(map(len, lines)) <= width
 
 
 def test_gpus_are_shown() -> None:
@@ -378,7 +419,7 @@ def test_gpus_are_shown() -> None:
            "memory_total_mib": 143771, "temperature_celsius": 41, "power_watts": None}  # fmt: skip
     text = shown(RunView("gpu", "running", "", {"gpus": [gpu]}))
     assert "NVIDIA H200" in text
-    assert "███████░░░ 73%" in text
+    assert "73 %" in text
     assert "1,000/143,771 MiB" in text
 
 

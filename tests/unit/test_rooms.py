@@ -33,7 +33,6 @@ MOST_LINES_OF_A_FUNCTION = 60
 MOST_SYNTAX_NODES_OF_A_FUNCTION = 450
 STILL_TOO_LONG = {
     "cli.local.bench:run",
-    "cli.local.watch_screen:_numbers",
     "cli.prepare.data_convert:add_arguments",
     "cli.result.serve:_serving",
     "cli.result.serve:add_arguments",

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from kubetune.base import logs
 from kubetune.cli.local.watch import next_steps
-from kubetune.cli.local.watch_screen import RunView, draw
+from kubetune.cli.local.watch_screen import LiveScreen, RunView, draw
 from kubetune.cli.remote.logs import _Counter, printer
 
 EVIL = "\x1b]0;mine\x07\x1b[2Jx\x9b31m[red]"
@@ -43,11 +43,16 @@ def test_watch_shows_them_without_obeying() -> None:
            "temperature_celsius": 1, "power_watts": 1}  # fmt: skip
     status: dict[str, Any] = {"log": [EVIL], "ranks": [rank], "gpus": [gpu]}
     console = Console(file=io.StringIO(), width=200, force_terminal=False)
-    console.print(draw(RunView(EVIL, "failed", EVIL, status, where=EVIL, lost=EVIL), 200))
+    run_view = RunView(EVIL, "failed", EVIL, status, where=EVIL, lost=EVIL)
+    console.print(draw(run_view, console))
+    console.print(LiveScreen(run_view, console))
     said = cast(io.StringIO, console.file).getvalue()
     for char in ("\x1b", "\x07", "\x9b"):
         assert char not in said
-    assert said.count("[red]") == 7
+    on_screen = 6  # name, why, where, log line, phase, GPU
+    assert said.count("[red]") == 2 * on_screen + 1, (
+        "and why there is no answer, below the live one"
+    )
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -28,8 +28,9 @@ from kubetune.base.files import user_cache
 from kubetune.base.gpus import GPU_QUERY, gpu_use
 from kubetune.base.humanize import size, visible
 from kubetune.base.logs import scrub
+from kubetune.cli.json_answers import print_json
 from kubetune.cli.remote.run_on_cluster import add_namespace
-from kubetune.cli.tables import print_json, print_table
+from kubetune.cli.tables import print_table
 from kubetune.library.connection import open_cluster
 from kubetune.planning.model_shapes import hub_home
 

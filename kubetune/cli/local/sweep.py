@@ -15,7 +15,8 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.base.files import holder, lock, locker
 from kubetune.base.signals import Relay
-from kubetune.cli.tables import print_json, print_table
+from kubetune.cli.json_answers import print_json
+from kubetune.cli.tables import print_table
 from kubetune.config.naming import prefers_greater
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.supervisor.command_line import add_run_arguments, sources_of

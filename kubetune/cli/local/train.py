@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         return _train(args)[0]
     with output_on_stderr():
         code, run_dir = _train(args)
-    from kubetune.cli.tables import print_json
+    from kubetune.cli.json_answers import print_json
     from kubetune.rundir import exit_status, metrics
 
     status = exit_status.read_exit_status(run_dir)

@@ -20,8 +20,8 @@ from kubetune import errors
 from kubetune.base.gpus import visible_gpus
 from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import Relay
+from kubetune.cli.json_answers import print_json
 from kubetune.cli.prepare.plan import show_notes
-from kubetune.cli.tables import print_json
 from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import estimate_rows
 from kubetune.planning.plan import make_plan

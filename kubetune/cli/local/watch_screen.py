@@ -1,28 +1,32 @@
-"""The screen of `kubetune watch`: what is known of a run at one moment, as panels and tables for a terminal."""
+"""The screen of `kubetune watch`: one view of a run, drawn by rich. Curves are on the page and in the report."""
 
 from __future__ import annotations
 
-import io
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rich.box import HORIZONTALS
 from rich.console import Console, Group, RenderableType
-from rich.panel import Panel
+from rich.layout import Layout
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kubetune.base.humanize import brief, counted, limits_of, size, sparkline, visible
-from kubetune.cli.local.watch_charts import bar, curve
-from kubetune.cli.local.watch_keys import View
+from kubetune.base.humanize import brief, counted, number, share, size, visible
 from kubetune.rundir.metrics import utilization
 
-_LATE_SECONDS = 15.0
-_COLOURS = {
+# A rank that says nothing for so long is marked.
+LATE_SECONDS = 15.0
+# A view that is older is not how the run is now.
+OLD_SECONDS = 8.0
+MOST_RANKS = 16
+MOST_WARNINGS = 3
+# Log lines where nothing limits the screen.
+LOG_LINES = 8
+STEPS_OF_SPEED = 20
+COLOURS = {
     "running": "green",
     "done": "green",
     "waiting": "yellow",
@@ -30,202 +34,136 @@ _COLOURS = {
     "failed": "red",
     "absent": "red",
 }
-_FAMILY_STYLES = {"ERROR": "bold red", "EVAL": "green", "RESULT": "green", "DONE": "bold green"}
-_LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) \[(\w+)\] (.*)", re.DOTALL)
-_MOST_RANKS = 16
-_FEW_LOG_LINES = 8
-_BESIDE_SPARKS = 29
-# Lines of the screen, with what frames them.
-_LEAST_LOG, _LEAST_CURVE, _MOST_CURVE = 7, 6, 18
+HINT = "Ctrl-C leaves; the run goes on"
+# Steps have their numbers in the table, and warnings their own lines.
+TRAIN_LINE = re.compile(r"\S+ \S+ \[TRAIN\] ")
+WARNING_LINE = re.compile(r"\S+ \S+ \[(\w+\] (WARNING|ERROR|CRITICAL): |ERROR\])")
+DATE = re.compile(r"\d{4}-\d\d-\d\d ")
 
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as it was last seen. `status` are status.read_status's, empty where nobody could be asked.
-
-    `lost`: why there is no answer now; `seen`: when the last one came, on the monotonic clock.
-    """
+    """A run as it was last seen."""
 
     name: str
+    # running, waiting, done, stopped, failed or absent
     state: str
+    # Why it is in this state; empty where nothing is to be said.
     why: str
+    # What rundir.status.read_status returns; with `progress` alone, or empty, where no pod could be asked.
     status: dict[str, Any]
     is_over: bool = False
+    # "on this machine", or the namespace with the pods that run
     where: str = ""
+    # Why there is no newer view.
     lost: str = ""
+    # Time of this view on the monotonic clock.
     seen: float = field(default_factory=time.monotonic)
 
-    @property
-    def log(self) -> list[str]:
-        """The last lines of a rank's log, as far as they are known."""
-        return list(self.status.get("log") or ())
-
     def without_answer(self, reason: str) -> RunView:
-        """The same, as last seen, with why nothing newer is known."""
+        """Return the same view, with the reason why there is no newer one."""
         return replace(self, lost=reason.splitlines()[0])
 
 
-@dataclass(frozen=True)
-class Screen:
-    """The view of a run at one moment, and how many lines of its log are."""
+class LiveScreen:
+    """The whole terminal, drawn anew from the latest view each time that rich asks for it."""
 
-    content: RenderableType
-    page: int
+    def __init__(self, run_view: RunView, console: Console) -> None:
+        self.run_view = run_view
+        self._console = console
 
-    def __rich__(self) -> RenderableType:
-        return self.content
-
-
-def draw(
-    run_view: RunView,
-    width: int,
-    height: int | None = None,
-    *,
-    view: View | None = None,
-    hint: str = "",
-) -> Screen:
-    """The whole screen. What runs and models say of themselves is shown, and never obeyed.
-
-    With `height` the curve of the loss and the log fill what the rest leaves of it. `hint`: the last line.
-    """
-    run_view = _harmless(run_view)
-    status, told = run_view.status, run_view.status.get("progress") or {}
-    head, foot = _head(run_view, told, width), _foot(run_view, hint)
-    room, most_ranks = None, _MOST_RANKS
-    if height is not None:
-        room = height - _lines(head, width) - (1 if foot else 0)
-        most_ranks = room - _LEAST_LOG - 2 - (len(status["gpus"]) + 1 if status.get("gpus") else 0)
-    parts: list[RenderableType] = [head]
-    if status.get("verdict"):
-        parts.append(_verdict(status["verdict"]))
-    if status.get("ranks"):
-        parts.append(_ranks(status, max(1, min(_MOST_RANKS, most_ranks))))
-    if status.get("gpus"):
-        parts.append(_gpus(status["gpus"]))
-    if room is not None:
-        room -= sum(_lines(part, width) for part in parts[1:])
-        if len(status.get("losses") or ()) > 1 and room // 3 >= _LEAST_CURVE:
-            lines = min(_MOST_CURVE, room // 3)
-            room -= lines
-            parts.insert(1, _curve(status, width, lines - 2))
-    page = _FEW_LOG_LINES if room is None else max(0, room - 2)
-    if (log := status.get("log")) and page:
-        parts.append(
-            _log(log, status.get("log_rank", 0), width, page, view.above_end if view else 0)
+    def __rich__(self) -> Layout:
+        # The last line stays in view, however little of the rest fits.
+        body_height = max(1, self._console.height - 1)
+        layout = Layout()
+        layout.split_column(
+            Layout(draw(self.run_view, self._console, body_height)),
+            Layout(_last_line(self.run_view), size=1),
         )
-    return Screen(Group(*parts, *([foot] if foot else [])), page)
+        return layout
 
 
-def _lines(part: RenderableType, width: int) -> int:
-    return len(Console(width=width, file=io.StringIO()).render_lines(part))
-
-
-def _head(run_view: RunView, told: dict[str, Any], width: int) -> Panel:
-    parts: list[RenderableType] = [_headline(run_view, told)]
-    if told.get("steps") and told.get("step") is not None:
-        grid = Table.grid(expand=True)  # a bar alone does not end its line
-        grid.add_row(ProgressBar(total=told["steps"], completed=told["step"]))
-        parts.append(grid)
-    parts.append(_numbers(run_view.status, told, width))
-    return Panel(Group(*parts), title=Text(run_view.name), title_align="left", border_style="dim")
-
-
-def _foot(run_view: RunView, hint: str) -> Text | None:
-    if run_view.lost:
-        ago = brief(time.monotonic() - run_view.seen)
-        line = Text(
-            f"no answer for {ago or '0s'}, trying again: {run_view.lost}", style="bold yellow"
-        )
-    elif hint and not run_view.is_over:
-        line = Text(hint, style="dim")
-    else:
-        return None
-    line.no_wrap, line.overflow = True, "ellipsis"
+def _last_line(run_view: RunView) -> Text:
+    age = time.monotonic() - run_view.seen
+    line = Text(HINT, style="dim")
+    if run_view.lost or age > OLD_SECONDS:
+        reason = visible(run_view.lost) or "it takes long"
+        line = Text(f"no answer for {brief(age)}, trying again: {reason}", style="bold yellow")
+    line.no_wrap = True
+    line.overflow = "ellipsis"
     return line
 
 
-def _curve(status: dict[str, Any], width: int, height: int) -> Panel:
-    """The loss of the last steps, with its range at the left."""
-    losses = status["losses"]
-    low, high = limits_of(losses) or (0.0, 0.0)
-    marks = [f"{high:.4f}", *[""] * (height - 2), f"{low:.4f}"]
-    room = max(map(len, marks))
-    rows = curve(losses, width - room - 5, height)
-    text = Text(no_wrap=True)
-    for mark, row in zip(marks, rows, strict=False):
-        text.append(f"{mark:>{room}} ", "dim").append(f"{row}\n", "cyan")
-    text.rstrip()
-    steps = status.get("loss_steps")
-    title = f"loss of steps {steps[0]:,} to {steps[1]:,}" if steps else "loss"
-    return Panel(text, title=title, title_align="left", border_style="dim")
+def draw(run_view: RunView, console: Console, height: int | None = None) -> Group:
+    """Return the view of a run. With a height, the last lines of the log fill what the rest leaves of it."""
+    run_view = _escaped(run_view)
+    status = run_view.status
+    progress = status.get("progress") or {}
+    most_ranks = MOST_RANKS
+    if height is not None:
+        most_ranks = min(MOST_RANKS, max(3, height // 3))
+
+    parts: list[RenderableType] = [_headline(run_view, progress)]
+    if progress.get("steps") and progress.get("step") is not None:
+        parts.append(ProgressBar(total=progress["steps"], completed=progress["step"]))
+        parts.append(Text())
+    parts.append(_numbers(status, progress))
+    warnings = [line for line in status.get("log") or () if WARNING_LINE.match(line)]
+    for line in warnings[-MOST_WARNINGS:]:
+        # Where the height is limited, a long one must not push the ranks away.
+        is_cut = height is not None
+        parts.append(Text(line, style="yellow", no_wrap=is_cut, overflow="ellipsis"))
+    if status.get("verdict"):
+        parts.append(_verdict(status["verdict"]))
+    if status.get("ranks"):
+        parts.append(_ranks(status["ranks"], status.get("rank_seconds") or [], most_ranks))
+    if status.get("gpus"):
+        parts.append(_gpus(status["gpus"]))
+
+    log_lines = LOG_LINES
+    if height is not None:
+        # One line stays empty above the log.
+        log_lines = height - len(console.render_lines(Group(*parts))) - 1
+    if log_lines > 0:
+        parts.append(_log(status.get("log") or (), log_lines))
+    return Group(*parts)
 
 
-def _log(lines: Sequence[str], rank: int, width: int, page: int, above_end: int) -> Panel:
-    above_end = max(0, min(above_end, len(lines) - page))
-    shown = lines[max(0, len(lines) - page - above_end) : len(lines) - above_end]
-    text = Text("\n", no_wrap=True, overflow="ellipsis").join(
-        _log_line(line, width - 2) for line in shown
+def _escaped(run_view: RunView) -> RunView:
+    """Return the view with whatever a terminal would obey spelt out: runs and models write these texts."""
+    return replace(
+        run_view,
+        name=visible(run_view.name),
+        state=visible(run_view.state),
+        why=visible(run_view.why),
+        where=visible(run_view.where),
+        status=_escaped_value(run_view.status),
     )
-    text.no_wrap, text.overflow = True, "ellipsis"
-    dates = [found[1] for line in shown if (found := _LOG_LINE.match(line))]
-    title = f"rank {rank}, {dates[-1]}" if dates else f"rank {rank}"
-    below = f"{counted(above_end, 'newer line')} below" if above_end else None
-    return Panel(
-        text, box=HORIZONTALS, padding=0, title=title, subtitle=below, title_align="left", subtitle_align="left",
-        border_style="dim",
-    )  # fmt: skip
 
 
-def _log_line(line: str, width: int) -> Text:
-    """A line of a rank's log without its date; of a training step first of all the numbers."""
-    found = _LOG_LINE.match(line)
-    if found is None:
-        return Text(line, "dim")
-    _, clock, family, told = found.groups()
-    if family != "TRAIN":
-        return Text.assemble(
-            (f"{clock} ", "dim"), (f"[{family}] {told}", _FAMILY_STYLES.get(family, "dim"))
-        )
-    for needless in (
-        "tokens/s",
-        "epoch",
-        "lr",
-    ):  # shown above, or known; half a number would be another number
-        if len(clock) + 1 + len(told) > width:
-            told = re.sub(rf" {needless} \S+", "", told)
-    return Text.assemble((f"{clock} ", "dim"), told)
+def _escaped_value(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        return {key: _escaped_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped_value(item) for item in value]
+    return value
 
 
-def _harmless(run_view: RunView) -> RunView:
-    def cleaned(value: Any) -> Any:
-        if isinstance(value, str):
-            return visible(value)
-        if isinstance(value, dict):
-            return {key: cleaned(one) for key, one in value.items()}
-        return [cleaned(one) for one in value] if isinstance(value, list) else value
-
-    texts: dict[str, Any] = {
-        name: visible(getattr(run_view, name)) for name in ("name", "state", "why", "where", "lost")
-    }
-    return replace(run_view, status=cleaned(run_view.status), **texts)
-
-
-def _headline(run_view: RunView, told: dict[str, Any]) -> Text:
+def _headline(run_view: RunView, progress: Mapping[str, Any]) -> Text:
+    """Return name, state, step and time left; where the run is, and why it is in this state."""
     line = Text()
-    line.append(run_view.state, style=f"bold {_COLOURS.get(run_view.state, 'white')}")
-    if told.get("step") is not None:
-        steps = told.get("steps")
-        done = f" ({told['step'] / steps:.0%})" if steps else ""
-        line.append(f"  step {told['step']:,}/{f'{steps:,}' if steps else '?'}{done}")
-    if run_view.state == "running" and told.get("seconds_left") is not None:
-        line.append(f"  ETA {brief(told['seconds_left'])}", style="bold")
-    if told.get("saved_step") is not None:
-        line.append(f"  saved step {told['saved_step']:,}", style="dim")
-    if told.get("restarts"):
-        line.append(
-            f"  {told['restarts']} {'restart' if told['restarts'] == 1 else 'restarts'}",
-            style="yellow",
-        )
+    line.append(run_view.name, style="bold")
+    line.append(f"  {run_view.state}", style=f"bold {COLOURS.get(run_view.state, 'white')}")
+    step = progress.get("step")
+    steps = progress.get("steps")
+    if step is not None and steps:
+        line.append(f"  step {step:,}/{steps:,} ({step / steps:.0%})")
+    elif step is not None:
+        line.append(f"  step {step:,}")
+    if run_view.state == "running" and progress.get("seconds_left") is not None:
+        line.append(f"  ETA {brief(progress['seconds_left'])}", style="bold")
     if run_view.where:
         line.append(f"  {run_view.where}", style="dim")
     if run_view.why:
@@ -233,134 +171,152 @@ def _headline(run_view: RunView, told: dict[str, Any]) -> Text:
     return line
 
 
-def _numbers(status: dict[str, Any], told: dict[str, Any], width: int) -> Table:
+def _numbers(status: Mapping[str, Any], progress: Mapping[str, Any]) -> Table:
+    """Return what is measured, a line each: its name, its newest value, and what belongs to it."""
     table = Table.grid(padding=(0, 2))
-    losses, speeds = status.get("losses") or [], status.get("speeds") or []
-    if told.get("loss") is not None:
-        table.add_row("loss", Text(f"{told['loss']:.4f}", "bold"), _spark(losses, width, "{:.4f}"))
-    if measures := told.get("measures"):
-        first, *others = [
-            f"{name.replace('_', ' ')} {value:.4g}" for name, value in measures.items()
-        ]
-        table.add_row("accuracy", Text(first.split()[-1], "bold"), Text("  ".join(others), "dim"))
-    if experts := told.get("experts"):
-        said = "the fullest expert, as a multiple of the mean, in the worst layer; "
-        said += (
-            f"{experts['experts_unused']:.1%} unused, {experts['dropped_tokens']:,} tokens dropped"
-        )
-        table.add_row(
-            "experts", Text(f"{experts['expert_load_max']:.2f}×", "bold"), Text(said, "dim")
-        )
-    if evaluation := told.get("evaluation"):
-        rest = [f"{key.removeprefix('eval_')} {value:.4f}" for key, value in evaluation.items()
-                if key.startswith("eval_") and "eval_loss" not in key and isinstance(value, float)]  # fmt: skip
-        said = f"at step {evaluation['step']:,}  {'  '.join(rest if told.get('measures') else rest[:3])}"
-        table.add_row(
-            "evaluation", Text(f"{evaluation['eval_loss']:.4f}", "bold"), Text(said, "dim")
-        )
-    if speeds:
-        table.add_row(
-            "tokens/s", Text(f"{speeds[-1]:,.0f}", "bold"), _spark(speeds, width, "{:,.0f}")
-        )
-    recent = speeds[-20:]
-    _, mfu = utilization(
-        status, sum(recent) / max(1, len(recent)), max(1, len(status.get("rank_seconds") or ()))
-    )
-    if mfu is not None:
-        about = f"of {status['peak_tflops']:,.4g} TFLOP/s, over the last steps"
-        table.add_row("MFU", Text(f"{mfu:.1%}", "bold"), Text(about, "dim"))
+
+    def add(name: str, value: str, remark: str = "") -> None:
+        table.add_row(name, Text(value, "bold"), Text(remark, "dim"))
+
+    if progress.get("loss") is not None:
+        add("loss", number(progress["loss"]), _range(status))
+    for name, value in (progress.get("measures") or {}).items():
+        add(name.replace("_", " "), number(value))
+    experts = progress.get("experts")
+    if experts:
+        unused = f"{share(experts['experts_unused'])} unused"
+        dropped = f"{experts['dropped_tokens']:,} tokens dropped"
+        remark = f"tokens of the fullest expert over the mean; {unused}, {dropped}"
+        add("experts", f"{number(experts['expert_load_max'])}×", remark)
+    if progress.get("evaluation"):
+        add("evaluation", *_evaluation(progress["evaluation"]))
+    if status.get("learning_rate") is not None:
+        add("learning rate", number(status["learning_rate"]))
+    if status.get("grad_norm") is not None:
+        add("gradient norm", number(status["grad_norm"]))
+    if status.get("speeds"):
+        add("tokens/s", number(status["speeds"][-1]), _utilization(status))
     if status.get("peak_memory_bytes"):
-        table.add_row(
-            "memory",
-            Text(size(status["peak_memory_bytes"]), "bold"),
-            Text("highest so far on rank 0", "dim"),
-        )
+        add("memory", size(status["peak_memory_bytes"]), "highest so far on rank 0")
+    if progress.get("saved_step") is not None:
+        add("checkpoint", f"step {progress['saved_step']:,}", _best(progress.get("best")))
+    if progress.get("restarts"):
+        last_exit = progress.get("last_exit") or {}
+        add("restarts", number(progress["restarts"]), last_exit.get("reason") or "")
     return table
 
 
-def _spark(values: Sequence[float | None], width: int, form: str) -> Text:
-    """The last values in small, and between what they were."""
-    if (limits := limits_of(values)) is None:
-        return Text()
-    between = "  min {0}  max {0}".replace("{0}", form).format(*limits)
-    line = Text(sparkline(values, max(8, width - _BESIDE_SPARKS - len(between))), "cyan")
-    return line.append(between, "dim")
+def _range(status: Mapping[str, Any]) -> str:
+    """Return between which values the loss of the last steps lies; empty before there are two."""
+    losses = [loss for loss in status.get("losses") or () if loss is not None]
+    if len(losses) < 2 or not status.get("loss_steps"):
+        return ""
+    first, last = status["loss_steps"]
+    return f"{number(min(losses))} to {number(max(losses))} in steps {first:,} to {last:,}"
 
 
-def _verdict(found: dict[str, Any]) -> Table:
-    """Each metric of the base model and of the best checkpoint, with the answers that turned right and wrong."""
+def _evaluation(evaluation: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the newest loss of an evaluation, and its step with the other metrics."""
+    others = []
+    for key, value in evaluation.items():
+        if key.startswith("eval_") and "eval_loss" not in key and isinstance(value, float):
+            others.append(f"{key.removeprefix('eval_')} {number(value)}")
+    remark = "  ".join([f"at step {number(evaluation['step'])}", *others])
+    return number(evaluation["eval_loss"]), remark
+
+
+def _utilization(status: Mapping[str, Any]) -> str:
+    speeds = status["speeds"][-STEPS_OF_SPEED:]
+    ranks = max(1, len(status.get("rank_seconds") or ()))
+    _, mfu = utilization(status, sum(speeds) / len(speeds), ranks)
+    if mfu is None:
+        return ""
+    return f"MFU {share(mfu)} of {number(status['peak_tflops'])} TFLOP/s, over the last steps"
+
+
+def _best(best: Mapping[str, Any] | None) -> str:
+    if not best:
+        return ""
+    return f"best: step {number(best['step'])} with {number(best['value'])}"
+
+
+def _table(*names: str, left: Sequence[str] = ()) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right")
+    return table
+
+
+def _verdict(facts: Mapping[str, Any]) -> Table:
+    """Return each metric of the base model and of the best checkpoint, with the answers that changed."""
     from kubetune.reporting.verdict import verdict
 
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("metric", "base", "tuned", "95 %", "gained", "lost"):
-        table.add_column(name, justify="left" if name == "metric" else "right")
-    for row in (verdict(found, {}) or {"rows": []})["rows"]:
-        values = ["" if row[side] is None else f"{row[side]:.4g}" for side in ("base", "best")]
-        between = "–".join(f"{end:.3g}" for end in row.get("after_interval") or ())
-        turned = [str(row[side]) if side in row else "" for side in ("gained", "lost")]
-        table.add_row(row["name"].removeprefix("eval_"), *values, between, *turned)
+    table = _table("metric", "base", "tuned", "95 %", "gained", "lost", left=("metric",))
+    rows = (verdict(facts, {}) or {}).get("rows", [])
+    for row in rows:
+        table.add_row(
+            row["name"].removeprefix("eval_"),
+            "" if row["base"] is None else number(row["base"]),
+            "" if row["best"] is None else number(row["best"]),
+            "–".join(f"{end:.3g}" for end in row.get("after_interval") or ()),
+            str(row.get("gained", "")),
+            str(row.get("lost", "")),
+        )
     return table
 
 
-def _ranks(status: dict[str, Any], most: int) -> Table:
-    """Phase, step and lag of each rank. The lag: how much longer than the fastest it computed in the last step."""
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("rank", "step", "phase", "for", "lag", "heard of"):
-        table.add_column(
-            name, justify="right" if name in ("rank", "step", "for", "lag") else "left"
-        )
-    seconds = status.get("rank_seconds") or []
-    ranks = status["ranks"]
-    slow_first = (
-        sorted(ranks, key=lambda rank: -_lag(seconds, rank["rank"])) if len(ranks) > most else ranks
-    )
-    for rank in slow_first[:most]:
-        is_late = rank["silent_seconds"] > _LATE_SECONDS
-        phase = f"waits in {rank['phase']}" if rank["waiting"] else rank["phase"]
-        lag = f"{_lag(seconds, rank['rank']):+.0%}" if len(seconds) > 1 else ""
-        heard = f"{brief(rank['silent_seconds'])} ago"
-        style = "bold red" if is_late else ""
+def _ranks(ranks: Sequence[Mapping[str, Any]], rank_seconds: Sequence[float], most: int) -> Table:
+    """Return phase, step and lag of each rank; of many, those that lag most.
+
+    The lag is how much longer than the fastest rank it computed in the last step.
+    """
+    table = _table("rank", "step", "phase", "for", "lag", "heard of", left=("phase", "heard of"))
+    lags: dict[int, float] = {}
+    if len(rank_seconds) > 1 and min(rank_seconds) > 0:
+        for index, seconds in enumerate(rank_seconds):
+            lags[index] = seconds / min(rank_seconds) - 1
+    shown = list(ranks)
+    if len(ranks) > most:
+        shown.sort(key=lambda rank: lags.get(rank["rank"], 0.0), reverse=True)
+    for rank in shown[:most]:
+        waits = "waits in " if rank["waiting"] else ""
+        is_late = rank["silent_seconds"] > LATE_SECONDS
         table.add_row(
             str(rank["rank"]),
-            f"{rank['step']:,}",
-            Text(phase),
+            number(rank["step"]),
+            Text(f"{waits}{rank['phase']}"),
             brief(rank["phase_seconds"]),
-            lag,
-            heard,
-            style=style,
+            f"{lags[rank['rank']]:+.0%}" if rank["rank"] in lags else "",
+            f"{brief(rank['silent_seconds'])} ago",
+            style="bold red" if is_late else "",
         )
     if len(ranks) > most:
-        table.add_row("…", "", f"{len(ranks) - most} more, which lag less", "", "", "")
+        table.add_row("…", "", f"{counted(len(ranks) - most, 'rank')} more with less lag")
     return table
 
 
-def _lag(seconds: Sequence[float], rank: int) -> float:
-    if rank >= len(seconds) or min(seconds) <= 0:
-        return 0.0
-    return float(seconds[rank] / min(seconds) - 1)
-
-
-def _gpus(gpus: Sequence[dict[str, Any]]) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in ("GPU", "name", "load", "memory", "heat", "power"):
-        table.add_column(name, justify="left" if name == "name" else "right")
+def _gpus(gpus: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("GPU", "name", "load", "memory", "heat", "power", left=("name",))
     for gpu in gpus:
-        load, used, total = (
-            gpu["utilization_percent"],
-            gpu["memory_used_mib"],
-            gpu["memory_total_mib"],
-        )
-        use = f"{bar(load)} {load}%" if isinstance(load, int) else "?"
-        index = f"{gpu['node']}/{gpu['index']}" if "node" in gpu else str(gpu["index"])
-        heat, power = gpu["temperature_celsius"], gpu["power_watts"]
-        memory = f"{used:,}/{total:,} MiB" if used is not None else "?"
-        warmth = f"{heat}°C" if heat is not None else ""
+        index = str(gpu["index"])
+        if "node" in gpu:
+            index = f"{gpu['node']}/{index}"
+        memory = f"{number(gpu['memory_used_mib'])}/{number(gpu['memory_total_mib'])} MiB"
         table.add_row(
             index,
             Text(str(gpu["name"])),
-            use,
+            f"{number(gpu['utilization_percent'])} %",
             memory,
-            warmth,
-            f"{power:.0f} W" if power is not None else "",
+            f"{number(gpu['temperature_celsius'])} °C",
+            f"{number(gpu['power_watts'])} W",
         )
     return table
+
+
+def _log(log: Sequence[str], most: int) -> Text:
+    """Return the last lines of rank 0's log that no other part of the screen shows."""
+    lines = []
+    for line in log:
+        if not TRAIN_LINE.match(line) and not WARNING_LINE.match(line):
+            lines.append(DATE.sub("", line, count=1))
+    return Text("\n".join(["", *lines[-most:]]), style="dim", no_wrap=True, overflow="ellipsis")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base.humanize import counted, unused_keys, visible, visible_json
+from kubetune.cli.json_answers import print_json
 from kubetune.cli.prepare import data_convert
-from kubetune.cli.tables import print_json
 from kubetune.errors import OK, USER, ConfigError, DataError
 from kubetune.planning.base_model import require_kind
 

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from kubetune.base.provenance import dotted
-from kubetune.cli.tables import print_fact, print_json, print_table
+from kubetune.cli.json_answers import print_json
+from kubetune.cli.tables import print_fact, print_table
 from kubetune.config.load import read_tree, resolved, values_by_path
 from kubetune.config.schema import Config
 from kubetune.errors import ModelError

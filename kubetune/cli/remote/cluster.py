@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune.base.files import lock
 from kubetune.base.humanize import shell_word
+from kubetune.cli.json_answers import print_json
 from kubetune.cli.remote.run_on_cluster import asker
-from kubetune.cli.tables import print_json, print_table
+from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError
 from kubetune.plugins.nebius.cluster_file import HOURS_PER_MONTH, NebiusCluster, costs, load_cluster
 

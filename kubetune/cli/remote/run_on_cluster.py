@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base.humanize import shell_word
-from kubetune.cli.tables import print_json, print_table
+from kubetune.cli.json_answers import print_json
+from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError, EnvironmentFault
 from kubetune.library.connection import open_cluster
 

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base.humanize import brief, counted, visible
+from kubetune.cli.json_answers import print_json
 from kubetune.cli.remote.run_on_cluster import add_run, connect
-from kubetune.cli.tables import print_json, print_table
+from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError, only_followed
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from shutil import get_terminal_size
 
 from kubetune import errors
 from kubetune.base.humanize import shown_on
+from kubetune.cli.json_answers import print_json
 from kubetune.cli.result.export import add_result
-from kubetune.cli.tables import print_json
 
 TITLE = "true \\ predicted"
 MIX_UPS = 20

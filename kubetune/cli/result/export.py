@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune import errors
 from kubetune.base import allocator
 from kubetune.base.signals import stoppable
-from kubetune.cli.tables import print_json
+from kubetune.cli.json_answers import print_json
 
 if TYPE_CHECKING:
     from kubetune.publishing.export import Export

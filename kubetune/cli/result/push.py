@@ -13,8 +13,8 @@ from kubetune.base import allocator
 from kubetune.base.logs import scrub
 from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import stoppable
+from kubetune.cli.json_answers import print_json
 from kubetune.cli.result.export import add_export_options, describe, tell
-from kubetune.cli.tables import print_json
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import PushConfig

@@ -6,7 +6,7 @@ import argparse
 import os.path
 from pathlib import Path
 
-from kubetune.cli.tables import print_json
+from kubetune.cli.json_answers import print_json
 from kubetune.errors import OK, ConfigError
 
 

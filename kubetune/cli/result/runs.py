@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.humanize import visible
-from kubetune.cli.tables import print_json, print_table
+from kubetune.cli.json_answers import print_json
+from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError
 from kubetune.library.listing import facts, find_runs, in_order, is_like
 

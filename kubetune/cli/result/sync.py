@@ -12,7 +12,7 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.base.humanize import shell_word
 from kubetune.base.processes import output_on_stderr
-from kubetune.cli.tables import print_json
+from kubetune.cli.json_answers import print_json
 from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
 
