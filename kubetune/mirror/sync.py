@@ -192,7 +192,12 @@ class Mirror:
         if self._sent_steps.get(step) == manifest:
             return
         place = f"{self._root}/checkpoints/{folder.name}"
-        if self.lease.read(f"checkpoints/{folder.name}/{checkpoints.MANIFEST}") != manifest:
+        there = self.lease.read(f"checkpoints/{folder.name}/{checkpoints.MANIFEST}")
+        if there != manifest:
+            if (
+                there is not None
+            ):  # another checkpoint of this step, which is not whole from here on
+                self._fs.rm_file(f"{place}/{checkpoints.MANIFEST}")
             sizes = {}
             for path in sorted(folder.rglob("*")):
                 if path.is_file() and path.name != checkpoints.MANIFEST:

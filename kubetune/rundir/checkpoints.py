@@ -23,6 +23,8 @@ from kubetune.rundir import metrics
 STEP_FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "manifest.json"
 STATE = "state.json"
+_FORMER = ".former-"
+"""Before the name of a whole checkpoint while another of its step takes its place."""
 
 
 @dataclass(frozen=True)
@@ -55,20 +57,34 @@ def folder_of(run_dir: Path, step: int) -> Path:
 def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
     """Write one checkpoint: `write(folder)` puts the files in place, then it is sealed and named.
 
-    A damaged checkpoint of the same step is set aside. Raises EnvironmentFault when the disk is full; whatever was
-    there before stays good.
+    A whole checkpoint of the same step is replaced, a damaged one is set aside. Raises EnvironmentFault when the disk
+    is full; whatever was there before stays good.
     """
     final = folder_of(run_dir, state.step)
     with files.explained_writes(final):
         final.parent.mkdir(exist_ok=True)  # and no run directory, which may have been deleted
-    with whole_folder.written(final, "commit", set_aside=set_aside) as partial:
+    with whole_folder.written(final, "commit", set_aside=_make_way) as partial:
         write(partial)
         (partial / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
         fault_injection.reach("commit.written")
         whole_folder.share_like(partial, partial / STATE)
         sums = whole_folder.checksums(partial, but=MANIFEST)
         files.write_atomic(partial / MANIFEST, _manifest_text(sums), within=partial)
+    whole_folder.remove(_former(final))
     return final
+
+
+def _former(folder: Path) -> Path:
+    return folder.with_name(_FORMER + folder.name)
+
+
+def _make_way(folder: Path) -> None:
+    """Take a checkpoint out of the way of another of its step, a whole one only until the other has its name."""
+    if verify(folder) is None:
+        os.rename(folder, _former(folder))
+        fault_injection.reach("commit.former")
+    else:
+        set_aside(folder)
 
 
 def _manifest_text(sums: dict[str, Any]) -> str:
@@ -235,7 +251,16 @@ def prune(run_dir: Path, keep: int, protected: set[int]) -> None:
 
 
 def clean(run_dir: Path) -> None:
-    """Remove what killed processes left half-written or half-deleted. Only for the holder of the run's lock."""
+    """Remove what killed processes left half-written or half-deleted. Only for the holder of the run's lock.
+
+    A whole checkpoint that was to be replaced gets its name back where the other did not get that far.
+    """
+    for former in (run_dir / "checkpoints").glob(f"{_FORMER}step-*"):
+        folder = former.with_name(former.name.removeprefix(_FORMER))
+        if not folder.exists():
+            os.rename(former, folder)
+        else:
+            whole_folder.remove(former)
     whole_folder.remove_leftovers(run_dir / "checkpoints")
     # The launcher and others write to these folders too, and need no lock for that.
     for folder in (run_dir, run_dir / "logs", run_dir / metrics.ANSWERS):

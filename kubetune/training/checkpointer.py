@@ -232,12 +232,8 @@ class Checkpointer:
         """This rank's part of what is trained."""
         return [process_group.local(p) for p in self.model.parameters() if p.requires_grad]
 
-    def link(self, state: State) -> None:
-        """Point `last` and `best` at their checkpoints."""
-        self.finish()
-        self._link(state)
-
     def _link(self, state: State) -> None:
+        """Point `last` and `best` at their checkpoints."""
         if self.world.is_main:
             checkpoint.link(self.run_dir, "last", state.saved_step)
             if (

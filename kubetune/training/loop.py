@@ -260,8 +260,10 @@ def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
     """Work that is due after a step: an evaluation, then a checkpoint that knows its result."""
     # Called after each step and once where a run goes on, since a stop may have come in between: `evaluated_step` and
     # `saved_step`, which lie in the checkpoint, say what of it was done, so that nothing is done twice or left out.
+    # A stop saves at once, before an evaluation that is due: then the step is saved once more when it is evaluated.
     heartbeat.beat("end of step", state.step)
     plan, last = run.plan, state.step == run.plan.num_steps
+    is_unsaved = state.saved_step < state.step
     if (
         run.data.eval is not None
         and state.evaluated_step < state.step
@@ -277,6 +279,7 @@ def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
             _stop(run, state, run_log)
         else:
             state = _judge(run, state, values)
+            is_unsaved = True
             run_log.evaluation(
                 state.step, values, state.best_step == state.step, time.perf_counter() - began
             )
@@ -284,12 +287,10 @@ def _finish_step(run: Run, state: State, run_log: RunLog) -> State:
     # A loss that runs away must not push the last good checkpoint out.
     is_sound = plan.is_save_step(state.step) and not state.steps_above_threshold
     is_due = is_best or last or is_sound or _is_patience_spent(run, state)
-    if is_due and state.saved_step < state.step:
+    if is_due and is_unsaved:
         run_log.sync()
         run.learner.routing.write_load(run.checkpointer.run_dir, state.step, run.world)
         return run.checkpointer.save(state)
-    if is_best:
-        run.checkpointer.link(state)
     return state
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -54,6 +55,64 @@ def test_stopped_in_each_phase(
     assert exit_status.read_rank_exit_statuses(run_dir)[0].step == (saved[-1] if saved else 0)
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == uninterrupted(config, 1)
+
+
+def kept_files(run_dir: Path) -> dict[str, Any]:
+    """Content of every file in a run's checkpoints and of its numbers, but for how long the steps took."""
+    kept: dict[str, Any] = {"metrics": (run_dir / "metrics.jsonl").read_bytes()}
+    for path in sorted((run_dir / "checkpoints").rglob("*")):
+        name = str(path.relative_to(run_dir))
+        if path.is_symlink():
+            kept[name] = os.readlink(path)
+        elif path.name == checkpoints.STATE:
+            kept[name] = {**json.loads(path.read_text()), "seconds": 0.0}
+        elif path.name == checkpoints.MANIFEST:
+            sums = json.loads(path.read_text())
+            del sums["files"][checkpoints.STATE]
+            kept[name] = sums
+        elif path.is_file():
+            kept[name] = path.read_bytes()
+    return kept
+
+
+@pytest.mark.parametrize("step", [14, 3])
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_stop_before_an_evaluation_that_is_due_changes_no_file(
+    toy_inputs: Path, tmp_path: Path, step: int, async_save: bool
+) -> None:
+    """In the last step, and in one before it."""
+    training = {"save_total_limit": 9, "async_save": async_save}
+    config = toy.make_config(toy_inputs, training, **LORA)
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": f"signal 15:step:{step}"}) == [
+        errors.PREEMPTED
+    ]
+    stopped_at = checkpoints.load_state(run_dir / "checkpoints" / "last")
+    assert stopped_at.evaluated_step < stopped_at.step == step
+    assert toy.train(run_dir) == [0]
+    whole = toy.finished(tmp_path / "whole", config)
+    assert kept_files(run_dir) == kept_files(whole)
+
+
+@pytest.mark.parametrize(
+    ("point", "evaluated"),
+    [("commit.sealed", False), ("commit.former", False), ("commit.renamed", True)],
+)
+def test_killed_while_the_step_of_a_stop_is_saved_once_more(
+    toy_inputs: Path, tmp_path: Path, point: str, evaluated: bool
+) -> None:
+    """No moment leaves the step without its checkpoint, though it is the only one."""
+    training = {"max_steps": 3, "save_total_limit": 1}
+    config = toy.make_config(toy_inputs, training, **LORA)
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 15:step:3"}) == [errors.PREEMPTED]
+    assert toy.train(run_dir, environ={"KUBETUNE_FAULT": f"signal 9:{point}"}) == [-signal.SIGKILL]
+    checkpoints.clean(run_dir)
+    found = checkpoints.find(run_dir)
+    assert found == checkpoints.folder_of(run_dir, 3)
+    assert checkpoints.load_state(found).evaluated_step == (3 if evaluated else 0)
+    assert toy.train(run_dir) == [0]
+    assert kept_files(run_dir) == kept_files(toy.finished(tmp_path / "whole", config))
 
 
 @pytest.mark.parametrize(

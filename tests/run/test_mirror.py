@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,40 @@ def test_a_checkpoint_without_its_manifest_is_not_there(
     fetched = Mirror(tmp_path / "back", "s3://runs/partial").fetch()
     assert fetched == 3, "7 is not whole, and 6 is damaged"
     assert checkpoints.steps(tmp_path / "back") == [3]
+
+
+def test_a_checkpoint_that_is_sent_again_is_not_whole_until_all_of_it_arrived(
+    store: Store, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that was stopped before its evaluation is saved once more after it."""
+    mine = tmp_path / "run"
+    shutil.copytree(run_dir, mine, symlinks=True)
+    copy = Mirror(mine, "s3://runs/again")
+    copy.send()
+    last = checkpoints.folder_of(mine, 7)
+    state = checkpoints.load_state(last)
+
+    def write(folder: Path) -> None:
+        for path in last.iterdir():
+            if path.name != checkpoints.MANIFEST:
+                shutil.copy(path, folder)
+
+    checkpoints.commit(mine, replace(state, seconds=state.seconds + 1), write)
+    put = copy._put
+
+    def lose(path: Path, name: str) -> int:
+        if path.name == checkpoints.STATE:
+            put(path, name)
+            raise OSError("connection lost")
+        return put(path, name)
+
+    monkeypatch.setattr(copy, "_put", lose)
+    with pytest.raises(OSError, match="connection lost"):
+        copy.send()
+    assert copy.remote_steps() == [3, 6]
+    monkeypatch.setattr(copy, "_put", put)
+    copy.send()
+    assert Mirror(tmp_path / "back", "s3://runs/again").fetch() == 7
 
 
 def test_pruned_steps_go_and_the_newest_there_stays(
