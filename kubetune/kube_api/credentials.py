@@ -38,6 +38,7 @@ _DEFAULT = "~/.kube/config"
 _VERSIONS = tuple(
     f"client.authentication.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha1")
 )
+_MODES = ("Never", "IfAvailable", "Always")
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 _UNAUTHORIZED = 401
 # Fields as kubectl takes them; others are not looked at.
@@ -414,14 +415,14 @@ class _ExecLogin(httpx2.Auth):
             raise EnvironmentFault(
                 f"{self._who()}: found apiVersion {program.get('apiVersion')}; expected {expected}"
             )
-        mode = program.get("interactiveMode", "IfAvailable")
+        if not (command := program.get("command")):
+            raise EnvironmentFault(f"{self._file}: `command` of the login program is missing")
+        mode = self._mode()
         is_interactive = mode != "Never" and sys.stdin is not None and sys.stdin.isatty()
         if mode == "Always" and not is_interactive:
             raise EnvironmentFault(
                 f"{self._who()} asks for a terminal, and there is none; log in from one first"
             )
-        if not (command := program.get("command")):
-            raise EnvironmentFault(f"{self._file}: `command` of the login program is missing")
         argv = [str(_path({"file": self._file}, command)) if os.sep in command else command]
         environ = {entry["name"]: entry.get("value") or "" for entry in program.get("env") or []}
         environ["KUBERNETES_EXEC_INFO"] = json.dumps(self._info(is_interactive))
@@ -463,6 +464,17 @@ class _ExecLogin(httpx2.Auth):
                 f"an ExecCredential of which {error}" if told else "no ExecCredential with a status"
             )
         raise EnvironmentFault(f"{self._who()} printed {what}")
+
+    def _mode(self) -> str:
+        """When the program may use the terminal. As kubectl has it, only older versions may leave it out."""
+        mode = self._program.get("interactiveMode")
+        if mode is None and self._program["apiVersion"] != _VERSIONS[0]:
+            return "IfAvailable"
+        if mode not in _MODES:
+            raise EnvironmentFault(
+                f"{self._who()}: interactiveMode is {mode or 'left out'}; expected {', '.join(_MODES)}"
+            )
+        return str(mode)
 
     def _info(self, is_interactive: bool) -> Section:
         """Facts that the program is told of us, as KUBERNETES_EXEC_INFO."""

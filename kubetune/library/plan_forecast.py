@@ -56,6 +56,8 @@ class PlanForecast:
     def describe(self) -> Iterator[tuple[str, str]]:
         """All of it as labelled lines."""
         yield from plan_text.describe(self.config, self.plan, self.lengths, self.findings)
+        if self.config.kubernetes is not None:
+            yield "on the cluster", plan_text.output_on_cluster(self.config)
         for text in self.chosen:
             yield "measured here", text
         yield from describe(self.config, self.plan, self.ahead)

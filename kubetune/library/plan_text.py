@@ -12,6 +12,7 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.training import TrainingConfig
 from kubetune.data.findings.finding import NOTHING_FOUND, Finding
 from kubetune.data.inspect.estimate import Lengths, is_upper_bound, makes_data
+from kubetune.manifests.spec import OUTPUTS, run_name
 from kubetune.planning.base_model import positions_of
 from kubetune.planning.forecast import quantization_of
 from kubetune.planning.plan import Plan
@@ -110,6 +111,15 @@ def describe(
     )
     yield "checkpoints", f"{_every(save)}, and at the end; {training.save_total_limit} kept"
     yield "output", config.output or default_output(config, datetime.now())
+
+
+def output_on_cluster(config: Config) -> str:
+    """Return where the same run has its files when it is submitted, and where a copy of them goes here."""
+    name = run_name(config)
+    return (
+        f"submitted, its output is {OUTPUTS}/{name} in the pods; `kubetune cp {name}` copies it to "
+        f"outputs/{name} here"
+    )
 
 
 def _steps(number: int, about: str) -> str:

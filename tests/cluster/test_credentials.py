@@ -254,6 +254,8 @@ def url(server: Server, scheme: str = "http") -> str:
             "found apiVersion .*/v9; expected",
         ),
         ("true", {"interactiveMode": "Always"}, "asks for a terminal"),
+        ("true", {"interactiveMode": None}, "interactiveMode is left out; expected Never, IfAv"),
+        ("true", {"interactiveMode": "Sometimes"}, "interactiveMode is Sometimes; expected Never"),
     ],
 )
 def test_a_login_program_that_does_not_work_is_a_sentence(
@@ -271,6 +273,17 @@ def test_a_login_program_that_does_not_work_is_a_sentence(
             Cluster().list("ConfigMap")
         assert main(["status"]) == 3
     assert capsys.readouterr().err.startswith(f"kubetune: {tmp_path}/config: the login program")
+
+
+def test_older_login_programs_may_leave_out_when_they_use_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    beta = V1.replace("v1", "v1beta1")
+    facts = {"apiVersion": beta, "interactiveMode": None}
+    user = plugin(tmp_path, f"echo '{credential(token='t').replace(V1, beta)}'", **facts)
+    kubeconfig(tmp_path / "config", monkeypatch, user, {"server": url(server)})
+    assert Cluster().list("ConfigMap") == []
+    assert server.seen[0]["Authorization"] == "Bearer t"
 
 
 def test_a_login_program_is_told_of_the_cluster_and_asked_again_when_refused(

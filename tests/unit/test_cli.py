@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -219,3 +220,20 @@ def test_the_plan_of_a_model_that_only_pods_see_says_what_to_do(
     told = capsys.readouterr().err
     assert "model /models/tiny: a folder that the pods mount" in told
     assert "kubetune plan RUN_FILE model.path=FOLDER" in told
+
+
+def test_a_plan_says_where_the_files_are_of_a_run_that_is_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "run.yaml").write_text(
+        f"{{name: fit, model: {EMBEDDED / 'model'}, data: {{train: train.jsonl}}, kubernetes: {{image: 'i:1'}}}}\n"
+    )
+    assert main(["plan", "run.yaml"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"^output +outputs/model/full-len2048-", told, re.M)
+    assert re.search(
+        r"^on the cluster +submitted, its output is /outputs/fit in the pods;", told, re.M
+    )
+    assert "`kubetune cp fit` copies it to outputs/fit here\n" in told
