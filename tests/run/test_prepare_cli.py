@@ -197,6 +197,27 @@ def test_check_stops_when_too_much_would_be_lost(
     assert "data.max_lost_share allows 10%" in told.err
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_shows_once_what_keeps_training_from_beginning(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_terminal: bool,
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    (folder / "bad.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n')
+    command = ["data", "check", str(folder / "run.yaml")]
+    for more, reason in (
+        (["data.max_length=8"], "data.max_lost_share allows 10%"),
+        ([f"data.train={folder / 'bad.jsonl'}"], "bad.jsonl:2: has the keys"),
+    ):
+        assert main([*command, *more]) == 2
+        told = capsys.readouterr()
+        assert told.out.count(reason) == 1
+        assert told.err.count(reason) == (0 if is_terminal else 1)
+        assert "not ready to train" in told.out
+
+
 def test_prepare_twice_gives_the_same_place(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

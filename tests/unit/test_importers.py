@@ -190,6 +190,7 @@ def test_llama_factory_with_its_registry_of_data(tmp_path: Path) -> None:
         False,
     )
     assert config.training.timeout_seconds == 1800
+    assert "cut in proportion there" in notes(found, "assumed")["data.overlong"]
 
 
 def test_trl(tmp_path: Path) -> None:

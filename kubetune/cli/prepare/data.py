@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kubetune.data.findings.finding import Finding
     from kubetune.data.inspect.check import Report, Sample
     from kubetune.data.inspect.gallery import Gallery
+    from kubetune.data.reading.problems import Problems
     from kubetune.data.text.tokenizer import Tokenizer
 
 CLASSES_SHOWN = 20
@@ -121,10 +122,11 @@ def _check(args: argparse.Namespace) -> int:
         _show(report, console)
     if args.html and not args.json:
         console.print(f"wrote {args.html}; open it in a browser, no network is needed")
-    if report.problems.total:
-        print(visible(f"kubetune: {report.problems.error()}"), file=sys.stderr)
-    elif not report.ok:
-        print(visible(f"kubetune: {report.verdict}"), file=sys.stderr)
+    # Whoever sees the report has read there what keeps training from beginning.
+    is_seen = not args.json and sys.stdout.isatty()
+    if not report.ok and not is_seen:
+        text = report.problems.error() if report.problems.total else report.verdict
+        print(visible(f"kubetune: {text}"), file=sys.stderr)
     return OK if report.ok else USER
 
 
@@ -242,6 +244,7 @@ def _show(report: Report, console: Console) -> None:
             f"shared beginnings: {share}, computed once (data.share_prefixes)", highlight=False
         )
     _show_findings(report.findings, console)
+    _show_problems(report.problems, console)
     colour = "green" if report.ok else "red"
     console.print(
         f"\n[bold {colour}]{'ready to train' if report.ok else 'not ready to train'}[/bold {colour}]"
@@ -261,6 +264,17 @@ def _show_findings(findings: Sequence[Finding], console: Console) -> None:
         console.print(Text(f"{finding.severity}: {finding.line}", style=_COLOURS[finding.severity]))
     if not findings:
         console.print(NOTHING_FOUND)
+
+
+def _show_problems(problems: Problems, console: Console) -> None:
+    """Print the records that cannot be used, the first ones, each with its line."""
+    from kubetune.data.reading.problems import SHOWN
+
+    shown = problems.first[:SHOWN]
+    for text in shown:
+        console.print(text, markup=False)
+    if problems.total > len(shown):
+        console.print(f"and {problems.total - len(shown):,} more")
 
 
 def _classes(rows: Counter[str]) -> str:

@@ -47,7 +47,11 @@ def convert(draft: Draft, folder: Path) -> None:
     stage_text = draft.given.get("stage") == "pt"
     if stage_text and not draft.has("data.train_on"):
         draft.assume("data.train_on", "all", "stage: pt trains on everything")
-    draft.assume("data.overlong", "split" if stage_text else "truncate")
+    if stage_text:
+        draft.assume("data.overlong", "split")
+    else:
+        why = "prompt and answer of too long a row are cut in proportion there, the end of the row here"
+        draft.assume("data.overlong", "truncate", why)
     if stage_text and not draft.has("data.packing"):
         draft.assume("data.packing", True, "stage: pt packs")
         draft.assume(
