@@ -24,7 +24,7 @@ from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.kube_api.api_errors import MissingRight, NoNamespace, Refused, missing_rights
 from kubetune.kube_api.client import Cluster, Object
 from kubetune.kube_api.informer import Informer
-from kubetune.kube_api.kinds import KINDS, key
+from kubetune.kube_api.kinds import KINDS
 from kubetune.manifests import render
 from kubetune.manifests.configmap import pod_config
 from kubetune.manifests.extras import token_secret, token_servers
@@ -366,10 +366,13 @@ def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]
 
 def _exists(cluster: Cluster, obj: Manifest) -> bool:
     try:
-        return cluster.get(key(obj), obj["metadata"]["name"]) is not None
+        return cluster.get(obj["kind"], obj["metadata"]["name"]) is not None
     except Refused as error:
         if error.code == 403:
-            return KINDS[key(obj)].group not in ("rbac.authorization.k8s.io", "networking.k8s.io")
+            return KINDS[obj["kind"]].group not in (
+                "rbac.authorization.k8s.io",
+                "networking.k8s.io",
+            )
         raise
 
 
@@ -382,4 +385,4 @@ def delete(cluster: Cluster, spec: RunSpec, objects: Sequence[Object]) -> None:
     wait_gone(cluster, spec, kind)
     for obj in objects:
         if obj["kind"] != kind:
-            cluster.delete(key(obj), obj["metadata"]["name"])
+            cluster.delete(obj["kind"], obj["metadata"]["name"])

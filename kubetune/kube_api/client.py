@@ -35,7 +35,7 @@ from kubetune.kube_api.api_errors import (
     refusal,
 )
 from kubetune.kube_api.credentials import Login, not_a_namespace, read_login
-from kubetune.kube_api.kinds import KINDS, key
+from kubetune.kube_api.kinds import KINDS
 
 Object = dict[str, Any]
 
@@ -183,7 +183,7 @@ class Cluster:
 
     def apply(self, obj: Object, *, dry_run: bool = False) -> Object:
         """Server-side apply, checked strictly: fields the server does not know are errors."""
-        question = Question("apply", KINDS[key(obj)], self.namespace, obj["metadata"]["name"])
+        question = Question("apply", KINDS[obj["kind"]], self.namespace, obj["metadata"]["name"])
         params = {
             "fieldManager": MANAGER,
             "fieldValidation": "Strict",
@@ -193,7 +193,7 @@ class Cluster:
 
     def create(self, obj: Object) -> Object:
         """Make an object that must not exist: Refused with code 409 where it does."""
-        question = Question("create", KINDS[key(obj)], self.namespace, obj["metadata"]["name"])
+        question = Question("create", KINDS[obj["kind"]], self.namespace, obj["metadata"]["name"])
         return _object(self._asked("POST", question, {"fieldManager": MANAGER}, obj), obj["kind"])
 
     def merge(self, kind: str, name: str, change: Object) -> Object:

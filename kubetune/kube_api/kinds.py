@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
 JOBSET_RELEASE = (
@@ -19,6 +17,7 @@ OPERATOR_RELEASE = (
     "install the Kubeflow training operator v1.9: kubectl apply --server-side -k "
     "'https://github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4'"
 )
+VOLCANO_RELEASE = "install Volcano, or choose another kubernetes.scheduling.gang"
 MONITORING = (
     "install the Prometheus operator, or leave out tracking.prometheus.pod_monitor and alerts"
 )
@@ -73,6 +72,7 @@ KINDS: dict[str, Kind] = {
         Kind("JobSet", "jobset.x-k8s.io/v1alpha2", "jobsets", JOBSET_RELEASE),
         Kind("PyTorchJob", "kubeflow.org/v1", "pytorchjobs", OPERATOR_RELEASE),
         Kind("TrainJob", "trainer.kubeflow.org/v1alpha1", "trainjobs", TRAINER_RELEASE),
+        Kind("PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups", VOLCANO_RELEASE),
         Kind("PodMonitor", "monitoring.coreos.com/v1", "podmonitors", MONITORING),
         Kind("PrometheusRule", "monitoring.coreos.com/v1", "prometheusrules", MONITORING),
         Kind(
@@ -80,20 +80,6 @@ KINDS: dict[str, Kind] = {
         ),
     )
 }
-
-POD_GROUPS = {
-    "scheduling.volcano.sh/v1beta1": "install Volcano",
-    "scheduling.x-k8s.io/v1alpha1": "install the coscheduling plugin of kubernetes-sigs/scheduler-plugins",
-    "scheduling.k8s.io/v1beta1": "Kubernetes has it from 1.37 on, where that API is turned on",
-}
-"""The API versions that have a kind PodGroup, and how to get each; in KINDS their group is part of its name."""
-
-for _version, _how in POD_GROUPS.items():
-    _kind = Kind(
-        "PodGroup", _version, "podgroups", f"{_how}, or choose another kubernetes.scheduling.gang"
-    )
-    KINDS[f"{_kind.name}.{_kind.group}"] = _kind
-
 
 WORKLOADS_OF_KUEUE = {
     f"Workload.{version}": Kind("Workload", f"kueue.x-k8s.io/{version}", "workloads")
@@ -108,15 +94,6 @@ QUEUES_OF_KUEUE = {
 """What `kubernetes.queue` names, in the same versions."""
 
 KINDS.update({**WORKLOADS_OF_KUEUE, **QUEUES_OF_KUEUE})
-
-
-def key(obj: Mapping[str, Any]) -> str:
-    """Name of an object's kind in KINDS."""
-    return (
-        obj["kind"]
-        if obj["kind"] in KINDS
-        else f"{obj['kind']}.{obj['apiVersion'].rpartition('/')[0]}"
-    )
 
 
 WORKLOADS: dict[str, Kind] = {

@@ -21,7 +21,7 @@ from kubetune.lint.objects import check_objects
 from kubetune.lint.pod_security import beyond_restricted
 from kubetune.manifests.configmap import MAX_CARRIED_BYTES
 from kubetune.manifests.environment import RESERVED
-from kubetune.manifests.kinds.gang import SCHEDULERS, by_operator, gang
+from kubetune.manifests.kinds.gang import VOLCANO, by_operator, gang
 from kubetune.manifests.pod_templates import pod_templates
 from kubetune.manifests.spec import (
     CACHE,
@@ -67,7 +67,7 @@ def lint(
         _gang,
         _jobset,
     )
-    found = [finding for check in (*checks, _in_place, _names) for finding in check(spec)]
+    found = [finding for check in (*checks, _names) for finding in check(spec)]
     # A mistake in the config often shows in each object made from it; it is told once, where it was made.
     told = {finding.key for finding in found}
     more = (f for f in check_objects(objects) if not any(known.startswith(f.key) for known in told))
@@ -369,12 +369,11 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
             "volcano beside kubernetes.queue: each has queues and quotas of its own, and Volcano keeps room for the "
             "run's PodGroup while Kueue still holds its pods back; set kueue here, or leave kubernetes.queue out",
         )
-    for name, owner in (("queue", "volcano"), ("timeout_seconds", "coscheduling")):
-        if getattr(k.scheduling, name) is not None and who != owner:
-            hint = "; Kueue's is kubernetes.queue" if name == "queue" else ""
-            yield error(
-                f"kubernetes.scheduling.{name}", f"{owner} only knows this, and gang is {who}{hint}"
-            )
+    if k.scheduling.queue is not None and who != "volcano":
+        yield error(
+            "kubernetes.scheduling.queue",
+            f"volcano only knows this, and gang is {who}; Kueue's is kubernetes.queue",
+        )
     yield from _topology(spec)
     if by_operator(spec):
         if k.kind == "trainjob" and spec.prepares:
@@ -385,7 +384,7 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
                 "preprocess out",
             )
         if k.kind == "pytorchjob":
-            name = k.scheduler or SCHEDULERS[who]
+            name = k.scheduler or VOLCANO
             yield advice(
                 key,
                 f"{who}: the training operator makes PodGroups only with --gang-scheduler-name={name}",
@@ -394,8 +393,7 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
         yield advice(
             key,
             f"nothing starts the {spec.nodes} pods together: where the cluster has no room for all, some hold their "
-            "nodes and wait. Give kubernetes.queue (Kueue) or volcano, coscheduling or native here; none if that is "
-            "all right",
+            "nodes and wait. Give kubernetes.queue (Kueue) or volcano here; none if that is all right",
         )
 
 
@@ -424,13 +422,8 @@ def _topology(spec: RunSpec) -> Iterator[Finding]:
 
 def _jobset(spec: RunSpec) -> Iterator[Finding]:
     k, cache = spec.kubernetes, spec.kubernetes.storage.cache
-    in_place = k.jobset.restart == "in_place"
     for name in sorted(k.jobset.model_fields_set):
-        kinds = (
-            ("jobset",)
-            if in_place or name in ("cache_with_run", "agent")
-            else ("jobset", "trainjob")
-        )
+        kinds = ("jobset",) if name == "cache_with_run" else ("jobset", "trainjob")
         if k.kind not in kinds and getattr(k.jobset, name) not in ("all", False, None):
             yield error(
                 f"kubernetes.jobset.{name}",
@@ -445,38 +438,6 @@ def _jobset(spec: RunSpec) -> Iterator[Finding]:
             "kubernetes.jobset.cache_with_run",
             "is for one new claim of all pods; give storage.cache a size and access: ReadWriteMany",
         )
-
-
-def _in_place(spec: RunSpec) -> Iterator[Finding]:
-    k = spec.kubernetes
-    if k.jobset.restart != "in_place":
-        if k.jobset.agent is not None:
-            yield error(
-                "kubernetes.jobset.agent", "is for restart: in_place; give that, or leave this out"
-            )
-        return
-    if k.kind != "jobset":
-        return  # which is refused as it is
-    key = "kubernetes.jobset.restart"
-    if k.jobset.agent is None:
-        yield error(
-            "kubernetes.jobset.agent",
-            "left out, but no image of the agent is published; build cmd/in-place-restart-agent of JobSet's "
-            "repository, push it, and name it here",
-        )
-    else:
-        yield from _image_name(spec, "kubernetes.jobset.agent", k.jobset.agent)
-    if spec.prepares:
-        yield error(
-            key,
-            "in_place: JobSet waits until all pods are at the same start, and those that only prepare are gone by "
-            "then; leave initialisers and preprocess out",
-        )
-    yield advice(
-        key,
-        "in_place: JobSet counts preemptions and drains as restarts too, so kubernetes.max_restarts has to allow for "
-        f"them (now {k.max_restarts}); each pod holds a token by which its agent may change pods of the namespace",
-    )
 
 
 def _names(spec: RunSpec) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kubetune.base.secrets import is_secret, names_secret
 from kubetune.config.schema.cluster import DNS_LABEL, DNS_NAME, LABEL_KEY, LABEL_VALUE
 from kubetune.lint.finding import Finding, error
-from kubetune.manifests.kinds.gang import COSCHEDULING_GROUP, VOLCANO_GROUP
+from kubetune.manifests.kinds.gang import GROUP_NAME
 from kubetune.manifests.pod_templates import pod_templates, pods_of
 from kubetune.manifests.spec import MARGIN_SECONDS, Manifest, kind_and_name
 
@@ -173,13 +173,9 @@ def _fewer_pods(obj: Manifest) -> Iterator[Finding]:
 
 def _group_of(template: Manifest) -> str | None:
     """The PodGroup that a pod of a template belongs to."""
-    metadata, group = template.get("metadata") or {}, template["spec"].get("schedulingGroup") or {}
-    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
-    return (
-        annotations.get(VOLCANO_GROUP)
-        or labels.get(COSCHEDULING_GROUP)
-        or group.get("podGroupName")
-    )
+    annotations = (template.get("metadata") or {}).get("annotations") or {}
+    name: str | None = annotations.get(GROUP_NAME)
+    return name
 
 
 def _groups(objects: Sequence[Manifest]) -> Iterator[Finding]:
@@ -192,9 +188,7 @@ def _groups(objects: Sequence[Manifest]) -> Iterator[Finding]:
                 members[name] += count
     groups = {obj["metadata"]["name"]: obj["spec"] for obj in objects if obj["kind"] == "PodGroup"}
     for name, spec in groups.items():
-        least = spec.get("minMember") or (spec.get("schedulingPolicy") or {}).get("gang", {}).get(
-            "minCount", 1
-        )
+        least = spec.get("minMember", 1)
         if members[name] < least:
             yield error(key, f"PodGroup/{name}: waits for {least} pods, but has {members[name]}")
     for name in members.keys() - groups.keys():

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from kubetune.base.yaml_text import dump
 from kubetune.manifests.configmap import config_maps, local_files
 from kubetune.manifests.extras import jupyter, tensorboard, token_secret, token_servers, ui
-from kubetune.manifests.in_place import agent_role
 from kubetune.manifests.initialisers import preprocess_job
 from kubetune.manifests.monitoring import monitoring
 from kubetune.manifests.network import network_policy
@@ -51,7 +50,6 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
     objects = [
         *service_account(spec),
         *operator_role(spec),
-        *agent_role(spec),
         *network_policy(spec),
         *config_maps(spec),
         *claims(spec),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kubetune.manifests.kinds.gang import COSCHEDULING_GROUP, VOLCANO_GROUP
+from kubetune.manifests.kinds.gang import GROUP_NAME
 from kubetune.manifests.spec import INSTANCE, Manifest
 
 CONFIGURATION = "kustomizeconfig.yaml"
@@ -54,11 +54,7 @@ def _key(name: str) -> str:
     return name.replace("/", "\\/")
 
 
-_GROUPS = (
-    f"metadata/annotations/{_key(VOLCANO_GROUP)}",
-    f"metadata/labels/{_key(COSCHEDULING_GROUP)}",
-    "spec/schedulingGroup/podGroupName",
-)
+_GROUPS = (f"metadata/annotations/{_key(GROUP_NAME)}",)
 _TERMS = tuple(
     f"spec/affinity/{which}/{how}/labelSelector/matchLabels"
     for which in ("podAffinity", "podAntiAffinity")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kubetune.manifests.kinds.gang import POD_GROUPS, by_operator, gang
+from kubetune.manifests.kinds.gang import POD_GROUP, by_operator, gang
 from kubetune.manifests.spec import Manifest, RunSpec
 
 GROUP = "rbac.authorization.k8s.io"
@@ -52,8 +52,8 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
         [("batch", ["jobs"])] if spec.prepares and k.kind in ("statefulset", "pytorchjob") else []
     )
     extras += [("apps", ["deployments"])] if k.tensorboard or k.ui else []
-    if gang(spec) in POD_GROUPS and not by_operator(spec):
-        extras.append((POD_GROUPS[gang(spec)].partition("/")[0], ["podgroups"]))
+    if gang(spec) == "volcano" and not by_operator(spec):
+        extras.append((POD_GROUP.partition("/")[0], ["podgroups"]))
     if watched := spec.config.tracking.prometheus:
         kinds = ["podmonitors"] * watched.pod_monitor + ["prometheusrules"] * watched.alerts
         extras += [("monitoring.coreos.com", kinds)] if kinds else []

@@ -1,8 +1,7 @@
 """kubeflow.org/v1 PyTorchJob as the training operator 1.9 runs it: one pod and one Service per replica.
 
-A `schedulingPolicy` makes a PodGroup, whose name the pods get with their scheduler. The real operator is started for
-one scheduler; this one takes the policy of a timeout, which Volcano has not, for the coscheduling plugin's. Not built:
-elastic policies, and the init container that waits for the master's name.
+A `schedulingPolicy` makes a PodGroup of Volcano, whose name the pods get with their scheduler. Not built: elastic policies,
+and the init container that waits for the master's name.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import copy
 
 from standin.controllers.context import Context
-from standin.controllers.scheduler import COSCHEDULING, VOLCANO, into_group, make_group
+from standin.controllers.scheduler import VOLCANO, into_group, make_group
 from standin.state.objects import (
     Object,
     condition,
@@ -59,28 +58,25 @@ def _reconcile_job(context: Context, job: Object) -> None:
     context.delete_after(job, run_policy.get("ttlSecondsAfterFinished"), _ended(job))
 
 
-def _gang(job: Object) -> str | None:
-    """The scheduler that the job's policy is for; None without one."""
-    policy = (job["spec"].get("runPolicy") or {}).get("schedulingPolicy")
-    return (
-        None if policy is None else COSCHEDULING if "scheduleTimeoutSeconds" in policy else VOLCANO
-    )
+def _policy(job: Object) -> Object | None:
+    """The job's policy for a PodGroup; None without one."""
+    policy: Object | None = (job["spec"].get("runPolicy") or {}).get("schedulingPolicy")
+    return policy
 
 
 def _make_group(context: Context, job: Object) -> None:
-    if (scheduler := _gang(job)) is None:
+    policy = _policy(job)
+    if policy is None:
         return
-    policy, replicas = (
-        job["spec"]["runPolicy"]["schedulingPolicy"],
-        job["spec"]["pytorchReplicaSpecs"].values(),
-    )
+    replicas = job["spec"]["pytorchReplicaSpecs"].values()
     count = sum(replica.get("replicas", 1) for replica in replicas)
-    names = {"minResources": "minResources", "scheduleTimeoutSeconds": "scheduleTimeoutSeconds"}
-    names |= (
-        {"queue": "queue", "priorityClass": "priorityClassName"} if scheduler == VOLCANO else {}
-    )
+    names = {
+        "minResources": "minResources",
+        "queue": "queue",
+        "priorityClass": "priorityClassName",
+    }
     spec = {ours: policy[theirs] for theirs, ours in names.items() if theirs in policy}
-    make_group(context, job, scheduler, {"minMember": policy.get("minAvailable", count), **spec})
+    make_group(context, job, {"minMember": policy.get("minAvailable", count), **spec})
 
 
 def _ended(job: Object) -> Object | None:
@@ -135,9 +131,9 @@ def _start_pod(
         env = container.setdefault("env", [])
         own = {entry["name"] for entry in env}
         env += [{"name": key, "value": value} for key, value in injected.items() if key not in own]
-    if scheduler := _gang(job):
-        template["spec"].setdefault("schedulerName", scheduler)
-        into_group(template, scheduler, name_of(job))
+    if _policy(job) is not None:
+        template["spec"].setdefault("schedulerName", VOLCANO)
+        into_group(template, name_of(job))
     policy = replicas[role].get("restartPolicy", "OnFailure")
     return context.create_pod(
         job, template, metadata, restartPolicy="Never" if policy == "ExitCode" else policy

@@ -1,6 +1,6 @@
 """The scheduler: node selector, required pod anti-affinity by host, resources, gangs. First node that fits.
 
-It stands in for Volcano's and the coscheduling plugin's too: pods of a PodGroup get nodes together or none does.
+It stands in for Volcano's too: pods of a PodGroup get nodes together or none does.
 """
 
 from __future__ import annotations
@@ -21,15 +21,11 @@ from standin.state.objects import (
     uid_of,
 )
 
-VOLCANO, COSCHEDULING = "volcano", "scheduler-plugins-scheduler"
-_VERSIONS = {VOLCANO: "scheduling.volcano.sh/v1beta1", COSCHEDULING: "scheduling.x-k8s.io/v1alpha1"}
-_VOLCANO_GROUP, _COSCHEDULING_GROUP = (
-    "scheduling.k8s.io/group-name",
-    "scheduling.x-k8s.io/pod-group",
-)
+VOLCANO = "volcano"
+_GROUP_NAME = "scheduling.k8s.io/group-name"
 
-Gang = tuple[str, str, str]
-"""API version, namespace and name of a PodGroup."""
+Gang = tuple[str, str]
+"""Namespace and name of a PodGroup."""
 
 
 def reconcile(context: Context) -> None:
@@ -85,52 +81,34 @@ def _tell(context: Context, pod: Object, refusal: str | None) -> None:
         context.store.event(pod, "Warning", "FailedScheduling", refusal)
 
 
-def make_group(context: Context, owner: Object, scheduler: str, spec: Object) -> None:
+def make_group(context: Context, owner: Object, spec: Object) -> None:
     """Make the PodGroup of a job's pods, as its operator does, unless it is there."""
-    groups = context.store.list("PodGroup", namespace_of(owner))
-    if not any(
-        (group["apiVersion"], name_of(group)) == (_VERSIONS[scheduler], name_of(owner))
-        for group in groups
-    ):
-        context.create(owner, "PodGroup", {"name": name_of(owner)}, spec, _VERSIONS[scheduler])
+    if context.store.get("PodGroup", namespace_of(owner), name_of(owner)) is None:
+        context.create(owner, "PodGroup", {"name": name_of(owner)}, spec)
 
 
-def into_group(template: Object, scheduler: str, name: str) -> None:
-    """Put the pods of a template into a group, by the mark that this scheduler looks for."""
-    section, key = (
-        ("annotations", _VOLCANO_GROUP) if scheduler == VOLCANO else ("labels", _COSCHEDULING_GROUP)
-    )
-    template.setdefault("metadata", {}).setdefault(section, {})[key] = name
+def into_group(template: Object, name: str) -> None:
+    """Put the pods of a template into a group, by the mark that Volcano looks for."""
+    template.setdefault("metadata", {}).setdefault("annotations", {})[_GROUP_NAME] = name
 
 
 def _group(pod: Object) -> Gang | None:
-    """API version, namespace and name of the PodGroup that a pod belongs to, for the scheduler it asks for."""
-    spec, annotations = pod["spec"], pod["metadata"].get("annotations") or {}
-    marks = {
-        _VERSIONS[VOLCANO]: spec.get("schedulerName") == VOLCANO
-        and annotations.get(_VOLCANO_GROUP),
-        _VERSIONS[COSCHEDULING]: spec.get("schedulerName") == COSCHEDULING
-        and labels_of(pod).get(_COSCHEDULING_GROUP),
-        "scheduling.k8s.io/v1beta1": (spec.get("schedulingGroup") or {}).get("podGroupName"),
-    }
-    return next(
-        ((version, namespace_of(pod), name) for version, name in marks.items() if name), None
-    )
+    """Namespace and name of the PodGroup that a pod of Volcano's belongs to."""
+    name = (pod["metadata"].get("annotations") or {}).get(_GROUP_NAME)
+    if not name or pod["spec"].get("schedulerName") != VOLCANO:
+        return None
+    return namespace_of(pod), name
 
 
 def _lacking(
     context: Context, gang: Gang, pods: list[Object], refusals: dict[str, str]
 ) -> str | None:
     """Reason that keeps a gang from starting, with its pods placed as far as they fit; None where all is well."""
-    version, namespace, name = gang
-    groups = context.store.list("PodGroup", namespace)
-    found = [group for group in groups if (group["apiVersion"], name_of(group)) == (version, name)]
-    if not found:
+    namespace, name = gang
+    group = context.store.get("PodGroup", namespace, name)
+    if group is None:
         return f"pod group {namespace}/{name} is not found"
-    spec = found[0]["spec"]
-    least = spec.get("minMember") or spec.get("schedulingPolicy", {}).get("gang", {}).get(
-        "minCount", 1
-    )
+    least = group["spec"].get("minMember", 1)
     members = [
         pod for pod in pods if _group(pod) == gang and not finished(pod) and not terminating(pod)
     ]

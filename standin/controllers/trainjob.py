@@ -9,7 +9,7 @@ import copy
 
 from standin.api.merge import strategic
 from standin.controllers.context import Context
-from standin.controllers.scheduler import COSCHEDULING, VOLCANO, into_group, make_group
+from standin.controllers.scheduler import into_group, make_group
 from standin.state.objects import (
     COMPLETION_INDEX,
     Object,
@@ -26,7 +26,6 @@ _STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
 _INITIALIZERS = {"dataset-initializer": "dataset", "model-initializer": "model"}
 _MASTER_PORT = "29500"
 _QUEUE = "scheduling.volcano.sh/queue-name"
-_SCHEDULE_SECONDS = 60
 
 
 def reconcile(context: Context) -> None:
@@ -62,8 +61,8 @@ def _create_jobset(context: Context, job: Object) -> Object | None:
         set_condition(job["status"], "Failed", "True", "TrainingRuntimeNotSupported", message)
         return None
     spec = _jobset_spec(job, runtime)
-    if scheduler := _gang(runtime):
-        _make_group(context, job, runtime, spec, scheduler)
+    if _is_gang(runtime):
+        _make_group(context, job, runtime, spec)
     return context.create(job, "JobSet", {"name": name_of(job), "labels": labels_of(job)}, spec)
 
 
@@ -80,33 +79,27 @@ def _jobset_spec(job: Object, runtime: Object) -> Object:
         elif step in _INITIALIZERS:
             _fill_initializer(job, replicated, step)
     spec["suspend"] = bool(job["spec"].get("suspend"))
-    if scheduler := _gang(runtime):
+    if _is_gang(runtime):
         for replicated in spec["replicatedJobs"]:
-            into_group(replicated["template"]["spec"]["template"], scheduler, name_of(job))
+            into_group(replicated["template"]["spec"]["template"], name_of(job))
     return spec
 
 
-def _gang(runtime: Object) -> str | None:
-    """The scheduler of the runtime's group policy; None without one."""
-    policy = runtime["spec"].get("podGroupPolicy") or {}
-    return VOLCANO if "volcano" in policy else COSCHEDULING if "coscheduling" in policy else None
+def _is_gang(runtime: Object) -> bool:
+    """True if the runtime's policy asks for a PodGroup of Volcano."""
+    return "volcano" in (runtime["spec"].get("podGroupPolicy") or {})
 
 
-def _make_group(
-    context: Context, job: Object, runtime: Object, jobset: Object, scheduler: str
-) -> None:
+def _make_group(context: Context, job: Object, runtime: Object, jobset: Object) -> None:
     """The group of all pods, initializers' too, which the Trainer counts as well."""
     jobs = [
         one["template"]["spec"] for one in jobset["replicatedJobs"] for _ in range(one["replicas"])
     ]
     spec: Object = {"minMember": sum(one.get("parallelism", 1) for one in jobs)}
-    if scheduler == COSCHEDULING:
-        policy = runtime["spec"]["podGroupPolicy"]["coscheduling"] or {}
-        spec["scheduleTimeoutSeconds"] = policy.get("scheduleTimeoutSeconds", _SCHEDULE_SECONDS)
     annotations = runtime["spec"]["template"].get("metadata", {}).get("annotations", {})
-    if scheduler == VOLCANO and _QUEUE in annotations:
+    if _QUEUE in annotations:
         spec["queue"] = annotations[_QUEUE]
-    make_group(context, job, scheduler, spec)
+    make_group(context, job, spec)
 
 
 def _fill_initializer(job: Object, replicated: Object, step: str) -> None:

@@ -35,7 +35,6 @@ CORE_KINDS = {
     "networking.k8s.io/v1/NetworkPolicy": "io.k8s.api.networking.v1.NetworkPolicy",
     "rbac.authorization.k8s.io/v1/Role": "io.k8s.api.rbac.v1.Role",
     "rbac.authorization.k8s.io/v1/RoleBinding": "io.k8s.api.rbac.v1.RoleBinding",
-    "scheduling.k8s.io/v1beta1/PodGroup": "io.k8s.api.scheduling.v1beta1.PodGroup",
 }
 DROPPED = {"description", "$schema", "$id", "default", "example"}
 

@@ -44,7 +44,7 @@ class Resource:
 
 _CUSTOM_GROUPS = (
     *("jobset.x-k8s.io", "kubeflow.org", "trainer.kubeflow.org"),
-    *("scheduling.volcano.sh", "scheduling.x-k8s.io", "kueue.x-k8s.io", "monitoring.coreos.com"),
+    *("scheduling.volcano.sh", "kueue.x-k8s.io", "monitoring.coreos.com"),
 )
 _STATUS = ("status",)
 _SCALABLE = ("status", "scale")
@@ -85,8 +85,6 @@ RESOURCES = [
     ),
     Resource("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues", True, (), _STATUS),
     Resource("kueue.x-k8s.io", "v1beta2", "Workload", "workloads", True, ("wl",), _STATUS),
-    Resource("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups", True, (), _STATUS),
-    Resource("scheduling.x-k8s.io", "v1alpha1", "PodGroup", "podgroups", True, ("pg",), _STATUS),
     Resource(
         "scheduling.volcano.sh",
         "v1beta1",

@@ -57,16 +57,11 @@ def test_a_run_makes_its_group_and_takes_it_along(desk: Desk) -> None:
 ENDS = {"pytorchjob": ("PyTorchJob", "Succeeded"), "trainjob": ("TrainJob", "Complete")}
 
 
-@pytest.mark.parametrize("gang", ["volcano", "coscheduling"])
 @pytest.mark.parametrize("kind", ENDS)
-def test_operators_make_the_group_of_their_jobs(desk: Desk, kind: str, gang: str) -> None:
+def test_operators_make_the_group_of_their_jobs(desk: Desk, kind: str) -> None:
     """While one of two pods fits nowhere, the other has no node either; then both run, and the group goes with them."""
     desk.cluster.never_schedule(".*(worker-0|node-0-1)")
-    wanted = (
-        {"gang": gang, "timeout_seconds": 90}
-        if gang == "coscheduling"
-        else {"gang": gang, "queue": "team"}
-    )
+    wanted = {"gang": "volcano", "queue": "team"}
     desk.submit_script("echo trained", kubernetes__kind=kind, kubernetes__scheduling=wanted)
     members = desk.cluster.wait_pods("app.kubernetes.io/component=trainer", 2)
     why = "pod group is not ready, 2 of 2 pods are there, 1 fit on no node"
@@ -77,7 +72,7 @@ def test_operators_make_the_group_of_their_jobs(desk: Desk, kind: str, gang: str
         assert "nodeName" not in refused["spec"]
     (group,) = desk.cluster.find("PodGroup")
     assert group["spec"]["minMember"] == 2
-    assert (group["spec"].get("queue") or group["spec"]["scheduleTimeoutSeconds"]) in ("team", 90)
+    assert group["spec"]["queue"] == "team"
     assert why in desk.quick("status", "fit").stdout
     desk.cluster.clear_faults()
     desk.cluster.wait_condition(ENDS[kind][0], "fit", ENDS[kind][1])

@@ -42,13 +42,6 @@ CASES: dict[str, list[str]] = {
             ("volcano-job", "gang: volcano, queue: research", "kubernetes.priority_class=training"),
             ("volcano-pytorchjob", "gang: volcano, queue: research", "--kind=pytorchjob"),
             ("volcano-trainjob", "gang: volcano, queue: research", "--kind=trainjob"),
-            ("coscheduling-jobset", "gang: coscheduling, timeout_seconds: 300", "--kind=jobset"),
-            (
-                "coscheduling-trainjob",
-                "gang: coscheduling, timeout_seconds: 300",
-                "--kind=trainjob",
-            ),
-            ("native-statefulset", "gang: native", "--kind=statefulset"),
         )
     },
     "placed": [

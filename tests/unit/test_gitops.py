@@ -40,8 +40,8 @@ CASES = {
         ]
         for gang, kind in (
             ("volcano", "job"),
-            ("coscheduling", "jobset"),
-            ("native", "statefulset"),
+            ("volcano", "jobset"),
+            ("volcano", "statefulset"),
         )
     },
 }

@@ -38,11 +38,7 @@ def test_strict_servers_accept_it(case: str, version: str) -> None:
     """All but what is younger: an old server refuses that, and does not place the pods without it instead."""
     objects = list(yaml.load_all(golden(case).read_text(), yaml.CSafeLoader))
     refused = {o["kind"] for o in objects if problems(o, version)}
-    young = (
-        {"native-statefulset": {"PodGroup", "StatefulSet"}, "placed": {"Job"}}
-        if version == OLDEST
-        else {}
-    )
+    young = {"placed": {"Job"}} if version == OLDEST else {}
     assert refused == young.get(case, set())
     assert None not in leaves(objects)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kubetune.errors import ConfigError
 from kubetune.lint.config import lint
 from kubetune.lint.objects import check_objects
 from kubetune.manifests import local_files, render
@@ -14,8 +15,6 @@ from kubetune.manifests.kinds.gang import times
 from tests.golden.made import MINIMAL, made, planned, the, trainer_pods
 
 VOLCANO = "kubernetes.scheduling={gang: volcano, queue: research}"
-COSCHEDULING = "kubernetes.scheduling={gang: coscheduling, timeout_seconds: 300}"
-NATIVE = "kubernetes.scheduling.gang=native"
 SECTION = "kubernetes.scheduling."
 
 
@@ -59,73 +58,31 @@ def test_a_pod_group_holds_all_trainers_and_nothing_else(kind: str, owner: str) 
         == 1
     )
 
-    objects = made(kind, COSCHEDULING, queued)
-    group, template = the(objects, "PodGroup"), trainers(objects, owner)
-    assert group["apiVersion"] == "scheduling.x-k8s.io/v1alpha1"
-    assert group["spec"] == {
-        "minMember": 4,
-        "minResources": everything,
-        "scheduleTimeoutSeconds": 300,
-    }
-    assert template["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "support-bot"
-    assert template["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
 
-    objects = made(kind, NATIVE, queued)
-    group, template = the(objects, "PodGroup"), trainers(objects, owner)
-    assert group["apiVersion"] == "scheduling.k8s.io/v1beta1"
-    assert group["spec"] == {
-        "schedulingPolicy": {"gang": {"minCount": 4}},
-        "priorityClassName": "training",
-    }
-    assert template["spec"]["schedulingGroup"] == {"podGroupName": "support-bot"}
-    assert "schedulerName" not in template["spec"]
-
-
-@pytest.mark.parametrize("scheduling", [VOLCANO, COSCHEDULING])
-def test_operators_make_the_group_themselves(scheduling: str) -> None:
-    is_volcano = scheduling == VOLCANO
+def test_operators_make_the_group_themselves() -> None:
     bare = [
         "kubernetes.queue=null",
         "kubernetes.initialisers=[]",
         "kubernetes.preprocess=null",
-        scheduling,
+        VOLCANO,
     ]
     objects = made("trainjob", *bare)
     runtime = the(objects, "TrainingRuntime")["spec"]
-    coscheduling = {"coscheduling": {"scheduleTimeoutSeconds": 300}}
-    assert runtime["podGroupPolicy"] == ({"volcano": {}} if is_volcano else coscheduling)
+    assert runtime["podGroupPolicy"] == {"volcano": {}}
     # The Trainer reads the queue from the template's annotations, and never sets a scheduler.
     queue = {"annotations": {"scheduling.volcano.sh/queue-name": "research"}}
-    assert runtime["template"].get("metadata") == (queue if is_volcano else None)
+    assert runtime["template"]["metadata"] == queue
     (pod,) = trainer_pods(objects)
-    assert pod["schedulerName"] == ("volcano" if is_volcano else "scheduler-plugins-scheduler")
+    assert pod["schedulerName"] == "volcano"
     assert not [obj for obj in objects if obj["kind"] == "PodGroup"]
 
     objects = made("pytorchjob", *bare)
     policy = the(objects, "PyTorchJob")["spec"]["runPolicy"]["schedulingPolicy"]
-    assert policy["minAvailable"] == 4
-    assert policy["minResources"]["nvidia.com/gpu"] == "32"
-    assert [policy.get("queue"), policy.get("priorityClass")] == (
-        ["research", "training"] if is_volcano else [None] * 2
-    )
-    assert policy.get("scheduleTimeoutSeconds") == (None if is_volcano else 300)
+    assert policy.pop("minResources")["nvidia.com/gpu"] == "32"
+    assert policy == {"minAvailable": 4, "queue": "research", "priorityClass": "training"}
     # The training operator sets the scheduler that it was started with, unless the pods name one.
     assert not [pod for pod in trainer_pods(objects) if "schedulerName" in pod]
     assert not [obj for obj in objects if obj["kind"] == "PodGroup"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "owner"), [("trainjob", "TrainingRuntime"), ("pytorchjob", "PyTorchJob")]
-)
-def test_operators_know_nothing_of_kubernetes_own_groups_and_pass_them_on(
-    kind: str, owner: str
-) -> None:
-    objects = made(kind, NATIVE, "kubernetes.queue=null")
-    assert the(objects, "PodGroup")["spec"]["schedulingPolicy"] == {"gang": {"minCount": 4}}
-    assert objects.index(the(objects, "PodGroup")) < objects.index(the(objects, owner))
-    named = [pod["schedulingGroup"] for pod in trainer_pods(objects) if "schedulingGroup" in pod]
-    assert named == [{"podGroupName": "support-bot"}] * (2 if kind == "pytorchjob" else 1)
-    assert list(check_objects(objects)) == []
 
 
 def test_what_is_left_out_is_decided_by_queue_and_scheduler() -> None:
@@ -145,7 +102,7 @@ def test_what_is_left_out_is_decided_by_queue_and_scheduler() -> None:
     assert groups("kubernetes.scheduler=volcano") == ["scheduling.volcano.sh/v1beta1"]
     assert groups("kubernetes.scheduler=volcano", "kubernetes.queue=gpu") == []
     # Another name of the same scheduler.
-    (pod,) = trainer_pods(made("job", COSCHEDULING, "kubernetes.scheduler=gangs", file=MINIMAL))
+    (pod,) = trainer_pods(made("job", VOLCANO, "kubernetes.scheduler=gangs", file=MINIMAL))
     assert pod["schedulerName"] == "gangs"
 
 
@@ -155,12 +112,6 @@ def test_what_is_left_out_is_decided_by_queue_and_scheduler() -> None:
         (["compute.nodes=2"], "gang", False, "nothing starts the 2 pods together"),
         (["kubernetes.scheduling.gang=kueue"], "gang", True, "give kubernetes.queue"),
         (["kubernetes.scheduling.queue=research"], "queue", True, "Kueue's is kubernetes.queue"),
-        (
-            ["kubernetes.scheduling={gang: native, timeout_seconds: 9}"],
-            "timeout_seconds",
-            True,
-            "gang is native",
-        ),
         (
             [VOLCANO, "kubernetes.kind=trainjob", "kubernetes.initialisers=[model]"],
             "gang",
@@ -178,10 +129,25 @@ def test_lint(overrides: list[str], key: str, fatal: bool, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["kubernetes.scheduling.gang=none", "kubernetes.queue=gpu", VOLCANO, NATIVE]
+    "answer", ["kubernetes.scheduling.gang=none", "kubernetes.queue=gpu", VOLCANO]
 )
 def test_several_nodes_with_an_answer_get_no_advice(answer: str) -> None:
     assert findings("compute.nodes=2", answer) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("scheduling.gang=coscheduling", "coscheduling is not supported; give kueue"),
+        ("scheduling.gang=native", "native is not supported; give kueue"),
+        ("scheduling.timeout_seconds=60", "timeout_seconds: unknown key"),
+        ("jobset.restart=in_place", "in_place is not supported; give all or trainer"),
+        ("jobset.agent=i:1", "agent: unknown key"),
+    ],
+)
+def test_what_is_no_longer_there_is_refused_with_what_to_give(override: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        planned(f"kubernetes.{override}", file=MINIMAL)
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "statefulset"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from kubetune.config.schema.base import Section, section_of
 
@@ -370,16 +370,10 @@ class TopologyConfig(Section):
 class JobSetConfig(Section):
     """Settings that only a JobSet has."""
 
-    restart: Literal["all", "trainer", "in_place"] = Field(
+    restart: Literal["all", "trainer"] = Field(
         "all",
         description="What starts again after a failure: all Jobs; the trainer's alone, so that nothing is prepared "
-        "twice (needs JobSet's feature gate `RestartJob`); `in_place`: the containers, while pods keep their nodes "
-        "(needs `agent`, JobSet's feature gate `InPlaceRestart` and Kubernetes 1.36 or newer).",
-    )
-    agent: str | None = Field(
-        None,
-        min_length=1,
-        description="Image of JobSet's in-place-restart-agent, with `restart: in_place`.",
+        "twice (needs JobSet's feature gate `RestartJob`).",
     )
     exclusive: LabelKey | None = Field(
         None,
@@ -391,26 +385,36 @@ class JobSetConfig(Section):
         "goes with it (`volumeClaimPolicies`).",
     )
 
+    @field_validator("restart", mode="before")
+    @classmethod
+    def _no_restart_in_place(cls, value: Any) -> Any:
+        if value == "in_place":
+            raise ValueError("in_place is not supported; give all or trainer")
+        return value
+
 
 class SchedulingConfig(Section):
     """Gang of a run: its scheduler, queue and topology."""
 
-    gang: Literal["auto", "none", "kueue", "volcano", "coscheduling", "native"] = Field(
+    gang: Literal["auto", "none", "kueue", "volcano"] = Field(
         "auto",
-        description="What starts all pods together or none: Kueue (with `queue`), a PodGroup of Volcano or of the "
-        "coscheduling plugin, or Kubernetes' own (`native`: 1.37 with `scheduling.k8s.io/v1beta1` turned on). `auto`: "
+        description="What starts all pods together or none: Kueue (with `queue`) or a PodGroup of Volcano. `auto`: "
         "Kueue where `queue` is given, Volcano where `scheduler` is `volcano`, else none.",
     )
     queue: Name | None = Field(None, description="Volcano's Queue; left out: its default one.")
-    timeout_seconds: int | None = Field(
-        None,
-        ge=1,
-        description="How long coscheduling keeps places for pods that are still missing.",
-    )
     topology: TopologyConfig | None = Field(
         None,
         description="How near each other Kueue has to place the pods (its topology-aware scheduling).",
     )
+
+    @field_validator("gang", mode="before")
+    @classmethod
+    def _gang_of_kueue_or_volcano(cls, value: Any) -> Any:
+        if value in ("coscheduling", "native"):
+            raise ValueError(
+                f"{value} is not supported; give kueue (with kubernetes.queue) or volcano"
+            )
+        return value
 
 
 class PatchTarget(Section):

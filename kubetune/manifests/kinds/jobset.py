@@ -6,7 +6,6 @@ What is fetched and prepared before training is its first Job; the trainer's beg
 from __future__ import annotations
 
 from kubetune.manifests.environment import COMPLETION_INDEX, RUN_NAME, rendezvous
-from kubetune.manifests.in_place import failure_policy, job_policy, restarts_in_place, with_agent
 from kubetune.manifests.initialisers import PREPROCESS, one_after_the_other
 from kubetune.manifests.kinds.failure import jobset_failure_policy
 from kubetune.manifests.kinds.gang import pod_group
@@ -59,8 +58,6 @@ def jobset_spec(
         deadline=k.max_runtime_seconds is not None,
         alone=k.jobset.restart == "trainer",
     )
-    if restarts_in_place(spec):
-        job, policy = {**job, **job_policy()}, failure_policy(policy)
     trainer = one_job(REPLICATED_JOB, job, labels, alone)
     body: Manifest = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
@@ -88,7 +85,6 @@ def workload(spec: RunSpec) -> list[Manifest]:
     variables = rendezvous(spec, f"{RUN_NAME}-{REPLICATED_JOB}-0-0.{RUN_NAME}", COMPLETION_INDEX)
     before = [one_job(PREPROCESS, one_after_the_other(spec))] if spec.prepares else []
     template = pod_template(spec, rendezvous=variables)
-    template = with_agent(spec, template) if restarts_in_place(spec) else template
     body = jobset_spec(spec, template, before, {})
     labels = spec.queue_labels()
     jobset = spec.manifest(
