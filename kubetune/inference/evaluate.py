@@ -22,7 +22,7 @@ from kubetune.distributed.process_group import World
 from kubetune.inference.result import default_device, open_result
 from kubetune.planning.plan import make_plan
 from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
-from kubetune.scoring.judge import answer, judge_of
+from kubetune.scoring.judge import answer, judge_of, remarks_on_answers
 from kubetune.scoring.own_functions import Function
 from kubetune.training.evaluation import collect, evaluate, measured
 from kubetune.training.start import reference
@@ -173,6 +173,7 @@ def evaluate_run(
         config, result.tokenizer, rows, world, "eval" if data is None else "train", own
     )
     if judge is not None:
+        remarks = (*remarks, *judge.remarks, *remarks_on_answers(learner.lm))
         metrics |= judge.score(answer(judge, learner, world, lambda: False) or {})[0]
     found = Evaluation(metrics, predictions, matrix, names, remarks)
     facts = {

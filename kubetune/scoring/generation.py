@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -14,6 +14,23 @@ from transformers.generation.streamers import BaseStreamer
 from kubetune.batching.image_batches import PictureReader, collate_pictured, image_inputs
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.vision.image_processor import ImageRef
+
+_NEUTRAL: Final[Mapping[str, Any]] = {
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "guidance_scale": 1.0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "num_beams": 1,
+}
+"""Keys of a generation_config that act without sampling too, and the values with which they change nothing."""
 
 
 def generate(
@@ -78,6 +95,17 @@ def _seen(
 def greedy(max_new_tokens: int) -> dict[str, Any]:
     """Settings of answers that are the likeliest token each time."""
     return {"max_new_tokens": max_new_tokens, "do_sample": False}
+
+
+def acting_settings(model: Any) -> dict[str, Any]:
+    """Return what a model's generation_config changes in answers that are called greedy, by key."""
+    settings = model.generation_config
+    values = {key: getattr(settings, key, None) for key in _NEUTRAL}
+    return {
+        key: value
+        for key, value in values.items()
+        if value is not None and value != _NEUTRAL[key] and value != []
+    }
 
 
 def until_end(ids: list[int], ends: Sequence[int]) -> list[int]:

@@ -17,6 +17,7 @@ import torch
 
 from kubetune import errors
 from kubetune.base import logs
+from kubetune.base.humanize import counted
 from kubetune.batching.image_batches import PictureReader, picture_reader
 from kubetune.config.metric_names import full_name
 from kubetune.config.schema.evaluation import GenerateConfig
@@ -26,8 +27,8 @@ from kubetune.models import fsdp
 from kubetune.models.padding_free import own_attention
 from kubetune.rundir import heartbeat
 from kubetune.scoring import own_functions
-from kubetune.scoring.generation import generate, greedy
-from kubetune.scoring.metrics import Measure, measures_of, of_all
+from kubetune.scoring.generation import acting_settings, generate, greedy
+from kubetune.scoring.metrics import TARGETS, Measure, lacks_target, measures_of, of_all
 from kubetune.scoring.questions import Question, drawn, records_of
 
 if TYPE_CHECKING:
@@ -38,13 +39,16 @@ if TYPE_CHECKING:
     from kubetune.distributed.process_group import World
     from kubetune.models.learner import Learner
 
+_SHOWN = 60
+"""Characters of a reference that a line shows."""
+
 
 @dataclass(frozen=True)
 class Judge:
     """Questions of each evaluation, and measures of the answers; these are rank 0's alone, which judges.
 
     `reader`: of the images that questions have. `records`: of each row asked, as it was read; only where functions of
-    the user's want it.
+    the user's want it. `remarks`: lines on references that a measure finds nothing in, rank 0's alone too.
     """
 
     wanted: GenerateConfig
@@ -54,6 +58,7 @@ class Judge:
     measures: Mapping[str, Measure] = field(default_factory=dict)
     own: Mapping[str, own_functions.Function] = field(default_factory=dict)
     records: Mapping[int, dict[str, Any]] = field(default_factory=dict)
+    remarks: Sequence[str] = ()
 
     def reference(self, question: Question) -> str:
         """The text that a question is to be answered with."""
@@ -120,10 +125,54 @@ def judge_of(
             if functions
             else {}
         )
-        of_main.update(measures=measures_of(wanted), own=functions, records=records)
+        remarks = _remarks_on_references(wanted, tokenizer, asked)
+        of_main.update(
+            measures=measures_of(wanted), own=functions, records=records, remarks=remarks
+        )
 
     on_main(load, world)
     return Judge(wanted, tokenizer, asked, picture_reader(rows), **of_main)
+
+
+def _remarks_on_references(
+    wanted: GenerateConfig, tokenizer: Tokenizer, asked: Sequence[Question]
+) -> list[str]:
+    """Return a line for each measure that finds nothing to compare with in some references, after logging it.
+
+    Raises ConfigError where it finds nothing in any.
+    """
+    remarks = list[str]()
+    texts = {question.row: tokenizer.decode(question.answer).strip() for question in asked}
+    for name in filter(TARGETS.__contains__, wanted.metric):
+        rows = [row for row, text in texts.items() if lacks_target(name, text, wanted.labels)]
+        if not rows:
+            continue
+        first = f"the first is row {rows[0]}, {shortened(texts[rows[0]])!r}"
+        if len(rows) == len(texts):
+            raise errors.ConfigError(
+                f"evaluation.generate.metric: {name} finds no {TARGETS[name]} in any of the {len(rows):,} references "
+                f"({first}), so every answer would count as wrong; take another metric, or other evaluation data"
+            )
+        remarks.append(
+            f"{name} finds no {TARGETS[name]} in {len(rows):,} of {counted(len(texts), 'reference')} ({first}); every "
+            "answer to these counts as wrong"
+        )
+        logs.EVAL.warning("%s", remarks[-1])
+    return remarks
+
+
+def remarks_on_answers(lm: Any) -> list[str]:
+    """Return a line on what the model's generation_config changes in greedy answers, if it does."""
+    acting = acting_settings(lm)
+    if not acting:
+        return []
+    shown = ", ".join(f"{key} {value}" for key, value in acting.items())
+    return [f"answers are greedy, and the model's generation_config acts on them: {shown}"]
+
+
+def shortened(text: str) -> str:
+    """Return the beginning of a text, for a line."""
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def rehearse(judge: Judge, learner: Learner, world: World) -> None:

@@ -23,10 +23,17 @@ Measure = Callable[[str, str], float]
 
 PACKAGES: Final = {"rouge_l": "rouge_score", "bleu": "sacrebleu", "chrf": "sacrebleu"}
 """Packages that measures are computed by: the extra `evaluation`."""
+TARGETS: Final = {
+    "numeric": "number",
+    "label": "word of evaluation.generate.labels",
+    "json_equal": "JSON",
+}
+"""What measures look for in a reference, of those that find nothing in some."""
 OF_ALL_ROWS: Final = ("bleu", "chrf")
 """Measures that are no mean of rows."""
 
-_NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|-?\.\d+")
+_NUMBER = re.compile(r"(?:(?<!\d)-)?(?:\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+)")
+"""A number with its sign; a minus directly behind a digit is none, but part of a range or a date."""
 _FENCE = re.compile(r"```\w*\s*\n(.*?)\n?```", re.DOTALL)
 
 
@@ -85,14 +92,19 @@ def regex(pattern: str) -> Measure:
 
 def label(labels: Sequence[str]) -> Measure:
     """Equality of the first label word in both. Longer ones are looked for first: `not good` is not `good`."""
-    words = sorted(map(normalised, labels), key=len, reverse=True)
-    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
+    pattern = _label_pattern(labels)
 
     def measure(answer: str, reference: str) -> float:
         ours, theirs = (pattern.search(normalised(text)) for text in (answer, reference))
         return float(ours is not None and theirs is not None and ours[0] == theirs[0])
 
     return measure
+
+
+def _label_pattern(labels: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern that finds a label word in a normalised text."""
+    words = sorted(map(normalised, labels), key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
 
 
 def json_valid(answer: str, reference: str) -> float:
@@ -108,6 +120,17 @@ def json_equal(answer: str, reference: str) -> float:
         equal = sum(key in ours and key in theirs and _same(ours[key], theirs[key]) for key in keys)
         return equal / len(keys) if keys else 1.0
     return float(ours is not _INVALID and _same(ours, theirs))
+
+
+def lacks_target(name: str, reference: str, labels: Sequence[str]) -> bool:
+    """True if a measure compares with something that this reference does not hold, so that each answer is wrong."""
+    if name == "numeric":
+        return _last_number(reference) is None
+    if name == "label":
+        return _label_pattern(labels).search(normalised(reference)) is None
+    if name == "json_equal":
+        return _parse(reference) is _INVALID
+    return False
 
 
 _INVALID = object()

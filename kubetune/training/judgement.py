@@ -15,7 +15,7 @@ from kubetune.distributed.main_rank import on_main
 from kubetune.rundir import metrics
 from kubetune.scoring import harness, verdict
 from kubetune.scoring.comparison import QUESTIONS, answers_file, write_lines
-from kubetune.scoring.judge import Judge, answer, judge_of
+from kubetune.scoring.judge import Judge, answer, judge_of, remarks_on_answers
 from kubetune.tasks import metric_names
 from kubetune.training.evaluation import evaluate
 from kubetune.training.start import preflight
@@ -88,6 +88,9 @@ def measure_base(run: Run, state: State) -> None:
         return
     if on_main(lambda: (run_dir / metrics.BASE).exists(), run.world):
         return
+    if run.judge is not None and run.world.is_main:
+        for line in remarks_on_answers(run.learner.lm):
+            logs.EVAL.info("%s", line)
     values = judge_weights(run, 0)
     if values is None:
         raise errors.Preempted(0)

@@ -23,7 +23,7 @@ from kubetune.models.padding_free import choose_attention
 from kubetune.publishing.export import export_run
 from kubetune.reporting import write_report
 from kubetune.rundir import exit_status, metrics
-from kubetune.scoring.judge import Judge, answer
+from kubetune.scoring.judge import Judge, answer, judge_of
 from kubetune.scoring.questions import Question, drawn
 from tests import toy
 from tests.architectures import PADDING_FREE, PROMISED, build_model, random_rows, randomize_lora
@@ -216,6 +216,50 @@ def test_what_cannot_be_judged_is_refused_before_the_model_is_loaded(
     assert toy.train(run_dir, 2) == [errors.USER] * 2
     assert "absent.py is no file" in exit_status.read_rank_exit_statuses(run_dir)[1].reason
     assert "loading model" not in (run_dir / "logs" / "rank-0.log").read_text()
+
+
+_WANTED: list[tuple[dict[str, Any], str, str]] = [
+    ({"metric": "numeric"}, "number", "12"),
+    ({"metric": "label", "labels": ["good", "bad"]}, "word of evaluation.generate.labels", "bad"),
+    ({"metric": "json_equal"}, "JSON", "[1]"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "target", "good"), _WANTED)
+def test_references_that_a_measure_finds_nothing_in_are_counted(
+    inputs: Path, tmp_path: Path, wanted: dict[str, Any], target: str, good: str
+) -> None:
+    def judge(*answers: str) -> Judge:
+        rows = [{"prompt": f"{n} what", "completion": text} for n, text in enumerate(answers)]
+        (tmp_path / "eval.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        data = {"eval": str(tmp_path / "eval.jsonl"), "cache": str(tmp_path / "cache")}
+        config = toy.make_config(inputs, data=data, evaluation={"generate": wanted})
+        prepared = prepare(config)
+        assert prepared.eval is not None
+        made = judge_of(config, prepared.tokenizer, prepared.eval, World())
+        assert made is not None
+        return made
+
+    (remark,) = judge(good, "a fox", good).remarks
+    assert remark.startswith(f"{wanted['metric']} finds no {target} in 1 of 3 references")
+    assert "(the first is row 1, 'a fox')" in remark
+    assert judge(good, good).remarks == []
+    with pytest.raises(errors.ConfigError, match=f"finds no {target} in any of the 2 references"):
+        judge("a fox", "the dog")
+
+
+def test_what_acts_on_greedy_answers_is_told(inputs: Path, tmp_path: Path) -> None:
+    model = toy.make_inputs(tmp_path) / "model"
+    settings = {"repetition_penalty": 1.3, "temperature": 0.7, "do_sample": True, "min_length": 0}
+    (model / "generation_config.json").write_text(json.dumps(settings))
+    config = toy.make_config(tmp_path, {"max_steps": 1}, evaluation=EVALUATION)
+    run_dir = toy.finished(tmp_path / "run", config)
+    line = (
+        "answers are greedy, and the model's generation_config acts on them: repetition_penalty 1.3"
+    )
+    assert f"{line}\n" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert line in evaluate_run(run_dir, "best").remarks
+    assert line in json.loads((run_dir / metrics.EVALUATION).read_text())["remarks"]
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,11 @@ def measure(name: str, answer: str, reference: str, **settings: object) -> float
         ("numeric", "-.5", "-0.5", 1),
         ("numeric", "\u22125", "5", 0),  # the minus sign
         ("numeric", "\u22125", "-5", 1),
+        ("numeric", "10-12", "12", 1),  # a range
+        ("numeric", "10-12", "-12", 0),
+        ("numeric", "2024-05-06", "6", 1),  # a date
+        ("numeric", "3 - 4 = -1", "-1", 1),
+        ("numeric", "1e-5", "0.00001", 1),
         ("json_valid", '```json\n{"a": [1]}\n```', "", 1),
         ("json_valid", '{"a": NaN}', "", 0),
         ("json_valid", '{"a": 1} and more', "", 0),
