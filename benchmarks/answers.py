@@ -103,11 +103,11 @@ def answering(folder: Path, *, adapted: bool) -> dict[str, Way]:
     """Ways to have the same questions answered, greedily."""
     from transformers import AutoModelForCausalLM
 
-    from kubetune.adapters.lora import add_lora
     from kubetune.config.schema import LoraConfig, ModelConfig
     from kubetune.config.schema.evaluation import GenerateConfig
     from kubetune.data.text.tokenizer import load_tokenizer
     from kubetune.distributed.process_group import World
+    from kubetune.models.adapters.lora import add_lora
     from kubetune.models.learner import Learner
     from kubetune.models.padding_free import choose_attention
     from kubetune.scoring.judge import Judge, answer

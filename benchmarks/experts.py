@@ -123,9 +123,9 @@ def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from kubetune.adapters.lora import add_lora
     from kubetune.batching.batch import collate
     from kubetune.config.schema import LoraConfig
+    from kubetune.models.adapters.lora import add_lora
     from kubetune.models.learner import Learner
     from kubetune.models.padding_free import choose_attention
     from kubetune.tasks import causal_lm
@@ -170,7 +170,7 @@ def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
 
 def alone(model: Any, run: Callable[[], Any]) -> float:
     """CPU seconds of forward and backward of the experts of all layers, on what `run` gives them."""
-    from kubetune.mixtures.experts import stacks_of
+    from kubetune.models.mixtures.experts import stacks_of
 
     given: list[tuple[Any, Any]] = []
     layers = [model.get_submodule(name) for name in stacks_of(model)]

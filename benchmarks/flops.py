@@ -1,4 +1,4 @@
-"""FLOPs of a benchmark's case, counted as kubetune counts them (kubetune/planning/flops.py). Arithmetic only."""
+"""FLOPs of a benchmark's case, counted as kubetune counts them (kubetune/plan/flops.py). Arithmetic only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kubetune.planning.flops import Linear, causal_pairs, cost
-from kubetune.planning.gpu_specs import stated_tflops
+from kubetune.plan.flops import Linear, causal_pairs, cost
+from kubetune.plan.gpu_specs import stated_tflops
 
 Adapt = Literal["attention", "all-linear", "full"]
 

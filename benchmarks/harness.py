@@ -118,7 +118,7 @@ def prepare_run(job: Job, order: Order) -> None:
     """
     from kubetune.config.load import load_config
     from kubetune.data.prepared.prepare import prepare
-    from kubetune.planning.plan import make_plan
+    from kubetune.plan.plan import make_plan
     from kubetune.supervisor.local import create_run_dir
 
     run_dir = Path(order.run_dir)

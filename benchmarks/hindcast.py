@@ -3,7 +3,7 @@
     python -m benchmarks.hindcast [--write]
 
 The share of the peak that plans assume is fitted to every other row in 16 bits, and judged on the others. Prints the
-fit, which belongs into `planning/cost.py`, and the table; --write puts that into docs/performance.md.
+fit, which belongs into `plan/cost.py`, and the table; --write puts that into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 from benchmarks.table import PAGE, markdown
 from kubetune.base.files import write_atomic
 from kubetune.config.load import load_config
-from kubetune.planning.cost import NARROW_HALF, WIDE_SHARE, bill, flops_per_token
-from kubetune.planning.gpu_specs import stated_tflops
-from kubetune.planning.model_shapes import Weights, shapes_of
-from kubetune.planning.plan import make_plan
+from kubetune.plan.cost import NARROW_HALF, WIDE_SHARE, bill, flops_per_token
+from kubetune.plan.gpu_specs import stated_tflops
+from kubetune.plan.model_shapes import Weights, shapes_of
+from kubetune.plan.plan import make_plan
 
 ROWS = Path(__file__).with_name("hindcast.json")
 BEGIN, END = "<!-- hindcast: begin, written by benchmarks.hindcast -->", "<!-- hindcast: end -->"
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = read()
     share, half = fit(fitted(rows))
     print(
-        f"WIDE_SHARE = {share}, NARROW_HALF = {half}; planning/cost.py has {WIDE_SHARE} and {NARROW_HALF}\n"
+        f"WIDE_SHARE = {share}, NARROW_HALF = {half}; plan/cost.py has {WIDE_SHARE} and {NARROW_HALF}\n"
     )
     print(table(rows))
     if args.write:

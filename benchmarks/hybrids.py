@@ -98,10 +98,10 @@ def measure(name: str, way: str, width: int, precision: str) -> dict[str, float]
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from kubetune.adapters.lora import add_lora
     from kubetune.batching.batch import collate
     from kubetune.config.schema import LoraConfig
     from kubetune.data.prepared.shares import pack
+    from kubetune.models.adapters.lora import add_lora
     from kubetune.models.fused_forwards import swap_forwards
     from kubetune.models.learner import Learner
     from kubetune.models.padding_free import choose_attention

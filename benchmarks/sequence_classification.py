@@ -165,7 +165,7 @@ def prepare_run(case: Case, model: Path, data: Path, settings: dict[str, Any]) -
     """Prepare the rows and make the run directory, as the launcher would."""
     from kubetune.config.load import load_config
     from kubetune.data.prepared.prepare import prepare
-    from kubetune.planning.plan import make_plan
+    from kubetune.plan.plan import make_plan
     from kubetune.supervisor.local import create_run_dir
 
     run_dir = WORK / "run"

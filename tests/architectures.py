@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kubetune.adapters.lora import add_lora
 from kubetune.config.schema import LoraConfig
+from kubetune.models.adapters.lora import add_lora
 from tests.tiny import train_tokenizer
 
 COMMON: dict[str, Any] = {

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from kubetune.config.schema import Config
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.rundir import metrics
 from kubetune.supervisor.local import create_run_dir
 from kubetune.training import worker

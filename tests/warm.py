@@ -11,7 +11,7 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 import kubetune.data.prepared.prepare
 import kubetune.data.prepared.statistics
-import kubetune.planning.actuals
+import kubetune.plan.actuals
 import kubetune.supervisor.agent
 import kubetune.supervisor.command_line
 import kubetune.tasks.causal_lm

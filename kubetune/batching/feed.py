@@ -25,7 +25,7 @@ from kubetune.data.prepared.prepare import Rows
 from kubetune.data.prepared.shares import deal, fill, pack, split_batch
 from kubetune.data.reading.sources import evaluated_rows
 from kubetune.distributed.process_group import World
-from kubetune.planning.plan import Plan
+from kubetune.plan.plan import Plan
 
 NOTHING: Ids = np.empty(0, np.int64)
 

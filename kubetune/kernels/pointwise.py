@@ -20,7 +20,7 @@ from torch.autograd import Function
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.base.signals import CompilingStopped, compiling
-from kubetune.planning import memory
+from kubetune.plan import memory
 
 
 def rms_norm_forward(

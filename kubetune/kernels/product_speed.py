@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kubetune.distributed.process_group import wait_for_device
 from kubetune.kernels.products import times
-from kubetune.planning.measured import DTYPES
+from kubetune.plan.measured import DTYPES
 
 _CPU_SIZE, _GPU_SIZE = 512, 8192
 _SECONDS = 0.05

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, DataError
+from kubetune.k8s.lint.config import lint
+from kubetune.k8s.manifests import local_files
+from kubetune.k8s.manifests import render as make_manifests
+from kubetune.k8s.manifests.spec import Manifest, plan_there
 from kubetune.library.configs import ConfigLike, config_of
 from kubetune.library.connection import open_cluster
-from kubetune.lint.config import lint
-from kubetune.manifests import local_files
-from kubetune.manifests import render as make_manifests
-from kubetune.manifests.spec import Manifest, plan_there
 
 if TYPE_CHECKING:
-    from kubetune.cluster.submit import JobRef
+    from kubetune.k8s.cluster.submit import JobRef
 
 
 def render(config: ConfigLike) -> list[Manifest]:
@@ -65,7 +65,7 @@ def submit(
         check_data(config, files, spared_by="check=False")
     assert config.kubernetes is not None
     cluster = open_cluster(config.kubernetes.namespace)
-    from kubetune.cluster.submit import submit as apply_all
+    from kubetune.k8s.cluster.submit import submit as apply_all
 
     def confirm(question: str) -> bool:
         if not replace:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune.errors import ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:
-    from kubetune.kube_api.client import Cluster
+    from kubetune.k8s.api.client import Cluster
 
 
 def open_cluster(namespace: str | None, **settings: Any) -> Cluster:
@@ -27,7 +27,7 @@ def open_cluster(namespace: str | None, **settings: Any) -> Cluster:
                 f"namespace: found {namespace!r}; expected {expected}. Nothing was asked of the cluster."
             )
     try:
-        from kubetune.kube_api.client import Cluster
+        from kubetune.k8s.api.client import Cluster
     except ModuleNotFoundError as error:
         raise EnvironmentFault(
             f"{error.name} is not installed; to work with a cluster: pip install 'kubetune[k8s]'"

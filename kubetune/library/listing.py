@@ -16,7 +16,7 @@ from kubetune.config.naming import RESOLVED, method_label, model_short_name
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import MlflowConfig, WandbConfig
 from kubetune.errors import ConfigError, KubetuneError, first_line
-from kubetune.planning.actuals import held_seconds
+from kubetune.plan.actuals import held_seconds
 from kubetune.rundir import metrics
 from kubetune.rundir.heartbeat import read_beats
 from kubetune.rundir.status import progress, ranks, state_of

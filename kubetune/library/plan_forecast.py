@@ -24,9 +24,9 @@ from kubetune.data.inspect.estimate import (
 from kubetune.data.inspect.known_findings import known_findings
 from kubetune.errors import ConfigError
 from kubetune.library import plan_text
-from kubetune.planning import earlier_runs, measured
-from kubetune.planning.base_model import may_lack_targets, positions_of, require_kind
-from kubetune.planning.cost import (
+from kubetune.plan import earlier_runs, measured
+from kubetune.plan.base_model import may_lack_targets, positions_of, require_kind
+from kubetune.plan.cost import (
     Bill,
     bill,
     evaluation_hours,
@@ -34,10 +34,10 @@ from kubetune.planning.cost import (
     reference_hours,
     time_line,
 )
-from kubetune.planning.forecast import MIB, Forecast, forecast, quantization_of, remedies
-from kubetune.planning.linears import UNQUANTISED, part_of, parts_line, shape_of, trained_by_part
-from kubetune.planning.model_shapes import Weights, read_weights
-from kubetune.planning.plan import Plan, make_plan
+from kubetune.plan.forecast import MIB, Forecast, forecast, quantization_of, remedies
+from kubetune.plan.linears import UNQUANTISED, part_of, parts_line, shape_of, trained_by_part
+from kubetune.plan.model_shapes import Weights, read_weights
+from kubetune.plan.plan import Plan, make_plan
 from kubetune.scoring.own_functions import require_file
 
 
@@ -171,7 +171,7 @@ def _require_targets(config: Config) -> None:
         return
     import transformers
 
-    from kubetune.adapters.lora import add_lora
+    from kubetune.models.adapters.lora import add_lora
     from kubetune.models.loading import skeleton
     from kubetune.tasks import task_module
 

@@ -12,10 +12,10 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.training import TrainingConfig
 from kubetune.data.findings.finding import NOTHING_FOUND, Finding
 from kubetune.data.inspect.estimate import Lengths, is_upper_bound, makes_data
-from kubetune.manifests.spec import OUTPUTS, run_name
-from kubetune.planning.base_model import positions_of
-from kubetune.planning.forecast import quantization_of
-from kubetune.planning.plan import Plan
+from kubetune.k8s.manifests.spec import OUTPUTS, run_name
+from kubetune.plan.base_model import positions_of
+from kubetune.plan.forecast import quantization_of
+from kubetune.plan.plan import Plan
 
 
 def on_data(lengths: Lengths | None, findings: Sequence[Finding] | None) -> Iterator[str]:

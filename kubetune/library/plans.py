@@ -16,9 +16,9 @@ from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows
 from kubetune.data.reading.hub import check_model_folder
 from kubetune.errors import EnvironmentFault
 from kubetune.library.configs import ConfigLike, config_of
-from kubetune.planning import plan
-from kubetune.planning.base_model import positions_of, require_kind
-from kubetune.planning.plan import Plan
+from kubetune.plan import plan
+from kubetune.plan.base_model import positions_of, require_kind
+from kubetune.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared

@@ -15,8 +15,8 @@ from kubetune.library.functions import Metric
 from kubetune.library.runs import RunLike, folder_of, folders_of
 
 if TYPE_CHECKING:
-    from kubetune.inference.evaluate import Evaluation
-    from kubetune.publishing.export import Export
+    from kubetune.result.inference.evaluate import Evaluation
+    from kubetune.result.publishing.export import Export
 
 CLASSIFIER = "sequence_classification"
 
@@ -48,7 +48,7 @@ def evaluate(
         ModelError: the base cannot be had.
         EnvironmentFault: the disk is full.
     """
-    from kubetune.inference.evaluate import evaluate_run
+    from kubetune.result.inference.evaluate import evaluate_run
     from kubetune.scoring import own_functions
 
     to = Path(predictions) if predictions else None
@@ -96,7 +96,7 @@ def generate(
         raise ConfigError(
             f"{folder} is a classifier, which writes no answers; kubetune.classify asks it"
         )
-    from kubetune.inference.generate import Sampling, answer, load_run
+    from kubetune.result.inference.generate import Sampling, answer, load_run
 
     loaded = load_run(folder, str(checkpoint), model=_text(model), trust_code=trust_code)
     paths = [[str(path) for path in own] for own in images] if images is not None else None
@@ -157,7 +157,7 @@ def classify(
         raise ConfigError(
             f"{folder} is a run of task {config.task}, no classifier; kubetune.generate asks it"
         )
-    from kubetune.inference.classify import answer_record, classify_texts, score_answers
+    from kubetune.result.inference.classify import answer_record, classify_texts, score_answers
 
     if config.task == CLASSIFIER:
         pairs: list[tuple[str, str | None]] = []
@@ -208,7 +208,7 @@ def export(
         ModelError: the proof failed, or the base cannot be had. Nothing is written then.
         EnvironmentFault: the disk is full, or another export of the run goes on.
     """
-    from kubetune.publishing.export import export_run
+    from kubetune.result.publishing.export import export_run
 
     return export_run(
         folder_of(run), str(checkpoint), merged=merged, dtype=dtype, out=out, device=device,

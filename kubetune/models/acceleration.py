@@ -19,16 +19,16 @@ from kubetune.base import logs, processes
 from kubetune.config.schema import Config
 from kubetune.data.text.labels import Labels
 from kubetune.kernels import pointwise
-from kubetune.mixtures import routing
 from kubetune.models import fused_forwards
 from kubetune.models.compiled_layers import CompiledLayers, compile_layers
 from kubetune.models.fsdp import is_sharded
 from kubetune.models.learner import Learner
+from kubetune.models.mixtures import routing
 from kubetune.models.padding_free import language_model, unwrap
-from kubetune.planning.activations import is_worth_compiling
-from kubetune.planning.forecast import forecast
-from kubetune.planning.model_shapes import read_weights
-from kubetune.planning.plan import Plan
+from kubetune.plan.activations import is_worth_compiling
+from kubetune.plan.forecast import forecast
+from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.plan import Plan
 
 # Of the device's memory, what whole gradients may take where a sharded model would otherwise sum them more than once.
 WHOLE_GRADIENT_SHARE = 1 / 8

@@ -29,7 +29,7 @@ from kubetune import errors
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
 from kubetune.models import loading, patches
-from kubetune.planning.model_shapes import TOWERS
+from kubetune.plan.model_shapes import TOWERS
 
 Result = TypeVar("Result")
 SCORE = "score"

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kubetune.adapters import shared_input
 from kubetune.kernels import few_bits, pointwise
 from kubetune.kernels.dropout import dropout
 from kubetune.kernels.pointwise import Kernels
 from kubetune.kernels.products import is_mkl_narrow, linear
-from kubetune.mixtures.experts import routers_of
 from kubetune.models import patches
+from kubetune.models.adapters import shared_input
 from kubetune.models.attention_hooks import CURRENT
+from kubetune.models.mixtures.experts import routers_of
 from kubetune.models.padding_free import decoder_layers, unwrap
 
 Forward = Callable[..., Tensor]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from kubetune.kernels.pointwise import Kernels
-from kubetune.mixtures.routing import Routing
 from kubetune.models import fsdp
+from kubetune.models.mixtures.routing import Routing
 from kubetune.models.padding_free import Route, hidden_states, unwrap
 
 if TYPE_CHECKING:

@@ -34,11 +34,11 @@ from kubetune.data.reading.hub import (
     is_local,
 )
 from kubetune.data.text.tokenizer_files import read_json
-from kubetune.mixtures.experts import swap_experts
 from kubetune.models import patches, quantization
-from kubetune.planning import model_shapes
-from kubetune.planning.base_model import Embeddings
-from kubetune.planning.linears import UNQUANTISED, is_expert
+from kubetune.models.mixtures.experts import swap_experts
+from kubetune.plan import model_shapes
+from kubetune.plan.base_model import Embeddings
+from kubetune.plan.linears import UNQUANTISED, is_expert
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared

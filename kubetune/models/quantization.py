@@ -17,8 +17,8 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
-from kubetune.planning.forecast import auto_quantization
-from kubetune.planning.plan import Plan
+from kubetune.plan.forecast import auto_quantization
+from kubetune.plan.plan import Plan
 from kubetune.rundir import metrics
 
 # Small and new layers gain nothing from being quantised, and a new head must be trained.

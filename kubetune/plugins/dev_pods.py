@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from kubetune.base.yaml_text import dump
-from kubetune.cluster.pods import IDLE, has_ended
-from kubetune.cluster.runs import Target, on_all, running
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.kube_api.api_errors import ApiError, may_pass
-from kubetune.kube_api.client import Cluster, Sink
-from kubetune.manifests.configmap import pod_config
-from kubetune.manifests.spec import Manifest, RunSpec, name_beside
+from kubetune.k8s.api.api_errors import ApiError, may_pass
+from kubetune.k8s.api.client import Cluster, Sink
+from kubetune.k8s.cluster.pods import IDLE, has_ended
+from kubetune.k8s.cluster.runs import Target, on_all, running
+from kubetune.k8s.manifests.configmap import pod_config
+from kubetune.k8s.manifests.spec import Manifest, RunSpec, name_beside
 
 BENCH = "/tmp/kubetune-dev"
 """Folder in the pods: `tree` is the code, beside it the config, the log and the process id."""
@@ -29,7 +29,7 @@ MAX_TREE_BYTES = 64 * 1024 * 1024
 
 _PAUSE_SECONDS = 0.5
 _SUFFIX = "-dev"
-_INSIDE = ["python", "-P", "-m", "kubetune.cluster.in_pod"]
+_INSIDE = ["python", "-P", "-m", "kubetune.k8s.cluster.in_pod"]
 _NOT_CODE = {"__pycache__", "node_modules", "outputs", "mlruns", "venv"}
 
 

@@ -18,7 +18,7 @@ from kubetune.config.load import read_config
 from kubetune.config.naming import model_short_name
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.planning.plan import Plan
+from kubetune.plan.plan import Plan
 from kubetune.reporting.expert_load import ExpertLoad, expert_load
 from kubetune.reporting.numbers import Numbers, NumbersReader, read_numbers
 from kubetune.rundir import heartbeat, metrics

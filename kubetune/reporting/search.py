@@ -1,6 +1,6 @@
 """The part of a page that is on a search: its trials as lines over parallel axes, and the weight of each setting.
 
-Plain SVG in the page's own colours. Not for choosing trials, nor for reading a sweep's folder (sweep/page).
+Plain SVG in the page's own colours. Not for choosing trials, nor for reading a sweep's folder (library/sweep/page).
 """
 
 from __future__ import annotations

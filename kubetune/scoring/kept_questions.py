@@ -1,6 +1,6 @@
 """Rows of the evaluation data that a run's model is asked before and after training, kept in its directory.
 
-So they need no data later, which may have gone or changed. The answers are inference/before_after.py's.
+So they need no data later, which may have gone or changed. The answers are result/inference/before_after.py's.
 """
 
 from __future__ import annotations

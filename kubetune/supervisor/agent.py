@@ -83,7 +83,7 @@ def _end(error: errors.KubetuneError) -> int:
 def _launch(args: argparse.Namespace, relay: Relay) -> int:
     from kubetune.base.gpus import visible_gpus
     from kubetune.config.load import load_config
-    from kubetune.planning.plan import make_plan
+    from kubetune.plan.plan import make_plan
     from kubetune.supervisor.local import launch_run
 
     config = load_config(

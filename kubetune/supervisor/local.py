@@ -20,12 +20,12 @@ from kubetune.config import consent
 from kubetune.config.load import as_yaml, dotted_values, load_resolved, resolved
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
-from kubetune.mirror import copier, sync
-from kubetune.observers import hooks
-from kubetune.planning.plan import Plan
+from kubetune.plan.plan import Plan
 from kubetune.rundir import metrics, starts, trackers
+from kubetune.rundir.mirror import copier, sync
 from kubetune.rundir.starts import moved_numbers
 from kubetune.supervisor import supervise
+from kubetune.supervisor.observers import hooks
 from kubetune.supervisor.place import find_place, hold
 
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
@@ -91,7 +91,7 @@ def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Rel
         training = config.training.model_copy(update={"resume": "auto"})
         check_run_dir(config.model_copy(update={"training": training}), run_dir, plan)
     with hold(run_dir, 0):
-        command = processes.module("kubetune.mirror.copier", "restore", run_dir, address)
+        command = processes.module("kubetune.rundir.mirror.copier", "restore", run_dir, address)
         return relay.run(command, {**os.environ, copier.STARTING: json.dumps(resolved(config))})
 
 

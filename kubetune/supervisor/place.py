@@ -18,7 +18,7 @@ from kubetune.rundir import metrics
 if TYPE_CHECKING:
     import psutil
 
-    from kubetune.planning.plan import Plan
+    from kubetune.plan.plan import Plan
 
 _DEFAULT_PORT = 29500
 
@@ -95,7 +95,7 @@ def holders(run_dir: Path) -> list[psutil.Process]:
 
 def read_plan(run_dir: Path) -> Plan:
     """The plan of a run directory. Raises ConfigError where it has none."""
-    from kubetune.planning.plan import (
+    from kubetune.plan.plan import (
         Plan,
     )  # takes long enough that the signal handlers must come first
 

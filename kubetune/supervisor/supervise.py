@@ -20,18 +20,18 @@ from kubetune.base import cgroup, files, logs, processes, reminders
 from kubetune.base.humanize import shell_word
 from kubetune.base.signals import Relay
 from kubetune.config.naming import RESOLVED, STARTED
-from kubetune.mirror import copier
-from kubetune.observers import beside
 from kubetune.rundir import checkpoints, events, exit_status, heartbeat, metrics
 from kubetune.rundir.exit_status import Death, ExitStatus
+from kubetune.rundir.mirror import copier
 from kubetune.supervisor import oom
+from kubetune.supervisor.observers import beside
 from kubetune.supervisor.place import Place, read_place, read_plan
 from kubetune.supervisor.rank_environment import ONLY_RANK, environment
 
 PREPARE = "kubetune.data.prepared.prepare_worker"
 WORKER = "kubetune.worker"
-BENCHMARKS = "kubetune.inference.benchmarks"
-BEFORE_AFTER = "kubetune.inference.before_after"
+BENCHMARKS = "kubetune.result.inference.benchmarks"
+BEFORE_AFTER = "kubetune.result.inference.before_after"
 
 # After losing a peer on another node: time for that node's own, telling report to arrive on a shared disk.
 _PEER_REPORT_SECONDS = 2.0

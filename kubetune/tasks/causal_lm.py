@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kubetune.adapters import lora
 from kubetune.batching.batch import Batch
 from kubetune.distributed.process_group import World, sum_numbers
 from kubetune.kernels.cross_entropy import Head, linear_cross_entropy, score
 from kubetune.models import fsdp, loading, quantization
 from kubetune.models.acceleration import Workload, tune
+from kubetune.models.adapters import lora
 from kubetune.models.attention_hooks import packed
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention, logit_rule, require_head

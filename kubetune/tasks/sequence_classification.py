@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from kubetune import errors
-from kubetune.adapters import lora
 from kubetune.batching.batch import Batch
 from kubetune.batching.filling import filled_up
 from kubetune.config.metric_names import ProblemType
@@ -25,6 +24,7 @@ from kubetune.data.text.tokenizer_files import read_json
 from kubetune.distributed.process_group import World, gather
 from kubetune.models import fsdp, loading, quantization
 from kubetune.models.acceleration import Workload, tune, without_compiler
+from kubetune.models.adapters import lora
 from kubetune.models.classifier_pooling import (
     flow,
     heads,

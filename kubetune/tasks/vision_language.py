@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from kubetune import errors
-from kubetune.adapters import lora
 from kubetune.batching.batch import Batch
 from kubetune.batching.image_batches import collate_pictured, image_inputs
 from kubetune.data.text.tokenizer import load_tokenizer
@@ -32,6 +31,7 @@ from kubetune.data.vision.image_processor import (
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp, loading, quantization
 from kubetune.models.acceleration import Workload, tune, without_compiler
+from kubetune.models.adapters import lora
 from kubetune.models.attention_hooks import CannotRunPaddingFree, packed
 from kubetune.models.learner import Learner, lone_sequences
 from kubetune.models.padding_free import (
@@ -45,8 +45,8 @@ from kubetune.models.padding_free import (
     unwrap,
     varlen_kwargs,
 )
-from kubetune.planning.linears import frozen_names
-from kubetune.planning.model_shapes import TOWERS
+from kubetune.plan.linears import frozen_names
+from kubetune.plan.model_shapes import TOWERS
 from kubetune.tasks.causal_lm import (
     STEP_METRICS,
     backward,

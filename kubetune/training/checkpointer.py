@@ -1,6 +1,6 @@
 """Content of a checkpoint of a run, when it is written, and how a run goes on from one.
 
-`rundir/checkpoints` knows folders and checksums, optimizer/shards the optimizer's file; this file knows models and
+`rundir/checkpoints` knows folders and checksums, training/optimizer/shards the optimizer's file; this file knows models and
 optimizers.
 """
 
@@ -27,13 +27,13 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
 from kubetune.models.padding_free import unwrap
-from kubetune.optimizer import shards
-from kubetune.optimizer.adamw import FlatAdamW
 from kubetune.rundir import checkpoints as checkpoint
 from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.training.full_disk import explained_full_disk, require_free
 from kubetune.training.host_copies import Held, HostCopies
+from kubetune.training.optimizer import shards
+from kubetune.training.optimizer.adamw import FlatAdamW
 
 
 @dataclass

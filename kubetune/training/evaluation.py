@@ -13,7 +13,7 @@ from kubetune.distributed.process_group import World, agree, sum_numbers
 from kubetune.models import fsdp
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import unwrap
-from kubetune.planning.plan import Plan
+from kubetune.plan.plan import Plan
 from kubetune.rundir import heartbeat
 from kubetune.tasks.protocol import Task
 from kubetune.training.stop import StopRequest

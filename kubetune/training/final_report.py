@@ -12,8 +12,8 @@ from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
-from kubetune.planning import actuals
-from kubetune.planning.plan import Plan
+from kubetune.plan import actuals
+from kubetune.plan.plan import Plan
 from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.training.run_log import peak_memory_bytes

@@ -1,6 +1,6 @@
 """Share of a device's speed that a run makes use of (MFU): its FLOPs, against a peak that is named.
 
-What is counted is said in planning/flops.py; this file finds it in a model at hand.
+What is counted is said in plan/flops.py; this file finds it in a model at hand.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kubetune.models.acceleration import device_bytes
 from kubetune.models.classifier_pooling import pools_last
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import unwrap
-from kubetune.planning.flops import Cost, Linear, cost, visited_share
-from kubetune.planning.gpu_specs import stated_tflops
-from kubetune.planning.linears import is_expert
+from kubetune.plan.flops import Cost, Linear, cost, visited_share
+from kubetune.plan.gpu_specs import stated_tflops
+from kubetune.plan.linears import is_expert
 
 
 def cost_of(model: nn.Module, *, has_vocabulary: bool) -> Cost:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kubetune.optimizer.adamw import FlatAdamW
+from kubetune.training.optimizer.adamw import FlatAdamW
 
 WORTH_BACKGROUND_BYTES = 64 * 2**20
 """A smaller checkpoint is written sooner than its copy pays."""

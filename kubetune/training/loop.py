@@ -16,7 +16,6 @@ import torch
 import transformers
 
 from kubetune import errors
-from kubetune.adapters import fp8, shared_input
 from kubetune.base import logs
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
@@ -29,9 +28,9 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.kernels.dropout import seed
 from kubetune.models.acceleration import Workload
+from kubetune.models.adapters import fp8, shared_input
 from kubetune.models.loading import check_positions, check_rows, choose_dtype
-from kubetune.optimizer.adamw_sharded import make_optimizer
-from kubetune.planning.plan import Plan, learning_rate_at
+from kubetune.plan.plan import Plan, learning_rate_at
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
 from kubetune.tasks.protocol import Task
@@ -40,6 +39,7 @@ from kubetune.training.checkpointer import Checkpointer
 from kubetune.training.final_report import report
 from kubetune.training.host_copies import writes_in_background
 from kubetune.training.judgement import judge_weights, measure_base, open_judge
+from kubetune.training.optimizer.adamw_sharded import make_optimizer
 from kubetune.training.run import Run
 from kubetune.training.run_log import RunLog, log_batch, open_run_log
 from kubetune.training.start import preflight, reference, warm_up

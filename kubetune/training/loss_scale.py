@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kubetune.base import logs
-from kubetune.optimizer.adamw import FlatAdamW
 from kubetune.rundir.checkpoints import State
+from kubetune.training.optimizer.adamw import FlatAdamW
 
 FIRST = 2.0**14
 STEPS_TO_RAISE = 1000

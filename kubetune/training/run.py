@@ -9,11 +9,11 @@ from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
-from kubetune.optimizer.adamw import FlatAdamW
-from kubetune.planning.plan import Plan
+from kubetune.plan.plan import Plan
 from kubetune.scoring.judge import Judge
 from kubetune.tasks.protocol import Task
 from kubetune.training.checkpointer import Checkpointer
+from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.stop import StopRequest
 
 

@@ -22,7 +22,7 @@ from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
-from kubetune.planning.plan import Plan, learning_rate_at
+from kubetune.plan.plan import Plan, learning_rate_at
 from kubetune.rundir import machine, metrics, trackers
 from kubetune.rundir.checkpoints import State
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kubetune.batching.batch import Batch
-from kubetune.optimizer.adamw import FlatAdamW
+from kubetune.training.optimizer.adamw import FlatAdamW
 
 FOLDER = "KUBETUNE_STEP_DIGESTS"
 

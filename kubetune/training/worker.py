@@ -20,7 +20,7 @@ from kubetune import errors
 from kubetune.base import allocator, collector, files, logs, processes
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.supervisor import place
 from kubetune.training.start.libraries import import_libraries
@@ -127,7 +127,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
         from kubetune.data.prepared.identity import Check
         from kubetune.data.prepared.statistics import record
         from kubetune.distributed import process_group
-        from kubetune.planning import actuals
+        from kubetune.plan import actuals
         from kubetune.scoring import kept_questions
         from kubetune.tasks import task_module
         from kubetune.training.judgement import conclude

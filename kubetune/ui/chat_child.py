@@ -19,7 +19,7 @@ from kubetune.base import files, logs, processes
 from kubetune.errors import KubetuneError
 
 if TYPE_CHECKING:
-    from kubetune.inference.generate import LoadedModel
+    from kubetune.result.inference.generate import LoadedModel
 
 Tell = Callable[..., None]
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
     run_dir, checkpoint = argv
     try:
-        from kubetune.inference.generate import load_run
+        from kubetune.result.inference.generate import load_run
 
         loaded = load_run(run_dir, checkpoint)
     except Exception as error:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _answer(loaded: LoadedModel, asked: Mapping[str, Any], tell: Tell) -> None:
     """One answer, piece by piece; then its end, and why there is no more of it where something went wrong."""
-    from kubetune.inference.generate import Sampling, stream_answer
+    from kubetune.result.inference.generate import Sampling, stream_answer
 
     messages = asked["messages"]
     prompt = messages if loaded.is_chat else messages[-1]["content"]

@@ -19,10 +19,10 @@ import yaml
 from _pytest.mark.structures import ParameterSet
 
 from kubetune.cli import main
-from kubetune.cluster.submit import JobRef, submit
 from kubetune.config.load import load_config
-from kubetune.kube_api.client import Cluster as Client
-from kubetune.manifests import local_files
+from kubetune.k8s.api.client import Cluster as Client
+from kubetune.k8s.cluster.submit import JobRef, submit
+from kubetune.k8s.manifests import local_files
 from tests.cluster.harness import Cluster
 
 Finished = subprocess.CompletedProcess[str]

@@ -19,8 +19,8 @@ import yaml
 
 from kubetune.cli import main
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.kube_api.api_errors import Unreachable
-from kubetune.kube_api.client import Cluster
+from kubetune.k8s.api.api_errors import Unreachable
+from kubetune.k8s.api.client import Cluster
 
 V1 = "client.authentication.k8s.io/v1"
 
@@ -571,7 +571,7 @@ def test_certificates_that_the_environment_names_and_that_are_none_are_a_sentenc
 def test_a_login_program_that_takes_long_is_spoken_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
-    monkeypatch.setattr("kubetune.kube_api.credentials._REMINDER_SECONDS", 0.01)
+    monkeypatch.setattr("kubetune.k8s.api.credentials._REMINDER_SECONDS", 0.01)
     user = plugin(
         tmp_path,
         f"until test -e {tmp_path}/told; do sleep 0.02; done; echo '{credential(token='t')}'",
@@ -642,7 +642,7 @@ def test_a_server_that_asks_for_a_pause_has_it(
 ) -> None:
     kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": url(server)})
     clock, told = Clock(), list[str]()
-    monkeypatch.setattr("kubetune.kube_api.client.time", clock)
+    monkeypatch.setattr("kubetune.k8s.api.client.time", clock)
     cluster = Cluster(tell=told.append)
     server.busy = [(429, "7"), (503, "1"), (503, "soon")]
     assert cluster.list("ConfigMap") == []

@@ -24,9 +24,9 @@ import yaml
 
 from kubetune.config.load import load_config
 from kubetune.config.schema.cluster import KubernetesConfig
-from kubetune.manifests import local_files, render
-from kubetune.manifests.spec import OUTPUTS
-from kubetune.planning.plan import make_plan
+from kubetune.k8s.manifests import local_files, render
+from kubetune.k8s.manifests.spec import OUTPUTS
+from kubetune.plan.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "kubetune" / "cli" / "local" / "embedded"
@@ -144,7 +144,7 @@ def test_the_image_holds_the_versions_that_are_tested(image: str) -> None:
 def test_modules_are_compiled_since_a_read_only_root_could_not_keep_what_python_compiles(
     image: str,
 ) -> None:
-    ended = shell(image, "python -v -c 'import kubetune.planning.plan, numpy, jinja2' 2>&1")
+    ended = shell(image, "python -v -c 'import kubetune.plan.plan, numpy, jinja2' 2>&1")
     assert "matches" in ended.stdout
     assert not re.findall(r"^# (?:wrote|bytecode is stale).*", ended.stdout, re.M)
     assert not re.findall(r"^# code object from '/opt/kubetune[^']*\.py'", ended.stdout, re.M)

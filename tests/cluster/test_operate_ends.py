@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.cluster.download import _Link, _link
 from kubetune.errors import EnvironmentFault
+from kubetune.k8s.cluster.download import _Link, _link
 from standin.state.objects import name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow

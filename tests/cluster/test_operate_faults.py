@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from kubetune import errors
-from kubetune.cluster import submit
-from kubetune.sweep.record import read_record
-from kubetune.sweep.remote import Remote
+from kubetune.k8s.cluster import submit
+from kubetune.library.sweep.record import read_record
+from kubetune.library.sweep.remote import Remote
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, as_script, slow, write_progress
 
@@ -195,7 +195,8 @@ def searching(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
     pytest.importorskip("optuna")
     script = f"echo '{json.dumps(TRIAL)}' > /dev/termination-log"
     monkeypatch.setattr(
-        "kubetune.sweep.remote.submit", partial(submit.submit, change=partial(as_script, script))
+        "kubetune.library.sweep.remote.submit",
+        partial(submit.submit, change=partial(as_script, script)),
     )
     desk.write({"compute.nodes": 1, "training.max_steps": 4})
     return desk
@@ -234,7 +235,8 @@ def test_a_sweep_outlives_an_api_server_that_is_away_for_a_while(
     is_over = desk.cluster.claim_folder("fit-000-outputs") / "over"
     script = f"until [ -e /outputs/over ]; do sleep 0.02; done; echo '{json.dumps(TRIAL)}' > /dev/termination-log"
     monkeypatch.setattr(
-        "kubetune.sweep.remote.submit", partial(submit.submit, change=partial(as_script, script))
+        "kubetune.library.sweep.remote.submit",
+        partial(submit.submit, change=partial(as_script, script)),
     )
     with ExitStack() as away:
 
@@ -248,7 +250,7 @@ def test_a_sweep_outlives_an_api_server_that_is_away_for_a_while(
                 away.close()
 
         monkeypatch.setattr(Remote, "wait", wait)
-        monkeypatch.setattr("kubetune.sweep.remote._UNSEEN_SECONDS", 0.0)
+        monkeypatch.setattr("kubetune.library.sweep.remote._UNSEEN_SECONDS", 0.0)
         alone = desk.quick(*SWEEP, "--trials", "1", code=errors.ENVIRONMENT)
         last = alone.stderr.splitlines()[-1]
         assert (
@@ -257,7 +259,7 @@ def test_a_sweep_outlives_an_api_server_that_is_away_for_a_while(
         )
         away.close()
         waits = itertools.count()
-        monkeypatch.setattr("kubetune.sweep.remote._UNSEEN_SECONDS", 60.0)
+        monkeypatch.setattr("kubetune.library.sweep.remote._UNSEEN_SECONDS", 60.0)
         done = desk.quick(*SWEEP, "--trials", "1")
     assert "does not answer: " in done.stderr
     assert "; runs go on in the cluster and are looked for again for 60 s" in done.stderr

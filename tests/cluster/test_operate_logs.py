@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.cluster.log_follow import LogFollower, Source
-from kubetune.cluster.runs import find_run
-from kubetune.kube_api.client import Cluster as Client
+from kubetune.k8s.api.client import Cluster as Client
+from kubetune.k8s.cluster.log_follow import LogFollower, Source
+from kubetune.k8s.cluster.runs import find_run
 from standin.state.objects import name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
@@ -129,7 +129,7 @@ def test_followed_logs_go_on_in_the_pods_of_the_next_start(desk: Desk, kind: str
 def test_a_log_that_always_breaks_off_is_an_error_once_the_run_is_over(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kubetune.cluster.log_follow._PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("kubetune.k8s.cluster.log_follow._PATIENCE_SECONDS", 0.5)
     desk.submit_script("echo done", compute__nodes=1)
     desk.cluster.wait_condition("Job", "fit", "Complete")
     desk.cluster.trouble("get pods/log", cut="within")
@@ -145,10 +145,10 @@ def test_a_log_that_always_breaks_off_is_an_error_once_the_run_is_over(
 def test_a_run_of_which_nobody_says_how_it_stands_is_not_followed_for_ever(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kubetune.cluster.log_follow._ABSENCE_SECONDS", 0.5)
+    monkeypatch.setattr("kubetune.k8s.cluster.log_follow._ABSENCE_SECONDS", 0.5)
     desk.submit_script("echo done", compute__nodes=1)
     desk.cluster.wait_condition("Job", "fit", "Complete")
-    monkeypatch.setattr("kubetune.kube_api.client.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("kubetune.k8s.api.client.PATIENCE_SECONDS", 0.3)
     desk.cluster.trouble("get jobs", cut="within")
     assert "does not answer" in desk.quick("logs", "-f", "fit", code=3).stderr
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from kubetune.cluster import log_follow
-from kubetune.cluster.log_follow import LogFollower, Source
-from kubetune.cluster.runs import find_run
-from kubetune.kube_api import informer
-from kubetune.kube_api.client import Cluster as Client
-from kubetune.kube_api.informer import Informer
+from kubetune.k8s.api import informer
+from kubetune.k8s.api.client import Cluster as Client
+from kubetune.k8s.api.informer import Informer
+from kubetune.k8s.cluster import log_follow
+from kubetune.k8s.cluster.log_follow import LogFollower, Source
+from kubetune.k8s.cluster.runs import find_run
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow
 

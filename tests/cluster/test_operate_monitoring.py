@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kubetune import errors
-from kubetune.manifests.monitoring import alert_rules, board
+from kubetune.k8s.manifests.monitoring import alert_rules, board
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 from tests.cluster.test_operate_training import furnish, model  # noqa: F401 - a fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kubetune.cli.remote.logs import teller
-from kubetune.cluster import log_follow
-from kubetune.cluster.runs import find_run
-from kubetune.kube_api.client import Cluster as Client
+from kubetune.k8s.api.client import Cluster as Client
+from kubetune.k8s.cluster import log_follow
+from kubetune.k8s.cluster.runs import find_run
 from kubetune.rundir.exit_status import ExitStatus, write_exit_status
 from standin.state.objects import name_of
 from tests.cluster.harness import Cluster

@@ -21,18 +21,18 @@ from kubetune.base.humanize import visible
 from kubetune.cli.remote.events import row
 from kubetune.cli.remote.status import facts, headline, warning_lines
 from kubetune.cli.remote.submit import exit_code
-from kubetune.cluster import in_pod, pods
-from kubetune.cluster.log_follow import Kept, Position
-from kubetune.cluster.runs import ObservedRun, find_cause
-from kubetune.cluster.submit import spec_of
-from kubetune.cluster.termination import last_step, trusted
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ENVIRONMENT, ConfigError
-from kubetune.kube_api.api_errors import MissingRight, Question, missing_rights, refusal
-from kubetune.kube_api.kinds import KINDS
-from kubetune.manifests.spec import RunSpec
-from kubetune.planning.plan import make_plan
+from kubetune.k8s.api.api_errors import MissingRight, Question, missing_rights, refusal
+from kubetune.k8s.api.kinds import KINDS
+from kubetune.k8s.cluster import in_pod, pods
+from kubetune.k8s.cluster.log_follow import Kept, Position
+from kubetune.k8s.cluster.runs import ObservedRun, find_cause
+from kubetune.k8s.cluster.submit import spec_of
+from kubetune.k8s.cluster.termination import last_step, trusted
+from kubetune.k8s.manifests.spec import RunSpec
+from kubetune.plan.plan import make_plan
 from kubetune.plugins.dev_pods import dev_config, pack_tree
 
 HEAVY = ("torch", "transformers", "datasets", "peft", "numpy")
@@ -266,7 +266,7 @@ def test_dev_pods_have_a_name_that_fits() -> None:
 def test_no_verb_imports_what_training_needs() -> None:
     program = f"""
 import contextlib, io, sys
-import kubetune.kube_api.client, kubetune.cluster.log_follow, kubetune.cluster.download, kubetune.plugins.dev_pods
+import kubetune.k8s.api.client, kubetune.k8s.cluster.log_follow, kubetune.k8s.cluster.download, kubetune.plugins.dev_pods
 from kubetune.cli import main
 for verb in "submit status logs events exec cp gpus top stop resume delete port-forward secret dev".split():
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
@@ -391,7 +391,7 @@ def test_the_exit_code_of_what_ends_in_a_pod_is_waited_for(tmp_path: Path) -> No
             sys.executable,
             "-P",
             "-m",
-            "kubetune.cluster.in_pod",
+            "kubetune.k8s.cluster.in_pod",
             "follow",
             str(tmp_path),
             "0",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.cluster import kueue
+from kubetune.k8s.cluster import kueue
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kubetune.cluster import runs
+from kubetune.k8s.cluster import runs
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
 
@@ -51,8 +51,8 @@ def desk(cluster: Cluster, tmp_path: Path) -> Desk:
 def test_pods_that_cannot_be_asked_end_no_verb(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr("kubetune.cluster.download._PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr("kubetune.cluster.download._PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("kubetune.k8s.cluster.download._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("kubetune.k8s.cluster.download._PAUSE_SECONDS", 0.05)
     desk.cluster.wait_log(
         desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")[0]["metadata"]["name"], "up"
     )

@@ -14,8 +14,8 @@ import yaml
 
 from kubetune import errors
 from kubetune.config.load import load_config
+from kubetune.library.sweep.record import Record, TrialRun, read_record
 from kubetune.rundir import metrics
-from kubetune.sweep.record import Record, TrialRun, read_record
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 from tests.cluster.test_operate_queue import queue

@@ -22,7 +22,7 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.cli import main
 from kubetune.config.load import load_resolved
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.status import progress
 from kubetune.supervisor.local import check_run_dir, create_run_dir

@@ -17,7 +17,7 @@ from kubetune import errors
 from kubetune.base import cgroup
 from kubetune.config.load import resolved
 from kubetune.config.schema import Config
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.rundir import exit_status, metrics
 from tests import toy
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.manifests import local_files, render
-from kubetune.manifests.pod_templates import pod_templates
-from kubetune.planning.plan import Plan, make_plan
+from kubetune.k8s.manifests import local_files, render
+from kubetune.k8s.manifests.pod_templates import pod_templates
+from kubetune.plan.plan import Plan, make_plan
 from tests.golden.manifests import FOLDER
 
 FULL = FOLDER / "full.yaml"

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kubetune.adapters import fp8
 from kubetune.batching.batch import collate
 from kubetune.data.prepared.shares import pack
 from kubetune.kernels.attention import varlen
@@ -26,6 +25,7 @@ from kubetune.kernels.attention.joined import joined_attention
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import compiled_layers
 from kubetune.models.acceleration import recompute_activations
+from kubetune.models.adapters import fp8
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention

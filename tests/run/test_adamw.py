@@ -15,9 +15,15 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from kubetune.distributed.process_group import World
 from kubetune.models.fused_forwards import swap_forwards
-from kubetune.optimizer.adamw import STRETCH, AdamSettings, FlatAdamW, decays, sum_of_squares
-from kubetune.optimizer.adamw_sharded import ShardedAdamW
-from kubetune.optimizer.rows import LEAST, Collected
+from kubetune.training.optimizer.adamw import (
+    STRETCH,
+    AdamSettings,
+    FlatAdamW,
+    decays,
+    sum_of_squares,
+)
+from kubetune.training.optimizer.adamw_sharded import ShardedAdamW
+from kubetune.training.optimizer.rows import LEAST, Collected
 from tests.ranks import run_ranks
 
 WORDS, WIDTH, LABELS = 40, 24, 3

@@ -9,9 +9,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from kubetune.adapters import shared_input
-from kubetune.adapters.shared_input import SharedInput
-from kubetune.optimizer.adamw import AdamSettings, FlatAdamW
+from kubetune.models.adapters import shared_input
+from kubetune.models.adapters.shared_input import SharedInput
+from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
 
 
 class Crossed(nn.Module):

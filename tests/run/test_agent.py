@@ -17,7 +17,7 @@ import pytest
 from kubetune.base import processes
 from kubetune.config import load
 from kubetune.config.schema import Config
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.rundir import exit_status, metrics
 
 # The actors are modules of the tests' own.

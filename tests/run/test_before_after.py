@@ -16,9 +16,9 @@ import pytest
 
 from kubetune import errors
 from kubetune.data.prepared.prepare import prepare
-from kubetune.inference import before_after
-from kubetune.inference.generate import Sampling, answer, load_run
 from kubetune.reporting import write_report
+from kubetune.result.inference import before_after
+from kubetune.result.inference.generate import Sampling, answer, load_run
 from kubetune.rundir import metrics
 from kubetune.scoring.questions import drawn
 from tests import toy

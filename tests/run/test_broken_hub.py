@@ -23,7 +23,7 @@ import gc, json, os, sys, traceback
 import datasets, huggingface_hub.utils._http as http
 from kubetune import errors
 from kubetune.data.prepared import fetch_worker
-from kubetune.publishing import hub_upload
+from kubetune.result.publishing import hub_upload
 from kubetune.config.schema import ModelConfig
 from kubetune.data.reading import hub
 from kubetune.data.reading import sources

@@ -14,9 +14,9 @@ import pytest
 
 from kubetune import errors
 from kubetune.base import processes
-from kubetune.mirror import copier, store
-from kubetune.mirror.sync import Mirror
 from kubetune.rundir import checkpoints
+from kubetune.rundir.mirror import copier, store
+from kubetune.rundir.mirror.sync import Mirror
 from tests import s3, toy
 from tests.broken_store import DRIP, WAYS, serving
 from tests.ranks import started, wait_all

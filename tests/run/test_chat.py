@@ -21,9 +21,9 @@ from kubetune.cli.result.chat import Conversation, obey, tell_what_is_left_out
 from kubetune.cli.result.generate import Question, answered, encode, read_questions
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.text.tokenizer import load_tokenizer
-from kubetune.inference import generate
-from kubetune.inference.generate import EncodedPrompt, LoadedModel, Sampling
 from kubetune.models import loading
+from kubetune.result.inference import generate
+from kubetune.result.inference.generate import EncodedPrompt, LoadedModel, Sampling
 from tests import tiny, toy
 
 

@@ -27,7 +27,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.data.text.labels import Labels
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import sequence_classification as task
 from kubetune.training import evaluation

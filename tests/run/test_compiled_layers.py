@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from kubetune import errors
-from kubetune.adapters import fp8
-from kubetune.adapters.lora import add_lora
 from kubetune.batching.batch import collate
 from kubetune.config.schema import LoraConfig
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import acceleration, compiled_layers
 from kubetune.models.acceleration import recompute_activations
+from kubetune.models.adapters import fp8
+from kubetune.models.adapters.lora import add_lora
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, choose_attention

@@ -16,9 +16,9 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
-from kubetune.inference.evaluate import evaluate_run
 from kubetune.kernels import product_speed
-from kubetune.planning import measured
+from kubetune.plan import measured
+from kubetune.result.inference.evaluate import evaluate_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.training.start import cpu_dtype
 from tests import toy

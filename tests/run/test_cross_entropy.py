@@ -11,7 +11,7 @@ from kubetune.kernels import cross_entropy, pointwise
 from kubetune.kernels.cross_entropy import Head, LogitRule, linear_cross_entropy
 from kubetune.kernels.log_probabilities import linear_log_probabilities
 from kubetune.kernels.pointwise import Kernels
-from kubetune.optimizer.adamw import AdamSettings, Collected, FlatAdamW
+from kubetune.training.optimizer.adamw import AdamSettings, Collected, FlatAdamW
 
 LABELS, HIDDEN, VOCABULARY, SCALE = 37, 16, 53, 0.25
 

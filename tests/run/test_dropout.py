@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import BertConfig, BertForSequenceClassification
 
-from kubetune.adapters.lora import add_lora
-from kubetune.adapters.shared_input import is_plain_lora
 from kubetune.config.schema import LoraConfig
 from kubetune.kernels import lora
 from kubetune.kernels.dropout import draw, dropout, numbers, seed
+from kubetune.models.adapters.lora import add_lora
+from kubetune.models.adapters.shared_input import is_plain_lora
 from kubetune.models.fused_forwards import swap_forwards
 from tests.architectures import PROMISED, build_model
 

@@ -10,7 +10,7 @@ import pytest
 
 from kubetune import cli
 from kubetune.config.load import resolved
-from kubetune.planning import earlier_runs
+from kubetune.plan import earlier_runs
 from tests import toy
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from kubetune import cli
 from kubetune.config.load import load_config
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.rundir.metrics import read_metrics
 from tests import hub, reviews, toy
 from tests.architectures import save_model

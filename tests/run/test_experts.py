@@ -13,18 +13,18 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from kubetune.adapters.lora import add_lora
 from kubetune.batching.batch import collate
 from kubetune.config.schema import Config, LoraConfig
 from kubetune.errors import ConfigError
 from kubetune.kernels import experts as kernels
-from kubetune.mixtures.experts import is_described, routers_of, stacks_of, swap_experts
+from kubetune.models.adapters.lora import add_lora
 from kubetune.models.learner import Learner
+from kubetune.models.mixtures.experts import is_described, routers_of, stacks_of, swap_experts
 from kubetune.models.padding_free import choose_attention
-from kubetune.planning.base_model import may_lack_targets
-from kubetune.planning.linears import part_of, trained_by_part
-from kubetune.planning.model_shapes import read_weights
-from kubetune.publishing.export import export_run
+from kubetune.plan.base_model import may_lack_targets
+from kubetune.plan.linears import part_of, trained_by_part
+from kubetune.plan.model_shapes import read_weights
+from kubetune.result.publishing.export import export_run
 from kubetune.tasks.causal_lm import backward
 from tests import small_configs, toy
 from tests.architectures import (

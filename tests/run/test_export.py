@@ -30,14 +30,14 @@ from kubetune.base import fault_injection, whole_folder
 from kubetune.cli import main
 from kubetune.cli.result.export import describe
 from kubetune.data.prepared import kept_rows
-from kubetune.inference.generate import load_run
-from kubetune.inference.result import open_result
-from kubetune.publishing import merge
-from kubetune.publishing.export import Export, _dtype_name, _write_modelfile, export_run
-from kubetune.publishing.ollama_modelfile import MODELFILE
-from kubetune.publishing.provenance import PROVENANCE
-from kubetune.publishing.serving import served_by
 from kubetune.reporting import picture
+from kubetune.result.inference.generate import load_run
+from kubetune.result.inference.result import open_result
+from kubetune.result.publishing import merge
+from kubetune.result.publishing.export import Export, _dtype_name, _write_modelfile, export_run
+from kubetune.result.publishing.ollama_modelfile import MODELFILE
+from kubetune.result.publishing.provenance import PROVENANCE
+from kubetune.result.publishing.serving import served_by
 from kubetune.rundir import checkpoints
 from tests import reviews, toy
 from tests.architectures import save_model

@@ -19,7 +19,7 @@ from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.statistics import describe
 from kubetune.distributed.process_group import World
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
 from kubetune.rundir import metrics
 from kubetune.training.start.facts import log_start

@@ -11,9 +11,9 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from kubetune import errors
-from kubetune.adapters import fp8, shared_input
 from kubetune.config.schema import Config
 from kubetune.kernels.pointwise import Kernels
+from kubetune.models.adapters import fp8, shared_input
 from tests import toy
 from tests.architectures import save_model
 

@@ -21,10 +21,10 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
-from kubetune.optimizer.adamw_sharded import make_optimizer
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints
 from kubetune.tasks import causal_lm
+from kubetune.training.optimizer.adamw_sharded import make_optimizer
 from tests import small_configs, toy
 from tests.architectures import PADDING_FREE, build_model, save_model
 from tests.hybrids import HYBRIDS

@@ -12,8 +12,8 @@ import pytest
 
 from kubetune import cli, errors
 from kubetune.cli.overview import VERBS
-from kubetune.mirror import copier
 from kubetune.rundir import exit_status
+from kubetune.rundir.mirror import copier
 from tests import toy
 
 

@@ -16,12 +16,12 @@ from kubetune.config.schema.evaluation import GenerateConfig
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
-from kubetune.inference.evaluate import evaluate_run
-from kubetune.manifests import local_files
+from kubetune.k8s.manifests import local_files
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention
-from kubetune.publishing.export import export_run
 from kubetune.reporting import write_report
+from kubetune.result.inference.evaluate import evaluate_run
+from kubetune.result.publishing.export import export_run
 from kubetune.rundir import exit_status, metrics
 from kubetune.scoring.judge import Judge, answer, judge_of
 from kubetune.scoring.questions import Question, drawn

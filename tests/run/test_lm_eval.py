@@ -16,9 +16,9 @@ from kubetune.distributed.process_group import World
 from kubetune.models import prefix_sharing
 from kubetune.models.acceleration import Workload
 from kubetune.models.padding_free import own_attention
-from kubetune.planning.plan import make_plan
-from kubetune.publishing.export import export_run
+from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
+from kubetune.result.publishing.export import export_run
 from kubetune.rundir import exit_status, metrics
 from kubetune.scoring import harness, verdict
 from kubetune.tasks import causal_lm
@@ -132,7 +132,7 @@ def test_three_tasks_give_what_the_harness_gives(
 
 
 def test_likelihoods_are_the_harness_s_own(run_dir: Path) -> None:
-    from kubetune.inference.result import default_device, open_result
+    from kubetune.result.inference.result import default_device, open_result
     from kubetune.scoring.harness import harness_model
 
     result = open_result(run_dir)

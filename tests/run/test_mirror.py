@@ -19,9 +19,9 @@ from kubetune import errors
 from kubetune.base import fault_injection
 from kubetune.cli import main
 from kubetune.config.load import load_config, read_config
-from kubetune.mirror import copier, lease, sync
-from kubetune.mirror.sync import Mirror
 from kubetune.rundir import checkpoints, metrics
+from kubetune.rundir.mirror import copier, lease, sync
+from kubetune.rundir.mirror.sync import Mirror
 from tests import s3, toy
 from tests.ranks import free_port, wait_until
 from tests.s3 import Store

@@ -26,9 +26,9 @@ import pytest
 from kubetune import errors
 from kubetune.base import fault_injection
 from kubetune.cli import main
-from kubetune.mirror import lease
-from kubetune.mirror.sync import Mirror
 from kubetune.rundir import checkpoints
+from kubetune.rundir.mirror import lease
+from kubetune.rundir.mirror.sync import Mirror
 from tests import toy
 from tests.ranks import free_port, wait_until
 

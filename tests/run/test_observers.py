@@ -28,11 +28,11 @@ from kubetune import errors
 from kubetune.base.signals import Relay
 from kubetune.config.load import resolved
 from kubetune.config.schema import Config
-from kubetune.manifests.monitoring import alert_rules
-from kubetune.observers import beside, hooks, kubeflow, prometheus
-from kubetune.planning.plan import make_plan
+from kubetune.k8s.manifests.monitoring import alert_rules
+from kubetune.plan.plan import make_plan
 from kubetune.rundir import events, metrics
 from kubetune.rundir.status import progress
+from kubetune.supervisor.observers import beside, hooks, kubeflow, prometheus
 
 ROOT = Path(__file__).parents[2]
 VALID = jsonschema.Draft202012Validator(events.schema(), format_checker=jsonschema.FormatChecker())

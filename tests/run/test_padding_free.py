@@ -13,7 +13,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
-from kubetune.adapters.lora import add_lora
 from kubetune.batching.batch import Batch, collate
 from kubetune.config.schema import LoraConfig
 from kubetune.data.prepared.shares import pack
@@ -21,6 +20,7 @@ from kubetune.kernels.attention.blockwise import Rule, block_attention
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import attention_hooks as hooks
 from kubetune.models.acceleration import recompute_activations
+from kubetune.models.adapters.lora import add_lora
 from kubetune.models.attention_hooks import CannotRunPaddingFree, MaskRule, attend, packed
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner

@@ -23,9 +23,9 @@ from kubetune import cli
 from kubetune.config.metric_names import PREFERENCE_MEASURES
 from kubetune.config.schema import Config, PreferenceConfig
 from kubetune.distributed.process_group import World
-from kubetune.inference.evaluate import evaluate_run
 from kubetune.reporting.charts import charts_of
 from kubetune.reporting.reading import read_run
+from kubetune.result.inference.evaluate import evaluate_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.status import read_status

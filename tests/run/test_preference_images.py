@@ -21,10 +21,10 @@ from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World
-from kubetune.inference.evaluate import evaluate_run
-from kubetune.inference.generate import Sampling, answer, load_run
 from kubetune.models.learner import Learner
-from kubetune.publishing.export import export_run
+from kubetune.result.inference.evaluate import evaluate_run
+from kubetune.result.inference.generate import Sampling, answer, load_run
+from kubetune.result.publishing.export import export_run
 from kubetune.rundir import metrics
 from kubetune.tasks import task_module, vision_language
 from tests import toy

@@ -31,7 +31,7 @@ from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, choose_attention
 from kubetune.models.prefix_sharing import why_not
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.rundir import metrics
 from kubetune.tasks import causal_lm, preference
 from kubetune.training.start import reference

@@ -14,7 +14,7 @@ import torch
 
 from kubetune import errors
 from kubetune.distributed.process_group import World
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.rundir import metrics
 from kubetune.training import worker
 from kubetune.training.start import preflight

@@ -101,7 +101,8 @@ def test_an_upload_that_broke_off_sends_only_the_rest(
     hub: Hub, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = (
-        "import sys; from kubetune.publishing import hub_upload; hub_upload.WAITS_SECONDS = (0.0,) * int(sys.argv[1]);"
+        "import sys; from kubetune.result.publishing import hub_upload\n"
+        "hub_upload.WAITS_SECONDS = (0.0,) * int(sys.argv[1]);"
         "from kubetune.cli import main; sys.exit(main(['push', sys.argv[2], 'org/bot', '--merge']))"
     )
 

@@ -17,10 +17,10 @@ from kubetune.batching.feed import Feed, rows_per_epoch
 from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
-from kubetune.inference.evaluate import evaluate_run
 from kubetune.models.acceleration import Workload
 from kubetune.models.quantization import count
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
+from kubetune.result.inference.evaluate import evaluate_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import causal_lm, preference, sequence_classification
 from kubetune.training.start import reference

@@ -18,10 +18,10 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import Config, TrainingConfig
 from kubetune.distributed.process_group import World
 from kubetune.errors import ConfigError
-from kubetune.mixtures.routing import summary, watch
 from kubetune.models.acceleration import recompute_activations
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
+from kubetune.models.mixtures.routing import summary, watch
 from kubetune.models.padding_free import choose_attention, unwrap
 from kubetune.models.prefix_sharing import why_not
 from kubetune.reporting import write_report

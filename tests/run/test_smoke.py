@@ -22,10 +22,10 @@ from ruamel.yaml import YAML
 
 from kubetune import errors
 from kubetune.base import processes
-from kubetune.diagnostics.smoke import rank as smoke_rank
-from kubetune.diagnostics.smoke.measure import Reduction, outliers
-from kubetune.diagnostics.smoke.settings import Settings
 from kubetune.distributed.nccl_log import Network
+from kubetune.plugins.diagnostics.smoke import rank as smoke_rank
+from kubetune.plugins.diagnostics.smoke.measure import Reduction, outliers
+from kubetune.plugins.diagnostics.smoke.settings import Settings
 from standin.schemas import NEWEST, OLDEST, problems
 from tests.ranks import free_port, started, wait_all, wait_until
 from tests.toy import is_stopped, wait_until_stopped
@@ -123,7 +123,7 @@ def test_under_torchrun() -> None:
         f"--master-port={free_port()}",
         "--nproc-per-node=2",
         "-m",
-        "kubetune.diagnostics.smoke",
+        "kubetune.plugins.diagnostics.smoke",
     )
     ended = run_verb("--json", module=torchrun)
     assert ended.returncode == errors.OK, ended.stderr

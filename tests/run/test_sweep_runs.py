@@ -16,10 +16,10 @@ import pytest
 
 from kubetune import errors
 from kubetune.base.files import read_object
-from kubetune.diagnostics.verify_resume import facts_of, first_difference
+from kubetune.library.sweep.record import Record, read_record, read_search
+from kubetune.plugins.diagnostics.verify_resume import facts_of, first_difference
 from kubetune.rundir import metrics
 from kubetune.rundir.status import progress
-from kubetune.sweep.record import Record, read_record, read_search
 from kubetune.training import step_digest
 from tests import toy
 from tests.ranks import wait_until

@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from kubetune import errors
-from kubetune.adapters.lora import add_lora
 from kubetune.batching.feed import Feed, rows_per_epoch, tokens_per_epoch
 from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
@@ -27,14 +26,15 @@ from kubetune.data.prepared.rows import Rows
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
-from kubetune.optimizer.adamw import AdamSettings, FlatAdamW, decays
-from kubetune.planning.plan import make_plan
+from kubetune.models.adapters.lora import add_lora
+from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.supervisor.local import check_run_dir
 from kubetune.tasks import causal_lm
 from kubetune.training.evaluation import evaluate
 from kubetune.training.flops import flops_of
+from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW, decays
 from kubetune.training.run_log import RunLog
 from kubetune.training.start.feeding import make_feed
 from tests import toy

@@ -16,8 +16,8 @@ from kubetune import errors
 from kubetune.cli.local.verify_resume import describe
 from kubetune.config.load import as_yaml
 from kubetune.config.schema import Config
-from kubetune.diagnostics import verify_resume
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
+from kubetune.plugins.diagnostics import verify_resume
 from kubetune.rundir import metrics
 from kubetune.training import loop, worker
 from kubetune.training.start import feeding

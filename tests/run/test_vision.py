@@ -22,7 +22,6 @@ from transformers import (
 )
 
 from kubetune import errors
-from kubetune.adapters.lora import add_lora
 from kubetune.batching import image_batches
 from kubetune.batching.image_batches import PictureReader, collate_pictured, grid_positions
 from kubetune.cli import main
@@ -35,11 +34,12 @@ from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
 from kubetune.data.vision.whole_processor import only_seeing
 from kubetune.distributed.process_group import World
-from kubetune.inference.generate import LoadedModel, Sampling, answer, load_run
 from kubetune.models import padding_free
+from kubetune.models.adapters.lora import add_lora
 from kubetune.models.attention_hooks import CannotRunPaddingFree
 from kubetune.models.learner import Learner
-from kubetune.publishing.export import export_run
+from kubetune.result.inference.generate import LoadedModel, Sampling, answer, load_run
+from kubetune.result.publishing.export import export_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.scoring.judge import answer as ask
 from kubetune.scoring.judge import judge_of

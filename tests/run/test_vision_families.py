@@ -27,7 +27,6 @@ from transformers import (
 )
 
 from kubetune import errors
-from kubetune.adapters.lora import add_lora
 from kubetune.batching.image_batches import PictureReader, collate_pictured
 from kubetune.config.schema import Config, LoraConfig, VisionConfig
 from kubetune.data.reading.formats import IMAGE_TAG, Chat, convert
@@ -37,12 +36,13 @@ from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.data.vision.whole_processor import WholeProcessor
 from kubetune.distributed.process_group import World
-from kubetune.inference.generate import Sampling, answer, load_run
 from kubetune.models.acceleration import Workload, tune
-from kubetune.planning.activations import goes_alone
-from kubetune.planning.linears import part_of, trained_by_part
-from kubetune.planning.model_shapes import TOWERS, read_weights
-from kubetune.publishing.export import export_run
+from kubetune.models.adapters.lora import add_lora
+from kubetune.plan.activations import goes_alone
+from kubetune.plan.linears import part_of, trained_by_part
+from kubetune.plan.model_shapes import TOWERS, read_weights
+from kubetune.result.inference.generate import Sampling, answer, load_run
+from kubetune.result.publishing.export import export_run
 from kubetune.tasks import vision_language
 from tests import toy
 from tests.architectures import randomize_lora, relative_error, take_gradients

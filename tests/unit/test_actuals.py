@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from kubetune.config.load import load_config
-from kubetune.planning import actuals
-from kubetune.planning.forecast import forecast
-from kubetune.planning.model_shapes import read_weights
-from kubetune.planning.plan import make_plan
+from kubetune.plan import actuals
+from kubetune.plan.forecast import forecast
+from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.plan import make_plan
 
 LLAMA = {
     "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 512,

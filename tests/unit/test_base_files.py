@@ -11,7 +11,7 @@ import pytest
 from kubetune.config.schema import ModelConfig
 from kubetune.data.reading import hub
 from kubetune.errors import EnvironmentFault
-from kubetune.publishing import base_files
+from kubetune.result.publishing import base_files
 
 LICENCES = (
     "LICENSE", "LICENSE.txt", "MODEL_LICENSE", "Notice", "USE_POLICY.md", "LICENCE-MODEL", "Qwen LICENSE AGREEMENT",

@@ -14,14 +14,14 @@ from safetensors.numpy import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from kubetune import cli, errors
-from kubetune.adapters.lora import add_lora
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, LoraConfig
 from kubetune.data.reading.splits import require_rows
 from kubetune.errors import ConfigError, ModelError
+from kubetune.models.adapters.lora import add_lora
 from kubetune.models.loading import load_pretrained, skeleton
-from kubetune.planning.base_model import positions_of
-from kubetune.planning.model_shapes import read_config
+from kubetune.plan.base_model import positions_of
+from kubetune.plan.model_shapes import read_config
 from tests.architectures import COMMON
 from tests.tiny import train_tokenizer
 

@@ -15,11 +15,11 @@ from kubetune.cli import main
 from kubetune.cli.local import bench
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.diagnostics.bench import cases, inputs, measure, verdict
 from kubetune.distributed.process_group import World
-from kubetune.planning import measured
-from kubetune.planning.model_shapes import read_weights, shapes_of
-from kubetune.planning.plan import make_plan
+from kubetune.plan import measured
+from kubetune.plan.model_shapes import read_weights, shapes_of
+from kubetune.plan.plan import make_plan
+from kubetune.plugins.diagnostics.bench import cases, inputs, measure, verdict
 from kubetune.rundir import metrics
 from kubetune.training.start import choices
 

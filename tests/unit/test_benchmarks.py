@@ -27,7 +27,7 @@ from benchmarks.corpus import (
 from benchmarks.models import SHAPES
 from benchmarks.results import Results, slug
 from benchmarks.summary import Spread
-from kubetune.planning import cost
+from kubetune.plan import cost
 
 MACHINE = {
     "cpu": "Some CPU",

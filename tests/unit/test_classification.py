@@ -29,7 +29,7 @@ from kubetune.distributed.process_group import World
 from kubetune.kernels.attention.blockwise import Rule
 from kubetune.kernels.attention.padded import padded_attention
 from kubetune.models import quantization
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.tasks.classification_metrics import count_confusions, measure
 from tests import reviews
 

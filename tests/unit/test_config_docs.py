@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from kubetune.cli.prepare.init import STARTER, TASKS, starter
 from kubetune.config import json_schema
 from kubetune.config.load import load_config
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
 WRITER = ROOT / "scripts" / "config_docs.py"

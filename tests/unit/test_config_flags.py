@@ -10,7 +10,7 @@ import pytest
 
 from kubetune.cli import main
 from kubetune.errors import ConfigError
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, parse, run_file
 
 

@@ -29,26 +29,26 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.masking_utils import AttentionMaskInterface
 
-from kubetune.adapters import shared_input
-from kubetune.adapters.lora import add_lora
 from kubetune.batching.batch import Batch, collate
 from kubetune.config.load import load_config
 from kubetune.config.schema import LoraConfig
 from kubetune.kernels import cross_entropy
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import fsdp
+from kubetune.models.adapters import shared_input
+from kubetune.models.adapters.lora import add_lora
 from kubetune.models.attention_hooks import MaskRule
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, set_attention, unwrap
-from kubetune.optimizer.adamw import AdamSettings, FlatAdamW
-from kubetune.planning.flops import planned_cost
-from kubetune.planning.forecast import forecast
-from kubetune.planning.linears import linears
-from kubetune.planning.memory import chunk_rows
-from kubetune.planning.model_shapes import Weights
-from kubetune.planning.plan import make_plan
+from kubetune.plan.flops import planned_cost
+from kubetune.plan.forecast import forecast
+from kubetune.plan.linears import linears
+from kubetune.plan.memory import chunk_rows
+from kubetune.plan.model_shapes import Weights
+from kubetune.plan.plan import make_plan
 from kubetune.tasks import causal_lm
+from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
 from tests.ranks import run_ranks
 
 LLAMA = {"num_key_value_heads": 8, "vocab_size": 128_256, "tie_word_embeddings": False}

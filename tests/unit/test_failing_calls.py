@@ -23,8 +23,8 @@ from kubetune.base import files
 from kubetune.cli.installation import doctor
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
-from kubetune.kube_api import client
-from kubetune.kube_api.client import Cluster
+from kubetune.k8s.api import client
+from kubetune.k8s.api.client import Cluster
 from tests.broken_store import DRIP, WAYS, serving
 from tests.ranks import run_ranks, started, wait_until
 
@@ -216,7 +216,7 @@ HUB_CASES = {
     "data/reading/sources.py": "run/test_broken_hub.py",
     "plugins/recipes/hub_images.py": "run/test_broken_hub.py",
     "plugins/recipes/origin.py": "run/test_broken_hub.py",
-    "publishing/hub_upload.py": "run/test_broken_hub.py",
+    "result/publishing/hub_upload.py": "run/test_broken_hub.py",
 }
 
 
@@ -252,7 +252,7 @@ def test_every_file_that_asks_the_hub_has_a_test_that_breaks_it() -> None:
 
 
 RANKS_CASES = {
-    "diagnostics/smoke/measure.py": "run/test_smoke.py",
+    "plugins/diagnostics/smoke/measure.py": "run/test_smoke.py",
     "distributed/process_group.py": "unit/test_failing_calls.py",
     "distributed/rendezvous.py": "crash/test_hang.py",
     "models/fsdp.py": "crash/test_peers.py",
@@ -277,16 +277,15 @@ def test_every_file_that_speaks_to_other_ranks_has_a_test_that_breaks_it() -> No
 REFUSED_IN = {
     "base": "unit/test_files.py",
     "cli": "run/test_failing_disk.py",
-    "cluster": "cluster/test_operate_faults.py",
     "data": "run/test_failing_disk.py",
-    "optimizer": "run/test_async_checkpoint.py",
+    "k8s": "cluster/test_operate_faults.py",
     "plugins": "run/test_failing_disk.py",
-    "publishing": "run/test_failing_disk.py",
+    "result": "run/test_failing_disk.py",
     "rundir": "crash/test_disk.py",
     "training": "crash/test_disk.py",
     "ui": "unit/test_ui_new.py",
 }
-EXPLAINED_AT_THE_END = {"diagnostics", "library", "mirror", "observers", "scoring", "sweep"}
+EXPLAINED_AT_THE_END = {"library", "scoring", "supervisor"}
 """Rooms whose errors go up to the command, which says what the system refused (files.fault_of)."""
 
 

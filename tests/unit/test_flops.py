@@ -12,9 +12,9 @@ from benchmarks import flops
 from benchmarks.models import SHAPES
 from kubetune.config.load import load_config
 from kubetune.config.schema import LoraConfig
-from kubetune.planning.flops import planned_cost
-from kubetune.planning.gpu_specs import stated_tflops
-from kubetune.planning.model_shapes import Weights, shapes_of
+from kubetune.plan.flops import planned_cost
+from kubetune.plan.gpu_specs import stated_tflops
+from kubetune.plan.model_shapes import Weights, shapes_of
 from kubetune.rundir import metrics
 from kubetune.training import flops as measured_flops
 from tests.architectures import MIXTURE, PROMISED, build_model

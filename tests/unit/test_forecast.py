@@ -11,12 +11,12 @@ import pytest
 
 from kubetune import cli
 from kubetune.config.load import load_config
-from kubetune.planning import cost
-from kubetune.planning.cost import bill, flops_per_token
-from kubetune.planning.forecast import GIB, MIB, Forecast, forecast, remedies
-from kubetune.planning.linears import adapter_parameters
-from kubetune.planning.model_shapes import Weights, read_weights, shapes_of
-from kubetune.planning.plan import make_plan
+from kubetune.plan import cost
+from kubetune.plan.cost import bill, flops_per_token
+from kubetune.plan.forecast import GIB, MIB, Forecast, forecast, remedies
+from kubetune.plan.linears import adapter_parameters
+from kubetune.plan.model_shapes import Weights, read_weights, shapes_of
+from kubetune.plan.plan import make_plan
 
 QWEN3_8B: dict[str, Any] = {
     "model_type": "qwen3",
@@ -65,7 +65,7 @@ def test_weights_of_a_known_model_are_counted() -> None:
 
 def test_a_toy_takes_little_beside_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured: one of 260,000 parameters, all trained in fp32, took 402 MiB where allowances made it 585."""
-    monkeypatch.setattr("kubetune.planning.forecast.is_mkl_narrow", lambda: True)
+    monkeypatch.setattr("kubetune.plan.forecast.is_mkl_narrow", lambda: True)
     facts = {**QWEN3_8B, "hidden_size": 64, "num_hidden_layers": 5, "intermediate_size": 172, "head_dim": 8,
              "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512}  # fmt: skip
     words = ["model=org/m", "data.train=org/d", "data.max_length=64", "compute.gpus_per_node=0"]
@@ -110,7 +110,7 @@ def test_what_the_heap_loses_does_not_grow_with_the_optimizers_flat_buffers() ->
 def test_the_code_of_onednns_products_is_counted_where_it_makes_them(
     words: list[str], narrow: bool, mib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kubetune.planning.forecast.is_mkl_narrow", lambda: narrow)
+    monkeypatch.setattr("kubetune.plan.forecast.is_mkl_narrow", lambda: narrow)
     found = ahead(*words, gpus=0, gib=None)
     assert found.parts.get("code of matrix products", 0) == mib * MIB
 

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from kubetune.cli import main
-from kubetune.lint.objects import check_objects, pod_templates
-from kubetune.manifests import KINDS
-from kubetune.manifests.kustomize import CUSTOM, TEMPLATES
+from kubetune.k8s.lint.objects import check_objects, pod_templates
+from kubetune.k8s.manifests import KINDS
+from kubetune.k8s.manifests.kustomize import CUSTOM, TEMPLATES
 from standin.schemas import problems
 from tests.golden.made import FULL, MINIMAL, made
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kubetune.planning import model_shapes
+from kubetune.plan import model_shapes
 
 CONFIG = {
     "hidden_size": 4,

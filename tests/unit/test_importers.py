@@ -13,7 +13,7 @@ from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.plugins.importers import Imported, import_config
 
 AXOLOTL = """\

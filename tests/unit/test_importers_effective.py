@@ -13,9 +13,9 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.config.schema.preference import ONLY_WITH
 from kubetune.errors import ConfigError
-from kubetune.planning.linears import adapted_linears
-from kubetune.planning.model_shapes import read_weights
-from kubetune.planning.plan import learning_rate_at, make_plan
+from kubetune.plan.linears import adapted_linears
+from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.plan import learning_rate_at, make_plan
 from kubetune.plugins.importers import Imported, import_config
 from kubetune.plugins.importers.targets import PEFT_DEFAULTS, of_family
 from tests.peers.read_effective import PEERS, STEPS, TABLE

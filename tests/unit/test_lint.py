@@ -11,11 +11,11 @@ import pytest
 
 from kubetune.cli import main
 from kubetune.config.load import load_config
-from kubetune.lint.config import lint
-from kubetune.lint.finding import Finding
-from kubetune.lint.objects import check_objects
-from kubetune.manifests import KINDS, local_files, render
-from kubetune.planning.plan import make_plan
+from kubetune.k8s.lint.config import lint
+from kubetune.k8s.lint.finding import Finding
+from kubetune.k8s.lint.objects import check_objects
+from kubetune.k8s.manifests import KINDS, local_files, render
+from kubetune.plan.plan import make_plan
 from tests.golden.manifests import FOLDER
 
 FULL = FOLDER / "full.yaml"

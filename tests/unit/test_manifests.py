@@ -16,10 +16,10 @@ import yaml
 
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.manifests import KINDS, local_files, render, secret_templates
-from kubetune.manifests.pod_templates import pod_templates
-from kubetune.manifests.spec import on_hub, run_name
-from kubetune.planning.plan import make_plan
+from kubetune.k8s.manifests import KINDS, local_files, render, secret_templates
+from kubetune.k8s.manifests.pod_templates import pod_templates
+from kubetune.k8s.manifests.spec import on_hub, run_name
+from kubetune.plan.plan import make_plan
 from standin.schemas import NEWEST, OLDEST, problems
 from tests.golden.made import FULL, MINIMAL, leaves, made, planned, the, trainer_pods, variables
 from tests.golden.manifests import CASES, FOLDER, golden, rendered

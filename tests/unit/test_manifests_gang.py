@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from kubetune.errors import ConfigError
-from kubetune.lint.config import lint
-from kubetune.lint.objects import check_objects
-from kubetune.manifests import local_files, render
-from kubetune.manifests.kinds.gang import times
+from kubetune.k8s.lint.config import lint
+from kubetune.k8s.lint.objects import check_objects
+from kubetune.k8s.manifests import local_files, render
+from kubetune.k8s.manifests.kinds.gang import times
 from tests.golden.made import MINIMAL, made, planned, the, trainer_pods
 
 VOLCANO = "kubernetes.scheduling={gang: volcano, queue: research}"

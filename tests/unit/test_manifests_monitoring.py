@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.lint.objects import check_objects
-from kubetune.manifests import KINDS
-from kubetune.manifests.monitoring import alert_rules, board
-from kubetune.observers.prometheus import METRICS
+from kubetune.k8s.lint.objects import check_objects
+from kubetune.k8s.manifests import KINDS
+from kubetune.k8s.manifests.monitoring import alert_rules, board
+from kubetune.supervisor.observers.prometheus import METRICS
 from tests.golden.made import made, the
 
 WANTED = 'tracking.prometheus={"pod_monitor": true, "alerts": true, "dashboard": true, "labels": {"release": "p"}}'

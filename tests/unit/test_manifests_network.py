@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
-from kubetune.lint.objects import check_objects, pod_templates
-from kubetune.manifests import KINDS
+from kubetune.k8s.lint.objects import check_objects, pod_templates
+from kubetune.k8s.manifests import KINDS
 from tests.golden.made import made, the
 
 

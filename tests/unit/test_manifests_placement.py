@@ -8,9 +8,9 @@ import pytest
 
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
-from kubetune.lint.config import lint
-from kubetune.manifests import KINDS, local_files, render
-from kubetune.manifests.pod_templates import pod_templates
+from kubetune.k8s.lint.config import lint
+from kubetune.k8s.manifests import KINDS, local_files, render
+from kubetune.k8s.manifests.pod_templates import pod_templates
 from tests.golden.made import FULL, MINIMAL, made, planned, trainer_pods
 
 

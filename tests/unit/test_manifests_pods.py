@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.manifests import KINDS
-from kubetune.manifests.pod_templates import pod_templates
-from kubetune.manifests.trainer import LISTENS
+from kubetune.k8s.manifests import KINDS
+from kubetune.k8s.manifests.pod_templates import pod_templates
+from kubetune.k8s.manifests.trainer import LISTENS
 from tests.golden.made import made, the, trainer_pods, variables
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kubetune.lint.config import lint
-from kubetune.lint.finding import Finding
-from kubetune.manifests import KINDS, render
-from kubetune.manifests.pod_templates import pod_templates
+from kubetune.k8s.lint.config import lint
+from kubetune.k8s.lint.finding import Finding
+from kubetune.k8s.manifests import KINDS, render
+from kubetune.k8s.manifests.pod_templates import pod_templates
 from standin.schemas import problems
 from tests.golden.made import MINIMAL, made, planned, the
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from kubetune.manifests import dump
+from kubetune.k8s.manifests import dump
 
 TRAPS = [
     "no",

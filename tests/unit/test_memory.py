@@ -13,11 +13,11 @@ import pytest
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.models.acceleration import Workload, recomputed_layers
-from kubetune.planning.activations import expects_compiling
-from kubetune.planning.forecast import forecast
-from kubetune.planning.memory import Shape, activation_bytes_per_token
-from kubetune.planning.model_shapes import read_weights
-from kubetune.planning.plan import Plan, make_plan
+from kubetune.plan.activations import expects_compiling
+from kubetune.plan.forecast import forecast
+from kubetune.plan.memory import Shape, activation_bytes_per_token
+from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.plan import Plan, make_plan
 
 QWEN3_8B = {
     "hidden_size": 4096,

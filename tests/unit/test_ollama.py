@@ -10,7 +10,7 @@ import jinja2
 import pytest
 
 from kubetune.data.text.templates import CHATML, ChatTemplate
-from kubetune.publishing.ollama_modelfile import Turn, modelfile, pieces_of
+from kubetune.result.publishing.ollama_modelfile import Turn, modelfile, pieces_of
 
 TOKENIZERS = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"
 HEADERS = (

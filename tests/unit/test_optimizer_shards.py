@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kubetune.optimizer import shards
-from kubetune.optimizer.shards import Buffers, OptimizerShard
+from kubetune.training.optimizer import shards
+from kubetune.training.optimizer.shards import Buffers, OptimizerShard
 
 LAYOUT = {"embed": (7, 3), "norm": (5,), "bias": (1,)}
 SIZE = 27

@@ -131,7 +131,7 @@ def test_what_a_page_names_is_there(name: str) -> None:
     missing += [
         flag for flag in flags if flag not in code() and flag.replace("--no-", "--") not in code()
     ]
-    modules = re.findall(r"-m (kubetune\.[a-z_.]+)", page)
+    modules = re.findall(r"-m (kubetune\.[a-z0-9_.]+)", page)
     missing += [
         module
         for module in modules

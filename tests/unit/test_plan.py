@@ -16,8 +16,8 @@ from kubetune.config.naming import default_output, model_short_name
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.plan_text import describe
-from kubetune.planning.cost import reference_hours
-from kubetune.planning.plan import Plan, learning_rate_at, make_plan
+from kubetune.plan.cost import reference_hours
+from kubetune.plan.plan import Plan, learning_rate_at, make_plan
 
 
 def config(*, packing: bool = True, **sections: Any) -> Config:

@@ -26,8 +26,8 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.data.reading.sources import not_read
 from kubetune.distributed.process_group import World
 from kubetune.errors import USER, DataError
-from kubetune.planning.cost import evaluation_hours
-from kubetune.planning.plan import make_plan
+from kubetune.plan.cost import evaluation_hours
+from kubetune.plan.plan import make_plan
 from tests import reviews
 from tests.tiny import train_tokenizer
 

@@ -27,8 +27,8 @@ from kubetune.data.reading.formats import Chat, Judged, Pair, Preference, conver
 from kubetune.data.reading.readers import Record
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.errors import DataError
-from kubetune.inference.classify import answer_of
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
+from kubetune.result.inference.classify import answer_of
 from tests.tiny import train_tokenizer
 
 ASKED, GOOD, BAD = (

@@ -11,9 +11,9 @@ import yaml
 
 from kubetune.cli import main
 from kubetune.config.schema import Config
-from kubetune.planning.forecast import forecast
-from kubetune.planning.model_shapes import Weights, shapes_of
-from kubetune.planning.plan import make_plan
+from kubetune.plan.forecast import forecast
+from kubetune.plan.model_shapes import Weights, shapes_of
+from kubetune.plan.plan import make_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -19,7 +19,7 @@ PACKAGE = Path(kubetune.__file__).parent
 ORDER = [name for name, _ in kubetune.ROOMS]
 LIGHT = set(ORDER[: ORDER.index(kubetune.NUMPY_BEGINS)])
 TORCHLESS = set(ORDER[: ORDER.index(kubetune.TORCH_BEGINS)]) - LIGHT
-CLUSTER = {"manifests", "lint", "kube_api", "cluster"}
+CLUSTER = {"k8s"}
 DOORS = {"", "__main__", "agent", "worker"}
 """Files of the root; they lead into rooms."""
 
@@ -36,31 +36,31 @@ STILL_TOO_LONG = {
     "cli.prepare.data_convert:add_arguments",
     "cli.result.serve:_serving",
     "cli.result.serve:add_arguments",
-    "cluster.submit:submit",
+    "k8s.cluster.submit:submit",
     "data.inspect.estimate:estimate_lengths",
     "data.prepared.prefixes:split_shared",
     "data.reading.hub:_explained",
-    "diagnostics.smoke.settings:add_arguments",
-    "inference.before_after:record",
-    "inference.classify:score_answers",
-    "inference.evaluate:evaluate_run",
+    "plugins.diagnostics.smoke.settings:add_arguments",
+    "result.inference.before_after:record",
+    "result.inference.classify:score_answers",
+    "result.inference.evaluate:evaluate_run",
     "kernels.attention.blockwise:backward",
     "kernels.lora:lora_backward",
     "kernels.lora:lora_forward",
-    "kube_api.credentials:_ask",
+    "k8s.api.credentials:_ask",
     "library.plan_forecast:describe",
     "library.plan_text:describe",
-    "mixtures.targets:_in_mixture",
+    "models.mixtures.targets:_in_mixture",
     "models.patches:reading_slices",
-    "planning.activations:activations",
-    "planning.forecast:forecast",
+    "plan.activations:activations",
+    "plan.forecast:forecast",
     "plugins.importers.axolotl:_source",
     "plugins.importers.llama_factory:_source",
-    "publishing.writers:_write_adapter",
+    "result.publishing.writers:_write_adapter",
     "rundir.status:progress",
     "scoring.harness:log_likelihoods",
     "supervisor.command_line:add_run_arguments",
-    "sweep.start:sweep",
+    "library.sweep.start:sweep",
     "training.loop:loop",
     "training.start.preflight:rehearse",
     "training.start.reference:_do_part",
@@ -280,13 +280,13 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
     path.write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
-        "def late():\n    import numpy as np\nfrom kubetune.planning import plan\nimport kubetune.cli\n"
+        "def late():\n    import numpy as np\nfrom kubetune.plan import plan\nimport kubetune.cli\n"
     )
     assert sorted(imports(path)) == [
         (1, "typing", "now"),
         (3, "torch", "types"),
         (5, "numpy", "late"),
-        (6, "kubetune.planning.plan", "now"),
+        (6, "kubetune.plan.plan", "now"),
         (7, "kubetune.cli", "now"),
     ]
 
@@ -294,7 +294,7 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
 def test_nothing_hangs_on_modules_of_others_but_what_the_page_on_design_names() -> None:
     set_there = {
         target.attr
-        for name in ("adapters", "mixtures", "models", "tasks")
+        for name in ("models", "tasks")
         for path in (PACKAGE / name).rglob("*.py")
         for node in nodes(path)
         if isinstance(node, ast.Assign)

@@ -11,9 +11,9 @@ import yaml
 
 from kubetune import cli
 from kubetune.config.load import load_config
-from kubetune.lint.objects import check_objects
+from kubetune.k8s.lint.objects import check_objects
 from kubetune.plugins.serving.manifests import LORA_RANKS, Adapter, Serving, command
-from kubetune.publishing.serving import commands, served_by
+from kubetune.result.publishing.serving import commands, served_by
 from standin.schemas import NEWEST, OLDEST, problems
 from tests.golden.serving import CASES, golden, rendered, write_run
 

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from kubetune.cli import main
-from kubetune.cluster.submit import spec_of
-from kubetune.cluster.volume_reader import reader_pod
 from kubetune.config.load import load_config
-from kubetune.lint.objects import check_objects, pod_templates
-from kubetune.manifests import KINDS, render, secret_templates
-from kubetune.planning.plan import make_plan
+from kubetune.k8s.cluster.submit import spec_of
+from kubetune.k8s.cluster.volume_reader import reader_pod
+from kubetune.k8s.lint.objects import check_objects, pod_templates
+from kubetune.k8s.manifests import KINDS, render, secret_templates
+from kubetune.plan.plan import make_plan
 from kubetune.plugins.dev_pods import dev_config, idling
 from standin.schemas import NEWEST, OLDEST, problems
 from tests.golden.manifests import FOLDER

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.planning import earlier_runs
-from kubetune.planning.earlier_runs import Kind, Speed, ranges
+from kubetune.plan import earlier_runs
+from kubetune.plan.earlier_runs import Kind, Speed, ranges
 
 KIND = Kind(
     parameters=10**6, hidden=64, layers=2, method="lora", dtype="float32", device="Some CPU, 2 cores", devices=1,

@@ -18,14 +18,12 @@ from kubetune import errors
 from kubetune.config.load import load_config, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.library.training import start_child
-from kubetune.rundir.exit_status import ExitStatus
-from kubetune.sweep import ranges
-from kubetune.sweep.budget import parse as parse_budgets
-from kubetune.sweep.driver import Driver, Seen
-from kubetune.sweep.local import slots_of
-from kubetune.sweep.recipe import Recipe
-from kubetune.sweep.record import (
+from kubetune.library.sweep import ranges
+from kubetune.library.sweep.budget import parse as parse_budgets
+from kubetune.library.sweep.driver import Driver, Seen
+from kubetune.library.sweep.local import slots_of
+from kubetune.library.sweep.recipe import Recipe
+from kubetune.library.sweep.record import (
     Record,
     Search,
     Trial,
@@ -34,7 +32,9 @@ from kubetune.sweep.record import (
     read_search,
     write_search,
 )
-from kubetune.sweep.winner import noise, write_best
+from kubetune.library.sweep.winner import noise, write_best
+from kubetune.library.training import start_child
+from kubetune.rundir.exit_status import ExitStatus
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -138,7 +138,7 @@ def driver_of(
     storage: BaseStorage | None = None,
     **more: Any,
 ) -> Driver:
-    from kubetune.sweep.study import Study
+    from kubetune.library.sweep.study import Study
 
     study = Study(
         folder, search.ranges, sampler=search.sampler, pruner=search.pruner, rungs=search.rungs, greater=search.greater,
@@ -158,7 +158,7 @@ def driver_of(
 
 def plain_optuna(search: Search, order: list[tuple[int, int, float]]) -> list[FrozenTrial]:
     """What Optuna by itself makes of the same reports in the same order."""
-    from kubetune.sweep.study import distribution, make_pruner, make_sampler
+    from kubetune.library.sweep.study import distribution, make_pruner, make_sampler
 
     study = optuna.create_study(
         study_name="sweep",
@@ -532,7 +532,7 @@ def test_the_folder_reads_back(tmp_path: Path) -> None:
 
 
 def test_a_study_that_is_damaged_or_lost_is_told_of_and_not_begun_anew(tmp_path: Path) -> None:
-    from kubetune.sweep.study import explained
+    from kubetune.library.sweep.study import explained
 
     search, memory = search_of(pruner="none", rungs=()), optuna.storages.InMemoryStorage()
     driver_of(tmp_path, search, Functions(search), total=2, storage=memory).drive()
@@ -640,9 +640,9 @@ def test_a_pause_that_a_new_pod_has_not_cleared_yet_is_not_taken_for_its_own(
 ) -> None:
     """Else a promoted trial would be judged at its next rung by what it had at the one before."""
     pytest.importorskip("lightkube")
-    from kubetune.cluster import runs
-    from kubetune.cluster.submit import spec_of
-    from kubetune.kube_api.client import Cluster
+    from kubetune.k8s.api.client import Cluster
+    from kubetune.k8s.cluster import runs
+    from kubetune.k8s.cluster.submit import spec_of
 
     class Api:
         def get(self, kind: str, name: str) -> dict[str, Any]:

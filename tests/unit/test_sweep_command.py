@@ -20,8 +20,8 @@ from kubetune.cli.local.demo import EMBEDDED
 from kubetune.cli.local.sweep import _limit_trials, add_arguments
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.sweep import ranges
-from kubetune.sweep.record import (
+from kubetune.library.sweep import ranges
+from kubetune.library.sweep.record import (
     LOCK,
     Record,
     Trial,
@@ -75,7 +75,7 @@ def test_trials_are_of_the_run_file_as_it_was_when_the_sweep_began(
         found.extend(load([f"lora.r={rank}"]) for rank in (8, 16))
         return errors.OK
 
-    monkeypatch.setattr("kubetune.sweep.start.sweep", search)
+    monkeypatch.setattr("kubetune.library.sweep.start.sweep", search)
     assert cli.main(["sweep", str(file), "lora.r=8,16", "training.max_steps=3"]) == errors.OK
     assert [config.lora.r for config in found if config.lora] == [8, 16]
     assert {config.data.train[0].path for config in found} == {str(tmp_path / "rows.jsonl")}
@@ -84,7 +84,7 @@ def test_trials_are_of_the_run_file_as_it_was_when_the_sweep_began(
 
 def test_another_sweep_in_the_folder_is_refused_by_what_was_typed(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    from kubetune.sweep.start import _require_same
+    from kubetune.library.sweep.start import _require_same
 
     write_search(tmp_path, search_of("lora.r=8,16"))
     with pytest.raises(ConfigError) as refused:
@@ -161,7 +161,7 @@ def test_what_a_sweep_does_not_heed_and_how_few_settings_there_are_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("optuna")
-    from kubetune.sweep.start import Wishes, _conclude, _head
+    from kubetune.library.sweep.start import Wishes, _conclude, _head
 
     search = search_of("lora.r=8,16")
     wishes = Wishes(search.ranges, "eval_loss", False, "random", "none", 1, 0, 2, None, ())

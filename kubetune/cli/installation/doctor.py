@@ -32,7 +32,7 @@ from kubetune.cli.json_answers import print_json
 from kubetune.cli.remote.run_on_cluster import add_namespace
 from kubetune.cli.tables import print_table
 from kubetune.library.connection import open_cluster
-from kubetune.planning.model_shapes import hub_home
+from kubetune.plan.model_shapes import hub_home
 
 Level = Literal["ok", "note", "wrong"]
 
@@ -318,7 +318,7 @@ def _cluster(args: argparse.Namespace) -> Iterator[Finding]:
     namespace, kind = _wanted(args)
     try:
         cluster = open_cluster(namespace, patience_seconds=_CLUSTER_SECONDS)
-        from kubetune.kube_api.kinds import WORKLOADS
+        from kubetune.k8s.api.kinds import WORKLOADS
 
         workload = WORKLOADS[kind].name
         refused = [

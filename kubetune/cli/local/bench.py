@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print a line for each case, and write. Exit code 3 where no case ran, or results differ."""
-    from kubetune.diagnostics.bench import cases, measure, verdict
-    from kubetune.planning import measured
+    from kubetune.plan import measured
+    from kubetune.plugins.diagnostics.bench import cases, measure, verdict
 
     device = "cuda" if visible_gpus(os.environ) else "cpu"
     if args.shape not in (None, *cases.SHAPES):

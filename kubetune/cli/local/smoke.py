@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from kubetune.diagnostics.smoke import settings
+from kubetune.plugins.diagnostics.smoke import settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from kubetune.diagnostics.smoke import launch
+    from kubetune.plugins.diagnostics.smoke import launch
 
     return launch.run(args)

@@ -23,8 +23,8 @@ from kubetune.supervisor.command_line import add_run_arguments, sources_of
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
-    from kubetune.sweep.recipe import Load
-    from kubetune.sweep.record import Record, Search
+    from kubetune.library.sweep.recipe import Load
+    from kubetune.library.sweep.record import Record, Search
 
 ACTIONS = ("status", "best", "stop")
 _TRIALS = 20
@@ -124,8 +124,8 @@ def _search(args: argparse.Namespace) -> int:
             "command line: --output is the directory of one run; -o FOLDER says where all trials go"
         )
     from kubetune.config.load import read_tree
-    from kubetune.sweep import ranges as texts
-    from kubetune.sweep.budget import parse as parse_budgets
+    from kubetune.library.sweep import ranges as texts
+    from kubetune.library.sweep.budget import parse as parse_budgets
 
     for name, least in (("trials", 1), ("repeat", 1), ("parallel", 1)):
         if (given := getattr(args, name)) is not None and given < least:
@@ -152,7 +152,7 @@ def _search(args: argparse.Namespace) -> int:
     folder = args.folder or Path("outputs") / f"sweep-{name}"
 
     try:
-        from kubetune.sweep.start import Wishes, sweep
+        from kubetune.library.sweep.start import Wishes, sweep
     except ModuleNotFoundError as error:
         raise EnvironmentFault(
             f"{error.name} is not installed; to search: pip install 'kubetune[sweep]'. Nothing was written."
@@ -195,7 +195,7 @@ def _limit_trials(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
                 for one in endless
             ]
         )
-    from kubetune.sweep.ranges import ENDLESS, settings_in
+    from kubetune.library.sweep.ranges import ENDLESS, settings_in
 
     settings = settings_in(ranges)
     wished = args.trials or (ENDLESS if args.budget or args.sampler == "grid" else _TRIALS)
@@ -203,8 +203,8 @@ def _limit_trials(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
 
 
 def _status(folder: Path, args: argparse.Namespace) -> int:
-    from kubetune.sweep.ranges import told
-    from kubetune.sweep.record import LOCK, read_record, read_search, state_of, summary
+    from kubetune.library.sweep.ranges import told
+    from kubetune.library.sweep.record import LOCK, read_record, read_search, state_of, summary
 
     search, record = read_search(folder), read_record(folder)
     if args.json:
@@ -249,8 +249,8 @@ def _facts(search: Search, record: Record) -> dict[str, Any]:
 
 
 def _best(folder: Path, args: argparse.Namespace) -> int:
-    from kubetune.sweep.record import BEST, read_record, read_search
-    from kubetune.sweep.winner import best_of
+    from kubetune.library.sweep.record import BEST, read_record, read_search
+    from kubetune.library.sweep.winner import best_of
 
     search, record = read_search(folder), read_record(folder)
     best = best_of(record, search)
@@ -266,7 +266,7 @@ def _best(folder: Path, args: argparse.Namespace) -> int:
 
 
 def _stop(folder: Path, args: argparse.Namespace) -> int:
-    from kubetune.sweep.record import LOCK, at_rest, read_record, read_search, write_record
+    from kubetune.library.sweep.record import LOCK, at_rest, read_record, read_search, write_record
 
     search = read_search(folder)
     with ExitStack() as held:
@@ -291,6 +291,6 @@ def _stop(folder: Path, args: argparse.Namespace) -> int:
 
 def _stop_on_cluster(search: Search) -> list[str]:
     from kubetune.library.connection import open_cluster
-    from kubetune.sweep.remote import stop_all
+    from kubetune.library.sweep.remote import stop_all
 
     return stop_all(open_cluster(search.namespace), search.name)

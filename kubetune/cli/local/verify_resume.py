@@ -24,11 +24,11 @@ from kubetune.cli.json_answers import print_json
 from kubetune.cli.prepare.plan import show_notes
 from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import estimate_rows
-from kubetune.planning.plan import make_plan
+from kubetune.plan.plan import make_plan
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args
 
 if TYPE_CHECKING:
-    from kubetune.diagnostics.verify_resume import Difference, Verdict
+    from kubetune.plugins.diagnostics.verify_resume import Difference, Verdict
 
 STEPS = 6
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     config = config_from_args(args, os.environ)
     _require_one_node(config)
 
-    from kubetune.diagnostics.verify_resume import by_agent, shortened, verify
+    from kubetune.plugins.diagnostics.verify_resume import by_agent, shortened, verify
 
     short = shortened(config, args.steps)
     plan = make_plan(short, *estimate_rows(short), visible_gpus(os.environ))

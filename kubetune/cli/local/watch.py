@@ -177,8 +177,8 @@ def look_there(cluster: Any, spec: Any) -> RunView:
     """Return the state of a run on a cluster: its pods, and what the first running one reads in the run directory."""
     from kubetune.cli.local.watch_screen import RunView
     from kubetune.cli.remote.status import facts
-    from kubetune.cluster.gpus import query_gpus
-    from kubetune.cluster.runs import ask, observe, running
+    from kubetune.k8s.cluster.gpus import query_gpus
+    from kubetune.k8s.cluster.runs import ask, observe, running
 
     observed = observe(cluster, spec)
     run_facts = facts(observed)

@@ -15,7 +15,7 @@ from kubetune.base.humanize import counted, unused_keys, visible, visible_json
 from kubetune.cli.json_answers import print_json
 from kubetune.cli.prepare import data_convert
 from kubetune.errors import OK, USER, ConfigError, DataError
-from kubetune.planning.base_model import require_kind
+from kubetune.plan.base_model import require_kind
 
 if TYPE_CHECKING:
     from rich.console import Console

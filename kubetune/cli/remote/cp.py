@@ -18,8 +18,8 @@ from kubetune.errors import OK, ConfigError
 from kubetune.library.connection import open_cluster
 
 if TYPE_CHECKING:
-    from kubetune.kube_api.client import Cluster
-    from kubetune.manifests.spec import RunSpec
+    from kubetune.k8s.api.client import Cluster
+    from kubetune.k8s.manifests.spec import RunSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Copy. Raises ConfigError when there is no such run or file, EnvironmentFault when one cannot be copied."""
-    from kubetune.cluster.download import download
-    from kubetune.cluster.volume_reader import VolumeReader
-    from kubetune.kube_api.client import say
+    from kubetune.k8s.api.client import say
+    from kubetune.k8s.cluster.download import download
+    from kubetune.k8s.cluster.volume_reader import VolumeReader
 
     cluster, spec = _deleted(args) or find(args)
     to = args.output or local_folder(spec)
@@ -65,9 +65,9 @@ def _deleted(args: argparse.Namespace) -> tuple[Cluster, RunSpec] | None:
     """The run of a run file whose results are still on its claim, though the run itself was deleted."""
     if not is_file(args.run_name):
         return None
-    from kubetune.cluster.runs import read_run
-    from kubetune.cluster.submit import spec_of
     from kubetune.config.load import load_config
+    from kubetune.k8s.cluster.runs import read_run
+    from kubetune.k8s.cluster.submit import spec_of
 
     spec = spec_of(load_config(Path(args.run_name), environ={}))
     cluster = open_cluster(args.namespace or spec.kubernetes.namespace)

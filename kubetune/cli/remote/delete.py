@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Say what will go, ask, and delete it. Raises ConfigError when the answer is no."""
-    from kubetune.cluster.submit import deletable, delete
+    from kubetune.k8s.cluster.submit import deletable, delete
 
     cluster, spec = find(args)
     objects = deletable(cluster, spec, volumes=args.volumes)

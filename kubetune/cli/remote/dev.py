@@ -17,8 +17,8 @@ from kubetune.library.connection import open_cluster
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 
 if TYPE_CHECKING:
-    from kubetune.kube_api.client import Cluster
-    from kubetune.manifests.spec import RunSpec
+    from kubetune.k8s.api.client import Cluster
+    from kubetune.k8s.manifests.spec import RunSpec
 
 
 _ACTIONS = ("start", "run", "stop")
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do it; `run` returns the exit code of the training. Raises ConfigError, EnvironmentFault."""
-    from kubetune.cluster.submit import spec_of, submit
-    from kubetune.manifests import local_files
+    from kubetune.k8s.cluster.submit import spec_of, submit
+    from kubetune.k8s.manifests import local_files
     from kubetune.plugins.dev_pods import dev_config, idling
 
     if args.action not in _ACTIONS:
@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
 def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> int:
     """Train in all pods, showing what they print. Ctrl-C leaves them at it; `dev stop` ends it."""
-    from kubetune.cluster.runs import find_run
-    from kubetune.kube_api.client import say
+    from kubetune.k8s.api.client import say
+    from kubetune.k8s.cluster.runs import find_run
     from kubetune.plugins.dev_pods import all_running, follow_training, set_aside, start_training
 
     there = find_run(cluster, spec.name)

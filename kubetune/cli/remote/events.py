@@ -9,7 +9,7 @@ from kubetune.base.humanize import brief, visible
 from kubetune.cli.remote.run_on_cluster import add_run, find, show
 
 if TYPE_CHECKING:
-    from kubetune.kube_api.client import Object
+    from kubetune.k8s.api.client import Object
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the events. Raises ConfigError when there is no such run."""
-    from kubetune.cluster.runs import events_of
+    from kubetune.k8s.cluster.runs import events_of
 
     events = events_of(*find(args))
     head = ("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 def row(event: Object) -> list[str]:
     """An event as a line of the table."""
-    from kubetune.cluster.pods import about, age_seconds, event_time, times_seen, words_of
+    from kubetune.k8s.cluster.pods import about, age_seconds, event_time, times_seen, words_of
 
     name = "/".join(str(about(event).get(key) or "?") for key in ("kind", "name"))
     times = f" (×{times_seen(event)})" if times_seen(event) > 1 else ""

@@ -12,7 +12,7 @@ from kubetune.cli.remote.run_on_cluster import add_run, find, kubectl, prefix
 from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
-    from kubetune.cluster.runs import Target
+    from kubetune.k8s.cluster.runs import Target
 
 COMMAND = "--"
 """Separator between our arguments and the command, which becomes `args.command`."""
@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns its exit code, the first that is not 0 of several. Raises ConfigError without a pod."""
-    from kubetune.cluster.runs import on_all, running
-    from kubetune.kube_api.api_errors import NoProgram
-    from kubetune.kube_api.client import say
+    from kubetune.k8s.api.api_errors import NoProgram
+    from kubetune.k8s.api.client import say
+    from kubetune.k8s.cluster.runs import on_all, running
 
     cluster, spec = find(args)
     there = running(cluster, spec)

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table. Raises ConfigError when no pod runs."""
-    from kubetune.cluster.gpus import query_gpus
+    from kubetune.k8s.cluster.gpus import query_gpus
 
     found = query_gpus(*find_running(args))
     rows: list[tuple[object, ...]] = []

@@ -14,10 +14,10 @@ from kubetune.cli.remote.run_on_cluster import add_run, find, local_folder, pref
 from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
-    from kubetune.cluster.log_follow import Look, Source
-    from kubetune.cluster.pods import State
-    from kubetune.kube_api.client import Cluster, Object
-    from kubetune.manifests.spec import RunSpec
+    from kubetune.k8s.api.client import Cluster, Object
+    from kubetune.k8s.cluster.log_follow import Look, Source
+    from kubetune.k8s.cluster.pods import State
+    from kubetune.k8s.manifests.spec import RunSpec
 
 _POLL_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 # What the scheduler says of claims that are being made, and for how long that is no news.
@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
     if args.rank is not None:
         print_rank_log(cluster, spec, args.rank, follow=args.follow)
         return OK
-    from kubetune.cluster.log_follow import LogFollower
-    from kubetune.cluster.pods import node_number
-    from kubetune.cluster.preparation import find_pods
-    from kubetune.cluster.runs import trainer_pods
+    from kubetune.k8s.cluster.log_follow import LogFollower
+    from kubetune.k8s.cluster.pods import node_number
+    from kubetune.k8s.cluster.preparation import find_pods
+    from kubetune.k8s.cluster.runs import trainer_pods
 
     show, tell, is_silent = printer(spec), teller(cluster, spec), True
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _say_nothing_yet(spec: RunSpec, who: str) -> None:
     """Say that nobody has printed; `who`: the pods or starts that might have, empty where there is none."""
-    from kubetune.kube_api.client import say
+    from kubetune.k8s.api.client import say
 
     look = f"kubetune status {spec.typed}"
     gone = f"{spec.name} has no pod now; see {look}, and --rank 0 for what it logged before"
@@ -103,8 +103,9 @@ def printer(spec: RunSpec) -> Callable[[Source, str], None]:
 
 def teller(cluster: Cluster, spec: RunSpec) -> Look:
     """Tells, once each, why pods do not come and what the cluster warns of; not what is over."""
-    from kubetune.cluster import kueue
-    from kubetune.cluster.pods import (
+    from kubetune.k8s.api.client import say
+    from kubetune.k8s.cluster import kueue
+    from kubetune.k8s.cluster.pods import (
         about,
         component_of,
         event_time,
@@ -113,10 +114,9 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
         name_of,
         without_names,
     )
-    from kubetune.cluster.runs import concerns, workload_kind
-    from kubetune.kube_api.client import say
-    from kubetune.manifests.initialisers import PREPROCESS
-    from kubetune.manifests.spec import TRAINER
+    from kubetune.k8s.cluster.runs import concerns, workload_kind
+    from kubetune.k8s.manifests.initialisers import PREPROCESS
+    from kubetune.k8s.manifests.spec import TRAINER
 
     told = set[str]()
     # Of the warnings at the first look, each with its time then: the clocks of others may differ from the one here.
@@ -160,7 +160,7 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
 
 def _lines(warnings: Sequence[Object], reasons: Mapping[str, str]) -> list[str]:
     """Return what to tell of these warnings, and of the pods that do not run for these reasons."""
-    from kubetune.cluster.pods import about, words_of
+    from kubetune.k8s.cluster.pods import about, words_of
 
     lines = []
     for event in warnings:
@@ -173,7 +173,7 @@ def _lines(warnings: Sequence[Object], reasons: Mapping[str, str]) -> list[str]:
 
 def _lasting_reasons(there: Sequence[Object]) -> dict[str, str]:
     """Return why pods do not run, by their names, without what passes in some seconds."""
-    from kubetune.cluster.pods import name_of, why
+    from kubetune.k8s.cluster.pods import name_of, why
 
     reasons = {}
     for pod in there:
@@ -185,14 +185,14 @@ def _lasting_reasons(there: Sequence[Object]) -> dict[str, str]:
 
 def _is_no_news(event: Object, pod: Object) -> bool:
     """True if a warning about a pod is over, or will soon be."""
-    from kubetune.cluster.pods import is_of_scheduling, words_of
+    from kubetune.k8s.cluster.pods import is_of_scheduling, words_of
 
     return is_of_scheduling(event, pod) or _may_pass_soon(pod, words_of(event))
 
 
 def _may_pass_soon(pod: Object, reason: str) -> bool:
     """True if a new pod only waits for its volumes to be made, which takes some seconds."""
-    from kubetune.cluster.pods import age_seconds
+    from kubetune.k8s.cluster.pods import age_seconds
 
     age = age_seconds(pod["metadata"].get("creationTimestamp"))
     is_young = age is not None and age < _VOLUME_SECONDS
@@ -204,8 +204,8 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
 
     It is read by byte offset, so neither a new pod nor an absence of the API server loses or doubles a line.
     """
-    from kubetune.cluster.volume_reader import VolumeReader
-    from kubetune.kube_api.api_errors import ApiError, may_pass
+    from kubetune.k8s.api.api_errors import ApiError, may_pass
+    from kubetune.k8s.cluster.volume_reader import VolumeReader
 
     path, shown = f"{spec.run_dir}/logs/rank-{rank}.log", _Counter()
     answered, pause = time.monotonic(), _POLL_SECONDS
@@ -240,8 +240,8 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
 
 def _state(cluster: Cluster, spec: RunSpec, *, follow: bool) -> State:
     """State of the run; a StatefulSet that is followed, whose pods stay after the end, is done then."""
-    from kubetune.cluster.pods import state_of
-    from kubetune.cluster.runs import final_status, read_progress, trainer_pods, workload_kind
+    from kubetune.k8s.cluster.pods import state_of
+    from kubetune.k8s.cluster.runs import final_status, read_progress, trainer_pods, workload_kind
 
     found = trainer_pods(cluster, spec)
     workload = cluster.get(workload_kind(spec), spec.name)

@@ -12,8 +12,8 @@ from kubetune.cli.remote.run_on_cluster import add_run, find, kubectl
 from kubetune.errors import ConfigError, EnvironmentFault
 
 if TYPE_CHECKING:
-    from kubetune.kube_api.client import Cluster
-    from kubetune.manifests.spec import RunSpec
+    from kubetune.k8s.api.client import Cluster
+    from kubetune.k8s.manifests.spec import RunSpec
 
 _TOKENS = {"jupyter": "JUPYTER_TOKEN", "ui": "KUBETUNE_UI_TOKEN"}
 """Variable of the pod of each server that asks for a token."""

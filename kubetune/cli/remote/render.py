@@ -18,13 +18,13 @@ from kubetune.base.provenance import Tree, dotted
 from kubetune.config.load import read_tree
 from kubetune.config.schema import Config
 from kubetune.errors import OK, ConfigError
-from kubetune.lint.config import lint
-from kubetune.lint.finding import Finding, advice
-from kubetune.manifests import KINDS, dump, local_files, render, secret_templates
-from kubetune.manifests.kustomize import CONFIGURATION, configuration
-from kubetune.manifests.patches import effects
-from kubetune.manifests.smoke import smoke_config, testing
-from kubetune.manifests.spec import Manifest, plan_there
+from kubetune.k8s.lint.config import lint
+from kubetune.k8s.lint.finding import Finding, advice
+from kubetune.k8s.manifests import KINDS, dump, local_files, render, secret_templates
+from kubetune.k8s.manifests.kustomize import CONFIGURATION, configuration
+from kubetune.k8s.manifests.patches import effects
+from kubetune.k8s.manifests.smoke import smoke_config, testing
+from kubetune.k8s.manifests.spec import Manifest, plan_there
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 
 SMOKE_HELP = "the run's smoke test instead, as RUN-smoke: pods like the run's that test ranks, links and volumes"

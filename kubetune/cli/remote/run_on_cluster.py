@@ -18,9 +18,9 @@ from kubetune.errors import OK, ConfigError, EnvironmentFault
 from kubetune.library.connection import open_cluster
 
 if TYPE_CHECKING:
-    from kubetune.cluster.runs import Target
-    from kubetune.kube_api.client import Cluster
-    from kubetune.manifests.spec import RunSpec
+    from kubetune.k8s.api.client import Cluster
+    from kubetune.k8s.cluster.runs import Target
+    from kubetune.k8s.manifests.spec import RunSpec
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
 
@@ -58,7 +58,7 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
     name, namespace = args.run_name, args.namespace
     if name is not None and is_file(name):
         from kubetune.config.load import load_config
-        from kubetune.manifests.spec import run_name
+        from kubetune.k8s.manifests.spec import run_name
 
         if Path(name).is_dir():
             raise ConfigError(
@@ -73,7 +73,7 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
 
 def find(args: argparse.Namespace) -> tuple[Cluster, RunSpec]:
     """The cluster and the run that the command line names. Raises ConfigError when there is no such run."""
-    from kubetune.cluster.runs import find_run
+    from kubetune.k8s.cluster.runs import find_run
 
     cluster, name = connect(args)
     assert name is not None
@@ -82,7 +82,7 @@ def find(args: argparse.Namespace) -> tuple[Cluster, RunSpec]:
 
 def find_running(args: argparse.Namespace) -> tuple[Cluster, list[Target]]:
     """The cluster and the running pods of the run that the command line names. Raises ConfigError without any."""
-    from kubetune.cluster.runs import running
+    from kubetune.k8s.cluster.runs import running
 
     cluster, spec = find(args)
     targets = running(cluster, spec)

@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
     value = find_value(args.variable, args.env_file)
     os.environ[args.variable] = value  # so that the scrubber of error messages knows it
     cluster = open_cluster(namespace)
-    from kubetune.kube_api.api_errors import Refused
-    from kubetune.manifests.spec import MANAGED_BY
+    from kubetune.k8s.api.api_errors import Refused
+    from kubetune.k8s.manifests.spec import MANAGED_BY
 
     data = {"data": {key: base64.b64encode(value.encode()).decode()}}
     try:

@@ -15,8 +15,8 @@ from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError, only_followed
 
 if TYPE_CHECKING:
-    from kubetune.cluster.runs import ObservedRun
-    from kubetune.kube_api.client import Cluster, Object
+    from kubetune.k8s.api.client import Cluster, Object
+    from kubetune.k8s.cluster.runs import ObservedRun
 
 _SHOWN_EVENTS = 5
 _SAME_END_SECONDS = 900.0
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print how things stand. Raises ConfigError when there is no such run."""
-    from kubetune.cluster.runs import find_run, list_runs, observe, on_all
+    from kubetune.k8s.cluster.runs import find_run, list_runs, observe, on_all
 
     cluster, name = connect(args)
     if name is None:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def warning_lines(observed: ObservedRun) -> Iterator[str]:
     """The last warnings, and how many came before them."""
-    from kubetune.cluster import pods
+    from kubetune.k8s.cluster import pods
 
     news, times = _without_repeats(_news(observed))
     if len(news) > _SHOWN_EVENTS:
@@ -83,7 +83,7 @@ def warning_lines(observed: ObservedRun) -> Iterator[str]:
 
 def _kind_of(event: Object) -> tuple[str, str, str]:
     """Return what events have in common that say the same."""
-    from kubetune.cluster import pods
+    from kubetune.k8s.cluster import pods
 
     about = str(pods.about(event).get("name"))
     return about, str(event.get("reason")), pods.without_names(pods.words_of(event))
@@ -151,8 +151,8 @@ def _print_runs(cluster: Cluster, runs: Sequence[ObservedRun | Unread], *, as_js
 
 def facts(observed: ObservedRun) -> dict[str, Any]:
     """Facts that `--json` prints: everything, with None for what is not known."""
-    from kubetune.cluster import pods
-    from kubetune.cluster.runs import workload_kind
+    from kubetune.k8s.cluster import pods
+    from kubetune.k8s.cluster.runs import workload_kind
 
     progress = observed.progress or {}
     restarts = progress.get("restarts")
@@ -196,7 +196,7 @@ def facts(observed: ObservedRun) -> dict[str, Any]:
 
 def why(observed: ObservedRun) -> str:
     """Reason why a run is not running: the cause of its end, or what it waits for."""
-    from kubetune.cluster import pods
+    from kubetune.k8s.cluster import pods
 
     if observed.state == "done":
         return _reservation(observed)
@@ -236,8 +236,8 @@ def why(observed: ObservedRun) -> str:
 
 def _reservation(observed: ObservedRun) -> str:
     """Reservation of a run that ended well against its result, such as a loss that ran away."""
-    from kubetune.cluster import pods
-    from kubetune.cluster.runs import exit_status_in
+    from kubetune.k8s.cluster import pods
+    from kubetune.k8s.cluster.runs import exit_status_in
     from kubetune.rundir.exit_status import DONE
 
     left = [
@@ -311,7 +311,7 @@ def last_stop(told: dict[str, Any]) -> str:
 
 def _is_of_one_end(last: dict[str, Any] | None, cause: dict[str, Any]) -> bool:
     """The exits that followed a death may have followed this one."""
-    from kubetune.cluster.pods import age_seconds
+    from kubetune.k8s.cluster.pods import age_seconds
 
     if last is None:
         return True
@@ -326,7 +326,7 @@ def _number(value: float | None, form: str, unknown: str = "?") -> str:
 def _events_of(observed: ObservedRun, pod: Object) -> list[Object]:
     name = pod["metadata"]["name"]
     uid = pod["metadata"].get("uid")
-    from kubetune.cluster import pods
+    from kubetune.k8s.cluster import pods
 
     refs = [(pods.about(event), event) for event in observed.events]
     return [event for ref, event in refs if ref.get("name") == name and ref.get("uid", uid) == uid]
@@ -334,7 +334,7 @@ def _events_of(observed: ObservedRun, pod: Object) -> list[Object]:
 
 def _news(observed: ObservedRun) -> list[Object]:
     """Warnings that say more than the pods themselves."""
-    from kubetune.cluster import pods
+    from kubetune.k8s.cluster import pods
 
     told = [pods.why(pod) for pod in (*observed.preparing, *observed.pods)]
     return [
@@ -346,7 +346,7 @@ def _news(observed: ObservedRun) -> list[Object]:
 
 def _warnings(observed: ObservedRun) -> list[Object]:
     """Warnings of what is not over: of a container that has started since, or of pods that others stand for."""
-    from kubetune.cluster import pods
+    from kubetune.k8s.cluster import pods
 
     there = {pod["metadata"].get("uid"): pod for pod in (*observed.preparing, *observed.pods)}
     all_run = sum(map(pods.is_running, observed.pods)) >= observed.spec.nodes
@@ -367,7 +367,7 @@ def _warnings(observed: ObservedRun) -> list[Object]:
 
 
 def _row(observed: ObservedRun, pod: Object) -> tuple[object, ...]:
-    from kubetune.cluster import pods
+    from kubetune.k8s.cluster import pods
 
     status = pods.trainer_status(pod)
     age = brief(pods.age_seconds(pod["metadata"].get("creationTimestamp")))

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from kubetune import errors
 from kubetune.cli.remote.render import SMOKE_HELP, rendered
 from kubetune.cli.remote.run_on_cluster import asker, local_folder, told_on_interrupt
+from kubetune.k8s.manifests import KINDS, dump
+from kubetune.k8s.manifests.smoke import testing
+from kubetune.k8s.manifests.spec import plan_there
 from kubetune.library.clusters import check_data
 from kubetune.library.connection import open_cluster
-from kubetune.manifests import KINDS, dump
-from kubetune.manifests.smoke import testing
-from kubetune.manifests.spec import plan_there
 from kubetune.supervisor.command_line import add_run_arguments
 
 if TYPE_CHECKING:
-    from kubetune.cluster.runs import ObservedRun
     from kubetune.config.schema import Config
-    from kubetune.kube_api.client import Cluster
-    from kubetune.manifests.spec import RunSpec
+    from kubetune.k8s.api.client import Cluster
+    from kubetune.k8s.cluster.runs import ObservedRun
+    from kubetune.k8s.manifests.spec import RunSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def submit_config(
     cluster: Cluster, config: Config, files: dict[str, str], args: argparse.Namespace
 ) -> int:
     """Apply, say what came of it, and wait where that was asked for."""
-    from kubetune.cluster.submit import spec_of, submit
+    from kubetune.k8s.cluster.submit import spec_of, submit
 
     job = submit(
         cluster,
@@ -110,9 +110,9 @@ def submit_config(
 def _preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[RunSpec], None]:
     """Waits for the Job that prepares a run, and says so; Ctrl-C ends only the waiting."""
     from kubetune.cli.remote.logs import printer, teller
-    from kubetune.cluster.log_follow import wait_for_job
-    from kubetune.kube_api.client import say
-    from kubetune.manifests.initialisers import preprocess_name
+    from kubetune.k8s.api.client import say
+    from kubetune.k8s.cluster.log_follow import wait_for_job
+    from kubetune.k8s.manifests.initialisers import preprocess_name
 
     def wait(spec: RunSpec) -> None:
         name = preprocess_name(spec)
@@ -132,8 +132,8 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
     """Follow a run to its end, telling what it waits for; returns its exit code. Ctrl-C leaves it running."""
     from kubetune.cli.remote.logs import printer, teller
     from kubetune.cli.remote.status import headline
-    from kubetune.cluster.log_follow import LogFollower
-    from kubetune.cluster.runs import observe
+    from kubetune.k8s.cluster.log_follow import LogFollower
+    from kubetune.k8s.cluster.runs import observe
 
     keep = local_folder(spec) / "logs" / "pods"
     emit = printer(spec) if show_logs else lambda source, text: None
@@ -147,8 +147,8 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
 
 def exit_code(observed: ObservedRun) -> int:
     """The exit code of a run that has ended: its own verdict, else what its pods ended with."""
-    from kubetune.cluster import pods
-    from kubetune.cluster.runs import exit_status_in
+    from kubetune.k8s.cluster import pods
+    from kubetune.k8s.cluster.runs import exit_status_in
 
     if observed.state == "done":
         return errors.OK

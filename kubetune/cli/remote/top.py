@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table. Raises ConfigError when no pod runs."""
-    from kubetune.cluster.runs import Target, ask, on_all
+    from kubetune.k8s.cluster.runs import Target, ask, on_all
 
     cluster, targets = find_running(args)
 

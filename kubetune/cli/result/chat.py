@@ -16,7 +16,7 @@ from kubetune.cli.result.generate import add_sampling, is_classifier, sampling_o
 from kubetune.data.reading.formats import IMAGE_TAG
 
 if TYPE_CHECKING:
-    from kubetune.inference.generate import LoadedModel, Prompt, Sampling
+    from kubetune.result.inference.generate import LoadedModel, Prompt, Sampling
 
 HELP = """\
 /reset         forgets the conversation
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     sampling = sampling_of(args)
     with suppress(ImportError):
         import readline  # noqa: F401 - importing it gives `input` arrow keys and a memory
-    from kubetune.inference.generate import load_run
+    from kubetune.result.inference.generate import load_run
 
     loaded = load_run(args.run_dir, args.checkpoint, model=args.model, trust_code=args.trust_code)
     beside = Beside("base", loaded.as_base) if args.compare else None
@@ -222,7 +222,7 @@ def stream(
     images: Sequence[str] = (),
 ) -> str:
     """Answer on the terminal, as the words come."""
-    from kubetune.inference.generate import stream_answer
+    from kubetune.result.inference.generate import stream_answer
 
     print(label, end="", flush=True)
     answer = stream_answer(
@@ -256,7 +256,7 @@ def answer_both(
     from rich.table import Table
     from rich.text import Text
 
-    from kubetune.inference.generate import stream_answer
+    from kubetune.result.inference.generate import stream_answer
 
     columns: list[tuple[str, list[str]]] = [(beside.name, []), (name, [])]
 

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.base import collector
 
     with collector.paused():
-        from kubetune.inference.evaluate import evaluate_run
+        from kubetune.result.inference.evaluate import evaluate_run
     found = evaluate_run(
         args.run_dir, args.checkpoint, args.data, args.predictions, model=args.model,
         trust_code=args.trust_code,
@@ -112,7 +112,7 @@ def _require_one_question(args: argparse.Namespace) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from kubetune.inference.compare import compare_runs, table
+    from kubetune.result.inference.compare import compare_runs, table
 
     found = compare_runs(args.run_dir, args.compare, args.checkpoint)
     if args.json:
@@ -125,7 +125,7 @@ def _compare(args: argparse.Namespace) -> int:
 def _benchmark(args: argparse.Namespace) -> int:
     from kubetune.base.processes import output_on_stderr
     from kubetune.config.schema.evaluation import BenchmarksConfig
-    from kubetune.inference.benchmarks import evaluate_benchmarks
+    from kubetune.result.inference.benchmarks import evaluate_benchmarks
 
     tasks = tuple(task for task in args.benchmarks.split(",") if task)
     folder = str(args.tasks_folder) if args.tasks_folder else None

@@ -13,7 +13,7 @@ from kubetune.base.signals import stoppable
 from kubetune.cli.json_answers import print_json
 
 if TYPE_CHECKING:
-    from kubetune.publishing.export import Export
+    from kubetune.result.publishing.export import Export
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     """Export, and print what was written and what was proved."""
     allocator.give_back()
     with stoppable():
-        from kubetune.publishing.export import export_run
+        from kubetune.result.publishing.export import export_run
 
         export = export_run(
             args.run_dir, args.checkpoint, merged=args.merge, dtype=args.dtype, out=args.output, device=args.device,

@@ -18,7 +18,7 @@ from kubetune.base.signals import stoppable
 from kubetune.cli.result.export import add_result
 
 if TYPE_CHECKING:
-    from kubetune.inference.generate import EncodedPrompt, LoadedModel, Prompt, Sampling
+    from kubetune.result.inference.generate import EncodedPrompt, LoadedModel, Prompt, Sampling
 
 _READ = {
     "prompt",
@@ -101,7 +101,7 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     from kubetune.base import collector
 
     with collector.paused():
-        from kubetune.inference.generate import Sampling
+        from kubetune.result.inference.generate import Sampling
     return Sampling(args.max_new_tokens, args.temperature, args.top_p, args.seed)
 
 
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     questions = read_questions(args)
     sampling = sampling_of(args)
     from kubetune.base.progress_bar import Progress, is_wanted
-    from kubetune.inference.generate import load_run
+    from kubetune.result.inference.generate import load_run
 
     loaded = load_run(args.run_dir, args.checkpoint, model=args.model, trust_code=args.trust_code)
     rows = answered(loaded, questions, encode(loaded, questions), sampling, compare=args.compare)
@@ -201,7 +201,7 @@ def answered(
     compare: bool,
 ) -> Iterator[dict[str, Any]]:
     """The rows with their answers, in order; `compare`: with what the model said before fine-tuning, too."""
-    from kubetune.inference.generate import WINDOW, answers
+    from kubetune.result.inference.generate import WINDOW, answers
 
     for start in range(0, len(encoded), WINDOW):
         part = slice(start, start + WINDOW)
@@ -260,7 +260,7 @@ def classify(args: argparse.Namespace) -> int:
 def _classified(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of the output, and what a classifier says of each."""
     texts = read_texts(args)
-    from kubetune.inference.classify import classify_texts
+    from kubetune.result.inference.classify import classify_texts
 
     verdicts = classify_texts(args.run_dir, args.checkpoint, texts, args.model, args.trust_code)
     rows = [
@@ -273,7 +273,7 @@ def _classified(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[di
 def _scored(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of the output, and the reward of each answer."""
     records = read_answers(args)
-    from kubetune.inference.classify import score_answers
+    from kubetune.result.inference.classify import score_answers
 
     found = score_answers(args.run_dir, args.checkpoint, records, args.model, args.trust_code)
     rows = [record | {"reward": reward} for (_, record), reward in zip(records, found, strict=True)]
@@ -285,7 +285,7 @@ def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     from kubetune.config.load import read_config
     from kubetune.data.reading.problems import Problems
     from kubetune.data.reading.readers import READERS
-    from kubetune.inference.classify import answer_record
+    from kubetune.result.inference.classify import answer_record
 
     problems = Problems()
     if args.file is not None:

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with output_on_stderr() if args.json else nullcontext(), stoppable():
             folder, facts = _exported(args, wanted)
-            from kubetune.publishing.hub_upload import upload
+            from kubetune.result.publishing.hub_upload import upload
 
             tell(f"uploading {folder} to {wanted.repo}")
             message = f"{facts['kind'].capitalize()} of {config.name or args.run_dir.name}, step {facts['step']}"
@@ -114,7 +114,7 @@ def _wanted(args: argparse.Namespace, config: Config) -> PushConfig:
 
 def _exported(args: argparse.Namespace, wanted: PushConfig) -> tuple[Path, dict[str, Any]]:
     """The export to send, made now unless it is there; with its kind and step."""
-    from kubetune.publishing.export import export_run, find_export
+    from kubetune.result.publishing.export import export_run, find_export
 
     found = find_export(
         args.run_dir, args.checkpoint, merged=wanted.merge, dtype=args.dtype, model=args.model

@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and say where it is. Raises ConfigError for a folder that is no run."""
+    from kubetune.library.sweep.record import SWEEP
     from kubetune.reporting import write_report
-    from kubetune.sweep.record import SWEEP
 
     runs = [*filter(None, (args.run_dir,)), *args.compare]
     if not runs:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if len(runs) == 1 and os.path.isfile(
         runs[0] / SWEEP
     ):  # not of what may not be read: said below
-        from kubetune.sweep.page import write_page
+        from kubetune.library.sweep.page import write_page
 
         output = write_page(runs[0], args.output)
     else:

@@ -24,10 +24,10 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.errors import OK, ConfigError
-from kubetune.lint.objects import check_objects
-from kubetune.manifests import dump
-from kubetune.manifests.spec import CACHE, OUTPUTS, RunSpec, on_hub, run_name
-from kubetune.planning.plan import make_plan
+from kubetune.k8s.lint.objects import check_objects
+from kubetune.k8s.manifests import dump
+from kubetune.k8s.manifests.spec import CACHE, OUTPUTS, RunSpec, on_hub, run_name
+from kubetune.plan.plan import make_plan
 from kubetune.plugins.serving.manifests import (
     IMAGE,
     LORA_RANKS,
@@ -37,7 +37,7 @@ from kubetune.plugins.serving.manifests import (
     serve,
     trial,
 )
-from kubetune.publishing.serving import is_known_to_vllm
+from kubetune.result.publishing.serving import is_known_to_vllm
 
 DEFAULT_RANK = 64
 """Of an adapter that is not here to be asked; vLLM takes any rank up to the one it was told."""

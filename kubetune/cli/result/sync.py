@@ -17,7 +17,7 @@ from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
 
 if TYPE_CHECKING:
-    from kubetune.mirror.sync import Mirror
+    from kubetune.rundir.mirror.sync import Mirror
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _copied(args: argparse.Namespace) -> Mirror:
     """The copy, after it was sent or fetched."""
-    from kubetune.mirror.copier import persistently
-    from kubetune.mirror.sync import Mirror
+    from kubetune.rundir.mirror.copier import persistently
+    from kubetune.rundir.mirror.sync import Mirror
 
     logs.configure("INFO")
     fetches = "://" in args.source

@@ -19,7 +19,7 @@ from kubetune.data.prepared.pipeline import Result, Split
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.reading.sources import count_rows, locate
 from kubetune.data.text.labels import Labels
-from kubetune.planning.base_model import embeddings_of
+from kubetune.plan.base_model import embeddings_of
 
 _MOST_OF_A_PART: Final = 1_000_000
 """So many rows are compared at once."""

@@ -19,7 +19,7 @@ from kubetune.data.reading.sources import evaluated_rows, locate
 from kubetune.data.reading.splits import require_rows, split_sources
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.errors import DataError
-from kubetune.planning.base_model import embeddings_of, positions_of
+from kubetune.plan.base_model import embeddings_of, positions_of
 
 LITTLE_TRAINED: Final = 0.05
 MOST_NAMES: Final = 8

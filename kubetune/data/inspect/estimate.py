@@ -16,8 +16,8 @@ from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.reading.hub import is_local
 from kubetune.data.reading.sources import Located, count_rows, evaluated_rows, locate, read_source
 from kubetune.errors import ConfigError, DataError
-from kubetune.planning.base_model import embeddings_of
-from kubetune.planning.model_shapes import hub_folder
+from kubetune.plan.base_model import embeddings_of
+from kubetune.plan.model_shapes import hub_folder
 
 if TYPE_CHECKING:
     from kubetune.data.reading.formats import Example

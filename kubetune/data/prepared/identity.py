@@ -28,7 +28,7 @@ from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.reading.hub import find_files, is_local
 from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
 from kubetune.data.text.tokenizer_files import PROCESSOR_FILES
-from kubetune.planning import model_shapes
+from kubetune.plan import model_shapes
 from kubetune.rundir.metrics import IDENTITY
 
 TEMPLATE = "model.chat_template"

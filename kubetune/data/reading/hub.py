@@ -21,7 +21,7 @@ from kubetune.base.files import IrregularFileError, require_inside, require_plai
 from kubetune.config import consent
 from kubetune.config.schema import ModelConfig
 from kubetune.errors import EnvironmentFault, KubetuneError, ModelError, causes
-from kubetune.planning import model_shapes
+from kubetune.plan import model_shapes
 
 PATIENCE_SECONDS = 120.0
 """Silence after which the hub counts as lost, however often it is asked; its commits of large models take a while."""

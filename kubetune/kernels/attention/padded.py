@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kubetune.kernels.attention.blockwise import Rule
 from kubetune.kernels.dropout import dropout
-from kubetune.planning.activations import few_values
+from kubetune.plan.activations import few_values
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kubetune.config.aliases import ALIASES
-from kubetune.planning.model_shapes import read_config
+from kubetune.plan.model_shapes import read_config
 from kubetune.plugins.importers.draft import (
     Draft,
     Rule,

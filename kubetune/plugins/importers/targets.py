@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any, Final
 
-from kubetune.planning.model_shapes import read_config
+from kubetune.plan.model_shapes import read_config
 from kubetune.plugins.importers.draft import Draft, Note, as_flag, as_list, rule_with
 
 PATH: Final = "lora.target_modules"

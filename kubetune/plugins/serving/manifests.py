@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kubetune.config.schema.cluster import KubernetesConfig
-from kubetune.manifests.pod import container, pod_basics, pod_metadata
-from kubetune.manifests.spec import CACHE, OUTPUTS, Manifest, RunSpec
-from kubetune.manifests.storage import outputs_volume
-from kubetune.publishing.serving import lora_words
+from kubetune.k8s.manifests.pod import container, pod_basics, pod_metadata
+from kubetune.k8s.manifests.spec import CACHE, OUTPUTS, Manifest, RunSpec
+from kubetune.k8s.manifests.storage import outputs_volume
+from kubetune.result.publishing.serving import lora_words
 
 SERVER = "server"
 PORT = 8000

@@ -16,9 +16,9 @@ from kubetune.config.schema import Config
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.kernels import pointwise
-from kubetune.planning import measured
-from kubetune.planning.model_shapes import read_weights
-from kubetune.planning.plan import Plan
+from kubetune.plan import measured
+from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.plan import Plan
 from kubetune.rundir import metrics
 from kubetune.training.start import cpu_dtype
 

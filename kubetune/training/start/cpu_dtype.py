@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kubetune.base import logs
 from kubetune.config.schema import Config
-from kubetune.planning import measured
+from kubetune.plan import measured
 from kubetune.rundir import metrics
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import quantization
 from kubetune.models.loading import choose_dtype
-from kubetune.optimizer.adamw import FlatAdamW
-from kubetune.planning.linears import part_of, parts_line
-from kubetune.planning.plan import Plan
+from kubetune.plan.linears import part_of, parts_line
+from kubetune.plan.plan import Plan
 from kubetune.rundir import machine, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.training import flops
+from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.run import Run
 from kubetune.training.start import choices
 

@@ -13,7 +13,7 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp, prefix_sharing
 from kubetune.models.learner import Learner
-from kubetune.planning.plan import Plan
+from kubetune.plan.plan import Plan
 from kubetune.training.flops import flops_of
 
 STEPS = 4

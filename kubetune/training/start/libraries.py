@@ -12,5 +12,5 @@ def import_libraries() -> None:
         import transformers.modeling_utils  # noqa: F401
 
         from kubetune.data.prepared import identity, prepare, statistics  # noqa: F401
-        from kubetune.planning import actuals  # noqa: F401
+        from kubetune.plan import actuals  # noqa: F401
         from kubetune.training import judgement, loop  # noqa: F401

@@ -21,9 +21,9 @@ from kubetune.base.humanize import counted, size
 from kubetune.config.schema.cluster import quantity_bytes
 from kubetune.distributed import process_group
 from kubetune.models import acceleration, fsdp
-from kubetune.planning.forecast import Forecast, forecast, remedies
-from kubetune.planning.memory import USABLE_SHARE
-from kubetune.planning.model_shapes import Weights, read_weights
+from kubetune.plan.forecast import Forecast, forecast, remedies
+from kubetune.plan.memory import USABLE_SHARE
+from kubetune.plan.model_shapes import Weights, read_weights
 from kubetune.rundir import heartbeat, metrics
 from kubetune.scoring import judge
 from kubetune.training import evaluation
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kubetune.batching.feed import Work
     from kubetune.config.schema import Config
     from kubetune.distributed.process_group import World
-    from kubetune.planning.plan import Plan
+    from kubetune.plan.plan import Plan
     from kubetune.rundir.checkpoints import State
     from kubetune.training.run import Run
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from kubetune import errors
 from kubetune.base import logs, processes, reminders
 from kubetune.config.schema import Config
-from kubetune.planning.plan import Plan
+from kubetune.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared
@@ -99,8 +99,8 @@ def _open_prepared(folder: Path, config: Config) -> tuple[Prepared, Config]:
 def width_of(data: Prepared) -> int | None:
     """Hidden size of the model, from its config.json; None where that names none."""
     from kubetune.data.text.tokenizer_files import read_json
-    from kubetune.planning.memory import Shape
-    from kubetune.planning.model_shapes import Weights
+    from kubetune.plan.memory import Shape
+    from kubetune.plan.model_shapes import Weights
 
     shape = Shape.of(
         Weights({}, read_json(data.tokenizer.files.get("config.json")), stated=False).text_config

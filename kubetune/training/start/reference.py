@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kubetune.data.prepared.rows import Rows
     from kubetune.distributed.process_group import World
     from kubetune.models.learner import Learner
-    from kubetune.planning.plan import Plan
+    from kubetune.plan.plan import Plan
 
     Tables = dict[str, NDArray[np.float64]]
     """Of each split, log-probabilities of the two answers of each row, `[rows, 2]`; NaN where they are not known."""

@@ -1,0 +1,198 @@
+"""Brings the run directory of a cluster home: resumable, and every byte checked against the SHA-256 it has there.
+
+Files grow and go while a run goes on. A file is copied as it was when it was listed; where that cannot be had any more
+the folder is listed anew.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kubetune.base.files import explained_writes, join_inside, sha256_file
+from kubetune.errors import EnvironmentFault
+from kubetune.k8s.api.api_errors import Unreachable
+from kubetune.k8s.api.client import Cluster
+from kubetune.k8s.cluster.runs import Target, ask
+
+_ROUNDS = 3
+_PATIENCE_SECONDS = 120.0
+_PAUSE_SECONDS = 1.0
+_KEPT = "what was copied before it stays"
+# The first N bytes from an offset on, by what every image has.
+_READ = 'tail -c "+$1" -- "$2" | head -c "$3"'
+
+
+@dataclass
+class Downloaded:
+    """Sum of a download. `bytes` are those that went over the network now."""
+
+    files: int = 0
+    bytes: int = 0
+    unchanged: int = 0
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Link:
+    path: str
+    link: str
+
+
+def _entry(value: Any) -> _File | _Link | str:
+    """Meaning of a line of a pod's list; the path alone of what is neither file nor link."""
+    match value:
+        case {"path": str(path), "link": str(link)}:
+            return _Link(path, link)
+        case {"path": str(path), "size": int(size), "sha256": str(sha256)}:
+            return _File(path, size, sha256)
+        case {"path": str(path)}:
+            return path
+    raise EnvironmentFault(
+        f"refused to copy: the pod lists {str(value)[:200]!r}; expected a path, with size and hash; {_KEPT}"
+    )
+
+
+def download(
+    cluster: Cluster,
+    target: Target,
+    folder: str,
+    to: Path,
+    globs: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda text: None,
+) -> Downloaded:
+    """Copy the files of `folder`, as `target` sees it, into `to`; what is there and equal stays.
+
+    Without `globs`: all but the checkpoints that are neither `best` nor `last`. `tell` gets the path of each file
+    copied. Raises EnvironmentFault when the disk here is full, a path would lead outside, or the connection stays away.
+    """
+    done = Downloaded()
+    for _ in range(_ROUNDS):
+        listed = [_entry(value) for value in ask(cluster, target, "list", folder, *globs)]
+        files = [entry for entry in listed if isinstance(entry, _File)]
+        changed = [
+            file.path for file in files if not _fetch(cluster, target, folder, to, file, done, tell)
+        ]
+        for entry in listed:
+            if isinstance(entry, _Link):
+                _link(to, entry)
+            elif isinstance(entry, str):
+                tell(f"{entry} left out: neither a file nor a link")
+        if not changed:
+            return done
+    raise EnvironmentFault(
+        f"{', '.join(changed)} changed while being copied, {_ROUNDS} times; run the same command again"
+    )
+
+
+def _fetch(
+    cluster: Cluster,
+    target: Target,
+    folder: str,
+    to: Path,
+    file: _File,
+    done: Downloaded,
+    tell: Callable[[str], None],
+) -> bool:
+    """Have one file; False when it is no longer what was listed."""
+    final = _inside(to, file.path)
+    with explained_writes(final):
+        if (
+            final.is_file()
+            and final.stat().st_size == file.size
+            and sha256_file(final) == file.sha256
+        ):
+            done.unchanged += 1
+            return True
+        final.parent.mkdir(parents=True, exist_ok=True)
+        # Named after its contents, so that only a part of the same contents is gone on with.
+        part = final.with_name(f".{final.name}.{file.sha256[:12]}.part")
+        began = part.stat().st_size if part.exists() else 0
+        tell(f"{file.path} ({file.size:,} bytes{f', going on after {began:,}' if began else ''})")
+        with part.open("ab") as sink:
+            _receive(cluster, target, f"{folder}/{file.path}", sink, file.size)
+            sink.flush()
+            os.fsync(sink.fileno())
+        if part.stat().st_size != file.size or sha256_file(part) != file.sha256:
+            part.unlink()
+            return False
+        os.replace(part, final)
+    done.files += 1
+    done.bytes += file.size - began
+    return True
+
+
+def _receive(cluster: Cluster, target: Target, path: str, sink: BinaryIO, size: int) -> None:
+    """Append what is missing up to `size` bytes; connections that break are taken up where they were."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while (at := sink.tell()) < size:
+        argv = ["sh", "-c", _READ, "sh", str(at + 1), path, str(size - at)]
+        try:
+            cluster.exec(target.pod, target.container, argv, stdout=sink)
+            if sink.tell() < size:
+                return  # it has become shorter, or gone
+        except Unreachable:
+            if sink.tell() > at:
+                deadline = time.monotonic() + _PATIENCE_SECONDS
+            elif time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _link(to: Path, entry: _Link) -> None:
+    """Make the same relative link, if it leads to something below `to` by the links that are there by now."""
+    path = _inside(to, str(Path(entry.path).parent)) / Path(entry.path).name
+    relative = path.parent.relative_to(to.resolve())
+    if os.path.isabs(entry.link):
+        raise EnvironmentFault(
+            f"refused to copy: link {entry.path} leads to {entry.link}, outside {to}; {_KEPT}"
+        )
+    # Not by its text: `x/../y` is not `y` where x is itself a link.
+    _inside(to, str(relative / entry.link))
+    with explained_writes(path):
+        if path.is_symlink() and os.readlink(path) == entry.link:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.link")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(entry.link)
+        os.replace(temporary, path)
+        # What an earlier link led to may be elsewhere now that there is this one.
+        for link in _links(to):
+            if not _leads_inside(to, link):
+                path.unlink()
+                raise EnvironmentFault(
+                    f"refused to copy: link {entry.path} has {link} lead outside {to}; {_KEPT}"
+                )
+
+
+def _leads_inside(to: Path, link: Path) -> bool:
+    try:
+        return link.resolve().is_relative_to(to.resolve())
+    except RuntimeError:
+        return False  # a loop
+
+
+def _links(to: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(to):
+        yield from (
+            path for name in (*folders, *names) if (path := Path(folder, name)).is_symlink()
+        )
+
+
+def _inside(to: Path, relative: str) -> Path:
+    """Names come from the pod, which is not to be trusted with the rest of this disk."""
+    try:
+        return join_inside(to, relative)
+    except (ValueError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
+        raise EnvironmentFault(f"refused to copy: {error}; {_KEPT}") from None

@@ -1,0 +1,53 @@
+"""GPUs of all pods of a run, as nvidia-smi in each of them tells."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kubetune.base.gpus import GPU_QUERY, parse_gpus
+from kubetune.errors import EnvironmentFault
+from kubetune.k8s.api.api_errors import NoProgram
+from kubetune.k8s.api.client import Cluster
+from kubetune.k8s.cluster.runs import Target, on_all
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs of one node, each a row by the names of devices.GPU_FIELDS; `problem` says why there are none."""
+
+    node: int
+    pod: str
+    rows: list[dict[str, Any]]
+    problem: str = ""
+
+
+def query_gpus(cluster: Cluster, targets: Sequence[Target]) -> list[Gpus]:
+    """Ask all pods at once."""
+
+    def query(target: Target) -> Gpus:
+        answer = io.BytesIO()
+        try:
+            code = cluster.exec(
+                target.pod, target.container, GPU_QUERY, stdout=answer, stderr=answer
+            )
+        except NoProgram:
+            problem = (
+                "there is no nvidia-smi in this pod, which has a GPU only if the run asks for one"
+            )
+            return Gpus(target.node, target.pod, [], problem)
+        except EnvironmentFault as error:
+            return Gpus(target.node, target.pod, [], str(error))
+        text = answer.getvalue().decode(errors="replace")
+        if code != 0:
+            return Gpus(
+                target.node,
+                target.pod,
+                [],
+                text.strip() or f"nvidia-smi ended with exit code {code}",
+            )
+        return Gpus(target.node, target.pod, parse_gpus(text))
+
+    return on_all(query, targets)

@@ -1,0 +1,247 @@
+"""Questions that kubetune puts to a pod: run there by exec, with the pod's Python, answered in JSON on standard output.
+
+    python -m kubetune.k8s.cluster.in_pod progress RUN_DIR       step, loss, speed, time left, how it ended
+    python -m kubetune.k8s.cluster.in_pod status RUN_DIR         what `kubetune watch` shows
+    python -m kubetune.k8s.cluster.in_pod list RUN_DIR [GLOB …]  each file with its size and SHA-256, each link
+    python -m kubetune.k8s.cluster.in_pod usage                  CPU, memory, /dev/shm and the volumes of this pod
+    python -m kubetune.k8s.cluster.in_pod unpack FOLDER          a tar archive from standard input
+    python -m kubetune.k8s.cluster.in_pod idle                   nothing, until it is asked to stop
+    python -m kubetune.k8s.cluster.in_pod start FOLDER COMMAND…  a command in the background, with the code in FOLDER/tree
+    python -m kubetune.k8s.cluster.in_pod follow FOLDER OFFSET   what it prints, to its end; its exit code
+    python -m kubetune.k8s.cluster.in_pod stop FOLDER            SIGTERM for it; its exit code
+
+Progress comes this way, not by the API server: pods have no token for it and need none, every kind of workload works
+alike, and what is shown is what the run directory says, not what a log line happened to look like.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from kubetune.base import files
+from kubetune.base.processes import is_alive
+from kubetune.base.signals import STAY, Relay
+from kubetune.errors import ENVIRONMENT, OK
+from kubetune.rundir.status import progress, read_status
+
+_CHUNK_BYTES = 1024 * 1024
+_WATCHER = "watcher"
+_FOLLOW_SECONDS = 0.2
+_USAGE_SECONDS = 0.5
+
+
+def listing(run_dir: Path, globs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """`{path, size, sha256}` for each file and `{path, link}` for each link below a folder, `{path}` for what is
+    neither, such as a pipe; hidden ones left out.
+
+    With `globs` only those that match one; without, all but the checkpoints that are neither `best` nor `last`.
+    """
+    root = run_dir / "checkpoints"
+    chosen = {
+        (root / name).resolve().name for name in ("best", "last") if (root / name).is_symlink()
+    }
+    for folder, folders, names in os.walk(run_dir):
+        here = Path(folder)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        links = [name for name in folders if (here / name).is_symlink()]
+        if here == root and chosen and not globs:
+            folders[:] = [name for name in folders if name in chosen]
+        for path in sorted(here / name for name in (*names, *links)):
+            relative = str(path.relative_to(run_dir))
+            if path.name.startswith(".") or path.suffix == ".lock":
+                continue
+            if globs and not any(
+                fnmatch(relative, glob) or fnmatch(relative, f"{glob}/*") for glob in globs
+            ):
+                continue
+            if path.is_symlink():
+                yield {"path": relative, "link": os.readlink(path)}
+            elif path.exists() and not path.is_file():
+                yield {"path": relative}
+            elif facts := _size_and_sha256(path):
+                yield {"path": relative, "size": facts[0], "sha256": facts[1]}
+
+
+def _size_and_sha256(path: Path) -> tuple[int, str] | None:
+    """Of what is in a regular file now, though it may grow meanwhile; None when it has just gone."""
+    try:
+        with path.open("rb") as file:
+            left = size = os.fstat(file.fileno()).st_size
+            digest = hashlib.sha256()
+            while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+                digest.update(chunk)
+                left -= len(chunk)
+            return size, digest.hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def usage() -> dict[str, Any]:
+    """CPU cores in use, bytes of memory and of /dev/shm, and bytes free on the volumes.
+
+    Summed over the processes that this container sees, so that no metrics server is needed.
+    """
+    before, began = _cpu_seconds(), time.monotonic()
+    time.sleep(_USAGE_SECONDS)
+    cores = (_cpu_seconds() - before) / (time.monotonic() - began)
+    shm = shutil.disk_usage("/dev/shm")
+    free = {
+        name: shutil.disk_usage(f"/{name}").free
+        for name in ("cache", "outputs")
+        if Path(f"/{name}").is_dir()
+    }
+    return {
+        "cpu_cores": round(max(0.0, cores), 2),
+        "memory_bytes": _resident_bytes(),
+        "shm_used_bytes": shm.used,
+        "shm_total_bytes": shm.total,
+        "cache_free_bytes": free.get("cache"),
+        "outputs_free_bytes": free.get("outputs"),
+    }
+
+
+def _stats() -> Iterator[list[str]]:
+    """The fields of /proc/PID/stat from the third on, for each process but this one."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        if path.parent.name != str(os.getpid()):
+            try:
+                # The command comes second, in brackets, and may itself hold spaces and brackets.
+                yield path.read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+
+
+def _cpu_seconds() -> float:
+    return sum(int(fields[11]) + int(fields[12]) for fields in _stats()) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_bytes() -> int:
+    return sum(int(fields[21]) for fields in _stats()) * os.sysconf("SC_PAGE_SIZE")
+
+
+def unpack(folder: Path) -> int:
+    """Replace what is in `folder` by the tar archive on standard input, which cannot reach outside of it."""
+    if _is_running(folder):
+        print("training goes on here; end it first: kubetune dev stop", file=sys.stderr)
+        return ENVIRONMENT
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
+        archive.extractall(folder, filter="data")
+    return OK
+
+
+def idle() -> None:
+    """Hold the pod for people to work in. As its first process it must mind SIGTERM, or each end takes minutes."""
+    with Relay() as relay:
+        print("kubetune: idle; `kubetune dev run` starts training here", flush=True)
+        relay.wait_for_stop()
+
+
+def start(folder: Path, *command: str) -> None:
+    """Start a command that outlives this one; its output goes to `log` and, at its end, its exit code to `exit`.
+
+    `watcher` is the process that waits for it: while that lives, the exit code is still to come.
+    """
+    for name in ("exit", "pid", _WATCHER):
+        (folder / name).unlink(missing_ok=True)
+    log = (folder / "log").open("wb", buffering=0)
+    if watcher := os.fork():
+        files.write_atomic(folder / _WATCHER, str(watcher))
+        return
+    # From here on in the background: of a session of its own, holding nothing of the one that asked.
+    os.setsid()
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
+    environ = {name: value for name, value in os.environ.items() if name != STAY}
+    environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(folder / "tree"), os.environ.get("PYTHONPATH")))
+    )
+    process = subprocess.Popen(command, env=environ, cwd=folder / "tree")
+    files.write_atomic(folder / "pid", str(process.pid))
+    files.write_atomic(folder / "exit", str(process.wait()))
+    os._exit(0)
+
+
+def follow(folder: Path, offset: int) -> int:
+    """Pass on what the command of `start` prints, from a byte on, until it ends; returns its exit code."""
+    with (folder / "log").open("rb") as log:
+        log.seek(offset)
+        while True:
+            # Asked before reading: what is written after the read is seen in the next round.
+            has_ended = not _is_running(folder)
+            sys.stdout.buffer.write(log.read())
+            sys.stdout.flush()
+            if has_ended:
+                return _exit_code(folder)
+            time.sleep(_FOLLOW_SECONDS)
+
+
+def stop(folder: Path) -> int:
+    """Ask the command of `start` to save and end, and wait until it has; returns its exit code."""
+    is_told = False
+    while _is_running(folder):
+        if not is_told and (folder / "pid").exists():
+            with suppress(ProcessLookupError):
+                os.kill(int((folder / "pid").read_text()), signal.SIGTERM)
+            is_told = True
+        time.sleep(_FOLLOW_SECONDS)
+    return _exit_code(folder)
+
+
+def _is_running(folder: Path) -> bool:
+    watcher = folder / _WATCHER
+    return (
+        watcher.exists() and not (folder / "exit").exists() and is_alive(int(watcher.read_text()))
+    )
+
+
+def _exit_code(folder: Path) -> int:
+    """Of the last command; 0 where there was none, and that of a fault where its watcher was killed."""
+    path = folder / "exit"
+    if not path.exists():
+        return ENVIRONMENT if (folder / _WATCHER).exists() else OK
+    code = int(path.read_text())
+    return code if code >= 0 else 128 - code
+
+
+def _print_lines(lines: Iterator[dict[str, Any]]) -> None:
+    for line in lines:
+        print(json.dumps(line), flush=True)
+
+
+_ANSWERS: dict[str, Callable[..., int | None]] = {
+    "progress": lambda run_dir: print(json.dumps(progress(Path(run_dir)))),
+    "status": lambda run_dir: print(json.dumps(read_status(Path(run_dir)))),
+    "list": lambda run_dir, *globs: _print_lines(listing(Path(run_dir), globs)),
+    "usage": lambda: print(json.dumps(usage())),
+    "unpack": lambda folder: unpack(Path(folder)),
+    "idle": idle,
+    "start": lambda folder, *command: start(Path(folder), *command),
+    "follow": lambda folder, offset: follow(Path(folder), int(offset)),
+    "stop": lambda folder: stop(Path(folder)),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Answer one question; returns the exit code."""
+    return _ANSWERS[argv[0]](*argv[1:]) or OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

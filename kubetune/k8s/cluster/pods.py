@@ -1,0 +1,366 @@
+"""Meaning of the status of pods and workloads: a pod's node, what it waits for, the state of a run.
+
+Pure questions to plain dicts as the API server gives them. Asking the server is kube_api/client's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from kubetune import errors
+from kubetune.k8s.manifests.spec import COMPONENT, QUEUE_NAME
+
+Object = Mapping[str, Any]
+State = Literal["absent", "waiting", "running", "stopped", "done", "failed"]
+
+TRAINER_NAMES = ("trainer", "pytorch", "node")
+"""Names of the trainer's container; operators look for some of them."""
+
+IDLE = "idle"
+"""Occupation of the trainers of `kubetune dev`, as the last word of their command."""
+
+STOPPED = "kubetune/stopped"
+"""Annotation of a workload that `stop` has taken from its queue."""
+
+
+_INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
+_ROLE, _ROLE_INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
+MULTIKUEUE = "kueue.x-k8s.io/multikueue"
+_ENDED_WELL = ("Complete", "Completed", "Succeeded")
+
+_STAMP = len("2026-11-20T10:15:00")
+_POD_NAME = re.compile(r'\bpods? "[^"]*"')
+
+_ADVICE = {
+    "ImagePullBackOff": "check kubernetes.image, and kubernetes.image_pull_secrets for a private registry",
+    "ErrImagePull": "check kubernetes.image, and kubernetes.image_pull_secrets for a private registry",
+    "InvalidImageName": "check kubernetes.image",
+    "ErrImageNeverPull": "its node has no such image (any more): load it again, or change kubernetes.image_pull_policy",
+    "CreateContainerConfigError": "make the missing Secret: kubetune secret set HF_TOKEN",
+    "CrashLoopBackOff": "it ends again and again; see kubetune logs",
+}
+_EXIT_MEANING = {
+    errors.USER: "a mistake in the config or the data",
+    errors.ENVIRONMENT: "disk, device or cluster",
+    errors.DIVERGED: "the loss diverged",
+    errors.GATE: "the gate of the evaluation failed",
+    errors.OUT_OF_MEMORY: "out of memory twice at the same place",
+    errors.PREEMPTED: "stopped early with a good checkpoint",
+    errors.LOST_PEER: "lost another node",
+    137: "killed (SIGKILL): out of memory, or its grace period was over",
+    139: "crashed (SIGSEGV)",
+    135: "crashed (SIGBUS): often too small a /dev/shm, see kubernetes.shm_size",
+}
+
+
+def name_of(obj: Object) -> str:
+    """An object's name."""
+    return str(obj["metadata"]["name"])
+
+
+def labels_of(obj: Object) -> Mapping[str, str]:
+    """An object's labels."""
+    return obj["metadata"].get("labels") or {}
+
+
+def component_of(pod: Object) -> str:
+    """Purpose of the pod: `trainer`, `preprocess`, `tensorboard`, `ui`, `jupyter` or `files`."""
+    return labels_of(pod).get(COMPONENT, "")
+
+
+def node_number(pod: Object) -> int:
+    """Node of the run that a trainer pod is, from 0; a pod of another component is 0."""
+    labels = labels_of(pod)
+    for label in _INDEX_LABELS:
+        if label in labels:
+            return int(labels[label])
+        if label in (pod["metadata"].get("annotations") or {}):
+            return int(pod["metadata"]["annotations"][label])
+    if _ROLE in labels:
+        return int(labels.get(_ROLE_INDEX, "0")) + (labels[_ROLE] == "worker")
+    return 0
+
+
+def trainer_container(pod: Object) -> str:
+    """The name of the container that trains (for other components: of the first)."""
+    names = [str(container["name"]) for container in pod["spec"]["containers"]]
+    return next((name for name in names if name in TRAINER_NAMES), names[0])
+
+
+def container_statuses(pod: Object) -> list[Object]:
+    """The statuses of its containers in the order in which they run: those that initialise it first."""
+    status = pod.get("status") or {}
+    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+
+
+def container_status(pod: Object, name: str) -> Object:
+    """The status of one container; empty while the pod has none."""
+    return next((status for status in container_statuses(pod) if status["name"] == name), {})
+
+
+def trainer_status(pod: Object) -> Object:
+    """The status of the container that trains; empty while the pod has none."""
+    return container_status(pod, trainer_container(pod))
+
+
+def phase_of(pod: Object) -> str:
+    """`Running`, `Pending`, `Succeeded`, `Failed`, `Unknown` or, on its way out, `Terminating`."""
+    phase = str((pod.get("status") or {}).get("phase") or "Pending")
+    return (
+        "Terminating"
+        if "deletionTimestamp" in pod["metadata"] and phase not in ("Succeeded", "Failed")
+        else phase
+    )
+
+
+def is_running(pod: Object) -> bool:
+    """Commands can be run in its trainer's container."""
+    return (
+        "running" in (trainer_status(pod).get("state") or {})
+        and "deletionTimestamp" not in pod["metadata"]
+    )
+
+
+def has_begun(pod: Object) -> bool:
+    """The container of its trainer has a log."""
+    return exit_code(pod) is not None or is_running(pod)
+
+
+def has_ended(pod: Object) -> bool:
+    """Its containers will write no more."""
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def exit_code(pod: Object) -> int | None:
+    """The exit code of the trainer's last end, or of what failed before it; None when none has ended yet."""
+    name = failed_container(pod)
+    status = trainer_status(pod) if name is None else container_status(pod, name)
+    for state in (status.get("state") or {}, status.get("lastState") or {}):
+        if "terminated" in state:
+            return int(state["terminated"]["exitCode"])
+    return None
+
+
+def began(pod: Object) -> str | None:
+    """Time the trainer's container started last; None while it has not."""
+    state: Object = trainer_status(pod).get("state") or {}
+    return next(
+        (state[name].get("startedAt") for name in ("running", "terminated") if name in state), None
+    )
+
+
+def message_of(pod: Object) -> Object | None:
+    """The trainer's agent's message at its last end: `code`, `reason`, `step`, on node 0 `progress`; None without."""
+    status = trainer_status(pod)
+    for state in (status.get("state") or {}, status.get("lastState") or {}):
+        if "terminated" in state:
+            try:
+                told = json.loads(state["terminated"].get("message") or "")
+            except (ValueError, RecursionError):  # whatever runs in the pod may write there
+                return None
+            return told if isinstance(told, dict) and isinstance(told.get("reason"), str) else None
+    return None
+
+
+def culprit(pods: Sequence[Object]) -> Object | None:
+    """The pod that brought the end about: of each node's last that failed, none that only lost it or was told to stop.
+
+    What another start would only repeat comes first, however many pods lost their peers by it.
+    """
+    last = {node_number(pod): pod for pod in pods if exit_code(pod)}
+    return min(last.values(), key=_innocence, default=None)
+
+
+def _innocence(pod: Object) -> int:
+    """Order of the pods that failed: the first is the cause, as far as their ends tell."""
+    if exit_code(pod) in errors.FINAL:
+        return 0
+    return 2 if only_followed(pod) else 1
+
+
+def only_followed(pod: Object) -> bool:
+    """True if a pod ended because another did, or was told to."""
+    error = (message_of(pod) or {}).get("error")
+    return errors.only_followed(exit_code(pod) or 0, error)
+
+
+def failed_container(pod: Object) -> str | None:
+    """The first of its containers whose last end was none with exit code 0; None where there is none."""
+    for status in container_statuses(pod):
+        for state in (status.get("state") or {}, status.get("lastState") or {}):
+            if "terminated" in state:
+                if state["terminated"]["exitCode"]:
+                    return str(status["name"])
+                break
+    return None
+
+
+def age_seconds(stamp: str | None) -> float | None:
+    """Seconds since a time such as `2026-11-20T10:15:00Z`; None for what is no time."""
+    try:
+        then = datetime.fromisoformat((stamp or "").replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return (datetime.now(UTC) - then.replace(tzinfo=then.tzinfo or UTC)).total_seconds()
+
+
+def times_seen(event: Object) -> int:
+    """Number of times that an event was seen."""
+    return int((event.get("series") or {}).get("count") or event.get("count") or 1)
+
+
+def about(event: Object) -> Object:
+    """Reference to the object of an event, with `kind`, `name` and `uid` as far as they are known."""
+    return dict(event.get("involvedObject") or {})
+
+
+def event_time(event: Object) -> str:
+    """Time an event was last seen. Newer controllers count it in a series."""
+    times = (
+        event.get("lastTimestamp"),
+        event.get("eventTime"),
+        (event.get("metadata") or {}).get("creationTimestamp"),
+    )
+    return str((event.get("series") or {}).get("lastObservedTime") or next(filter(None, times), ""))
+
+
+def words_of(event: Object) -> str:
+    """Message of an event; its reason where it has none."""
+    return str(event.get("message") or event.get("reason") or "an event without a word")
+
+
+def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> str:
+    """Reason why a pod does not run, or of its end; empty while all is well. `events` are those of the pod.
+
+    `advise`: with what to do about it, where that is known.
+    """
+    unschedulable = condition(pod, "PodScheduled", "False")
+    if unschedulable is not None and unschedulable.get("reason") == "SchedulingGated":
+        return "held back: something, such as a queue, has to let it go first"
+    if unschedulable is not None and not pod["spec"].get("nodeName"):
+        return f"no node fits: {unschedulable.get('message') or unschedulable.get('reason')}"
+    for found in ((entry.get("state") or {}).get("waiting") for entry in container_statuses(pod)):
+        if found and found.get("reason") not in ("PodInitializing", "ContainerCreating"):
+            reason = str(found.get("reason"))
+            advice = _ADVICE.get(reason) if advise else None
+            return f"{reason}: {found.get('message', '')}".strip(": ") + (
+                f"; {advice}" if advice else ""
+            )
+    code = exit_code(pod)
+    if code:
+        ended = container_status(pod, failed_container(pod) or "")
+        terminated = (ended.get("state") or {}).get("terminated") or {}
+        if terminated.get("reason") == "OOMKilled":
+            return f"exit code {code}: out of memory (OOMKilled)"
+        told = message_of(pod)
+        said = str(told["reason"]).partition("\n")[0] if told else ""
+        return ended_with(code, "; ".join(filter(None, (said, _taken_away(pod)))))
+    if phase_of(pod) != "Succeeded" and (taken := _taken_away(pod)):
+        return taken
+    if phase_of(pod) == "Pending":
+        warnings = [event for event in events if event.get("type") == "Warning"]
+        news = [event for event in warnings if not is_of_scheduling(event, pod)]
+        return words_of(news[-1]) if news else ""
+    return ""
+
+
+def is_of_scheduling(event: Object, pod: Object) -> bool:
+    """True if a warning is of the time before its pod had a node, which is over."""
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled is None and not pod["spec"].get("nodeName"):
+        return False
+    if event.get("reason") == "FailedScheduling":
+        return True
+    since = str((scheduled or {}).get("lastTransitionTime") or "")
+    return event_time(event)[:_STAMP] < since[:_STAMP]
+
+
+def without_names(text: str) -> str:
+    """Return a message without the names of pods, which are random: by it repeats are known."""
+    return _POD_NAME.sub("pods", text)
+
+
+def _taken_away(pod: Object) -> str:
+    """Kubernetes' own reason to end a pod, or not to begin it: evicted, preempted, too old, its node lost."""
+    status = pod.get("status") or {}
+    found = status if status.get("reason") else condition(pod, "DisruptionTarget") or {}
+    return f"{found.get('reason') or ''}: {found.get('message') or ''}".strip(": ")
+
+
+def ended_with(code: int, reason: str = "") -> str:
+    """An exit code with its reason, or with what it means."""
+    meaning = reason.partition("\n")[0] or _EXIT_MEANING.get(code)
+    return f"exit code {code}" + (f": {meaning}" if meaning else "")
+
+
+def condition(obj: Object, kind: str, value: str = "True") -> Object | None:
+    """The condition of that type and value."""
+    conditions = (obj.get("status") or {}).get("conditions") or []
+    return next(
+        (found for found in conditions if found["type"] == kind and found["status"] == value), None
+    )
+
+
+def is_suspended(workload: Object) -> bool:
+    """A workload is asked to have no pods."""
+    spec = workload["spec"]
+    if workload["kind"] == "StatefulSet":
+        return bool(spec.get("replicas") == 0)
+    if workload["kind"] == "PyTorchJob":
+        return bool((spec.get("runPolicy") or {}).get("suspend"))
+    return bool(spec.get("suspend"))
+
+
+def is_held_back(workload: Object) -> bool:
+    """A suspended workload waits for Kueue, which suspends what it holds back, rather than for `resume`."""
+    if QUEUE_NAME not in labels_of(workload) or workload["kind"] == "StatefulSet":
+        return False
+    return STOPPED not in (workload["metadata"].get("annotations") or {})
+
+
+def is_idling(workload: Object) -> bool:
+    """Its pods do nothing until `kubetune dev run` starts something in them."""
+    containers = workload["spec"].get("template", {}).get("spec", {}).get("containers") or [{}]
+    return bool((containers[0].get("command") or [""])[-1] == IDLE)
+
+
+def suspension(kind: str, nodes: int, *, suspend: bool) -> dict[str, Any]:
+    """The change that stops a workload of `kind` (its pods get SIGTERM), or lets it go on with `nodes` pods."""
+    if kind == "StatefulSet":
+        return {"spec": {"replicas": 0 if suspend else nodes}}
+    if kind == "PyTorchJob":
+        return {"spec": {"runPolicy": {"suspend": suspend}}}
+    return {"spec": {"suspend": suspend}}
+
+
+def state_of(workload: Object | None, pods: Sequence[Object]) -> tuple[State, str]:
+    """State of a run, and what its workload says about that. A StatefulSet never ends of its own accord."""
+    if workload is None:
+        return "absent", ""
+    for kind in _ENDED_WELL:
+        if found := condition(workload, kind):
+            return "done", str(found.get("message") or "")
+    if found := condition(workload, "Failed"):
+        return "failed", f"{found.get('reason', '')}: {found.get('message', '')}".strip(": ")
+    if is_suspended(workload) and not is_held_back(workload):
+        return "stopped", ""
+    where = _elsewhere(workload)
+    if where or is_suspended(workload):
+        return "waiting", where
+    return ("running" if any(is_running(pod) for pod in pods) else "waiting"), ""
+
+
+def _elsewhere(workload: Object) -> str:
+    """Advice about a workload whose pods another cluster has; nothing where controllers of this one make them."""
+    spec = workload["spec"]
+    if (spec.get("runPolicy") or spec).get("managedBy") != MULTIKUEUE:
+        return ""
+    return (
+        "MultiKueue gives it to another cluster (kubectl get workloads -o yaml: status.clusterName) and takes nothing "
+        "else along: its ConfigMap, Secrets, claims and Service have to be there (kubetune render), as are its pods, "
+        "logs and results: name that cluster by KUBECONFIG, or take a queue of this one"
+    )

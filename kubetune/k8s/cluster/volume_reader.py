@@ -1,0 +1,146 @@
+"""A container in which the outputs volume can be read: one of the run, or a pod made for it while none answers.
+
+Such a pod is made once and used for as long as it answers, whatever is asked of it and how often.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from kubetune.errors import EnvironmentFault
+from kubetune.k8s.api.api_errors import ApiError, Refused
+from kubetune.k8s.api.client import Cluster, Object, say
+from kubetune.k8s.cluster import pods
+from kubetune.k8s.cluster.runs import ASK_SECONDS, ASKED_PODS, FILES, Target, events_of, running
+from kubetune.k8s.manifests.pod import container, pod_basics
+from kubetune.k8s.manifests.spec import OUTPUTS, RunSpec
+from kubetune.k8s.manifests.storage import outputs_volume
+
+_POD_SECONDS = 300
+# It ends by itself, should whoever made it lose the connection.
+_LIFE_SECONDS = 6 * 3600
+_MOST_PODS = 3
+
+
+class VolumeReader:
+    """The outputs volume of a run, from `with` on to its end, when a pod that was made for it goes."""
+
+    def __init__(self, cluster: Cluster, spec: RunSpec) -> None:
+        self._cluster, self._spec = cluster, spec
+        self._own: Object | None = None
+        self._made = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._delete_own()
+
+    def target(self) -> Target:
+        """A container that answers now. Raises EnvironmentFault where none does, three made for it included."""
+        # Twice, as one answer may fail to come from a pod that has just begun, or while a connection is cut.
+        own = [] if self._own is None else [Target(pods.name_of(self._own), FILES)] * 2
+        if answering := self._answering(own):
+            return answering
+        there = running(self._cluster, self._spec)
+        if answering := self._answering(there):
+            return answering
+        if self._own is None or self._is_of_no_use(self._own):
+            self._delete_own()
+            self._make("no pod that runs answers" if there else f"no pod of {self._spec.name} runs")
+        assert self._own is not None
+        name = pods.name_of(self._own)
+        self._wait_until_running(name)
+        return Target(name, FILES)
+
+    def _answering(self, there: Sequence[Target]) -> Target | None:
+        """The first of these that commands can be run in; None where none is. Refused where exec is not permitted."""
+        for target in there[:ASKED_PODS]:
+            try:
+                # The API server refuses a command that reads and writes nothing.
+                self._cluster.exec(
+                    target.pod, target.container, ["true"], stdout=io.BytesIO(), seconds=ASK_SECONDS
+                )
+                return target
+            except ApiError as error:
+                if isinstance(error, Refused) and error.code == 403:
+                    raise
+                say(str(error))
+        return None
+
+    def _is_of_no_use(self, own: Object) -> bool:
+        """Our pod, which does not answer, will not begin to: it runs, or has ended, or is gone."""
+        found = self._cluster.get("Pod", pods.name_of(own))
+        return found is None or pods.is_running(found) or pods.has_ended(found)
+
+    def _make(self, why: str) -> None:
+        if self._made == _MOST_PODS:
+            raise EnvironmentFault(
+                f"{why}, and none of the {self._made} that were made to read its volume answers; "
+                "see kubectl get nodes, and whether something between here and them cuts connections"
+            )
+        self._made += 1
+        self._own = reader_pod(self._spec)
+        say(f"{why}; {pods.name_of(self._own)} reads its volume meanwhile")
+        self._cluster.apply(self._own)
+
+    def _delete_own(self) -> None:
+        if self._own is not None:
+            name, self._own = pods.name_of(self._own), None
+            try:
+                self._cluster.delete("Pod", name, grace_seconds=1)
+            except ApiError as error:
+                say(
+                    f"{name} stays, and ends by itself within {_LIFE_SECONDS // 3600} hours: {error}"
+                )
+
+    def _wait_until_running(self, name: str) -> None:
+        """Wait for our pod. Raises EnvironmentFault saying what it waits for when time is up."""
+        last: Object = {}
+        for _, pod in self._cluster.watch("Pod", self._spec.selector(FILES), seconds=_POD_SECONDS):
+            if pods.name_of(pod) == name:
+                last = pod
+                if pods.is_running(pod):
+                    return
+                if pods.has_ended(pod):
+                    break
+        events = [
+            e
+            for e in events_of(self._cluster, self._spec)
+            if e["involvedObject"].get("name") == name
+        ]
+        reason = pods.why(last, events) if last else ""
+        raise EnvironmentFault(
+            f"pod {name}, which reads the outputs volume, does not run: {reason or 'no reason is known'}"
+        )
+
+
+def reader_pod(spec: RunSpec) -> Object:
+    """A small pod that sees the outputs volume, for whoever reads it."""
+    server = container(
+        spec,
+        FILES,
+        ["python", "-P", "-m", "kubetune.k8s.cluster.in_pod", "idle"],
+        resources={"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
+        volumeMounts=[{"name": "outputs", "mountPath": OUTPUTS, "readOnly": True}],
+    )
+    body = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": _LIFE_SECONDS,
+        **pod_basics(spec),
+        # The run's own account may be gone already.
+        "serviceAccountName": spec.kubernetes.service_account or "default",
+        "containers": [server],
+        "volumes": [outputs_volume(spec)],
+    }
+    name = f"{spec.name}-{FILES}-{secrets.token_hex(2)}"
+    return spec.manifest("v1", "Pod", name, FILES, spec=body)

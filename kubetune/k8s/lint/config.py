@@ -1,0 +1,463 @@
+"""Mistakes in a config and its manifests that schema validation cannot see, found before a cluster is asked.
+
+Each finding names the key of the config that caused it, so that the command line can show its line. Nothing is
+changed here, and nothing is read but the arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from posixpath import normpath
+from typing import TYPE_CHECKING
+
+from kubetune.base.secrets import is_secret, names_secret, seems_random
+from kubetune.config.schema import Config
+from kubetune.config.schema.cluster import quantity_bytes
+from kubetune.config.schema.model import BUILT_IN_TEMPLATE
+from kubetune.config.schema.tracking import EXTRAS
+from kubetune.k8s.lint.finding import Finding, advice, error
+from kubetune.k8s.lint.objects import check_objects
+from kubetune.k8s.lint.pod_security import beyond_restricted
+from kubetune.k8s.manifests.configmap import MAX_CARRIED_BYTES
+from kubetune.k8s.manifests.environment import RESERVED
+from kubetune.k8s.manifests.kinds.gang import VOLCANO, by_operator, gang
+from kubetune.k8s.manifests.pod_templates import pod_templates
+from kubetune.k8s.manifests.spec import (
+    CACHE,
+    CONFIG_FOLDER,
+    DATA_FOLDER,
+    MANAGED_BY,
+    OUTPUTS,
+    QUEUE_NAME,
+    QUEUE_PRIORITY,
+    Manifest,
+    RunSpec,
+    on_hub,
+    on_volume,
+    source_paths,
+)
+from kubetune.k8s.manifests.storage import shm_size
+
+if TYPE_CHECKING:
+    from kubetune.plan.plan import Plan
+
+TAKEN = (OUTPUTS, CACHE, CONFIG_FOLDER, DATA_FOLDER, "/tmp", "/dev/shm")
+HTTP_PORTS = ("80", "5000")
+
+
+def lint(
+    config: Config, plan: Plan, objects: Sequence[Manifest], files: Mapping[str, str] | None = None
+) -> list[Finding]:
+    """Everything wrong with, or unwise about, a run on a cluster; `objects` and `files` are what `render` had and made.
+
+    Raises ConfigError when the config has no `kubernetes` section.
+    """
+    spec = RunSpec.of(config, plan, files)
+    checks = (
+        _size,
+        _claims,
+        _image,
+        _trackers,
+        _variables,
+        _volumes,
+        _paths,
+        _profile,
+        _kind,
+        _gang,
+        _jobset,
+    )
+    found = [finding for check in (*checks, _names) for finding in check(spec)]
+    # A mistake in the config often shows in each object made from it; it is told once, where it was made.
+    told = {finding.key for finding in found}
+    more = (f for f in check_objects(objects) if not any(known.startswith(f.key) for known in told))
+    return list(dict.fromkeys([*found, *more, *_patched(spec, objects)]))
+
+
+def _size(spec: RunSpec) -> Iterator[Finding]:
+    compute = spec.config.compute
+    if compute.gpus_per_node is None:
+        yield error(
+            "compute.gpus_per_node",
+            "left out, but a pod must ask for a number of GPUs; give it, 0 for CPU",
+        )
+    if compute.memory is None:
+        yield error(
+            "compute.memory",
+            "left out, so pods would have no limit, and one that leaks takes its node's other pods along; give it, "
+            "such as 64Gi",
+        )
+    k = spec.kubernetes
+    if compute.cpu is None and k.cpu_limits:
+        yield error(
+            "kubernetes.cpu_limits", "the limit is compute.cpu, and that is left out; give it"
+        )
+    elif compute.cpu is None:
+        yield advice(
+            "compute.cpu", "left out, so pods ask for no CPU and may be put where none is free"
+        )
+    if compute.memory and quantity_bytes(shm_size(spec)) >= quantity_bytes(compute.memory):
+        yield error(
+            "kubernetes.shm_size",
+            f"{shm_size(spec)} is not below compute.memory {compute.memory}, and shared memory counts as memory",
+        )
+
+
+def _claims(spec: RunSpec) -> Iterator[Finding]:
+    claims = spec.kubernetes.resource_claims
+    names = [claim.name for claim in claims]
+    for index, claim in enumerate(claims):
+        key = f"kubernetes.resource_claims.{index}"
+        if claim.name in names[:index]:
+            yield error(
+                f"{key}.name",
+                f"{claim.name} is given twice; each claim of a pod has a name of its own",
+            )
+        if claim.claim and spec.nodes > 1:
+            yield advice(
+                f"{key}.claim",
+                f"all {spec.nodes} pods share {claim.claim}, and most devices belong to one node; give a template, so "
+                "that each pod has a claim of its own",
+            )
+        if claim.gpus and not spec.gpus:
+            yield error(f"{key}.gpus", "the claim holds GPUs, but compute.gpus_per_node is 0")
+
+
+def _image(spec: RunSpec) -> Iterator[Finding]:
+    k = spec.kubernetes
+    tools = {"kubernetes.image": k.image, "kubernetes.tools_image": k.tools_image}
+    for key, image in tools.items():
+        if image is not None:
+            yield from _image_name(spec, key, image)
+    lab = k.jupyter is not None and k.jupyter.image is None
+    if (k.tensorboard or k.ui or lab) and k.tools_image is None:
+        what = " and ".join(
+            ["TensorBoard"] * k.tensorboard + ["the page"] * k.ui + ["JupyterLab"] * lab
+        )
+        yield advice(
+            "kubernetes.tools_image",
+            f"left out, so {what} would start from the run's image, which has the extras for that only "
+            "where it was built with them; scripts/image tools builds one that has",
+        )
+
+
+def _trackers(spec: RunSpec) -> Iterator[Finding]:
+    tracking = spec.config.tracking
+    for name, extra in EXTRAS.items():
+        if getattr(tracking, name):
+            yield advice(
+                f"tracking.{name}",
+                f"the run's image has this only where it was built with the extra {extra}, such as EXTRAS=hub,vision,"
+                f"s3,{extra} scripts/image cuda; without it the pods end with exit code 2 before they train",
+            )
+    if (benchmarks := spec.config.evaluation.benchmarks) is not None:
+        fetched = (
+            ""
+            if benchmarks.tasks_folder
+            else "; at the end the pod of node 0 fetches their data from the hub"
+        )
+        yield advice(
+            "evaluation.benchmarks",
+            "the run's image has the harness only where it was built with the extra benchmarks, such as EXTRAS=hub,"
+            "vision,s3,benchmarks scripts/image cuda; without it the pods end with exit code 2 before they train"
+            + fetched,
+        )
+
+
+def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Finding]:
+    scheme, separator, _ = image.partition("://")
+    if separator:
+        yield error(
+            key, f"found {scheme}:// in front; nodes pull over HTTPS and expect registry/name:tag"
+        )
+        return
+    if re.search(r"[\s]|^[-/]|/$", image):
+        yield error(
+            key, f"found {image!r}; expected registry/name:tag or registry/name@sha256:digest"
+        )
+        return
+    registry = image.partition("/")[0] if "/" in image else ""
+    host, _, port = registry.partition(":")
+    if host in ("localhost", "127.0.0.1") or port in HTTP_PORTS:
+        policy = spec.kubernetes.image_pull_policy
+        if policy in ("Never", "IfNotPresent") and registry == "localhost":
+            pass  # what podman and buildah call an image of their own, said to be loaded into the nodes
+        elif policy in ("Never", "IfNotPresent"):
+            yield advice(
+                key,
+                f"{registry} is no registry that a node can pull from; with image_pull_policy {policy} the run works "
+                "where each node holds the image already, such as after kind load, minikube image load or k3d image "
+                "import",
+            )
+        else:
+            yield error(
+                key,
+                f"{registry} is a registry over plain HTTP, or one of this machine; nodes refuse it. If the image was "
+                "loaded into the nodes, set kubernetes.image_pull_policy: IfNotPresent",
+            )
+    tag = image.rpartition("/")[2].partition(":")[2]
+    if "@sha256:" not in image and tag in ("", "latest"):
+        yield advice(
+            key, "without a version it may be another image tomorrow; pin a tag or a digest"
+        )
+
+
+def _variables(spec: RunSpec) -> Iterator[Finding]:
+    k = spec.kubernetes
+    for section, names in (("env", k.env), ("secrets", k.secrets)):
+        for name in names:
+            if name in RESERVED or name.startswith(("PET_", "TORCHELASTIC_", "KUBETUNE_")):
+                yield error(
+                    f"kubernetes.{section}.{name}",
+                    "is set by kubetune, torchrun or the operator; another value would break the rendezvous. Remove it",
+                )
+    for name, text in k.env.items():
+        if name in k.secrets:
+            yield error(f"kubernetes.env.{name}", "given under kubernetes.secrets too; keep one")
+        elif text and (
+            names_secret(name) or is_secret(("kubernetes", "env", name), text, known=True)
+        ):
+            yield error(
+                f"kubernetes.env.{name}",
+                "a secret value in an environment variable stands readable in every manifest; put it into a Secret "
+                f"and write kubernetes.secrets.{name}: {{secret: NAME}} instead",
+            )
+        elif seems_random(text):
+            yield advice(
+                f"kubernetes.env.{name}",
+                "looks like a random token; if it opens anything, put it into a Secret and write "
+                f"kubernetes.secrets.{name}: {{secret: NAME}} instead, as manifests are readable",
+            )
+
+
+def _volumes(spec: RunSpec) -> Iterator[Finding]:
+    k = spec.kubernetes
+    seen: dict[str, str] = dict.fromkeys(TAKEN, "kubetune's own volumes")
+    for index, mount in enumerate(k.mounts):
+        # As the kernel reads it: `//outputs` and `/data/../outputs` are /outputs.
+        key, path = f"kubernetes.mounts.{index}.path", "/" + normpath(mount.path).lstrip("/")
+        if path in seen or path in ("/", "/etc", "/usr", "/proc", "/sys", "/dev"):
+            yield error(
+                key,
+                f"{path} is taken by {seen.get(path, 'the image itself')}; choose another folder",
+            )
+        seen[path] = f"mounts[{index}]"
+
+
+def _paths(spec: RunSpec) -> Iterator[Finding]:
+    """Paths of the user's machine that no pod will see."""
+    config, k = spec.config, spec.kubernetes
+    wanted = dict(source_paths(config))
+    for name in ("path", "tokenizer", "chat_template"):
+        if path := getattr(config.model, name):
+            wanted[f"model.{name}"] = path
+    if config.evaluation.metrics is not None:
+        wanted["evaluation.metrics.file"] = config.evaluation.metrics.file
+    if config.evaluation.benchmarks is not None and config.evaluation.benchmarks.tasks_folder:
+        wanted["evaluation.benchmarks.tasks_folder"] = config.evaluation.benchmarks.tasks_folder
+    for key, path in wanted.items():
+        is_built_in = key == "model.chat_template" and path == BUILT_IN_TEMPLATE
+        # Other chat templates, and Python code, are files even where their names could be hub ids.
+        is_file = key in (
+            "model.chat_template",
+            "evaluation.metrics.file",
+            "evaluation.benchmarks.tasks_folder",
+        )
+        elsewhere = is_built_in or "://" in path or (on_hub(path) and not is_file)
+        if not (elsewhere or path in spec.files or on_volume(k, path)):
+            yield error(
+                key,
+                f"{path} is not in the pods; put it on a volume, mount that with kubernetes.mounts, and give the path "
+                f"there, or use a hub id. Text files travel along up to {MAX_CARRIED_BYTES >> 10} KiB in all",
+            )
+    report = config.logging.report_json
+    if report and report.startswith("/") and not on_volume(k, report):
+        yield error(
+            "logging.report_json",
+            f"{report} cannot be written: only {OUTPUTS}, {CACHE} and /tmp can",
+        )
+
+
+def _profile(spec: RunSpec) -> Iterator[Finding]:
+    k = spec.kubernetes
+    if k.profile != "restricted":
+        if spec.gpus == 0:
+            yield advice(
+                "kubernetes.profile", "rdma serves NCCL between GPUs, and this run asks for none"
+            )
+        if k.rdma.resource is None and not k.rdma.privileged:
+            yield error(
+                "kubernetes.profile",
+                "rdma: a pod gets no adapter without kubernetes.rdma.resource, the device plugin's resource (kubectl "
+                "describe node shows it, such as rdma/hca); where there is no device plugin, kubernetes.rdma."
+                "privileged: true takes the node's devices into a privileged container",
+            )
+        return
+    if k.run_as_user == 0:
+        yield error(
+            "kubernetes.run_as_user",
+            "0 is root, which the restricted profile forbids; leave it out",
+        )
+    volumes = {
+        "kubernetes.storage.cache.host_path": k.storage.cache.host_path,
+        "kubernetes.storage.outputs.host_path": k.storage.outputs.host_path,
+        **{f"kubernetes.mounts.{i}.host_path": mount.host_path for i, mount in enumerate(k.mounts)},
+    }
+    for key, path in volumes.items():
+        if path:
+            yield advice(
+                key,
+                f"{path} of the node: a namespace that enforces the restricted standard refuses such pods; use a claim",
+            )
+
+
+def _patched(spec: RunSpec, objects: Sequence[Manifest]) -> Iterator[Finding]:
+    """Pods that patches have ask for more than the profile promises."""
+    if spec.kubernetes.profile != "restricted" or not spec.kubernetes.patches:
+        return
+    for where, template in (found for obj in objects for found in pod_templates(obj)):
+        if beyond := list(beyond_restricted(template["spec"])):
+            yield advice(
+                "kubernetes.patches",
+                f"{where}: {'; '.join(beyond)}: a namespace that enforces the restricted standard refuses such pods, "
+                "and the run would wait for them",
+            )
+
+
+def _kind(spec: RunSpec) -> Iterator[Finding]:
+    k = spec.kubernetes
+    if k.kind == "statefulset":
+        yield advice(
+            "kubernetes.kind",
+            "a StatefulSet never ends: delete it when the run is done, or use job",
+        )
+        if k.max_runtime_seconds is not None:
+            yield error(
+                "kubernetes.max_runtime_seconds",
+                "a StatefulSet cannot end a run; use job, or leave it out",
+            )
+    if k.argocd and k.ttl_seconds is not None:
+        yield advice(
+            "kubernetes.ttl_seconds",
+            f"{k.ttl_seconds}: a finished run's objects are removed after this time, and Argo CD, which finds them "
+            "missing, starts it again; give null",
+        )
+    if k.kind == "pytorchjob":
+        if k.queue:
+            yield advice(
+                "kubernetes.queue",
+                "Kueue is dropping PyTorchJob; use jobset or job for queued runs",
+            )
+        if k.profile == "restricted" and spec.nodes > 1:
+            yield advice(
+                "kubernetes.kind",
+                "the training operator adds an init container without a security context to workers; a namespace that "
+                "enforces the restricted standard refuses them unless the operator's template is changed",
+            )
+
+
+def _gang(spec: RunSpec) -> Iterator[Finding]:
+    k, who = spec.kubernetes, gang(spec)
+    key = "kubernetes.scheduling.gang"
+    if not k.queue:
+        kueues = {key: who == "kueue", "kubernetes.queue_priority": k.queue_priority is not None}
+        for asking in (name for name, is_asked in kueues.items() if is_asked):
+            yield error(asking, "Kueue looks at runs that name a queue only; give kubernetes.queue")
+    elif who == "volcano":
+        yield advice(
+            key,
+            "volcano beside kubernetes.queue: each has queues and quotas of its own, and Volcano keeps room for the "
+            "run's PodGroup while Kueue still holds its pods back; set kueue here, or leave kubernetes.queue out",
+        )
+    if k.scheduling.queue is not None and who != "volcano":
+        yield error(
+            "kubernetes.scheduling.queue",
+            f"volcano only knows this, and gang is {who}; Kueue's is kubernetes.queue",
+        )
+    yield from _topology(spec)
+    if by_operator(spec):
+        if k.kind == "trainjob" and spec.prepares:
+            yield error(
+                key,
+                f"{who}: the Trainer counts initializers among the pods that have to start together, but the others "
+                "begin only after them, so none would ever start; use kind jobset, or leave initialisers and "
+                "preprocess out",
+            )
+        if k.kind == "pytorchjob":
+            name = k.scheduler or VOLCANO
+            yield advice(
+                key,
+                f"{who}: the training operator makes PodGroups only with --gang-scheduler-name={name}",
+            )
+    if spec.nodes > 1 and who == "none" and k.scheduling.gang == "auto":
+        yield advice(
+            key,
+            f"nothing starts the {spec.nodes} pods together: where the cluster has no room for all, some hold their "
+            "nodes and wait. Give kubernetes.queue (Kueue) or volcano here; none if that is all right",
+        )
+
+
+def _topology(spec: RunSpec) -> Iterator[Finding]:
+    k, wanted, key = (
+        spec.kubernetes,
+        spec.kubernetes.scheduling.topology,
+        "kubernetes.scheduling.topology",
+    )
+    if wanted is None:
+        return
+    if not k.queue:
+        yield error(key, "Kueue looks at runs that name a queue only; give kubernetes.queue")
+    if wanted.slice_nodes is not None:
+        if spec.nodes % wanted.slice_nodes:
+            yield error(
+                f"{key}.slice_nodes",
+                f"{wanted.slice_nodes} does not divide the {spec.nodes} pods into whole slices",
+            )
+        if k.kind == "pytorchjob":
+            yield error(
+                f"{key}.slice",
+                "a PyTorchJob's master and workers are apart for Kueue; use kind jobset",
+            )
+
+
+def _jobset(spec: RunSpec) -> Iterator[Finding]:
+    k, cache = spec.kubernetes, spec.kubernetes.storage.cache
+    for name in sorted(k.jobset.model_fields_set):
+        kinds = ("jobset",) if name == "cache_with_run" else ("jobset", "trainjob")
+        if k.kind not in kinds and getattr(k.jobset, name) not in ("all", False, None):
+            yield error(
+                f"kubernetes.jobset.{name}",
+                f"only kind {' and '.join(kinds)} can do this, and kind is {k.kind}",
+            )
+    if (
+        k.kind == "jobset"
+        and k.jobset.cache_with_run
+        and (cache.size is None or cache.access != "ReadWriteMany")
+    ):
+        yield error(
+            "kubernetes.jobset.cache_with_run",
+            "is for one new claim of all pods; give storage.cache a size and access: ReadWriteMany",
+        )
+
+
+def _names(spec: RunSpec) -> Iterator[Finding]:
+    # The operator makes pods called NAME-dataset-initializer-0-0-xxxxx, and a label ends at 63 characters.
+    longest = 33 if spec.kubernetes.kind == "trainjob" and spec.prepares else 40
+    if len(spec.name) > longest:
+        yield error(
+            "name",
+            f"{spec.name}: {len(spec.name)} characters; a TrainJob with initialisers may have {longest}",
+        )
+    if not spec.name[0].isalpha():
+        yield error(
+            "name", f"{spec.name} begins with a digit, but names of Services begin with a letter"
+        )
+    ours = (*spec.selector(""), MANAGED_BY, QUEUE_NAME, QUEUE_PRIORITY)
+    for key in spec.kubernetes.labels:
+        if key in ours:
+            yield error(f"kubernetes.labels.{key}", "is one of kubetune's own labels; remove it")
+    for key in spec.kubernetes.annotations:
+        if key.startswith("kubetune/"):
+            yield error(
+                f"kubernetes.annotations.{key}", "is one of kubetune's own annotations; remove it"
+            )

@@ -1,0 +1,79 @@
+"""Kubernetes manifests of a run: a pure function from config and plan to plain dicts, and dicts to YAML.
+
+Nothing here talks to a cluster or reads a clock, and only `local_files` reads files: the same config gives the same
+bytes on any machine. Not for applying them (cluster). Read `spec` first, then `trainer`.
+A new kind of workload is one module with `workload(spec)` and one line in KINDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from kubetune.base.yaml_text import dump
+from kubetune.k8s.manifests.configmap import config_maps, local_files
+from kubetune.k8s.manifests.extras import jupyter, tensorboard, token_secret, token_servers, ui
+from kubetune.k8s.manifests.initialisers import preprocess_job
+from kubetune.k8s.manifests.monitoring import monitoring
+from kubetune.k8s.manifests.network import network_policy
+from kubetune.k8s.manifests.patches import patched
+from kubetune.k8s.manifests.rbac import operator_role, service_account
+from kubetune.k8s.manifests.spec import Manifest, RunSpec
+from kubetune.k8s.manifests.storage import claims
+from kubetune.k8s.manifests.waves import in_waves
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import Config
+    from kubetune.plan.plan import Plan
+
+__all__ = ["KINDS", "dump", "local_files", "render", "secret_templates"]
+
+KINDS: dict[str, str] = {
+    "job": "kubetune.k8s.manifests.kinds.job",
+    "statefulset": "kubetune.k8s.manifests.kinds.statefulset",
+    "jobset": "kubetune.k8s.manifests.kinds.jobset",
+    "pytorchjob": "kubetune.k8s.manifests.kinds.pytorchjob",
+    "trainjob": "kubetune.k8s.manifests.kinds.trainjob",
+}
+
+
+def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -> list[Manifest]:
+    """All objects of a run, in the order in which they are to be applied.
+
+    `files` is what `local_files` found: small data files that travel along in a ConfigMap.
+    Secrets are not among them: pods refer to them by name, and `secret_templates` says which must exist.
+    Raises ConfigError when the config has no `kubernetes` section, or for patches that do not fit.
+    """
+    spec = RunSpec.of(config, plan, files)
+    workload: list[Manifest] = import_module(KINDS[spec.kubernetes.kind]).workload(spec)
+    objects = [
+        *service_account(spec),
+        *operator_role(spec),
+        *network_policy(spec),
+        *config_maps(spec),
+        *claims(spec),
+        *preprocess_job(spec),
+        *workload,
+        *monitoring(spec),
+        *tensorboard(spec),
+        *ui(spec),
+        *jupyter(spec),
+    ]
+    objects = in_waves(objects) if spec.kubernetes.argocd else objects
+    return patched(objects, spec.kubernetes.patches) if spec.kubernetes.patches else objects
+
+
+def secret_templates(config: Config, plan: Plan) -> list[Manifest]:
+    """The Secrets that the objects of `render` refer to, each key with an empty value for the user to fill in."""
+    spec = RunSpec.of(config, plan)
+    keys: dict[str, dict[str, str]] = {}
+    for variable, ref in spec.kubernetes.secrets.items():
+        keys.setdefault(ref.secret, {})[ref.key or variable] = ""
+    for server in token_servers(spec):
+        name, key = token_secret(spec, server)
+        keys.setdefault(name, {})[key] = ""
+    return [
+        spec.manifest("v1", "Secret", name, "secret", type="Opaque", stringData=values)
+        for name, values in keys.items()
+    ]

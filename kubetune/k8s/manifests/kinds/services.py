@@ -1,0 +1,19 @@
+"""The headless Service that gives each training pod a DNS name for the rendezvous."""
+
+from __future__ import annotations
+
+from kubetune.k8s.manifests.spec import PORT, TRAINER, Manifest, RunSpec
+
+
+def headless_service(spec: RunSpec) -> Manifest:
+    """A Service without an address of its own: `POD.NAME` resolves to each pod of the trainer.
+
+    Names are published before pods are ready: they are ready only after a rendezvous that needs the names.
+    """
+    body = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": spec.selector(TRAINER),
+        "ports": [{"name": "rendezvous", "protocol": "TCP", "port": PORT}],
+    }
+    return spec.manifest("v1", "Service", spec.name, TRAINER, spec=body)

@@ -1,0 +1,48 @@
+"""A run's smoke test as manifests: the same pods, in the same places, but they test themselves and train nothing.
+
+`kubetune smoke` runs in each pod, as one node of as many: ranks, links, devices, and the two volumes.
+"""
+
+from __future__ import annotations
+
+from kubetune.config.schema import Config
+from kubetune.errors import ConfigError
+from kubetune.k8s.manifests.pod_templates import pod_templates
+from kubetune.k8s.manifests.spec import CACHE, COMPONENT, OUTPUTS, TRAINER, Manifest, name_beside
+from kubetune.plan.plan import Plan
+
+SUFFIX = "-smoke"
+# The first pod waits this long for the last one, whose node may have to pull the image first.
+TIMEOUT_SECONDS = 900
+
+
+def smoke_config(config: Config) -> Config:
+    """The config of the smoke test: beside the run, tried once. Raises ConfigError without a `kubernetes` section."""
+    if config.kubernetes is None:
+        raise ConfigError(
+            "kubernetes: the section is missing; add at least `kubernetes: {image: …}`"
+        )
+    k = config.kubernetes
+    changes = {
+        # A StatefulSet would start what has ended again.
+        "kind": "job" if k.kind == "statefulset" else k.kind,
+        "max_restarts": 0,
+        "preprocess": None,
+        "initialisers": (),
+        "tensorboard": False,
+        "jupyter": None,
+    }
+    kubernetes = k.model_copy(update=changes)
+    return config.model_copy(update={"name": name_beside(config, SUFFIX), "kubernetes": kubernetes})
+
+
+def testing(objects: list[Manifest], plan: Plan) -> list[Manifest]:
+    """The same objects, but their trainers run the smoke test."""
+    command = ["python", "-P", "-m", "kubetune", "smoke"]
+    command += [f"--nodes={plan.nodes}", f"--processes={plan.processes_per_node}"]
+    command += [f"--volume={CACHE}", f"--volume={OUTPUTS}", f"--timeout={TIMEOUT_SECONDS}"]
+    for obj in objects:
+        for _, template in pod_templates(obj):
+            if template["metadata"]["labels"][COMPONENT] == TRAINER:
+                template["spec"]["containers"][0]["command"] = command
+    return objects

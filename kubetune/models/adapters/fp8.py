@@ -1,0 +1,189 @@
+"""Frozen linear layers computed in 8-bit floats: `training.fp8`. Twice the arithmetic of bf16 on GPUs that have it.
+
+Each row of a factor is scaled by its own largest value (arXiv 2209.05433 has the format). The base is rounded once and
+kept in both orders, for the forward and for the backward, in the memory that bf16 took; adapters stay as they are.
+Checkpoints hold adapters only, so nothing rounded is ever saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from kubetune import errors
+from kubetune.base import logs
+from kubetune.kernels import lora, pointwise
+from kubetune.kernels.pointwise import Kernels
+from kubetune.models.adapters.shared_input import (
+    SharedInput,
+    arguments,
+    is_plain_lora,
+    is_transposed,
+)
+
+GRANULE: Final = 16
+"""The product wants both widths of a layer to be multiples of this."""
+
+LARGEST_LOSS_CHANGE: Final = 0.01
+"""Share by which rounding may change the loss of the first batch."""
+
+
+def adopt(
+    model: nn.Module, kernels: Kernels, device: torch.device, loss_ahead: Callable[[], float]
+) -> None:
+    """Compute frozen layers in 8-bit floats from now on, if that leaves the loss of the first batch alone.
+
+    Raises ConfigError when it does not, when the GPU cannot, and when no layer could.
+    """
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        name = torch.cuda.get_device_name(device)
+        raise errors.ConfigError(
+            f"training.fp8: {name} has no 8-bit floats (Ada, Hopper and later do); leave it out"
+        )
+    exact = loss_ahead()
+    layers = round_layers(model, kernels)
+    if not layers:
+        raise errors.ConfigError(
+            f"training.fp8: no adapted layer has widths that are multiples of {GRANULE}; leave it out"
+        )
+    rounded = loss_ahead()
+    change = abs(rounded - exact) / max(abs(exact), 1e-12)
+    logs.MODEL.info(
+        "%d layers compute in 8-bit floats, loss of the first batch %.4f → %.4f",
+        layers,
+        exact,
+        rounded,
+    )
+    if not change <= LARGEST_LOSS_CHANGE:
+        raise errors.ConfigError(
+            f"training.fp8 changes the loss of the first batch from {exact:.4f} to {rounded:.4f}, by {change:.1%}; "
+            f"{LARGEST_LOSS_CHANGE:.0%} is allowed. This model does not stand the rounding: leave it out"
+        )
+
+
+def round_layers(model: nn.Module, kernels: Kernels) -> int:
+    """Round the frozen weights under plain adapters; returns of how many layers."""
+    layers: list[Any] = [
+        module for module in model.modules() if is_plain_lora(module) and _fits(module)
+    ]
+    for layer in layers:
+        _round(layer)
+        layer.forward = partial(_forward, layer, kernels)
+    shared = {
+        id(layer.shared_input): layer.shared_input
+        for layer in layers
+        if hasattr(layer, "shared_input")
+    }
+    together = [
+        one
+        for one in shared.values()
+        if all(hasattr(layer.base_layer, "row_scales") for layer in one.layers)
+    ]
+    for layer in layers:
+        if getattr(layer, "shared_input", None) not in together:
+            layer.shared_input = SharedInput((layer,))
+        layer.shared_input.compute = partial(_compute, kernels)
+    return len(layers)
+
+
+def _fits(layer: Any) -> bool:
+    weight = layer.base_layer.weight
+    return (
+        not is_transposed(layer)
+        and weight.dim() == 2
+        and all(size % GRANULE == 0 for size in weight.shape)
+    )
+
+
+def _round(layer: Any) -> None:
+    base = layer.base_layer
+    weight = base.weight.data
+    forward, backward = pointwise.round_rows(weight), pointwise.round_rows(weight.t().contiguous())
+    base.weight = nn.Parameter(forward[0], requires_grad=False)
+    for name, value in (
+        ("row_scales", forward[1]),
+        ("columns", backward[0]),
+        ("column_scales", backward[1]),
+    ):
+        base.register_buffer(name, value, persistent=False)
+
+
+def _forward(layer: Any, kernels: Kernels, x: Tensor) -> Tensor:
+    if layer.disable_adapters or layer.merged:
+        raise RuntimeError("a base in 8-bit floats works only with its adapter")
+    if torch.compiler.is_compiling():
+        return _compute(kernels, [layer], x, None)[0]
+    return cast(SharedInput, layer.shared_input).forward(layer, x)
+
+
+def _compute(
+    kernels: Kernels, layers: Sequence[Any], x: Tensor, copies: lora.Rounded | None
+) -> tuple[Tensor, ...]:
+    bases = [layer.base_layer for layer in layers]
+    frozen = [(base.weight, base.row_scales, base.columns, base.column_scales) for base in bases]
+    given, settings = arguments(layers, frozen, copies)
+    out = _Fp8LoraLinears.apply(x, settings, kernels, *lora.flattened(given))  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, ...], out)
+
+
+def _product(
+    rounded: Tensor, row_scales: Tensor, columns: Tensor, scales: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """`x @ columnsᵀ` of rounded `x` `[rows, inner]` and `columns` `[outer, inner]`, with scales of their rows."""
+    product = torch._scaled_mm(
+        rounded, columns.t(), row_scales, scales.t(), out_dtype=torch.bfloat16
+    )
+    return product.to(dtype)
+
+
+def _times(
+    kernels: Kernels,
+    found: list[tuple[Tensor, Tensor]],
+    rows: Tensor,
+    bias: Tensor | None,
+    weight: Tensor,
+    row_scales: Tensor,
+    *columns: Tensor,
+) -> Tensor:
+    """Product of one of several layers with the same `rows`, which the first of them rounds into `found`."""
+    if not found:
+        found.append(kernels["round_rows"](rows))
+    y = _product(*found[0], weight, row_scales, rows.dtype)
+    return y if bias is None else y.add_(bias)
+
+
+def _times_transposed(
+    kernels: Kernels,
+    total: Tensor | None,
+    d_y: Tensor,
+    weight: Tensor,
+    row_scales: Tensor,
+    columns: Tensor,
+    column_scales: Tensor,
+) -> Tensor:
+    rounded, scales = kernels["round_rows"](d_y)
+    found = _product(rounded, scales, columns, column_scales, d_y.dtype)
+    return found if total is None else total.add_(found)
+
+
+class _Fp8LoraLinears(Function):
+    """The twin of that in kernels/lora.py, with frozen weights rounded in both orders."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, settings: lora.Adapters, kernels: Kernels, *flat: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        ctx.kernels = kernels
+        return lora.lora_forward(ctx, partial(_times, kernels, []), x, settings, *flat)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        d_x, d_settings, *others = lora.lora_backward(
+            ctx, partial(_times_transposed, ctx.kernels), grads
+        )
+        return d_x, d_settings, None, *others

@@ -1,0 +1,193 @@
+"""Forecast and actuals of a run side by side: peak memory, hours and price, for report.json and the log.
+
+The forecast is that of `kubetune plan`, with the tokens that the prepared data really have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from kubetune.base.humanize import duration, size
+from kubetune.config.schema import Config
+from kubetune.plan import earlier_runs
+from kubetune.plan.cost import Bill, bill, kind_of, price_line, time_line
+from kubetune.plan.forecast import Forecast, forecast
+from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.plan import Plan
+from kubetune.rundir import metrics
+
+
+def compare(
+    config: Config,
+    plan: Plan,
+    *,
+    tokens: int,
+    longest: int | None = None,
+    peak_memory_bytes: int,
+    step_seconds: float,
+    events: Sequence[Mapping[str, Any]],
+    until: str,
+) -> dict[str, Any]:
+    """Return `memory`, `hours` and `price` as report.json holds them; None for what was not forecast.
+
+    `tokens` are those of all steps planned, `longest` those of the longest row, `step_seconds` the time
+    within steps, `until` when the run ended.
+    """
+    weights = read_weights(config.model.path, os.environ)
+    starts = [event for event in events if event["event"] in ("start", "resume")]
+    last_start: Mapping[str, Any] = starts[-1] if starts else {}
+    plan = plan.model_copy(update={"spared_share": last_start.get("spared_share") or 0.0})
+    memory = None
+    if weights is not None:
+        memory = forecast(config, plan, weights, last_start.get("device_bytes"), longest)
+    # Runs that ended after this one began, this one too, were no part of its forecast.
+    known = earlier_runs.read(before=str(starts[0]["time"]) if starts else None)
+    planned = bill(config, plan, weights, tokens, _gpu(plan, last_start), known)
+    assert planned is not None, "tokens are known"
+    held_hours = max(step_seconds, held_seconds(events, until)) / 3600
+    hours = _hours(planned, step_seconds / 3600, held_hours)
+    return {
+        "memory": _memory(memory, peak_memory_bytes),
+        "hours": hours,
+        "price": _price(config.compute.price_per_gpu_hour, plan.world_size, planned, hours),
+    }
+
+
+def _memory(planned: Forecast | None, measured_bytes: int) -> dict[str, Any]:
+    forecast_bytes = None if planned is None else planned.allocated_bytes
+    return {
+        "forecast_bytes": forecast_bytes,
+        "measured_bytes": measured_bytes,
+        "relative_error": _relative_error(measured_bytes, forecast_bytes),
+    }
+
+
+def _hours(planned: Bill, step_hours: float, total_hours: float) -> dict[str, Any]:
+    return {
+        "forecast": planned.hours,
+        "step_hours": step_hours,
+        "total_hours": total_hours,
+        "relative_error": _relative_error(step_hours, planned.hours),
+        "tokens": planned.tokens,
+        "source": planned.source,
+        "spans": [asdict(span) for span in planned.spans],
+    }
+
+
+def _price(
+    per_device_hour: float | None, devices: int, planned: Bill, hours: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    if per_device_hour is None:
+        return None
+    per_hour = per_device_hour * devices
+    steps = hours["step_hours"] * per_hour
+    return {
+        "forecast": planned.price,
+        "steps": steps,
+        "total": hours["total_hours"] * per_hour,
+        "relative_error": _relative_error(steps, planned.price),
+        "per_device_hour": per_device_hour,
+    }
+
+
+def outlook(config: Config, plan: Plan, tokens: int, gpu: str | None) -> Iterator[str]:
+    """Forecast for a run that begins, as lines of its log; none where nobody can know. `gpu`: the device's name."""
+    weights = read_weights(config.model.path, os.environ)
+    found = bill(config, plan, weights, tokens, gpu, earlier_runs.read())
+    if found is None or found.hours is None:
+        return
+    yield f"forecast for the steps: {time_line(found)}"
+    if price := price_line(found, config.compute.price_per_gpu_hour):
+        yield f"forecast of the price: {price}"
+
+
+def remember(
+    config: Config,
+    plan: Plan,
+    *,
+    tokens_per_second: float,
+    seconds: float,
+    events: Sequence[Mapping[str, Any]],
+) -> None:
+    """Keep the speed of a run that ended, for the forecasts of later ones. Not of one that went on, perhaps elsewhere,
+    after a stop."""
+    starts = [event for event in events if event["event"] in ("start", "resume")]
+    weights = read_weights(config.model.path, os.environ)
+    kind = kind_of(config, plan, weights, _gpu(plan, starts[0])) if len(starts) == 1 else None
+    if kind is not None and tokens_per_second > 0 and seconds > 0:
+        earlier_runs.keep(earlier_runs.Speed(kind, tokens_per_second, seconds, metrics.now()))
+
+
+def _gpu(plan: Plan, begun: Mapping[str, Any]) -> str | None:
+    return begun.get("device") if plan.device == "cuda" else None
+
+
+def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
+    """Seconds that devices were held: each start from its launch to its end, or to when it was last seen alive."""
+    total, begun, last = 0.0, None, None
+    for event in events:
+        now = _moment(str(event["time"]))
+        if event["event"] == "launch" and not event.get("node", 0):
+            if begun is not None and last is not None:
+                seen = event.get("last_seen")
+                total += (max(last, _moment(seen)) if seen else last) - begun
+            begun = now
+        elif event["event"] == "exit" and not event.get("node", 0) and begun is not None:
+            total += now - begun
+            begun = None
+        elif begun is None and event["event"] in ("start", "resume"):
+            begun = now  # ranks that no agent started
+        last = now
+    return total + (_moment(until) - begun if begun is not None else 0.0)
+
+
+def tell(actuals: Mapping[str, Any]) -> Iterator[str]:
+    """Yield forecast and actuals as lines of the log."""
+    memory = actuals["memory"]
+    if memory["forecast_bytes"] is not None:
+        measured = size(memory["measured_bytes"])
+        expected = size(memory["forecast_bytes"])
+        error = f"{memory['relative_error']:+z.0%}"
+        yield f"peak memory {measured}, forecast {expected} ({error})"
+    yield _time_line(actuals["hours"])
+    if actuals["price"] is not None:
+        yield _price_line(actuals["price"])
+
+
+def _time_line(hours: Mapping[str, Any]) -> str:
+    line = (
+        f"time {_duration(hours['step_hours'])} in steps, {_duration(hours['total_hours'])} in all"
+    )
+    if hours["forecast"] is None:
+        return line
+    expected = _duration(hours["forecast"])
+    line += f"; forecast for the steps {expected} ({hours['relative_error']:+z.0%}), by {hours['source']}"
+    for span in hours.get("spans", ()):
+        if span["source"] == hours["source"]:
+            is_within = span["low_hours"] <= hours["step_hours"] <= span["high_hours"]
+            bounds = f"{_duration(span['low_hours'])}–{_duration(span['high_hours'])}"
+            return f"{line}: {'within' if is_within else 'NOT within'} {bounds}"
+    return line
+
+
+def _duration(hours: float) -> str:
+    return duration(3600 * hours)
+
+
+def _price_line(price: Mapping[str, Any]) -> str:
+    line = f"price {price['total']:,.2f}, {price['steps']:,.2f} of it for the steps"
+    if price["forecast"] is not None:
+        line += f", forecast {price['forecast']:,.2f} ({price['relative_error']:+z.0%})"
+    return f"{line}, at {price['per_device_hour']:g} a device and hour"
+
+
+def _relative_error(measured: float, expected: float | None) -> float | None:
+    return measured / expected - 1 if expected else None
+
+
+def _moment(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()

@@ -1,0 +1,275 @@
+"""Hours and money that a run takes: FLOPs by arithmetic, speed by config, earlier runs or what a device can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kubetune.base.humanize import duration
+from kubetune.config.schema import Config
+from kubetune.plan import earlier_runs
+from kubetune.plan.earlier_runs import Kind, Range, Speed
+from kubetune.plan.flops import causal_pairs, planned_cost
+from kubetune.plan.forecast import element_bytes, micro_batch_tokens, quantization_of
+from kubetune.plan.gpu_specs import stated_tflops
+from kubetune.plan.linears import shape_of
+from kubetune.plan.model_shapes import Weights
+from kubetune.plan.plan import Plan
+
+WIDE_SHARE, NARROW_HALF = 0.46, 1550
+"""Share of the peak that is assumed of wide models, and the hidden size that has half of it: fitted to published
+speeds of other trainers (benchmarks/hindcast.py). Narrow models wait for launches and memory."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Hours, and the price where one is given, between which earlier runs let a run end. `source`: which runs."""
+
+    low_hours: float
+    high_hours: float
+    low_price: float | None
+    high_price: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Time and cost of a run. `source` says where the rate comes from; parts are None where unknown.
+
+    `spans`: what earlier runs say, those of the same shape first.
+    """
+
+    tokens: int
+    flops: float | None
+    tokens_per_second: float | None
+    source: str
+    hours: float | None
+    price: float | None
+    spans: tuple[Span, ...] = ()
+
+
+def bill(
+    config: Config,
+    plan: Plan,
+    weights: Weights | None,
+    tokens: int | None,
+    gpu: str | None = None,
+    known: Iterable[Speed] = (),
+    spared: float = 0.0,
+) -> Bill | None:
+    """Return hours and price of a run over `tokens` tokens, or None where tokens are unknown.
+
+    The rate is `compute.tokens_per_second`, else that of the `known` runs of this shape, else a share of
+    `compute.peak_tflops` or of what the data sheet says of a device named `gpu`. `spared` is the share
+    of the tokens that is not computed again.
+    """
+    if tokens is None:
+        return None
+    flops = None if weights is None else flops_per_token(config, weights, spared=spared)
+    kind = kind_of(config, plan, weights, gpu, spared)
+    earlier = [] if kind is None else earlier_runs.ranges(kind, known)
+    if config.compute.tokens_per_second is None and earlier:
+        rate = Rate(earlier[0].middle, earlier[0].source)
+    else:
+        rate = _stated_rate(config, plan, weights, flops, gpu)
+    price_per_hour = None
+    if config.compute.price_per_gpu_hour is not None:
+        price_per_hour = config.compute.price_per_gpu_hour * plan.world_size
+    hours = tokens / rate.tokens_per_second / 3600 if rate.tokens_per_second else None
+    return Bill(
+        tokens=tokens,
+        flops=flops and flops * tokens,
+        tokens_per_second=rate.tokens_per_second,
+        source=rate.source,
+        hours=hours,
+        price=_price(hours, price_per_hour),
+        spans=tuple(_span(speeds, tokens, price_per_hour) for speeds in earlier),
+    )
+
+
+class Rate(NamedTuple):
+    """Tokens per second of all devices together, None where unknown, and where the number comes from."""
+
+    tokens_per_second: float | None
+    source: str
+
+
+def _stated_rate(
+    config: Config, plan: Plan, weights: Weights | None, flops: float | None, gpu: str | None
+) -> Rate:
+    """Return the rate by the config, or by the peak of the device. `flops`: of one token."""
+    compute = config.compute
+    if compute.tokens_per_second is not None:
+        rate = compute.tokens_per_second * plan.world_size
+        return Rate(rate, "compute.tokens_per_second of each device")
+    peak, peak_source = compute.peak_tflops, "compute.peak_tflops"
+    if peak is None and gpu is not None and element_bytes(config, plan) == 2:
+        peak, peak_source = stated_tflops(gpu), f"what is stated for {gpu}"
+    if peak is not None and flops:
+        share = _assumed_share(weights)
+        rate = peak * 1e12 * share / flops * plan.world_size
+        return Rate(
+            rate,
+            f"{share:.0%} of {peak_source}, an assumption by other trainers; a run's own report "
+            "says better",
+        )
+    if plan.device == "cpu":
+        return Rate(
+            None,
+            "unknown: no run of such a shape has ended on this machine; give "
+            "compute.tokens_per_second to know it now",
+        )
+    return Rate(None, "unknown: give compute.tokens_per_second, or compute.peak_tflops")
+
+
+def _span(speeds: Range, tokens: int, price_per_hour: float | None) -> Span:
+    """Return between which hours and prices the slowest and the fastest earlier run let this one end."""
+    low_hours = tokens / speeds.high / 3600
+    high_hours = tokens / speeds.low / 3600
+    return Span(
+        low_hours,
+        high_hours,
+        _price(low_hours, price_per_hour),
+        _price(high_hours, price_per_hour),
+        speeds.source,
+    )
+
+
+def _price(hours: float | None, per_hour: float | None) -> float | None:
+    if hours is None or per_hour is None:
+        return None
+    return hours * per_hour
+
+
+def _assumed_share(weights: Weights | None) -> float:
+    shape = shape_of(weights) if weights is not None else None
+    return (
+        WIDE_SHARE * shape.hidden / (shape.hidden + NARROW_HALF)
+        if shape is not None
+        else WIDE_SHARE
+    )
+
+
+def evaluation_hours(
+    config: Config, plan: Plan, rate: float | None, forget_rows: int = 0
+) -> float | None:
+    """Hours of all evaluations at `rate` tokens/s of training; None where rows or steps are unknown.
+
+    Answers are counted as long as they may be, each token as one that is read, which generation with its small batches
+    seldom reaches; rows that must not be forgotten as long as those of training.
+    """
+    if (
+        not rate
+        or not plan.eval_rows
+        or not plan.rows
+        or not plan.tokens_per_epoch
+        or not plan.num_steps
+    ):
+        return None
+    length, generate = plan.tokens_per_epoch / plan.rows, config.evaluation.generate
+    asked = min(generate.rows or plan.eval_rows, plan.eval_rows) if generate is not None else 0
+    answers = asked * (length + generate.max_new_tokens) if generate is not None else 0.0
+    # As Plan.is_eval_step has it: every so many steps, and at the end.
+    times = -(-plan.num_steps // (plan.eval_steps or plan.num_steps)) + config.evaluation.needs_base
+    return (
+        times
+        * ((plan.eval_rows + forget_rows) * length + answers)
+        / (rate * _reading_speed(config))
+        / 3600
+    )
+
+
+def reference_hours(config: Config, plan: Plan, rate: float | None) -> float | None:
+    """Hours until the model has said, before training, what it thinks of every answer; None where nobody asks.
+
+    That is read, as in an evaluation. With each judged answer goes another one, to the same question.
+    """
+    if config.task != "preference" or not config.preference.needs_reference:
+        return None
+    if not rate or not plan.rows or not plan.tokens_per_epoch:
+        return None
+    sequences = 2 if config.record_kind == "judged" else 1
+    tokens = sequences * plan.tokens_per_epoch * (1 + (plan.eval_rows or 0) / plan.rows)
+    return tokens / (rate * _reading_speed(config)) / 3600
+
+
+def _reading_speed(config: Config) -> int:
+    """Factor by which a token is read faster than trained on, by adapters or by all parameters."""
+    return 2 if config.lora is not None else 3
+
+
+def kind_of(
+    config: Config, plan: Plan, weights: Weights | None, gpu: str | None, spared: float = 0.0
+) -> Kind | None:
+    """Facts that the speed of this run depends on; None where that is not known, or not the device. `gpu`: its name."""
+    shape = shape_of(weights) if weights is not None else None
+    if (
+        weights is None
+        or shape is None
+        or not plan.rows
+        or not plan.tokens_per_epoch
+        or not plan.tokens_per_step
+    ):
+        return None
+    if plan.device == "cuda" and gpu is None:
+        return None
+    training, length = config.training, plan.tokens_per_epoch / plan.rows
+    base = quantization_of(config, plan)
+    method = f"{plan.method}, {base}, {training.parallelism}, recompute {training.gradient_checkpointing}, {config.task}"
+    dtype: str | None = config.model.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if plan.device == "cuda" else None
+    flops = flops_per_token(config, weights, length, spared)
+    if flops is None:
+        return None
+    return Kind(
+        parameters=weights.parameters,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        method=method,
+        dtype=dtype,
+        device=earlier_runs.device_name(gpu if plan.device == "cuda" else None),
+        devices=plan.world_size if plan.device == "cuda" else plan.nodes,
+        world=plan.world_size,
+        length=length,
+        batch=min(micro_batch_tokens(config, plan), plan.tokens_per_step / plan.world_size),
+        flops=flops,
+    )
+
+
+def flops_per_token(
+    config: Config, weights: Weights, length: float | None = None, spared: float = 0.0
+) -> float | None:
+    """Forward and backward of one token, a label, in a row of `length`, or of the longest kind.
+
+    `spared`: share of all tokens that stands in beginnings which other rows have computed.
+    """
+    found = planned_cost(config, weights, has_vocabulary=not config.classifies)
+    length = length or config.data.max_length
+    return None if found is None else found.sparing(spared).of(1, causal_pairs(length) / length, 1)
+
+
+def time_line(found: Bill) -> str:
+    """Time, and by whose word, in a line."""
+    spans = [f"{_between(span)} by {span.source}" for span in found.spans]
+    if found.hours is None or found.tokens_per_second is None:
+        return found.source
+    if found.spans and found.source == found.spans[0].source:
+        return f"{'; '.join(spans)} ({found.tokens:,} tokens)"
+    rate = f"{found.tokens:,} tokens at {found.tokens_per_second:,.0f} tokens/s ({found.source})"
+    return "; ".join((f"about {duration(found.hours * 3600)} for {rate}", *spans))
+
+
+def price_line(found: Bill, each: float | None) -> str:
+    """Cost at `each` for a device and hour, in a line; nothing where that is not known."""
+    if each is None or found.price is None:
+        return ""
+    about = f"about {found.price:,.2f}"
+    if found.spans and found.source == found.spans[0].source:
+        about = f"{found.spans[0].low_price:,.2f}–{found.spans[0].high_price:,.2f}"
+    return f"{about} at {each:g} for each device and hour"
+
+
+def _between(span: Span) -> str:
+    return f"{duration(span.low_hours * 3600)}–{duration(span.high_hours * 3600)}"

@@ -1,0 +1,158 @@
+"""The smoke test's settings and its processes: whether ranks, links, devices and volumes are fit for a run.
+
+    kubetune smoke --processes 2                             here
+    torchrun --nproc-per-node 8 … -m kubetune.plugins.diagnostics.smoke    as one rank among those that torchrun started
+    kubetune smoke --nodes 4 --processes 8                   in a pod of each node; rank and master as for a run
+
+What a rank does is rank.py's; this file imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+from kubetune import errors
+from kubetune.base import logs, processes
+from kubetune.base.gpus import visible_gpus
+from kubetune.plugins.diagnostics.smoke.settings import Settings, add_arguments
+from kubetune.supervisor.command_line import parse
+from kubetune.supervisor.place import Place, find_place
+
+_LOOK_SECONDS = 0.1
+_LAST_WORD_SECONDS = 5.0
+
+
+def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> int:
+    """Be a rank where somebody has made this process one, else start the ranks of this node; returns the exit code.
+
+    Raises ConfigError when this node's place among several is not to be found.
+    """
+    if threading.current_thread() is threading.main_thread():
+        # There is nothing to save. Without a handler process 1 of a container would not even hear of it.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(errors.PREEMPTED))
+    given = {field.name: getattr(args, field.name) for field in fields(Settings)}
+    settings = Settings(**given | {"volume": tuple(args.volume)})
+    # Operators set RANK for a node, torchrun sets LOCAL_RANK too; without --processes a node is one rank.
+    if "LOCAL_RANK" in environ or ("RANK" in environ and args.processes is None):
+        # Read when torch is loaded. Lost ranks are explained here, and not by stacks of C++ functions.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        # Else NCCL ends the process when a collective times out, and nobody says which rank was missing.
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+        from kubetune.plugins.diagnostics.smoke.rank import run_rank
+
+        return run_rank(settings)
+    nodes = args.nodes or _nodes(environ)
+    count = args.processes or visible_gpus(environ) or 1
+    return launch(
+        settings, find_place(nodes, count, environ, said_by="the number of nodes"), environ
+    )
+
+
+def _nodes(environ: Mapping[str, str]) -> int:
+    text = environ.get("PET_NNODES", "1").partition(":")[0]
+    if not text.isdecimal() or int(text) < 1:
+        raise errors.ConfigError(f"PET_NNODES is {text!r}; expected a number of nodes, from 1 on")
+    return int(text)
+
+
+def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
+    """Start this node's ranks and wait for them; returns the exit code.
+
+    torchrun would wait for missing nodes without a word, so the ranks meet without it.
+    """
+    port = place.master_port if place.nodes > 1 else _free_port()
+    common = {
+        "OMP_NUM_THREADS": str(max(1, processes.usable_cores() // place.processes)),
+        **environ,
+        "MASTER_ADDR": place.master_addr,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(place.nodes * place.processes),
+        "LOCAL_WORLD_SIZE": str(place.processes),
+    }
+    command = processes.module("kubetune.plugins.diagnostics.smoke", *settings.flags())
+    children = {
+        rank: subprocess.Popen(
+            command,
+            env=processes.shielded({**common, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}),
+            start_new_session=True,  # Ctrl-C must reach this process only: ranks would tell where it found them
+            preexec_fn=processes.die_with_parent,
+        )
+        for local_rank, rank in enumerate(place.ranks)
+    }
+    try:
+        codes = _wait(children, settings.timeout)
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+    for rank, code in codes.items():
+        if code < 0:
+            print(
+                f"kubetune: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr
+            )
+    known = {code if code >= 0 else errors.ENVIRONMENT for code in codes.values()}
+    return next(
+        (code for code in (errors.BUG, errors.USER, errors.ENVIRONMENT) if code in known),
+        max(known),
+    )
+
+
+def _wait(
+    children: Mapping[int, subprocess.Popen[bytes]], timeout_seconds: float
+) -> dict[int, int]:
+    """Statuses by rank. One that hangs is killed when the others have failed and said so, or have had time to."""
+    codes: dict[int, int] = {}
+    deadline = float("inf")
+    while len(codes) < len(children):
+        for rank, child in children.items():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                codes[rank] = child.wait(_LOOK_SECONDS)
+        now = time.monotonic()
+        if any(
+            codes.values()
+        ):  # the others notice within their timeout, and rank 0 may then wait as long for a word
+            deadline = min(
+                deadline, now + (_LAST_WORD_SECONDS if 0 in codes else 2 * timeout_seconds + 10)
+            )
+        if now > deadline:
+            for rank in sorted(children.keys() - codes.keys()):
+                print(
+                    f"kubetune: rank {rank} hangs, and is ended because another one has failed",
+                    file=sys.stderr,
+                )
+                children[rank].kill()
+                codes[rank] = children[rank].wait()
+    return codes
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m kubetune.plugins.diagnostics.smoke`; returns the exit code."""
+    logs.scrub_tracebacks()
+    parser = argparse.ArgumentParser(
+        prog="kubetune.plugins.diagnostics.smoke",
+        description="A tiny run that tests where it runs.",
+    )
+    add_arguments(parser)
+    try:
+        return run(parse(parser, sys.argv[1:] if argv is None else argv))
+    except errors.KubetuneError as error:
+        print(f"kubetune: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:  # a terminal sends it to all ranks
+        return 130

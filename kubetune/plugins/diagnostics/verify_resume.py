@@ -1,0 +1,225 @@
+"""Proof that a stopped and resumed run ends exactly where an uninterrupted one does, with a config on this machine.
+
+Both are really trained, in a folder of their own, and everything they leave is compared bit by bit: what each step
+worked with (training/step_digest), metrics, and the tensors of the last checkpoint. Not for judging how good a run is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import safe_open
+
+from kubetune import errors
+from kubetune.base import fault_injection, processes
+from kubetune.base.signals import Relay
+from kubetune.config.schema import Config
+from kubetune.config.schema.tracking import TrackingConfig
+from kubetune.plan.plan import Plan
+from kubetune.rundir import exit_status, metrics
+from kubetune.supervisor.local import create_run_dir
+from kubetune.training import step_digest
+from kubetune.training.start import cpu_dtype
+
+Start = Callable[[Path, Mapping[str, str]], int]
+"""Trains in a run directory, with variables added to the environment, and returns the exit code."""
+
+
+class Fact(NamedTuple):
+    """The place of a value; facts sort in the order in which they come about."""
+
+    step: int
+    attempt: int
+    stage: int
+    rank: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"step {self.step}, rank {self.rank}: {self.what}"
+
+
+Facts = dict[Fact, str]
+
+# Stages of a step.
+_STATE, _SAMPLES, _RANDOM, _LOSSES, _METRICS, _CHECKPOINT = range(6)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first fact that two runs do not share, and what each had there."""
+
+    step: int
+    rank: int
+    what: str
+    uninterrupted: str
+    other: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result. `repeat`: where two uninterrupted runs differ, which is looked at only when `difference` is."""
+
+    steps: int
+    stopped_at: int
+    world_size: int
+    device: str
+    facts: int
+    difference: Difference | None
+    repeat: Difference | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Equality of both runs to the last bit."""
+        return self.difference is None
+
+
+def shortened(config: Config, steps: int) -> Config:
+    """The config for `steps` optimizer steps, without what would reach outside the run directory or end it early."""
+    only = {"max_steps": steps, "save_steps": steps, "save_total_limit": 1, "resume": "auto"}
+    return config.model_copy(
+        update={
+            "training": config.training.model_copy(
+                update={**only, "early_stopping_patience": None}
+            ),
+            "tracking": TrackingConfig(),
+            "evaluation": config.evaluation.model_copy(update={"benchmarks": None, "gate": {}}),
+            "logging": config.logging.model_copy(update={"report_json": None, "before_after": 0}),
+            "kubernetes": None,
+            "push": None,
+            "mirror": None,
+        }
+    )
+
+
+def by_agent(relay: Relay) -> Start:
+    """Train as every run is trained: by an agent of its own, which `relay` passes signals on to.
+
+    Raises a KubetuneError when somebody asks to stop meanwhile.
+    """
+
+    def start(run_dir: Path, environ: Mapping[str, str]) -> int:
+        heading = f"the {run_dir.name} run"
+        if fault_injection.FAULT in environ:
+            heading += ", which is stopped here: a checkpoint, and exit code 143"
+        elif (run_dir / "checkpoints").exists():
+            heading += " goes on"
+        print(f"\nkubetune: {heading}", flush=True)
+        status = relay.run(processes.module("kubetune.agent", run_dir), {**os.environ, **environ})
+        if (
+            relay.stopping
+        ):  # else it would look like the stop that is tried here, or like a run that failed
+            stopped = errors.KubetuneError(
+                f"{relay.stopping}: there is no verdict, and nothing is left of the runs"
+            )
+            stopped.exit_code = errors.PREEMPTED
+            raise stopped
+        return status
+
+    return start
+
+
+def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start) -> Verdict:
+    """Train twice in `folder`, the second time with a stop after `stop_at` steps, and compare.
+
+    `config` and `plan` are for the few steps to be trained. Raises a KubetuneError with the exit code of a run that
+    ended otherwise than it should.
+    """
+    whole = _make(folder / "uninterrupted", config, plan)
+    _train(whole, start)
+    expected = facts_of(whole)
+    config = cpu_dtype.as_trained(whole, config)  # measuring anew might choose otherwise
+
+    resumed = _make(folder / "resumed", config, plan)
+    # The stop is the one that every run knows: SIGTERM while a step runs, a checkpoint after it, exit code 143.
+    _train(resumed, start, expected=errors.PREEMPTED, fault=f"signal 15:step:{stop_at}")
+    stopped = exit_status.read_exit_status(resumed)
+    _train(resumed, start)
+    difference = first_difference(expected, facts_of(resumed))
+
+    repeat = None
+    if difference is not None:
+        repeated = _make(folder / "repeated", config, plan)
+        _train(repeated, start)
+        repeat = first_difference(expected, facts_of(repeated))
+    trained = Plan.read(whole / metrics.PLAN)
+    return Verdict(
+        steps=plan.num_steps,
+        stopped_at=stopped.step if stopped is not None and stopped.step is not None else stop_at,
+        world_size=trained.world_size,
+        device=trained.device,
+        facts=len(expected),
+        difference=difference,
+        repeat=repeat,
+    )
+
+
+def _make(run_dir: Path, config: Config, plan: Plan) -> Path:
+    create_run_dir(config.model_copy(update={"output": str(run_dir)}), run_dir, plan)
+    (run_dir / "step_digests").mkdir()
+    return run_dir
+
+
+def _train(
+    run_dir: Path, start: Start, *, expected: int = errors.OK, fault: str | None = None
+) -> None:
+    environ = {step_digest.FOLDER: str(run_dir / "step_digests")}
+    code = start(run_dir, environ | ({fault_injection.FAULT: fault} if fault else {}))
+    if code == expected:
+        return
+    failure = errors.KubetuneError(
+        f"the {run_dir.name} run ended with exit code {code}, expected {expected}: its lines above say why. "
+        "Its folder was a temporary one and is removed."
+    )
+    failure.exit_code = code if code > 0 else errors.BUG
+    raise failure
+
+
+def facts_of(run_dir: Path) -> Facts:
+    """All that a repeat of a run must reproduce, each value as text that is equal only for equal bits."""
+    facts: Facts = {}
+    for path in (run_dir / "step_digests").iterdir():
+        rank = int(path.stem.removeprefix("rank-"))
+        attempts: Counter[int] = Counter()
+        for line in metrics.read_lines(path):
+            step, attempt = line["step"] + 1, attempts[line["step"]]
+            attempts[line["step"]] += 1
+            for name, digest in line["state"].items():
+                facts[
+                    Fact(step, attempt, _STATE, rank, f"{name} of the optimizer before the step")
+                ] = digest
+            facts[Fact(step, attempt, _SAMPLES, rank, "batch ids")] = str(line["samples"])
+            for device, digest in line["random"].items():
+                facts[Fact(step, attempt, _RANDOM, rank, f"random state of {device}")] = digest
+            facts[Fact(step, attempt, _LOSSES, rank, "losses of the micro-batches")] = str(
+                line["losses"]
+            )
+    for line in metrics.read_metrics(run_dir):
+        # The attempt that counted is the last one, but metrics do not know its number: they come after all of them.
+        for name, value in line.items():
+            facts[Fact(line["step"], sys.maxsize, _METRICS, 0, name)] = repr(value)
+    return facts | _tensors(run_dir, max(fact.step for fact in facts))
+
+
+def _tensors(run_dir: Path, step: int) -> Facts:
+    facts: Facts = {}
+    for path in (run_dir / "checkpoints" / "last").glob("*.safetensors"):
+        with safe_open(path, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a dict
+                place = Fact(step, sys.maxsize, _CHECKPOINT, 0, f"{name} in {path.name}")
+                facts[place] = step_digest.digest(tensors.get_tensor(name))
+    return facts
+
+
+def first_difference(uninterrupted: Facts, other: Facts) -> Difference | None:
+    """The earliest fact with another value, or that only one of them has."""
+    for fact in sorted(uninterrupted.keys() | other.keys()):
+        one, two = uninterrupted.get(fact, "nothing"), other.get(fact, "nothing")
+        if one != two:
+            return Difference(fact.step, fact.rank, fact.what, one, two)
+    return None

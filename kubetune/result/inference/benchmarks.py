@@ -1,0 +1,116 @@
+"""Benchmarks of a run: `kubetune evaluate RUN_DIR --benchmarks …`, and those that its run file asks for.
+
+    python -m kubetune.result.inference.benchmarks RUN_DIR
+
+The latter are a process of its own, after the ranks have gone and their memory with them; it decides the gate where
+that names one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kubetune import errors
+from kubetune.base import files, logs
+from kubetune.base.humanize import counted
+from kubetune.config import consent
+from kubetune.config.load import read_config
+from kubetune.config.schema.evaluation import BenchmarksConfig
+from kubetune.result.inference.result import default_device, open_result
+from kubetune.rundir import checkpoints, metrics
+from kubetune.scoring import harness, verdict
+from kubetune.tasks.causal_lm import ready
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run what the run file of a run that has ended asks for; returns an exit code."""
+    run_dir = Path(argv[0])
+    logs.configure("INFO")
+    try:
+        _measure(run_dir)
+    except errors.GateFailed as error:
+        logs.ERROR.error("%s", error)
+        return error.exit_code
+    except errors.KubetuneError as error:
+        logs.ERROR.error("%s", error)
+        metrics.record_event(run_dir, "benchmarks", ok=False, reason=logs.scrub(str(error)))
+        return error.exit_code
+    return errors.OK
+
+
+def _measure(run_dir: Path) -> None:
+    """Results in benchmarks.json, unless they are there, and the verdict that knows them. Raises GateFailed."""
+    config = read_config(run_dir)
+    wanted = config.evaluation.benchmarks
+    if wanted is None:
+        raise errors.ConfigError(
+            f"{run_dir} asks for no benchmarks; give --benchmarks to kubetune evaluate"
+        )
+    consent.require(consent.code_of(config, [consent.TASKS]), run_dir)
+    step = checkpoints.load_state(checkpoints.choose(run_dir, "best")).step
+    known = metrics.read_benchmarks(run_dir, step)
+    if known.get("wanted") != wanted.model_dump(mode="json") or "base" not in known:
+        logs.EVAL.info(
+            "%s of lm-evaluation-harness: %s",
+            counted(len(wanted.tasks), "task"),
+            ", ".join(wanted.tasks),
+        )
+        evaluate_benchmarks(run_dir, wanted, with_base=True)
+        known = metrics.read_benchmarks(run_dir, step)
+        for line in known["compared"]:
+            logs.RESULT.info("%s", verdict.line_in_words(line))
+        metrics.record_event(run_dir, "benchmarks", ok=True, tasks=list(wanted.tasks))
+    verdict.judge_benchmarks(config, run_dir, step, known["compared"])
+
+
+def evaluate_benchmarks(
+    run_dir: Path,
+    wanted: BenchmarksConfig,
+    which: str = "best",
+    *,
+    with_base: bool = False,
+    model: str | None = None,
+    trust_code: str | None = None,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """`{"tuned": {task: {metric: value}}}` of a run's checkpoint, with `base` beside it where that is wanted.
+
+    Written to benchmarks.json of the run. Raises ConfigError for tasks that are unknown, models that are not for text,
+    and where the harness is not installed.
+    """
+    result = open_result(run_dir, which, model, trust_code)
+    if result.task.AUTO_CLASS != "AutoModelForCausalLM":
+        raise errors.ConfigError(
+            f"benchmarks are for models of text; {run_dir} is a run of task {result.config.task}"
+        )
+    manager = harness.task_manager(wanted)
+    with result.checked():
+        learner = result.task.load(result.config, result.checkpoint, default_device())
+    sides = {"tuned": harness.run(learner, result.checkpoint, wanted, manager)}
+    if with_base:
+        with result.as_base(learner.model) as base:
+            asked = learner if base is learner.model else ready(base, result.config)
+            sides["base"] = harness.run(asked, result.checkpoint, wanted, manager)
+    found = {
+        name: {task: benchmark.values for task, benchmark in side.items()}
+        for name, side in sides.items()
+    }
+    facts: Mapping[str, Any] = {
+        "step": checkpoints.load_state(result.checkpoint).step,
+        "wanted": wanted.model_dump(mode="json"),
+        "time": metrics.now(),
+        **found,
+        "compared": harness.compared(sides["base"], sides["tuned"], wanted.tasks)
+        if with_base
+        else [],
+    }
+    text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
+    files.write_atomic(run_dir / metrics.BENCHMARKS, text, within=run_dir)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

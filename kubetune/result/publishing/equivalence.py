@@ -1,0 +1,178 @@
+"""Proof that an exported model says what the trained one said: logits of both on held-out rows, by transformers.
+
+Models are run one after the other, never two at a time. Nothing here loads or writes a model (export.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kubetune import errors
+from kubetune.base import files
+from kubetune.batching.batch import Batch, collate, collate_labelled
+from kubetune.batching.image_batches import collate_pictured
+from kubetune.config.schema import Config
+from kubetune.data.prepared import kept_rows
+from kubetune.data.prepared.kept_rows import PROOF_ROWS, KeptRow
+from kubetune.data.prepared.prepare import prepare
+from kubetune.data.text.tokenizer import Tokenizer, joined
+from kubetune.data.vision.image_processor import ImageProcessor
+from kubetune.result.inference.result import Result
+from kubetune.tasks.protocol import Task
+
+POSITIONS = 32
+"""Positions of a row whose logits are kept: 150,000 words times every token would not be a small thing to hold."""
+
+TOLERANCE_8BIT = 5e-2
+"""An 8-bit base rounds what goes through it as well as its weights; plain weights do not."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same rows. `difference`: of the worst row; `agreement`: share of equal first choices."""
+
+    what: str
+    difference: float
+    tolerance: float
+    agreement: float
+
+    @property
+    def holds(self) -> bool:
+        """Difference within the tolerance; never true of NaN."""
+        return self.difference <= self.tolerance  # False for NaN
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The rows that models are asked about. `origin` says where they come from."""
+
+    batches: tuple[Batch, ...]
+    origin: str
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all batches."""
+        return sum(batch.num_tokens for batch in self.batches)
+
+
+def choose_sample(result: Result, tell: Callable[[str], None]) -> Sample:
+    """The rows that the run kept for this; of a run from before they were kept, the same ones from its data.
+
+    Without the data at hand, random tokens. Raises EnvironmentFault where what was kept is damaged.
+    """
+    kept, config = kept_rows.read(result.run_dir, kept_rows.PROOF), result.config
+    if kept is None:
+        tell("the run keeps no rows to prove its export on: they are chosen from its data")
+        try:
+            kept = kept_rows.proof_rows(prepare(config))
+        except (errors.KubetuneError, OSError) as error:
+            reason = " ".join(str(error).split())
+            origin = f"rows of random tokens, as the data are not at hand ({reason})"
+            return Sample(_random(config, result.tokenizer.vocab_size), origin)
+    return Sample(tuple(_batch(row, result.image_processor) for row in kept.rows), kept.origin)
+
+
+def _batch(row: KeptRow, processor: ImageProcessor | None) -> Batch:
+    if row.target is not None and row.segments is not None:
+        return collate_labelled([row.ids], [row.segments], row.target[None], [row.number])
+    if processor is not None:
+        pictures = [processor.process(image) for image in row.images]
+        return collate_pictured([(row.ids, row.trained)], [pictures], processor, [row.number])
+    return collate([(row.ids, row.trained)], [row.number])
+
+
+def _random(config: Config, vocabulary: int) -> tuple[Batch, ...]:
+    generator = np.random.default_rng(0)
+    drawn = [
+        generator.integers(0, vocabulary, int(n)).astype(np.uint32)
+        for n in generator.integers(8, 64, PROOF_ROWS)
+    ]
+    if config.task == "sequence_classification":
+        nothing = np.zeros((1, 1), np.float32)
+        return tuple(
+            collate_labelled([ids], [np.zeros(len(ids), np.uint8)], nothing) for ids in drawn
+        )
+    return tuple(collate([(ids, np.ones(len(ids), bool))]) for ids in drawn)
+
+
+@torch.inference_mode()
+def ask(task: Task, model: nn.Module, sample: Sample) -> list[Tensor]:
+    """Logits of each row in fp32 in main memory, `[positions, outputs]`: some positions, spread over the row."""
+    device = next(model.parameters()).device
+    model.eval()
+    said = []
+    for batch in sample.batches:
+        logits = task.plain_logits(model, batch.to(device))
+        kept = torch.linspace(0, len(logits) - 1, min(POSITIONS, len(logits))).long()
+        said.append(logits[kept.to(logits.device)].float().cpu())
+    return said
+
+
+def compare(
+    what: str, one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float
+) -> Comparison:
+    """Largest relative difference between two models, and how often they agree, by what `ask` gave for each."""
+    differences = [float((a - b).norm() / a.norm()) for a, b in zip(one, other, strict=True)]
+    same = torch.cat([a.argmax(1) == b.argmax(1) for a, b in zip(one, other, strict=True)])
+    worst = float(np.max(differences))  # NaN stays NaN
+    return Comparison(what, worst, tolerance, float(same.float().mean()))
+
+
+def check_tokenizer(
+    tokenizer: Tokenizer, folder: Path, sample: Sample, spared: Collection[str] = ()
+) -> list[str]:
+    """Names of the tokenizer's files in `folder`, after checking them; `spared` ones were changed on purpose.
+
+    Their bytes must be those of the files used in training, and `AutoTokenizer` must make the same ids of texts and
+    have the template that conversations were rendered with. Raises ModelError naming what is not.
+    """
+    wrong, names = [], []
+    for name, file in tokenizer.files.items():
+        if name in tokenizer.spared or name in spared:
+            continue
+        names.append(name)
+        if files.sha256_file(folder / name) != files.sha256_file(file):
+            wrong.append(f"{name} is not the one that was trained with")
+    if tokenizer.has_given_template:
+        names.append("chat_template.jinja")
+    loaded = _load_plain(folder)
+    if loaded is not None:
+        theirs = loaded.chat_template
+        # A processor's own file, whose bytes are the same, is nothing that a tokenizer reads.
+        is_processors = (
+            theirs is None
+            and not tokenizer.has_given_template
+            and "chat_template.json" in tokenizer.files
+        )
+        if isinstance(theirs, dict):
+            theirs = joined(theirs)
+        if tokenizer.chat is not None and not is_processors and theirs != tokenizer.chat.source:
+            wrong.append("the chat template is not the one that was trained with")
+        texts = [tokenizer.decode(batch.input_ids.tolist()) for batch in sample.batches]
+        if any(loaded(text, add_special_tokens=False).input_ids != tokenizer.encode_text(text, special=False)
+               for text in texts):  # fmt: skip
+            wrong.append("AutoTokenizer makes other ids of the same text")
+    if wrong:
+        raise errors.ModelError(
+            f"the exported tokenizer differs: {'; '.join(wrong)}. Nothing was written."
+        )
+    return sorted(names)
+
+
+def _load_plain(folder: Path) -> Any:
+    """`AutoTokenizer`'s tokenizer of a folder; None for an adapter whose tokenizer only its model can name."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (ValueError, OSError):
+        if (folder / "config.json").exists():
+            raise
+        return None

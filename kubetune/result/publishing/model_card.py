@@ -1,0 +1,247 @@
+"""The README.md of an exported model, in the hub's form: what it is, how it was made, how to load it.
+
+Written from facts that are given; nothing here reads a model. What nobody but the owner can say is left to fill in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kubetune.base.humanize import counted, sparkline
+from kubetune.config.naming import method_label, model_short_name
+from kubetune.config.schema import Config
+from kubetune.result.publishing import serving
+from kubetune.tasks import task_module
+
+PIPELINES = {
+    "causal_lm": "text-generation",
+    "preference": "text-generation",
+    "reward_model": "text-classification",
+    "sequence_classification": "text-classification",
+    "vision_language": "image-text-to-text",
+}
+_TAGS = {"adapter": ["lora"], "merged": [], "model": ["full-fine-tuning"]}
+CURVES = "curves.svg"
+"""The name of the picture beside the card."""
+_POINTS = 60
+_SETTINGS = (
+    "num_train_epochs", "max_steps", "lr_scheduler_type", "warmup_ratio", "weight_decay", "max_grad_norm", "seed",
+)  # fmt: skip
+
+
+def base_name(path: str) -> str:
+    """Name of the base: its hub id, also where a folder of the hub's cache was given; else the folder's name."""
+    for part in Path(path).parts:
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/")
+    return (
+        path if path.count("/") == 1 and not path.startswith((".", "~")) else model_short_name(path)
+    )
+
+
+def write_card(
+    config: Config,
+    kind: str,
+    facts: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]],
+    *,
+    pictured: bool = False,
+    verdict: Mapping[str, Any] | None = None,
+) -> str:
+    """The card of an export. `kind`: adapter, merged or model; `facts`: its provenance; `lines`: metrics up to it.
+
+    `pictured`: their curves lie beside the card as `CURVES`. `verdict`: the run's, of this checkpoint.
+    """
+    base = base_name(config.model.path)
+    name = facts["run"]["name"] or model_short_name(config.model.path)
+    parts = [
+        _front_matter(config, kind, base),
+        f"# {name}\n\n{_summary(config, kind, base, facts)}",
+        f"## How to load\n\n```python\n{_snippet(config, kind, base)}\n```",
+        *serving.commands(config, kind, base, facts["base"]),
+        f"## Training\n\n{_table(_settings(config, facts))}",
+        f"## Metrics\n\n{_curves(lines, pictured)}{_against_base(verdict or {})}",
+        f"## Proof of export\n\n{_proof(facts['proof'])}",
+        "## Licence\n\nTo be filled in by whoever publishes this model. It has to agree with the licence of the base "
+        f"model `{base}`{_licence_files(facts['base']['licence_files'])} and of the training data.",
+        "Made with kubetune. `provenance.json` holds the whole config, versions, and the checksum of every file.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(config: Config, kind: str, base: str) -> str:
+    lines = [
+        f"base_model: {json.dumps(base)}",
+        f"base_model_relation: {'adapter' if kind == 'adapter' else 'finetune'}",
+        f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
+        f"pipeline_tag: {PIPELINES['vision_language' if config.sees else config.task]}",
+        f"tags: [{', '.join(['kubetune', *_TAGS[kind]])}]",
+        "# license: to be filled in",
+    ]
+    if "/" not in base:
+        del lines[:2]  # a folder's name means nothing on the hub
+    return "\n".join(["---", *lines, "---"])
+
+
+def _summary(config: Config, kind: str, base: str, facts: Mapping[str, Any]) -> str:
+    what = {
+        "adapter": f"LoRA adapter for `{base}`",
+        "merged": f"`{base}` with its LoRA adapter merged into the weights",
+        "model": f"`{base}`, fine-tuned in full",
+    }[kind]
+    text = f"{what}, after step {facts['checkpoint']['step']:,}. Weights are {facts['dtype']}."
+    if facts["base"]["quantization"] != "none" and kind == "merged":
+        text += (
+            f" The base was quantised ({facts['base']['quantization']}) in training; its weights were dequantised "
+            "before merging, so they are those the adapter was trained on and not those of the original model."
+        )
+    elif facts["base"]["quantization"] != "none":
+        text += f" The base was quantised ({facts['base']['quantization']}) in training."
+    return text
+
+
+def _snippet(config: Config, kind: str, base: str) -> str:
+    auto = task_module(config).AUTO_CLASS
+    reader = "AutoProcessor" if config.sees else "AutoTokenizer"
+    here = '"THIS_REPOSITORY_OR_FOLDER"'
+    revision = f", revision={json.dumps(config.model.revision)}" if config.model.revision else ""
+    if kind != "adapter":
+        return (
+            f"from transformers import {auto}, {reader}\n\n"
+            f"model = {auto}.from_pretrained({here})\nreader = {reader}.from_pretrained({here})"
+        ).replace("reader =", "processor =" if reader == "AutoProcessor" else "tokenizer =")
+    given = ", config=config, ignore_mismatched_sizes=True" if config.classifies else ""
+    lines = ["from peft import PeftModel", f"from transformers import {auto}, {reader}", ""]
+    if given:
+        lines[1] = f"from transformers import AutoConfig, {auto}, {reader}"
+        lines.append(f"config = AutoConfig.from_pretrained({here})")
+    lines += [
+        f"base = {auto}.from_pretrained({json.dumps(base)}{revision}{given})",
+        f"model = PeftModel.from_pretrained(base, {here})",
+        f"{'processor' if reader == 'AutoProcessor' else 'tokenizer'} = {reader}.from_pretrained({here})",
+    ]
+    return "\n".join(lines)
+
+
+def _global_batch(checkpoint: Mapping[str, Any]) -> str:
+    samples, tokens = checkpoint["global_batch_size"], checkpoint.get("global_batch_tokens")
+    return (
+        f"about {tokens:,} tokens, {counted(samples, 'sample')}"
+        if tokens
+        else counted(samples, "sample")
+    )
+
+
+def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
+    training, lora = config.training, config.lora
+    found: dict[str, Any] = {
+        "task": config.task,
+        "method": method_label(config),
+        "learning rate": f"{config.learning_rate:g}",
+        "global batch": _global_batch(facts["checkpoint"]),
+        "longest sequence": f"{config.data.max_length:,} tokens",
+        "tokens seen": f"{facts['checkpoint']['tokens']:,}",
+        "data fingerprint": f"`{facts['checkpoint']['data_fingerprint'][:16]}`",
+    }
+    if lora is not None:
+        found["target modules"] = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(
+            lora.target_modules
+        )  # fmt: skip
+        found |= (
+            {"modules trained whole": ", ".join(lora.modules_to_save)}
+            if lora.modules_to_save
+            else {}
+        )
+        found |= {
+            name: "yes"
+            for name, is_set in (("DoRA", lora.use_dora), ("rsLoRA", lora.use_rslora))
+            if is_set
+        }
+    if config.sees:
+        found["image tokens"] = (
+            f"at most {config.vision.image_max_tokens:,}, as the image processor here makes them"
+        )
+    found |= {name: value for name in _SETTINGS if (value := getattr(training, name)) is not None}
+    if training.max_steps is not None:
+        del found["num_train_epochs"]  # not what it ended by
+    return found
+
+
+def _table(values: Mapping[str, Any]) -> str:
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items())]
+    )
+
+
+def _curves(lines: Sequence[Mapping[str, Any]], pictured: bool) -> str:
+    """Curves as a picture, and as rows of bars for those who read text; the last value of everything measured."""
+    losses = [line["loss"] for line in lines if line.get("loss") is not None]
+    evaluations = [line for line in lines if "eval_loss" in line]
+    curves = [
+        ("training loss", losses),
+        ("evaluation loss", [line["eval_loss"] for line in evaluations]),
+    ]
+    drawn = [
+        f"{name:<16}{values[0]:>9.4f} {sparkline(values, _POINTS)} {values[-1]:.4f}"
+        for name, values in curves
+        if values
+    ]
+    picture = f"![Curves over steps]({CURVES})\n\n" if pictured else ""
+    text = f"{picture}```\n" + "\n".join(drawn) + "\n```" if drawn else "No metrics were recorded."
+    if evaluations:
+        last = {name: value for name, value in evaluations[-1].items() if name.startswith("eval_")}
+        text += f"\n\nAt step {evaluations[-1]['step']:,}:\n\n"
+        text += _table(
+            {name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)}
+        )
+    return text
+
+
+def _against_base(verdict: Mapping[str, Any]) -> str:
+    """Each metric of the base model and of this one, with the interval and the test of those of answers."""
+    base, best = dict(verdict.get("base") or {}), dict(verdict.get("best") or {})
+    benchmarks = verdict.get("benchmarks") or ()
+    if not base and not benchmarks:
+        return ""
+    measured = {f"eval_{line['metric']}": line for line in verdict.get("answers") or ()}
+    for line in benchmarks:
+        name = line["metric"]
+        base[name], best[name] = line["before"], line["after"]
+        measured |= {name: line} if "test" in line else {}
+    rows = ["| metric | base | tuned | 95 % | gained | lost | p |", "|---|---|---|---|---|---|---|"]
+    for name, value in base.items():
+        line, tuned = measured.get(name), best.get(name)
+        sure = "| | | |"
+        if line is not None:
+            low, high = line["after_interval"]
+            sure = f"{low:.3g}–{high:.3g} | {line['gained']} | {line['lost']} | {line['p_value']:.2g} |"
+        rows.append(f"| {name} | {value:.4g} | {'' if tuned is None else f'{tuned:.4g}'} | {sure}")
+    where = ", and benchmarks of lm-evaluation-harness" if benchmarks else ""
+    return f"\n\nThe base model against this one, on the evaluation data{where}:\n\n" + "\n".join(
+        rows
+    )
+
+
+def _licence_files(names: Sequence[str]) -> str:
+    return (
+        f" (copied from it: {', '.join(f'[{name}](<{name}>)' for name in names)})" if names else ""
+    )
+
+
+def _proof(proof: Mapping[str, Any]) -> str:
+    rows = [
+        f"| {c['what']} | {c['difference']:.1e} | {c['tolerance']:.0e} | {c['agreement']:.2%} |"
+        for c in proof["comparisons"]
+    ]
+    head = ["| logits of | largest difference | allowed | same first choice |", "|---|---|---|---|"]
+    return "\n".join(
+        [
+            f"On {proof['rows']} {proof['origin']} ({proof['tokens']:,} tokens), relative:",
+            "",
+            *head,
+            *rows,
+        ]
+    )

@@ -1,0 +1,60 @@
+"""provenance.json of an export: what it was made from, by which versions, and what was proved of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from kubetune.base import files
+from kubetune.config.load import read_config, resolved
+from kubetune.result.publishing.equivalence import Comparison, Sample
+from kubetune.result.publishing.model_card import base_name
+from kubetune.result.publishing.serving import served_by
+from kubetune.result.publishing.writers import Job
+from kubetune.rundir import checkpoints, metrics
+
+PROVENANCE = "provenance.json"
+
+
+def facts_of(
+    job: Job,
+    sample: Sample,
+    comparisons: list[Comparison],
+    tokenizer_files: list[str],
+    notes: dict[str, Any],
+) -> dict[str, Any]:
+    """provenance.json, but for the checksums of the files."""
+    result = job.result
+    state, config = asdict(checkpoints.load_state(result.checkpoint)), read_config(result.run_dir)
+    return {
+        "made_by": f"kubetune {metrics.versions().get('kubetune', '')}".strip(),
+        "time": metrics.now(),
+        "kind": job.kind,
+        "dtype": notes.get("dtype", job.dtype_name),
+        "served_by": list(served_by(config, job.kind, notes.get("base", {}))),
+        "run": {"name": config.name, "directory": result.run_dir.name, "config": resolved(config)},
+        "checkpoint": {
+            "name": result.checkpoint.name,
+            "manifest_sha256": files.sha256_file(result.checkpoint / checkpoints.MANIFEST),
+            **{
+                key: state[key]
+                for key in "step tokens trained_tokens data_fingerprint global_batch_size global_batch_tokens".split()
+            },
+        },
+        "base": {
+            "name": base_name(job.config.model.path),
+            "revision": job.config.model.revision,
+            "quantization": job.config.quantization,
+            **notes.get("base", {}),
+        },
+        "proof": {
+            "rows": len(sample.batches),
+            "tokens": sample.tokens,
+            "origin": sample.origin,
+            "run_in": job.dtype_name,
+            "comparisons": [asdict(comparison) for comparison in comparisons],
+            "effect_of_adapter": notes.get("effect"),
+            "tokenizer_files_equal": tokenizer_files,
+        },
+        "versions": metrics.versions(),
+    }

@@ -1,0 +1,255 @@
+"""The weights of an export: an adapter, the base with it merged, or a model trained whole, each with its proof.
+
+`WRITERS[kind](job, folder, sample)` writes weights, tokenizer and generation config into `folder`, and compares what it
+wrote with what was trained. The base is in memory once. What else lies in an export, and its name, is export.py's.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kubetune import errors
+from kubetune.base import fault_injection, files
+from kubetune.config.schema import Config
+from kubetune.data.reading.hub import is_local
+from kubetune.data.text.tokenizer_files import read_json
+from kubetune.models import loading
+from kubetune.models.padding_free import TOLERANCE, unwrap
+from kubetune.result.inference.result import Result
+from kubetune.result.publishing import equivalence, merge, serving
+from kubetune.result.publishing.equivalence import Comparison, Sample
+from kubetune.result.publishing.model_card import base_name
+
+Kind = Literal["adapter", "merged", "model"]
+Tell = Callable[[str], None]
+
+ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One export: of which result, as what, and where it runs. `dtype` is that of the weights written."""
+
+    result: Result
+    kind: Kind
+    dtype: torch.dtype
+    device: torch.device
+    tell: Tell
+    max_shard_bytes: int
+
+    @property
+    def config(self) -> Config:
+        """The run's config, whose model is loaded in the dtype of the export."""
+        return self.in_dtype(self.dtype)
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype of what is written, as configs name it."""
+        return _name(self.dtype)
+
+    def in_dtype(self, dtype: torch.dtype) -> Config:
+        """The run's config, whose model is loaded in this dtype."""
+        config = self.result.config
+        return config.model_copy(
+            update={"model": config.model.model_copy(update={"dtype": _name(dtype)})}
+        )
+
+    def load(self, folder: Path) -> Any:
+        """The model of a checkpoint, or of an exported adapter, as training's code loads it."""
+        settings = self.result.task.load_settings(self.config, folder)
+        with merge.quiet():
+            return loading.load_trained(
+                self.result.auto_class, self.config, folder, self.device, **settings
+            )
+
+    def ask(self, model: Any, sample: Sample) -> list[Tensor]:
+        """Logits of a model on the rows of the proof."""
+        return equivalence.ask(self.result.task, model, sample)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _write_adapter(
+    job: Job, folder: Path, sample: Sample
+) -> tuple[list[Comparison], dict[str, Any]]:
+    model, trained, effect = _load_and_ask(job, sample)
+    weights, settings = (folder / name for name in ADAPTER)
+    tensors = load_file(job.result.checkpoint / ADAPTER[0])
+    stored = next(iter(tensors.values())).dtype
+    save_file(tensors, weights, metadata={"format": "pt"})
+    facts = json.loads((job.result.checkpoint / ADAPTER[1]).read_text())
+    facts |= {
+        "base_model_name_or_path": job.config.model.path,
+        "revision": job.config.model.revision,
+    }
+    files.write_atomic(settings, json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    if is_local(job.config.model.path):
+        job.tell(
+            "the base is a folder of this machine, which others lack: --merge makes a model that stands alone"
+        )
+    if (job.result.checkpoint / "config.json").is_file():
+        shutil.copyfile(job.result.checkpoint / "config.json", folder / "config.json")
+    _write_companions(job, folder, unwrap(model))
+    del model
+    gc.collect()
+    job.tell("loading the exported adapter")
+    reloaded = job.ask(job.load(folder), sample)
+    same = equivalence.compare(
+        "the trained adapter and the exported one", trained, reloaded, TOLERANCE[job.dtype]
+    )
+    described = read_json(job.result.tokenizer.files.get("config.json"))
+    kind, names_whole = (
+        str(described.get("model_type", "unknown")),
+        any("language_model" in name for name in tensors),
+    )
+    of_text = "text_config" in described and not names_whole
+    if of_text and (longer := serving.NAMES_IN_VLLM.get(kind)):
+        _write_under_names(folder / serving.FOR_VLLM, tensors, facts, longer)
+        job.tell(
+            f"vLLM reads this adapter in {serving.FOR_VLLM}/, under the names of all of {kind}; from the hub it takes "
+            "what lies at the top and leaves that out without a word, so push --merge"
+        )
+    base = {
+        "experts_of": kind if facts.get("target_parameters") else None,
+        "text_of": kind if of_text else None,
+    }
+    return [same], {"effect": effect, "dtype": _name(stored), "base": base}
+
+
+def _write_under_names(
+    folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], longer: str
+) -> None:
+    """Write an adapter once more, for a model in which the text model's `model.` is called `longer`."""
+    folder.mkdir()
+    first = "base_model.model."
+    named = {
+        name.replace(f"{first}model.", first + longer, 1): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(named, folder / ADAPTER[0], metadata={"format": "pt"})
+    parameters = [re.sub(r"^model\.", longer, name) for name in facts["target_parameters"] or ()]
+    stacks = tuple(name.rpartition(".")[0] for name in parameters)
+    # Each by its whole name: a pattern would miss the new ones, or hit layers that see.
+    adapted = {re.sub(r"(\.base_layer)?\.lora_.*", "", name.removeprefix(first)) for name in named}
+    modules = sorted(name for name in adapted if not (stacks and name.endswith(stacks)))
+    changed = {**facts, "target_modules": modules, "target_parameters": parameters or None}
+    files.write_atomic(folder / ADAPTER[1], json.dumps(changed, indent=2, sort_keys=True) + "\n")
+
+
+def _write_merged(
+    job: Job, folder: Path, sample: Sample
+) -> tuple[list[Comparison], dict[str, Any]]:
+    model, trained, effect = _load_and_ask(job, sample)
+    allowed = TOLERANCE[job.dtype]
+    if merge.is_quantised(model):
+        job.tell(
+            f"the base is quantised ({job.config.quantization}): dequantising it to {job.dtype_name} before merging. "
+            "The result has the weights that the adapter was trained on, not those of the original model"
+        )
+        if job.config.quantization == "8bit":
+            allowed = max(allowed, equivalence.TOLERANCE_8BIT)
+        model = merge.dequantise(model, job.result.checkpoint, job.dtype)
+    job.tell("merging layer by layer")
+    model = merge.merge_adapters(model, job.dtype)
+    merged = job.ask(model, sample)
+    _save_model(job, folder, model)
+    del model
+    gc.collect()
+    reloaded = _ask_reloaded(job, folder, sample)
+    return [
+        equivalence.compare("adapter and merged model", trained, merged, allowed),
+        equivalence.compare(
+            "merged model and its reloaded export", merged, reloaded, TOLERANCE[torch.float32]
+        ),
+    ], {"effect": effect}
+
+
+def _write_full(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:
+    job.tell("loading the trained model")
+    facts = transformers.AutoConfig.from_pretrained(
+        job.result.checkpoint, trust_remote_code=job.config.model.trust_remote_code
+    )
+    stored = facts.dtype or torch.float32
+    model = loading.load_trained(
+        job.result.auto_class, job.in_dtype(stored), job.result.checkpoint, job.device
+    )
+    trained = job.ask(model, sample)
+    if stored != job.dtype:
+        del model
+        gc.collect()
+        model = job.load(job.result.checkpoint)
+    _save_model(job, folder, model)
+    del model
+    gc.collect()
+    reloaded = _ask_reloaded(job, folder, sample)
+    allowed = TOLERANCE[job.dtype]
+    return [
+        equivalence.compare("trained model and its reloaded export", trained, reloaded, allowed)
+    ], {}
+
+
+def _load_and_ask(job: Job, sample: Sample) -> tuple[Any, list[Tensor], float | None]:
+    """The base with its adapter, its logits, and how far the adapter moves them: what a merge must not lose.
+
+    None for a classifier: without its adapter its head is a random one.
+    """
+    job.tell(f"loading {base_name(job.config.model.path)} with its adapter")
+    model = job.load(job.result.checkpoint)
+    trained = job.ask(model, sample)
+    if job.config.classifies:
+        return model, trained, None
+    with model.disable_adapter():
+        base = job.ask(model, sample)
+    return model, trained, equivalence.compare("", trained, base, 0.0).difference
+
+
+def _ask_reloaded(job: Job, folder: Path, sample: Sample) -> list[Tensor]:
+    job.tell("loading the export with plain transformers")
+    trusted = job.config.model.trust_remote_code
+    model = job.result.auto_class.from_pretrained(
+        folder, trust_remote_code=trusted, local_files_only=True
+    )
+    return job.ask(model.to(job.device), sample)
+
+
+def _save_model(job: Job, folder: Path, model: Any) -> None:
+    room, needed = (
+        files.free_bytes(folder),
+        sum(p.numel() * p.element_size() for p in model.parameters()),
+    )
+    if room < needed:
+        raise errors.EnvironmentFault(
+            f"{folder.parent}: the model takes {needed:,} bytes, {room:,} are free"
+        )
+    job.tell(f"writing {needed / 1e9:.2f} GB")
+    _write_companions(job, folder, model)
+    model.save_pretrained(folder, max_shard_size=job.max_shard_bytes)
+    fault_injection.reach("export.weights")
+
+
+def _write_companions(job: Job, folder: Path, model: Any) -> None:
+    """The tokenizer, and the generation config with the tokens that the model was taught to end with."""
+    job.result.tokenizer.save(folder)
+    if model.can_generate():
+        ends = list(job.result.tokenizer.eos_ids)
+        model.generation_config.eos_token_id = ends if len(ends) != 1 else ends[0]
+        model.generation_config.pad_token_id = job.result.tokenizer.pad_id
+        model.generation_config.save_pretrained(folder)
+
+
+WRITERS: Final = {"adapter": _write_adapter, "merged": _write_merged, "model": _write_full}
+"""Each returns the comparisons that prove it, and notes: `effect` of the adapter, `dtype` of what is stored."""

@@ -1,0 +1,227 @@
+"""A run in OpenTelemetry: its starts, phases, evaluations and checkpoints as spans, and its events as log records.
+
+Where, and with what headers, is said by the standard environment variables: OTEL_EXPORTER_OTLP_ENDPOINT and its like.
+All starts of a run have one trace, whose number follows from the run directory; what is under way is told when it ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from kubetune.base.logs import scrub
+from kubetune.errors import FINAL, OK
+from kubetune.rundir import events, metrics
+
+if TYPE_CHECKING:
+    from kubetune.supervisor.observers.beside import Observed
+
+_ENDPOINTS = (
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT",
+)
+_NANO = 1_000_000_000
+_SECONDS_TO_SAY_SO = 0.5
+
+
+def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -> bool:
+    """The environment names a collector."""
+    is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    return node == 0 and not is_off and any(environ.get(name) for name in _ENDPOINTS)
+
+
+def observe(run: Observed) -> None:
+    """Tell of the events of a run. Raises RuntimeError where the exporter is not installed."""
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
+        raise RuntimeError(
+            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but `pip install 'kubetune[otel]'` is missing"
+        )
+    failures = _Failures()
+    own = logging.getLogger("opentelemetry")
+    own.addHandler(failures)
+    own.propagate = False  # it says each retry of each batch
+    told = Trace(run)
+    for event in events.follow(run.run_dir, run.offset, run.ended):
+        if event is not None:
+            told.take(event)
+    is_all = told.end(run.deadline - time.monotonic() - _SECONDS_TO_SAY_SO)
+    missed = [f"{failures.batches} batches"] * bool(failures.batches) + [
+        "what was left at the end"
+    ] * (not is_all)
+    if missed:
+        print(
+            f"kubetune: the OpenTelemetry collector missed {' and '.join(missed)}", file=sys.stderr
+        )
+
+
+class _Failures(logging.Handler):
+    """Batches that were not taken: counted, and the first told of, with what was tried before."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.batches, self._tried = 0, ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count it, and tell the first."""
+        said = record.getMessage().partition("\n")[0]
+        if record.levelno < logging.ERROR:
+            self._tried = f"; before: {said}"
+            return
+        self.batches += 1
+        if self.batches == 1:
+            reason = scrub(said + self._tried)
+            print(
+                f"kubetune: OpenTelemetry does not work; the run goes on: {reason}", file=sys.stderr
+            )
+
+
+class Trace:
+    """Spans of this start of a run, and log records beside them."""
+
+    def __init__(self, run: Observed) -> None:
+        from opentelemetry import trace
+        from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk._logs import LoggerProvider
+        from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        name = run.config.name or run.run_dir.name
+        about = {
+            "kubetune.run": name,
+            "kubetune.task": run.config.task,
+            "kubetune.model": scrub(run.config.model.path),
+        }
+        resource = Resource.create({"service.name": "kubetune", **about})  # OTEL_SERVICE_NAME wins
+        number = hashlib.sha256(str(run.run_dir.absolute()).encode()).digest()
+        ids = int.from_bytes(number[:16]), int.from_bytes(number[16:24])
+        generator = _ids(*ids)
+        self._spans = TracerProvider(resource=resource, id_generator=generator)
+        self._records = LoggerProvider(resource=resource)
+        self._spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._records.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
+        self._tracer, self._logger = (
+            self._spans.get_tracer("kubetune"),
+            self._records.get_logger("kubetune"),
+        )
+        root = trace.SpanContext(*ids, True, trace.TraceFlags(trace.TraceFlags.SAMPLED))
+        self._ids, self._run_dir = generator, run.run_dir
+        self._run = trace.set_span_in_context(trace.NonRecordingSpan(root))
+        self._trace: Any = trace
+        self._start: Any = None
+        self._phase: Any = None
+        self._context: Any = self._run
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Make of an event what it says of spans, and a log record."""
+        kind, at = event["event"], _nanoseconds(event["time"])
+        facts = {
+            key: _plain(value)
+            for key, value in event.items()
+            if key not in ("event", "time", "machine")
+        }
+        if kind == "launch" and not event.get("node", 0):
+            self._start = self._tracer.start_span(
+                "start", self._run, start_time=at, attributes=facts
+            )
+            self._context = self._trace.set_span_in_context(self._start)
+            self._enter("preparation", at)
+        elif kind in ("start", "resume"):
+            self._enter("training", at)
+        elif kind in ("evaluation", "save", "reference", "preflight"):
+            taken = event.get("seconds")
+            seconds = sum(taken.values()) if isinstance(taken, dict) else float(taken or 0.0)
+            began = at - int(seconds * _NANO)
+            self._tracer.start_span(kind, self._context, start_time=began, attributes=facts).end(at)
+        self._record(kind, at, facts)
+        if kind == "exit" and not event.get("node", 0):
+            self._leave(event, at)
+
+    def _enter(self, phase: str, at: int) -> None:
+        if self._phase is not None:
+            self._phase.end(at)
+        self._phase = self._tracer.start_span(phase, self._context, start_time=at)
+
+    def _leave(self, event: Mapping[str, Any], at: int) -> None:
+        for span in (self._phase, self._start):
+            if span is not None:
+                if event["code"]:
+                    span.set_status(self._trace.StatusCode.ERROR, scrub(str(event.get("reason"))))
+                span.end(at)
+        self._phase = self._start = None
+        if event["code"] in (OK, *FINAL):  # the run itself, from its first start on
+            from opentelemetry.context import Context
+
+            first = metrics.read_events(self._run_dir)[0]["time"]
+            self._ids.is_of_run = True
+            self._tracer.start_span("run", Context(), start_time=_nanoseconds(first)).end(at)
+
+    def _record(self, kind: str, at: int, facts: Mapping[str, Any]) -> None:
+        from opentelemetry._logs import LogRecord, SeverityNumber
+
+        is_bad = (
+            facts.get("code") in FINAL or facts.get("ok") is False or kind in ("killed", "hooks")
+        )
+        is_news = not is_bad and facts.get("code", OK) != OK
+        severity = (
+            SeverityNumber.ERROR
+            if is_bad
+            else SeverityNumber.WARN
+            if is_news
+            else SeverityNumber.INFO
+        )
+        text = f"{kind}: {facts['reason']}" if facts.get("reason") else kind
+        record = LogRecord(
+            timestamp=at, context=self._context, severity_number=severity, severity_text=severity.name, body=text,
+            attributes={**facts, "event.name": f"kubetune.{kind}"},
+        )  # fmt: skip
+        self._logger.emit(record)
+
+    def end(self, seconds: float) -> bool:
+        """Send what waits; False where it is not taken within some seconds."""
+        rest = [
+            threading.Thread(target=one.force_flush, daemon=True)
+            for one in (self._spans, self._records)
+        ]
+        until = time.monotonic() + seconds
+        for thread in rest:
+            thread.start()
+        for thread in rest:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in rest)
+
+
+def _nanoseconds(time: str) -> int:
+    return int(datetime.fromisoformat(time).timestamp() * _NANO)
+
+
+def _ids(trace_id: int, span_id: int) -> Any:
+    """Numbers by chance, but those given for the one span that is of the run itself."""
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+
+    class Ids(RandomIdGenerator):
+        is_of_run = False
+
+        def generate_trace_id(self) -> int:
+            return trace_id
+
+        def generate_span_id(self) -> int:
+            return span_id if self.is_of_run else int(super().generate_span_id())
+
+    return Ids()
+
+
+def _plain(value: Any) -> Any:
+    """A value as an attribute may be."""
+    return value if isinstance(value, str | bool | int | float) else json.dumps(value)
