@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
@@ -40,11 +40,27 @@ def is_too_large(value: Any) -> bool:
     return isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS
 
 
-def read_entries(path: Path) -> tuple[list[Entry], list[Problem]]:
+class FileText(NamedTuple):
+    """A file that was read, which a pipe can be once only."""
+
+    path: Path
+    text: str
+
+
+def read_entries(source: Path | FileText) -> tuple[list[Entry], list[Problem]]:
     """Every setting of a YAML file, and what is wrong with it as YAML.
 
     Raises ConfigError when nothing can be read: no such file, no text, or broken syntax.
     """
+    file = source if isinstance(source, FileText) else read_file(source)
+    try:
+        return _Reader(str(file.path)).entries(file.text)
+    except _BrokenError as error:
+        raise ConfigError(str(error.problem)) from None
+
+
+def read_file(path: Path) -> FileText:
+    """Return a YAML file with its text. Raises ConfigError when there is no such file, or none of text."""
     try:
         with open_regular(path) as file:
             content = file.read(MAX_BYTES + 1)
@@ -61,16 +77,12 @@ def read_entries(path: Path) -> tuple[list[Entry], list[Problem]]:
             f"{path}: larger than {MAX_BYTES >> 20} MiB; expected a run file, not data"
         )
     try:
-        text = content.decode("utf-8-sig")
+        return FileText(path, content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise ConfigError(
             f"{path}:{line}: found bytes that are not UTF-8; save the file as UTF-8"
         ) from None
-    try:
-        return _Reader(str(path)).entries(text)
-    except _BrokenError as error:
-        raise ConfigError(str(error.problem)) from None
 
 
 def parse_value(text: str) -> Any:

@@ -33,7 +33,7 @@ from kubetune.base.provenance import (
     key_path,
 )
 from kubetune.base.secrets import ADVICE, is_secret
-from kubetune.base.yaml_reader import TOO_LARGE, is_too_large, parse_value, read_entries
+from kubetune.base.yaml_reader import TOO_LARGE, FileText, is_too_large, parse_value, read_entries
 from kubetune.config import json_schema, organisation
 from kubetune.config.aliases import canonical, canonical_file
 from kubetune.config.environment import max_samples, read_variables
@@ -61,7 +61,7 @@ LOCAL_PATHS: tuple[KeyPath, ...] = (
 
 
 def load_config(
-    path: StrPath | Mapping[str, Any] | None,
+    path: StrPath | FileText | Mapping[str, Any] | None,
     *,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
@@ -85,7 +85,7 @@ def load_config(
 
 
 def read_tree(
-    path: StrPath | Mapping[str, Any] | None,
+    path: StrPath | FileText | Mapping[str, Any] | None,
     *,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
@@ -101,13 +101,11 @@ def read_tree(
         written, doubled = canonical_file(_from_mapping(path, (), problems))
         problems += doubled
     else:
-        tree = Tree(Origin(str(path) if path else "command line"))
-        if path is not None:
-            path = Path(path)
-            written, broken = read_entries(path)
-            written, doubled = canonical_file(written)
-            problems += broken + doubled
-            folders = [path.absolute().parent, here]
+        place = path.path if isinstance(path, FileText) else path
+        tree = Tree(Origin(str(place) if place else "command line"))
+        if place is not None:
+            written = _written(path if isinstance(path, FileText) else Path(place), problems)
+            folders = [Path(place).absolute().parent, here]
     typed = [
         *_from_environment(environ or {}, problems),
         *_from_flags(flags or {}),
@@ -128,14 +126,20 @@ def read_tree(
     return tree, problems
 
 
+def _written(file: Path | FileText, problems: list[Problem]) -> list[Entry]:
+    """Return the settings of a YAML file by our names, and add what is wrong with it to `problems`."""
+    entries, broken = read_entries(file)
+    entries, doubled = canonical_file(entries)
+    problems += broken + doubled
+    return entries
+
+
 def _put_defaults(tree: Tree, sections: set[str], problems: list[Problem]) -> None:
     """Lay the organisation's defaults under everything, if there are any: those of a machine, whatever `environ` is."""
     place = organisation.defaults_file(os.environ)
     if place is None:
         return
-    entries, broken = read_entries(place)
-    entries, doubled = canonical_file(entries)
-    problems += broken + doubled
+    entries = _written(place, problems)
     tree.put(_safe(organisation.fitting(entries, sections, problems), problems))
     log.info(
         "defaults of %s are laid under the run file (`kubetune plan --origins` shows which)", place

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from kubetune.base import files, logs, processes
@@ -40,8 +39,11 @@ def _launch(request: Mapping[str, Any], relay: Relay) -> dict[str, Any]:
     """The answer: an exit code, and the class and text of an error that is not in the run's own exit.json."""
     try:
         config, plan = load_resolved(request["config"]), Plan.from_json(request["plan"])
-        source = Path(request["source"]) if request["source"] is not None else None
-        return {"code": launch_run(config, plan, request["run_dir"], source=source, relay=relay)}
+        return {
+            "code": launch_run(
+                config, plan, request["run_dir"], source=request["source"], relay=relay
+            )
+        }
     except Exception as error:
         if (told := files.known(error)) is None:
             raise

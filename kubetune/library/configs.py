@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kubetune.base.files import StrPath
+from kubetune.base.yaml_reader import FileText
 from kubetune.config import load
 from kubetune.config.schema import Config
 
@@ -30,6 +31,6 @@ def load_config(
     return load.load_config(source, overrides=overrides, environ=environ)
 
 
-def config_of(given: ConfigLike) -> Config:
+def config_of(given: ConfigLike | FileText) -> Config:
     """The config that an argument stands for. Raises ConfigError."""
-    return given if isinstance(given, Config) else load_config(given)
+    return given if isinstance(given, Config) else load.load_config(given)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from kubetune.base.yaml_reader import FileText
 from kubetune.config.load import load_config, load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
@@ -25,7 +26,7 @@ BEGINNINGS: Final = {"start", "resume"}
 """Events by which a run says from which step it goes on."""
 
 
-def with_metrics(config: ConfigLike, functions: Sequence[Metric]) -> Config:
+def with_metrics(config: ConfigLike | FileText, functions: Sequence[Metric]) -> Config:
     """The config with these functions as `evaluation.metrics`. Raises ConfigError for those that cannot be named."""
     if not functions:
         return config_of(config)

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from kubetune import errors
 from kubetune.base import processes
+from kubetune.base.yaml_reader import read_file
 from kubetune.config.load import resolved
 from kubetune.config.schema import Config
 from kubetune.library.configs import ConfigLike
@@ -75,16 +76,18 @@ def train(
         LostPeer: a rank was killed or hung; to train again goes on.
         KubetuneError: a bug in kubetune; the log in the run directory has the traceback.
     """
-    source = None if isinstance(config, (Config, Mapping)) else str(Path(config).absolute())
     _require_caller()
-    settled, plan = plan_here(with_metrics(config, metrics))
+    file = None
+    if not isinstance(config, (Config, Mapping)):
+        file = read_file(Path(config))
+    settled, plan = plan_here(with_metrics(config if file is None else file, metrics))
     run_dir = Path(str(settled.output)).expanduser().absolute()
     check_run_dir(settled, run_dir, plan)
     request = {
         "config": resolved(settled),
         "plan": plan.to_json(),
         "run_dir": str(run_dir),
-        "source": source,
+        "source": None if file is None else file.text,
     }
     try:
         tell = _teller(on_event, run_dir)

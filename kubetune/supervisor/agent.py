@@ -82,15 +82,17 @@ def _end(error: errors.KubetuneError) -> int:
 
 def _launch(args: argparse.Namespace, relay: Relay) -> int:
     from kubetune.base.gpus import visible_gpus
+    from kubetune.base.yaml_reader import read_file
     from kubetune.config.load import load_config
     from kubetune.plan.plan import make_plan
     from kubetune.supervisor.local import launch_run
 
+    file = read_file(args.config)
     config = load_config(
-        args.config, overrides=[*args.overrides, f"output={args.run_dir}"], environ=os.environ
+        file, overrides=[*args.overrides, f"output={args.run_dir}"], environ=os.environ
     )
     plan = make_plan(config, gpus=visible_gpus(os.environ))
-    return launch_run(config, plan, args.run_dir, source=args.config, relay=relay)
+    return launch_run(config, plan, args.run_dir, source=file.text, relay=relay)
 
 
 def run() -> NoReturn:

@@ -36,10 +36,10 @@ def launch_run(
     plan: Plan,
     run_dir: StrPath,
     *,
-    source: Path | None = None,
+    source: str | None = None,
     relay: Relay | None = None,
 ) -> int:
-    """Run here to the end; returns the exit code. `source` is the user's own config file, kept with the run.
+    """Run here to the end; returns the exit code. `source` is the text of the user's own config file, which is kept.
 
     Raises ConfigError when the directory belongs to another run or a tracker is not installed, and EnvironmentFault
     when a run goes on there.
@@ -96,7 +96,7 @@ def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Rel
 
 
 def create_run_dir(
-    config: Config, run_dir: Path, plan: Plan | None = None, source: Path | None = None
+    config: Config, run_dir: Path, plan: Plan | None = None, source: str | None = None
 ) -> None:
     """Write config.yaml, resolved.json and plan.json. Raises ConfigError as `check_run_dir` does."""
     check_run_dir(config, run_dir, plan)
@@ -105,9 +105,7 @@ def create_run_dir(
     files.write_atomic(
         run_dir / RESOLVED, json.dumps(resolved(dated(config, run_dir)), indent=2) + "\n"
     )
-    files.write_atomic(
-        run_dir / metrics.CONFIG, source.read_text() if source is not None else as_yaml(config)
-    )
+    files.write_atomic(run_dir / metrics.CONFIG, source if source is not None else as_yaml(config))
     if plan is not None:
         files.write_atomic(run_dir / metrics.PLAN, plan.to_json())
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,8 @@ from kubetune.cli.installation.doctor import Finding
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.cli.overview import EXAMPLES, VERBS
 from kubetune.config.load import load_config
+from kubetune.config.schema import Config
+from kubetune.plan.plan import Plan
 from kubetune.supervisor.command_line import parse
 from kubetune.supervisor.local import create_run_dir
 
@@ -86,6 +89,29 @@ def test_a_folder_is_no_run_on_a_cluster(
     )
 
 
+def test_a_run_file_that_is_a_pipe_is_kept_as_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = '{"prompt": "a", "completion": "b"}\n' * 4
+    (tmp_path / "t.jsonl").write_text(rows)
+    text = f"model: {EMBEDDED / 'model'}\ndata: {{train: t.jsonl}} # mine\noutput: run\n"
+
+    def make_folder(config: Config, plan: Plan, run_dir: Path, **facts: Any) -> int:
+        create_run_dir(config, run_dir, plan, facts["source"])
+        return errors.ENVIRONMENT
+
+    monkeypatch.setattr("kubetune.supervisor.local.launch_run", make_folder)
+    reading, writing = os.pipe()
+    with open(writing, "w") as pipe:
+        pipe.write(text)
+    try:
+        assert main(["train", f"/dev/fd/{reading}"]) == errors.ENVIRONMENT
+    finally:
+        os.close(reading)
+    assert (tmp_path / "run" / "config.yaml").read_text() == text
+
+
 def test_a_run_of_this_machine_is_resumed_by_the_command_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +123,7 @@ def test_a_run_of_this_machine_is_resumed_by_the_command_that_is_named(
         f"{{model: {EMBEDDED / 'model'}, data: {{train: {tmp_path / 't.jsonl'}}}}}"
     )
     config = load_config(tmp_path / "run.yaml", overrides=["training.seed=7"])
-    create_run_dir(config, tmp_path / "a run", source=tmp_path / "run.yaml")
+    create_run_dir(config, tmp_path / "a run", source=(tmp_path / "run.yaml").read_text())
     assert ended("resume", "a run") == 2
     said = capsys.readouterr().err
     words = shlex.split(said.partition("by: ")[2].strip())

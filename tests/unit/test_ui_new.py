@@ -184,7 +184,7 @@ def test_a_run_goes_on_by_its_file_and_what_its_start_was_told_beside_it(
     source = tmp_path / "run.yaml"
     source.write_text(json.dumps(given))
     config = load_config(source, overrides=[*told, f"output={run_dir}"])
-    create_run_dir(config, run_dir, source=source)
+    create_run_dir(config, run_dir, source=source.read_text())
     told_by_page = client.get("/run?dir=of a team/old").text
     found = ask(client, "/run/continue", dir="of a team/old")
     words = ["train", f"{run_dir}/config.yaml", f"output={run_dir}", *told]

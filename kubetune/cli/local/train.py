@@ -10,7 +10,7 @@ from pathlib import Path
 from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import Relay
 from kubetune.errors import OK
-from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
+from kubetune.supervisor.command_line import add_run_arguments, sources_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,15 +52,19 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
     """The exit code, and the run directory."""
     with Relay() as relay:
         # Imported here, since SIGTERM is heard from the line above on.
+        from kubetune.base.yaml_reader import read_file
         from kubetune.cli.local.watch import next_steps
         from kubetune.cli.prepare.plan import show_notes
         from kubetune.cli.tables import print_fact
+        from kubetune.config.load import load_config
         from kubetune.library.plan_text import describe
         from kubetune.library.plans import plan_here
         from kubetune.supervisor.local import launch_run
 
         show_notes()
-        config = config_from_args(args, os.environ)
+        path, settings = sources_of(args, os.environ)
+        file = read_file(path) if path is not None else None
+        config = load_config(file, **settings)
         if args.on_event is not None:
             hooks = config.hooks.model_copy(update={"on_event": args.on_event})
             config = config.model_copy(update={"hooks": hooks})
@@ -70,7 +74,9 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
             if label != "tokens":
                 print_fact(label, text, 17)
         sys.stdout.flush()
-        code = launch_run(config, plan, run_dir, source=run_file(args), relay=relay)
+        code = launch_run(
+            config, plan, run_dir, source=file.text if file is not None else None, relay=relay
+        )
         if code == OK:
             print(next_steps(run_dir, config.task), flush=True)
         return code, run_dir
