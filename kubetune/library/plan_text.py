@@ -12,7 +12,7 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.training import TrainingConfig
 from kubetune.data.findings.finding import NOTHING_FOUND, Finding
 from kubetune.data.inspect.estimate import Lengths, is_upper_bound, makes_data
-from kubetune.k8s.manifests.spec import OUTPUTS, run_name
+from kubetune.k8s.run_names import OUTPUTS, run_name
 from kubetune.plan.base_model import positions_of
 from kubetune.plan.forecast import quantization_of
 from kubetune.plan.plan import Plan

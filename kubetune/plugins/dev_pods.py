@@ -20,7 +20,8 @@ from kubetune.k8s.api.client import Cluster, Sink
 from kubetune.k8s.cluster.pods import IDLE, has_ended
 from kubetune.k8s.cluster.runs import Target, on_all, running
 from kubetune.k8s.manifests.configmap import pod_config
-from kubetune.k8s.manifests.spec import Manifest, RunSpec, name_beside
+from kubetune.k8s.manifests.spec import Manifest, RunSpec
+from kubetune.k8s.run_names import name_beside
 
 BENCH = "/tmp/kubetune-dev"
 """Folder in the pods: `tree` is the code, beside it the config, the log and the process id."""

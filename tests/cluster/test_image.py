@@ -25,7 +25,7 @@ import yaml
 from kubetune.config.load import load_config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.k8s.manifests import local_files, render
-from kubetune.k8s.manifests.spec import OUTPUTS
+from kubetune.k8s.run_names import OUTPUTS
 from kubetune.plan.plan import make_plan
 
 ROOT = Path(__file__).parents[2]

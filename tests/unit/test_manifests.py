@@ -18,7 +18,8 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.k8s.manifests import KINDS, local_files, render, secret_templates
 from kubetune.k8s.manifests.pod_templates import pod_templates
-from kubetune.k8s.manifests.spec import on_hub, run_name
+from kubetune.k8s.manifests.spec import on_hub
+from kubetune.k8s.run_names import run_name
 from kubetune.plan.plan import make_plan
 from standin.schemas import NEWEST, OLDEST, problems
 from tests.golden.made import FULL, MINIMAL, leaves, made, planned, the, trainer_pods, variables

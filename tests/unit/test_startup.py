@@ -103,10 +103,10 @@ def folder(tmp_path: Path) -> Path:
     [
         (["--help"], "write a commented run file", set(), 12),
         (["init"], "learning_rate", set(), 20),
-        (["plan", "--help"], "--lora-r", CONFIG, 80),
-        (["plan", "run.yaml", "training.global_batch_size=32"], "effective batch   32", CONFIG, 80),
-        (["plan", "run.yaml", "--json"], '"rows": 450', CONFIG, 80),
-        (["render", str(CLUSTER_RUN), "--kind=jobset"], "kind: JobSet", CONFIG, 80),
+        (["plan", "--help"], "--lora-r", CONFIG, 90),
+        (["plan", "run.yaml", "training.global_batch_size=32"], "effective batch   32", CONFIG, 90),
+        (["plan", "run.yaml", "--json"], '"rows": 450', CONFIG, 90),
+        (["render", str(CLUSTER_RUN), "--kind=jobset"], "kind: JobSet", CONFIG, 90),
     ],
     ids=["help", "init", "plan-help", "plan", "plan-json", "render"],
 )

@@ -48,7 +48,7 @@ def _require_model_here(config: Config) -> None:
     path = config.model.path
     if config.kubernetes is None or Path(path).is_dir():
         return
-    from kubetune.k8s.manifests.spec import on_volume
+    from kubetune.k8s.run_names import on_volume
 
     if not on_volume(config.kubernetes, path):
         return

@@ -58,7 +58,7 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
     name, namespace = args.run_name, args.namespace
     if name is not None and is_file(name):
         from kubetune.config.load import load_config
-        from kubetune.k8s.manifests.spec import run_name
+        from kubetune.k8s.run_names import run_name
 
         if Path(name).is_dir():
             raise ConfigError(

@@ -26,7 +26,8 @@ from kubetune.data.text.tokenizer_files import read_json
 from kubetune.errors import OK, ConfigError
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import dump
-from kubetune.k8s.manifests.spec import CACHE, OUTPUTS, RunSpec, on_hub, run_name
+from kubetune.k8s.manifests.spec import RunSpec, on_hub
+from kubetune.k8s.run_names import CACHE, OUTPUTS, run_name
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.serving.manifests import (
     IMAGE,

@@ -17,8 +17,9 @@ from kubetune.k8s.api.client import Cluster, Object, say
 from kubetune.k8s.cluster import pods
 from kubetune.k8s.cluster.runs import ASK_SECONDS, ASKED_PODS, FILES, Target, events_of, running
 from kubetune.k8s.manifests.pod import container, pod_basics
-from kubetune.k8s.manifests.spec import OUTPUTS, RunSpec
+from kubetune.k8s.manifests.spec import RunSpec
 from kubetune.k8s.manifests.storage import outputs_volume
+from kubetune.k8s.run_names import OUTPUTS
 
 _POD_SECONDS = 300
 # It ends by itself, should whoever made it lose the connection.

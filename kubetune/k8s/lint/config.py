@@ -24,20 +24,16 @@ from kubetune.k8s.manifests.environment import RESERVED
 from kubetune.k8s.manifests.kinds.gang import VOLCANO, by_operator, gang
 from kubetune.k8s.manifests.pod_templates import pod_templates
 from kubetune.k8s.manifests.spec import (
-    CACHE,
-    CONFIG_FOLDER,
-    DATA_FOLDER,
     MANAGED_BY,
-    OUTPUTS,
     QUEUE_NAME,
     QUEUE_PRIORITY,
     Manifest,
     RunSpec,
     on_hub,
-    on_volume,
     source_paths,
 )
 from kubetune.k8s.manifests.storage import shm_size
+from kubetune.k8s.run_names import CACHE, CONFIG_FOLDER, DATA_FOLDER, OUTPUTS, on_volume
 
 if TYPE_CHECKING:
     from kubetune.plan.plan import Plan

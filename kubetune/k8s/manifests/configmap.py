@@ -7,7 +7,8 @@ from typing import Any
 
 from kubetune.base.yaml_text import dump
 from kubetune.config.schema import Config
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, on_volume, source_paths
+from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, source_paths
+from kubetune.k8s.run_names import on_volume
 
 # A ConfigMap ends at 1 MiB, and kubectl's client-side apply writes a second copy into an annotation.
 MAX_CARRIED_BYTES = 256 * 1024

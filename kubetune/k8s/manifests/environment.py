@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kubetune.config.schema.cluster import cores
-from kubetune.k8s.manifests.spec import CACHE, INSTANCE, PORT, Manifest, RunSpec
+from kubetune.k8s.manifests.spec import INSTANCE, PORT, Manifest, RunSpec
+from kubetune.k8s.run_names import CACHE
 
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"

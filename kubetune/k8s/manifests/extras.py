@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from kubetune.k8s.manifests.environment import environment
 from kubetune.k8s.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
-from kubetune.k8s.manifests.spec import OUTPUTS, Manifest, RunSpec
+from kubetune.k8s.manifests.spec import Manifest, RunSpec
 from kubetune.k8s.manifests.storage import outputs_volume, volume_mounts, volumes
+from kubetune.k8s.run_names import OUTPUTS
 
 TENSORBOARD = "tensorboard"
 JUPYTER = "jupyter"

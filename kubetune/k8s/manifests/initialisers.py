@@ -10,8 +10,9 @@ from __future__ import annotations
 from kubetune.config.schema.cluster import PreprocessConfig
 from kubetune.k8s.manifests.environment import environment
 from kubetune.k8s.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
-from kubetune.k8s.manifests.spec import CONFIG_FILE, Manifest, RunSpec, given
+from kubetune.k8s.manifests.spec import Manifest, RunSpec, given
 from kubetune.k8s.manifests.storage import volume_mounts, volumes
+from kubetune.k8s.run_names import CONFIG_FILE
 
 PREPROCESS = "preprocess"
 FETCH_MODEL = ("python", "-P", "-m", "kubetune.data.prepared.fetch_worker", CONFIG_FILE)

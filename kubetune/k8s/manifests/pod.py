@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetune.k8s.manifests.spec import OUTPUTS, TRAINER, Manifest, RunSpec, given
+from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, given
+from kubetune.k8s.run_names import OUTPUTS
 
 PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
 # An autoscaler that moves one pod to save a node stops all of them, and each takes up work since the last checkpoint.

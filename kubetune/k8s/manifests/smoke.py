@@ -8,7 +8,8 @@ from __future__ import annotations
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.k8s.manifests.pod_templates import pod_templates
-from kubetune.k8s.manifests.spec import CACHE, COMPONENT, OUTPUTS, TRAINER, Manifest, name_beside
+from kubetune.k8s.manifests.spec import COMPONENT, TRAINER, Manifest
+from kubetune.k8s.run_names import CACHE, OUTPUTS, name_beside
 from kubetune.plan.plan import Plan
 
 SUFFIX = "-smoke"

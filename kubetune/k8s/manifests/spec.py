@@ -14,15 +14,11 @@ from kubetune.base.humanize import shell_word
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import ConfigError
+from kubetune.k8s.run_names import CACHE, DATA_FOLDER, OUTPUTS, run_name
 from kubetune.plan.plan import Plan, make_plan
 
 Manifest = dict[str, Any]
 
-OUTPUTS = "/outputs"
-CACHE = "/cache"
-CONFIG_FOLDER = "/etc/kubetune"
-CONFIG_FILE = f"{CONFIG_FOLDER}/run.yaml"
-DATA_FOLDER = "/etc/kubetune-data"
 TRAINER = "trainer"
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
@@ -30,8 +26,6 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 PORT = 29500
-# What Kubernetes and operators add to it in names of pods has to fit a label of 63 characters.
-LONGEST_NAME = 40
 # Kubernetes allows a pod this long beyond the time torchrun gives its workers, for the agent to write its exit status.
 MARGIN_SECONDS = 30
 DATA_FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".arrow")
@@ -45,21 +39,6 @@ def kind_and_name(obj: Manifest) -> str:
 def given(**fields: object) -> Manifest:
     """The fields that hold something."""
     return {name: setting for name, setting in fields.items() if setting}
-
-
-def run_name(config: Config) -> str:
-    """The run's name, or one from the model's: a DNS label of at most 40 characters that begins with a letter."""
-    if config.name:
-        return config.name
-    stem = re.sub(
-        r"[^a-z0-9]+", "-", config.model.path.rstrip("/").rsplit("/", 1)[-1].lower()
-    ).strip("-")
-    return (stem if stem[:1].isalpha() else f"run-{stem}")[:LONGEST_NAME].strip("-")
-
-
-def name_beside(config: Config, suffix: str) -> str:
-    """The name of something that belongs to a run, such as the pods of `kubetune dev`: no longer than a run's."""
-    return f"{run_name(config)[: LONGEST_NAME - len(suffix)].rstrip('-')}{suffix}"
 
 
 def on_hub(path: str) -> bool:
@@ -81,18 +60,6 @@ def source_paths(config: Config) -> Iterator[tuple[str, str]]:
 def plan_there(config: Config) -> Plan:
     """The plan of a run on a cluster, whose nodes have the GPUs that it asks for; nothing is known of its data."""
     return make_plan(config, gpus=config.compute.gpus_per_node or 0)
-
-
-def on_volume(kubernetes: KubernetesConfig, path: str) -> bool:
-    """A path on a volume that the pods mount."""
-    folders = (
-        OUTPUTS,
-        CACHE,
-        CONFIG_FOLDER,
-        DATA_FOLDER,
-        *(mount.path.rstrip("/") for mount in kubernetes.mounts),
-    )
-    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
 
 
 @dataclass(frozen=True)

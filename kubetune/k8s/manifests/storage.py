@@ -7,14 +7,8 @@ would leave three of them pending for ever.
 from __future__ import annotations
 
 from kubetune.config.schema.cluster import CsiConfig, MountConfig, VolumeConfig, quantity_bytes
-from kubetune.k8s.manifests.spec import (
-    CACHE,
-    CONFIG_FOLDER,
-    DATA_FOLDER,
-    OUTPUTS,
-    Manifest,
-    RunSpec,
-)
+from kubetune.k8s.manifests.spec import Manifest, RunSpec
+from kubetune.k8s.run_names import CACHE, CONFIG_FOLDER, DATA_FOLDER, OUTPUTS
 
 
 def shm_size(spec: RunSpec) -> str:

@@ -13,16 +13,9 @@ from kubetune.k8s.manifests.pod import (
     pod_metadata,
     restricted,
 )
-from kubetune.k8s.manifests.spec import (
-    CONFIG_FILE,
-    MARGIN_SECONDS,
-    PORT,
-    TRAINER,
-    Manifest,
-    RunSpec,
-    given,
-)
+from kubetune.k8s.manifests.spec import MARGIN_SECONDS, PORT, TRAINER, Manifest, RunSpec, given
 from kubetune.k8s.manifests.storage import volume_mounts, volumes
+from kubetune.k8s.run_names import CONFIG_FILE
 
 HOSTNAME = "kubernetes.io/hostname"
 

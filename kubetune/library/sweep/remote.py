@@ -35,9 +35,10 @@ from kubetune.k8s.cluster.submit import resume, spec_of, stop, submit
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import local_files, render
 from kubetune.k8s.manifests.initialisers import preprocess_name
-from kubetune.k8s.manifests.spec import MANAGED_BY, Manifest, on_volume
+from kubetune.k8s.manifests.spec import MANAGED_BY, Manifest
 from kubetune.k8s.manifests.spec import plan_there as plan_blindly
 from kubetune.k8s.manifests.storage import claim_spec
+from kubetune.k8s.run_names import on_volume
 from kubetune.library.plans import make_plan
 from kubetune.library.sweep.driver import Seen
 from kubetune.library.sweep.recipe import Recipe

@@ -13,8 +13,9 @@ from typing import Any
 
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.k8s.manifests.pod import container, pod_basics, pod_metadata
-from kubetune.k8s.manifests.spec import CACHE, OUTPUTS, Manifest, RunSpec
+from kubetune.k8s.manifests.spec import Manifest, RunSpec
 from kubetune.k8s.manifests.storage import outputs_volume
+from kubetune.k8s.run_names import CACHE, OUTPUTS
 from kubetune.result.publishing.serving import lora_words
 
 SERVER = "server"

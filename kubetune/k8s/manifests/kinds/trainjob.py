@@ -10,16 +10,9 @@ from __future__ import annotations
 from kubetune.k8s.manifests.initialisers import preparing_job, steps
 from kubetune.k8s.manifests.kinds.gang import pod_group, runtime_annotations, runtime_policy
 from kubetune.k8s.manifests.kinds.jobset import jobset_spec, one_job
-from kubetune.k8s.manifests.spec import (
-    CACHE,
-    TRAINER,
-    Manifest,
-    RunSpec,
-    given,
-    on_hub,
-    source_paths,
-)
+from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, given, on_hub, source_paths
 from kubetune.k8s.manifests.trainer import pod_template
+from kubetune.k8s.run_names import CACHE
 
 API = "trainer.kubeflow.org/v1alpha1"
 # The operator finds the Job and the container of the trainer by these names.

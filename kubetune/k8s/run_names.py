@@ -1,0 +1,43 @@
+"""The name of a run on a cluster, and the folders that its pods mount."""
+
+from __future__ import annotations
+
+import re
+
+from kubetune.config.schema import Config
+from kubetune.config.schema.cluster import KubernetesConfig
+
+OUTPUTS = "/outputs"
+CACHE = "/cache"
+CONFIG_FOLDER = "/etc/kubetune"
+CONFIG_FILE = f"{CONFIG_FOLDER}/run.yaml"
+DATA_FOLDER = "/etc/kubetune-data"
+# What Kubernetes and operators add to it in names of pods has to fit a label of 63 characters.
+LONGEST_NAME = 40
+
+
+def run_name(config: Config) -> str:
+    """The run's name, or one from the model's: a DNS label of at most 40 characters that begins with a letter."""
+    if config.name:
+        return config.name
+    stem = re.sub(
+        r"[^a-z0-9]+", "-", config.model.path.rstrip("/").rsplit("/", 1)[-1].lower()
+    ).strip("-")
+    return (stem if stem[:1].isalpha() else f"run-{stem}")[:LONGEST_NAME].strip("-")
+
+
+def name_beside(config: Config, suffix: str) -> str:
+    """The name of something that belongs to a run, such as the pods of `kubetune dev`: no longer than a run's."""
+    return f"{run_name(config)[: LONGEST_NAME - len(suffix)].rstrip('-')}{suffix}"
+
+
+def on_volume(kubernetes: KubernetesConfig, path: str) -> bool:
+    """A path on a volume that the pods mount."""
+    folders = (
+        OUTPUTS,
+        CACHE,
+        CONFIG_FOLDER,
+        DATA_FOLDER,
+        *(mount.path.rstrip("/") for mount in kubernetes.mounts),
+    )
+    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
