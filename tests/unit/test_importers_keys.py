@@ -16,7 +16,7 @@ import pytest
 
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers import Foreign, import_config, understand
-from kubetune.plugins.importers.draft import Note
+from kubetune.plugins.importers.engine import Note
 from tests.peers.read_keys import TABLE
 
 SMALLEST: dict[str, dict[str, Any]] = {

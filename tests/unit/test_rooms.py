@@ -54,8 +54,6 @@ STILL_TOO_LONG = {
     "models.patches:reading_slices",
     "plan.activations:activations",
     "plan.forecast:forecast",
-    "plugins.importers.axolotl:_source",
-    "plugins.importers.llama_factory:_source",
     "result.publishing.writers:_write_adapter",
     "rundir.status:progress",
     "scoring.harness:log_likelihoods",

@@ -15,13 +15,6 @@ from kubetune.errors import OK, ConfigError
 if TYPE_CHECKING:
     from kubetune.plugins.importers import Imported
 
-_PEERS = {
-    "axolotl": "axolotl",
-    "llama-factory": "LLaMA-Factory",
-    "trl": "TRL",
-    "ms-swift": "ms-swift",
-    "resources": "job resources",
-}
 _TITLES = {
     "carried": "carried over",
     "assumed": "their defaults, written down because ours differ",
@@ -32,6 +25,8 @@ _TITLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from kubetune.plugins.importers import words_of_tools
+
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="config (.yaml, .yml, .json), or a script (.sh)"
     )
@@ -39,52 +34,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="write it there instead of printing it"
     )
     parser.add_argument(
-        "--from", dest="peer", choices=_PEERS, help="whose config it is (default: recognised)"
+        "--from",
+        dest="peer",
+        choices=words_of_tools(),
+        help="whose config it is (default: recognised)",
     )
     parser.add_argument("--json", action="store_true", help="print run file and notes as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the run file, and the notes. Raises ConfigError rather than overwrite anything."""
-    from kubetune.plugins.importers import import_config
+    from kubetune.plugins.importers import import_config, words_of_tools
 
     if args.output is not None and args.output.exists():
         raise ConfigError(
             f"{args.output} exists already; choose another name, or remove it. Nothing was written."
         )
-    found = import_config(args.file, _PEERS[args.peer] if args.peer else None)
+    imported = import_config(args.file, words_of_tools().get(args.peer))
     if args.output is not None:
-        write_atomic(args.output, found.text)
+        write_atomic(args.output, imported.text)
     if args.json:
         notes = [
             {"kind": note.kind, "key": note.key, "value": note.value, "text": note.text}
-            for note in found.notes
+            for note in imported.notes
         ]
         print(
             json.dumps(
-                {"from": found.peer, "run_file": found.text, "notes": notes},
+                {"from": imported.peer, "run_file": imported.text, "notes": notes},
                 indent=2,
                 ensure_ascii=False,
             )
         )
     elif args.output is None:
-        print(found.text, end="")
-        _show(found, sys.stderr)
+        print(imported.text, end="")
+        _show(imported, sys.stderr)
     else:
-        _show(found, sys.stdout)
+        _show(imported, sys.stdout)
         following = f"kubetune plan {shell_word(args.output)}"
         print(visible(f"\nwrote {args.output}; next: {following}"))
     return OK
 
 
-def _show(found: Imported, stream: TextIO) -> None:
+def _show(imported: Imported, stream: TextIO) -> None:
     """Every key of the file in one of the lists, the ones to look at last."""
     print(
-        f"{found.peer}: {', '.join(f'{len(found.of(kind))} {kind}' for kind in _TITLES)}",
+        f"{imported.peer}: {', '.join(f'{len(imported.of(kind))} {kind}' for kind in _TITLES)}",
         file=stream,
     )
     for kind in ("carried", "assumed", "unneeded", "approximated", "dropped"):
-        notes = found.of(kind)
+        notes = imported.of(kind)
         if not notes:
             continue
         print(f"\n{_TITLES[kind]}", file=stream)

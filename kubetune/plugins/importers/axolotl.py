@@ -4,497 +4,458 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetune.plugins.importers import common
-from kubetune.plugins.importers.draft import (
+from kubetune.plugins.importers import sources
+from kubetune.plugins.importers.common import (
+    FAST_ATTENTION,
+    NO_EFFECT,
+    NOT_EXTENDED,
+    TRACKERS,
+    TRAINING,
+    of_tracker,
+    optimizer,
+    packing,
+    pin_fsdp,
+    say_it_sees,
+    schedule,
+    share,
+)
+from kubetune.plugins.importers.engine import (
     Draft,
-    Note,
-    Rule,
-    always,
-    as_flag,
+    Outcome,
+    Row,
+    Tool,
+    aliased,
     as_list,
-    choice,
+    carried,
+    drop,
     dropped,
-    each,
-    flag,
-    only,
-    rule_with,
-    same,
+    ignore,
+    names,
+    near,
+    switch,
     unneeded,
 )
 from kubetune.plugins.importers.preferences import is_preferred
 from kubetune.plugins.importers.prompts import template, template_file
 from kubetune.plugins.importers.targets import of_axolotl
-from kubetune.plugins.importers.warm_up import OF_AXOLOTL, warm_up
+from kubetune.plugins.importers.warm_up import WarmUp
 from kubetune.plugins.importers.writing import inline
 
-NAME = "axolotl"
-MARKS = (
-    "base_model", "sequence_len", "micro_batch_size", "datasets", "adapter", "val_set_size", "sample_packing",
-    "num_epochs", "lora_target_linear", "dataset_prepared_path", "saves_per_epoch", "evals_per_epoch",
-)  # fmt: skip
-"""Keys that no other tool has, or that are typical."""
-
-_TYPES = {
-    "alpaca": "alpaca", "completion": "text", "pretrain": "text", "chat_template": "messages", "sharegpt": "sharegpt"
-}  # fmt: skip
 _ADAPTER_KEYS = (
     "lora_r lora_alpha lora_dropout lora_target_modules lora_target_linear lora_target_parameters "
-    "lora_modules_to_save peft_use_dora "
-    "peft_use_rslora load_in_4bit load_in_8bit"
-).split()
-_SOURCE_KEYS = {
-    "path",
-    "type",
-    "split",
-    "name",
-    "data_files",
-    "field",
-    "text_column",
-    "field_messages",
-}
-_SOURCE_KEYS |= {"message_property_mappings", "message_field_role", "message_field_content"}
+    "lora_modules_to_save peft_use_dora peft_use_rslora load_in_4bit load_in_8bit"
+)
 _TEMPLATE_KEYS = ("chat_template", "chat_template_jinja")
-_HARMLESS = {
-    "ds_type": "the kind of a file is seen from its name",
-    "trust_remote_code": "no code comes with data sets any more",
-    "preprocess_shards": "data are read in pieces by themselves",
-}
-
-
-def convert(draft: Draft) -> None:
-    """Fill in the draft."""
-    _method(draft)
-    _templates(draft)
-    _data(draft)
-    if ("lora",) in draft.settings:
-        of_axolotl(draft)
-    common.pin_fsdp(draft, "fsdp", "fsdp_config", "fsdp_version", "dp_shard_size")
-    _saves(draft)
-    warm_up(draft, OF_AXOLOTL)
-    draft.apply(RULES)
-    draft.assume("data.max_length", 512)
-    draft.assume("data.packing", False)
+_ANSWERS = ("messages", "prompt", "system", "chosen", "rejected", "completion", "label")
+_TEMPLATE = template("chat_template", "chatml")
 
 
 def _method(draft: Draft) -> None:
+    """Take the adapter, without which keys of LoRA say nothing, and the bits of the base."""
     adapter = draft.take("adapter")
     if adapter in ("lora", "qlora"):
         draft.carry("adapter", "lora", None)
-    elif adapter is not None:
-        draft.approximate("adapter", "lora", None, f"{adapter} is not there, LoRA is")
-    else:
-        for key in ("load_in_4bit", "load_in_8bit"):
-            if as_flag(draft.given.get(key)):
-                draft.refuse(
-                    key,
-                    "without `adapter`, which axolotl refuses too, since a quantised base is not trained itself; "
-                    "expected adapter: qlora or lora, or no quantisation",
-                )
-        for key in _ADAPTER_KEYS:
-            if as_flag(draft.take(key)):
-                draft.drop(
-                    key,
-                    "no `adapter` is named, so every parameter is trained, there as here; for LoRA: lora: true",
-                )
-        return
-    if adapter in ("lora", "qlora"):
         _bits(draft, adapter)
+        return
+    if adapter is not None:
+        draft.write("adapter", near(None, f"{adapter} is not there, LoRA is"), "lora")
+        return
+    for key in ("load_in_4bit", "load_in_8bit"):
+        if draft.get(key):
+            draft.refuse(
+                key,
+                "without `adapter`, which axolotl refuses too, since a quantised base is not trained itself; "
+                "expected adapter: qlora or lora, or no quantisation",
+            )
+    for key in _ADAPTER_KEYS.split():
+        if draft.take(key):
+            draft.drop(
+                key,
+                "no `adapter` is named, so every parameter is trained, there as here; for LoRA: lora: true",
+            )
 
 
 def _bits(draft: Draft, adapter: str) -> None:
     """Take the bits of the base, which depend on the adapter: 4 for qlora alone, 8 for lora alone."""
-    four = as_flag(draft.take("load_in_4bit"))
-    eight = as_flag(draft.take("load_in_8bit"))
+    four = draft.take("load_in_4bit")
+    eight = draft.take("load_in_8bit")
+    if adapter == "qlora" and eight:
+        draft.refuse("load_in_8bit", "axolotl refuses it beside adapter: qlora")
+    if adapter == "qlora" and not four:
+        draft.refuse("adapter", "axolotl asks for load_in_4bit: true beside qlora")
     if adapter == "qlora":
-        if eight:
-            draft.refuse("load_in_8bit", "axolotl refuses it beside adapter: qlora")
-        if not four:
-            draft.refuse("adapter", "axolotl asks for load_in_4bit: true beside qlora")
         draft.carry("load_in_4bit", "quantization", "4bit")
     elif four:
         why = "4 bits need adapter: qlora there, so axolotl leaves the base as it is; here: quantization: 4bit"
         draft.drop("load_in_4bit", why)
-    if adapter == "lora" and eight:
+    else:
+        draft.ignore("load_in_4bit", "off, as here")
+    if eight:
         draft.carry("load_in_8bit", "quantization", "8bit")
-    for key, value in (("load_in_4bit", four), ("load_in_8bit", eight)):
-        if value is False:
-            draft.unneeded(key, "off, as here")
+    else:
+        draft.ignore("load_in_8bit", "off, as here")
 
 
 def _templates(draft: Draft) -> None:
-    """One chat template for the run: the file's, or that on which all its sources agree."""
-    top = {key: draft.take(key) for key in _TEMPLATE_KEYS}
-    found: list[tuple[str, str, Any]] = []
-    for listed in ("datasets", "test_datasets"):
-        for number, item in enumerate(as_sections(draft.given.get(listed))):
-            own = [
-                (f"{listed}[{number}].{key}", key, item[key])
-                for key in _TEMPLATE_KEYS
-                if item.get(key)
-            ]
-            found += own
-    said = [(key, key, value) for key, value in top.items() if value is not None]
-    chosen = {
-        key: {str(value) for _, kind, value in found or said if kind == key}
-        for key in _TEMPLATE_KEYS
-    }
-    for name, kind, value in [*said, *found]:
-        if len(chosen[kind]) > 1 or (found and str(value) not in chosen[kind]):
-            draft.drop(
-                name,
-                "the file and its sources name different ones; a run has one: model.chat_template",
-            )
-        elif kind == "chat_template_jinja":
-            template_file(draft, name, value)
+    """Take one chat template for the run: the file's, or that on which all its sources agree."""
+    of_file = [(key, key, draft.take(key)) for key in _TEMPLATE_KEYS]
+    of_file = [mention for mention in of_file if mention[2] is not None]
+    of_sources: list[tuple[str, str, Any]] = []
+    for place, item in _sections(draft):
+        for key in _TEMPLATE_KEYS:
+            if item.get(key):
+                of_sources.append((f"{place}.{key}", key, item[key]))
+    # A source's template takes precedence over the file's.
+    deciding = {(key, str(value)) for _, key, value in of_sources or of_file}
+    kinds = [key for key, _ in deciding]
+    for name, key, value in [*of_file, *of_sources]:
+        if kinds.count(key) > 1 or (of_sources and (key, str(value)) not in deciding):
+            why = "the file and its sources name different ones; a run has one: model.chat_template"
+            draft.drop(name, why)
+        elif key == "chat_template_jinja":
+            draft.write(name, template_file(value, draft), "model.chat_template")
         elif value == "jinja":
-            draft.unneeded(name, "chat_template_jinja says which")
+            draft.write(name, unneeded("chat_template_jinja says which"))
         else:
-            template(("chatml",))(draft, name, value)
+            draft.write(name, _TEMPLATE.outcome(value, draft), _TEMPLATE.path)
 
 
-def as_sections(value: Any) -> list[dict[str, Any]]:
-    """Sources that are sections; one by itself counts as a list of one."""
-    return [
-        item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)
-    ]
+def _sections(draft: Draft) -> list[tuple[str, dict[str, Any]]]:
+    """Return the sources that are sections, with their places; one alone counts as a list of one."""
+    sections = []
+    for key in ("datasets", "test_datasets"):
+        listed = draft.get(key)
+        for number, item in enumerate(listed if isinstance(listed, list) else [listed]):
+            if isinstance(item, dict):
+                sections.append((f"{key}[{number}]", item))
+    return sections
 
 
 def _data(draft: Draft) -> None:
-    given = draft.take("datasets") or draft.take("pretraining_dataset")
-    key = "datasets" if draft.given.get("datasets") else "pretraining_dataset"
-    if given is not None:
-        given = given if isinstance(given, list) else [given]
-        sources = [_source(draft, f"{key}[{i}]", item) for i, item in enumerate(given)]
-        if key == "pretraining_dataset":
-            sources = [{"format": "text"} | source for source in sources]
-        draft.carry(key, "data.train", sources)
-    tests = draft.take("test_datasets")
-    if tests is not None:
-        sources = [_source(draft, f"test_datasets[{i}]", item) for i, item in enumerate(tests)]
-        draft.carry("test_datasets", "data.eval", sources)
+    """Take the sources; those of `pretraining_dataset` are plain texts."""
+    if draft.get("datasets") is not None:
+        draft.carry("datasets", "data.train", _sources(draft, "datasets"))
+    elif draft.get("pretraining_dataset") is not None:
+        texts = _sources(draft, "pretraining_dataset")
+        texts = [{"format": "text"} | source for source in texts]
+        draft.carry("pretraining_dataset", "data.train", texts)
+    if draft.get("test_datasets") is not None:
+        draft.carry("test_datasets", "data.eval", _sources(draft, "test_datasets"))
 
 
-def _source(draft: Draft, key: str, item: Any) -> Any:
-    if not isinstance(item, dict):
-        return {"path": str(item)}
-    files = item.get("data_files")
-    generic = item.get("path") in ("json", "csv", "parquet", "text", None)
-    source: dict[str, Any] = {"path": str(item.get("path"))}
-    if files is not None:
-        first, *more = files if isinstance(files, list) else [files]
-        source["path"] = str(first) if generic else source["path"]
-        if more or not generic:
-            draft.drop(
-                f"{key}.data_files",
-                f"one file or pattern a source: {files}; write a source for each file",
-            )
-    kind = item.get("type")
+def _sources(draft: Draft, key: str) -> list[dict[str, Any]]:
+    listed = draft.take(key)
+    items = listed if isinstance(listed, list) else [listed]
+    return [_source(draft, f"{key}[{number}]", item) for number, item in enumerate(items)]
+
+
+def _source(draft: Draft, place: str, item: Any) -> dict[str, Any]:
+    if isinstance(item, str):
+        return {"path": item}
+    section = draft.section(place, item)
+    sources.take_files(section)
+    section.taken.update(_TEMPLATE_KEYS)
     if is_preferred(draft):
-        _answers(draft, key, item, source)
-    elif isinstance(kind, dict):
-        _own_type(draft, key, kind, source)
-    elif kind is not None:
-        family = str(kind).split(".")[0].split(":")[0]
-        if family in _TYPES and str(kind) == family:
-            source["format"] = _TYPES[family]
-            if family == "alpaca":
-                why = "the model's chat template is used, not Alpaca's `### Instruction` text"
-                draft.notes.append(
-                    Note("approximated", f"{key}.type", kind, f"format: alpaca; {why}")
-                )
-        else:
-            draft.drop(
-                f"{key}.type",
-                f"{kind}: kubetune looks at the records and recognises their shape, or says so",
-            )
-    if item.get("name"):
-        source["subset"] = item["name"]
-    if item.get("split") not in (None, "train"):
-        source["split"] = item["split"]
-    field, text = item.get("field_messages"), item.get("field") or item.get("text_column")
-    if is_preferred(draft):
-        pass
-    elif source.get("format") in ("messages", "sharegpt"):
-        _messages(draft, key, item, source)
-    elif field:
-        draft.drop(
-            f"{key}.field_messages", f"of type: chat_template; write columns: {{messages: {field}}}"
-        )
-    if text and source.get("format") == "text":
-        source |= {"columns": {"text": text}} if text != "text" else {}
-    else:
-        for name in ("field", "text_column"):
-            if item.get(name):
-                draft.drop(f"{key}.{name}", f"of type: completion; write columns: {{text: {text}}}")
-    for name in item.keys() & _HARMLESS.keys():
-        draft.unneeded(f"{key}.{name}", _HARMLESS[name])
-    draft.drop_rest(
-        key, item, (*_HARMLESS, *_SOURCE_KEYS, *_TEMPLATE_KEYS, *_ANSWER_FIELDS), _NOT_OF_SOURCES
-    )
-    return source
+        _answers(section)
+        return sources.finished(draft, section, _SOURCE)
+    _records(section)
+    return sources.finished(draft, section, _SOURCE)
 
 
-_NOT_OF_SOURCES = {
-    "revision": "data come from the hub's main branch; download the revision and name its files",
-    "roles_to_train": "answers of the assistant are trained, or everything (data.train_on)",
-    "train_on_eos": "an answer is trained with the end that its chat template writes",
-    "train_on_eot": "an answer is trained with the end that its chat template writes",
-    "skip": "write range: [first, end), which counts shuffled rows",
-    "message_field_training": "a message of the data says `train: false` itself",
-    "roles": "roles are known by their usual names: user, human, assistant, gpt, system, tool",
-}
-
-
-def _messages(draft: Draft, key: str, item: dict[str, Any], source: dict[str, Any]) -> None:
-    """The column of the messages, and the names of role and content in each."""
-    mapped = dict(item.get("message_property_mappings") or {})
-    told = f"{key}.message_property_mappings"
-    for ours, old in (("role", "message_field_role"), ("content", "message_field_content")):
-        if item.get(old):
-            mapped[ours], told = item[old], f"{key}.{old}"
-    role, content = mapped.pop("role", "role"), mapped.pop("content", "content")
-    if (role, content) == ("from", "value"):
-        source["format"] = "sharegpt"
-    elif (role, content) != ("role", "content"):
-        draft.drop(
-            told,
-            f"messages need `role` and `content`, or `from` and `value`; found {role} and {content}",
-        )
-    others = {ours: theirs for ours, theirs in mapped.items() if ours != theirs}
-    if others:
-        draft.drop(
-            told, f"properties of messages keep their names; rename in the data: {inline(others)}"
-        )
-    wanted = "messages" if source["format"] == "messages" else "conversations"
-    field = item.get("field_messages") or (
-        "messages" if item.get("type") == "chat_template" else wanted
-    )
-    if field != wanted:
-        source["columns"] = {wanted: field}
-
-
-def _answers(draft: Draft, key: str, item: dict[str, Any], source: dict[str, Any]) -> None:
-    """A source of answers to be compared or judged: their columns, and prompts in the model's own chat template."""
-    kind = item.get("type")
-    given = {**item, **kind} if isinstance(kind, dict) else item
-    columns = {
-        ours: given[field]
-        for field, ours in _ANSWER_FIELDS.items()
-        if given.get(field) not in (None, ours)
-    }
-    if columns:
-        source["columns"] = columns
+def _records(section: Draft) -> None:
+    """Take the shape of a source's records: their `type`, and the columns that this type has."""
+    kind = section.take("type")
     if isinstance(kind, dict):
-        formats = ", ".join(name for name in kind if name.endswith("_format"))
-        if formats:
-            draft.drop(
-                f"{key}.type",
-                f"prompts are the chat template's, or the data's own; left out: {formats}",
-            )
-    elif kind is not None and str(kind) not in ("passthrough", "user_defined.default"):
-        source["format"] = "messages"
-        if not str(kind).startswith(("chat_template", "bradley_terry")):
-            why = "the model's chat template is used; `kubetune data check` shows what it writes"
-            draft.notes.append(
-                Note("approximated", f"{key}.type", kind, f"format: messages; {why}")
-            )
+        # A prompt format written out: our nearest is a prompt and a completion, as they stand in the data.
+        columns = {"prompt": kind.get("field_instruction"), "completion": kind.get("field_output")}
+        columns = {ours: theirs for ours, theirs in columns.items() if theirs}
+        section.carry("type", "columns", columns)
+        section.carry("type", "format", "prompt_completion")
+        used = ("field_instruction", "field_output")
+        rest = ", ".join(name for name in kind if name not in used) or "none"
+        why = f"prompt formats are the chat template's, or the data's own; left out: {rest}"
+        section.drop("type", why)
+    elif kind is not None:
+        section.write("type", _TYPE.outcome(kind, section), _TYPE.path)
+    form = section.ours("format")
+    column = section.take("field_messages")
+    if form in ("messages", "sharegpt"):
+        _messages(section, is_chat_template=kind == "chat_template")
+    elif column is not None:
+        why = f"of type: chat_template; write columns: {{messages: {column}}}"
+        section.drop("field_messages", why)
+    for key in ("field", "text_column"):
+        text = section.take(key)
+        if text and form == "text":
+            section.carry(key, "columns", {"text": text} | section.ours("columns", {}))
+        elif text:
+            section.drop(key, f"of type: completion; write columns: {{text: {text}}}")
 
 
-_ANSWER_FIELDS = {
-    f"field_{ours}": ours
-    for ours in "messages prompt system chosen rejected completion label".split()
-}
-
-
-def _own_type(draft: Draft, key: str, kind: dict[str, Any], source: dict[str, Any]) -> None:
-    """A prompt format written out: our nearest is a prompt and a completion, as they stand in the data."""
-    names_ = {"prompt": kind.get("field_instruction"), "completion": kind.get("field_output")}
-    columns = {ours: theirs for ours, theirs in names_.items() if theirs and theirs != ours}
-    source["format"] = "prompt_completion"
-    if columns:
-        source["columns"] = columns
-    rest = ", ".join(name for name in kind if name not in ("field_instruction", "field_output"))
-    draft.drop(
-        f"{key}.type",
-        f"prompt formats are the chat template's, or the data's own; left out: {rest or 'none'}",
-    )
-
-
-@rule_with
-def _per_epoch(draft: Draft, key: str, value: Any, path: str, other: str) -> None:
-    if other in draft.given and draft.given[other] is not None:
-        draft.unneeded(key, f"{other} is given")
-    elif value == 1:
-        draft.carry(key, path, "epoch")
-    elif as_flag(value) is False or value == 0:
-        draft.unneeded(key, "off; the last step is evaluated and saved all the same")
-    else:
-        draft.approximate(
-            key,
-            path,
-            "epoch",
-            f"or the steps of an epoch (`kubetune plan` shows them) divided by {value}",
+def _messages(section: Draft, is_chat_template: bool) -> None:
+    """Take the column of the messages, and the names of role and content in each message."""
+    key = "message_property_mappings"
+    properties = dict(section.take(key) or {})
+    for ours, older in (("role", "message_field_role"), ("content", "message_field_content")):
+        if section.take(older):
+            properties[ours] = section.get(older)
+            key = older
+    role = properties.pop("role", "role")
+    content = properties.pop("content", "content")
+    if (role, content) == ("from", "value"):
+        section.carry(key, "format", "sharegpt")
+    elif (role, content) != ("role", "content"):
+        why = (
+            f"messages need `role` and `content`, or `from` and `value`; found {role} and {content}"
         )
+        section.drop(key, why)
+    renamed = {ours: theirs for ours, theirs in properties.items() if ours != theirs}
+    if renamed:
+        why = f"properties of messages keep their names; rename in the data: {inline(renamed)}"
+        section.drop(key, why)
+    wanted = "messages" if section.ours("format") == "messages" else "conversations"
+    column = section.take("field_messages")
+    if column is None:
+        column = "messages" if is_chat_template else wanted
+    section.carry("field_messages", "columns", {wanted: column})
+
+
+def _answers(section: Draft) -> None:
+    """Take answers to be compared or judged: their columns, and prompts in the model's own chat template."""
+    kind = section.take("type")
+    inside = kind if isinstance(kind, dict) else {}
+    columns = {}
+    for ours in _ANSWERS:
+        key = f"field_{ours}"
+        column = inside.get(key, section.take(key))
+        if column is not None:
+            columns[ours] = column
+    section.carry("type", "columns", columns)
+    rest = ", ".join(name for name in inside if name.removeprefix("field_") not in _ANSWERS)
+    if rest:
+        why = f"prompts are the chat template's, or the data's own; left out: {rest}"
+        section.drop("type", why)
+    if inside or kind in (None, "passthrough", "user_defined.default"):
+        return
+    if str(kind).startswith(("chat_template", "bradley_terry")):
+        section.carry("type", "format", "messages")
+    else:
+        why = "the model's chat template is used; `kubetune data check` shows what it writes"
+        section.write("type", near("messages", why), "format")
+
+
+def _type(value: Any, _: Draft) -> Outcome:
+    """The shape of a source's records, by axolotl's name for how it writes prompts."""
+    if value == "alpaca":
+        why = "the model's chat template is used, not Alpaca's `### Instruction` text"
+        return near("alpaca", why)
+    formats = {
+        "completion": "text",
+        "pretrain": "text",
+        "chat_template": "messages",
+        "sharegpt": "sharegpt",
+    }
+    if value in formats:
+        return carried(formats[value])
+    return dropped(f"{value}: kubetune looks at the records and recognises their shape, or says so")
+
+
+_TYPE = Row("type", "format", _type)
+
+_SOURCE = [
+    *sources.SUBSET_AND_SPLIT,
+    ignore("ds_type", "the kind of a file is seen from its name"),
+    ignore("trust_remote_code", "no code comes with data sets any more"),
+    ignore("preprocess_shards", "data are read in pieces by themselves"),
+    drop("field text_column", "of type: completion, which a source of answers is not"),
+    drop("revision", "data come from the hub's main branch; download the revision and name its files"),
+    drop("roles_to_train", "answers of the assistant are trained, or everything (data.train_on)"),
+    drop("train_on_eos train_on_eot", "an answer is trained with the end that its chat template writes"),
+    drop("skip", "write range: [first, end), which counts shuffled rows"),
+    drop("message_field_training", "a message of the data says `train: false` itself"),
+    drop("roles", "roles are known by their usual names: user, human, assistant, gpt, system, tool"),
+]  # fmt: skip
+"""Keys of a source; those of its records' shape are read before it, by `_records` or `_answers`."""
+
+
+def _per_epoch(number: str) -> Row:
+    """Return the row of `saves_per_epoch` or `evals_per_epoch`; the key `number` takes precedence."""
+
+    def rule(value: Any, _: Draft) -> Outcome:
+        if value == 1:
+            return carried("epoch")
+        if not value:
+            return unneeded("off; the last step is evaluated and saved all the same")
+        why = f"or the steps of an epoch (`kubetune plan` shows them) divided by {value}"
+        return near("epoch", why)
+
+    def is_second(draft: Draft) -> str:
+        return "" if draft.get(number) is None else f"{number} is given"
+
+    key = number.replace("_steps", "s_per_epoch")
+    return Row(key, f"training.{number}", rule, unless=is_second)
 
 
 def _saves(draft: Draft) -> None:
     """Refuse keys of checkpoints that axolotl refuses together, and write down its number of steps."""
-    strategy = draft.given.get("save_strategy")
-    if draft.given.get("save_steps"):
-        if draft.given.get("saves_per_epoch"):
-            draft.refuse("save_steps", "axolotl refuses it beside saves_per_epoch")
-        if strategy is not None and strategy != "steps":
-            draft.refuse(
-                "save_steps", f"axolotl refuses it beside save_strategy: {inline(strategy)}"
-            )
-    elif strategy == "steps" and not draft.given.get("saves_per_epoch"):
-        draft.assume("training.save_steps", 500)
+    strategy = draft.get("save_strategy")
+    per_epoch = draft.get("saves_per_epoch")
+    if not draft.get("save_steps"):
+        if strategy == "steps" and not per_epoch:
+            draft.assume("training.save_steps", 500)
+        return
+    if per_epoch:
+        draft.refuse("save_steps", "axolotl refuses it beside saves_per_epoch")
+    if strategy not in (None, "steps"):
+        word = inline(draft.theirs["save_strategy"])
+        draft.refuse("save_steps", f"axolotl refuses it beside save_strategy: {word}")
 
 
-def _batch_size(draft: Draft, key: str, value: Any) -> None:
-    """Of one process: accumulation follows from it where that is left out."""
-    micro = draft.given.get("micro_batch_size") or 1
-    if draft.given.get("gradient_accumulation_steps"):
-        draft.unneeded(key, "micro_batch_size and gradient_accumulation_steps say it too")
-    elif isinstance(value, int) and isinstance(micro, int) and value >= micro:
-        draft.carry(key, "training.gradient_accumulation_steps", value // micro)
-    else:
-        draft.drop(key, "expected a multiple of micro_batch_size; set training.global_batch_size")
+def _batch_size(value: Any, draft: Draft) -> Outcome:
+    """The batch of one process: accumulation follows from it where that is left out."""
+    micro = draft.get("micro_batch_size") or 1
+    if draft.get("gradient_accumulation_steps"):
+        return unneeded("micro_batch_size and gradient_accumulation_steps say it too")
+    if isinstance(value, int) and isinstance(micro, int) and value >= micro:
+        return carried(value // micro)
+    return dropped("expected a multiple of micro_batch_size; set training.global_batch_size")
 
 
-def _plugins(draft: Draft, key: str, value: Any) -> None:
-    own = [name for name in as_list(value) if not str(name).startswith("axolotl.integrations.")]
-    if own:
-        draft.drop(key, f"code of your own is not run: {', '.join(map(str, own))}")
-    else:
-        draft.unneeded(key, "what they switch on has keys of its own, each listed here")
+def _plugins(value: Any, _: Draft) -> Outcome:
+    foreign = [str(name) for name in as_list(value)]
+    foreign = [name for name in foreign if not name.startswith("axolotl.integrations.")]
+    if foreign:
+        return dropped(f"code of your own is not run: {', '.join(foreign)}")
+    return unneeded("what they switch on has keys of its own, each listed here")
 
 
-def _processor(draft: Draft, key: str, _: Any) -> None:
-    common.say_it_sees(draft, key)
-    draft.unneeded(key, "images go through the model's own processor")
+def _processor(_: Any, draft: Draft) -> Outcome:
+    say_it_sees(draft, draft.at)
+    return unneeded("images go through the model's own processor")
 
 
-def _model_type(draft: Draft, key: str, value: Any) -> None:
+def _model_type(value: Any, _: Draft) -> Outcome:
     if str(value).endswith(("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText")):
-        draft.unneeded(key, "read from the model's own files")
-    else:
-        draft.drop(
-            key, "classifiers are task: sequence_classification; code of your own is not run"
-        )
+        return unneeded("read from the model's own files")
+    return dropped("classifiers are task: sequence_classification; code of your own is not run")
 
 
-def _config_of_base(draft: Draft, key: str, value: Any) -> None:
-    if value == draft.given.get("base_model"):
-        draft.unneeded(key, "comes with the model")
-    else:
-        draft.drop(key, "the config comes with the model; another's is not taken")
+def _config_of_base(value: Any, draft: Draft) -> Outcome:
+    if value == draft.get("base_model"):
+        return unneeded("comes with the model")
+    return dropped("the config comes with the model; another's is not taken")
 
 
-_KERNEL = unneeded("kubetune uses its own fused parts where they are proved equal")
+_NODES = "several nodes: see compute.nodes and `kubetune submit`"
+_QUANTISED = "the base is quantised by `quantization`"
+_RECOMPUTED = "activations are recomputed, and not moved to the host"
 
-RULES: dict[str, Rule] = {
-    **common.TRAINING,
-    **common.plain(
-        "base_model sequence_len micro_batch_size eval_batch_size num_epochs lora_r lora_alpha lora_dropout "
-        "lora_target_modules load_in_4bit load_in_8bit fp8 activation_offloading dataset_processes dataset_num_proc "
-        "loss_watchdog_threshold loss_watchdog_patience"
+TOOL = Tool(
+    name="axolotl",
+    marks="base_model sequence_len micro_batch_size datasets adapter val_set_size sample_packing num_epochs "
+    "lora_target_linear dataset_prepared_path saves_per_epoch evals_per_epoch",
+    together=(
+        _method,
+        _templates,
+        _data,
+        of_axolotl,
+        lambda draft: pin_fsdp(draft, "fsdp fsdp_config fsdp_version dp_shard_size"),
+        _saves,
+        WarmUp(
+            schedule="lr_scheduler",
+            zero_steps_count=True,
+            refuses_both=True,
+            default=0.03,
+            at_most=100,
+            rounds_down=True,
+            least=2,
+        ).read,
     ),
-    **each("revision_of_model model_revision", same("model.revision")),
-    **{name: flag("model.dtype", name) for name in ("float32", "float16", "bfloat16")},
-    **each("eager_attention flex_attention", unneeded(common.FAST_ATTENTION)),
-    "pretraining_dataset": dropped("datasets are given as well; write both into data.train"),
-    "batch_size": _batch_size,
-    "base_model_config": _config_of_base,
-    "tokenizer_config": same("model.tokenizer"),
-    "sample_packing": common.packing,
-    "excess_length_strategy": choice(
-        "data.overlong", {"drop": "drop", "truncate": "truncate", "raise": "error"}
-    ),
-    "train_on_inputs": choice("data.train_on", {True: "all", False: "assistant"}),
-    "val_set_size": common.share,
-    "learning_rate": lambda draft, key, value: draft.carry(
-        key, "training.learning_rate", float(value)
-    ),
-    "optimizer": common.optimizer,
-    "lr_scheduler": common.schedule,
-    "evals_per_epoch": _per_epoch("training.eval_steps", "eval_steps"),
-    "saves_per_epoch": _per_epoch("training.save_steps", "save_steps"),
-    "lora_modules_to_save": common.names("lora.modules_to_save"),
-    "peft_use_dora": flag("lora.use_dora", True),
-    "peft_use_rslora": flag("lora.use_rslora", True),
-    "use_tensorboard": flag("tracking.tensorboard", True),
-    **{f"use_{name}": flag(f"tracking.{name}", None) for name in common.TRACKERS},
-    "wandb_project": same("tracking.wandb.project"),
-    "trackio_project_name": same("tracking.trackio.project"),
-    "mlflow_experiment_name": same("tracking.mlflow.experiment"),
-    "mlflow_tracking_uri": common.of_tracker("mlflow", same("tracking.mlflow.uri")),
-    "hf_mlflow_log_artifacts": common.of_tracker("mlflow", same("tracking.mlflow.log_model")),
-    "special_tokens": dropped(
-        "tokens are the tokenizer's own; padding needs none, since nothing is padded"
-    ),
-    **each("tokens added_tokens_overrides", dropped("the vocabulary is not extended")),
-    "resize_token_embeddings_to_32x": dropped("the vocabulary is not extended", False),
-    "gradient_checkpointing": choice(
-        "training.gradient_checkpointing",
-        {True: True, False: False},
-        True,
-        "activations are recomputed, and not moved to the host",
-    ),
-    "shuffle_merged_datasets": always("rows are shuffled, each epoch anew"),
-    "local_files_only": flag("model.local_files_only", True),
-    "model_config": dropped("the model's config is used as it is"),
-    "eot_tokens": dropped("an answer ends where the tokenizer's chat template ends it"),
-    "roles_to_train": dropped(
-        "answers of the assistant are trained, or everything (data.train_on)"
-    ),
-    "unfrozen_parameters": dropped("either adapters or every parameter is trained"),
-    **each("quantize_moe_experts gptq", dropped("the base is quantised by `quantization`", False)),
-    **each("qat model_quantization_config", dropped("the base is quantised by `quantization`")),
-    **each(
-        "cosine_min_lr_ratio cosine_constant_lr_ratio",
-        dropped("the cosine ends at 0, with the last step", 0),
-    ),
-    "hf_use_auth_token": unneeded(
-        "a token is taken from the environment (HF_TOKEN), never from a file"
-    ),
-    **each("fp8_enable_fsdp_float8_all_gather", unneeded("FSDP and fp8 are not combined")),
-    "dataset_exact_deduplication": dropped(
-        "`kubetune data check` counts repeated rows; none is left out", False
-    ),
-    "use_ray": dropped("several nodes: see compute.nodes and `kubetune submit`", False),
-    "ray_num_workers": dropped("several nodes: see compute.nodes and `kubetune submit`", 1),
-    "lora_target_parameters": common.names("lora.target_parameters"),
-    "plugins": _plugins,
-    "model_type": _model_type,
-    "processor_type": _processor,
-    "skip_prepare_dataset": unneeded("images are read while training, tokens are prepared"),
-    "image_size": dropped("images keep their shape; vision.image_max_tokens limits their size"),
-    **each(
-        "tokenizer_type is_llama_derived_model is_mistral_derived_model is_falcon_derived_model tokenizer_use_fast",
-        unneeded("read from the model's and the tokenizer's own files"),
-    ),
-    **each(
-        "strict dataset_prepared_path pad_to_sequence_len eval_sample_packing lora_fan_in_fan_out "
-        "low_cpu_mem_usage eval_table_size eval_max_new_tokens save_first_step "
-        "flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp flash_attn_fuse_qkv "
-        "torchdistx_path experimental_skip_move_to_device debug",
-        unneeded("has no counterpart, and no effect on the result"),
-    ),
-    **each(
-        "liger_rope liger_rms_norm liger_rms_norm_gated liger_glu_activation liger_layer_norm liger_use_token_scaling "
-        "liger_fused_linear_cross_entropy liger_cross_entropy lora_mlp_kernel lora_qkv_kernel lora_o_kernel "
-        "lora_embedding_kernel cut_cross_entropy unsloth_cross_entropy_loss use_kernels use_scattermoe use_sonicmoe "
-        "experts_implementation fused_attn_kernel gemma4_hybrid_attn_impl flex_attn_compile_kwargs tiled_mlp",
-        _KERNEL,
-    ),
-    "push_dataset_to_hub": dropped("prepared data are kept here"),
-    **each(
-        "context_parallel_size sequence_parallel_degree tensor_parallel_size expert_parallel_size dp_replicate_size",
-        only(
-            [1],
-            "off, as here",
-            "no splitting along a sequence or layer, and none into groups of GPUs",
+    defaults={"data.max_length": 512, "data.packing": False},
+    rows=[
+        *TRAINING,
+        *aliased(
+            "base_model sequence_len micro_batch_size eval_batch_size num_epochs lora_r lora_alpha lora_dropout "
+            "dataset_processes dataset_num_proc loss_watchdog_threshold loss_watchdog_patience"
         ),
-    ),
-}
+        Row("revision_of_model model_revision", "model.revision"),
+        Row("tokenizer_config", "model.tokenizer"),
+        switch("float32", "model.dtype", "float32"),
+        switch("float16", "model.dtype", "float16"),
+        switch("bfloat16", "model.dtype", "bfloat16"),
+        switch("local_files_only", "model.local_files_only"),
+        switch("load_in_4bit", "quantization", "4bit"),
+        switch("load_in_8bit", "quantization", "8bit"),
+        Row("sample_packing", "data.packing", packing),
+        Row("excess_length_strategy", "data.overlong", values={"drop": "drop", "truncate": "truncate", "raise": "error"}),
+        Row("train_on_inputs", "data.train_on", values={True: "all", False: "assistant"}),
+        Row("val_set_size", "data.eval", share),
+        Row("learning_rate", "training.learning_rate", lambda value, _: carried(float(value))),
+        Row("batch_size", "training.gradient_accumulation_steps", _batch_size),
+        Row("optimizer", "training.optim", optimizer),
+        schedule("lr_scheduler"),
+        _per_epoch("eval_steps"),
+        _per_epoch("save_steps"),
+        switch("fp8", "training.fp8"),
+        Row("gradient_checkpointing", "training.gradient_checkpointing", values={True: True, False: False}, near=True,
+            reason=_RECOMPUTED),
+        names("lora_target_modules", "lora.target_modules"),
+        names("lora_modules_to_save", "lora.modules_to_save"),
+        names("lora_target_parameters", "lora.target_parameters"),
+        switch("peft_use_dora", "lora.use_dora"),
+        switch("peft_use_rslora", "lora.use_rslora"),
+        switch("use_tensorboard", "tracking.tensorboard"),
+        *[switch(f"use_{name}", f"tracking.{name}", None) for name in TRACKERS],
+        Row("wandb_project", "tracking.wandb.project"),
+        Row("trackio_project_name", "tracking.trackio.project"),
+        Row("mlflow_experiment_name", "tracking.mlflow.experiment"),
+        *of_tracker("mlflow", Row("mlflow_tracking_uri", "tracking.mlflow.uri"),
+                    Row("hf_mlflow_log_artifacts", "tracking.mlflow.log_model")),
+        Row("base_model_config", rule=_config_of_base),
+        Row("plugins", rule=_plugins),
+        Row("model_type", rule=_model_type),
+        Row("processor_type", rule=_processor),
+        Row("shuffle_merged_datasets", same={True: "rows are shuffled, each epoch anew"},
+            reason="rows are shuffled, each epoch anew"),
+        drop("pretraining_dataset", "datasets are given as well; write both into data.train"),
+        drop("special_tokens", "tokens are the tokenizer's own; padding needs none, since nothing is padded"),
+        drop("tokens added_tokens_overrides", NOT_EXTENDED),
+        drop("resize_token_embeddings_to_32x", NOT_EXTENDED, False),
+        drop("activation_offloading", "activations are recomputed (gradient_checkpointing), not moved to the host", False),
+        drop("model_config", "the model's config is used as it is"),
+        drop("eot_tokens", "an answer ends where the tokenizer's chat template ends it"),
+        drop("roles_to_train", "answers of the assistant are trained, or everything (data.train_on)"),
+        drop("unfrozen_parameters", "either adapters or every parameter is trained"),
+        drop("quantize_moe_experts gptq", _QUANTISED, False),
+        drop("qat model_quantization_config", _QUANTISED),
+        drop("cosine_min_lr_ratio cosine_constant_lr_ratio", "the cosine ends at 0, with the last step", 0),
+        drop("dataset_exact_deduplication", "`kubetune data check` counts repeated rows; none is left out", False),
+        drop("use_ray", _NODES, False),
+        drop("ray_num_workers", _NODES, 1),
+        drop("image_size", "images keep their shape; vision.image_max_tokens limits their size"),
+        drop("push_dataset_to_hub", "prepared data are kept here"),
+        drop("context_parallel_size sequence_parallel_degree tensor_parallel_size expert_parallel_size dp_replicate_size",
+             "no splitting along a sequence or layer, and none into groups of GPUs", 1),
+        ignore("eager_attention flex_attention", FAST_ATTENTION),
+        ignore("hf_use_auth_token", "a token is taken from the environment (HF_TOKEN), never from a file"),
+        ignore("fp8_enable_fsdp_float8_all_gather", "FSDP and fp8 are not combined"),
+        ignore("skip_prepare_dataset", "images are read while training, tokens are prepared"),
+        ignore("tokenizer_type is_llama_derived_model is_mistral_derived_model is_falcon_derived_model tokenizer_use_fast",
+               "read from the model's and the tokenizer's own files"),
+        ignore(
+            "strict dataset_prepared_path pad_to_sequence_len eval_sample_packing lora_fan_in_fan_out "
+            "low_cpu_mem_usage eval_table_size eval_max_new_tokens save_first_step "
+            "flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp flash_attn_fuse_qkv "
+            "torchdistx_path experimental_skip_move_to_device debug",
+            NO_EFFECT,
+        ),
+        ignore(
+            "liger_rope liger_rms_norm liger_rms_norm_gated liger_glu_activation liger_layer_norm "
+            "liger_use_token_scaling liger_fused_linear_cross_entropy liger_cross_entropy lora_mlp_kernel "
+            "lora_qkv_kernel lora_o_kernel lora_embedding_kernel cut_cross_entropy unsloth_cross_entropy_loss "
+            "use_kernels use_scattermoe use_sonicmoe experts_implementation fused_attn_kernel "
+            "gemma4_hybrid_attn_impl flex_attn_compile_kwargs tiled_mlp",
+            "kubetune uses its own fused parts where they are proved equal",
+        ),
+    ],
+)  # fmt: skip

@@ -1,6 +1,6 @@
 """Reads another tool's config: a YAML or JSON file, or the command line in a shell script.
 
-Knows the tools' commands and how they are told apart, not what their keys mean.
+Not for what the keys mean, nor for which commands there are: each tool's file says that of itself.
 """
 
 from __future__ import annotations
@@ -10,30 +10,23 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from kubetune.base.yaml_reader import parse_value, read_entries
 from kubetune.errors import ConfigError
 
 _SCRIPTS = (".sh", ".bash")
-_COMMANDS = {
-    "ms-swift": re.compile(
-        r"\b(?:swift|megatron|swift/cli/main\.py)\s+(\w+)|\bswift/cli/(sft|pt)\.py"
-    ),
-    "TRL": re.compile(
-        r"\btrl(?:\s+|/scripts/)(\w+)|\bscripts/(sft|dpo|kto|orpo|cpo|reward)(?:_vlm|_modeling)?\.py"
-    ),
-    "LLaMA-Factory": re.compile(r"\bllamafactory-cli\s+(\w+)"),
-}
 _CONFIG = re.compile(r"(?:\s+|.*\s--config[\s=]+)['\"]?([^\s'\"-][^\s'\"]*\.(?:ya?ml|json))\b")
 _LAUNCHED = {
     "nproc_per_node": "NPROC_PER_NODE",
     "num_processes": "NPROC_PER_NODE",
     "nnodes": "NNODES",
 }
-_VARIABLE = re.compile(r"^(\w+)=(.*)$")
-_ASSIGNMENT = re.compile(r"(?:export\s+)?(\w+)=([^\s$`]*)")
+"""Options of `torchrun` and `accelerate launch`, and the variables that say the same."""
+_VARIABLE = re.compile(r"(\w+)=(.*)")
+_ASSIGNMENT = re.compile(r"(export\s+)?(\w+)=([^\s$`]*)")
 _SHELL_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
+_ENDS_OF_A_COMMAND = (";", "&&", "||", "|", "&")
 _OTHER_FILES = {
     "compute_environment": "a config of accelerate, which says how processes are started",
     "distributed_type": "a config of accelerate, which says how processes are started",
@@ -50,101 +43,121 @@ class Foreign:
     lines: Mapping[str, int]
     peer: str | None = None
     command: str | None = None
-    more: dict[int, str] = field(default_factory=dict)
-    """Further training commands of a script, by their lines."""
+    more: dict[int, str] = field(default_factory=dict)  # further training commands, by line
 
 
-def read_foreign(path: Path) -> Foreign:
-    """The settings of a file. Raises ConfigError where there are none."""
+def read_foreign(path: Path, commands: Mapping[str, str]) -> Foreign:
+    """Return the settings of a file. Raises ConfigError where there are none.
+
+    `commands`: for each tool, the pattern of its command in a script, whose group is the subcommand.
+    """
     if not path.is_file():
-        found = "is a folder" if path.is_dir() else "no such file"
-        raise ConfigError(
-            f"{path}: {found}; expected a config of another tool. Nothing was written."
-        )
+        problem = "is a folder" if path.is_dir() else "no such file"
+        _refuse(path, f"{problem}; expected a config of another tool")
     if path.suffix in _SCRIPTS:
-        return _read_script(path)
+        return _read_script(path, commands)
+    settings, lines = read_settings(path)
+    if not settings:
+        _refuse(path, "holds no setting")
+    for key, what in _OTHER_FILES.items():
+        if key in settings:
+            _refuse(path, f"is {what}; expected the config of a training run")
+    if _is_ours(settings):
+        _refuse(path, "is a run file of kubetune already; see `kubetune plan`")
+    return Foreign(settings, lines)
+
+
+def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return what a YAML or JSON file says, and the line of each key. Raises ConfigError where it cannot be read."""
     entries, problems = read_entries(path)
     if problems:
         raise ConfigError([str(problem) for problem in problems])
     try:
         settings = parse_value(path.read_text("utf-8-sig"))
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}. Nothing was written.") from None
-    if not settings:
-        raise ConfigError(f"{path}: holds no setting. Nothing was written.")
-    for key, what in _OTHER_FILES.items():
-        if key in settings:
-            raise ConfigError(
-                f"{path}: is {what}; expected the config of a training run. Nothing was written."
-            )
-    data, model = settings.get("data"), settings.get("model")
-    if (
-        isinstance(data, dict)
-        and "train" in data
-        and not (isinstance(model, dict) and "model_name" in model)
-    ):
-        raise ConfigError(
-            f"{path}: is a run file of kubetune already; see `kubetune plan`. Nothing was written."
-        )
+        _refuse(path, str(error))
     lines: dict[str, int] = {}
     for entry in entries:
         lines.setdefault(str(entry.path[0]), entry.origin.line)
-    return Foreign(settings, lines)
+    return settings, lines
 
 
-def _read_script(path: Path) -> Foreign:
-    """Settings of the first training command of a shell script, with the variables set before it."""
+def _refuse(path: Path, problem: str) -> NoReturn:
+    raise ConfigError(f"{path}: {problem}. Nothing was written.")
+
+
+def _is_ours(settings: Mapping[str, Any]) -> bool:
+    data = settings.get("data")
+    model = settings.get("model")
+    # Another tool has `data.train` too, beside `model.model_name`.
+    is_another = isinstance(model, dict) and "model_name" in model
+    return isinstance(data, dict) and "train" in data and not is_another
+
+
+def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
+    """Return the settings of the first training command, with the variables set before it."""
     try:
         text = path.read_text("utf-8")
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is no text file. Nothing was written.") from None
-    known, exported, first = dict[str, str](), dict[str, Any](), None
-    for number, written in _commands(text):
-        command = _without_comment(_SHELL_VARIABLE.sub(lambda found: _known(found, known), written))
-        if found := _ASSIGNMENT.fullmatch(command.strip()):
-            known[found[1]] = found[2].strip("'\"")
-            if command.lstrip().startswith("export "):
-                exported[found[1]] = _value(known[found[1]])
-        for peer, pattern in _COMMANDS.items():
-            if found := pattern.search(command):
-                if first is not None:
-                    first.more[number] = command.strip()
-                    break
-                verb = next(filter(None, found.groups()))
-                before, after = command[: found.start()], command[found.end() :]
-                settings = (
-                    exported
-                    | _variables(before)
-                    | _from_file(after, path)
-                    | _arguments(after, path, number)
-                )
-                for key, value in _arguments(before, path, number).items():
-                    value = (
-                        value[0] if isinstance(value, list) else value
-                    )  # the others are the program's name
-                    settings[_LAUNCHED.get(key, f"launcher --{key}")] = value
-                more = (
-                    {number: after[again.start() :].strip()}
-                    if (again := pattern.search(after))
-                    else {}
-                )
-                first = Foreign(settings, dict.fromkeys(settings, number), peer, verb, more)
-    if first is not None:
-        return first
-    raise ConfigError(
-        f"{path}: holds no command that is known; expected `swift sft` or `rlhf`, `trl sft` or `dpo`, or "
-        "`llamafactory-cli train`, with its arguments. Nothing was written."
-    )
+        _refuse(path, "is no text file")
+    variables: dict[str, str] = {}
+    exported: dict[str, Any] = {}
+    first: Foreign | None = None
+    for line, written in _commands(text):
+        command = _without_comment(_filled_in(written, variables))
+        assignment = _ASSIGNMENT.fullmatch(command.strip())
+        if assignment:
+            value = assignment[3].strip("'\"")
+            variables[assignment[2]] = value
+            if assignment[1]:
+                exported[assignment[2]] = _value(value)
+        for peer, pattern in commands.items():
+            match = re.search(pattern, command)
+            if match and first is None:
+                first = _read_command(path, line, peer, match, exported)
+                again = re.search(pattern, command[match.end() :])
+                if again:
+                    first.more[line] = command[match.end() :][again.start() :].strip()
+            elif match and first is not None:
+                first.more[line] = command.strip()
+    if first is None:
+        expected = "`swift sft` or `rlhf`, `trl sft` or `dpo`, or `llamafactory-cli train`"
+        _refuse(path, f"holds no command that is known; expected {expected}, with its arguments")
+    return first
 
 
-def _known(found: re.Match[str], known: Mapping[str, str]) -> str:
-    """Value of a variable: the one set above, or its own default, or itself."""
-    return known.get(found[1] or found[3], found[0] if found[2] is None else found[2])
+def _read_command(
+    path: Path, line: int, peer: str, match: re.Match[str], exported: Mapping[str, Any]
+) -> Foreign:
+    """Return the settings of one command: of the environment, of its launcher, of a file and of its options."""
+    before = match.string[: match.start()]
+    after = match.string[match.end() :]
+    settings = dict(exported)
+    settings |= _variables(before)
+    settings |= _from_file(after, path)
+    settings |= _options(after, path, line)
+    for key, value in _options(before, path, line).items():
+        if isinstance(value, list):
+            value = value[0]  # the others are the program's name
+        settings[_LAUNCHED.get(key, f"launcher --{key}")] = value
+    subcommand = next(filter(None, match.groups()))
+    return Foreign(settings, dict.fromkeys(settings, line), peer, subcommand)
+
+
+def _filled_in(command: str, variables: Mapping[str, str]) -> str:
+    """Return a command with the values of its variables: of those set above it, or their own defaults."""
+
+    def value_of(match: re.Match[str]) -> str:
+        default = match[0] if match[2] is None else match[2]
+        return variables.get(match[1] or match[3], default)
+
+    return _SHELL_VARIABLE.sub(value_of, command)
 
 
 def _commands(text: str) -> Iterator[tuple[int, str]]:
-    """Each command with the line it begins in; lines that end in a backslash belong together."""
-    start, parts = 1, list[str]()
+    """Yield each command with the line it begins in; lines that end in a backslash belong together."""
+    start = 1
+    parts: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not parts:
             start = number
@@ -160,69 +173,60 @@ def _commands(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _without_comment(command: str) -> str:
-    """A `#` that begins a word begins a comment; within a word, as in `chats#500`, or in quotes it is none."""
-    quote = ""
-    for place, letter in enumerate(command):
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter == "#" and (place == 0 or command[place - 1].isspace()):
-            return command[:place]
-    return command
+    """Cut at a `#` that begins a word; within a word, as in `chats#500`, or in quotes it is no comment."""
+    # What stands in quotes, or a letter that does not begin a comment.
+    match = re.match(r"""(?:'[^']*'?|"[^"]*"?|(?<=\S)#|[^'"#])*""", command)
+    return match[0] if match else command
 
 
 def _variables(text: str) -> dict[str, Any]:
-    """`NPROC_PER_NODE=4` before the command; other variables are settings of other programs."""
+    """Return variables before a command, as `NPROC_PER_NODE=4`."""
     try:
         words = shlex.split(text)
     except ValueError:
         return {}
-    return {found[1]: _value(found[2]) for word in words if (found := _VARIABLE.match(word))}
+    matches = map(_VARIABLE.match, words)
+    return {match[1]: _value(match[2]) for match in matches if match}
 
 
-def _from_file(text: str, path: Path) -> dict[str, Any]:
-    """Settings that a command is given in a file, as in `swift sft config.yaml` and `trl sft --config config.yaml`."""
-    found = _CONFIG.match(text)
-    if found is None:
+def _from_file(text: str, path: Path) -> Mapping[str, Any]:
+    """Return settings from a file, as in `swift sft config.yaml` and `trl sft --config config.yaml`."""
+    match = _CONFIG.match(text)
+    if match is None:
         return {}
     # Such commands are called from the root of a repository, which is above the script.
-    places = [folder / found[1] for folder in (*path.absolute().parents, Path.cwd())]
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
-        raise ConfigError(
-            f"{path}: takes its settings from {found[1]}, which is not found. Nothing was written."
-        )
-    return dict(read_foreign(file).settings)
+    for folder in (*path.absolute().parents, Path.cwd()):
+        if (folder / match[1]).is_file():
+            return read_foreign(folder / match[1], {}).settings
+    _refuse(path, f"takes its settings from {match[1]}, which is not found")
 
 
-def _arguments(text: str, path: Path, number: int) -> dict[str, Any]:
-    """`--key value`, `--key=value`, `--key a b` and `--flag`."""
-    text = re.sub(r"\$\([^)]*\)", lambda found: shlex.quote(found[0]), text)
+def _options(text: str, path: Path, line: int) -> dict[str, Any]:
+    """Return `--key value`, `--key=value`, `--key a b` and `--flag` of a command."""
+    text = re.sub(r"\$\([^)]*\)", lambda match: shlex.quote(match[0]), text)
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(
-            f"{path}:{number}: is no shell command that can be read: {error}"
-        ) from None
-    settings: dict[str, Any] = {}
-    key: str | None = None
+        raise ConfigError(f"{path}:{line}: is no shell command that can be read: {error}") from None
+    values: dict[str, list[Any]] = {}
+    key = ""
     for word in words:
-        if word in (";", "&&", "||", "|", "&") or word.startswith((">", "2>")):
+        if word in _ENDS_OF_A_COMMAND or word.startswith((">", "2>")):
             break
         if word.startswith("--"):
             name, sign, value = word.removeprefix("--").partition("=")
             key = name.replace("-", "_")
-            settings[key] = _value(value) if sign else True
-        elif key is not None:
-            before = settings[key]
-            more = _value(word)
-            settings[key] = (
-                more
-                if before is True
-                else [*(before if isinstance(before, list) else [before]), more]
-            )
-    return settings
+            values[key] = [_value(value)] if sign else []
+        elif key:
+            values[key].append(_value(word))
+    return {key: _option(several) for key, several in values.items()}
+
+
+def _option(values: list[Any]) -> Any:
+    """Return True for an option without a value, its value, or a list of several."""
+    if not values:
+        return True
+    return values if len(values) > 1 else values[0]
 
 
 def _value(text: str) -> Any:

@@ -1,48 +1,46 @@
-"""Preference tuning and reward models in other tools' configs: the task, the loss, and the settings of both.
+"""Preference tuning and reward models in other tools' files: the task, the loss, and the settings of both.
 
-Taken before a tool's own rules, which know supervised fine-tuning. All four tools build on TRL's trainers.
+Read before a tool's own tables, which know supervised fine-tuning. All four tools build on TRL's trainers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from kubetune.config.metric_names import full_name, metrics_of
 from kubetune.config.schema.preference import ONLY_WITH
-from kubetune.plugins.importers.draft import (
+from kubetune.plugins.importers.engine import (
     Draft,
-    Rule,
-    as_flag,
-    choice,
+    Outcome,
+    Row,
+    carried,
+    drop,
     dropped,
-    each,
-    is_empty,
-    only,
+    ignore,
+    near,
     unneeded,
 )
 
 METHODS: Final = ("dpo", "ipo", "orpo", "simpo", "cpo", "kto", "rm", "reward")
 """Words of the tools for kinds of learning that compare or judge answers."""
-
 _LOSSES: Final[dict[str, dict[str, str]]] = {
-    "dpo": {name: name for name in ("hinge", "ipo", "robust", "orpo", "simpo")}
-    | {"sigmoid": "dpo"},
+    "dpo": {"sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "robust": "robust", "orpo": "orpo", "simpo": "simpo"},
     "cpo": {"sigmoid": "cpo", "simpo": "simpo"},
     "kto": {"kto": "kto"},
-}
+}  # fmt: skip
 """Our loss for each `loss_type` that a method may have; orpo and simpo are LLaMA-Factory's."""
-
-_WEIGHTS: Final = {
-    "beta": "beta pref_beta rl_beta dpo_beta orpo_alpha",
-    "label_smoothing": "label_smoothing dpo_label_smoothing",
-    "gamma": "simpo_gamma",
-    "sft_weight": "rpo_alpha cpo_alpha pref_ftx",
-    "desirable_weight": "desirable_weight kto_chosen_weight kto_desirable_weight",
-    "undesirable_weight": "undesirable_weight kto_rejected_weight kto_undesirable_weight",
-    "reference_free": "reference_free",
-    "center_coefficient": "center_rewards_coefficient",
+_METHOD_OF_A_KEY: Final = {
+    "desirable_weight": "kto",
+    "center_rewards_coefficient": "reward",
+    "simpo_gamma": "cpo",
+    "cpo_alpha": "cpo",
+    "rpo_alpha": "dpo",
+    "precompute_ref_log_probs": "dpo",
+    "max_prompt_length": "dpo",
+    "beta": "dpo",
 }
+"""A YAML file of TRL does not say which trainer it is for, but a key may."""
+_OF_SEVERAL_TRAINERS: Final = ("beta", "max_prompt_length", "precompute_ref_log_probs")
 _SIMPO: Final = {"LLaMA-Factory": (0.1, 0.5, 0.0), "ms-swift": (2.0, 1.0, 1.0)}
 _SIMPO_OF_TRL: Final = (0.1, 0.5, 1.0)
 """Defaults of beta, gamma and sft_weight: those of TRL's CPO trainer are axolotl's too."""
@@ -51,216 +49,194 @@ _METRICS: Final = {
     "rewards/rejected": "reward_rejected", "logps/chosen": "logp_chosen", "logps/rejected": "logp_rejected",
     "accuracy": "accuracy", "margin": "margin", "kl": "kl",
 }  # fmt: skip
+_NO_DROPOUT: Final = "its trainer switches dropout off (disable_dropout)"
+_OTHER_REFERENCE: Final = "the reference is the model before training; another one is not taken"
 
 
-def method_of(
-    peer: str, settings: Mapping[str, Any], command: str | None
-) -> tuple[str, str] | None:
-    """The key that says so, or the command, and the method; none where answers are not compared or judged."""
-    if settings.get("stage") in ("dpo", "kto", "rm"):
-        return "stage", settings["stage"]
+def is_preferred(draft: Draft) -> bool:
+    """Return True for a run that compares or judges answers."""
+    return draft.ours("task") in ("preference", "reward_model")
+
+
+def learn(draft: Draft) -> list[Row]:
+    """Take what says that answers are compared or judged, and how. Return the rows that count then, or none."""
+    key, method = _method(draft)
+    if not method:
+        return []
+    task = "reward_model" if method in ("rm", "reward") else "preference"
+    if key in draft.theirs and key not in _METHOD_OF_A_KEY:
+        draft.carry(key, "task", task)
+    else:
+        why = f"seen from `{key}`"
+        if key in _OF_SEVERAL_TRAINERS:
+            why += "; DPO, CPO or ORPO: the file leaves it open"
+        draft.assume("task", task, why)
+        draft.comments["task",] = why
+    if task == "preference":
+        draft.settings["preference", "loss"] = _loss(draft, method)
+    if draft.tool.name == "TRL" and draft.get("learning_rate") is None:
+        draft.assume("training.learning_rate", 1e-4 if method == "reward" else 1e-6)
+    if _has_no_dropout(draft):
+        draft.take("lora_dropout")
+        draft.ignore("lora_dropout", _NO_DROPOUT)
+    return ROWS
+
+
+def finish(draft: Draft) -> None:
+    """Fill in the defaults of SimPO, and take out what the tools assume of supervised fine-tuning alone."""
+    if not is_preferred(draft):
+        return
+    if _has_no_dropout(draft):
+        draft.withdraw("lora.dropout", _NO_DROPOUT)
+    if draft.ours("preference.loss") == "simpo":
+        beta, gamma, sft_weight = _SIMPO.get(draft.tool.name, _SIMPO_OF_TRL)
+        draft.assume("preference.beta", beta)
+        draft.assume("preference.gamma", gamma)
+        draft.assume("preference.sft_weight", sft_weight)
+
+
+def _method(draft: Draft) -> tuple[str, str]:
+    """Return the key that names the method, or the command, and the method; empty where there is none."""
+    command = draft.command
+    if draft.get("stage") in ("dpo", "kto", "rm"):
+        return "stage", draft.get("stage")
     for key in ("rlhf_type", "rl"):
-        if settings.get(key) in METHODS:
-            return key, settings[key]
-    if peer == "axolotl" and settings.get("reward_model") is True:
+        if draft.get(key) in METHODS:
+            return key, draft.get(key)
+    if draft.tool.name == "axolotl" and draft.get("reward_model") is True:
         return "reward_model", "rm"
     if command == "rlhf":
         return "swift rlhf", "dpo"
     if command in METHODS:
         return f"trl {command}", str(command)
-    marks = {"desirable_weight": "kto", "center_rewards_coefficient": "reward"}
-    marks |= dict.fromkeys(("simpo_gamma", "cpo_alpha"), "cpo")
-    marks |= dict.fromkeys(
-        ("rpo_alpha", "precompute_ref_log_probs", "max_prompt_length", "beta"), "dpo"
-    )
-    if peer != "TRL" or command:
-        return None
-    return next(
-        ((key, method) for key, method in marks.items() if not is_empty(settings.get(key))), None
-    )
+    if draft.tool.name == "TRL" and not command:
+        for key, method in _METHOD_OF_A_KEY.items():
+            if draft.get(key) is not None:
+                return key, method
+    return "", ""
 
 
-def learn(draft: Draft, command: str | None) -> None:
-    """Take what says that answers are compared or judged, and how, if anything does."""
-    found = method_of(draft.peer, draft.given, command)
-    if found is None:
-        return
-    key, method = found
-    is_reward = method in ("rm", "reward")
-    task = "reward_model" if is_reward else "preference"
-    if key not in draft.given or key in ("beta", "max_prompt_length", "precompute_ref_log_probs"):
-        why = (
-            f"`{key}`"
-            if key not in draft.given
-            else f"seen from {key}; DPO, CPO or ORPO: the file leaves it open"
-        )
-        draft.assume("task", task, why)
-        draft.comments[("task",)] = why
-    else:
-        draft.carry(key, "task", task)
-    loss = None if is_reward else _loss(draft, method)
-    if loss:
-        draft.settings[("preference", "loss")] = loss
-    _weights(draft, loss)
-    if loss == "simpo":
-        for name, value in zip(
-            ("beta", "gamma", "sft_weight"), _SIMPO.get(draft.peer, _SIMPO_OF_TRL), strict=True
-        ):
-            draft.assume(f"preference.{name}", value)
-    if draft.peer == "TRL" and is_empty(draft.given.get("learning_rate")):
-        draft.assume("training.learning_rate", 1e-4 if method == "reward" else 1e-6)
-    for name, rule in _RULES.items():
-        if not is_empty(draft.given.get(name)) and name not in draft.seen:
-            rule(draft, name, draft.given[name])
-    if has_no_dropout(draft) and draft.take("lora_dropout") is not None:
-        draft.unneeded("lora_dropout", _NO_DROPOUT)
-
-
-def finish(draft: Draft) -> None:
-    """Take out what the tools assume of supervised fine-tuning alone."""
-    if is_preferred(draft) and has_no_dropout(draft):
-        draft.withdraw("lora.dropout", _NO_DROPOUT)
-
-
-def is_preferred(draft: Draft) -> bool:
-    """The draft of a run that compares or judges answers."""
-    return draft.settings.get(("task",)) in ("preference", "reward_model")
-
-
-_MEAN_OF_MEANS: Final = (
-    "there the mean over a batch's answers of each answer's mean loss, here the mean over all their tokens, so that "
-    "long answers weigh more"
-)
-_NO_DROPOUT: Final = "its trainer switches dropout off (disable_dropout)"
-
-
-def has_no_dropout(draft: Draft) -> bool:
-    """Dropout off, as in all of TRL's trainers of preferences; LLaMA-Factory's reward model has its own."""
-    return (
-        as_flag(draft.given.get("disable_dropout")) is not False
-        and draft.given.get("stage") != "rm"
-    )
+def _has_no_dropout(draft: Draft) -> bool:
+    """Return True where dropout is off, as in all of TRL's trainers; LLaMA-Factory's reward model has its own."""
+    return draft.get("disable_dropout") is not False and draft.get("stage") != "rm"
 
 
 def _loss(draft: Draft, method: str) -> str:
-    """Our loss. Raises ConfigError for one that is not there."""
+    """Return our loss. Raises ConfigError where we do not have it."""
     for key in ("pref_loss", "loss_type", "dpo_loss_type"):
         value = draft.take(key)
         if value is None or (method not in _LOSSES and key == "loss_type"):
             continue
         if method == "kto" and key == "pref_loss":
-            draft.unneeded(key, "says nothing in KTO")
+            draft.ignore(key, "says nothing in KTO")
             continue
         name = value[0] if isinstance(value, list) and len(value) == 1 else value
         known = _LOSSES.get(method, {})
         if not isinstance(name, str) or name not in known:
-            draft.refuse(
-                key, f"{value} is a loss that kubetune does not have; expected {', '.join(known)}"
-            )
+            expected = ", ".join(known)
+            draft.refuse(key, f"{value} is a loss that kubetune does not have; expected {expected}")
         draft.carry(key, "preference.loss", known[name])
         return known[name]
     return method
 
 
-def _weights(draft: Draft, loss: str | None) -> None:
-    for ours, theirs in _WEIGHTS.items():
-        for key in theirs.split():
-            value = draft.take(key)
-            if value is None:
-                continue
-            fits = (
-                loss is None
-                if ours == "center_coefficient"
-                else loss in ONLY_WITH.get(ours, (loss or "",))
-            )
-            factory = draft.peer == "LLaMA-Factory" and key == "dpo_label_smoothing"
-            if factory and value and loss not in (None, "dpo"):
-                draft.refuse(key, f"LLaMA-Factory refuses it beside pref_loss: {loss}")
-            if fits and key == "pref_ftx" and value:
-                draft.approximate(key, f"preference.{ours}", value, _MEAN_OF_MEANS)
-            elif fits and not (key == "rpo_alpha" and loss in ("cpo", "simpo")):
-                draft.carry(key, f"preference.{ours}", value)
-            elif key == "pref_ftx" and value:
-                draft.drop(key, f"an SFT term beside {loss or 'a reward model'} is not there")
-            else:
-                draft.unneeded(key, f"says nothing to {loss or 'a reward model'}")
+def _weight(keys: str, name: str) -> Row:
+    """Return the row of a weight of the loss, which says nothing to other losses."""
+
+    def says_nothing(draft: Draft) -> str:
+        loss = draft.ours("preference.loss")
+        if name == "center_coefficient":
+            return f"says nothing to {loss}" if loss else ""
+        if not loss:
+            return "says nothing to a reward model"
+        return "" if loss in ONLY_WITH.get(name, (loss,)) else f"says nothing to {loss}"
+
+    return Row(keys, f"preference.{name}", unless=says_nothing)
 
 
-def _reference(draft: Draft, key: str, value: Any) -> None:
-    if value in (draft.given.get(name) for name in ("model", "model_name_or_path", "base_model")):
-        draft.unneeded(key, "the reference is the model before training, here too")
-    else:
-        draft.drop(key, "the reference is the model before training; another one is not taken")
+def _label_smoothing(value: Any, draft: Draft) -> Outcome:
+    loss = draft.ours("preference.loss")
+    if draft.tool.name == "LLaMA-Factory" and value and loss not in (None, "dpo"):
+        draft.refuse(draft.at, f"LLaMA-Factory refuses it beside pref_loss: {loss}")
+    return _SMOOTHING.outcome(value, draft)
 
 
-def _metric(draft: Draft, key: str, value: Any) -> None:
-    ours, is_kto = (
-        _METRICS.get(str(value).removeprefix("eval_")),
-        draft.settings.get(("preference", "loss")) == "kto",
+def _sft_term(value: Any, draft: Draft) -> Outcome:
+    """LLaMA-Factory's SFT term. TRL's name for it says something to losses with a reference alone."""
+    loss = draft.ours("preference.loss")
+    outcome = _SFT_WEIGHT.outcome(value, draft)
+    if draft.at == "rpo_alpha" and loss in ("cpo", "simpo"):
+        return unneeded(f"says nothing to {loss}")
+    if draft.at != "pref_ftx" or not value:
+        return outcome
+    if outcome.kind == "unneeded":
+        return dropped(f"an SFT term beside {loss or 'a reward model'} is not there")
+    return near(
+        value,
+        "there the mean over a batch's answers of each answer's mean loss, here the mean over all their tokens, so that "
+        "long answers weigh more",
     )
-    if (ours := full_name(ours)) in metrics_of(
-        str(draft.settings[("task",)]), "auto", judged=is_kto
-    ):
-        draft.carry(key, "training.metric_for_best_model", ours)
-    else:
-        draft.drop(key, f"evaluations have no {value}; see training.metric_for_best_model")
 
 
-def _trl(draft: Draft, key: str, value: Any) -> None:
+def _reference(value: Any, draft: Draft) -> Outcome:
+    if value in [draft.get(key) for key in ("model", "model_name_or_path", "base_model")]:
+        return unneeded("the reference is the model before training, here too")
+    return dropped(_OTHER_REFERENCE)
+
+
+def _metric(value: Any, draft: Draft) -> Outcome:
+    name = full_name(_METRICS.get(str(value).removeprefix("eval_")))
+    is_judged = draft.ours("preference.loss") == "kto"
+    if name in metrics_of(draft.ours("task"), "auto", judged=is_judged):
+        return carried(name)
+    return dropped(f"evaluations have no {value}; see training.metric_for_best_model")
+
+
+def _trl(value: Any, draft: Draft) -> Outcome:
     """Axolotl's section of settings for TRL's trainers."""
-    if (
-        isinstance(value, dict)
-        and list(value) == ["beta"]
-        and draft.settings[("task",)] == "preference"
-    ):
-        draft.carry(key, "preference.beta", value["beta"])
-    else:
-        draft.drop(key, "settings of online trainers")
+    if isinstance(value, dict) and list(value) == ["beta"] and draft.ours("task") == "preference":
+        return carried(value["beta"])
+    return dropped("settings of online trainers")
 
 
-_RULES: Final[dict[str, Rule]] = {
-    "metric_for_best_model": _metric,
-    "trl": _trl,
-    **each("ref_model ref_model_id", _reference),
-    **each(
-        "ref_adapters ref_model_adapters ref_model_type ref_model_revision ref_model_quantization_bit "
-        "ref_model_init_kwargs model_adapter_name ref_adapter_name",
-        dropped("the reference is the model before training; another one is not taken"),
-    ),
-    "force_use_ref_model": dropped(
-        "the reference is the model before training; another one is not taken", False
-    ),
-    "sync_ref_model": dropped("the reference stays as it is", False),
-    **each("ref_model_mixup_alpha ref_model_sync_steps", dropped("the reference stays as it is")),
-    **each(
-        "precompute_ref_log_probs precompute_ref_batch_size precompute_ref_eval_batch_size",
-        unneeded("the reference is computed once, before training, and kept"),
-    ),
-    "disable_dropout": unneeded("dropout of the adapter is lora.dropout, and off in the reference"),
-    **each(
-        "max_prompt_length max_completion_length max_target_length",
-        dropped(
-            "prompt and answer together have data.max_length; data.overlong says what becomes of longer ones"
-        ),
-    ),
-    "loss_scale": choice(
-        "data.train_on", {"default": "assistant", "last_round": "assistant"}, None, "tokens weigh 1"
-    ),
-    "task_type": unneeded("follows from the task"),
-    "f_divergence_type": only(
-        ["reverse_kl"], "the reverse KL, as here", "the reverse KL is the only divergence"
-    ),
-    **each("ld_alpha loss_weights", dropped("has no counterpart")),
-    **each("use_weighting pref_bco_weight dpo_use_weighting", dropped("has no counterpart", False)),
-    **each(
-        "packing sample_packing neat_packing eval_packing packing_length eval_sample_packing",
-        unneeded(
-            "answers lie end to end in a packed batch (data.packing), and a pair stays together"
-        ),
-    ),
-    **each(
-        "discopop_tau f_alpha_divergence_coef use_logits_to_keep dpo_use_logits_to_keep generate_during_eval "
-        "is_encoder_decoder padding_value label_pad_token_id rlhf_type num_labels dpo_use_liger_kernel",
-        unneeded("has no counterpart, and no effect on the result"),
-    ),
-}
+_SMOOTHING: Final = _weight("label_smoothing", "label_smoothing")
+_SFT_WEIGHT: Final = _weight("cpo_alpha", "sft_weight")
+
+ROWS: Final = [
+    _weight("beta pref_beta rl_beta dpo_beta orpo_alpha", "beta"),
+    _weight("simpo_gamma", "gamma"),
+    _weight("desirable_weight kto_chosen_weight kto_desirable_weight", "desirable_weight"),
+    _weight("undesirable_weight kto_rejected_weight kto_undesirable_weight", "undesirable_weight"),
+    _weight("reference_free", "reference_free"),
+    _weight("center_rewards_coefficient", "center_coefficient"),
+    _SMOOTHING,
+    Row("dpo_label_smoothing", _SMOOTHING.path, _label_smoothing),
+    _SFT_WEIGHT,
+    Row("rpo_alpha pref_ftx", _SFT_WEIGHT.path, _sft_term),
+    Row("metric_for_best_model", "training.metric_for_best_model", _metric),
+    Row("trl", "preference.beta", _trl),
+    Row("ref_model ref_model_id", rule=_reference),
+    Row("loss_scale", "data.train_on", values={"default": "assistant", "last_round": "assistant"},
+        reason="tokens weigh 1"),
+    Row("f_divergence_type", same={"reverse_kl": "the reverse KL, as here"},
+        reason="the reverse KL is the only divergence"),
+    drop("ref_adapters ref_model_adapters ref_model_type ref_model_revision ref_model_quantization_bit "
+         "ref_model_init_kwargs model_adapter_name ref_adapter_name", _OTHER_REFERENCE),
+    drop("force_use_ref_model", _OTHER_REFERENCE, False),
+    drop("sync_ref_model", "the reference stays as it is", False),
+    drop("ref_model_mixup_alpha ref_model_sync_steps", "the reference stays as it is"),
+    drop("max_prompt_length max_completion_length max_target_length",
+         "prompt and answer together have data.max_length; data.overlong says what becomes of longer ones"),
+    drop("ld_alpha loss_weights", "has no counterpart"),
+    drop("use_weighting pref_bco_weight dpo_use_weighting", "has no counterpart", False),
+    ignore("precompute_ref_log_probs precompute_ref_batch_size precompute_ref_eval_batch_size",
+           "the reference is computed once, before training, and kept"),
+    ignore("disable_dropout", "dropout of the adapter is lora.dropout, and off in the reference"),
+    ignore("task_type", "follows from the task"),
+    ignore("packing sample_packing neat_packing eval_packing packing_length eval_sample_packing",
+           "answers lie end to end in a packed batch (data.packing), and a pair stays together"),
+    ignore("discopop_tau f_alpha_divergence_coef use_logits_to_keep dpo_use_logits_to_keep generate_during_eval "
+           "is_encoder_decoder padding_value label_pad_token_id rlhf_type num_labels dpo_use_liger_kernel",
+           "has no counterpart, and no effect on the result"),
+]  # fmt: skip
+"""Keys of preference tuning and reward models; each counts before the tool's own row for it."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kubetune.plugins.importers.draft import Draft, rule_with
+from kubetune.plugins.importers.engine import Draft, Outcome, Row, carried, dropped, unneeded
 
-_OWN = ("tokenizer_default", "tokenizer-default")
-_FALLBACK = "tokenizer_default_fallback_"
 _FILES = (".jinja", ".jinja2", ".j2")
 _TO_DO = (
     "prompts are written by the tokenizer's own chat template. If that is another one, write this one into a Jinja "
@@ -19,29 +17,30 @@ _TO_DO = (
 )
 
 
-@rule_with
-def template(draft: Draft, key: str, value: Any, same: tuple[str, ...] = ()) -> None:
-    """A template by its name in that tool. `same`: those that are, letter for letter, the one built in here."""
-    name = str(value)
-    if name in _OWN:
-        draft.unneeded(key, "the tokenizer's own chat template, as here")
-    elif name.startswith(_FALLBACK):
-        draft.unneeded(
-            key,
-            "the tokenizer's own; where it has none, name one in model.chat_template, as `chatml`",
-        )
-    elif name in same:
-        draft.carry(key, "model.chat_template", name)
-    else:
-        draft.drop(key, f"a template of {draft.peer}'s own: {_TO_DO}")
+def template(keys: str, *same: str) -> Row:
+    """Return the row of a template by its name. `same`: those that are, letter for letter, built in here."""
+
+    def rule(value: Any, draft: Draft) -> Outcome:
+        name = str(value)
+        if name in ("tokenizer_default", "tokenizer-default"):
+            return unneeded("the tokenizer's own chat template, as here")
+        if name.startswith("tokenizer_default_fallback_"):
+            return unneeded(
+                "the tokenizer's own; where it has none, name one in model.chat_template, as `chatml`"
+            )
+        if name in same:
+            return carried(name)
+        return dropped(f"a template of {draft.tool.name}'s own: {_TO_DO}")
+
+    return Row(keys, "model.chat_template", rule)
 
 
-def template_file(draft: Draft, key: str, value: Any) -> None:
+def template_file(value: Any, _: Draft) -> Outcome:
     """A file with a template, or the template itself."""
     text = str(value)
-    if text.endswith(_FILES) and "{" not in text and "\n" not in text:
-        draft.carry(key, "model.chat_template", text)
-    elif "{" in text:
-        draft.drop(key, "write the template into a file and name it in model.chat_template")
-    else:
-        draft.drop(key, f"the template of {Path(text).name}: write it into a Jinja file; {_TO_DO}")
+    if "{" in text:
+        return dropped("write the template into a file and name it in model.chat_template")
+    if text.endswith(_FILES) and "\n" not in text:
+        return carried(text)
+    name = Path(text).name
+    return dropped(f"the template of {name}: write it into a Jinja file; {_TO_DO}")

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kubetune.base.secrets import names_secret
 from kubetune.config.environment import VARIABLES
 from kubetune.config.schema.cluster import ENV_NAME, QUANTITY
-from kubetune.plugins.importers.common import run_name
-from kubetune.plugins.importers.draft import Draft, Rule, is_empty, rule_with, same
-
-NAME = "job resources"
-MARKS = ("resources", "replicas", "config_map", "shared_volume")
+from kubetune.plugins.importers.common import REPOSITORY, run_name
+from kubetune.plugins.importers.engine import (
+    Draft,
+    Outcome,
+    Row,
+    Tool,
+    carried,
+    dropped,
+    is_empty,
+    near,
+)
 
 _GLUE = {"path": "nyu-mll/glue", "subset": "sst2"}
 _USUAL: dict[str, Any] = {
@@ -41,28 +48,13 @@ _GPU_MEMORY = {"H200": "141G", "H100": "80G", "A100": "80G", "L40S": "48G", "A10
                "B200": "180G"}  # fmt: skip
 
 
-def convert(draft: Draft) -> None:
-    """Fill in the draft."""
-    draft.given = dict(_flat(draft.given))
-    draft.lines = {key: draft.lines.get(key.split(".")[0], 0) for key in draft.given}
-    for key, value in draft.given.items():
-        name = key.removeprefix("config_map.")
-        if name != key and not is_empty(value):
-            _variable(draft, key, name, value)
-    draft.apply(RULES)
-    draft.assume(
-        "kubernetes.image", _IMAGE, "the file names none; put yours here, see docs/image.md"
-    )
-    chosen = ["kubernetes.image"]
-    if not draft.has("model.path") and not draft.has("data.train"):
-        for path, value in _USUAL.items():
-            draft.assume(
-                path, value, "not in the file; usual in the script beside it, put yours here"
-            )
-        chosen += ["model", "data.train", "data.eval"]
-    draft.comments |= {
-        tuple(path.split(".")): "not in that file: put yours here" for path in chosen
-    }
+def _flatten(draft: Draft) -> None:
+    """Make one key of each path, such as `resources.gpu.accelerator`, and read the variables of the container."""
+    draft.theirs = dict(_flat(draft.theirs))
+    draft.lines = {key: draft.lines.get(key.split(".")[0], 0) for key in draft.theirs}
+    for key, value in draft.theirs.items():
+        if key.startswith("config_map.") and not is_empty(value):
+            draft.write(key, _variable(key.removeprefix("config_map."), value, draft))
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -73,58 +65,75 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
             yield f"{before}{key}", value
 
 
-def _variable(draft: Draft, key: str, name: str, value: Any) -> None:
+def _variable(name: str, value: Any, draft: Draft) -> Outcome:
     """A variable of the container: a secret by reference, a setting of ours, or one more variable."""
     if names_secret(name):
-        secrets, secret = (
-            draft.settings.get(("kubernetes", "secrets"), {}),
-            name.lower().replace("_", "-"),
-        )
-        text = f"kubernetes.secrets: {name} by reference; put it into the cluster: kubetune secret"
-        draft.carry(key, "kubernetes.secrets", {**secrets, name: {"secret": secret}}, text)
-    elif name == "RUN_NAME":
-        run_name(draft, key, value)
-    elif name == "RESULT_MODEL_ID" and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(value)):
-        draft.drop(
-            key,
-            "push.repo wants ORG/NAME; set it, and the result is uploaded there after a good end",
-        )
-    elif name in VARIABLES:
+        path = "kubernetes.secrets"
+        reference = {name: {"secret": name.lower().replace("_", "-")}}
+        text = f"{path}: {name} by reference; put it into the cluster: kubetune secret"
+        return carried({**draft.ours(path, {}), **reference}, text, path)
+    if name == "RUN_NAME":
+        return replace(run_name(value, draft), path="name")
+    if name == "RESULT_MODEL_ID" and not re.fullmatch(REPOSITORY, str(value)):
+        why = "push.repo wants ORG/NAME; set it, and the result is uploaded there after a good end"
+        return dropped(why)
+    if name in VARIABLES:
         path = VARIABLES[name].path
-        draft.carry(key, path, [{"path": str(value)}] if path == "data.train" else value)
-    elif re.fullmatch(ENV_NAME, name):
-        draft.carry(key, "kubernetes.env", {**draft.settings.get(("kubernetes", "env"), {}), name: value},
-                    f"kubernetes.env: {name}")  # fmt: skip
-    else:
-        draft.drop(key, "no name that an environment variable may have")
+        return carried([{"path": str(value)}] if path == "data.train" else value, path=path)
+    if re.fullmatch(ENV_NAME, name):
+        path = "kubernetes.env"
+        return carried({**draft.ours(path, {}), name: value}, f"{path}: {name}", path)
+    return dropped("no name that an environment variable may have")
 
 
-@rule_with
-def _gigabytes(draft: Draft, key: str, value: Any, path: str) -> None:
-    """A number of gigabytes, or a quantity as Kubernetes writes them."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        draft.carry(key, path, f"{value:g}G", f"{path}: {value:g}G, gigabytes")
-    elif re.fullmatch(QUANTITY, str(value)):
-        draft.carry(key, path, str(value))
-    else:
-        draft.drop(key, "expected a number of gigabytes")
+def _gigabytes(keys: str, path: str) -> Row:
+    """Return the row of a number of gigabytes, or of a quantity as Kubernetes writes them."""
+
+    def rule(value: Any, _: Draft) -> Outcome:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return carried(f"{value:g}G", f"{path}: {value:g}G, gigabytes")
+        if re.fullmatch(QUANTITY, str(value)):
+            return carried(str(value))
+        return dropped("expected a number of gigabytes")
+
+    return Row(keys, path, rule)
 
 
-def _accelerator(draft: Draft, key: str, value: Any) -> None:
+def _accelerator(value: Any, _: Draft) -> Outcome:
     """The kind of GPU decides over memory; how nodes that have it are labelled differs from cluster to cluster."""
-    memory = next((size for name, size in _GPU_MEMORY.items() if name in str(value).upper()), None)
     why = "nodes are chosen by kubernetes.node_selector, such as {nvidia.com/gpu.product: …}"
-    if memory is None:
-        draft.drop(key, why)
-    else:
-        draft.approximate(key, "compute.gpu_memory", memory, f"for `plan`; {why}")
+    for name, memory in _GPU_MEMORY.items():
+        if name in str(value).upper():
+            return near(memory, f"for `plan`; {why}")
+    return dropped(why)
 
 
-RULES: dict[str, Rule] = {
-    "resources.gpu.accelerator_count": same("compute.gpus_per_node"),
-    "resources.gpu.accelerator": _accelerator,
-    "resources.cpu": same("compute.cpu"),
-    "resources.memory": _gigabytes("compute.memory"),
-    "replicas": same("compute.nodes"),
-    "shared_volume.size": _gigabytes("kubernetes.storage.outputs.size"),
-}
+def _finish(draft: Draft) -> None:
+    """Write down what the file does not say, for the reader to replace."""
+    draft.assume(
+        "kubernetes.image", _IMAGE, "the file names none; put yours here, see docs/image.md"
+    )
+    chosen = ["kubernetes.image"]
+    if not draft.has("model.path") and not draft.has("data.train"):
+        why = "not in the file; usual in the script beside it, put yours here"
+        for path, value in _USUAL.items():
+            draft.assume(path, value, why)
+        chosen += ["model", "data.train", "data.eval"]
+    for path in chosen:
+        draft.comments[tuple(path.split("."))] = "not in that file: put yours here"
+
+
+TOOL = Tool(
+    name="job resources",
+    marks="resources replicas config_map shared_volume",
+    together=(_flatten,),
+    finish=_finish,
+    rows=[
+        Row("resources.gpu.accelerator_count", "compute.gpus_per_node"),
+        Row("resources.gpu.accelerator", "compute.gpu_memory", _accelerator),
+        Row("resources.cpu", "compute.cpu"),
+        _gigabytes("resources.memory", "compute.memory"),
+        Row("replicas", "compute.nodes"),
+        _gigabytes("shared_volume.size", "kubernetes.storage.outputs.size"),
+    ],
+)

@@ -7,7 +7,7 @@ import re
 from typing import Any, Final
 
 from kubetune.plan.model_shapes import read_config
-from kubetune.plugins.importers.draft import Draft, Note, as_flag, as_list, rule_with
+from kubetune.plugins.importers.engine import Draft, Note, Outcome, Row, as_list, carried, near
 
 PATH: Final = "lora.target_modules"
 _NAMES = re.compile(r"[\w.,\s-]+")
@@ -51,93 +51,93 @@ def of_family(model_type: str) -> list[str] | str | None:
     return None
 
 
-@rule_with
-def modules(draft: Draft, key: str, value: Any, word: str, among_names: bool = False) -> None:
-    """Carry names, one regular expression, or all linear layers.
+def modules(keys: str, word: str, among_names: bool = False) -> Row:
+    """Return the row of the modules that get adapters: names, one regular expression, or all linear layers.
 
     `word` means all linear layers where it stands alone. `among_names`: beside names too, as ms-swift reads it;
     the other tools take it for a name there.
     """
-    names = value if isinstance(value, str) and not _NAMES.fullmatch(value) else as_list(value)
-    if isinstance(names, str) or word not in names:
-        draft.carry(key, PATH, names)
-        return
-    others = [name for name in names if name != word]
+
+    def rule(value: Any, _: Draft) -> Outcome:
+        return _modules(value, word, among_names)
+
+    return Row(keys, PATH, rule)
+
+
+def _modules(value: Any, word: str, among_names: bool) -> Outcome:
+    if isinstance(value, str) and not _NAMES.fullmatch(value):
+        return carried(value)  # a regular expression
+    listed = as_list(value)
+    others = [name for name in listed if name != word]
+    if len(others) == len(listed):
+        return carried(listed)
     if not others:
-        draft.carry(key, PATH, "all-linear")
-    elif among_names:
-        all_and(draft, key, others)
-    else:
-        text = (
-            f"{PATH}: {', '.join(map(str, others))}; `{word}` beside names is a module's name there"
-        )
-        draft.carry(key, PATH, others, text)
+        return carried("all-linear")
+    if among_names:
+        return _all_and(others)
+    shown = ", ".join(map(str, others))
+    return carried(others, f"{PATH}: {shown}; `{word}` beside names is a module's name there")
 
 
-def all_and(draft: Draft, key: str, others: list[Any]) -> None:
+def _all_and(others: list[Any]) -> Outcome:
     """Carry all linear layers, with names that they hold already or that come besides."""
-    left = [str(name) for name in others if str(name).split(".")[-1] in _BEYOND_LINEAR]
-    if left:
-        why = f"adapters on {', '.join(left)} are left out"
-        draft.approximate(key, PATH, "all-linear", why)
-    else:
-        shown = ", ".join(map(str, others))
-        draft.carry(key, PATH, "all-linear", f"{PATH}: all-linear, which holds {shown}")
+    outside = [str(name) for name in others if str(name).split(".")[-1] in _BEYOND_LINEAR]
+    if outside:
+        return near("all-linear", f"adapters on {', '.join(outside)} are left out")
+    shown = ", ".join(map(str, others))
+    return carried("all-linear", f"{PATH}: all-linear, which holds {shown}")
 
 
 def of_axolotl(draft: Draft) -> None:
     """Take names of modules and `lora_target_linear` together: axolotl adapts both."""
-    linear = as_flag(draft.take("lora_target_linear"))
-    names = draft.take("lora_target_modules")
-    if not linear:
-        if linear is not None:
-            draft.unneeded("lora_target_linear", "off: the modules that are named get adapters")
-        _named_in_axolotl(draft, names)
+    if not draft.has("lora"):
         return
-    draft.carry("lora_target_linear", PATH, "all-linear")
-    if names is not None:
-        all_and(draft, "lora_target_modules", as_list(names))
-
-
-def _named_in_axolotl(draft: Draft, names: Any) -> None:
-    """Carry the modules that are named. Raises ConfigError where none is, which axolotl refuses too."""
-    if names is not None and names != ["all-linear"]:
-        modules("all-linear")(draft, "lora_target_modules", names)
-    elif names is None and draft.given.get("lora_target_parameters"):
+    key = "lora_target_modules"
+    linear = draft.take("lora_target_linear")
+    listed = draft.take(key)
+    if linear:
+        draft.carry("lora_target_linear", PATH, "all-linear")
+        if listed is not None:
+            draft.write(key, _all_and(as_list(listed)), PATH)
+        return
+    draft.ignore("lora_target_linear", "off: the modules that are named get adapters")
+    if listed is None and draft.get("lora_target_parameters"):
         draft.assume(PATH, [], "the file names tensors alone")
-    elif names is None and draft.given.get("lora_model_dir"):
+    elif listed is None and draft.get("lora_model_dir"):
         draft.assume(PATH, "all-linear", "the adapter in lora_model_dir says which; put them here")
-    else:
-        key = "adapter" if names is None else "lora_target_modules"
+    elif listed is None or listed == ["all-linear"]:
         draft.refuse(
-            key,
+            "adapter" if listed is None else key,
             "no module of the model is named, which axolotl refuses too; expected lora_target_linear: true, or names in "
             "lora_target_modules",
         )
+    else:
+        draft.write(key, _modules(listed, "all-linear", among_names=False), PATH)
 
 
-def assume_peft_default(draft: Draft, key: str, model_key: str) -> None:
-    """Write down what PEFT adapts where the file names no module. Raises ConfigError where PEFT asks for names."""
-    if ("lora",) not in draft.settings or draft.has(PATH):
+def assume_peft_default(draft: Draft) -> None:
+    """Write down what PEFT adapts where a file of TRL names no module. Raises ConfigError where PEFT asks for names."""
+    if not draft.has("lora") or draft.has(PATH):
         return
-    model = str(draft.given.get(model_key) or "")
+    key = "lora_target_modules"
+    model = str(draft.get("model_name_or_path") or "")
     facts = read_config(model, os.environ)
     if facts is None:
-        draft.settings[tuple(PATH.split("."))] = list(_USUAL)
         why = (
-            f"{PATH}: {', '.join(_USUAL)}, as PEFT chooses for Llama, Mistral, Qwen and Gemma where no module is "
-            f"named; the config.json of {model}, which would say the family, is not on this machine"
+            "as PEFT chooses for Llama, Mistral, Qwen and Gemma where no module is named; the config.json of "
+            f"{model}, which would say the family, is not on this machine"
         )
-        draft.comments[tuple(PATH.split("."))] = "PEFT's choice for most families; see below"
-        draft.notes.append(Note("approximated", key, None, why))
+        parts = tuple(PATH.split("."))
+        draft.settings[parts] = list(_USUAL)
+        draft.comments[parts] = "PEFT's choice for most families; see below"
+        shown = ", ".join(_USUAL)
+        draft.notes.append(Note("approximated", key, None, f"{PATH}: {shown}, {why}"))
         return
     family = str(facts.get("model_type"))
     chosen = of_family(family)
     if chosen is None:
-        draft.refuse(
-            "use_peft",
-            f"names no {key}, and PEFT chooses none by itself for {family}, so {draft.peer} does not train it either; "
-            f"expected {key}: all-linear, or names",
-        )
+        name = draft.tool.name
+        why = f"names no {key}, and PEFT chooses none by itself for {family}, so {name} does not train it either"
+        draft.refuse("use_peft", f"{why}; expected {key}: all-linear, or names")
     why = f"PEFT's choice for {family} where no module is named; `all-linear` adapts all layers"
     draft.assume(PATH, chosen, why)

@@ -4,209 +4,229 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubetune.plugins.importers import common
-from kubetune.plugins.importers.draft import (
+from kubetune.plugins.importers import sources
+from kubetune.plugins.importers.common import (
+    NO_EFFECT,
+    TRAINING,
+    four_bits,
+    ignore_all,
+    packing,
+    pin_fsdp,
+    share,
+)
+from kubetune.plugins.importers.engine import (
     Draft,
-    Rule,
-    as_flag,
-    choice,
+    Outcome,
+    Row,
+    Tool,
+    aliased,
+    carried,
+    drop,
     dropped,
-    each,
-    is_empty,
-    only,
+    ignore,
+    names,
+    near,
+    switch,
     unneeded,
 )
 from kubetune.plugins.importers.preferences import is_preferred
 from kubetune.plugins.importers.prompts import template_file
-from kubetune.plugins.importers.targets import assume_peft_default
-from kubetune.plugins.importers.warm_up import OF_TRANSFORMERS, warm_up
+from kubetune.plugins.importers.targets import assume_peft_default, modules
+from kubetune.plugins.importers.warm_up import OF_TRANSFORMERS
 
-NAME = "TRL"
-MARKS = ("dataset_name", "use_peft", "dataset_train_split", "dataset_test_split", "assistant_only_loss",
-         "completion_only_loss", "packing_strategy", "truncation_mode", "dataset_text_field", "dataset_config",
-         "lora_task_type", "eos_token", "dataset_mixture", "dataset_mixer", "dataset_splits", "max_seq_length",
-         "model_name_or_path")  # fmt: skip
-
-_DEFAULTS: dict[str, Any] = {
-    "data.max_length": 1024, "data.overlong": "truncate", "data.packing": False, "training.num_train_epochs": 3.0,
-    "training.per_device_train_batch_size": 8, "training.learning_rate": 2e-5, "training.lr_scheduler_type": "linear",
-    "training.logging_steps": 10, "training.save_steps": 500, "training.gradient_checkpointing": True,
-}  # fmt: skip
-_MIXED = {"subset": "config", "split": "split"}
-_READ = ("messages", "prompt", "completion", "text")
-_LORA = {"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05}
+_READ = {"messages", "prompt", "completion", "text"}
+"""Columns that are known by their names."""
+_OF_THE_SOURCE = ("dataset_config", "dataset_train_split", "dataset_text_field")
 
 
-def convert(draft: Draft) -> None:
-    """Fill in the draft."""
-    _bits(draft)
-    if as_flag(draft.take("use_peft")):
+def _method(draft: Draft) -> None:
+    """Take `use_peft`, without which keys of LoRA say nothing, and refuse the bits that TRL refuses."""
+    bits = [key for key in ("load_in_4bit", "load_in_8bit") if draft.get(key)]
+    if len(bits) == 2:
+        draft.refuse(bits[1], "TRL refuses it beside load_in_4bit")
+    if draft.take("use_peft"):
         draft.carry("use_peft", "lora", None)
-    else:
-        if "use_peft" in draft.given:
-            draft.unneeded("use_peft", "off: every parameter is trained")
-        common.forget(
-            draft, "says nothing without use_peft", "lora_", "use_dora", "use_rslora", "load_in_"
-        )
-    if str(draft.given.get("max_length", "")) == "None":
+        return
+    if bits:
+        why = "a quantised base is not trained itself, there as here; expected use_peft: true, or no quantisation"
+        draft.refuse(bits[0], why)
+    draft.ignore("use_peft", "off: every parameter is trained")
+    ignore_all(
+        draft, "says nothing without use_peft", "lora_", "use_dora", "use_rslora", "load_in_"
+    )
+
+
+def _max_length(draft: Draft) -> None:
+    """Take a limit that is switched off: `max_length: null`."""
+    if str(draft.theirs.get("max_length", "")) == "None":
         why = (
             "no limit there; here a row that is longer than data.max_length stops the run: raise it"
         )
-        draft.approximate("max_length", "data.overlong", "error", why)
+        draft.write("max_length", near("error", why), "data.overlong")
         draft.assume("data.max_length", 8192, "the file sets no limit")
-    _data(draft)
-    if not is_preferred(draft):
-        _loss(draft)
-    common.pin_fsdp(draft, "fsdp", "fsdp_config")
-    warm_up(draft, OF_TRANSFORMERS)
-    draft.apply(RULES)
-    common.defaults(draft, _DEFAULTS, _LORA)
-    assume_peft_default(draft, "lora_target_modules", "model_name_or_path")
-
-
-def _bits(draft: Draft) -> None:
-    """Refuse what TRL refuses: both numbers of bits, and a quantised base that is trained itself."""
-    asked = [key for key in ("load_in_4bit", "load_in_8bit") if as_flag(draft.given.get(key))]
-    if len(asked) == 2:
-        draft.refuse(asked[1], "TRL refuses it beside load_in_4bit")
-    if asked and not as_flag(draft.given.get("use_peft")):
-        why = "a quantised base is not trained itself, there as here; expected use_peft: true, or no quantisation"
-        draft.refuse(asked[0], why)
 
 
 def _data(draft: Draft) -> None:
-    _mixture(draft)
-    name, mixture = draft.take("dataset_name"), draft.take("datasets")
-    strategy = draft.given.get("eval_strategy")
-    if mixture is not None:
-        sources = [_source(draft, f"datasets[{i}]", item) for i, item in enumerate(mixture)]
-        draft.carry("datasets", "data.train", sources)
+    """Take the data: a mixture, a list of sources, or one data set."""
+    mixture = draft.take("dataset_mixture")
+    if isinstance(mixture, dict):
+        _mixture(draft, mixture)
+    name = draft.take("dataset_name")
+    listed = draft.take("datasets")
+    if listed is not None:
+        collected = []
+        for number, item in enumerate(listed):
+            section = draft.section(f"datasets[{number}]", item)
+            sources.take_files(section)
+            collected.append(sources.finished(draft, section, sources.SUBSET_AND_SPLIT))
+        draft.carry("datasets", "data.train", collected)
     elif name is not None:
-        source: dict[str, Any] = {"path": str(name)}
-        if subset := draft.take("dataset_config"):
-            source["subset"] = subset
-        if (split := draft.take("dataset_train_split")) and split != "train":
-            source["split"] = split
-        if (field := draft.take("dataset_text_field")) and field != "text":
-            source["columns"] = {"text": field}
-        draft.carry("dataset_name", "data.train", [source])
-        for key in ("dataset_config", "dataset_train_split", "dataset_text_field"):
-            if not is_empty(draft.given.get(key)):
-                draft.carry(key, "data.train", [source], "in the source of data.train")
-        tested = {**source, "split": draft.take("dataset_test_split") or "test"}
-        if strategy not in (None, "no") and as_flag(strategy) is not False:
-            if "dataset_test_split" in draft.given:
-                draft.carry("dataset_test_split", "data.eval", [tested])
-            else:
-                draft.assume("data.eval", [tested], "TRL evaluates on the split `test`")
-        elif "dataset_test_split" in draft.given:
-            draft.unneeded("dataset_test_split", "nothing is evaluated: eval_strategy is not set")
+        _data_set(draft, str(name))
 
 
-def _mixture(draft: Draft) -> None:
-    """`dataset_mixture`, as the recipes of the alignment handbook and of Open R1 have it."""
-    given = draft.take("dataset_mixture")
-    if not isinstance(given, dict):
-        return
-    sources = []
-    for number, item in enumerate(given.get("datasets") or []):
-        source: dict[str, Any] = {"path": str(item.get("id"))}
-        source |= {ours: item[theirs] for ours, theirs in _MIXED.items() if item.get(theirs)}
-        if item.get("weight") not in (None, 1):
-            source["weight"] = float(item["weight"])
-        place, others = (
-            f"dataset_mixture.datasets[{number}]",
-            set(item.get("columns") or ()).difference(_READ),
-        )
-        if others:
-            draft.drop(f"{place}.columns", f"nothing is done with {', '.join(sorted(others))}")
-        draft.drop_rest(place, item, ("id", "weight", "columns", *_MIXED.values()))
-        sources.append(source)
-    draft.drop_rest("dataset_mixture", given, ("datasets", "test_split_size", "seed"))
-    draft.carry("dataset_mixture", "data.train", sources)
-    if size := given.get("test_split_size"):
-        common.share(draft, "dataset_mixture.test_split_size", size)
-    if "seed" in given:
-        draft.unneeded("dataset_mixture.seed", "rows are drawn by training.seed")
+def _data_set(draft: Draft, name: str) -> None:
+    """Take one data set of the hub with its subset, splits and column."""
+    subset = draft.take("dataset_config")
+    split = draft.take("dataset_train_split")
+    column = draft.take("dataset_text_field")
+    source: dict[str, Any] = {"path": name}
+    if subset is not None:
+        source["subset"] = subset
+    if split not in (None, "train"):
+        source["split"] = split
+    if column not in (None, "text"):
+        source["columns"] = {"text": column}
+    draft.carry("dataset_name", "data.train", [source])
+    for key in _OF_THE_SOURCE:
+        if draft.get(key) is not None:
+            draft.carry(key, "data.train", [source], "in the source of data.train")
+    key = "dataset_test_split"
+    split = draft.take(key)
+    if draft.get("eval_strategy") in (None, "no", False):
+        draft.ignore(key, "nothing is evaluated: eval_strategy is not set")
+    elif split is not None:
+        draft.carry(key, "data.eval", [source | {"split": split}])
+    else:
+        why = "TRL evaluates on the split `test`"
+        draft.assume("data.eval", [source | {"split": "test"}], why)
 
 
-def _source(draft: Draft, key: str, item: Any) -> dict[str, Any]:
-    files = item.get("data_files")
-    is_file = item.get("path") in ("json", "csv", "parquet", "text") and isinstance(files, str)
-    if files and not is_file:
-        draft.drop(f"{key}.data_files", "write a source for each file")
-    source: dict[str, Any] = {"path": str(files if is_file else item.get("path"))}
-    wanted = {"subset": item.get("name"), "split": item.get("split")}
-    source |= {ours: theirs for ours, theirs in wanted.items() if theirs not in (None, "", "train")}
-    draft.drop_rest(key, item, ("path", "data_files", "name", "split"))
-    return source
+def _mixture(draft: Draft, mixture: dict[str, Any]) -> None:
+    """Take `dataset_mixture`, as the recipes of the alignment handbook and of Open R1 have it."""
+    place = "dataset_mixture"
+    collected = []
+    for number, item in enumerate(mixture.get("datasets") or []):
+        section = draft.section(f"{place}.datasets[{number}]", item)
+        unread = sorted(set(section.take("columns") or ()) - _READ)
+        if unread:
+            section.drop("columns", f"nothing is done with {', '.join(unread)}")
+        collected.append(sources.finished(draft, section, _MIXED))
+    draft.carry(place, "data.train", collected)
+    section = draft.section(place, mixture)
+    section.take("datasets")
+    size = section.take("test_split_size")
+    if size is not None:
+        draft.write(f"{place}.test_split_size", share(size, draft), "data.eval")
+    sources.finished(draft, section, [ignore("seed", "rows are drawn by training.seed")])
 
 
 def _loss(draft: Draft) -> None:
-    answers, completions = (
-        as_flag(draft.take("assistant_only_loss")),
-        as_flag(draft.take("completion_only_loss")),
-    )
+    """Take both keys that say which tokens are trained."""
+    if is_preferred(draft):
+        return
+    path = "data.train_on"
+    answers = draft.take("assistant_only_loss")
+    completions = draft.take("completion_only_loss")
+    off = "off; data.train_on says what is trained"
     if answers:
-        draft.carry("assistant_only_loss", "data.train_on", "assistant")
-    elif completions:
-        draft.carry("completion_only_loss", "data.train_on", "assistant")
-    elif completions is False:
-        draft.carry("completion_only_loss", "data.train_on", "all")
+        draft.carry("assistant_only_loss", path, "assistant")
+        draft.ignore("completion_only_loss", off)
+        return
+    draft.ignore("assistant_only_loss", off)
+    if completions is not None:
+        draft.carry("completion_only_loss", path, "assistant" if completions else "all")
     else:
-        draft.assume(
-            "data.train_on", "assistant", "TRL trains on whole conversations unless assistant_only_loss is set; "
-            "`all` does as TRL does. Of prompts with completions both train the completion"
-        )  # fmt: skip
-    for key in ("assistant_only_loss", "completion_only_loss"):
-        if key in draft.given and not any(note.key == key for note in draft.notes):
-            draft.unneeded(key, "off; data.train_on says what is trained")
+        why = (
+            "TRL trains on whole conversations unless assistant_only_loss is set; `all` does as TRL does. Of prompts "
+            "with completions both train the completion"
+        )
+        draft.assume(path, "assistant", why)
 
 
-def _packing_strategy(draft: Draft, key: str, value: Any) -> None:
-    packs = as_flag(draft.given.get("packing"))
-    if packs and value in ("bfd_split", "bfd-requeue"):
-        draft.carry(key, "data.overlong", "split")
-    elif packs and value != "bfd":
-        draft.drop(key, "sequences are packed whole, and never cut")
-    else:
-        draft.unneeded(key, "whole sequences are packed, as here" if packs else "packing is off")
+def _packing_strategy(value: Any, draft: Draft) -> Outcome:
+    if not draft.get("packing"):
+        return unneeded("packing is off")
+    if value in ("bfd_split", "bfd-requeue"):
+        return carried("split")
+    if value == "bfd":
+        return unneeded("whole sequences are packed, as here")
+    return dropped("sequences are packed whole, and never cut")
 
 
-RULES: dict[str, Rule] = {
-    **common.TRAINING,
-    **common.plain(
-        "model_name_or_path model_revision max_length max_seq_length dataset_num_proc lora_r lora_alpha lora_dropout "
-        "lora_target_parameters lora_modules_to_save lora_target_modules use_rslora use_dora load_in_4bit load_in_8bit "
-        "packing padding_free activation_offloading"
+_MIXED = [Row("id", "path"), Row("config", "subset"), Row("split", "split"),
+          Row("weight", "weight", lambda value, _: carried(float(value)))]  # fmt: skip
+"""Keys of a data set in `dataset_mixture`."""
+
+TOOL = Tool(
+    name="TRL",
+    marks="dataset_name use_peft dataset_train_split dataset_test_split assistant_only_loss completion_only_loss "
+    "packing_strategy truncation_mode dataset_text_field dataset_config lora_task_type eos_token dataset_mixture "
+    "dataset_mixer dataset_splits max_seq_length model_name_or_path",
+    command=r"\btrl(?:\s+|/scripts/)(\w+)|\bscripts/(sft|dpo|kto|orpo|cpo|reward)(?:_vlm|_modeling)?\.py",
+    together=(
+        _method,
+        _max_length,
+        _data,
+        _loss,
+        lambda draft: pin_fsdp(draft, "fsdp fsdp_config"),
+        OF_TRANSFORMERS.read,
     ),
-    **each("chat_template_path chat_template", template_file),
-    "dataset_mixer": dropped(
-        "write each data set into data.train as a source with its split and weight"
-    ),
-    "dataset_splits": dropped("a source has one split; see data.train[…].split"),
-    "packing_strategy": _packing_strategy,
-    "truncation_mode": choice(
-        "data.overlong", {"keep_start": "truncate"}, "truncate", "the end is cut, not the start"
-    ),
-    "dataset_streaming": dropped("data are prepared once, into files that need no memory", False),
-    "bnb_4bit_quant_type": common.four_bits("load_in_4bit", True),
-    "loss_type": only(
-        ["nll", "chunked_nll"], "cross-entropy, as here", "cross-entropy is the only loss"
-    ),
-    "lora_task_type": only(
-        ["CAUSAL_LM"], "follows from the task", "the task is causal_lm; see task"
-    ),
-    "pad_token": unneeded("nothing is padded"),
-    "shuffle_dataset": unneeded("rows are shuffled, each epoch anew, there as here"),
-    "env": dropped(
-        "environment variables are set where the command is started, or in kubernetes.env"
-    ),
-    **each(
-        "use_bnb_nested_quant bnb_4bit_quant_storage eval_packing pad_to_multiple_of ignore_bias_buffers config",
-        unneeded("has no counterpart, and no effect on the result"),
-    ),
-    "eos_token": dropped("the tokenizer's own; a conversation ends as its chat template says"),
-    "dataset_kwargs": dropped("see data.add_special_tokens"),
-    "model_init_kwargs": dropped("a model has model.dtype, revision and attention"),
-}
+    finish=assume_peft_default,
+    defaults={
+        "data.max_length": 1024,
+        "data.overlong": "truncate",
+        "data.packing": False,
+        "training.num_train_epochs": 3.0,
+        "training.per_device_train_batch_size": 8,
+        "training.learning_rate": 2e-5,
+        "training.lr_scheduler_type": "linear",
+        "training.logging_steps": 10,
+        "training.save_steps": 500,
+        "training.gradient_checkpointing": True,
+    },
+    lora_defaults={"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05},
+    rows=[
+        *TRAINING,
+        *aliased("model_name_or_path model_revision max_length max_seq_length dataset_num_proc"),
+        *aliased("lora_r lora_alpha lora_dropout"),
+        modules("lora_target_modules", "all-linear"),
+        names("lora_target_parameters", "lora.target_parameters"),
+        names("lora_modules_to_save", "lora.modules_to_save"),
+        switch("use_rslora", "lora.use_rslora"),
+        switch("use_dora", "lora.use_dora"),
+        switch("load_in_4bit", "quantization", "4bit"),
+        switch("load_in_8bit", "quantization", "8bit"),
+        four_bits("bnb_4bit_quant_type", "load_in_4bit", True),
+        Row("packing", "data.packing", packing),
+        Row("packing_strategy", "data.overlong", _packing_strategy),
+        Row("truncation_mode", "data.overlong", values={"keep_start": "truncate"}, near="truncate",
+            reason="the end is cut, not the start"),
+        Row("chat_template_path chat_template", "model.chat_template", template_file),
+        Row("loss_type", same=dict.fromkeys(("nll", "chunked_nll"), "cross-entropy, as here"),
+            reason="cross-entropy is the only loss"),
+        Row("lora_task_type", same={"CAUSAL_LM": "follows from the task"}, reason="the task is causal_lm; see task"),
+        drop("activation_offloading", "activations are recomputed (gradient_checkpointing), not moved to the host", False),
+        drop("dataset_mixer", "write each data set into data.train as a source with its split and weight"),
+        drop("dataset_splits", "a source has one split; see data.train[…].split"),
+        drop("dataset_streaming", "data are prepared once, into files that need no memory", False),
+        drop("env", "environment variables are set where the command is started, or in kubernetes.env"),
+        drop("eos_token", "the tokenizer's own; a conversation ends as its chat template says"),
+        drop("dataset_kwargs", "see data.add_special_tokens"),
+        drop("model_init_kwargs", "a model has model.dtype, revision and attention"),
+        ignore("pad_token", "nothing is padded"),
+        ignore("padding_free", "nothing is padded here either way"),
+        ignore("shuffle_dataset", "rows are shuffled, each epoch anew, there as here"),
+        ignore("use_bnb_nested_quant bnb_4bit_quant_storage eval_packing pad_to_multiple_of ignore_bias_buffers config",
+               NO_EFFECT),
+    ],
+)  # fmt: skip

@@ -1,6 +1,6 @@
 """The warm-up of other tools: their schedule, steps and share of steps act on each other.
 
-Not for the shape of the schedule itself, which `common.schedule` maps.
+Not for the shape of the schedule itself, which is a row of each tool's table.
 """
 
 from __future__ import annotations
@@ -8,7 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kubetune.plugins.importers.draft import Draft, is_empty
+from kubetune.plugins.importers.engine import Draft, Outcome, carried, near
+
+_EARLIER = "the first step learns already, where theirs has a rate of 0"
+_STEPS = "training.warmup_steps"
+_RATIO = "training.warmup_ratio"
 
 
 @dataclass(frozen=True)
@@ -30,115 +34,84 @@ class WarmUp:
     rounds_down: bool = False  # a share of all steps is rounded down, ours up
     least: int = 1  # a warm-up of fewer steps takes this many
 
+    def read(self, draft: Draft) -> None:
+        """Take the keys of the warm-up together, and write down what the tool makes of them."""
+        steps = _number(draft, self.steps)
+        ratio = _number(draft, self.ratio)
+        if steps and ratio and self.refuses_both:
+            why = f"{draft.tool.name} refuses it beside {self.ratio}; expected one of the two"
+            draft.refuse(self.steps, why)
+        if draft.get(self.schedule) == "constant" and not self.constant_warms_up:
+            why = f"{self.schedule}: constant does not warm up, there as here"
+            draft.ignore(self.steps, why)
+            draft.ignore(self.ratio, why)
+            draft.assume(_RATIO, 0.0, "a constant schedule does not warm up there")
+        elif steps is None and ratio is None:
+            self._assume_default(draft)
+        elif steps and ratio is not None and not self.refuses_both:
+            # transformers 4 and 5 differ, so this comes only near.
+            which = f"transformers 4 takes {self.steps}, transformers 5 takes {self.ratio}"
+            path = _RATIO if steps < 1 else _STEPS
+            value = steps if steps < 1 else int(steps)
+            draft.write(self.steps, near(value, which, path))
+            draft.drop(self.ratio, f"{self.steps} is set too; {which}")
+        elif ratio and steps == 0 and self.zero_steps_count:
+            draft.carry(self.steps, _STEPS, 0)
+            draft.ignore(self.ratio, f"{self.steps}: 0 takes precedence there")
+        elif ratio or steps is None:
+            draft.write(self.ratio, self._share(draft, ratio or 0.0))
+            draft.ignore(self.steps, f"0 says nothing beside {self.ratio}, there as here")
+        else:
+            draft.write(self.steps, self._steps(draft, steps))
+            draft.ignore(self.ratio, f"0 says nothing beside {self.steps}")
+
+    def _steps(self, draft: Draft, steps: float) -> Outcome:
+        """Carry a number of steps; transformers reads one below 1 as a share of all steps."""
+        if 0 < steps < 1:
+            text = f"{_RATIO}: {steps:g}, since a number below 1 is a share; {_EARLIER}"
+            return carried(steps, text, _RATIO)
+        if steps == 0:
+            return carried(0, path=_STEPS)
+        taken = max(int(steps), self.least)
+        text = f"{_STEPS}: {taken}"
+        if taken != int(steps):
+            text += f", as {draft.tool.name} makes of {steps:g}"
+        return carried(taken, f"{text}; {_EARLIER}", _STEPS)
+
+    def _share(self, draft: Draft, ratio: float) -> Outcome:
+        """Carry a share of all steps, as a number where the tool's rounding is known and so are all steps."""
+        total = draft.get("max_steps")
+        if ratio == 0:
+            return carried(0.0, path=_RATIO)
+        if not self.rounds_down:
+            return carried(ratio, f"{_RATIO}: {ratio:g}; {_EARLIER}", _RATIO)
+        if isinstance(total, int) and total > 0:
+            steps = self._rounded_down(ratio * total)
+            text = f"{_STEPS}: {steps}, which is {ratio:g} of max_steps; {_EARLIER}"
+            return carried(steps, text, _STEPS)
+        text = f"{_RATIO}: {ratio:g}, rounded up to a step, there down; {_EARLIER}"
+        return carried(ratio, text, _RATIO)
+
+    def _assume_default(self, draft: Draft) -> None:
+        """Write down the warm-up of a tool whose file says nothing of it."""
+        total = draft.get("max_steps")
+        name = draft.tool.name
+        if self.at_most is None:
+            draft.assume(_RATIO, self.default)
+        elif isinstance(total, int) and total > 0:
+            steps = min(self._rounded_down(self.default * total), self.at_most)
+            why = f"{name}'s default is {self.default:g} of all steps, at most {self.at_most}"
+            draft.assume(_STEPS, steps, why)
+        else:
+            why = f"{name}'s default, of at most {self.at_most} steps there"
+            draft.assume(_RATIO, self.default, why)
+
+    def _rounded_down(self, steps: float) -> int:
+        """Return a whole number of steps, as the tool makes it of a share."""
+        return max(int(steps), self.least) if steps >= 1 else 0
+
 
 OF_TRANSFORMERS = WarmUp()
-OF_SWIFT = WarmUp(refuses_both=True)
-OF_MEGATRON = WarmUp(
-    "lr_decay_style", "lr_warmup_iters", "lr_warmup_fraction", refuses_both=True, constant_warms_up=True
-)  # fmt: skip
-OF_AXOLOTL = WarmUp(
-    schedule="lr_scheduler",
-    zero_steps_count=True,
-    refuses_both=True,
-    default=0.03,
-    at_most=100,
-    rounds_down=True,
-    least=2,
-)
-
-_EARLIER = "the first step learns already, where theirs has a rate of 0"
-
-
-def warm_up(draft: Draft, reading: WarmUp) -> None:
-    """Take the keys of the warm-up together, and write down what the tool makes of them."""
-    steps = _number(draft, reading.steps)
-    ratio = _number(draft, reading.ratio)
-    if steps and ratio and reading.refuses_both:
-        why = f"{draft.peer} refuses it beside {reading.ratio}; expected one of the two"
-        draft.refuse(reading.steps, why)
-    if draft.given.get(reading.schedule) == "constant" and not reading.constant_warms_up:
-        for key in (reading.steps, reading.ratio):
-            if not is_empty(draft.given.get(key)):
-                draft.unneeded(key, f"{reading.schedule}: constant does not warm up, there as here")
-        draft.assume("training.warmup_ratio", 0.0, "a constant schedule does not warm up there")
-    elif steps and ratio is not None and not reading.refuses_both:
-        _both(draft, reading, steps)
-    elif steps == 0 and ratio and reading.zero_steps_count:
-        draft.carry(reading.steps, "training.warmup_steps", 0)
-        draft.unneeded(reading.ratio, f"{reading.steps}: 0 takes precedence there")
-    elif ratio:
-        _share(draft, reading, ratio)
-        if steps is not None:
-            draft.unneeded(reading.steps, f"0 says nothing beside {reading.ratio}, there as here")
-    elif steps is not None:
-        _steps(draft, reading, steps)
-        if ratio is not None:
-            draft.unneeded(reading.ratio, f"0 says nothing beside {reading.steps}")
-    elif ratio is not None:
-        draft.carry(reading.ratio, "training.warmup_ratio", 0.0)
-    else:
-        _default(draft, reading)
-
-
-def _both(draft: Draft, reading: WarmUp, steps: float) -> None:
-    """Take the number of steps beside a share, as transformers 4 does."""
-    why = f"transformers 4 takes {reading.steps}, transformers 5 takes {reading.ratio}"
-    path = "training.warmup_ratio" if steps < 1 else "training.warmup_steps"
-    draft.approximate(reading.steps, path, steps if steps < 1 else int(steps), why)
-    draft.drop(reading.ratio, f"{reading.steps} is set too; {why}")
-
-
-def _steps(draft: Draft, reading: WarmUp, steps: float) -> None:
-    """Carry a number of steps; transformers reads one below 1 as a share of all steps."""
-    if 0 < steps < 1:
-        draft.carry(
-            reading.steps,
-            "training.warmup_ratio",
-            steps,
-            f"training.warmup_ratio: {steps:g}, since a number below 1 is a share; {_EARLIER}",
-        )
-        return
-    taken = max(int(steps), reading.least) if steps else 0
-    more = f", as {draft.peer} makes of {steps:g}" if taken != int(steps) else ""
-    earlier = f"; {_EARLIER}" if taken else ""
-    text = f"training.warmup_steps: {taken}{more}{earlier}"
-    draft.carry(reading.steps, "training.warmup_steps", taken, text)
-
-
-def _share(draft: Draft, reading: WarmUp, ratio: float) -> None:
-    """Carry a share of all steps, as a number of steps where rounding is theirs and all steps are known."""
-    total = draft.given.get("max_steps")
-    if not reading.rounds_down:
-        text = f"training.warmup_ratio: {ratio:g}; {_EARLIER}"
-        draft.carry(reading.ratio, "training.warmup_ratio", ratio, text)
-    elif isinstance(total, int) and total > 0:
-        steps = _rounded_down(reading, ratio, total)
-        text = f"training.warmup_steps: {steps}, which is {ratio:g} of max_steps; {_EARLIER}"
-        draft.carry(reading.ratio, "training.warmup_steps", steps, text)
-    else:
-        text = f"training.warmup_ratio: {ratio:g}, rounded up to a step, there down; {_EARLIER}"
-        draft.carry(reading.ratio, "training.warmup_ratio", ratio, text)
-
-
-def _default(draft: Draft, reading: WarmUp) -> None:
-    """Write down the warm-up of a tool whose file says nothing of it."""
-    total = draft.given.get("max_steps")
-    if reading.at_most is None:
-        draft.assume("training.warmup_ratio", reading.default)
-    elif isinstance(total, int) and total > 0:
-        steps = min(_rounded_down(reading, reading.default, total), reading.at_most)
-        why = (
-            f"{draft.peer}'s default is {reading.default:g} of all steps, at most {reading.at_most}"
-        )
-        draft.assume("training.warmup_steps", steps, why)
-    else:
-        why = f"{draft.peer}'s default, of at most {reading.at_most} steps there"
-        draft.assume("training.warmup_ratio", reading.default, why)
-
-
-def _rounded_down(reading: WarmUp, ratio: float, total: int) -> int:
-    steps = int(ratio * total)
-    return max(steps, reading.least) if steps else 0
 
 
 def _number(draft: Draft, key: str) -> float | None:

@@ -1,0 +1,349 @@
+"""The engine of `kubetune import`: rows of a table, and what they make of another tool's settings.
+
+A key is a name in the tool's file, and its value is what stands behind it. Each key ends in exactly one note:
+
+    carried       our setting means the same
+    approximated  our setting comes near; the note says what differs
+    dropped       not done here; the note says why, or what to do
+    unneeded      nothing is lost without it
+
+A fifth kind, assumed, is no key of the file: the tool's default, written down where ours is another one.
+
+`convert` takes three steps. First, the functions in `Tool.together` read the keys that act on each other, such as
+`warmup_steps` and `warmup_ratio`, and write down what the tool makes of them together. Then every key that none of them
+took goes to its row of the tool's table. At last `Tool.finish` and the tool's defaults fill in what the file leaves
+out. A value that no run can have is refused: ConfigError, at the line of its key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+from kubetune.base.humanize import nearest
+from kubetune.base.secrets import is_secret
+from kubetune.config.aliases import ALIASES
+from kubetune.errors import ConfigError
+from kubetune.plugins.importers.not_here import TABLE as NOT_HERE
+from kubetune.plugins.importers.writing import inline
+
+Kind = Literal["carried", "assumed", "approximated", "dropped", "unneeded"]
+Rule = Callable[[Any, "Draft"], "Outcome"]
+Step = Callable[["Draft"], None]
+
+WRONG_KINDS = (TypeError, ValueError, AttributeError, LookupError, OverflowError)
+"""Errors of reading a value where it is of another kind than expected: a text for a number, a list for a name."""
+OFF = "off, as here"
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(")
+
+
+@dataclass(frozen=True)
+class Note:
+    """What became of one key. `text` is our setting where it was carried over, else the reason."""
+
+    kind: Kind
+    key: str
+    value: Any
+    text: str
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of one value: made by `carried`, `near`, `dropped` and `unneeded`."""
+
+    kind: Kind
+    text: str = ""  # the reason, or what to say in place of the setting
+    value: Any = None  # ours
+    path: str = ""  # of our setting, where it is not the row's
+
+
+def carried(value: Any, text: str = "", path: str = "") -> Outcome:
+    """Our setting means the same. `text` describes it where path and value do not."""
+    return Outcome("carried", text, value, path)
+
+
+def near(value: Any, why: str, path: str = "") -> Outcome:
+    """Our setting comes near; `why` says what differs."""
+    return Outcome("approximated", why, value, path)
+
+
+def dropped(why: str) -> Outcome:
+    """What the key does is not done here."""
+    return Outcome("dropped", why)
+
+
+def unneeded(why: str) -> Outcome:
+    """Nothing is lost without the key."""
+    return Outcome("unneeded", why)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a tool's table: what becomes of each of some keys.
+
+    The first of these that applies decides: `unless`, `rule`, `same`, `values`, `near`, `path` alone, `reason`.
+    """
+
+    keys: str  # names, with spaces between
+    path: str = ""  # our setting, with dots; empty where we have none
+    rule: Rule | None = None  # a function of value and draft, where data do not say enough
+    values: Mapping[Any, Any] | None = None  # ours for each of theirs
+    near: Any = None  # ours for a value that is not among `values`
+    same: Mapping[Any, str] | None = None  # values for which nothing needs to be set, and why
+    reason: str = "kubetune has no such value"  # why any other value is dropped, or only near
+    unless: Callable[[Draft], str] | None = (
+        None  # why the key says nothing beside other keys; "" where it does
+    )
+
+    def outcome(self, value: Any, draft: Draft) -> Outcome:
+        """Return what becomes of a value."""
+        idle = self.unless(draft) if self.unless is not None else ""
+        if idle:
+            return unneeded(idle)
+        if self.rule is not None:
+            return self.rule(value, draft)
+        for theirs, why in (self.same or {}).items():
+            if value == theirs:
+                return unneeded(why)
+        if self.values is None:
+            return carried(value) if self.path else dropped(self.reason)
+        for theirs, ours in self.values.items():
+            # 1 == True in Python, but a table means the type that it writes.
+            if value == theirs and type(value) is type(theirs):
+                return carried(ours)
+        return dropped(self.reason) if self.near is None else near(self.near, self.reason)
+
+
+def drop(keys: str, reason: str, *off: Any) -> Row:
+    """Return a row of what is not done here. `off`: values with which the tool does not do it either."""
+    return Row(keys, same=dict.fromkeys(off, OFF), reason=reason)
+
+
+def ignore(keys: str, reason: str) -> Row:
+    """Return a row of what is not needed, whatever its value."""
+    return Row(keys, rule=lambda *_: unneeded(reason))
+
+
+def switch(keys: str, path: str, on: Any = True) -> Row:
+    """Return a row of what sets `on` when it is on, and says nothing when it is off."""
+    return Row(keys, path, lambda value, _: carried(on) if value else unneeded(OFF))
+
+
+def names(keys: str, path: str) -> Row:
+    """Return a row of lists of names."""
+    return Row(keys, path, lambda value, _: carried(as_list(value)))
+
+
+def aliased(keys: str) -> list[Row]:
+    """Return rows of names that a run file takes too (config/aliases.py)."""
+    return [Row(key, ALIASES[key].path) for key in keys.split()]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """Everything that the engine knows of a tool."""
+
+    name: str
+    marks: str  # keys that no other tool has, or that are typical; a file is recognised by them
+    rows: Iterable[Row]  # a key's last row counts
+    together: tuple[Step, ...] = ()  # read keys that act on each other, before the rows
+    finish: Step | None = None  # adds what follows from the settings, after the rows
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # by path, where ours are others
+    lora_defaults: Mapping[str, Any] = field(default_factory=dict)  # the same, for runs with LoRA
+    command: str = ""  # pattern of its command in a script, whose group is the subcommand
+
+
+@dataclass
+class Draft:
+    """A run file in the making. `theirs` is what the tool's file says, `settings` what ours will say."""
+
+    tool: Tool
+    theirs: Mapping[str, Any]
+    lines: Mapping[str, int] = field(default_factory=dict)
+    path: str = ""  # of their file
+    command: str | None = None  # of a script, such as `sft` or `pt`
+    place: str = ""  # of a section, such as `datasets[0].`, before each of its keys
+    settings: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    comments: dict[tuple[str, ...], str] = field(default_factory=dict)  # beside a setting
+    origins: dict[tuple[str, ...], str] = field(default_factory=dict)  # key that a setting is from
+    notes: list[Note] = field(default_factory=list)
+    taken: set[str] = field(default_factory=set)  # keys that need no row any more
+    at: str = ""  # the key that was taken last
+
+    def take(self, key: str) -> Any:
+        """Return the value of a key that the caller deals with, or None where it is missing or empty."""
+        self.taken.add(key)
+        self.at = key
+        return self.get(key)
+
+    def get(self, key: str) -> Any:
+        """Return the value of a key that another rule deals with, or None where it is missing or empty."""
+        value = self.theirs.get(key)
+        return None if is_empty(value) else as_flag(value)
+
+    def has(self, path: str) -> bool:
+        """Return True if our setting is filled in."""
+        return _parts(path) in self.settings
+
+    def ours(self, path: str, default: Any = None) -> Any:
+        """Return our setting."""
+        return self.settings.get(_parts(path), default)
+
+    def write(self, key: str, outcome: Outcome, path: str = "") -> None:
+        """Fill in our setting and the note of a key."""
+        path = outcome.path or path
+        shown = f"{path}: {inline(outcome.value)}"
+        if outcome.value is None:
+            shown = f"a `{path}` section"
+        if outcome.kind == "carried":
+            variable = _VARIABLE.search(inline(outcome.value))
+            if variable and not self.place:
+                value = inline(outcome.value)
+                why = (
+                    f"{value} holds {variable[0]}, which the file does not set; put its value there"
+                )
+                self.note("dropped", key, why)
+                return
+            self._put(path, outcome.value, key)
+            self.note("carried", key, outcome.text or shown)
+        elif outcome.kind == "approximated":
+            self._put(path, outcome.value, key)
+            self.comments[_parts(path)] = f"{key}: {inline(self.theirs.get(key))} there"
+            self.note("approximated", key, f"{shown}; {outcome.text}")
+        else:
+            self.note(outcome.kind, key, outcome.text)
+
+    def carry(self, key: str, path: str, value: Any, text: str = "") -> None:
+        """Write down that our setting means the same."""
+        self.write(key, carried(value, text), path)
+
+    def drop(self, key: str, why: str) -> None:
+        """Write down that what a key does is not done here."""
+        self.note("dropped", key, why)
+
+    def ignore(self, key: str, why: str) -> None:
+        """Write down that nothing is lost without a key, where the file has it."""
+        if not is_empty(self.theirs.get(key)):
+            self.note("unneeded", key, why)
+
+    def assume(self, path: str, value: Any, why: str = "") -> None:
+        """Write down a default of the tool, unless the setting is filled in."""
+        if self.has(path):
+            return
+        self._put(path, value)
+        shown = {} if value is None else value
+        self.notes.append(Note("assumed", path, shown, why or f"{self.tool.name}'s default"))
+
+    def refuse(self, key: str, why: str) -> NoReturn:
+        """Raise ConfigError at a key's line: no run could mean what it says."""
+        line = self.lines.get(key, 1)
+        raise ConfigError(f"{self.path}:{line}: {key}: {why}. Nothing was written.")
+
+    def refuse_value(self, key: str) -> NoReturn:
+        """Raise ConfigError at a key's line: its value is of another kind than its tool takes."""
+        value = inline(self.theirs.get(key))
+        self.refuse(key, f"found {value}, which is no value that {self.tool.name} takes there")
+
+    def withdraw(self, path: str, why: str) -> None:
+        """Take a setting out again: the key that it came from is dropped after all."""
+        parts = _parts(path)
+        if parts not in self.settings:
+            return
+        del self.settings[parts]
+        self.comments.pop(parts, None)
+        key = self.origins.pop(parts, None)
+        if key is not None:
+            self.drop(key, why)
+        else:
+            self.notes[:] = [n for n in self.notes if (n.kind, n.key) != ("assumed", path)]
+
+    def section(self, place: str, item: Mapping[str, Any]) -> Draft:
+        """Return a draft of one section of the file, such as a source of data, with notes of its own."""
+        return Draft(self.tool, item, place=f"{place}.")
+
+    def apply(self, rows: Iterable[Row], unknown: str = "") -> None:
+        """Send every key that nobody took to its row. `unknown`: why one without a row is dropped."""
+        table = {key: row for row in rows for key in row.keys.split()}
+        for key in self.theirs:
+            # An empty list in a source is a choice, as in `roles_to_train: []`.
+            is_silent = is_empty(self.theirs[key]) and not (self.place and self.theirs[key] == [])
+            if key in self.taken or is_silent:
+                continue
+            row = table.get(key) or _row_without_table(key, unknown, table)
+            value = self.take(key)
+            try:
+                outcome = row.outcome(value, self)
+            except WRONG_KINDS:
+                self.refuse_value(key)
+            self.write(key, outcome, row.path)
+
+    def _put(self, path: str, value: Any, key: str | None = None) -> None:
+        self.settings[_parts(path)] = value
+        if key is not None:
+            self.origins[_parts(path)] = key
+
+    def note(self, kind: Kind, key: str, text: str) -> None:
+        """Write down what became of a key; a value that looks like a secret is not repeated."""
+        self.taken.add(key)
+        value = self.theirs.get(key)
+        if isinstance(value, str) and is_secret((key,), value, known=False):
+            value = None
+            text = f"{text}; its value looks like a secret and is not repeated here"
+        self.notes.append(Note(kind, self.place + key, value, text, self.lines.get(key, 0)))
+
+
+def convert(draft: Draft, more: Iterable[Row] = ()) -> None:
+    """Fill in a draft from its tool's table, and from rows that count before it."""
+    tool = draft.tool
+    for step in tool.together:
+        step(draft)
+    draft.apply([*tool.rows, *more])
+    if tool.finish is not None:
+        tool.finish(draft)
+    for path, value in tool.defaults.items():
+        draft.assume(path, value)
+    if draft.has("lora"):
+        for path, value in tool.lora_defaults.items():
+            draft.assume(path, value)
+
+
+def _row_without_table(key: str, unknown: str, table: Mapping[str, Row]) -> Row:
+    """Return what becomes of a key that its tool's table does not have."""
+    if unknown:
+        return drop(key, unknown)
+    if key.isupper():
+        why = "an environment variable; set it where the run is started, or in kubernetes.env"
+        return ignore(key, why)
+    for row in NOT_HERE:
+        if row.holds(key):
+            return drop(key, row.reason, *row.off)
+    close = nearest(key, table, 0.8)
+    hint = f"; did you mean {close}?" if close else ""
+    return drop(key, f"not known to `kubetune import`{hint}")
+
+
+def is_empty(value: Any) -> bool:
+    """Return True for `key:` with nothing behind it."""
+    return value is None or value in ("", [], {})
+
+
+def as_flag(value: Any) -> Any:
+    """Return True or False for the words that YAML 1.1, which the tools read, has for them."""
+    word = value.lower() if isinstance(value, str) else None
+    if word in ("yes", "on", "true"):
+        return True
+    return False if word in ("no", "off", "false") else value
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list; texts are split at commas, as on the tools' command lines."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(path.split("."))
