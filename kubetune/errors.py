@@ -45,6 +45,10 @@ class ConfigError(_Problems):
     """The YAML file, a flag, an override or an environment variable is wrong. Holds every problem found."""
 
 
+class MissingExtra(ConfigError):
+    """What was asked for needs a library that an extra of kubetune brings, and that is not installed."""
+
+
 class DataError(_Problems):
     """A data file or record is wrong. Holds every problem found, each starting with `file:line`."""
 

@@ -109,12 +109,18 @@ def explained_writes(path: StrPath) -> Iterator[None]:
         ) from error
 
 
-def fault_of(error: BaseException) -> EnvironmentFault | None:
+def fault_of(error: BaseException) -> KubetuneError | None:
     """The system's refusal in words, where nobody had more to say about it; None for what may be our own mistake.
+
+    A library that is not installed is one, where an extra brings it.
 
     A name that is only looked up can be refused too, as in a folder that this user may not enter. What ran short may
     show in what was going on when something else failed for it.
     """
+    from kubetune import extras
+
+    if lack := extras.missing_extra(error):
+        return lack
     for cause in causes(error, hidden=True):
         if shortage := _shortage_of(cause):
             return shortage

@@ -56,7 +56,8 @@ def submit(
     Raises:
         ConfigError: the config is wrong, the name belongs to another run, or pods stand in the way without `replace`.
         DataError: bad records in data files that travel along.
-        EnvironmentFault: no cluster, lightkube not installed, or everything that the server refuses.
+        MissingExtra: the extra k8s is not installed.
+        EnvironmentFault: no cluster, or everything that the server refuses.
     """
     config = config_of(config)
     files = local_files(config)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.errors import ConfigError
+from kubetune.extras import require
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster
 
 
 def open_cluster(namespace: str | None, **settings: Any) -> Cluster:
-    """The cluster of the kubeconfig. Raises EnvironmentFault, also where lightkube is not installed.
+    """The cluster of the kubeconfig. Raises EnvironmentFault, and MissingExtra where the extra k8s is not installed.
 
     Raises ConfigError for a namespace that none can be called: an empty one is not taken for the kubeconfig's.
 
@@ -26,10 +27,7 @@ def open_cluster(namespace: str | None, **settings: Any) -> Cluster:
             raise ConfigError(
                 f"namespace: found {namespace!r}; expected {expected}. Nothing was asked of the cluster."
             )
-    try:
-        from kubetune.k8s.api.client import Cluster
-    except ModuleNotFoundError as error:
-        raise EnvironmentFault(
-            f"{error.name} is not installed; to work with a cluster: pip install 'kubetune[k8s]'"
-        ) from None
+    require("work with a cluster", "lightkube", "httpx2")
+    from kubetune.k8s.api.client import Cluster
+
     return Cluster(namespace, **settings)

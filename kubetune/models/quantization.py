@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
+from kubetune.extras import require
 from kubetune.plan.forecast import auto_quantization
 from kubetune.plan.plan import Plan
 from kubetune.rundir import metrics
@@ -49,8 +49,6 @@ def as_trained(run_dir: Path, config: Config) -> Config:
 
 def _missing() -> str | None:
     """Reason for which bitsandbytes cannot be used here; None where it can."""
-    if find_spec("bitsandbytes") is None:
-        return "bitsandbytes is not installed (pip install 'kubetune[quantization]')"
     try:
         require_bitsandbytes("8-bit")
     except errors.ConfigError as error:
@@ -141,13 +139,10 @@ def multiplying_as_in_training(model: nn.Module) -> Iterator[None]:
 
 def require_bitsandbytes(setting: str) -> None:
     """Raise ConfigError, naming the setting that needs it, unless bitsandbytes can be used."""
+    require(setting, "bitsandbytes", after=". Nothing was written.")
     try:
         import bitsandbytes  # noqa: F401
-    except ImportError:
-        raise errors.ConfigError(
-            f"{setting} needs bitsandbytes: pip install 'kubetune[quantization]'. Nothing was written."
-        ) from None
-    except (RuntimeError, OSError) as error:
+    except (ImportError, RuntimeError, OSError) as error:
         raise errors.ConfigError(
             f"{setting} needs bitsandbytes, which cannot run here: {' '.join(str(error).split())}. Nothing was written."
         ) from error

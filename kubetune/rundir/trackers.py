@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kubetune import errors
+from kubetune import errors, extras
 from kubetune.base.humanize import counted
 from kubetune.base.logs import family_logger, scrub
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
-from kubetune.config.schema.tracking import EXTRAS, TrackingConfig
+from kubetune.config.schema.tracking import MODULES, TrackingConfig
 from kubetune.rundir import wandb_tracker
 from kubetune.rundir.mlflow_tracker import MlflowSink, WritePage
 from kubetune.rundir.tracker_queue import (
@@ -126,15 +125,10 @@ class Tracker:
 
 def check_installed(tracking: TrackingConfig) -> None:
     """Raise ConfigError when a tracker that the config asks for is not installed, or has no key. Imports none."""
-    packages = {
-        name: "prometheus_client" if name == "prometheus" else name
-        for name in EXTRAS
-        if getattr(tracking, name)
-    }
     problems = [
-        f"tracking.{name}: {package} is not installed; `pip install 'kubetune[{EXTRAS[name]}]'`"
-        for name, package in packages.items()
-        if find_spec(package) is None
+        extras.sentence(f"tracking.{name}", module)
+        for name, module in MODULES.items()
+        if getattr(tracking, name) and not extras.is_installed(module)
     ]
     if tracking.wandb is not None and (why := wandb_tracker.lacks_key(tracking.wandb)):
         problems.append(f"tracking.wandb: {why}")

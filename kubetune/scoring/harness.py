@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from kubetune import errors
 from kubetune.batching.batch import Batch, collate
 from kubetune.batching.prefix_sharing import collate_shared
 from kubetune.data.prepared.prefixes import beginnings
+from kubetune.extras import require
 from kubetune.models import fsdp, prefix_sharing
 from kubetune.models.attention_hooks import packed
 from kubetune.models.learner import Learner
@@ -59,10 +59,7 @@ def task_manager(wanted: BenchmarksConfig) -> Any:
         raise errors.ConfigError(
             f"benchmarks: tasks_folder {folder} is no folder. Nothing was written."
         )
-    if not find_spec("lm_eval"):
-        raise errors.ConfigError(
-            "benchmarks need lm_eval, which is not installed: pip install 'kubetune[benchmarks]'"
-        )
+    require("evaluation.benchmarks", "lm_eval")
     from lm_eval.tasks import TaskManager
 
     if folder is not None:  # to read the harness's own 15,000 tasks takes it long

@@ -12,11 +12,10 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any, Final
 
-from kubetune import errors
 from kubetune.config.schema.evaluation import GenerateConfig
+from kubetune.extras import require
 from kubetune.scoring.statistics import interval
 
 Measure = Callable[[str, str], float]
@@ -179,18 +178,8 @@ def _sentence(metric: Any) -> Measure:
 
 def measures_of(wanted: GenerateConfig) -> dict[str, Measure]:
     """The built-in measures that a config asks for, by name. Raises ConfigError for packages that are missing."""
-    missing = sorted(
-        {
-            PACKAGES[name]
-            for name in wanted.metric
-            if name in PACKAGES and not find_spec(PACKAGES[name])
-        }
-    )
-    if missing:
-        raise errors.ConfigError(
-            f"evaluation.generate.metric needs {' and '.join(missing)}, which is not installed: "
-            "pip install 'kubetune[evaluation]'"
-        )
+    packages = {PACKAGES[name] for name in wanted.metric if name in PACKAGES}
+    require("evaluation.generate.metric", *sorted(packages))
     return {name: _measure(name, wanted) for name in wanted.metric}
 
 

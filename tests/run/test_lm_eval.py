@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kubetune import cli, errors
+from kubetune import cli, errors, extras
 from kubetune.batching.batch import collate
 from kubetune.config.schema.evaluation import BenchmarksConfig
 from kubetune.distributed.process_group import World
@@ -204,7 +204,7 @@ def test_benchmarks_are_refused_before_the_model_is_loaded_where_they_cannot_be_
 ) -> None:
     with pytest.raises(errors.ConfigError, match="absent is no folder"):
         harness.task_manager(BenchmarksConfig(tasks=("x",), tasks_folder="absent"))
-    monkeypatch.setattr(harness, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(errors.ConfigError, match="pip install 'kubetune\\[benchmarks\\]'"):
         open_judge(toy.make_config(inputs, evaluation={"benchmarks": "gsm8k"}), None, World())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="found it with `task: vision_language`"):

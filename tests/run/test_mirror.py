@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune import errors
+from kubetune import errors, extras
 from kubetune.base import fault_injection
 from kubetune.cli import main
 from kubetune.config.load import load_config, read_config
@@ -431,7 +431,7 @@ def test_an_address_is_an_output_and_a_missing_library_is_named(
             errors.ConfigError, match=f"^{wrong}: is an address of .*: `kubetune sync s3://BUCKET"
         ):
             read_config(Path(wrong))
-    monkeypatch.setattr(sync, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(errors.ConfigError, match=r"leave one out, or make them agree"):
         load_config(tmp_path / "run.yaml", overrides=["mirror=s3://other/run"])
     with pytest.raises(errors.ConfigError, match=r"pip install 'kubetune\[gs\]'"):

@@ -22,12 +22,12 @@ from typing import Any
 
 import pytest
 
-from kubetune import errors
+from kubetune import errors, extras
 from kubetune.config.load import resolved
 from kubetune.config.metric_names import PREFERENCE_MEASURES
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import WandbConfig
-from kubetune.rundir import tracker_queue, trackers, wandb_tracker
+from kubetune.rundir import tracker_queue, wandb_tracker
 from kubetune.rundir.mlflow_tracker import find_store
 from kubetune.rundir.trackers import Tracker, open_tracker
 from tests import toy
@@ -531,7 +531,7 @@ for step in (1, 2):
 def test_a_tracker_that_is_not_installed_is_said_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(
         errors.ConfigError, match=r"tracking\.mlflow.*pip install 'kubetune\[tracking\]'"
     ):

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kubetune import cli, errors
+from kubetune import cli, errors, extras
 from kubetune.batching.batch import collate_labelled
 from kubetune.batching.filling import filled_up
 from kubetune.cli.result.evaluate import confusion_lines
@@ -554,11 +554,12 @@ def test_auto_quantisation_without_bitsandbytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = reviews.make_config(tmp_path, lora=True, quantization="auto")
-    monkeypatch.setattr(quantization, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     assert quantization.decide(config, World(device=torch.device("cuda"))).quantization == "none"
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
     with pytest.raises(
-        errors.ConfigError, match=r"quantization: 8bit needs bitsandbytes: pip install"
+        errors.ConfigError,
+        match=r"quantization: 8bit needs kubetune\[quantization\] .*: pip install",
     ):
         quantization.settings(config.model_copy(update={"quantization": "8bit"}), torch.float32)
 

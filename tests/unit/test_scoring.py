@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kubetune import errors
+from kubetune import errors, extras
 from kubetune.config.gate import Condition
 from kubetune.config.schema.evaluation import GenerateConfig, OwnMetricsConfig
 from kubetune.scoring import metrics, own_functions, statistics
@@ -110,7 +110,7 @@ def test_intervals_of_whole_corpora_hold_their_value(name: str) -> None:
 
 
 def test_a_missing_package_is_named_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(
         errors.ConfigError, match=r"rouge_score and sacrebleu.*kubetune\[evaluation\]"
     ):

@@ -14,7 +14,6 @@ import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from kubetune.base import processes
 from kubetune.base.files import open_regular, read_object
 from kubetune.config import consent
 from kubetune.config.load import load_config, read_config
+from kubetune.extras import require
 from kubetune.rundir import metrics
 from kubetune.rundir.status import log_lines, read_status
 
@@ -40,9 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until the client leaves. Raises ConfigError where the SDK is not installed."""
-    if find_spec("mcp") is None:
-        raise errors.ConfigError("mcp is not installed; `pip install 'kubetune[mcp]'`")
+    """Serve until the client leaves. Raises MissingExtra where the SDK is not installed."""
+    require("kubetune mcp", "mcp")
     server().run("stdio")
     return errors.OK
 

@@ -19,6 +19,7 @@ from kubetune.cli.json_answers import print_json
 from kubetune.cli.tables import print_table
 from kubetune.config.naming import prefers_greater
 from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.extras import require
 from kubetune.supervisor.command_line import add_run_arguments, sources_of
 
 if TYPE_CHECKING:
@@ -151,12 +152,8 @@ def _search(args: argparse.Namespace) -> int:
     name = config.name or (path.stem if path is not None else "run")
     folder = args.folder or Path("outputs") / f"sweep-{name}"
 
-    try:
-        from kubetune.library.sweep.start import Wishes, sweep
-    except ModuleNotFoundError as error:
-        raise EnvironmentFault(
-            f"{error.name} is not installed; to search: pip install 'kubetune[sweep]'. Nothing was written."
-        ) from None
+    require("a search", "optuna", after=". Nothing was written.")
+    from kubetune.library.sweep.start import Wishes, sweep
 
     wishes = Wishes(
         ranges=tuple(ranges), metric=metric, greater=greater, sampler=args.sampler, pruner=args.pruner,

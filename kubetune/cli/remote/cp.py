@@ -37,11 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Copy. Raises ConfigError when there is no such run or file, EnvironmentFault when one cannot be copied."""
+    cluster, spec = _deleted(args) or find(args)
     from kubetune.k8s.api.client import say
     from kubetune.k8s.cluster.download import download
     from kubetune.k8s.cluster.volume_reader import VolumeReader
 
-    cluster, spec = _deleted(args) or find(args)
     to = args.output or local_folder(spec)
     globs = [glob.rstrip("/") for glob in args.globs]
     leaving = f"what is in {to} stays, and the same command goes on where it was"
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _deleted(args: argparse.Namespace) -> tuple[Cluster, RunSpec] | None:
     """The run of a run file whose results are still on its claim, though the run itself was deleted."""
-    if not is_file(args.run_name):
+    if not (is_file(args.run_name) and Path(args.run_name).is_file()):
         return None
     from kubetune.config.load import load_config
     from kubetune.k8s.cluster.runs import read_run

@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Say what will go, ask, and delete it. Raises ConfigError when the answer is no."""
+    cluster, spec = find(args)
     from kubetune.k8s.cluster.submit import deletable, delete
 
-    cluster, spec = find(args)
     objects = deletable(cluster, spec, volumes=args.volumes)
     print(f"kubetune: in namespace {cluster.namespace} these go:")
     for obj in objects:

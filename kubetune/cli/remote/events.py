@@ -20,9 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the events. Raises ConfigError when there is no such run."""
+    cluster, spec = find(args)
     from kubetune.k8s.cluster.runs import events_of
 
-    events = events_of(*find(args))
+    events = events_of(cluster, spec)
     head = ("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
     return show(events, head, [row(event) for event in events], as_json=args.json)
 

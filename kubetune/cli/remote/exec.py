@@ -32,11 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; returns its exit code, the first that is not 0 of several. Raises ConfigError without a pod."""
+    cluster, spec = find(args)
     from kubetune.k8s.api.api_errors import NoProgram
     from kubetune.k8s.api.client import say
     from kubetune.k8s.cluster.runs import on_all, running
 
-    cluster, spec = find(args)
     there = running(cluster, spec)
     chosen = there if args.all else [target for target in there if target.node == args.node]
     if not chosen:

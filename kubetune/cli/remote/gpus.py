@@ -16,9 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table. Raises ConfigError when no pod runs."""
+    cluster, targets = find_running(args)
     from kubetune.k8s.cluster.gpus import query_gpus
 
-    found = query_gpus(*find_running(args))
+    found = query_gpus(cluster, targets)
     rows: list[tuple[object, ...]] = []
     for node in found:
         for gpu in node.rows:

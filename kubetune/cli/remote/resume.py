@@ -20,9 +20,9 @@ def run(args: argparse.Namespace) -> int:
     """Resume. Raises ConfigError when the run is not stopped, and for one of this machine, which is trained on here."""
     if args.namespace is None and Path(args.run_name).is_dir():
         raise ConfigError(_told_of(Path(args.run_name)))
+    cluster, spec = find(args)
     from kubetune.k8s.cluster.submit import resume
 
-    cluster, spec = find(args)
     resume(cluster, spec)
     print(f"kubetune: {spec.name} goes on; see kubetune status {spec.typed}")
     return OK

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune.base.humanize import shell_word
 from kubetune.cli.json_answers import print_json
 from kubetune.cli.tables import print_table
-from kubetune.errors import OK, ConfigError, EnvironmentFault
+from kubetune.errors import OK, ConfigError, EnvironmentFault, MissingExtra
 from kubetune.library.connection import open_cluster
 
 if TYPE_CHECKING:
@@ -65,26 +65,35 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
                 f"{name} is a folder of this machine; expected the name of a run on a cluster, or its run file. A run "
                 f"here is seen by kubetune watch {shell_word(name)}, and stopped by kubetune stop {shell_word(name)}"
             )
+        if not Path(name).exists():
+            raise ConfigError(
+                f"{name}: no run is there; expected the name of a run on a cluster, or its run file"
+            )
         config = load_config(Path(name), environ={})
         name = run_name(config)
         namespace = namespace or (config.kubernetes.namespace if config.kubernetes else None)
-    return open_cluster(namespace), name
+    try:
+        return open_cluster(namespace), name
+    except MissingExtra as lack:
+        if name is None or Path(args.run_name).exists():
+            raise
+        raise MissingExtra(f"{name}: no run is there in this folder; {lack}") from None
 
 
 def find(args: argparse.Namespace) -> tuple[Cluster, RunSpec]:
     """The cluster and the run that the command line names. Raises ConfigError when there is no such run."""
-    from kubetune.k8s.cluster.runs import find_run
-
     cluster, name = connect(args)
     assert name is not None
+    from kubetune.k8s.cluster.runs import find_run
+
     return cluster, find_run(cluster, name)
 
 
 def find_running(args: argparse.Namespace) -> tuple[Cluster, list[Target]]:
     """The cluster and the running pods of the run that the command line names. Raises ConfigError without any."""
+    cluster, spec = find(args)
     from kubetune.k8s.cluster.runs import running
 
-    cluster, spec = find(args)
     targets = running(cluster, spec)
     if not targets:
         raise ConfigError(f"{spec.name}: no pod is running; see kubetune status {spec.typed}")

@@ -32,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print how things stand. Raises ConfigError when there is no such run."""
+    cluster, name = connect(args)
     from kubetune.k8s.cluster.runs import find_run, list_runs, observe, on_all
 
-    cluster, name = connect(args)
     if name is None:
         names = list_runs(cluster)
         if not names:

@@ -26,12 +26,12 @@ def run(args: argparse.Namespace) -> int:
     """Stop, and say what each node said last. Raises ConfigError when the run is not running."""
     if args.namespace is None and Path(args.run_name).is_dir():
         return _stop_here(Path(args.run_name), wait=not args.no_wait)
+    cluster, spec = find(args)
     from kubetune.k8s.cluster.log_follow import LogFollower, Source
     from kubetune.k8s.cluster.runs import read_progress, trainer_pods
     from kubetune.k8s.cluster.submit import stop, wait_gone
     from kubetune.k8s.cluster.termination import left_progress, note_progress
 
-    cluster, spec = find(args)
     last: dict[int, str] = {}
 
     def remember(source: Source, text: str) -> None:

@@ -18,9 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table. Raises ConfigError when no pod runs."""
-    from kubetune.k8s.cluster.runs import Target, ask, on_all
-
     cluster, targets = find_running(args)
+    from kubetune.k8s.cluster.runs import Target, ask, on_all
 
     def usage(target: Target) -> dict[str, Any]:
         asked = {"node": target.node, "pod": target.pod}

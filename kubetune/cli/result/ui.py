@@ -6,10 +6,10 @@ import argparse
 import ipaddress
 import os
 import secrets
-from importlib.util import find_spec
 from pathlib import Path
 
 from kubetune.errors import OK, ConfigError
+from kubetune.extras import require
 
 TOKEN = "KUBETUNE_UI_TOKEN"
 _PORT, _SHORTEST_TOKEN = 8600, 16
@@ -51,9 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C. Raises ConfigError for settings that would let strangers in, or what is not installed."""
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{' and '.join(missing)} not installed; pip install 'kubetune[ui]'")
+    require("kubetune ui", "starlette", "uvicorn")
     if args.folder.exists() and not args.folder.is_dir():
         raise ConfigError(
             f"{args.folder} is a file; expected the folder that holds the run directories"

@@ -8,10 +8,14 @@ from pydantic import Field, model_validator
 
 from kubetune.config.schema.base import AsTuple, Section, section_of, switched
 
-EXTRAS = {
-    "tensorboard": "tracking", "mlflow": "tracking", "wandb": "wandb", "trackio": "trackio", "prometheus": "prometheus",
-}  # fmt: skip
-"""Extra of kubetune that brings what each key of `tracking` needs."""
+MODULES = {
+    "tensorboard": "tensorboard",
+    "mlflow": "mlflow",
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "prometheus": "prometheus_client",
+}
+"""Module that each key of `tracking` needs, which an extra of kubetune brings."""
 
 
 class MlflowConfig(Section):

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubetune.base.files import explained_writes, join_inside, write_atomic
-from kubetune.errors import EnvironmentFault
 
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """Formats that are opened at all; Pillow's parsers of rarer formats stay out of reach of data."""
@@ -261,13 +260,12 @@ def thumbnail(file: str | Path, longest: int = 200) -> str:
 
 @lru_cache(maxsize=1)
 def pillow() -> Any:
-    """Pillow's `Image` module. Raises EnvironmentFault, saying how to get it, where it is missing."""
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise EnvironmentFault(
-            "images need the `pillow` library: pip install 'kubetune[vision]'"
-        ) from error
+    """Pillow's `Image` module. Raises MissingExtra, saying how to get it, where it is missing."""
+    from kubetune.extras import require
+
+    require("to read images", "PIL")
+    from PIL import Image
+
     return Image
 
 

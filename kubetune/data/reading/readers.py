@@ -496,13 +496,12 @@ def parquet_features(file: Path) -> dict[str, Any]:
 
 
 def _parquet(file: Path) -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(
-            f"{file} is a Parquet file, which needs the `pyarrow` library: pip install pyarrow"
-        ) from error
+    from kubetune.extras import require
+
+    require(f"{file}, a Parquet file,", "pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
     try:
         return pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid as error:

@@ -241,12 +241,11 @@ def class_names(source: SourceConfig) -> tuple[str, ...]:
 @lru_cache(maxsize=8)
 def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
     """A data set of the hub, or one saved to a folder by `datasets`, with that optional library."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(
-            f"{path} is a Hugging Face data set, which needs the `datasets` library: pip install datasets"
-        ) from error
+    from kubetune.extras import require
+
+    require(f"{path}, a Hugging Face data set,", "datasets")
+    import datasets
+
     if Path(path).expanduser().is_dir():
         saved: Any = datasets.load_from_disk(str(Path(path).expanduser()))
         whole = (

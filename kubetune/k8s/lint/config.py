@@ -15,7 +15,8 @@ from kubetune.base.secrets import is_secret, names_secret, seems_random
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
-from kubetune.config.schema.tracking import EXTRAS
+from kubetune.config.schema.tracking import MODULES
+from kubetune.extras import EXTRA_OF
 from kubetune.k8s.lint.finding import Finding, advice, error
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.lint.pod_security import beyond_restricted
@@ -139,8 +140,9 @@ def _image(spec: RunSpec) -> Iterator[Finding]:
 
 def _trackers(spec: RunSpec) -> Iterator[Finding]:
     tracking = spec.config.tracking
-    for name, extra in EXTRAS.items():
+    for name, module in MODULES.items():
         if getattr(tracking, name):
+            extra = EXTRA_OF[module]
             yield advice(
                 f"tracking.{name}",
                 f"the run's image has this only where it was built with the extra {extra}, such as EXTRAS=hub,vision,"

@@ -17,6 +17,7 @@ from kubetune.base.files import join_inside, read_object, temporary_sibling, wri
 from kubetune.data.reading.hub import hub_token
 from kubetune.data.reading.images import UnusableImage, verify_image
 from kubetune.errors import DataError
+from kubetune.extras import require
 from kubetune.plugins.recipes.image_sources import FETCHED, ImageSources
 from kubetune.plugins.recipes.origin import asking_hub
 
@@ -113,12 +114,9 @@ class HubImage(NamedTuple):
 
 def _stream(data_set: str, notes: Path, first: tuple[str, ...]) -> Iterator[HubImage]:
     """All images of a data set, split by split, from where the last stream was when it was stopped."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(
-            "images of the hub need the `datasets` library: pip install 'kubetune[hub]'"
-        ) from error
+    require("images of the hub", "datasets")
+    import datasets
+
     note = notes / f"{data_set.replace('/', '--').strip('-')}.json"
     stopped = read_object(note) if note.exists() else {"split": None, "state": None, "passed": []}
     with asking_hub(data_set):

@@ -13,12 +13,12 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 from kubetune import errors
 from kubetune.base import files, logs, whole_folder
 from kubetune.config.naming import RESOLVED
+from kubetune.extras import require
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.mirror.lease import REMOTE, Lease
 from kubetune.rundir.mirror.store import PatientStore
@@ -53,11 +53,7 @@ def check_installed(address: str) -> None:
         raise errors.ConfigError(
             f"{address}: expected SCHEME://BUCKET/PATH with one of {', '.join(LIBRARIES)}. Nothing was sent."
         )
-    if find_spec(library) is None:
-        extra = next(name for name, wanted in LIBRARIES.items() if wanted == library)
-        raise errors.ConfigError(
-            f"{address} needs {library}, which is not installed: pip install 'kubetune[{extra}]'"
-        )
+    require(address, library)
 
 
 @contextmanager

@@ -14,11 +14,11 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base.logs import scrub
 from kubetune.errors import FINAL, OK
+from kubetune.extras import require
 from kubetune.rundir import events, metrics
 
 if TYPE_CHECKING:
@@ -40,11 +40,8 @@ def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int
 
 
 def observe(run: Observed) -> None:
-    """Tell of the events of a run. Raises RuntimeError where the exporter is not installed."""
-    if find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None:
-        raise RuntimeError(
-            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but `pip install 'kubetune[otel]'` is missing"
-        )
+    """Tell of the events of a run. Raises MissingExtra where the exporter is not installed."""
+    require("OTEL_EXPORTER_OTLP_ENDPOINT", "opentelemetry.sdk", "opentelemetry.exporter")
     failures = _Failures()
     own = logging.getLogger("opentelemetry")
     own.addHandler(failures)

@@ -1,0 +1,72 @@
+"""Libraries that come with an extra of kubetune: which extra brings each, and the words where one is missing.
+
+A module that is imported where it is needed says by its own absence what to install (`missing_extra`); what would take
+long until then asks before (`require`). Both read the same table.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from kubetune.errors import MissingExtra
+
+EXTRA_OF = {
+    "lightkube": "k8s",
+    "httpx2": "k8s",
+    "tensorboard": "tracking",
+    "mlflow": "tracking",
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "prometheus_client": "prometheus",
+    "opentelemetry": "otel",
+    "mcp": "mcp",
+    "starlette": "ui",
+    "uvicorn": "ui",
+    "bitsandbytes": "quantization",
+    "PIL": "vision",
+    "datasets": "hub",
+    "pyarrow": "hub",
+    "s3fs": "s3",
+    "gcsfs": "gs",
+    "adlfs": "az",
+    "py3langid": "languages",
+    "rouge_score": "evaluation",
+    "sacrebleu": "evaluation",
+    "lm_eval": "benchmarks",
+    "optuna": "sweep",
+}
+"""The extra that brings a module, by the module's first name."""
+
+
+def is_installed(module: str) -> bool:
+    """Return True if a module can be found, without importing it; one inside a package imports the package."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def require(what: str, *modules: str, after: str = "") -> None:
+    """Raise MissingExtra where one of the modules that `what` needs is not installed. Imports none of them."""
+    missing = [module for module in modules if not is_installed(module)]
+    if missing:
+        raise MissingExtra(sentence(what, *missing) + after)
+
+
+def sentence(what: str, *missing: str) -> str:
+    """Say that `what` needs the extra of these modules, which are all of one extra, and how to install it."""
+    extra = EXTRA_OF[missing[0].partition(".")[0]]
+    are = "is" if len(missing) == 1 else "are"
+    return (
+        f"{what} needs kubetune[{extra}] ({' and '.join(missing)} {are} not installed): "
+        f"pip install 'kubetune[{extra}]'"
+    )
+
+
+def missing_extra(error: BaseException) -> MissingExtra | None:
+    """Return what to install where an import failed for a module of an extra; None for any other error."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return None
+    if error.name.partition(".")[0] not in EXTRA_OF:
+        return None
+    return MissingExtra(sentence("this", error.name))
