@@ -12,15 +12,13 @@ from dataclasses import dataclass
 
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.plan.linears import EMBEDDINGS, HEADS, is_target, stacks
+from kubetune.plan.linears import EMBEDDINGS, HEADS, is_target, stacks, unreached
 from kubetune.plan.model_shapes import Weights, read_config, read_weights
 
 _ENCODERS = ("ForMaskedLM", "ForPreTraining")
 _POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings)\.weight$")
 _LEARNED = ("gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt", "opt", "biogpt")
 """Decoders that look positions up in a table that ends, by their model_type."""
-_FEW_TARGETS = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
-"""Kinds in which some linear layers can have no adapter."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +131,15 @@ def may_lack_targets(config: Config, weights: Weights) -> bool:
     ):
         return True
     if targets == "all-linear":
-        return weights.text_config.get("model_type") in _FEW_TARGETS
+        return False
+    out_of_reach = unreached(weights.text_config.get("model_type"))
     modules = [
         name.removesuffix(".weight") for name, shape in weights.shapes.items() if len(shape) > 1
     ]
-    if any(is_target(module, targets) for module in modules if _may_be_tied(module)):
+    if any(
+        is_target(module, targets) and (_may_be_tied(module) or out_of_reach.fullmatch(module))
+        for module in modules
+    ):
         return True
     if isinstance(targets, str):
         return not any(re.fullmatch(targets, module) for module in modules)

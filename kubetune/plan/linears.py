@@ -25,9 +25,18 @@ FUSED = {
     "w3": "gate_up_proj",
 }
 ROUTER = re.compile(r"\.(gate|router)(\.|$)")
-UNREACHED = re.compile(r"(.*\.)?(indexer\..*|(mamba|mixer)\.dt_proj|o_a_proj)")
+_UNREACHED = r"(.*\.)?(indexer\..*|(mamba|mixer)\.dt_proj|o_a_proj)"
 """Linear modules an adapter of which nothing would reach: indexers choose keys without a gradient (DeepSeek-V3.2,
 GLM-5), and of the other two only the weight is read (Mamba, Jamba; DeepSeek-V4)."""
+_READ_BY_KERNELS = {
+    **dict.fromkeys(("falcon_mamba", "mamba"), r"(.*\.)?mixer\.(out_proj|x_proj)"),
+    **dict.fromkeys(
+        ("bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"),
+        r"(.*\.)?(mamba|mixer)\.out_proj",
+    ),
+}
+"""Linear modules, by the model_type of the language model, whose weights transformers hands to a fused kernel on a GPU,
+which never calls the modules: an adapter on them would learn on a CPU alone."""
 PARTS = (
     *(
         (part, re.compile(rf"(^|\.)({'|'.join(names)})(\.|$)"))
@@ -174,9 +183,10 @@ def adapted_linears(config: Config, weights: Weights) -> Iterator[tuple[str, int
     assert config.lora is not None
     lora, targets = config.lora, config.lora.target_modules
     left, has_experts = _left(config, weights), any(True for _ in stacks(weights))
+    out_of_reach = unreached(weights.text_config.get("model_type"))
     for name, *sizes in linears(weights, embeddings=targets != "all-linear"):
         is_left = targets == "all-linear" and (
-            (has_experts and ROUTER.search(name)) or UNREACHED.fullmatch(name)
+            (has_experts and ROUTER.search(name)) or out_of_reach.fullmatch(name)
         )
         is_named = bool(lora.target_parameters) and is_target(
             f"{name}.weight", lora.target_parameters
@@ -197,6 +207,11 @@ def adapted_stacks(config: Config, weights: Weights) -> Iterator[Stack]:
             named and is_target(stack.name, named)
         ):
             yield stack
+
+
+def unreached(kind: object) -> re.Pattern[str]:
+    """Return an expression for the whole names of modules an adapter of which would learn nothing, by `model_type`."""
+    return re.compile("|".join(filter(None, (_UNREACHED, _READ_BY_KERNELS.get(str(kind))))))
 
 
 def is_target(name: str, targets: str | Iterable[str]) -> bool:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from pydantic import ValidationError
 from safetensors.numpy import save_file
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from kubetune import cli, errors
@@ -19,10 +22,12 @@ from kubetune.config.schema import Config, LoraConfig
 from kubetune.data.reading.splits import require_rows
 from kubetune.errors import ConfigError, ModelError
 from kubetune.models.adapters.lora import add_lora
-from kubetune.models.loading import load_pretrained, skeleton
+from kubetune.models.loading import load_pretrained
 from kubetune.plan.base_model import positions_of
+from kubetune.plan.linears import unreached
 from kubetune.plan.model_shapes import read_config
 from tests.architectures import COMMON
+from tests.hybrids import HYBRIDS
 from tests.tiny import train_tokenizer
 
 T5 = {"vocab_size": 512, "d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
@@ -180,24 +185,77 @@ def test_targets_that_a_mamba_can_have_are_told_and_work(
     AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **MAMBA)).save_pretrained(
         folder / "model"
     )
+    assert cli.main(["plan", "run.yaml"]) == errors.OK
     capsys.readouterr()
-    assert cli.main(["plan", "run.yaml"]) == errors.USER
-    said = capsys.readouterr().err
+    assert cli.main(["plan", "run.yaml", "lora.target_modules=[in_proj,out_proj]"]) == errors.USER
     assert (
-        "all-linear takes in out_proj, which can have no adapter in mamba; write [in_proj, x_proj]"
-        in said
+        "[in_proj, out_proj] takes in out_proj, which can have no adapter in mamba; write [in_proj]"
+        in capsys.readouterr().err
     )
-    assert (
-        cli.main(["plan", "run.yaml", f"lora.target_modules={said[said.index('[') :].strip()}"])
-        == errors.OK
-    )
-    lora = LoraConfig(target_modules=("in_proj", "x_proj"))
-    config = Config.model_validate({"model": str(folder / "model"), "data": {"train": "x"}})
-    model = skeleton(AutoModelForCausalLM, config.model)
-    assert any(
-        "in_proj.lora_A" in name
-        for name, _ in add_lora(model, lora, task_type="CAUSAL_LM", seed=0).named_parameters()
-    )
+    assert cli.main(["plan", "run.yaml", "lora.target_modules=[in_proj]"]) == errors.OK
+
+
+READ_BY_KERNELS = {
+    "bamba": {"out_proj"},
+    "falcon_h1": {"out_proj"},
+    "falcon_mamba": {"out_proj", "x_proj"},
+    "granitemoehybrid": {"out_proj"},
+    "mamba": {"out_proj", "x_proj"},
+    "mamba2": {"out_proj"},
+    "nemotron_h": {"out_proj"},
+    "zamba2": {"out_proj"},
+    "jamba": set[str](),
+    "zamba": set[str](),
+    "lfm2": set[str](),
+}
+"""Linear modules whose weights a fused kernel reads, besides `dt_proj`; none in the last three."""
+
+
+@pytest.mark.parametrize("kind", READ_BY_KERNELS)
+def test_all_linear_leaves_out_what_kernels_read_without_calling_it(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **HYBRIDS[kind]))
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and (".mamba." in name or ".mixer." in name)
+    }
+    with caplog.at_level(logging.INFO, logger="kubetune"):
+        adapted = add_lora(model, LoraConfig(), task_type="CAUSAL_LM", seed=0)
+    names = [name for name, _ in adapted.named_parameters() if "lora_A" in name]
+    for left in READ_BY_KERNELS[kind]:
+        assert not any(
+            f".{block}.{left}.lora_A" in name for name in names for block in ("mamba", "mixer")
+        )
+        assert left in linear
+    if READ_BY_KERNELS[kind]:
+        assert caplog.text.count("no adapters on") == 1
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **HYBRIDS[kind]))
+        with pytest.raises(
+            ConfigError, match=f"takes in out_proj, which can have no adapter in {kind}; write"
+        ):
+            add_lora(model, LoraConfig(target_modules=("out_proj",)), task_type="CAUSAL_LM", seed=0)
+    elif "out_proj" in linear:
+        assert any("out_proj.lora_A" in name for name in names)
+
+
+def test_the_kinds_whose_weights_kernels_read_are_those_of_transformers() -> None:
+    """Its files hand such a weight to a kernel as an argument by itself: `outproj_weight=self.out_proj.weight,`."""
+    handed = re.compile(r"^ +(?:outproj_weight=)?self\.((?:out|x|in)_proj)\.weight,$", re.MULTILINE)
+    found: dict[str, set[str]] = {}
+    for file in Path(transformers.__file__).parent.glob("models/*/modeling_*.py"):
+        text = file.read_text()
+        if "mamba" in text and (names := set(handed.findall(text))):
+            found[file.parent.name] = names
+    assert found == {kind: names for kind, names in READ_BY_KERNELS.items() if names}
+    for kind, names in READ_BY_KERNELS.items():
+        for name in ("in_proj", "out_proj", "x_proj"):
+            is_left = any(
+                unreached(kind).fullmatch(f"layers.0.{block}.{name}")
+                for block in ("mamba", "mixer")
+            )
+            assert is_left == (name in names)
 
 
 def test_a_table_of_positions_that_ends_is_told_before_training(

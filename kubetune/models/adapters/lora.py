@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, cast
 
 import torch
@@ -12,8 +13,8 @@ from torch import nn
 from kubetune import errors
 from kubetune.config.schema import LoraConfig
 from kubetune.models.mixtures.experts import swap_experts
-from kubetune.models.mixtures.targets import find_targets, has_matrix
-from kubetune.plan.linears import UNREACHED
+from kubetune.models.mixtures.targets import find_targets, has_matrix, unreached_names
+from kubetune.plan.linears import is_target
 
 
 def add_lora(
@@ -37,6 +38,7 @@ def add_lora(
     left = re.compile(
         frozen or "|".join(rf"(.*\.)?{re.escape(head)}(\..*)?" for head in heads) or "$^"
     )
+    _require_reached(model, lora.target_modules, left)
     targets = find_targets(model, lora, frozen=lambda name: left.fullmatch(name) is not None)
     settings = PeftLoraConfig(
         r=lora.r,
@@ -70,6 +72,21 @@ def add_lora(
     for head in heads:
         adapted.get_base_model().get_submodule(head).register_forward_pre_hook(_to_float)
     return adapted
+
+
+def _require_reached(
+    model: nn.Module, targets: str | Sequence[str], frozen: re.Pattern[str]
+) -> None:
+    """Raise ConfigError where modules are named an adapter of which would learn nothing."""
+    if targets == "all-linear":
+        return
+    refused = {
+        name.rpartition(".")[2]
+        for name in unreached_names(model)
+        if is_target(name, targets) and not frozen.fullmatch(name)
+    }
+    if refused:
+        raise errors.ConfigError(_refusal(model, targets, refused))
 
 
 def _require_plain_head(model: nn.Module) -> None:
@@ -116,18 +133,25 @@ def _explained(error: ValueError, model: nn.Module, targets: str | Sequence[str]
     """PEFT's objection to the targets, with such as it would take."""
     said = " ".join(str(error).split())
     if (found := re.search(r"Incompatible modules: \{([^}]*)\}", said)) is not None:
-        refused, linear = set(re.findall(r"\w+", found[1])), _last_parts(model, nn.Linear)
-        kind = getattr(model.config, "model_type", "this kind")
-        return (
-            f"lora.target_modules: {targets} takes in {' and '.join(sorted(refused & {*linear}))}, which can have no "
-            f"adapter in {kind}; write [{', '.join(name for name in linear if name not in refused)}]"
-        )
+        refused = set(re.findall(r"\w+", found[1]))
+        return _refusal(model, targets, refused & {*_last_parts(model, nn.Linear)})
     if "not found in the base model" in said:
         return (
             f"lora.target_modules: no module's whole name matches {targets}; names end in "
             + ", ".join(_last_parts(model, nn.Module))
         )
     return f"lora.target_modules: {said}"
+
+
+def _refusal(model: nn.Module, targets: str | Sequence[str], refused: AbstractSet[str]) -> str:
+    """Return words for targets that take in modules which can have no adapter, with those that can."""
+    kind = getattr(model.config, "model_type", "this kind")
+    wanted = targets if isinstance(targets, str) else f"[{', '.join(targets)}]"
+    others = [name for name in _last_parts(model, nn.Linear) if name not in refused]
+    return (
+        f"lora.target_modules: {wanted} takes in {' and '.join(sorted(refused))}, which can have no adapter in {kind}; "
+        f"write [{', '.join(others)}]"
+    )
 
 
 def _last_parts(model: nn.Module, kind: type[nn.Module]) -> list[str]:
@@ -143,5 +167,7 @@ def _last_parts(model: nn.Module, kind: type[nn.Module]) -> list[str]:
         for name, m in named
         if name and ".lora_" not in name and isinstance(m, kind) and has_matrix(m)
     ]
-    found = [name for name in held if kind is nn.Module or not UNREACHED.fullmatch(name)]
-    return sorted({name.rpartition(".")[2] for name in found})
+    if kind is not nn.Module:
+        out_of_reach = set(unreached_names(model))
+        held = [name for name in held if name not in out_of_reach]
+    return sorted({name.rpartition(".")[2] for name in held})

@@ -17,7 +17,7 @@ from kubetune.base import logs
 from kubetune.base.humanize import nearest
 from kubetune.config.schema import LoraConfig
 from kubetune.models.mixtures.experts import routers_of, stacks_of
-from kubetune.plan.linears import UNREACHED, is_target
+from kubetune.plan.linears import is_target, unreached
 
 _BEFORE_STACKING = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
@@ -42,9 +42,7 @@ def find_targets(model: nn.Module, lora: LoraConfig, *, frozen: Callable[[str], 
     wanted = lora.target_modules
     parameters = list(_asked(model, lora.target_parameters))
     stacks = stacks_of(model)
-    takes_in_too_much = wanted == "all-linear" and (
-        routers_of(model) or any(map(UNREACHED.fullmatch, linear_names(model)))
-    )
+    takes_in_too_much = wanted == "all-linear" and (routers_of(model) or unreached_names(model))
     if not stacks and not takes_in_too_much:
         if not isinstance(wanted, str):
             _require(wanted, linear_names(model))
@@ -59,6 +57,13 @@ def find_targets(model: nn.Module, lora: LoraConfig, *, frozen: Callable[[str], 
 def linear_names(model: nn.Module) -> list[str]:
     """Whole names of a model's modules that hold a matrix."""
     return [name for name, module in model.named_modules() if name and has_matrix(module)]
+
+
+def unreached_names(model: nn.Module) -> list[str]:
+    """Whole names of a model's modules an adapter of which would learn nothing."""
+    config: Any = model.config
+    out_of_reach = unreached(config.get_text_config().model_type)
+    return [name for name in linear_names(model) if out_of_reach.fullmatch(name)]
 
 
 def has_matrix(module: nn.Module) -> bool:
@@ -76,14 +81,21 @@ def _in_mixture(
 ) -> Targets:
     head = model.get_output_embeddings()  # type: ignore[operator]
     routers = routers_of(model)
+    out_of_reach = {name for name in unreached_names(model) if not frozen(name)}
     linear = {
         name: module
         for name, module in model.named_modules()
         if _is_adaptable(module) and not frozen(name)
         if wanted != "all-linear"
-        or not (module is head or isinstance(module, nn.Embedding) or UNREACHED.fullmatch(name))
+        or not (module is head or isinstance(module, nn.Embedding) or name in out_of_reach)
     }
     if wanted == "all-linear":
+        if out_of_reach:
+            logs.MODEL.info(
+                "no adapters on %s: the model reads their weights without calling them, so an adapter would learn "
+                "nothing",
+                ", ".join(sorted({name.rpartition(".")[2] for name in out_of_reach})),
+            )
         modules = [
             name
             for name in linear
@@ -207,6 +219,7 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
     """`lora.target_parameters`, each of which must be a matrix or a stack of them."""
     held = {name: parameter.dim() for name, parameter in model.named_parameters()}
     known = {name for name, dimensions in held.items() if dimensions in (2, 3)}
+    out_of_reach = set(unreached_names(model))
     for target in targets:
         if not any(is_target(name, (target,)) for name in known):
             ends = sorted({".".join(name.split(".")[-2:]) for name in known})
@@ -219,7 +232,7 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
             )
         modules = {name.rpartition(".")[0] for name in known if is_target(name, (target,))}
         if any(
-            UNREACHED.fullmatch(name) or isinstance(model.get_submodule(name), nn.Conv1d)
+            name in out_of_reach or isinstance(model.get_submodule(name), nn.Conv1d)
             for name in modules
         ):
             raise errors.ConfigError(
