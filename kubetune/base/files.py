@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kubetune.base import fault_injection, lockfile, reminders
-from kubetune.errors import EnvironmentFault, KubetuneError, OutOfMemory, causes
+from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError, OutOfMemory, causes
 
 if TYPE_CHECKING:
     import psutil
@@ -61,6 +61,7 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 _OF_THIS_PROCESS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+_STREAMS = ("/dev/stdout", "/dev/stderr", *_OF_THIS_PROCESS)
 _SNAPSHOTS = "snapshots"
 _MOST_ENTRIES = 200_000
 """Entries of one folder that are looked at; no run directory and no model has as many."""
@@ -287,11 +288,12 @@ def written_whole(
 
     Readers, and a crash at any moment, see the old content or the new, never a part. Creates missing parent folders,
     but not `within`: a run directory that was deleted must not come to be anew. Raises EnvironmentFault when the disk
-    is full, the folder not writable, or `within` not there.
+    is full, the folder not writable, `within` not there, or the name a device's, a pipe's or a stream's.
     """
     path = Path(path)
     temporary = temporary_sibling(path)
     with explained(path):
+        _require_replaceable(path)
         if path.parent != within:
             path.parent.mkdir(parents=within is None, exist_ok=True)
         try:
@@ -307,6 +309,29 @@ def written_whole(
             temporary.unlink(missing_ok=True)
             raise
         fsync_folder(path.parent)
+
+
+def _require_replaceable(path: Path) -> None:
+    """Raise IrregularFileError for what a file must not take the place of, such as /dev/null."""
+    if os.fspath(path).startswith(_STREAMS):
+        raise IrregularFileError(path, "is a stream of this process; expected the name of a file")
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # nothing there, or a link to nothing
+        return
+    for is_kind, name in _KINDS:
+        if is_kind(mode):
+            raise IrregularFileError(path, f"is {name}; expected the name of a file")
+
+
+def require_not_read(output: StrPath, source: StrPath) -> None:
+    """Raise ConfigError where a result would take the place of the file that it is made from."""
+    with contextlib.suppress(OSError):  # an address, or not there yet
+        if os.path.samefile(output, source):
+            raise ConfigError(
+                f"{output} is the file that is read, and would be overwritten; name another for what is written. "
+                "Nothing was written."
+            )
 
 
 def write_atomic(path: StrPath, content: bytes | str, within: Path | None = None) -> None:

@@ -13,6 +13,7 @@ import math
 import platform
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -23,12 +24,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from kubetune.base import jsonl
-from kubetune.base.files import read_object, write_atomic, written_whole
+from kubetune.base.files import open_regular, read_object, write_atomic, written_whole
 from kubetune.base.humanize import counted, share
 from kubetune.base.jsonl import Appender
 from kubetune.base.logs import scrub
 from kubetune.config.naming import RESOLVED
-from kubetune.errors import EnvironmentFault
+from kubetune.errors import ConfigError, EnvironmentFault
 
 CONFIG = "config.yaml"
 """The config as it was given; in full it is config.naming.RESOLVED."""
@@ -37,6 +38,7 @@ METRICS = "metrics.jsonl"
 TIMINGS = "timings.jsonl"
 EVENTS, EVENTS_VERSION = "events.jsonl", 1
 REPORT, REPORT_VERSION = "report.json", 1
+_REPORT_START = b'{\n  "schema_version"'
 IDENTITY = "identity.json"
 """Files that the run is made from, by size and SHA-256 (data/prepared/identity)."""
 TRACKING = "tracking.json"
@@ -391,8 +393,20 @@ def write_report_json(
     content = scrub(json.dumps(report, indent=2) + "\n")
     write_atomic(run_dir / REPORT, content, within=run_dir)
     if copy_to is not None:
+        require_place_of_report(copy_to)
         write_atomic(copy_to, content)
     return report
+
+
+def require_place_of_report(path: Path) -> None:
+    """Raise ConfigError where a copy of a report would overwrite anything but another one, or an empty file."""
+    with suppress(FileNotFoundError), open_regular(path) as file:
+        start = file.read(len(_REPORT_START))
+        if start not in (b"", _REPORT_START):
+            raise ConfigError(
+                f"logging.report_json: {path} holds something other than a report, and would be overwritten; name "
+                "another file, or remove it"
+            )
 
 
 def read_report(run_dir: Path) -> dict[str, Any]:

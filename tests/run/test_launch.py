@@ -171,6 +171,20 @@ def test_what_the_environment_decides_is_said_and_a_report_without_a_place_is_re
     assert not (tmp_path / "run").exists()
 
 
+def test_a_report_in_the_place_of_the_data_is_refused_before_anything_is_written(
+    inputs: Path, tmp_path: Path
+) -> None:
+    rows = (inputs / "train.jsonl").read_bytes()
+    done = subprocess.run(
+        [*command(inputs, tmp_path / "run"), "logging.report_json=train.jsonl"],
+        cwd=inputs, env=environ(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == errors.USER
+    assert "train.jsonl holds something other than a report" in done.stderr
+    assert (inputs / "train.jsonl").read_bytes() == rows
+    assert not (tmp_path / "run").exists()
+
+
 def read_screen(terminal: int, until: bytes, seconds: float = 60) -> bytes:
     """What appears on a terminal, up to `until` or the end."""
     screen = b""

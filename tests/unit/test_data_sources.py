@@ -22,7 +22,7 @@ from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.selection import select_rows
 from kubetune.data.reading.sources import count_rows, locate, read_source
 from kubetune.data.text.encode import trained_messages
-from kubetune.errors import DataError, EnvironmentFault
+from kubetune.errors import ConfigError, DataError, EnvironmentFault
 
 
 def write(file: Path, values: list[Any]) -> Path:
@@ -354,3 +354,13 @@ def test_offline_says_how_to_get_the_model(tmp_path: Path) -> None:
     assert told.startswith(
         "EnvironmentFault 3 model org/any is not in the local cache and the hub cannot be reached"
     )
+
+
+def test_a_conversion_does_not_overwrite_what_it_reads(tmp_path: Path) -> None:
+    rows, link = tmp_path / "rows.jsonl", tmp_path / "link.jsonl"
+    rows.write_text('{"prompt": "a", "completion": "b"}\n')
+    link.symlink_to(rows)
+    for source in (rows, link, tmp_path):
+        with pytest.raises(ConfigError, match=r"rows\.jsonl is the file that is read"):
+            convert_source(SourceConfig(path=str(source)), rows, "messages")
+    assert rows.read_text() == '{"prompt": "a", "completion": "b"}\n'

@@ -64,6 +64,23 @@ except EnvironmentFault as error:
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_no_file_takes_the_place_of_a_pipe_a_device_or_a_stream(tmp_path: Path) -> None:
+    """As root /dev/null and /dev/stdout themselves would be replaced, for every process of the machine."""
+    pipe, device = tmp_path / "pipe", tmp_path / "device"
+    os.mkfifo(pipe)
+    device.symlink_to(os.devnull)
+    for path, what in (
+        (pipe, "is a pipe"),
+        (device, "is a device"),
+        (Path("/dev/fd/1"), "is a stream of this process"),
+    ):
+        with pytest.raises(EnvironmentFault, match=f"cannot write {path}: {what}; expected"):
+            write_atomic(path, "text")
+    assert sorted(os.listdir(tmp_path)) == ["device", "pipe"]
+    assert pipe.is_fifo()
+    assert device.is_symlink()
+
+
 def test_what_is_written_within_a_folder_does_not_make_that_folder_anew(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     for path in (run_dir / "plan.json", run_dir / "logs" / "rank-0.exit.json"):

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kubetune import errors
 from kubetune.base import jsonl
 from kubetune.errors import EnvironmentFault
 from kubetune.library.listing import facts
@@ -184,6 +185,28 @@ def test_the_report_sums_up_the_run(tmp_path: Path) -> None:
     assert report["config_sha256"] == hashlib.sha256(b"{}").hexdigest()
     assert report["versions"]["torch"]
     assert report["device"] == "cpu"
+
+
+def test_the_copy_of_a_report_overwrites_nothing_but_reports(tmp_path: Path) -> None:
+    def write(copy: Path) -> None:
+        metrics.write_report_json(
+            tmp_path,
+            metrics.read_totals(tmp_path),
+            world_size=1,
+            data_fingerprint="f",
+            peak_memory_bytes=1,
+            copy_to=copy,
+        )
+
+    rows, copy = tmp_path / "train.jsonl", tmp_path / "copy.json"
+    rows.write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(errors.ConfigError, match=r"train\.jsonl holds something other than"):
+        write(rows)
+    assert rows.read_text() == '{"prompt": "a", "completion": "b"}\n'
+    copy.touch()  # as mktemp does
+    write(copy)
+    write(copy)
+    assert copy.read_bytes() == (tmp_path / metrics.REPORT).read_bytes()
 
 
 def test_the_report_of_a_run_without_steps(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune.base.files import written_whole
+from kubetune.base.files import require_not_read, written_whole
 from kubetune.config.schema import RecordKind, SourceConfig
 from kubetune.data.reading.formats import (
     IMAGE_TAG,
@@ -40,7 +40,8 @@ def convert_source(
     """Write all records of a source to a JSONL file, whole or not at all.
 
     `to` is a key of SHAPERS. Returns how many were `read`, `written` and `skipped` (no answer to learn), and how often
-    each key was not used. Raises DataError with every record that is bad or cannot take the shape.
+    each key was not used. Raises DataError with every record that is bad or cannot take the shape, ConfigError where the
+    source holds the output.
     """
     problems, counts, unused = (
         Problems(),
@@ -66,7 +67,11 @@ def _converted(
     *counters: Counter[str],
 ) -> Iterator[dict[str, Any]]:
     counts, unused = counters
+    file = None
     for record in _threads(read_taken(source, seed, problems), counts):
+        if record.file != file:
+            file = record.file
+            require_not_read(output, file)
         try:
             kind = _KINDS[to](record.value) if to in _KINDS else "text"
             example, ignored, _ = read(record.value, source.format, source.columns, kind=kind)

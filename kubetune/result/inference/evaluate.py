@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kubetune import errors
-from kubetune.base.files import write_atomic
+from kubetune.base.files import require_not_read, write_atomic
 from kubetune.config import consent
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, SourceConfig
@@ -140,6 +140,8 @@ def evaluate_run(
             f"predictions are a classifier's; {run_dir} is a run of task {config.task}"
         )
     if data is not None:
+        if predictions is not None:
+            require_not_read(predictions, data)
         sources = config.data.model_copy(
             update={"train": other_sources(config, data), "eval": None}
         )
