@@ -198,6 +198,7 @@ def test_the_copy_of_a_report_overwrites_nothing_but_reports(tmp_path: Path) -> 
             copy_to=copy,
         )
 
+    (tmp_path / "resolved.json").write_text("{}")
     rows, copy = tmp_path / "train.jsonl", tmp_path / "copy.json"
     rows.write_text('{"prompt": "a", "completion": "b"}\n')
     with pytest.raises(errors.ConfigError, match=r"train\.jsonl holds something other than"):
