@@ -1,5 +1,5 @@
 """All that kubetune can do without: clusters on Nebius, other tools' configs, data sets' recipes, serving, dev pods.
 
-Only cli imports a plugin; a plugin imports any room above it. Not for what a run needs. Read `importers` first: a
-file for each tool, and one function that is given whatever file there is.
+Only cli imports a plugin; a plugin imports any room above it. Not for what a run needs. Read `importers` first: one
+engine, and a table for each tool.
 """

@@ -14,7 +14,7 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.plan.plan import make_plan
-from kubetune.plugins.importers import Imported, import_config
+from kubetune.plugins.importers import TOOLS, Imported, import_config
 
 AXOLOTL = """\
 base_model: some-lab/tiny-1b
@@ -586,6 +586,47 @@ def test_a_key_of_another_tool_is_not_taken_for_one_of_this(tmp_path: Path) -> N
     assert all(
         "not known to `kubetune import`" in dropped[key] for key in ("use_rslora", "packing")
     )
+
+
+TOY = '''
+"""Toy's configs."""
+
+from kubetune.plugins.importers.engine import Row, Tool, drop, ignore, switch
+
+TOOL = Tool(
+    name="Toy",
+    marks="checkpoint rows",
+    defaults={"training.learning_rate": 3e-4},
+    rows=[
+        Row("checkpoint", "model.path"),
+        Row("rows", "data.train"),
+        Row("too_long", "data.overlong", values={"cut": "truncate"}, near="drop", reason="left out here"),
+        switch("half", "model.dtype", "float16"),
+        drop("noise", "noise on embeddings is not there", 0),
+        ignore("threads", "kubetune takes all cores"),
+    ],
+)
+'''
+
+
+def test_a_new_tool_is_a_file_and_a_line_in_the_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "toy_tool.py").write_text(TOY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(TOOLS, "Toy", "toy_tool")
+    text = "checkpoint: a/b\nrows: c.jsonl\ntoo_long: split\nhalf: yes\nnoise: 3\nthreads: 8\ntread: 1\n"
+    result, config = imported(tmp_path, text)
+    assert (result.peer, config.model.path, config.model.dtype) == ("Toy", "a/b", "float16")
+    assert config.training.learning_rate == 3e-4
+    assert notes(result, "approximated") == {"too_long": "data.overlong: drop; left out here"}
+    assert notes(result, "dropped") == {
+        "noise": "noise on embeddings is not there",
+        "tread": "not known to `kubetune import`; did you mean threads?",
+    }
+    assert notes(result, "unneeded") == {"threads": "kubetune takes all cores"}
+    assert cli.main(["import", str(tmp_path / "config.yml"), "--from", "toy-tool"]) == 0
+    assert "from a config of Toy" in capsys.readouterr().out
 
 
 def test_what_is_taken_out_again_is_named_by_the_key_it_came_from(tmp_path: Path) -> None:

@@ -243,6 +243,7 @@ def _in_their_words(problem: str, file: Path, draft: Draft) -> str:
 
 def _origin(parts: tuple[str, ...], draft: Draft) -> str | None:
     """Return the key that our setting came from, or the section around it, or the only key within it."""
+    # `lora.r: found -3` came from lora_r; `data.train[0].path` came from the key that made data.train.
     for end in range(len(parts), 0, -1):
         if parts[:end] in draft.origins:
             return draft.origins[parts[:end]]

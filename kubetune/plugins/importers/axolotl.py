@@ -98,6 +98,8 @@ def _bits(draft: Draft, adapter: str) -> None:
 
 def _templates(draft: Draft) -> None:
     """Take one chat template for the run: the file's, or that on which all its sources agree."""
+    # Each mention of a template: where it stands, its key and its value. Example: the file has
+    # chat_template: chatml, and datasets[1] has chat_template: llama3. Then llama3 decides, and chatml is dropped.
     of_file = [(key, key, draft.take(key)) for key in _TEMPLATE_KEYS]
     of_file = [mention for mention in of_file if mention[2] is not None]
     of_sources: list[tuple[str, str, Any]] = []
@@ -175,8 +177,14 @@ def _records(section: Draft) -> None:
         rest = ", ".join(name for name in kind if name not in used) or "none"
         why = f"prompt formats are the chat template's, or the data's own; left out: {rest}"
         section.drop("type", why)
+    elif kind == "alpaca":
+        why = "the model's chat template is used, not Alpaca's `### Instruction` text"
+        section.write("type", near("alpaca", why), "format")
+    elif kind in _TYPES:
+        section.carry("type", "format", _TYPES[kind])
     elif kind is not None:
-        section.write("type", _TYPE.outcome(kind, section), _TYPE.path)
+        why = "kubetune looks at the records and recognises their shape, or says so"
+        section.drop("type", f"{kind}: {why}")
     form = section.ours("format")
     column = section.take("field_messages")
     if form in ("messages", "sharegpt"):
@@ -244,23 +252,8 @@ def _answers(section: Draft) -> None:
         section.write("type", near("messages", why), "format")
 
 
-def _type(value: Any, _: Draft) -> Outcome:
-    """The shape of a source's records, by axolotl's name for how it writes prompts."""
-    if value == "alpaca":
-        why = "the model's chat template is used, not Alpaca's `### Instruction` text"
-        return near("alpaca", why)
-    formats = {
-        "completion": "text",
-        "pretrain": "text",
-        "chat_template": "messages",
-        "sharegpt": "sharegpt",
-    }
-    if value in formats:
-        return carried(formats[value])
-    return dropped(f"{value}: kubetune looks at the records and recognises their shape, or says so")
-
-
-_TYPE = Row("type", "format", _type)
+_TYPES = {"completion": "text", "pretrain": "text", "chat_template": "messages", "sharegpt": "sharegpt"}  # fmt: skip
+"""The shape of a source's records, by axolotl's name for how it writes prompts."""
 
 _SOURCE = [
     *sources.SUBSET_AND_SPLIT,
@@ -278,22 +271,17 @@ _SOURCE = [
 """Keys of a source; those of its records' shape are read before it, by `_records` or `_answers`."""
 
 
-def _per_epoch(number: str) -> Row:
-    """Return the row of `saves_per_epoch` or `evals_per_epoch`; the key `number` takes precedence."""
-
-    def rule(value: Any, _: Draft) -> Outcome:
-        if value == 1:
-            return carried("epoch")
-        if not value:
-            return unneeded("off; the last step is evaluated and saved all the same")
-        why = f"or the steps of an epoch (`kubetune plan` shows them) divided by {value}"
-        return near("epoch", why)
-
-    def is_second(draft: Draft) -> str:
-        return "" if draft.get(number) is None else f"{number} is given"
-
-    key = number.replace("_steps", "s_per_epoch")
-    return Row(key, f"training.{number}", rule, unless=is_second)
+def _per_epoch(key: str, steps: str) -> Row:
+    """Return the row of `saves_per_epoch` or `evals_per_epoch`; the key `steps` takes precedence."""
+    return Row(
+        key,
+        f"training.{steps}",
+        same={0: "off; the last step is evaluated and saved all the same"},
+        values={1: "epoch"},
+        near="epoch",
+        reason="or the steps of an epoch (`kubetune plan` shows them) divided by this number",
+        unless=lambda draft: "" if draft.get(steps) is None else f"{steps} is given",
+    )
 
 
 def _saves(draft: Draft) -> None:
@@ -373,11 +361,13 @@ TOOL = Tool(
     ),
     defaults={"data.max_length": 512, "data.packing": False},
     rows=[
+        # Names that other tools have too; rows below replace those of TRAINING.
         *TRAINING,
         *aliased(
             "base_model sequence_len micro_batch_size eval_batch_size num_epochs lora_r lora_alpha lora_dropout "
             "dataset_processes dataset_num_proc loss_watchdog_threshold loss_watchdog_patience"
         ),
+        # The model and its numbers.
         Row("revision_of_model model_revision", "model.revision"),
         Row("tokenizer_config", "model.tokenizer"),
         switch("float32", "model.dtype", "float32"),
@@ -386,24 +376,28 @@ TOOL = Tool(
         switch("local_files_only", "model.local_files_only"),
         switch("load_in_4bit", "quantization", "4bit"),
         switch("load_in_8bit", "quantization", "8bit"),
+        # Data.
         Row("sample_packing", "data.packing", packing),
         Row("excess_length_strategy", "data.overlong", values={"drop": "drop", "truncate": "truncate", "raise": "error"}),
         Row("train_on_inputs", "data.train_on", values={True: "all", False: "assistant"}),
         Row("val_set_size", "data.eval", share),
+        # Training.
         Row("learning_rate", "training.learning_rate", lambda value, _: carried(float(value))),
         Row("batch_size", "training.gradient_accumulation_steps", _batch_size),
         Row("optimizer", "training.optim", optimizer),
         schedule("lr_scheduler"),
-        _per_epoch("eval_steps"),
-        _per_epoch("save_steps"),
+        _per_epoch("evals_per_epoch", "eval_steps"),
+        _per_epoch("saves_per_epoch", "save_steps"),
         switch("fp8", "training.fp8"),
         Row("gradient_checkpointing", "training.gradient_checkpointing", values={True: True, False: False}, near=True,
             reason=_RECOMPUTED),
+        # Adapters.
         names("lora_target_modules", "lora.target_modules"),
         names("lora_modules_to_save", "lora.modules_to_save"),
         names("lora_target_parameters", "lora.target_parameters"),
         switch("peft_use_dora", "lora.use_dora"),
         switch("peft_use_rslora", "lora.use_rslora"),
+        # Trackers, which axolotl switches on one by one.
         switch("use_tensorboard", "tracking.tensorboard"),
         *[switch(f"use_{name}", f"tracking.{name}", None) for name in TRACKERS],
         Row("wandb_project", "tracking.wandb.project"),
@@ -411,12 +405,14 @@ TOOL = Tool(
         Row("mlflow_experiment_name", "tracking.mlflow.experiment"),
         *of_tracker("mlflow", Row("mlflow_tracking_uri", "tracking.mlflow.uri"),
                     Row("hf_mlflow_log_artifacts", "tracking.mlflow.log_model")),
+        # Nothing of ours is set, but a value may mean more than is done here.
         Row("base_model_config", rule=_config_of_base),
         Row("plugins", rule=_plugins),
         Row("model_type", rule=_model_type),
         Row("processor_type", rule=_processor),
         Row("shuffle_merged_datasets", same={True: "rows are shuffled, each epoch anew"},
             reason="rows are shuffled, each epoch anew"),
+        # Not done here; a value behind the reason is that which switches it off there.
         drop("pretraining_dataset", "datasets are given as well; write both into data.train"),
         drop("special_tokens", "tokens are the tokenizer's own; padding needs none, since nothing is padded"),
         drop("tokens added_tokens_overrides", NOT_EXTENDED),
@@ -436,6 +432,7 @@ TOOL = Tool(
         drop("push_dataset_to_hub", "prepared data are kept here"),
         drop("context_parallel_size sequence_parallel_degree tensor_parallel_size expert_parallel_size dp_replicate_size",
              "no splitting along a sequence or layer, and none into groups of GPUs", 1),
+        # Not needed.
         ignore("eager_attention flex_attention", FAST_ATTENTION),
         ignore("hf_use_auth_token", "a token is taken from the environment (HF_TOKEN), never from a file"),
         ignore("fp8_enable_fsdp_float8_all_gather", "FSDP and fp8 are not combined"),

@@ -73,29 +73,15 @@ def steps(value: Any, _: Draft) -> Outcome:
 
 def strategy(keys: str, path: str, without: str) -> Row:
     """Return the row of `save_strategy` and its like. `without`: what happens even where it is off."""
-
-    def rule(value: Any, _: Draft) -> Outcome:
-        if value == "epoch":
-            return carried("epoch")
-        if value == "steps":
-            return unneeded("follows from the number of steps")
-        if value in ("no", False):
-            return unneeded(f"{without} all the same, which changes no result")
-        if value == "best":
-            return unneeded("the best checkpoint is always kept")
-        return dropped("expected steps, epoch or no")
-
-    return Row(keys, path, rule)
-
-
-def resumption(value: Any, _: Draft) -> Outcome:
-    """A run goes on by itself, and none begins from the checkpoint of another."""
-    if value in (True, False):
-        why = "a run goes on from its newest good checkpoint by itself; see training.resume"
-        return unneeded(why)
-    return dropped(
-        "a run goes on from its own newest checkpoint only; merge another's result into the model first"
-    )
+    off = f"{without} all the same, which changes no result"
+    same = {
+        "steps": "follows from the number of steps",
+        "best": "the best checkpoint is always kept",
+        "no": off,
+        False: off,
+    }
+    reason = "expected steps, epoch or no"
+    return Row(keys, path, same=same, values={"epoch": "epoch"}, reason=reason)
 
 
 def push(value: Any, draft: Draft) -> Outcome:
@@ -153,13 +139,6 @@ def pixels(value: Any, draft: Draft) -> Outcome:
     return near(tokens, "tokens of 28 × 28 pixels; other models differ")
 
 
-def max_steps(value: Any, _: Draft) -> Outcome:
-    """The number of steps; transformers' default, written out in many files, is -1."""
-    if isinstance(value, int) and value < 1:
-        return unneeded("off: epochs decide")
-    return carried(value)
-
-
 def total_limit(value: Any, _: Draft) -> Outcome:
     """Number of checkpoints that are kept: at least one here, or all there."""
     if isinstance(value, int) and value >= 1:
@@ -198,6 +177,7 @@ def trackers(value: Any, draft: Draft) -> Outcome:
 def of_tracker(name: str, *rows: Row) -> list[Row]:
     """Return rows that say nothing where the file does not switch the tracker on."""
 
+    # WANDB_PROJECT in a file whose report_to is [tensorboard] says nothing.
     # axolotl switches a tracker on by its settings too.
     parts = ("", "_project", "_project_name", "_experiment_name")
     switches = [f"{verb}{name}{part}" for verb in ("", "use_") for part in parts]
@@ -331,6 +311,7 @@ def model_path(draft: Draft) -> str:
 _DTYPES = {name: name for name in ("auto", "bfloat16", "float16", "float32")}
 _NO_MODE = "online or offline; take tracking.wandb out to leave it off"
 _NO_TRACKER = "not there; others are (tracking)"
+_GOES_ON = "a run goes on from its newest good checkpoint by itself; see training.resume"
 _NO_ADAPTER = "no run begins from an adapter; merge it into the model"
 # Scripts set wandb's own variables; configs have the same names in lower case.
 _WANDB = [
@@ -374,9 +355,10 @@ TRAINING = [
         "per_device_eval_batch_size learning_rate weight_decay max_grad_norm adam_beta1 adam_beta2 "
         "adam_epsilon metric_for_best_model greater_is_better early_stopping_patience seed output_dir"
     ),
+    # Training.
     Row("adam_eps", "training.adam_epsilon"),
     Row("dtype torch_dtype", "model.dtype", values=_DTYPES),
-    Row("max_steps", "training.max_steps", max_steps),
+    Row("max_steps", "training.max_steps", same=dict.fromkeys((-1, 0), "off: epochs decide")),
     Row("save_total_limit", "training.save_total_limit", total_limit),
     switch("use_cpu no_cuda", "compute.gpus_per_node", 0),
     Row("logging_steps", "training.logging_steps", steps),
@@ -384,20 +366,24 @@ TRAINING = [
     Row("save_steps", "training.save_steps", steps),
     strategy("save_strategy", "training.save_steps", "the last step is saved, and each epoch's,"),
     strategy("eval_strategy evaluation_strategy", "training.eval_steps", "what data.eval holds out is evaluated"),
+    # The optimizer and kinds of numbers.
     Row("optim", "training.optim", optimizer),
     schedule("lr_scheduler_type"),
     Row("bf16", "model.dtype", bfloat16),
     switch("fp16", "model.dtype", "float16"),
+    # Names and trackers.
     Row("run_name wandb_name WANDB_NAME wandb_exp_name mlflow_run_name trackio_run_name", "name", run_name),
     Row("report_to", rule=trackers),
     *of_tracker("wandb", *_WANDB),
     *of_tracker("mlflow", *_MLFLOW),
     *of_tracker("trackio", *_TRACKIO),
+    # Processes, starts and ends.
     count("NPROC_PER_NODE", "compute.processes"),
     count("NNODES", "compute.nodes"),
     Row("trust_remote_code", "model.trust_remote_code", remote_code),
     Row("ddp_timeout", "training.timeout_seconds", seconds),
-    Row("resume_from_checkpoint auto_resume_from_checkpoints", rule=resumption),
+    Row("resume_from_checkpoint auto_resume_from_checkpoints", same=dict.fromkeys((True, False), _GOES_ON),
+        reason="a run goes on from its own newest checkpoint only; merge another's result into the model first"),
     Row("push_to_hub", rule=push),
     Row("hub_model_id", "push.repo", hub_model),
     Row("hub_private_repo", "push.private"),
@@ -406,6 +392,7 @@ TRAINING = [
     Row("average_tokens_across_devices", same={True: "one divisor for the whole global batch, as here"},
         reason="one divisor for the whole global batch"),
     Row("do_train", same={True: "a run trains"}, reason="a run trains; see `kubetune evaluate`"),
+    # Not done here; a value behind the reason is that which switches it off there.
     drop("streaming", "data are prepared once, into files that need no memory", False),
     drop("lora_model_dir adapter_name_or_path", _NO_ADAPTER),
     drop("use_swanlab use_comet", _NO_TRACKER, False),
@@ -422,6 +409,7 @@ TRAINING = [
     drop("lr_scheduler_kwargs", "schedules have no settings of their own"),
     drop("optim_args", "AdamW's settings are training.adam_beta1, adam_beta2 and adam_epsilon"),
     drop("deepspeed", "use training.parallelism: fsdp where the model does not fit one GPU"),
+    # Not needed.
     ignore("tf32", "matrix products of float32 use TF32 where the GPU has it"),
     ignore("load_best_model_at_end", "`best` is a link to the best checkpoint, `last` to the last"),
     ignore("use_liger_kernel", FUSED),

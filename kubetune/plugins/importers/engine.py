@@ -13,6 +13,16 @@ A fifth kind, assumed, is no key of the file: the tool's default, written down w
 `warmup_steps` and `warmup_ratio`, and write down what the tool makes of them together. Then every key that none of them
 took goes to its row of the tool's table. At last `Tool.finish` and the tool's defaults fill in what the file leaves
 out. A value that no run can have is refused: ConfigError, at the line of its key.
+
+Some rows, and what becomes of a value of theirs:
+
+    Row("cutoff_len", "data.max_length")                      2048: carried, data.max_length: 2048
+    Row("strategy", "data.overlong", values={"right": "cut"}, near="cut", reason="the end is cut")
+                                                              left: approximated, data.overlong: cut; the end is cut
+    switch("fp16", "model.dtype", "float16")                  false: unneeded, "off, as here"
+    drop("neftune_noise_alpha", "noise is not there", 0)      5: dropped, "noise is not there"; 0: unneeded
+    ignore("tf32", "it is on where the GPU has it")           unneeded, whatever its value
+    Row("optim", "training.optim", optimizer)                 what the function `optimizer` returns for it
 """
 
 from __future__ import annotations

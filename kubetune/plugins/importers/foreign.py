@@ -136,6 +136,7 @@ def _read_command(
     settings |= _variables(before)
     settings |= _from_file(after, path)
     settings |= _options(after, path, line)
+    # `accelerate launch --num_processes 8 sft.py`: options before the command are its launcher's.
     for key, value in _options(before, path, line).items():
         if isinstance(value, list):
             value = value[0]  # the others are the program's name

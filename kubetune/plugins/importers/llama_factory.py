@@ -22,16 +22,13 @@ from kubetune.plugins.importers.common import (
 )
 from kubetune.plugins.importers.engine import (
     Draft,
-    Outcome,
     Row,
     Tool,
     aliased,
     as_list,
-    carried,
     drop,
     ignore,
     names,
-    near,
     switch,
 )
 from kubetune.plugins.importers.foreign import read_settings
@@ -56,14 +53,16 @@ def _data(draft: Draft) -> None:
     number = draft.take("max_samples")
     if number == 0:
         draft.refuse("max_samples", "0 leaves no records to train on")
-    info = _find_info(draft, directory)
+    folder, entries = _read_info(draft, directory)
     for key, path in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
         listed = draft.take(key)
-        if listed is not None:
-            collected = [
-                _source(draft, f"{key}: {name}", name, info, number) for name in as_list(listed)
-            ]
-            draft.carry(key, path, collected)
+        if listed is None:
+            continue
+        collected = []
+        for name in as_list(listed):
+            entry = entries.get(name)
+            collected.append(_source(draft, f"{key}: {name}", name, folder, entry, number))
+        draft.carry(key, path, collected)
     if number is not None and draft.has("data.train"):
         why = f"#{number} behind each source: drawn by the seed, not the first"
         draft.note("approximated", "max_samples", why)
@@ -71,41 +70,47 @@ def _data(draft: Draft) -> None:
         draft.comments["data", "train"] = comment
 
 
-def _find_info(draft: Draft, directory: str) -> Path | None:
-    """Return dataset_info.json, beside the config or above it: its command is called from the repository."""
+def _read_info(draft: Draft, directory: str) -> tuple[Path, dict[str, Any]]:
+    """Return what dataset_info.json says, and its folder. It is beside the config or above it, in the repository."""
     folder = Path(draft.path).absolute().parent
     for start in (folder, *folder.parents, Path.cwd()):
         file = start / directory / "dataset_info.json"
         if file.is_file():
-            return file
-    return None
+            return file.parent, read_settings(file)[0]
+    return folder, {}
 
 
 def _source(
-    draft: Draft, place: str, name: str, info: Path | None, number: int | None
+    draft: Draft,
+    place: str,
+    name: str,
+    folder: Path,
+    entry: dict[str, Any] | None,
+    limit: int | None,
 ) -> dict[str, Any]:
-    """Return the source for a name of a data set. `number`: how many of its rows count at most."""
-    entry = None
-    why = "dataset_info.json was not found"
-    if info is not None:
-        entry = read_settings(info)[0].get(name)
-        why = "is not in dataset_info.json"
+    """Return the source for a name of a data set. `limit`: how many of its rows count at most."""
+    is_text = draft.get("stage") == "pt"
     if entry is None:
-        entry = {"hf_hub_url": name}
-        why = f"a name of LLaMA-Factory's own, and {why}; put the file or hub id in its place"
-        draft.drop(place, why)
-        is_known = False
-    else:
-        is_known = True
+        why = "a name of LLaMA-Factory's own, which no dataset_info.json explains"
+        draft.drop(place, f"{why}; put the file or hub id in its place")
+        source = {"path": f"{name}#{limit}" if limit else str(name)}
+        return source | {"format": "text"} if is_text else source
     section = draft.section(place, entry)
-    path = _path(draft, section, place, name, info)
-    limits = [limit for limit in (number, section.take("num_samples")) if limit]
-    if limits:
-        path += f"#{min(limits)}"
-    section.carry("file_name", "path", path)
-    if draft.get("stage") == "pt":
+    path = section.take("hf_hub_url")
+    file = section.take("file_name")
+    if file is not None:
+        path = (folder / file).absolute()
+    elif path is None:
+        path = name
+        why = "has neither file_name nor hf_hub_url; put the file or hub id in its place"
+        draft.drop(place, why)
+    number = section.take("num_samples") or limit
+    if number:
+        path = f"{path}#{min(number, limit or number)}"
+    section.carry("file_name", "path", str(path))
+    if is_text:
         _text(section)
-    elif is_known:
+    else:
         _records(section)
     if section.take("ranking") and not is_preferred(draft):
         section.drop("ranking", "holds preferences, which supervised fine-tuning does not use")
@@ -117,20 +122,6 @@ def _source(
             why = f"{word}: turns need the names in use (docs/data.md); rename in the data"
             draft.drop(f"{place}.tags.{tag}", why)
     return source
-
-
-def _path(draft: Draft, section: Draft, place: str, name: str, info: Path | None) -> str:
-    """Return where an entry's rows are: in a file beside dataset_info.json, or on the hub."""
-    file = section.take("file_name")
-    repository = section.take("hf_hub_url")
-    if file is not None and info is not None:
-        section.ignore("hf_hub_url", "file_name takes precedence")
-        return str((info.parent / file).absolute())
-    if repository is not None:
-        return str(repository)
-    why = "has neither file_name nor hf_hub_url; put the file or hub id in its place"
-    draft.drop(place, why)
-    return name
 
 
 def _records(section: Draft) -> None:
@@ -167,8 +158,7 @@ def _text(section: Draft) -> None:
         return
     if columns.get("query"):
         section.drop("columns.query", "stage: pt joins it to the text; join them in the data")
-    if section.theirs.keys() != {"hf_hub_url"}:
-        section.carry("columns", "columns", {"text": str(columns.get("prompt", "instruction"))})
+    section.carry("columns", "columns", {"text": str(columns.get("prompt", "instruction"))})
 
 
 def _packing(draft: Draft) -> None:
@@ -194,12 +184,6 @@ def _packing(draft: Draft) -> None:
         shorter = int(length) - 1
         text = f"data.max_length: {shorter}, since packing takes a token there"
         draft.carry("cutoff_len", "data.max_length", shorter, text)
-
-
-def _stage(value: Any, _: Draft) -> Outcome:
-    if value == "pt":
-        return near("causal_lm", "every token of a text is trained; texts are packed whole")
-    return carried("causal_lm", "supervised fine-tuning")
 
 
 def _finish(draft: Draft) -> None:
@@ -248,14 +232,18 @@ TOOL = Tool(
     },
     lora_defaults={"lora.r": 8, "lora.target_modules": "all-linear"},
     rows=[
+        # Names that other tools have too; rows below replace those of TRAINING.
         *TRAINING,
         *aliased(
             "model_name_or_path model_revision cutoff_len preprocessing_num_workers lora_rank lora_alpha lora_dropout "
             "early_stopping_steps"
         ),
-        Row("stage", "task", _stage),
+        # The task, and data.
+        Row("stage", "task", values={"sft": "causal_lm"}, near="causal_lm",
+            reason="every token of a text is trained; texts are packed whole"),
         Row("val_size", "data.eval", share),
         Row("train_on_prompt", "data.train_on", values={True: "all", False: "assistant"}),
+        # Adapters, bits of the base and kinds of numbers.
         modules("lora_target", "all"),
         names("additional_target", "lora.modules_to_save"),
         switch("use_rslora", "lora.use_rslora"),
@@ -265,15 +253,18 @@ TOOL = Tool(
         switch("pure_bf16", "model.dtype", "bfloat16"),
         switch("fp8", "training.fp8"),
         switch("disable_gradient_checkpointing", "training.gradient_checkpointing", False),
+        # Prompts and images.
         template("template", "chatml"),
         Row("image_max_pixels", "vision.image_max_tokens", pixels),
         Row("image_min_pixels", "vision.image_min_tokens", pixels),
         Row("freeze_vision_tower", "vision.freeze_vision_tower", sees),
         Row("freeze_multi_modal_projector", "vision.freeze_projector", sees),
+        # Values that are ours anyway; any other is dropped.
         Row("mix_strategy", same={"concat": "as here"},
             reason="sources are concatenated; give each a `weight` instead"),
         Row("quantization_method", same=dict.fromkeys(("bnb", "bitsandbytes", "BNB"), "bitsandbytes, as here"),
             reason="the base is quantised by bitsandbytes"),
+        # Not done here; a value behind the reason is that which switches it off there.
         drop("interleave_probs", _NO_WEIGHT),
         drop("mask_history", "all answers of a conversation are trained, not only the last", False),
         drop("default_system", "put a system message into the data; the model then sees it at inference too"),
@@ -287,6 +278,7 @@ TOOL = Tool(
         drop("freeze_language_model", "the language model always learns, through adapters or whole", False),
         drop("media_dir", "has no counterpart; see docs/vision.md"),
         drop("video_max_pixels video_fps video_maxlen", "videos are not there; images are"),
+        # Not needed.
         ignore("double_quantization", "kubetune's choice, and no matter of quality"),
         ignore("fp8_backend fp8_enable_fsdp_float8_all_gather", "kubetune's choice"),
         ignore("use_unsloth enable_liger_kernel", FUSED),

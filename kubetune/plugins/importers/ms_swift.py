@@ -165,6 +165,7 @@ def _accumulation(value: Any, draft: Draft) -> Outcome:
     if isinstance(value, int):
         return carried(value)
     text = " ".join(map(str, as_list(value)))
+    # `$(expr 64 / 4)` with a batch of 2: the 64 micro-batches of all processes are 128 samples.
     total = re.search(r"(\d+)\s*/", text)
     batch = draft.get("per_device_train_batch_size") or 1
     if total and isinstance(batch, int):
@@ -255,11 +256,13 @@ TOOL = Tool(
         "lora.target_modules": "all-linear",
     },
     rows=[
+        # Names that other tools have too; rows below replace those of TRAINING.
         *TRAINING,
         *aliased(
             "model_revision max_length dataset_num_proc lora_rank lora_alpha lora_dropout early_stop_interval "
             "micro_batch_size global_batch_size lr target_parameters"
         ),
+        # The model, batches and data.
         Row("model model_id_or_path", "model.path"),
         Row("gradient_accumulation_steps", "training.gradient_accumulation_steps", _accumulation),
         Row("truncation_strategy", "data.overlong", values={"delete": "drop", "right": "truncate", "split": "split"},
@@ -267,6 +270,7 @@ TOOL = Tool(
         Row("split_dataset_ratio", "data.eval", share, unless=_holds_nothing_out),
         Row("packing", "data.packing", packing),
         Row("packing_length", rule=_packing_length),
+        # Adapters and bits of the base.
         replace(modules("target_modules", "all-linear", among_names=True), unless=_has_expression),
         Row("target_regex", "lora.target_modules"),
         names("modules_to_save", "lora.modules_to_save"),
@@ -275,6 +279,7 @@ TOOL = Tool(
         Row("quant_bits", "quantization", values={4: "4bit", 8: "8bit"}, reason="4 and 8 bits are there"),
         Row("quant_method", same={"bnb": "bitsandbytes, as here"}, reason="the base is quantised by bitsandbytes"),
         four_bits("bnb_4bit_quant_type", "quant_bits", 4),
+        # Training, and where it runs.
         Row("loss_scale", "data.train_on", values={"default": "assistant", "all": "all"}, near="assistant",
             reason="every answer weighs the same"),
         Row("deepspeed", "training.parallelism", _deepspeed),
@@ -285,15 +290,18 @@ TOOL = Tool(
         Row("max_epochs", "training.num_train_epochs"),
         Row("train_iters", "training.max_steps"),
         schedule("lr_decay_style"),
+        # Models that see, and prompts.
         Row("freeze_vit", "vision.freeze_vision_tower", sees),
         Row("freeze_aligner", "vision.freeze_projector", sees),
         Row("max_pixels MAX_PIXELS", "vision.image_max_tokens", pixels),
         Row("min_pixels MIN_PIXELS", "vision.image_min_tokens", pixels),
         template("template"),
+        # Values that are ours anyway; any other is dropped.
         Row("dataset_shuffle train_dataloader_shuffle", same={True: "rows are shuffled, each epoch anew"},
             reason="rows are shuffled, each epoch anew"),
         Row("strict", "data.max_lost_share", values={True: 0.0},
             reason="a row that cannot be used stops the run here, with its line; there it is left out"),
+        # Not done here; a value behind the reason is that which switches it off there.
         drop("columns", "name them at the source: data.train[…].columns, ours first"),
         drop("interleave_prob", "give each source a `weight`: how often it appears in an epoch"),
         drop("system", "put a system message into the data; the model then sees it at inference too"),
@@ -314,6 +322,7 @@ TOOL = Tool(
         drop("optimizer", "AdamW and its 8-bit form are there (training.optim)"),
         drop("vit_lr aligner_lr", "one learning rate for all of the model"),
         drop("min_lr", "the learning rate ends at 0, with the last step", 0),
+        # Not needed.
         ignore("padding_free", "nothing is padded here either way"),
         ignore("vit_gradient_checkpointing", "training.gradient_checkpointing is for all of the model"),
         ignore("vit_attn_impl", FAST_ATTENTION),

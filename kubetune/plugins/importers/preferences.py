@@ -203,6 +203,7 @@ _SMOOTHING: Final = _weight("label_smoothing", "label_smoothing")
 _SFT_WEIGHT: Final = _weight("cpo_alpha", "sft_weight")
 
 ROWS: Final = [
+    # Weights of the loss; the first name of each is TRL's, or the tool's that has it first.
     _weight("beta pref_beta rl_beta dpo_beta orpo_alpha", "beta"),
     _weight("simpo_gamma", "gamma"),
     _weight("desirable_weight kto_chosen_weight kto_desirable_weight", "desirable_weight"),
@@ -213,6 +214,7 @@ ROWS: Final = [
     Row("dpo_label_smoothing", _SMOOTHING.path, _label_smoothing),
     _SFT_WEIGHT,
     Row("rpo_alpha pref_ftx", _SFT_WEIGHT.path, _sft_term),
+    # What means something else than in supervised fine-tuning.
     Row("metric_for_best_model", "training.metric_for_best_model", _metric),
     Row("trl", "preference.beta", _trl),
     Row("ref_model ref_model_id", rule=_reference),
@@ -220,6 +222,7 @@ ROWS: Final = [
         reason="tokens weigh 1"),
     Row("f_divergence_type", same={"reverse_kl": "the reverse KL, as here"},
         reason="the reverse KL is the only divergence"),
+    # Not done here; a value behind the reason is that which switches it off there.
     drop("ref_adapters ref_model_adapters ref_model_type ref_model_revision ref_model_quantization_bit "
          "ref_model_init_kwargs model_adapter_name ref_adapter_name", _OTHER_REFERENCE),
     drop("force_use_ref_model", _OTHER_REFERENCE, False),
@@ -229,6 +232,7 @@ ROWS: Final = [
          "prompt and answer together have data.max_length; data.overlong says what becomes of longer ones"),
     drop("ld_alpha loss_weights", "has no counterpart"),
     drop("use_weighting pref_bco_weight dpo_use_weighting", "has no counterpart", False),
+    # Not needed.
     ignore("precompute_ref_log_probs precompute_ref_batch_size precompute_ref_eval_batch_size",
            "the reference is computed once, before training, and kept"),
     ignore("disable_dropout", "dropout of the adapter is lora.dropout, and off in the reference"),

@@ -196,9 +196,11 @@ TOOL = Tool(
     },
     lora_defaults={"lora.r": 16, "lora.alpha": 32, "lora.dropout": 0.05},
     rows=[
+        # Names that other tools have too; rows below replace those of TRAINING.
         *TRAINING,
         *aliased("model_name_or_path model_revision max_length max_seq_length dataset_num_proc"),
         *aliased("lora_r lora_alpha lora_dropout"),
+        # Adapters and bits of the base.
         modules("lora_target_modules", "all-linear"),
         names("lora_target_parameters", "lora.target_parameters"),
         names("lora_modules_to_save", "lora.modules_to_save"),
@@ -207,14 +209,17 @@ TOOL = Tool(
         switch("load_in_4bit", "quantization", "4bit"),
         switch("load_in_8bit", "quantization", "8bit"),
         four_bits("bnb_4bit_quant_type", "load_in_4bit", True),
+        # Data and prompts.
         Row("packing", "data.packing", packing),
         Row("packing_strategy", "data.overlong", _packing_strategy),
         Row("truncation_mode", "data.overlong", values={"keep_start": "truncate"}, near="truncate",
             reason="the end is cut, not the start"),
         Row("chat_template_path chat_template", "model.chat_template", template_file),
+        # Values that are ours anyway; any other is dropped.
         Row("loss_type", same=dict.fromkeys(("nll", "chunked_nll"), "cross-entropy, as here"),
             reason="cross-entropy is the only loss"),
         Row("lora_task_type", same={"CAUSAL_LM": "follows from the task"}, reason="the task is causal_lm; see task"),
+        # Not done here; a value behind the reason is that which switches it off there.
         drop("activation_offloading", "activations are recomputed (gradient_checkpointing), not moved to the host", False),
         drop("dataset_mixer", "write each data set into data.train as a source with its split and weight"),
         drop("dataset_splits", "a source has one split; see data.train[…].split"),
@@ -223,6 +228,7 @@ TOOL = Tool(
         drop("eos_token", "the tokenizer's own; a conversation ends as its chat template says"),
         drop("dataset_kwargs", "see data.add_special_tokens"),
         drop("model_init_kwargs", "a model has model.dtype, revision and attention"),
+        # Not needed.
         ignore("pad_token", "nothing is padded"),
         ignore("padding_free", "nothing is padded here either way"),
         ignore("shuffle_dataset", "rows are shuffled, each epoch anew, there as here"),

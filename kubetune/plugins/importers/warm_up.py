@@ -49,6 +49,7 @@ class WarmUp:
         elif steps is None and ratio is None:
             self._assume_default(draft)
         elif steps and ratio is not None and not self.refuses_both:
+            # warmup_steps: 5 beside warmup_ratio: 0.1.
             # transformers 4 and 5 differ, so this comes only near.
             which = f"transformers 4 takes {self.steps}, transformers 5 takes {self.ratio}"
             path = _RATIO if steps < 1 else _STEPS
@@ -56,12 +57,15 @@ class WarmUp:
             draft.write(self.steps, near(value, which, path))
             draft.drop(self.ratio, f"{self.steps} is set too; {which}")
         elif ratio and steps == 0 and self.zero_steps_count:
+            # warmup_steps: 0 beside warmup_ratio: 0.1, where 0 steps switch the share off.
             draft.carry(self.steps, _STEPS, 0)
             draft.ignore(self.ratio, f"{self.steps}: 0 takes precedence there")
         elif ratio or steps is None:
+            # A share alone, or beside 0 steps, which say nothing.
             draft.write(self.ratio, self._share(draft, ratio or 0.0))
             draft.ignore(self.steps, f"0 says nothing beside {self.ratio}, there as here")
         else:
+            # Steps alone, or beside a share of 0.
             draft.write(self.steps, self._steps(draft, steps))
             draft.ignore(self.ratio, f"0 says nothing beside {self.steps}")
 
