@@ -91,7 +91,10 @@ def _source(
     """Return the source for a name of a data set. `limit`: how many of its rows count at most."""
     is_text = draft.get("stage") == "pt"
     if entry is None:
-        why = "a name of LLaMA-Factory's own, which no dataset_info.json explains"
+        info = f"{draft.get('dataset_dir') or 'data'}/dataset_info.json"
+        why = (
+            f"a name of LLaMA-Factory's own, which no {info} beside this file or above it explains"
+        )
         draft.drop(place, f"{why}; put the file or hub id in its place")
         source = {"path": f"{name}#{limit}" if limit else str(name)}
         return source | {"format": "text"} if is_text else source

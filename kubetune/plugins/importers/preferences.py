@@ -98,12 +98,10 @@ def finish(draft: Draft) -> None:
 def _method(draft: Draft) -> tuple[str, str]:
     """Return the key that names the method, or the command, and the method; empty where there is none."""
     command = draft.command
-    if draft.get("stage") in ("dpo", "kto", "rm"):
-        return "stage", draft.get("stage")
-    for key in ("rlhf_type", "rl"):
+    for key in ("stage", "rlhf_type", "rl"):
         if draft.get(key) in METHODS:
             return key, draft.get(key)
-    if draft.tool.name == "axolotl" and draft.get("reward_model") is True:
+    if draft.get("reward_model") is True:
         return "reward_model", "rm"
     if command == "rlhf":
         return "swift rlhf", "dpo"

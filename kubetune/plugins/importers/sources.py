@@ -36,12 +36,13 @@ def finished(draft: Draft, section: Draft, rows: Iterable[Row]) -> dict[str, Any
     """
     section.apply(rows, "sources have no such setting")
     draft.notes += [note for note in section.notes if note.kind != "carried"]
-    source = {name: section.ours(name) for name in _ORDER if section.ours(name) is not None}
-    columns = {ours: theirs for ours, theirs in source.pop("columns", {}).items() if ours != theirs}
-    if columns:
-        source["columns"] = columns
-    if source.get("split") == "train":
-        del source["split"]
-    if source.get("weight") == 1:
-        del source["weight"]
-    return source
+    return tidy({name: section.ours(name) for name in _ORDER})
+
+
+def tidy(source: dict[str, Any]) -> dict[str, Any]:
+    """Return a source without what it says by default."""
+    columns = source.get("columns") or {}
+    columns = {ours: theirs for ours, theirs in columns.items() if ours != theirs}
+    source = source | {"columns": columns}
+    defaults = {"split": "train", "weight": 1, "columns": {}}
+    return {key: value for key, value in source.items() if value not in (None, defaults.get(key))}

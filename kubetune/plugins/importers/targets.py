@@ -7,7 +7,7 @@ import re
 from typing import Any, Final
 
 from kubetune.plan.model_shapes import read_config
-from kubetune.plugins.importers.engine import Draft, Note, Outcome, Row, as_list, carried, near
+from kubetune.plugins.importers.engine import Draft, Outcome, Row, as_list, carried, near
 
 PATH: Final = "lora.target_modules"
 _NAMES = re.compile(r"[\w.,\s-]+")
@@ -127,11 +127,8 @@ def assume_peft_default(draft: Draft) -> None:
             "as PEFT chooses for Llama, Mistral, Qwen and Gemma where no module is named; the config.json of "
             f"{model}, which would say the family, is not on this machine"
         )
-        parts = tuple(PATH.split("."))
-        draft.settings[parts] = list(_USUAL)
-        draft.comments[parts] = "PEFT's choice for most families; see below"
-        shown = ", ".join(_USUAL)
-        draft.notes.append(Note("approximated", key, None, f"{PATH}: {shown}, {why}"))
+        draft.write(key, near(list(_USUAL), why), PATH)
+        draft.comments["lora", "target_modules"] = "PEFT's choice for most families; see below"
         return
     family = str(facts.get("model_type"))
     chosen = of_family(family)

@@ -86,16 +86,14 @@ def _data(draft: Draft) -> None:
 
 def _data_set(draft: Draft, name: str) -> None:
     """Take one data set of the hub with its subset, splits and column."""
-    subset = draft.take("dataset_config")
-    split = draft.take("dataset_train_split")
-    column = draft.take("dataset_text_field")
-    source: dict[str, Any] = {"path": name}
-    if subset is not None:
-        source["subset"] = subset
-    if split not in (None, "train"):
-        source["split"] = split
-    if column not in (None, "text"):
-        source["columns"] = {"text": column}
+    source = sources.tidy(
+        {
+            "path": name,
+            "subset": draft.take("dataset_config"),
+            "split": draft.take("dataset_train_split"),
+            "columns": {"text": draft.take("dataset_text_field") or "text"},
+        }
+    )
     draft.carry("dataset_name", "data.train", [source])
     for key in _OF_THE_SOURCE:
         if draft.get(key) is not None:

@@ -6,11 +6,11 @@ Not load.as_yaml, which writes what differs from the defaults: here every settin
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -32,23 +32,26 @@ def run_file(
         for part in path[:-1]:
             node = node.setdefault(part, {})
         node[path[-1]] = value if value is not None else node.get(path[-1], {})
-    sections = (list(_setting((key,), tree[key], comments)) for key in _in_order((), tree))
+    # Settings of one line stand together; a section of several lines is a block of its own.
     blocks: list[list[str]] = []
-    for is_one_line, group in itertools.groupby(sections, lambda lines: len(lines) == 1):
-        found = list(group)
-        blocks += [list(itertools.chain(*found))] if is_one_line else found
+    was_one_line = False
+    for key in _in_order((), tree):
+        lines = list(_setting((key,), tree[key], comments))
+        is_one_line = len(lines) == 1
+        if is_one_line and was_one_line:
+            blocks[-1] += lines
+        else:
+            blocks.append(lines)
+        was_one_line = is_one_line
     return "\n\n".join(map(_aligned, blocks)) + "\n"
 
 
 def comment(lines: Iterable[str]) -> str:
     """Lines as a comment, folded at a width that people read."""
-    folded = [
-        part
-        for line in lines
-        for part in textwrap.wrap(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-        or [""]
-    ]
-    return "".join(f"# {line}".rstrip() + "\n" for line in folded)
+    folded: list[str] = []
+    for line in lines:
+        folded += textwrap.wrap(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return "".join(f"# {line}\n" for line in folded)
 
 
 def inline(value: Any) -> str:
@@ -66,23 +69,21 @@ def inline(value: Any) -> str:
 
 def _setting(path: KeyPath, value: Any, comments: Mapping[tuple[str, ...], str]) -> Iterator[str]:
     """The lines of one setting, indented as deep as its path, comments behind a tab."""
-    indent, key = "  " * (len(path) - 1), str(path[-1])
+    indent = "  " * (len(path) - 1)
+    start = f"{indent}{path[-1]}:"
     if isinstance(value, dict) and value and json_schema.keys(json_schema.at(path) or {}):
-        yield f"{indent}{key}:"
+        yield start
         for name in _in_order(path, value):
             yield from _setting((*path, name), value[name], comments)
         return
-    line = f"{indent}{key}: {inline(value)}"
-    note = comments.get(tuple(str(part) for part in path))
-    if (
-        isinstance(value, list)
-        and value
-        and (len(line) > _WIDTH or any(isinstance(item, dict) for item in value))
-    ):
-        yield f"{indent}{key}:" + (f"\t# {note}" if note else "")
+    note = comments.get(tuple(map(str, path)))
+    behind = f"\t# {note}" if note else ""
+    line = f"{start} {inline(value)}"
+    if isinstance(value, list) and value and (len(line) > _WIDTH or isinstance(value[-1], dict)):
+        yield start + behind
         yield from (f"{indent}  - {inline(item)}" for item in value)
-        return
-    yield line + (f"\t# {note}" if note else "")
+    else:
+        yield line + behind
 
 
 def _in_order(path: KeyPath, names: Iterable[str]) -> list[str]:
@@ -101,9 +102,7 @@ def _number(value: float) -> str:
     """`2e-4` and `0.05`, and never more digits than were written."""
     if value == 0 or not math.isfinite(value) or 1e-3 <= abs(value) < 1e6:
         return repr(value)
-    short = next(text for digits in range(17) if float(text := f"{value:.{digits}e}") == value)
-    mantissa, _, exponent = short.partition("e")
-    return f"{mantissa}e{int(exponent)}"
+    return f"{Decimal(repr(value)).normalize():e}".replace("e+", "e")
 
 
 @cache
