@@ -151,7 +151,7 @@ def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
     for _ in range(1 + STEPS):
         model.zero_grad(set_to_none=False)
         began = time.process_time()
-        loss = float(causal_lm.backward(learner, batch, 1 / batch.num_labels))
+        loss = float(causal_lm.TASK.backward(learner, batch, 1 / batch.num_labels))
         seconds.append(time.process_time() - began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     trained = [p.grad for p in model.parameters() if p.grad is not None]
@@ -159,7 +159,7 @@ def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
     return {
         "cpu_seconds": min(seconds[1:]),
         "alone_seconds": alone(
-            model, lambda: causal_lm.backward(learner, batch, 1 / batch.num_labels)
+            model, lambda: causal_lm.TASK.backward(learner, batch, 1 / batch.num_labels)
         ),
         "peak_mb": peak / 1024,
         "tokens": batch.num_tokens,

@@ -105,7 +105,7 @@ def measure(name: str, way: str, width: int, precision: str) -> dict[str, float]
     from kubetune.models.fused_forwards import swap_forwards
     from kubetune.models.learner import Learner
     from kubetune.models.padding_free import choose_attention
-    from kubetune.tasks.causal_lm import backward
+    from kubetune.tasks.causal_lm import TASK
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def measure(name: str, way: str, width: int, precision: str) -> dict[str, float]
 
     def learn() -> float:
         return sum(
-            float(backward(learner, collate([rows[n] for n in group]), 1 / 1000))
+            float(TASK.backward(learner, collate([rows[n] for n in group]), 1 / 1000))
             for group in groups
         )
 

@@ -50,7 +50,9 @@ def seeing_line(name: str) -> str:
         config = Config.model_validate(
             {"model": path, "task": "vision_language", "data": {"train": "none"}}
         )
-        learner = vision_language.ready(AutoModelForImageTextToText.from_pretrained(path), config)
+        learner = vision_language.TASK.learner_of(
+            AutoModelForImageTextToText.from_pretrained(path), config
+        )
         return f"| `{name}` | {_way(learner)} |\n"
 
 

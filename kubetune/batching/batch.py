@@ -26,7 +26,7 @@ class Batch:
     is fp32 `[sequences, width]`, `rows` is empty, and `segments` holds the token types, int64 `[tokens]`. `pictures`
     are those of a vision-language model. A pair is two sequences, the chosen answer first; `targets`, of answers: fp32
     `[samples, 1]`; `reference`: fp64 `[samples, 2]`, log-probabilities of their labels before training. `label_counts`:
-    labels of each sequence. `whole`: what a task needs to know of the whole global batch. With a `tree` rows share
+    labels of each sequence. `totals`: what a task needs to know of the whole global batch. With a `tree` rows share
     beginnings, which are sequences of their own.
     """
 
@@ -41,7 +41,7 @@ class Batch:
     targets: Tensor | None = None
     reference: Tensor | None = None
     label_counts: tuple[int, ...] = ()
-    whole: object = None
+    totals: object = None
     tree: PrefixTree | None = None
 
     @property

@@ -173,9 +173,9 @@ def _require_targets(config: Config) -> None:
 
     from kubetune.models.adapters.lora import add_lora
     from kubetune.models.loading import skeleton
-    from kubetune.tasks import task_module
+    from kubetune.tasks import task_of
 
-    auto_class = getattr(transformers, task_module(config).AUTO_CLASS)
+    auto_class = getattr(transformers, task_of(config).auto_class)
     add_lora(skeleton(auto_class, config.model), lora, task_type="CAUSAL_LM", seed=0)
 
 

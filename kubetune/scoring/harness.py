@@ -27,7 +27,7 @@ from kubetune.models.learner import Learner
 from kubetune.models.padding_free import own_attention
 from kubetune.scoring.comparison import Measured
 from kubetune.scoring.statistics import compare, interval
-from kubetune.tasks.causal_lm import scored
+from kubetune.tasks.causal_lm import score_labels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -188,7 +188,7 @@ def log_likelihoods(
     for taken, laid_out in batches:
         batch = laid_out.to(device)
         with packed(batch.cu_seqlens, parents=batch.parents):
-            _, right, each = fsdp.inside(learner.lm, scored, learner, batch)
+            _, right, each = fsdp.inside(learner.lm, score_labels, learner, batch)
         sizes = [int(rows[i][1].sum()) for i in taken]
         for i, losses, hits in zip(
             taken, each.double().split(sizes), right.split(sizes), strict=True

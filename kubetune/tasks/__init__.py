@@ -1,17 +1,16 @@
-"""Tasks, the things that can be trained: one module each, imported on use.
+"""Tasks, the things that can be trained: one class each, in a module that is imported on use.
 
-Each fulfils one protocol. Not for the loop, which is the same for all (training). Read `protocol` first, then
-`causal_lm`.
+Not for the loop, which is the same for all (training). Read `task` first, then `causal_lm`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from kubetune.config.schema import Config
 from kubetune.data.text.labels import Labels
-from kubetune.tasks.protocol import Task
+from kubetune.tasks.task import Task
 
 TASKS = {
     "causal_lm": "kubetune.tasks.causal_lm",
@@ -21,34 +20,15 @@ TASKS = {
     "vision_language": "kubetune.tasks.vision_language",
     "vision_preference": "kubetune.tasks.vision_preference",
 }
+"""The module of each task. Its `TASK` is the task."""
+
+
+def task_of(config: Config) -> Task:
+    """Return the config's task. Pairs of answers about images have a task of their own."""
+    name = "vision_preference" if config.preference.images else config.task
+    return cast(Task, import_module(TASKS[name]).TASK)
 
 
 def metric_names(config: Config, labels: Labels | None) -> tuple[str, ...]:
-    """Metrics of an evaluation of the config's task: of a classifier, with these labels."""
+    """Return the metrics of an evaluation. A classifier's follow from its labels."""
     return config.metrics if labels is None else labels.metrics
-
-
-def task_module(config: Config) -> Task:
-    """The module of the config's task, which is another where pairs of answers are about images."""
-    return cast(
-        Task, import_module(TASKS["vision_preference" if config.preference.images else config.task])
-    )
-
-
-if TYPE_CHECKING:
-    from kubetune.tasks import (
-        causal_lm,
-        preference,
-        reward_model,
-        sequence_classification,
-        vision_language,
-        vision_preference,
-    )
-
-    # mypy compares each module with the protocol.
-    _causal_lm: Task = causal_lm
-    _preference: Task = preference
-    _reward_model: Task = reward_model
-    _sequence_classification: Task = sequence_classification
-    _vision_language: Task = vision_language
-    _vision_preference: Task = vision_preference

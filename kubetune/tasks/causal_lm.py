@@ -1,11 +1,11 @@
-"""Causal language modelling: build the model, loss of a micro-batch, sums of an evaluation."""
+"""Causal language modelling: cross-entropy of the next token, over the tokens that are trained."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -14,160 +14,161 @@ from torch import Tensor, nn
 from kubetune.batching.batch import Batch
 from kubetune.distributed.process_group import World, sum_numbers
 from kubetune.kernels.cross_entropy import Head, linear_cross_entropy, score
-from kubetune.models import fsdp, loading, quantization
+from kubetune.models import fsdp, loading, padding_free, quantization
 from kubetune.models.acceleration import Workload, tune
 from kubetune.models.adapters import lora
 from kubetune.models.attention_hooks import packed
 from kubetune.models.learner import Learner
-from kubetune.models.padding_free import choose_attention, logit_rule, require_head
-from kubetune.models.padding_free import plain_logits as plain_logits
+from kubetune.tasks.task import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from kubetune.batching.feed import Work
     from kubetune.config.schema import Config
-    from kubetune.data.prepared.rows import Rows
-
-
-AUTO_CLASS = "AutoModelForCausalLM"
-STEP_METRICS: tuple[str, ...] = ()
-
-
-def build(config: Config, world: World, workload: Workload) -> Learner:
-    """Load the model, add adapters, choose the attention, and tune it for the work planned."""
-    from transformers import AutoModelForCausalLM
-
-    config = quantization.decide(config, world)
-    model = fsdp.load(AutoModelForCausalLM, config, world)
-    if config.lora is not None:
-        model = lora.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=config.training.seed)
-    return tune(ready(model.train(), config), config, workload, world.device)
-
-
-def load(config: Config, folder: Path, device: torch.device) -> Learner:
-    """The trained model of a checkpoint folder, to be evaluated."""
-    from transformers import AutoModelForCausalLM
-
-    config = quantization.decide(config, World(device=device))
-    return ready(loading.load_trained(AutoModelForCausalLM, config, folder, device), config)
-
-
-def ready(model: nn.Module, config: Config) -> Learner:
-    """Choose how sequences go through a loaded model."""
-    learner = Learner(model, choose_attention(model, config.model.attention))
-    if not learner.route.padding_free:  # else its check has looked at the head too
-        require_head(model)
-    return learner
-
-
-def load_settings(config: Config, folder: Path) -> dict[str, Any]:
-    """Settings that `from_pretrained` needs besides, to load the model of a checkpoint folder."""
-    return {}
-
-
-def head_of(learner: Learner) -> Head:
-    """The output head, and where the optimizer adds up its gradient."""
-    layer, sums = learner.lm.get_output_embeddings(), learner.gradient_sums
-    bias = getattr(layer, "bias", None)
-    rule, bias_sum = logit_rule(learner.lm), None if bias is None else sums.get(bias)
-    return Head(layer.weight, bias, rule, learner.kernels, sums.get(layer.weight), bias_sum)
-
-
-def loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
-    """`scale × Σ cross-entropy` over the labels of one micro-batch. Call it, and `.backward()`, inside `packed`."""
-    hidden, head = learner.hidden(learner, batch)[batch.rows], head_of(learner)
-    if batch.tree is None:
-        return linear_cross_entropy(hidden, batch.labels, head, scale)
-    counts = [length for length, _ in batch.tree.counts]
-    runs = zip(
-        hidden[batch.tree.places].split(counts),
-        batch.labels.split(counts),
-        batch.tree.counts,
-        strict=True,
-    )
-    return torch.stack(
-        [linear_cross_entropy(x, y, head, scale * rows) for x, y, (_, rows) in runs]
-    ).sum()
-
-
-def completed(_: Learner, work: Work, __: World) -> Work:
-    """The work as it is, which its labels divide."""
-    return work
-
-
-def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
-    """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
-    with packed(batch.cu_seqlens, batch.rows, parents=batch.parents):
-        value = fsdp.inside(learner.lm, loss, learner, batch, scale)
-        learner.routing.balanced(value, scale).backward()
-    return value.detach()
 
 
 class Sums(NamedTuple):
-    """Sums of an evaluation over a micro-batch. `samples` `[sequences]`: row ids, with loss and labels of each."""
+    """Sums over one micro-batch of an evaluation."""
 
     loss: float
-    right: float
-    labels: float
-    samples: NDArray[np.int64]
-    sample_losses: NDArray[np.float64]
-    sample_labels: NDArray[np.float64]
+    num_right: float  # labels that have the highest logit
+    num_labels: float
+    samples: NDArray[np.int64]  # [sequences] row ids
+    sample_losses: NDArray[np.float64]  # [sequences]
+    sample_labels: NDArray[np.float64]  # [sequences] number of labels
 
 
-@torch.no_grad()
-def evaluate(learner: Learner, batch: Batch) -> Sums:
-    """Sums over one micro-batch."""
-    with packed(batch.cu_seqlens, parents=batch.parents):
-        total, right, each = fsdp.inside(learner.lm, scored, learner, batch)
-    number = len(batch.samples)
-    sequence = np.repeat(np.arange(len(batch.label_counts)), batch.label_counts)
-    losses = np.bincount(sequence, each.double().cpu().numpy(), number).astype(np.float64)
-    counts = np.bincount(sequence, minlength=number).astype(np.float64)
-    samples = np.asarray(batch.samples, np.int64)
-    return Sums(float(total), float(right.sum()), float(len(sequence)), samples, losses, counts)
+class CausalLM(Task):
+    """Train a language model on the next token."""
+
+    auto_class = "AutoModelForCausalLM"
+
+    def build(self, config: Config, world: World, workload: Workload) -> Learner:
+        """Load the model, add adapters, choose the attention, and tune it for the work."""
+        from transformers import AutoModelForCausalLM
+
+        config = quantization.decide(config, world)
+        model = fsdp.load(AutoModelForCausalLM, config, world)
+        if config.lora is not None:
+            seed = config.training.seed
+            model = lora.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=seed)
+        learner = self.learner_of(model.train(), config)
+        return tune(learner, config, workload, world.device)
+
+    def load(self, config: Config, folder: Path, device: torch.device) -> Learner:
+        """Return the trained model of a checkpoint folder, to be evaluated."""
+        import transformers
+
+        config = quantization.decide(config, World(device=device))
+        auto_class = getattr(transformers, self.auto_class)
+        return self.learner_of(loading.load_trained(auto_class, config, folder, device), config)
+
+    def learner_of(self, model: nn.Module, config: Config) -> Learner:
+        """Choose how sequences go through a loaded model."""
+        route = padding_free.choose_attention(model, config.model.attention)
+        if not route.padding_free:
+            # The check of a padding-free route looks at the head too; this route had none.
+            padding_free.require_head(model)
+        return Learner(model, route)
+
+    def plain_logits(self, model: Any, batch: Batch) -> Tensor:
+        """Return logits `[tokens, vocabulary]` of a single sequence by the model's own code."""
+        return padding_free.plain_logits(model, batch)
+
+    def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
+        """Add the gradient of one micro-batch to the parameters, and return its loss."""
+        with packed(batch.cu_seqlens, batch.rows, parents=batch.parents):
+            value = fsdp.inside(learner.lm, summed_loss, learner, batch, scale)
+            learner.routing.balanced(value, scale).backward()
+        return value.detach()
+
+    @torch.no_grad()
+    def evaluate(self, learner: Learner, batch: Batch) -> Any:
+        """Return the `Sums` over one micro-batch."""
+        with packed(batch.cu_seqlens, parents=batch.parents):
+            total, right, losses = fsdp.inside(learner.lm, score_labels, learner, batch)
+        # Labels stand sequence after sequence: number the sequence of each, then add up by that number.
+        sequence = np.repeat(np.arange(len(batch.label_counts)), batch.label_counts)
+        number = len(batch.samples)
+        loss_sums = np.bincount(sequence, losses.double().cpu().numpy(), number)
+        label_counts = np.bincount(sequence, minlength=number)
+        return Sums(
+            loss=float(total),
+            num_right=float(right.sum()),
+            num_labels=float(len(sequence)),
+            samples=np.asarray(batch.samples, np.int64),
+            sample_losses=loss_sums.astype(np.float64),
+            sample_labels=label_counts.astype(np.float64),
+        )
+
+    def metrics(self, learner: Learner, parts: Sequence[Any], world: World) -> dict[str, float]:
+        """Return loss, perplexity and token accuracy over all batches of all ranks."""
+        loss = sum((part.loss for part in parts), 0.0)
+        right = sum((part.num_right for part in parts), 0.0)
+        labels = sum((part.num_labels for part in parts), 0.0)
+        loss, right, labels = sum_numbers([loss, right, labels], world)
+        labels = max(labels, 1.0)
+        mean = loss / labels
+        return {
+            "eval_loss": mean,
+            "eval_perplexity": math.exp(min(mean, 700.0)),
+            "eval_token_accuracy": right / labels,
+        }
+
+    def sample_losses(
+        self, learner: Learner, parts: Sequence[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return ids of this rank's samples, and the summed loss and the number of labels of each."""
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0), np.empty(0)
+        ids = np.concatenate([part.samples for part in parts])
+        losses = np.concatenate([part.sample_losses for part in parts])
+        labels = np.concatenate([part.sample_labels for part in parts])
+        return ids, losses, labels
 
 
-def scored(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """`score` of the labels of one micro-batch, those of each row after those of the one before."""
-    hidden, labels = learner.hidden(learner, batch)[batch.rows], batch.labels
-    if batch.tree is not None:
-        hidden, labels = hidden[batch.tree.places[batch.tree.entries]], labels[batch.tree.entries]
-    return score(hidden, labels, head_of(learner))
+TASK: Final = CausalLM()
 
 
-def sample_losses(
-    _: Learner, parts: Sequence[Sums]
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Ids of this rank's samples, with the summed loss and the number of labels of each."""
-    nothing = (np.empty(0, np.int64), np.empty(0), np.empty(0))
-    ids, losses, counts = (
-        np.concatenate(column) for column in zip(nothing, *(p[3:] for p in parts), strict=True)
+def head_of(learner: Learner) -> Head:
+    """Return the output head, with the place where the optimizer adds up its gradient."""
+    layer = learner.lm.get_output_embeddings()
+    sums = learner.gradient_sums
+    bias = getattr(layer, "bias", None)
+    return Head(
+        layer.weight,
+        bias,
+        padding_free.logit_rule(learner.lm),
+        learner.kernels,
+        sums.get(layer.weight),
+        None if bias is None else sums.get(bias),
     )
-    return ids, losses, counts
 
 
-def metrics(_: Learner, parts: Sequence[Sums], world: World) -> dict[str, float]:
-    """Evaluation metrics from the sums of all batches of all ranks."""
-    mine = [
-        sum(column) for column in zip((0.0, 0.0, 0.0), *(part[:3] for part in parts), strict=True)
-    ]
-    total, right, labels = sum_numbers(mine, world)
-    mean = total / max(labels, 1.0)
-    return {
-        "eval_loss": mean,
-        "eval_perplexity": math.exp(min(mean, 700.0)),
-        "eval_token_accuracy": right / max(labels, 1.0),
-    }
+def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
+    """Return `scale × Σ cross-entropy` over the labels of one micro-batch. Call `.backward()` inside `packed`."""
+    hidden = learner.hidden(learner, batch)[batch.rows]
+    head = head_of(learner)
+    tree = batch.tree
+    if tree is None:
+        return linear_cross_entropy(hidden, batch.labels, head, scale)
+    # A label of a beginning that several rows share counts once for each of them:
+    #     counts [(3, 2), (4, 1)]: three labels of two rows, then four labels of one row
+    lengths = [length for length, _ in tree.counts]
+    hidden_runs = hidden[tree.places].split(lengths)
+    label_runs = batch.labels.split(lengths)
+    losses = []
+    for run, (_, num_rows) in enumerate(tree.counts):
+        run_scale = scale * num_rows
+        losses.append(linear_cross_entropy(hidden_runs[run], label_runs[run], head, run_scale))
+    return torch.stack(losses).sum()
 
 
-def labels_of(folder: Path) -> None:
-    """None: a language model tells no labels apart."""
-
-
-def predictions(learner: Learner, parts: Sequence[Any], rows: Rows) -> None:
-    """None: what a language model says is asked by `kubetune generate`."""
-
-
-def confusion(learner: Learner, parts: Sequence[Any]) -> None:
-    """None: there are no classes."""
+def score_labels(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `score` of the labels of one micro-batch, row after row."""
+    hidden = learner.hidden(learner, batch)[batch.rows]
+    labels = batch.labels
+    if batch.tree is not None:
+        hidden = hidden[batch.tree.places[batch.tree.entries]]
+        labels = labels[batch.tree.entries]
+    return score(hidden, labels, head_of(learner))

@@ -1,6 +1,6 @@
-"""Reward models: a head with one output that scores answers, trained on pairs (Bradley and Terry).
+"""Reward models: a head with one output scores answers, trained on pairs (Bradley and Terry).
 
-The model is sequence_classification's, of the kind of a regression: the last token of an answer is scored.
+The model is a regression's of sequence_classification: the last token of an answer is scored.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ from kubetune.data.text.labels import Labels
 from kubetune.distributed.process_group import World, gather
 from kubetune.models import fsdp
 from kubetune.models.learner import lone_sequences
-from kubetune.tasks import sequence_classification
-from kubetune.tasks.causal_lm import confusion, labels_of, predictions
-from kubetune.tasks.sequence_classification import (
-    AUTO_CLASS,
-    load_settings,
-    logits,
-    plain_logits,
-    running,
-)
+from kubetune.tasks.sequence_classification import SequenceClassification, logits, running
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,119 +31,130 @@ if TYPE_CHECKING:
     from kubetune.models.acceleration import Workload
     from kubetune.models.learner import Learner
 
-__all__ = [
-    "AUTO_CLASS", "STEP_METRICS", "backward", "build", "completed", "confusion", "evaluate", "labels_of", "load",
-    "load_settings", "metrics", "plain_logits", "predictions", "sample_losses",
-]  # fmt: skip
-
-STEP_METRICS = REWARD_MEASURES
-
 REWARD: Final = Labels("regression", ("reward",))
 
 
-def build(config: Config, world: World, workload: Workload) -> Learner:
-    """A classifier with one output, ready to train."""
-    learner = sequence_classification.build(config, world, replace(workload, labels=REWARD))
-    return replace(learner, preference=config.preference)
+class Scores(NamedTuple):
+    """Rewards of the pairs of one batch of an evaluation."""
+
+    samples: NDArray[np.int64]  # [pairs] row ids
+    rewards: NDArray[np.float64]  # [pairs, 2] of the chosen and of the rejected answer
+    losses: NDArray[np.float64]  # [pairs]
 
 
-def load(config: Config, folder: Path, device: torch.device) -> Learner:
-    """The trained model of a checkpoint folder, to be evaluated."""
-    return replace(
-        sequence_classification.load(config, folder, device), preference=config.preference
-    )
+class RewardModel(SequenceClassification):
+    """Train a head with one output on pairs of answers."""
+
+    step_metrics = REWARD_MEASURES
+
+    def build(self, config: Config, world: World, workload: Workload) -> Learner:
+        """Return a classifier with one output, ready to train."""
+        learner = super().build(config, world, replace(workload, labels=REWARD))
+        return replace(learner, preference=config.preference)
+
+    def load(self, config: Config, folder: Path, device: torch.device) -> Learner:
+        """Return the trained model of a checkpoint folder, to be evaluated."""
+        return replace(super().load(config, folder, device), preference=config.preference)
+
+    def labels_of(self, folder: Path) -> None:
+        """Return None: a reward model tells no labels apart."""
+
+    def with_batch_totals(self, learner: Learner, work: Work, world: World) -> Work:
+        """Divide the work of a step by its pairs."""
+        return replace(work, divisor=work.samples)
+
+    def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
+        """Add the gradient of one micro-batch to the parameters; return loss and measures, scaled, detached."""
+        with running(learner, batch):
+            rewards = rewards_of(learner, batch)
+            value = pair_losses(learner, batch, rewards).sum()
+            learner.routing.balanced(value * scale, scale).backward()
+        measured = _measures(rewards.detach()).sum(0)
+        return torch.cat([value.detach()[None], measured]) * scale
+
+    @torch.no_grad()
+    def evaluate(self, learner: Learner, batch: Batch) -> Scores:
+        """Return rewards and losses of one micro-batch."""
+        with running(learner, batch):
+            rewards = rewards_of(learner, batch).double()
+        losses = pair_losses(learner, batch, rewards)
+        samples = np.asarray(batch.samples, np.int64)
+        return Scores(samples, rewards.cpu().numpy(), losses.cpu().numpy())
+
+    def metrics(self, learner: Learner, parts: Sequence[Scores], world: World) -> dict[str, float]:
+        """Return loss and measures over all pairs of all ranks, each pair once."""
+        everything = _joined([part for share in gather(list(parts), world) for part in share])
+        metrics = {"eval_loss": float(everything.losses.mean())}
+        means = _measures(torch.from_numpy(everything.rewards)).mean(0).tolist()
+        for name, mean in zip(REWARD_MEASURES, means, strict=True):
+            metrics[f"eval_{name}"] = mean
+        return metrics
+
+    def sample_losses(
+        self, learner: Learner, parts: Sequence[Scores]
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return ids of this rank's pairs and the loss of each, which counts as that of one label."""
+        pairs = _joined(parts)
+        return pairs.samples, pairs.losses, np.ones(len(pairs.samples))
+
+    def predictions(self, learner: Learner, parts: Sequence[Any], rows: Any) -> None:
+        """Return None: a reward model predicts no labels."""
+
+    def confusion(self, learner: Learner, parts: Sequence[Any]) -> None:
+        """Return None: there are no classes."""
 
 
-def completed(_: Learner, work: Work, __: World) -> Work:
-    """The work of a step, divided by its pairs."""
-    return replace(work, divisor=work.samples)
+TASK: Final = RewardModel()
 
 
-def rewards(learner: Learner, batch: Batch) -> Tensor:
-    """fp32 rewards of both answers of each row, `[rows, 2]`. Call it, and `.backward()`, inside `running`."""
-    found = fsdp.inside(learner.lm, _outputs, learner, batch)
-    return found[: 2 * len(batch.samples), 0].view(len(batch.samples), 2)
+def rewards_of(learner: Learner, batch: Batch) -> Tensor:
+    """Return fp32 rewards of both answers of each pair, `[pairs, 2]`. Call it and `.backward()` inside `running`."""
+    number = len(batch.samples)
+    outputs: Tensor = fsdp.inside(learner.lm, _outputs, learner, batch)
+    # Behind the answers may be a sequence without a row, which keeps a rank without work in step with the others.
+    return outputs[: 2 * number, 0].view(number, 2)
 
 
 def _outputs(learner: Learner, batch: Batch) -> Tensor:
     if learner.route.padding_free:
         return logits(learner, batch)
-    return torch.cat([logits(learner, one) for one in lone_sequences(batch)])
+    return torch.cat([logits(learner, sequence) for sequence in lone_sequences(batch)])
 
 
-def losses(learner: Learner, said: Tensor, margins: Tensor | None) -> Tensor:
-    """Loss of each pair `[rows]`: the better answer's reward is to be higher, by its margin where it has one."""
+def pair_losses(learner: Learner, batch: Batch, rewards: Tensor) -> Tensor:
+    """Return the loss of each pair `[pairs]`: the better answer's reward is to be higher, by its margin if it has one."""
     settings = learner.preference
     assert settings is not None, "reward models have them"
-    found = -F.logsigmoid(said[:, 0] - said[:, 1] - (0.0 if margins is None else margins))
+    margins = 0.0 if batch.targets is None else batch.targets[:, 0]
+    losses = -F.logsigmoid(rewards[:, 0] - rewards[:, 1] - margins)
     if settings.center_coefficient is not None:
-        found = found + settings.center_coefficient * said.sum(1).square()
-    return found
+        losses = losses + settings.center_coefficient * rewards.sum(1).square()
+    return losses
 
 
-def _measures(said: Tensor) -> Tensor:
-    margin = said[:, 0] - said[:, 1]
-    return torch.stack([(margin > 0).to(margin), margin, *said.unbind(1)], 1)
-
-
-def _margins(batch: Batch) -> Tensor | None:
-    return None if batch.targets is None else batch.targets[:, 0]
-
-
-def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
-    """Add the gradient of one micro-batch to the parameters; return loss and STEP_METRICS, scaled, detached."""
-    with running(learner, batch):
-        said = rewards(learner, batch)
-        value = losses(learner, said, _margins(batch)).sum()
-        learner.routing.balanced(value * scale, scale).backward()
-    return torch.cat([value.detach()[None], _measures(said.detach()).sum(0)]) * scale
-
-
-class Scores(NamedTuple):
-    """Rewards of one batch of an evaluation: ids of the rows, `[n, 2]` rewards and the loss of each."""
-
-    samples: NDArray[np.int64]
-    rewards: NDArray[np.float64]
-    losses: NDArray[np.float64]
-
-
-@torch.no_grad()
-def evaluate(learner: Learner, batch: Batch) -> Scores:
-    """Rewards and losses of one micro-batch."""
-    with running(learner, batch):
-        said = rewards(learner, batch).double()
-    each = losses(learner, said, _margins(batch))
-    return Scores(np.asarray(batch.samples, np.int64), said.cpu().numpy(), each.cpu().numpy())
+def _measures(rewards: Tensor) -> Tensor:
+    """Return REWARD_MEASURES of each pair, `[pairs, measures]`."""
+    chosen, rejected = rewards.unbind(1)
+    margin = chosen - rejected
+    return torch.stack([(margin > 0).to(margin), margin, chosen, rejected], 1)
 
 
 def _joined(parts: Sequence[Scores]) -> Scores:
-    """All rows of some batches in the order of their ids, whoever ran them."""
-    nothing = Scores(np.empty(0, np.int64), np.empty((0, 2)), np.empty(0))
-    samples, said, each = (np.concatenate(column) for column in zip(nothing, *parts, strict=True))
+    """Return all pairs in the order of their ids, whichever rank ran them."""
+    if not parts:
+        return Scores(np.empty(0, np.int64), np.empty((0, 2)), np.empty(0))
+    samples = np.concatenate([part.samples for part in parts])
+    rewards = np.concatenate([part.rewards for part in parts])
+    losses = np.concatenate([part.losses for part in parts])
     order = np.argsort(samples, kind="stable")
-    return Scores(samples[order], said[order], each[order])
-
-
-def metrics(_: Learner, parts: Sequence[Scores], world: World) -> dict[str, float]:
-    """Evaluation metrics of all rows of all ranks, each once."""
-    everything = _joined([part for share in gather(list(parts), world) for part in share])
-    means = _measures(torch.from_numpy(everything.rewards)).mean(0).tolist()
-    measured = {f"eval_{name}": mean for name, mean in zip(REWARD_MEASURES, means, strict=True)}
-    return {"eval_loss": float(everything.losses.mean()), **measured}
-
-
-def sample_losses(
-    _: Learner, parts: Sequence[Scores]
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Ids of this rank's samples, with the loss of each, which counts as that of one label."""
-    samples, _rewards, each = _joined(parts)
-    return samples, each, np.ones(len(samples))
+    return Scores(samples[order], rewards[order], losses[order])
 
 
 def score(learner: Learner, batches: Sequence[Batch]) -> list[float]:
-    """Rewards of the answers of some batches, in the order of their samples; one sequence a sample."""
-    found: dict[int, float] = {}
+    """Return the rewards of answers, one sequence each, in the order of their sample ids."""
+    rewards: dict[int, float] = {}
     for batch in batches:
         with torch.no_grad(), running(learner, batch):
-            found.update(zip(batch.samples, logits(learner, batch)[:, 0].tolist(), strict=True))
-    return [found[sample] for sample in sorted(found)]
+            outputs = logits(learner, batch)[:, 0].tolist()
+        rewards.update(zip(batch.samples, outputs, strict=True))
+    return [rewards[sample] for sample in sorted(rewards)]

@@ -1,11 +1,11 @@
-"""Sequence classification and regression: build the model, loss of a micro-batch, outputs of an evaluation."""
+"""Sequence classification and regression: a label, several labels or a number for each text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -36,14 +36,13 @@ from kubetune.models.classifier_pooling import (
 )
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import unwrap
-from kubetune.tasks.causal_lm import STEP_METRICS as STEP_METRICS
-from kubetune.tasks.causal_lm import completed as completed
 from kubetune.tasks.classification_metrics import (
     count_confusions,
     losses_of,
     measure,
     probabilities,
 )
+from kubetune.tasks.task import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,203 +51,220 @@ if TYPE_CHECKING:
     from kubetune.data.prepared.rows import Rows
 
 
-AUTO_CLASS = "AutoModelForSequenceClassification"
+# Above this many weights of layers × tokens, to compile products for a new number of tokens costs less than a few
+# tokens more.
+SMALL_WORK: Final = 2**33
 
-SMALL_WORK = 2**33
-"""Weights of layers × tokens up to which products for a new number of tokens cost more to compile than a few tokens."""
-
-_WEIGHTS: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
-"""Of a model's linear layers: they are counted once, not in every micro-batch."""
+# The number of weights of a model's linear layers: they are counted once, not in every micro-batch.
+_NUM_WEIGHTS: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
 
 
 class Outputs(NamedTuple):
-    """Outputs for some samples: `samples` `[n]`, `logits` `[n, outputs]`, `targets` `[n, width]`."""
+    """The model's outputs for some samples."""
 
-    samples: NDArray[np.int64]
-    logits: NDArray[np.float64]
-    targets: NDArray[np.float64]
+    samples: NDArray[np.int64]  # [samples] row ids
+    logits: NDArray[np.float64]  # [samples, outputs]
+    targets: NDArray[np.float64]  # [samples, width]
 
 
-def build(config: Config, world: World, workload: Workload) -> Learner:
-    """Load the model with a head for the labels, add adapters, choose the attention, and tune it for the work."""
-    labels = workload.labels
-    assert labels is not None, "prepared data of this task have labels"
-    config = quantization.decide(config, world)
-    torch.manual_seed(config.training.seed)  # a new head is drawn at random, alike on every rank
-    settings = {"ignore_mismatched_sizes": True, **labels.model_settings()}
-    model = fsdp.load(AutoModelForSequenceClassification, config, world, **settings)
-    if fsdp.is_wanted(config, world) and not pools_last(model):
-        raise errors.ConfigError(
-            f"training.parallelism: fsdp is for decoders, of which layers and the one row of the head are sharded, and "
-            f"{config.model.path} is none; encoders are small: use ddp, which leaves each rank a whole copy"
-        )
-    name_padding(model, load_tokenizer(config.model).pad_id)
-    if config.lora is not None:
+class SequenceClassification(Task):
+    """Train a model with a head for labels or for numbers."""
+
+    auto_class = "AutoModelForSequenceClassification"
+
+    def build(self, config: Config, world: World, workload: Workload) -> Learner:
+        """Load the model with a head for the labels, add adapters, choose the attention, tune it for the work."""
+        labels = workload.labels
+        assert labels is not None, "prepared data of this task have labels"
+        config = quantization.decide(config, world)
         seed = config.training.seed
-        model = lora.add_lora(
-            model, config.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model)
+        torch.manual_seed(seed)  # a new head is drawn at random, alike on every rank
+        settings = {"ignore_mismatched_sizes": True, **labels.model_settings()}
+        model = fsdp.load(AutoModelForSequenceClassification, config, world, **settings)
+        if fsdp.is_wanted(config, world) and not pools_last(model):
+            raise errors.ConfigError(
+                "training.parallelism: fsdp shards the layers of decoders, and "
+                f"{config.model.path} is an encoder. Use ddp, which gives each rank a whole copy: encoders are small"
+            )
+        name_padding(model, load_tokenizer(config.model).pad_id)
+        if config.lora is not None:
+            model = lora.add_lora(
+                model, config.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model)
+            )
+        learner = Learner(model.train(), prepare_pooling(model, config.model.attention), labels)
+        if not pools_last(unwrap(model)) and config.training.compile == "auto":
+            config = without_compiler(config)  # encoders have none of the parts that gain by it
+        return tune(learner, config, workload, world.device)
+
+    def load(self, config: Config, folder: Path, device: torch.device) -> Learner:
+        """Return the trained model of a checkpoint folder, to be evaluated."""
+        config = quantization.decide(config, World(device=device))
+        labels = labels_in(folder)
+        settings = _head_settings(config, labels)
+        model = loading.load_trained(
+            AutoModelForSequenceClassification, config, folder, device, **settings
         )
-    learner = Learner(model.train(), prepare_pooling(model, config.model.attention), labels)
-    if not pools_last(unwrap(model)) and config.training.compile == "auto":
-        config = without_compiler(config)  # encoders have none of the parts that gain by it
-    return tune(learner, config, workload, world.device)
+        return Learner(model.eval(), prepare_pooling(model, config.model.attention), labels)
+
+    def load_settings(self, config: Config, folder: Path) -> dict[str, Any]:
+        """Return what loads the head of a checkpoint folder."""
+        return _head_settings(config, labels_in(folder))
+
+    def plain_logits(self, model: Any, batch: Batch) -> Tensor:
+        """Return logits `[1, outputs]` of a single sequence by the model's own code."""
+        return lone_logits(unwrap(model), batch)
+
+    def labels_of(self, folder: Path) -> Labels | None:
+        """Return the labels that the model of a checkpoint folder tells apart."""
+        return labels_in(folder)
+
+    def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
+        """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
+        batch = even_length(learner, batch)
+        with running(learner, batch):
+            value = summed_loss(learner, batch, scale)
+            learner.routing.balanced(value, scale).backward()
+        return value.detach()
+
+    @torch.no_grad()
+    def evaluate(self, learner: Learner, batch: Batch) -> Any:
+        """Return the `Outputs` for one micro-batch."""
+        batch = even_length(learner, batch)
+        with running(learner, batch):
+            outputs = logits(learner, batch)[: len(batch.labels)].double().cpu().numpy()
+        targets = batch.labels.double().cpu().numpy()
+        return Outputs(np.asarray(batch.samples, np.int64), outputs, targets)
+
+    def metrics(self, learner: Learner, parts: Sequence[Any], world: World) -> dict[str, float]:
+        """Return metrics over all samples of all ranks, each sample once."""
+        everything = join([part for share in gather(list(parts), world) for part in share])
+        return measure(_labels(learner), everything.logits, everything.targets)
+
+    def sample_losses(
+        self, learner: Learner, parts: Sequence[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return ids of this rank's samples and the loss of each, which counts as that of one label."""
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0), np.empty(0)
+        mine = join(parts)
+        losses = losses_of(_labels(learner), mine.logits, mine.targets)
+        return mine.samples, losses, np.ones(len(losses))
+
+    def predictions(
+        self, learner: Learner, parts: Sequence[Any], rows: Rows
+    ) -> Iterator[dict[str, Any]] | None:
+        """Return for each row, in order, `source`, `record` (from 0), `label`, and what `verdicts` gives."""
+        return _predictions(_labels(learner), join(parts), rows)
+
+    def confusion(self, learner: Learner, parts: Sequence[Any]) -> list[list[int]] | None:
+        """Return the confusion matrix, class i (row) taken for class j (column), or None without single classes."""
+        labels = _labels(learner)
+        if labels.problem_type != "single_label_classification":
+            return None
+        everything = join(parts)
+        return count_confusions(labels, everything.logits, everything.targets)
 
 
-def load(config: Config, folder: Path, device: torch.device) -> Learner:
-    """The trained model of a checkpoint folder, to be evaluated."""
-    config = quantization.decide(config, World(device=device))
-    settings = load_settings(config, folder)
-    model = loading.load_trained(
-        AutoModelForSequenceClassification, config, folder, device, **settings
-    )
-    return Learner(model.eval(), prepare_pooling(model, config.model.attention), labels_of(folder))
+TASK: Final = SequenceClassification()
 
 
-def load_settings(config: Config, folder: Path) -> dict[str, Any]:
-    """Settings that `from_pretrained` needs besides, to load the model of a checkpoint folder.
-
-    The base of an adapter knows nothing of the labels.
-    """
-    return (
-        labels_of(folder).model_settings() | {"ignore_mismatched_sizes": True}
-        if config.lora is not None
-        else {}
-    )
-
-
-def plain_logits(model: Any, batch: Batch) -> Tensor:
-    """Logits `[1, outputs]` of a single sequence, by the model's own code."""
-    return lone_logits(unwrap(model), batch)
-
-
-def labels_of(folder: Path) -> Labels:
-    """The labels that the model of a checkpoint folder tells apart."""
+def labels_in(folder: Path) -> Labels:
+    """Return the labels that config.json of a checkpoint folder names."""
     facts: Any = PreTrainedConfig.from_dict(read_json(folder / "config.json"))
-    return Labels(
-        cast(ProblemType, facts.problem_type),
-        tuple(facts.id2label[i] for i in range(facts.num_labels)),
-    )
+    names = tuple(facts.id2label[i] for i in range(facts.num_labels))
+    return Labels(cast(ProblemType, facts.problem_type), names)
+
+
+def _head_settings(config: Config, labels: Labels) -> dict[str, Any]:
+    """Return what `from_pretrained` needs to load a head for these labels. A base of adapters knows nothing of them."""
+    if config.lora is None:
+        return {}
+    return labels.model_settings() | {"ignore_mismatched_sizes": True}
 
 
 def _labels(learner: Learner) -> Labels:
-    assert learner.labels is not None, "a classifier has them"
+    assert learner.labels is not None, "a classifier has labels"
     return learner.labels
 
 
 def running(learner: Learner, batch: Batch) -> AbstractContextManager[None]:
-    """Context of forward and backward: the packed batch, or nothing where the model's own code runs."""
+    """Return the context of forward and backward: the packed batch, or nothing where the model's own code runs."""
     return flow(learner.lm, batch) if learner.route.padding_free else nullcontext()
 
 
 def logits(learner: Learner, batch: Batch) -> Tensor:
-    """fp32 logits `[sequences, outputs]`. Call it, and `.backward()`, inside `running`."""
-    lm = learner.lm
-    return (packed_logits if learner.route.padding_free else lone_logits)(lm, batch).float()
+    """Return fp32 logits `[sequences, outputs]`. Call it, and `.backward()`, inside `running`."""
+    run = packed_logits if learner.route.padding_free else lone_logits
+    return run(learner.lm, batch).float()
 
 
 def even_length(learner: Learner, batch: Batch) -> Batch:
-    """The batch, filled up to one of few lengths where that costs less than oneDNN's compiling of products for another:
-    with small layers in bf16 on a CPU. Of a small BERT's step it took a fifth."""
-    is_exact = learner.lm.dtype == torch.float32 or batch.input_ids.device.type != "cpu"
-    if (
-        is_exact or not learner.route.padding_free or learner.routing.counts is not None
-    ):  # experts count what they do
+    """Fill the batch up to one of few lengths where that is cheaper than what oneDNN compiles for each new length.
+
+    That is so for small layers in bf16 on a CPU: of a small BERT's step it took a fifth.
+    """
+    lm = learner.lm
+    if lm.dtype == torch.float32 or batch.input_ids.device.type != "cpu":
         return batch
-    if learner.lm not in _WEIGHTS:
-        linear = (m for m in learner.lm.modules() if isinstance(m, torch.nn.Linear))
-        _WEIGHTS[learner.lm] = sum(m.weight.numel() for m in linear)
-    return filled_up(batch) if _WEIGHTS[learner.lm] * batch.num_tokens < SMALL_WORK else batch
+    counts_tokens = (
+        learner.routing.counts is not None
+    )  # filling would be counted as load of experts
+    if counts_tokens or not learner.route.padding_free:
+        return batch
+    if lm not in _NUM_WEIGHTS:
+        linear = (module for module in lm.modules() if isinstance(module, torch.nn.Linear))
+        _NUM_WEIGHTS[lm] = sum(module.weight.numel() for module in linear)
+    is_small = _NUM_WEIGHTS[lm] * batch.num_tokens < SMALL_WORK
+    return filled_up(batch) if is_small else batch
 
 
-def loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
-    """`scale × Σ loss` over the sequences of one micro-batch: cross-entropy, mean binary one, or squared error."""
-    said = logits(learner, batch)[: len(batch.labels)]  # behind them is what fills the batch up
-    if _labels(learner).problem_type == "single_label_classification":
-        return scale * F.cross_entropy(said, batch.labels[:, 0].long(), reduction="sum")
-    if _labels(learner).problem_type == "multi_label_classification":
-        return (
-            scale
-            * F.binary_cross_entropy_with_logits(said, batch.labels, reduction="none").mean(1).sum()
-        )
-    return scale * F.mse_loss(said, batch.labels, reduction="sum")
+def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
+    """Return `scale × Σ loss` over the sequences of one micro-batch.
 
-
-def backward(learner: Learner, batch: Batch, scale: float) -> Tensor:
-    """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
-    batch = even_length(learner, batch)
-    with running(learner, batch):
-        value = loss(learner, batch, scale)
-        learner.routing.balanced(value, scale).backward()
-    return value.detach()
-
-
-@torch.no_grad()
-def evaluate(learner: Learner, batch: Batch) -> Outputs:
-    """Outputs for one micro-batch."""
-    batch = even_length(learner, batch)
-    with running(learner, batch):
-        said = logits(learner, batch)[: len(batch.labels)].double().cpu().numpy()
-    return Outputs(np.asarray(batch.samples, np.int64), said, batch.labels.double().cpu().numpy())
-
-
-def metrics(learner: Learner, parts: Sequence[Outputs], world: World) -> dict[str, float]:
-    """Evaluation metrics of all samples of all ranks, each once."""
-    everything = join([part for share in gather(list(parts), world) for part in share])
-    return measure(_labels(learner), everything.logits, everything.targets)
-
-
-def sample_losses(
-    learner: Learner, parts: Sequence[Outputs]
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Ids of this rank's samples, with the loss of each, which counts as that of one label."""
-    if not parts:
-        return np.empty(0, np.int64), np.empty(0), np.empty(0)
-    mine = join(parts)
-    losses = losses_of(_labels(learner), mine.logits, mine.targets)
-    return mine.samples, losses, np.ones(len(losses))
+    The loss is cross-entropy for one label, the mean binary cross-entropy for several, or the squared error.
+    """
+    outputs = logits(learner, batch)[: len(batch.labels)]  # behind them is what fills the batch up
+    problem_type = _labels(learner).problem_type
+    if problem_type == "single_label_classification":
+        return scale * F.cross_entropy(outputs, batch.labels[:, 0].long(), reduction="sum")
+    if problem_type == "multi_label_classification":
+        each = F.binary_cross_entropy_with_logits(outputs, batch.labels, reduction="none")
+        return scale * each.mean(1).sum()
+    return scale * F.mse_loss(outputs, batch.labels, reduction="sum")
 
 
 def join(parts: Sequence[Outputs]) -> Outputs:
-    """Outputs in the order of the samples, whoever ran them."""
-    samples, said, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
+    """Return all outputs in the order of the samples, whichever rank ran them."""
+    samples = np.concatenate([part.samples for part in parts])
+    outputs = np.concatenate([part.logits for part in parts])
+    targets = np.concatenate([part.targets for part in parts])
     order = np.argsort(samples, kind="stable")
-    return Outputs(samples[order], said[order], targets[order])
+    return Outputs(samples[order], outputs[order], targets[order])
 
 
-def predictions(learner: Learner, parts: Sequence[Outputs], rows: Rows) -> Iterator[dict[str, Any]]:
-    """Predictions for each row, in order: `source`, `record` (from 0), `label`, and what `verdicts` gives."""
-    everything = join(parts)
-    said = verdicts(_labels(learner), everything.logits)
-    for sample, target, verdict in zip(everything.samples, everything.targets, said, strict=True):
+def _predictions(labels: Labels, outputs: Outputs, rows: Rows) -> Iterator[dict[str, Any]]:
+    predicted = verdicts(labels, outputs.logits)
+    for index, sample in enumerate(outputs.samples):
         place = {"source": int(rows.source[sample]), "record": int(rows.record[sample])}
-        yield {**place, "label": _labels(learner).name(target), **verdict}
-
-
-def confusion(learner: Learner, parts: Sequence[Outputs]) -> list[list[int]] | None:
-    """Confusion matrix, class i (row) taken for class j (column); None where there is more or less than one class."""
-    if _labels(learner).problem_type != "single_label_classification":
-        return None
-    everything = join(parts)
-    return count_confusions(_labels(learner), everything.logits, everything.targets)
+        yield {**place, "label": labels.name(outputs.targets[index]), **predicted[index]}
 
 
 def classify(learner: Learner, batches: Sequence[Batch]) -> list[dict[str, Any]]:
-    """Verdicts on the texts of some batches, in the order of their samples."""
-    return verdicts(_labels(learner), join([evaluate(learner, batch) for batch in batches]).logits)
+    """Return verdicts on the texts of some batches, in the order of their samples."""
+    outputs = join([TASK.evaluate(learner, batch) for batch in batches])
+    return verdicts(_labels(learner), outputs.logits)
 
 
 def verdicts(labels: Labels, logits: NDArray[np.float64]) -> list[dict[str, Any]]:
-    """For each sample `predicted`, what the model takes it for, and the `probabilities` of all classes."""
+    """Return for each sample `predicted`, what the model takes it for, and the `probabilities` of all classes."""
     if labels.problem_type == "regression":
         return [{"predicted": float(value)} for value in logits[:, 0]]
-    single = labels.problem_type == "single_label_classification"
-    chosen = logits.argmax(1)[:, None] if single else logits > 0
-    return [
-        {
-            "predicted": labels.name(choice),
-            "probabilities": {
-                name: round(float(p), 6) for name, p in zip(labels.names, row, strict=True)
-            },
-        }
-        for choice, row in zip(chosen, probabilities(labels, logits), strict=True)
-    ]
+    if labels.problem_type == "single_label_classification":
+        chosen = logits.argmax(1)[:, None]
+    else:
+        chosen = logits > 0
+    results = []
+    for choice, row in zip(chosen, probabilities(labels, logits), strict=True):
+        shares = {name: round(float(p), 6) for name, p in zip(labels.names, row, strict=True)}
+        results.append({"predicted": labels.name(choice), "probabilities": shares})
+    return results

@@ -15,7 +15,7 @@ from kubetune.models.learner import Learner
 from kubetune.models.padding_free import unwrap
 from kubetune.plan.plan import Plan
 from kubetune.rundir import heartbeat
-from kubetune.tasks.protocol import Task
+from kubetune.tasks.task import Task
 from kubetune.training.stop import StopRequest
 
 BETWEEN_STOP_CHECKS = 16  # batches; asking all ranks costs a message

@@ -33,7 +33,7 @@ from kubetune.models.loading import check_positions, check_rows, choose_dtype
 from kubetune.plan.plan import Plan, learning_rate_at
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
-from kubetune.tasks.protocol import Task
+from kubetune.tasks.task import Task
 from kubetune.training import finite, loss_scale, step_digest
 from kubetune.training.checkpointer import Checkpointer
 from kubetune.training.final_report import report
@@ -107,7 +107,7 @@ def _build(
 ) -> Run:
     """The model as it is before training, and all that the loop works with."""
     judge = open_judge(config, data, world)
-    check_rows(getattr(transformers, task.AUTO_CLASS), config, data)
+    check_rows(getattr(transformers, task.auto_class), config, data)
     heartbeat.beat("loading")
     logs.STEP.info("loading model %s", config.model.path)
     learner = task.build(config, world, _workload(plan, data))
@@ -165,7 +165,7 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
             warm_up.compile_planned(run, state)
         heartbeat.beat("step", state.step)
         began = time.perf_counter()
-        work = run.task.completed(run.learner, run.feed.step(state.step), world)
+        work = run.task.with_batch_totals(run.learner, run.feed.step(state.step), world)
         run.learner.begin_step(work, world, run.task.evaluate)
         found = [_backward(run, state, i, batch, work) for i, batch in enumerate(work.batches)]
         losses = [values[0] for values in found]
@@ -233,7 +233,7 @@ def _agree(
 ) -> tuple[dict[str, float], bool, bool, list[float]]:
     """One small message: (loss and metrics of the global batch, whether any rank was asked to stop, whether a
     checkpoint in the background failed on any, seconds of each rank)."""
-    names, rank_seconds = ("loss", *run.task.STEP_METRICS), [0.0] * run.world.size
+    names, rank_seconds = ("loss", *run.task.step_metrics), [0.0] * run.world.size
     rank_seconds[run.world.rank] = computed
     columns = torch.stack(list(found)).double().t().contiguous() if found else ()
     mine = (

@@ -11,7 +11,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
 from kubetune.plan.plan import Plan
 from kubetune.scoring.judge import Judge
-from kubetune.tasks.protocol import Task
+from kubetune.tasks.task import Task
 from kubetune.training.checkpointer import Checkpointer
 from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.stop import StopRequest

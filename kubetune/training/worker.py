@@ -129,14 +129,14 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
         from kubetune.distributed import process_group
         from kubetune.plan import actuals
         from kubetune.scoring import kept_questions
-        from kubetune.tasks import task_module
+        from kubetune.tasks import task_of
         from kubetune.training.judgement import conclude
         from kubetune.training.loop import train
         from kubetune.training.start import choices
         from kubetune.training.start.facts import gpu_name, log_start
 
         with collector.paused():
-            task = task_module(config)
+            task = task_of(config)
             if config.lora is not None:
                 import peft  # noqa: F401
         data, config = preparation.result()

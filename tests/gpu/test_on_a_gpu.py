@@ -29,7 +29,7 @@ from kubetune.models.adapters import fp8
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention
-from kubetune.tasks.causal_lm import backward
+from kubetune.tasks.causal_lm import TASK
 from tests import toy
 from tests.architectures import (
     PROMISED,
@@ -71,7 +71,7 @@ def gradients_on_gpu(
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     task = Learner(model, route, kernels=kernels or Kernels())
     for group in pack(np.arange(len(rows)), lengths, 350):
-        backward(task, collate([rows[i] for i in group]).to(DEVICE), 1.0 / labels)
+        TASK.backward(task, collate([rows[i] for i in group]).to(DEVICE), 1.0 / labels)
     return {name: gradient.float().cpu() for name, gradient in take_gradients(model).items()}
 
 

@@ -213,12 +213,12 @@ def test_loss_and_gradient_are_those_of_plain_transformers(name: str, tmp_path: 
         inputs, {"global_batch_size": 8, "per_device_train_batch_size": 8}, data=data
     )
     data, world = prepare(config), World()
-    learner = task.build(config, world, Workload(0, data.labels))
+    learner = task.TASK.build(config, world, Workload(0, data.labels))
     padding_free = learner.route.padding_free
     assert padding_free == (name in PADDING_FREE), learner.route.why_not
     plan = make_plan(config, rows_per_epoch(data.train))
     batches = Feed(data.train, plan, 0, world, padding_free=padding_free).step(0).batches
-    found = sum(float(task.backward(learner, batch, 0.125)) for batch in batches)
+    found = sum(float(task.TASK.backward(learner, batch, 0.125)) for batch in batches)
 
     plain: Any = AutoModelForSequenceClassification.from_pretrained(
         inputs / "model", num_labels=2, attn_implementation="eager"
@@ -266,4 +266,4 @@ def test_a_model_that_wants_more_than_a_text_is_refused_in_plain_words(tmp_path:
     config = reviews.make_config(inputs, data=data)
     told = r"ReformerForSequenceClassification cannot classify a text of 19 tokens by itself \(.*axial_pos_shape"
     with pytest.raises(ModelError, match=told):
-        task.build(config, World(), Workload(0, prepare(config).labels))
+        task.TASK.build(config, World(), Workload(0, prepare(config).labels))

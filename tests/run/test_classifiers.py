@@ -80,14 +80,14 @@ def test_loss_and_gradient_equal_the_padded_batch_of_transformers(
     inputs = reviews.make_inputs(tmp_path, kind, **NO_DROPOUT[kind])
     config = reviews.make_config(inputs, {"per_device_train_batch_size": 16})
     data, world = prepare(config), World()
-    learner = task.build(config, world, Workload(0, data.labels))
+    learner = task.TASK.build(config, world, Workload(0, data.labels))
     padding_free = learner.route.padding_free
     assert padding_free == (kind not in ONE_BY_ONE), learner.route.why_not
     plan = make_plan(config, rows_per_epoch(data.train))
     batches = Feed(data.train, plan, 0, world, padding_free=padding_free).step(0).batches
     samples = [sample for batch in batches for sample in batch.samples]
     assert len(batches) == (1 if padding_free else len(samples))
-    found = sum(float(task.backward(learner, batch, 1.0 / len(samples))) for batch in batches)
+    found = sum(float(task.TASK.backward(learner, batch, 1.0 / len(samples))) for batch in batches)
     gradient = {
         name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None
     }
@@ -134,7 +134,7 @@ def test_a_metric_that_these_labels_do_not_have_is_found_before_the_model_is_loa
 
 def evaluate_on(world: World, run_dir: Path) -> dict[str, float] | None:
     config = read_config(run_dir)
-    learner = task.load(config, checkpoints.choose(run_dir, "last"), world.device)
+    learner = task.TASK.load(config, checkpoints.choose(run_dir, "last"), world.device)
     rows = prepare(config).eval
     assert rows is not None
     return evaluation.evaluate(task, learner, rows, make_plan(config, world_size=world.size), world)
@@ -168,7 +168,7 @@ def test_an_adapter_loads_with_peft_alone(inputs: Path, lora_run: Path) -> None:
     assert config.id2label == {0: "0", 1: "1"}
     base = AutoModelForSequenceClassification.from_pretrained(inputs / "model", config=config)
     model = PeftModel.from_pretrained(base, folder).eval()
-    ours = task.load(reviews.make_config(inputs, lora={"r": 4}), folder, torch.device("cpu"))
+    ours = task.TASK.load(reviews.make_config(inputs, lora={"r": 4}), folder, torch.device("cpu"))
     ids = torch.tensor([[2, 5, 12, 13, 3]])
     ours.model.set_attn_implementation("sdpa")
     with torch.no_grad():
@@ -337,13 +337,13 @@ def counted_positions(model: Any) -> Iterator[list[int]]:
 def test_nothing_is_padded(inputs: Path) -> None:
     config = reviews.make_config(inputs)
     data, world = prepare(config), World()
-    learner = task.build(config, world, Workload(0, data.labels))
+    learner = task.TASK.build(config, world, Workload(0, data.labels))
     plan = make_plan(config, rows_per_epoch(data.train))
     feed = Feed(data.train, plan, 0, world, padding_free=learner.route.padding_free)
     with counted_positions(learner.model) as found:
         for step in range(plan.steps_per_epoch):
             for batch in feed.step(step).batches:
-                task.evaluate(learner, batch)
+                task.TASK.evaluate(learner, batch)
     assert sum(found) == int(data.train.lengths.sum())
 
 
@@ -365,7 +365,7 @@ def test_nothing_is_padded_where_lengths_differ_as_those_of_sst2(
     config = reviews.make_config(inputs, training, data={"train": str(path), "eval": None})
     data = prepare(config)
     assert data.train.lengths.tolist() == [words + 2 for words in lengths]
-    learner = task.build(config, World(), Workload(0, data.labels))
+    learner = task.TASK.build(config, World(), Workload(0, data.labels))
     learner.model.eval()
     for ranks in (1, 2):
         plan = make_plan(config, rows_per_epoch(data.train), world_size=ranks)
@@ -382,7 +382,7 @@ def test_nothing_is_padded_where_lengths_differ_as_those_of_sst2(
             for step in range(plan.num_steps):
                 with counted_positions(learner.model) as found:
                     for batch in feed.step(step).batches:
-                        task.evaluate(learner, batch)
+                        task.TASK.evaluate(learner, batch)
                 positions += sum(found)
         assert positions == sum(lengths) + 2 * len(lengths), ranks
 
@@ -392,19 +392,19 @@ def test_what_fills_a_batch_up_in_16_bits_changes_nothing(inputs: Path, dtype: s
     model = {"path": str(inputs / "model"), "dtype": dtype}
     config = reviews.make_config(inputs, {"per_device_train_batch_size": 16}, model=model)
     data, world = prepare(config), World()
-    learner = task.build(config, world, Workload(0, data.labels))
+    learner = task.TASK.build(config, world, Workload(0, data.labels))
     learner.model.eval()
     (batch,) = (
         Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches
     )
     assert len(filled_up(batch).input_ids) > batch.num_tokens
     with counted_positions(learner.model) as found:
-        task.evaluate(learner, batch)
+        task.TASK.evaluate(learner, batch)
     assert sum(found) == (batch.num_tokens if dtype == "float32" else filled_up(batch).num_tokens)
     results = []
     for each in (batch, filled_up(batch)):
         with task.running(learner, each):
-            loss = task.loss(learner, each, 1.0)
+            loss = task.summed_loss(learner, each, 1.0)
             loss.backward()
         named = learner.model.named_parameters()
         gradient = torch.cat(

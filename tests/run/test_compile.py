@@ -20,7 +20,7 @@ from kubetune.kernels import pointwise
 from kubetune.kernels.pointwise import Kernels, can_compile
 from kubetune.models.acceleration import Workload, wants_compile
 from kubetune.rundir import metrics
-from kubetune.tasks import task_module
+from kubetune.tasks import task_of
 from kubetune.training.stop import StopRequest
 from tests import reviews, toy
 from tests.pictures import save_seeing_model, write_questions
@@ -190,6 +190,6 @@ def test_auto_compiles_neither_an_encoder_nor_a_model_that_sees(
     else:
         config = reviews.make_config(reviews.make_inputs(tmp_path, kind), {"compile": setting})
     labels = None if kind == "vision" else Labels("single_label_classification", ("bad", "good"))
-    learner = task_module(config).build(config, World(), Workload(10**12, labels))
+    learner = task_of(config).build(config, World(), Workload(10**12, labels))
     assert learner.kernels.is_planned == is_planned
     learner.undo.close()

@@ -26,7 +26,7 @@ from kubetune.models.adapters.lora import add_lora
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, choose_attention
-from kubetune.tasks.causal_lm import backward
+from kubetune.tasks.causal_lm import TASK
 from tests import toy
 from tests.architectures import (
     PADDING_FREE,
@@ -77,7 +77,7 @@ def learn(task: Learner, number: int, seed: int | None = 0) -> tuple[float, dict
     if seed is not None:
         torch.manual_seed(seed)
     batch = collate(random_rows(PACKED_BATCHES[number], seed=number))
-    loss = float(backward(task, batch, 1.0 / batch.num_labels))
+    loss = float(TASK.backward(task, batch, 1.0 / batch.num_labels))
     return loss, take_gradients(task.model)
 
 

@@ -25,7 +25,7 @@ from kubetune.plan.base_model import may_lack_targets
 from kubetune.plan.linears import part_of, trained_by_part
 from kubetune.plan.model_shapes import read_weights
 from kubetune.result.publishing.export import export_run
-from kubetune.tasks.causal_lm import backward
+from kubetune.tasks.causal_lm import TASK
 from tests import small_configs, toy
 from tests.architectures import (
     COMMON,
@@ -172,7 +172,7 @@ def test_a_whole_mixture_learns_as_untouched_peft_and_transformers(name: str) ->
     model = build_model(name, MIXTURES[name])
     learner = Learner(model, choose_attention(model))
     assert learner.route.padding_free
-    ours = backward(
+    ours = TASK.backward(
         learner, collate(rows), 1.0 / sum(int(trained[1:].sum()) for _, trained in rows)
     )
     assert float(ours) == pytest.approx(loss, rel=EXACT)
@@ -399,7 +399,7 @@ def test_all_linear_leaves_out_what_would_learn_nothing_and_routers(name):
     randomize_lora(model)
     ids, trained = random_rows((200,))[0]  # as long as it takes that DeepSeek-V4 compresses
     take_gradients(model)
-    backward(Learner(model, choose_attention(model)), collate([(ids, trained)]), 0.01)
+    TASK.backward(Learner(model, choose_attention(model)), collate([(ids, trained)]), 0.01)
     adapted = {
         parameter: p.grad for parameter, p in model.named_parameters() if ".lora_B" in parameter
     }

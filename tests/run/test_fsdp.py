@@ -193,7 +193,7 @@ def first_losses(world: World, config: Config) -> list[float]:
     """Losses of three steps on this rank."""
     from kubetune.models.acceleration import Workload
 
-    learner = causal_lm.build(config, world, Workload(0))
+    learner = causal_lm.TASK.build(config, world, Workload(0))
     optimizer = make_optimizer(learner.model, config.training)
     rows = prepare(config).train
     feed = Feed(
@@ -203,7 +203,8 @@ def first_losses(world: World, config: Config) -> list[float]:
     for step in range(3):
         work = feed.step(step)
         losses += [
-            float(causal_lm.backward(learner, batch, 1.0 / work.labels)) for batch in work.batches
+            float(causal_lm.TASK.backward(learner, batch, 1.0 / work.labels))
+            for batch in work.batches
         ]
         optimizer.reduce_gradient(world)
         optimizer.update(1e-3)
@@ -227,7 +228,7 @@ def summed_gradients(
     """Of one step: its micro-batches, how many collectives had summed gradients after each, and this rank's slices."""
     from kubetune.models.acceleration import Workload
 
-    learner = causal_lm.build(config, world, Workload(0))
+    learner = causal_lm.TASK.build(config, world, Workload(0))
     model: Any = learner.model
     assert learner.sums_once_per_step  # the toy is small enough for any device
     learner = replace(learner, sums_once_per_step=is_kept)
@@ -245,7 +246,7 @@ def summed_gradients(
     torch.distributed.reduce_scatter_tensor = counting
     for micro, batch in enumerate(work.batches):
         learner.expect_backward(is_last=micro == len(work.batches) - 1)
-        causal_lm.backward(learner, batch, 1.0 / work.labels)
+        causal_lm.TASK.backward(learner, batch, 1.0 / work.labels)
         counts.append(counts[-1])
     return len(work.batches), counts[:-1], optimizer.gradient.clone()
 

@@ -154,7 +154,7 @@ def test_likelihoods_are_the_harness_s_own(run_dir: Path) -> None:
 
 def test_likelihoods_are_those_of_each_sequence_alone(inputs: Path) -> None:
     config = toy.make_config(inputs, lora={"r": 4, "dropout": 0.1})
-    learner = causal_lm.build(
+    learner = causal_lm.TASK.build(
         config, World(), Workload(0, None, make_plan(config, 50, 13, world_size=1), 64)
     )
     learner.model.eval()
@@ -172,7 +172,7 @@ def test_likelihoods_are_those_of_each_sequence_alone(inputs: Path) -> None:
         for (context, said), (value, greedy) in zip(pairs, found, strict=True):
             ids = torch.tensor([context + said])[:, -(max_length + 1) :]
             batch = collate([(ids[0, :-1].numpy().astype("uint32"), [False] * (ids.shape[1] - 1))])
-            logits = causal_lm.plain_logits(learner.lm, batch)
+            logits = causal_lm.TASK.plain_logits(learner.lm, batch)
             scores = torch.cat([logits[:1] * 0, logits])[-len(said) :].log_softmax(-1)
             alone = scores[-len(said) :].gather(1, ids[0, -len(said) :, None]).sum()
             assert value == pytest.approx(float(alone), rel=1e-5)

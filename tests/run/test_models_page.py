@@ -8,7 +8,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from kubetune.batching.batch import collate
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention
-from kubetune.tasks.causal_lm import backward
+from kubetune.tasks.causal_lm import TASK
 from tests.architectures import (
     build_model,
     random_rows,
@@ -60,6 +60,6 @@ def test_one_packed_batch_gives_the_gradients_of_plain_transformers(name: str) -
     learner = Learner(model, choose_attention(model))
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     groups = [rows] if learner.route.padding_free else [[row] for row in rows]
-    loss = sum(float(backward(learner, collate(group), 1 / labels)) for group in groups)
+    loss = sum(float(TASK.backward(learner, collate(group), 1 / labels)) for group in groups)
     assert loss == pytest.approx(expected[0], rel=1e-6)
     assert relative_error(take_gradients(model), expected[1]) <= 5e-6

@@ -25,7 +25,7 @@ from kubetune.models.attention_hooks import CannotRunPaddingFree, MaskRule, atte
 from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, choose_attention, self_check
-from kubetune.tasks.causal_lm import backward
+from kubetune.tasks.causal_lm import TASK
 from tests.architectures import (
     COMMON,
     ONE_BY_ONE,
@@ -52,7 +52,8 @@ def padding_free_gradients(model, rows, *, budget: int = 350):
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     task = Learner(model, route)
     loss = sum(
-        float(backward(task, collate([rows[i] for i in group]), 1.0 / labels)) for group in groups
+        float(TASK.backward(task, collate([rows[i] for i in group]), 1.0 / labels))
+        for group in groups
     )
     return loss, take_gradients(model), route
 
@@ -130,7 +131,7 @@ def test_leaking_across_sequences_gives_other_gradients(monkeypatch):
     task = Learner(model, Route(True))
     model.get_base_model().set_attn_implementation("padding_free")
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
-    backward(task, collate(rows), 1.0 / labels)
+    TASK.backward(task, collate(rows), 1.0 / labels)
     assert relative_error(take_gradients(model), gradients) > 0.01
 
 
@@ -167,7 +168,7 @@ def test_mask_probe_refuses_borders_that_disagree_with_positions():
         batch.input_ids, batch.position_ids, (0, batch.num_tokens), batch.rows, batch.labels, ()
     )
     with pytest.raises(CannotRunPaddingFree, match="neither causal nor"):
-        backward(Learner(model, Route(True)), wrong, 1.0)
+        TASK.backward(Learner(model, Route(True)), wrong, 1.0)
 
 
 @pytest.mark.parametrize(

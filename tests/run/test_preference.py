@@ -64,14 +64,14 @@ def measured(
     model: Any, folder: Path, settings: PreferenceConfig, size: int, rows: Sequence[Row] = EIGHT
 ) -> tuple[list[float], torch.Tensor]:
     """Loss and metrics of a step in micro-batches of `size`, and the whole gradient."""
-    learner = causal_lm.ready(
+    learner = causal_lm.TASK.learner_of(
         model, Config.model_validate({"model": str(folder / "model"), "data": {"train": "none"}})
     )
     learner = replace(learner, preference=settings)
     assert learner.route.padding_free
-    work = preference.completed(learner, work_of(rows, size, settings), ONE)
+    work = preference.TASK.with_batch_totals(learner, work_of(rows, size, settings), ONE)
     model.zero_grad()
-    parts = [preference.backward(learner, batch, 1 / work.divisor) for batch in work.batches]
+    parts = [preference.TASK.backward(learner, batch, 1 / work.divisor) for batch in work.batches]
     return torch.stack(parts).sum(0).tolist(), gradient_of(model)
 
 
@@ -105,11 +105,12 @@ def test_a_model_that_takes_one_sequence_at_a_time_learns_the_same(folder: Path)
     expected = plain_loss(model, EIGHT, settings)
     place = {"path": str(folder / "model"), "attention": "eager"}
     config = Config.model_validate({"model": place, "data": {"train": "none"}})
-    learner = replace(causal_lm.ready(loaded(folder), config), preference=settings)
+    learner = replace(causal_lm.TASK.learner_of(loaded(folder), config), preference=settings)
     assert not learner.route.padding_free
-    work = preference.completed(learner, work_of(EIGHT, 1, settings), ONE)
+    work = preference.TASK.with_batch_totals(learner, work_of(EIGHT, 1, settings), ONE)
     found = sum(
-        preference.backward(learner, batch, 1 / work.divisor)[0].item() for batch in work.batches
+        preference.TASK.backward(learner, batch, 1 / work.divisor)[0].item()
+        for batch in work.batches
     )
     assert found == pytest.approx(expected.item(), rel=1e-6)
 
@@ -117,7 +118,7 @@ def test_a_model_that_takes_one_sequence_at_a_time_learns_the_same(folder: Path)
 @pytest.mark.parametrize("name", ["dpo", "kto"])
 def test_the_largest_batch_is_tried_as_a_step_of_its_own(folder: Path, name: str) -> None:
     settings, model = of_loss(name), loaded(folder)
-    learner = causal_lm.ready(
+    learner = causal_lm.TASK.learner_of(
         model, Config.model_validate({"model": str(folder / "model"), "data": {"train": "none"}})
     )
     optimizer = SimpleNamespace(

@@ -26,7 +26,7 @@ from kubetune.result.inference.evaluate import evaluate_run
 from kubetune.result.inference.generate import Sampling, answer, load_run
 from kubetune.result.publishing.export import export_run
 from kubetune.rundir import metrics
-from kubetune.tasks import task_module, vision_language
+from kubetune.tasks import task_of, vision_language
 from tests import toy
 from tests.pictures import FAMILIES, save_family_model, save_seeing_model, write_colour_pairs
 from tests.preferences import LOSSES, Row, logp, plain_loss
@@ -145,7 +145,7 @@ def learner_of(config: Config) -> Learner:
     model = AutoModelForImageTextToText.from_pretrained(
         config.model.path, attn_implementation="eager"
     ).train()
-    return replace(vision_language.ready(model, config), preference=config.preference)
+    return replace(vision_language.TASK.learner_of(model, config), preference=config.preference)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers_however_the_batch_is_
     folder_of: Callable[[str], Path], name: str, loss: str
 ) -> None:
     config = config_of(folder_of(name), loss)
-    rows, task = prepare(config).train, task_module(config)
+    rows, task = prepare(config).train, task_of(config)
     if config.preference.needs_reference:
         rows.reference = -22 - 8 * np.random.default_rng(1).random((len(rows), 2))
     plain = plain_rows(rows)
@@ -171,7 +171,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers_however_the_batch_is_
         batches = [
             batch_of(rows, np.arange(at, at + size), reader) for at in range(0, len(rows), size)
         ]
-        work = task.completed(learner, Work(batches, 0, 0, 0, len(rows)), World())
+        work = task.with_batch_totals(learner, Work(batches, 0, 0, 0, len(rows)), World())
         learner.model.zero_grad()
         found = sum(
             float(task.backward(learner, batch, 1 / work.divisor)[0]) for batch in work.batches

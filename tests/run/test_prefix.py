@@ -98,7 +98,7 @@ def sharing_rows(seed: int = 0) -> list[tuple[Any, Any]]:
 
 
 def learn(learner: Learner, batch: Any, labels: int) -> tuple[float, Any]:
-    loss = causal_lm.backward(learner, batch, 1.0 / labels)
+    loss = causal_lm.TASK.backward(learner, batch, 1.0 / labels)
     return float(loss), take_gradients(learner.model)
 
 
@@ -246,7 +246,7 @@ def test_evaluation_of_a_shared_batch_is_that_of_its_rows() -> None:
     learner = Learner(model, choose_attention(model))
     samples = range(10, 10 + len(rows))
     shared, plain = (
-        causal_lm.evaluate(learner, lay(rows, samples)) for lay in (collate_shared, collate)
+        causal_lm.TASK.evaluate(learner, lay(rows, samples)) for lay in (collate_shared, collate)
     )
     assert shared[1:3] == plain[1:3]
     assert shared.loss == pytest.approx(plain.loss)
@@ -273,12 +273,17 @@ def test_a_pair_shares_its_prompt(name: str) -> None:
     found = []
     for lay in (collate_shared, collate):
         batch = replace(lay(pairs, range(5)), reference=reference)
-        work = preference.completed(
+        work = preference.TASK.with_batch_totals(
             learner, Work([batch], divisor=5, labels=0, tokens=0, samples=5), World()
         )
-        loss = preference.backward(learner, work.batches[0], 1 / work.divisor)
+        loss = preference.TASK.backward(learner, work.batches[0], 1 / work.divisor)
         found.append(
-            (batch.num_tokens, loss, take_gradients(model), preference.evaluate(learner, batch))
+            (
+                batch.num_tokens,
+                loss,
+                take_gradients(model),
+                preference.TASK.evaluate(learner, batch),
+            )
         )
     (few, ours, shared, scores), (many, theirs, gradients, whole) = found
     assert few < many - 200
@@ -406,7 +411,7 @@ def test_what_the_reference_says_is_the_same_where_prompts_are_computed_once(
         return asked(learner, batch)
 
     monkeypatch.setattr(preference, "log_probabilities", counted)
-    rows, learner = prepare(config).train, preference.build(config, world, Workload(0))
+    rows, learner = prepare(config).train, preference.TASK.build(config, world, Workload(0))
     plan, found = make_plan(config, len(rows)), []
     for shares in (True, False):
         tokens.append(0)

@@ -130,7 +130,7 @@ def test_quantised_layers_give_what_pefts_give(bits: str, dtype: str, tmp_path: 
     """Without PEFT's copies of what they give, in training and in the gradients."""
     config = make_causal_lm(tmp_path, bits)
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
-    learner = causal_lm.build(config, World(), Workload(0, prepare(config).labels))
+    learner = causal_lm.TASK.build(config, World(), Workload(0, prepare(config).labels))
     randomize_lora(learner.model)
     layers = [m for m in learner.model.modules() if type(m).__module__ == "peft.tuners.lora.bnb"]
     assert layers
@@ -152,11 +152,12 @@ def test_quantised_layers_give_what_pefts_give(bits: str, dtype: str, tmp_path: 
 def test_the_reference_is_what_the_base_says_in_training(bits: str, tmp_path: Path) -> None:
     config, world = make_preference(tmp_path, bits), World()
     rows = prepare(config).train
-    learner, plan = preference.build(config, world, Workload(0)), make_plan(config, len(rows))
+    learner, plan = preference.TASK.build(config, world, Workload(0)), make_plan(config, len(rows))
     rows.reference = reference.scores(learner, {"train": rows}, plan, world)["train"]
-    work = preference.completed(learner, Feed(rows, plan, 0, world).step(0), world)
+    work = preference.TASK.with_batch_totals(learner, Feed(rows, plan, 0, world).step(0), world)
     loss = sum(
-        float(preference.backward(learner, batch, 1 / work.divisor)[0]) for batch in work.batches
+        float(preference.TASK.backward(learner, batch, 1 / work.divisor)[0])
+        for batch in work.batches
     )
     assert loss == pytest.approx(math.log(2), abs=1e-6)
     randomize_lora(learner.model)
@@ -164,9 +165,9 @@ def test_the_reference_is_what_the_base_says_in_training(bits: str, tmp_path: Pa
     np.testing.assert_array_equal(again, rows.reference)  # the adapter is off
     learner.model.eval()
     assert (
-        preference.metrics(learner, [preference.evaluate(learner, work.batches[0])], world)[
-            "eval_loss"
-        ]
+        preference.TASK.metrics(
+            learner, [preference.TASK.evaluate(learner, work.batches[0])], world
+        )["eval_loss"]
         != loss
     )
 
@@ -191,7 +192,7 @@ def test_the_log_says_how_8_bits_are_multiplied_in_training_and_in_evaluation(
     config = make_causal_lm(tmp_path, "8bit")
     data, world = prepare(config), World()
     with caplog.at_level("INFO", logger="kubetune"):
-        learner = causal_lm.build(config, world, Workload(0))
+        learner = causal_lm.TASK.build(config, world, Workload(0))
     assert (
         "trains with products in float32, but evaluates with inputs rounded to 8 bits"
         in caplog.text
@@ -200,9 +201,9 @@ def test_the_log_says_how_8_bits_are_multiplied_in_training_and_in_evaluation(
     batch = (
         Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches[0]
     )
-    evaluated = float(causal_lm.backward(learner, batch, 1.0 / batch.num_labels))
+    evaluated = float(causal_lm.TASK.backward(learner, batch, 1.0 / batch.num_labels))
     learner.model.train()
-    trained = float(causal_lm.backward(learner, batch, 1.0 / batch.num_labels))
+    trained = float(causal_lm.TASK.backward(learner, batch, 1.0 / batch.num_labels))
     assert 1e-7 < abs(evaluated / trained - 1) < 1e-2
 
 
@@ -211,7 +212,7 @@ def test_the_log_says_that_4_bits_are_quantised_doubly(
 ) -> None:
     config = make_causal_lm(tmp_path, "4bit")
     with caplog.at_level("INFO", logger="kubetune"):
-        learner = causal_lm.build(config, World(), Workload(0))
+        learner = causal_lm.TASK.build(config, World(), Workload(0))
     assert (
         "stored in 4 bits (nf4), its scales in 8 (double quantisation); products in float32"
         in caplog.text

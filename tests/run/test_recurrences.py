@@ -28,7 +28,7 @@ from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, choose_attention, hidden_states, require_head
 from kubetune.models.prefix_sharing import why_not
-from kubetune.tasks.causal_lm import backward
+from kubetune.tasks.causal_lm import TASK
 from tests import toy
 from tests.architectures import (
     PROMISED,
@@ -48,7 +48,7 @@ QUICK = ("qwen3_next", "mamba2")
 
 
 def learn(model: Any, batch: Any, route: Route, labels: int) -> tuple[float, Any]:
-    loss = backward(Learner(model, route), batch, 1.0 / labels)
+    loss = TASK.backward(Learner(model, route), batch, 1.0 / labels)
     return float(loss), take_gradients(model)
 
 

@@ -59,7 +59,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers(
 ) -> None:
     preference = {} if center is None else {"center_coefficient": center}
     config = toy.make_config(folder, task="reward_model", preference=preference, lora=None)
-    learner = reward_model.build(config, World(), Workload(0))
+    learner = reward_model.TASK.build(config, World(), Workload(0))
     assert learner.route.padding_free
     model, rows = learner.lm, begun(draw(ROWS))
     assert not why_not(learner)
@@ -92,7 +92,9 @@ def test_loss_and_gradient_are_those_of_plain_transformers(
         batches = [
             batch_with_margins(rows[start : start + size], start) for start in range(0, ROWS, size)
         ]
-        found = sum(reward_model.backward(learner, batch, 1 / ROWS)[0].item() for batch in batches)
+        found = sum(
+            reward_model.TASK.backward(learner, batch, 1 / ROWS)[0].item() for batch in batches
+        )
         assert found == pytest.approx(loss.item(), rel=1e-6)
         assert float((gradient() - wanted).norm()) <= 1e-6 * float(wanted.norm())
 

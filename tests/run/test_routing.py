@@ -94,8 +94,8 @@ def a_step(
     """Loss, what was measured and gradients of a step of these micro-batches."""
     batches = [collate([ROWS[row] for row in group]) for group in groups]
     work = Work(batches, LABELS, LABELS, sum(len(ids) for ids, _ in ROWS), len(ROWS))
-    learner.routing.begin(work, World(), partial(causal_lm.evaluate, learner))
-    loss = sum(float(causal_lm.backward(learner, batch, 1 / LABELS)) for batch in batches)
+    learner.routing.begin(work, World(), partial(causal_lm.TASK.evaluate, learner))
+    loss = sum(float(causal_lm.TASK.backward(learner, batch, 1 / LABELS)) for batch in batches)
     return loss, learner.routing.measured(World()), take_gradients(learner.model)
 
 

@@ -22,7 +22,7 @@ from kubetune.reporting import write_report
 from kubetune.reporting.charts import charts_of
 from kubetune.reporting.reading import read_run
 from kubetune.rundir import metrics
-from kubetune.tasks import task_module
+from kubetune.tasks import task_of
 from kubetune.training.evaluation import evaluate
 from tests import toy
 from tests.ranks import run_ranks
@@ -44,7 +44,7 @@ def mixed(inputs: Path, **training: Any) -> Config:
 
 
 def first_evaluation(world: World, config: Config) -> dict[str, float]:
-    data, task = prepare(config), task_module(config)
+    data, task = prepare(config), task_of(config)
     assert data.eval is not None
     learner = task.build(config, world, Workload(0, data.labels))
     return evaluate(task, learner, data.eval, make_plan(config, world_size=world.size), world) or {}

@@ -22,7 +22,7 @@ from kubetune.batching.batch import collate
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, choose_attention
 from kubetune.models.prefix_sharing import why_not
-from kubetune.tasks.causal_lm import backward
+from kubetune.tasks.causal_lm import TASK
 from tests.architectures import (
     build_model,
     random_rows,
@@ -187,7 +187,7 @@ def learn(model: Any, route: Route, kernels: Kernels, expected: tuple[float, Any
     rows = random_rows(LENGTHS)
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     kernels.calls.clear()
-    loss = float(backward(Learner(model, route), collate(rows), 1.0 / labels))
+    loss = float(TASK.backward(Learner(model, route), collate(rows), 1.0 / labels))
     assert loss == pytest.approx(expected[0], rel=1e-6)
     assert relative_error(take_gradients(model), expected[1]) <= 5e-6
     return set(kernels.calls)

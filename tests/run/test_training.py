@@ -63,14 +63,14 @@ def split(inputs: Path, batch: int, packing: bool = False) -> Config:
 
 def first_gradient(world: World, config: Config) -> tuple[np.ndarray, int]:
     """The gradient of the first global batch over all ranks, and how many micro-batches this rank had."""
-    learner = causal_lm.build(config, world, NO_WORK)
+    learner = causal_lm.TASK.build(config, world, NO_WORK)
     randomize_lora(learner.model)
     optimizer = FlatAdamW(learner.model.named_parameters(), AdamSettings())
     rows = prepare(config).train
     plan = make_plan(config, rows_per_epoch(rows), world_size=world.size)
     work = Feed(rows, plan, config.training.seed, world).step(0)
     for batch in work.batches:
-        causal_lm.backward(learner, batch, 1.0 / work.labels)
+        causal_lm.TASK.backward(learner, batch, 1.0 / work.labels)
     return process_group.sum_(optimizer.gradient, world).numpy(), len(work.batches)
 
 
@@ -141,7 +141,7 @@ def test_steps_of_so_many_tokens_are_the_same_at_every_world_size(
 
 def test_ranks_have_equally_much_to_compute(inputs: Path) -> None:
     config = toy.make_config(inputs, data={"share_prefixes": False})
-    data, learner = prepare(config), causal_lm.build(config, World(), NO_WORK)
+    data, learner = prepare(config), causal_lm.TASK.build(config, World(), NO_WORK)
     flops = flops_of(learner, config, data.train)
     assert flops is not None
     plan = make_plan(config, rows_per_epoch(data.train), world_size=2)
@@ -262,7 +262,7 @@ def test_two_ranks_train_as_one_process(
 def initial_evaluation(world: World, config: Config) -> dict[str, float]:
     data = prepare(config)
     assert data.eval is not None
-    learner = causal_lm.build(config, world, NO_WORK)
+    learner = causal_lm.TASK.build(config, world, NO_WORK)
     values = evaluate(
         causal_lm, learner, data.eval, make_plan(config, world_size=world.size), world
     )

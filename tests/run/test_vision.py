@@ -43,7 +43,7 @@ from kubetune.result.publishing.export import export_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.scoring.judge import answer as ask
 from kubetune.scoring.judge import judge_of
-from kubetune.tasks import vision_language
+from kubetune.tasks import vision_check, vision_language
 from tests import toy
 from tests.architectures import randomize_lora, relative_error, take_gradients
 from tests.pictures import ARCHITECTURES, QUESTION, paint, save_seeing_model, write_questions
@@ -182,7 +182,7 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, tmp_
             **image_batches.image_inputs(batch),
         )  # fmt: skip
         alone[question.row] = judge.tokenizer.decode(out[0, len(question.ids) :].tolist()).strip()
-    learner = vision_language.ready(model.train(), config)
+    learner = vision_language.TASK.learner_of(model.train(), config)
     assert learner.route.padding_free
     assert ask(judge, learner, World(), lambda: False) == alone
     assert len(set(alone.values())) > 4, "a model that always says the same proves nothing"
@@ -420,10 +420,10 @@ def build(
     model = add_lora(model, LoraConfig(r=4), task_type="CAUSAL_LM", seed=0, frozen=frozen)
     randomize_lora(model)
     route = padding_free.choose_attention(
-        model, check=lambda m: vision_language.self_check(m, processor)
+        model, check=lambda m: vision_check.check_packed(m, processor)
     )
     assert bool(route.in_rows) == name.startswith("qwen3_5")
-    return vision_language.seeing(model, route), processor
+    return vision_language.with_images(model, route), processor
 
 
 def some_rows(processor: ImageProcessor) -> tuple[list[Any], list[Any]]:
@@ -457,14 +457,14 @@ def test_a_packed_batch_has_the_gradient_of_plain_transformers(name: str, tmp_pa
     total = 0.0
     for row, own in zip(rows, seen, strict=True):
         batch = collate_pictured([row], [own], processor)
-        logits = vision_language.plain_logits(task.model, batch)[batch.rows]
+        logits = vision_language.TASK.plain_logits(task.model, batch)[batch.rows]
         loss = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="sum") / labels
         loss.backward()
         total += float(loss.detach())
     theirs = take_gradients(task.model)
-    assert vision_language.self_check(task.model, processor) < 1e-5
+    assert vision_check.check_packed(task.model, processor) < 1e-5
     padding_free.set_attention(lm, "padding_free")
-    ours = vision_language.backward(task, collate_pictured(rows, seen, processor), 1 / labels)
+    ours = vision_language.TASK.backward(task, collate_pictured(rows, seen, processor), 1 / labels)
     assert float(ours) == pytest.approx(total, abs=1e-5)
     mine = take_gradients(task.model)
     assert any("visual" in part for part in mine)
@@ -484,7 +484,7 @@ def test_wrong_positions_are_noticed_before_training(
         lambda is_image, _: np.tile(np.arange(len(is_image)), (3, 1)),
     )
     with pytest.raises(CannotRunPaddingFree, match="differs from one by one"):
-        vision_language.self_check(task.model, processor)
+        vision_check.check_packed(task.model, processor)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -571,14 +571,14 @@ def test_packed_rows_of_a_hybrid_are_those_of_its_own_processor_one_by_one(
     seen = [reader.read(row.images) for row in rows]
     arrays = [(np.array(row.ids, np.uint32), np.array(row.trained)) for row in rows]
     batch = collate_pictured(arrays, seen, processor)
-    assert float(vision_language.backward(task, batch, 1 / labels)) == pytest.approx(
+    assert float(vision_language.TASK.backward(task, batch, 1 / labels)) == pytest.approx(
         total, abs=1e-5
     )
     assert relative_error(take_gradients(task.model), alone) < 1e-5
     cuts = batch.cu_seqlens
     leaking = replace(batch, cu_seqlens=(0, *(cut + 1 for cut in cuts[1:-1]), cuts[-1]))
     with pytest.raises(CannotRunPaddingFree):  # one token that another row would see
-        vision_language.backward(task, leaking, 1 / labels)
+        vision_language.TASK.backward(task, leaking, 1 / labels)
 
 
 def learns(folder: Path, vision: dict[str, bool]) -> set[str]:

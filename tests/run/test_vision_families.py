@@ -199,7 +199,9 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
     model = add_lora(plain, LoraConfig(r=4), task_type="CAUSAL_LM", seed=0, frozen=frozen)
     randomize_lora(model)
     config = config_of(folder)
-    learner = tune(vision_language.ready(model, config), config, Workload(0), torch.device("cpu"))
+    learner = tune(
+        vision_language.TASK.learner_of(model, config), config, Workload(0), torch.device("cpu")
+    )
     swapped = [module for module in model.modules() if "forward" in vars(module)]
     assert len(swapped) >= sum(hasattr(module, "lora_A") for module in model.modules())
     chats = [
@@ -212,7 +214,7 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
     for row in rows:
         arrays = np.array(row.ids, np.uint32), np.array(row.trained)
         batch = collate_pictured([arrays], [reader.read(row.images)], reader.processor)
-        ours += float(vision_language.backward(learner, batch, 1 / labels))
+        ours += float(vision_language.TASK.backward(learner, batch, 1 / labels))
     mine = take_gradients(model)
     assert any(f".{tower}." in part for part in mine for tower in TOWERS)
 
@@ -259,7 +261,7 @@ def test_a_plan_knows_which_models_take_one_sequence_at_a_time(name: str, tmp_pa
 
 def test_the_file_of_the_weights_is_let_go_of_where_a_tower_does_not_learn(tmp_path: Path) -> None:
     config = config_of(save_seeing_model(tmp_path, "qwen2_5_vl"))
-    model = vision_language.build(config, World(), Workload(0)).model
+    model = vision_language.TASK.build(config, World(), Workload(0)).model
     assert not all(parameter.requires_grad for parameter in model.parameters())
     for parameter in model.parameters():
         if parameter.requires_grad:  # as the optimizer does, which keeps them in memory of its own
@@ -328,7 +330,7 @@ def test_a_rule_of_logits_that_is_not_known_is_refused(
 ) -> None:
     folder = save_family_model(tmp_path / "model", "llava")
     model = AutoModelForImageTextToText.from_pretrained(folder)
-    vision_language.ready(model, config_of(folder))
+    vision_language.TASK.learner_of(model, config_of(folder))
     stock = type(model).forward
 
     def scaled(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -338,7 +340,7 @@ def test_a_rule_of_logits_that_is_not_known_is_refused(
 
     monkeypatch.setattr(type(model), "forward", scaled)
     with pytest.raises(errors.ModelError, match="rule that is not known"):
-        vision_language.ready(model, config_of(folder))
+        vision_language.TASK.learner_of(model, config_of(folder))
 
 
 def test_a_budget_that_such_a_processor_does_not_keep_is_refused(tmp_path: Path) -> None:

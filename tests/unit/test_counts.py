@@ -131,7 +131,7 @@ def counted(_: Any, name: str, layers: int, ranks: int, lora: bool) -> dict[str,
             torch.ops.aten.addmm
         ]  # which torch does not count
         with FlopCounterMode(display=False) as flops, operations:
-            causal_lm.backward(learner, _faked(batch, fake), 1.0)
+            causal_lm.TASK.backward(learner, _faked(batch, fake), 1.0)
     found = {
         str(op).split(".")[-1]: count for op, count in flops.get_flop_counts()["Global"].items()
     }
@@ -240,7 +240,7 @@ def _launched(layers: int) -> Counter[str]:
         [(np.arange(length, dtype=np.uint32) + 3, np.ones(length, bool)) for length in (5, 8)]
     )
     with Operations() as operations:
-        causal_lm.backward(
+        causal_lm.TASK.backward(
             Learner(model, Route(True), gradient_sums=optimizer.collected), batch, 1.0
         )
     return operations.calls

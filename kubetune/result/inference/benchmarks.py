@@ -23,7 +23,7 @@ from kubetune.config.schema.evaluation import BenchmarksConfig
 from kubetune.result.inference.result import default_device, open_result
 from kubetune.rundir import checkpoints, metrics
 from kubetune.scoring import harness, verdict
-from kubetune.tasks.causal_lm import ready
+from kubetune.tasks import causal_lm
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,7 +82,7 @@ def evaluate_benchmarks(
     and where the harness is not installed.
     """
     result = open_result(run_dir, which, model, trust_code)
-    if result.task.AUTO_CLASS != "AutoModelForCausalLM":
+    if result.task.auto_class != "AutoModelForCausalLM":
         raise errors.ConfigError(
             f"benchmarks are for models of text; {run_dir} is a run of task {result.config.task}"
         )
@@ -92,7 +92,9 @@ def evaluate_benchmarks(
     sides = {"tuned": harness.run(learner, result.checkpoint, wanted, manager)}
     if with_base:
         with result.as_base(learner.model) as base:
-            asked = learner if base is learner.model else ready(base, result.config)
+            asked = (
+                learner if base is learner.model else causal_lm.TASK.learner_of(base, result.config)
+            )
             sides["base"] = harness.run(asked, result.checkpoint, wanted, manager)
     found = {
         name: {task: benchmark.values for task, benchmark in side.items()}

@@ -54,7 +54,7 @@ def classify_texts(
     problems.raise_if_any()
     device = default_device()
     with result.checked():
-        learner = task.load(result.config, result.checkpoint, device)
+        learner = task.TASK.load(result.config, result.checkpoint, device)
         tokenizer = result.tokenizer
     limit = within_positions(result.config, tokenizer).data.max_length
     framed = [frame(tokenizer, text, second, limit) for text, second in texts]
@@ -110,7 +110,7 @@ def score_answers(
     problems.raise_if_any()
     device = default_device()
     with result.checked():
-        learner = reward_model.load(config, result.checkpoint, device)
+        learner = reward_model.TASK.load(config, result.checkpoint, device)
         encoder = Encoder(
             result.tokenizer,
             add_special_tokens=config.data.add_special_tokens,

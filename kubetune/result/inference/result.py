@@ -33,8 +33,8 @@ from kubetune.data.vision.image_processor import ImageProcessor, load_image_proc
 from kubetune.models import loading, quantization
 from kubetune.models.padding_free import unwrap
 from kubetune.rundir import checkpoints
-from kubetune.tasks import task_module
-from kubetune.tasks.protocol import Task
+from kubetune.tasks import task_of
+from kubetune.tasks.task import Task
 from kubetune.training.start import cpu_dtype
 
 
@@ -90,7 +90,7 @@ class Result:
     @cached_property
     def task(self) -> Task:
         """The run's task."""
-        return task_module(self.trained)
+        return task_of(self.trained)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -110,7 +110,7 @@ class Result:
     @property
     def auto_class(self) -> Any:
         """The class of transformers that loads models of the run's task."""
-        return getattr(transformers, self.task.AUTO_CLASS)
+        return getattr(transformers, self.task.auto_class)
 
     @contextmanager
     def as_base(self, model: Any) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.data.text.tokenizer import Tokenizer, joined
 from kubetune.data.vision.image_processor import ImageProcessor
 from kubetune.result.inference.result import Result
-from kubetune.tasks.protocol import Task
+from kubetune.tasks.task import Task
 
 POSITIONS = 32
 """Positions of a row whose logits are kept: 150,000 words times every token would not be a small thing to hold."""

@@ -14,7 +14,7 @@ from kubetune.base.humanize import counted, sparkline
 from kubetune.config.naming import method_label, model_short_name
 from kubetune.config.schema import Config
 from kubetune.result.publishing import serving
-from kubetune.tasks import task_module
+from kubetune.tasks import task_of
 
 PIPELINES = {
     "causal_lm": "text-generation",
@@ -104,7 +104,7 @@ def _summary(config: Config, kind: str, base: str, facts: Mapping[str, Any]) -> 
 
 
 def _snippet(config: Config, kind: str, base: str) -> str:
-    auto = task_module(config).AUTO_CLASS
+    auto = task_of(config).auto_class
     reader = "AutoProcessor" if config.sees else "AutoTokenizer"
     here = '"THIS_REPOSITORY_OR_FOLDER"'
     revision = f", revision={json.dumps(config.model.revision)}" if config.model.revision else ""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kubetune.config.schema import Config, LoraConfig
-from kubetune.tasks import task_module
+from kubetune.tasks import task_of
 
 VLLM, GGUF, OLLAMA = "vLLM", "GGUF", "Ollama"
 MODEL_GGUF, ADAPTER_GGUF = "model-q8_0.gguf", "adapter.gguf"
@@ -139,4 +139,4 @@ def _reasons(lora: LoraConfig, base: Mapping[str, Any]) -> list[str]:
 
 def _generates(config: Config) -> bool:
     """The run's model answers text with text."""
-    return bool(task_module(config).AUTO_CLASS == "AutoModelForCausalLM")
+    return bool(task_of(config).auto_class == "AutoModelForCausalLM")

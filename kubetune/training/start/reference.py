@@ -110,9 +110,9 @@ def ask_base(config: Config, learner: Learner, rows: Rows, plan: Plan, world: Wo
     """
     if config.task == "preference" and config.preference.needs_reference:
         if config.lora is None:
-            task = vision_language if config.sees else causal_lm
-            model = load_pretrained(getattr(transformers, task.AUTO_CLASS), config, world.device)
-            learner = task.ready(model, config)
+            task = vision_language.TASK if config.sees else causal_lm.TASK
+            model = load_pretrained(getattr(transformers, task.auto_class), config, world.device)
+            learner = task.learner_of(model, config)
         rows.reference = scores(learner, {"eval": rows}, plan, world)["eval"]
 
 

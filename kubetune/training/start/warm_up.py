@@ -57,7 +57,7 @@ def largest(run: Run) -> Work:
         tokens=batch.num_tokens,
         samples=len(batch.samples),
     )
-    return run.task.completed(run.learner, work, run.world)
+    return run.task.with_batch_totals(run.learner, work, run.world)
 
 
 def learn(run: Run, state: State, batch: Batch, work: Work) -> Tensor:
