@@ -137,7 +137,9 @@ def evaluate_on(world: World, run_dir: Path) -> dict[str, float] | None:
     learner = task.TASK.load(config, checkpoints.choose(run_dir, "last"), world.device)
     rows = prepare(config).eval
     assert rows is not None
-    return evaluation.evaluate(task, learner, rows, make_plan(config, world_size=world.size), world)
+    return evaluation.evaluate(
+        task.TASK, learner, rows, make_plan(config, world_size=world.size), world
+    )
 
 
 def test_ranks_report_to_the_last_bit_what_one_reports(full_run: Path) -> None:

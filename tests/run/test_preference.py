@@ -125,7 +125,7 @@ def test_the_largest_batch_is_tried_as_a_step_of_its_own(folder: Path, name: str
         gradient_norm=lambda: float(gradient_of(model).norm()), clear_gradient=model.zero_grad
     )
     run: Any = SimpleNamespace(
-        learner=replace(learner, preference=settings), task=preference, world=ONE, optimizer=optimizer,
+        learner=replace(learner, preference=settings), task=preference.TASK, world=ONE, optimizer=optimizer,
         feed=SimpleNamespace(largest=lambda: work_of(EIGHT, 8, settings).batches[0]),
     )  # fmt: skip
     loss, norm = warm_up._learn_ahead(run, State())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from kubetune.plan.plan import make_plan
 from kubetune.result.inference.evaluate import evaluate_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import causal_lm, preference, sequence_classification
+from kubetune.tasks.task import Task
 from kubetune.training.start import reference
 from tests import reviews, toy
 from tests.architectures import randomize_lora, relative_error, save_model, take_gradients
@@ -64,9 +64,9 @@ def make_preference(folder: Path, quantization: str, **training: Any) -> Config:
     )
 
 
-TASKS: dict[str, tuple[Callable[..., Config], ModuleType]] = {
-    "classifier": (make_classifier, sequence_classification),
-    "causal_lm": (make_causal_lm, causal_lm),
+TASKS: dict[str, tuple[Callable[..., Config], Task]] = {
+    "classifier": (make_classifier, sequence_classification.TASK),
+    "causal_lm": (make_causal_lm, causal_lm.TASK),
 }
 
 

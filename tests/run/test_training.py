@@ -264,7 +264,7 @@ def initial_evaluation(world: World, config: Config) -> dict[str, float]:
     assert data.eval is not None
     learner = causal_lm.TASK.build(config, world, NO_WORK)
     values = evaluate(
-        causal_lm, learner, data.eval, make_plan(config, world_size=world.size), world
+        causal_lm.TASK, learner, data.eval, make_plan(config, world_size=world.size), world
     )
     assert values is not None
     return values
