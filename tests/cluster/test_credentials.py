@@ -11,11 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import yaml
+from lightkube import Client, KubeConfig
+from lightkube import ConfigError as ConfigErrorOfLightkube
+from lightkube.config.client_adapter import user_auth
+from lightkube.config.models import Cluster as ClusterOfLightkube
+from lightkube.config.models import User as UserOfLightkube
+from lightkube.config.models import UserExec as ProgramOfLightkube
 
 from kubetune.cli import main
 from kubetune.errors import ConfigError, EnvironmentFault
@@ -406,6 +414,73 @@ def test_a_proxy_is_gone_through(
     assert Cluster().address == "http://api.invalid:6443"
 
 
+def test_a_pod_is_its_account_and_takes_the_token_anew_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, authority: Authority
+) -> None:
+    """Without a kubeconfig, by the files that Kubernetes mounts and changes; a token that has gone is a sentence."""
+    for name, text in {"token": "first", "namespace": "ml\n"}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "ca.crt").write_bytes(authority.certificate)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
+    monkeypatch.setattr("kubetune.k8s.api.credentials._ACCOUNT", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "localhost")
+    with serving(authority.context("localhost")) as server:
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.server_address[1]))
+        cluster = Cluster(patience_seconds=0)
+        assert cluster.namespace == "ml"
+        cluster.list("ConfigMap")
+        (tmp_path / "token").write_text("second")
+        server.good_tokens = {"second"}
+        cluster.list("ConfigMap")
+        assert [seen["Authorization"] for seen in server.seen] == [
+            "Bearer first",
+            "Bearer first",
+            "Bearer second",
+        ]
+        (tmp_path / "token").unlink()
+        server.good_tokens = set()
+        with pytest.raises(EnvironmentFault, match=r"Token file .*/token not found"):
+            cluster.list("ConfigMap")
+    (tmp_path / "token").write_text("third")
+    (tmp_path / "ca.crt").write_text("none")
+    with pytest.raises(EnvironmentFault, match="the pod's account cannot be used: "):
+        Cluster()
+
+
+def test_data_count_before_files_and_tokens_before_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, authority: Authority
+) -> None:
+    """As with kubectl, whose own kubeconfigs may hold both."""
+    data = base64.b64encode(authority.certificate).decode()
+    with serving(authority.context("localhost")) as server:
+        cluster = {
+            "server": f"https://localhost:{server.server_address[1]}",
+            "certificate-authority": "gone.pem",
+            "certificate-authority-data": data,
+        }
+        user = {"token": "t", **plugin(tmp_path, "exit 1")}
+        kubeconfig(tmp_path / "config", monkeypatch, user, cluster)
+        Cluster().list("ConfigMap")
+        assert server.seen[0]["Authorization"] == "Bearer t"
+
+
+def test_what_lightkube_lacks_is_why_there_is_code_of_ours(tmp_path: Path) -> None:
+    """Where this fails, lightkube has learned something: take it from there."""
+    cluster, user, program = ClusterOfLightkube, UserOfLightkube, ProgramOfLightkube
+    assert not {"proxy-url", "tls-server-name"} & set(cluster.__struct_encode_fields__)
+    assert not {"as", "as-groups", "as-user-extra"} & set(user.__struct_encode_fields__)
+    assert not {"interactiveMode", "provideClusterInfo"} & set(program.__struct_encode_fields__)
+    request = httpx2.Request("GET", "http://x")
+    with pytest.raises(ConfigErrorOfLightkube, match=r"client.authentication.k8s.io/v1 not impl"):
+        next(user_auth(user(exec=program(V1, "true"))).sync_auth_flow(request))
+    with pytest.raises(ConfigErrorOfLightkube, match="not found"):
+        KubeConfig.from_file(os.pathsep.join([str(tmp_path / "a"), str(tmp_path / "b")]))
+    assert not {"since_time", "previous"} & set(signature(Client.log).parameters)
+    assert "bookmarks" not in str(signature(Client.watch))
+    assert "validation" not in str(signature(Client.apply))
+
+
 def test_several_files_are_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
@@ -571,7 +646,7 @@ def test_certificates_that_the_environment_names_and_that_are_none_are_a_sentenc
 def test_a_login_program_that_takes_long_is_spoken_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
-    monkeypatch.setattr("kubetune.k8s.api.credentials._REMINDER_SECONDS", 0.01)
+    monkeypatch.setattr("kubetune.k8s.api.login_program._REMINDER_SECONDS", 0.01)
     user = plugin(
         tmp_path,
         f"until test -e {tmp_path}/told; do sleep 0.02; done; echo '{credential(token='t')}'",
@@ -642,7 +717,7 @@ def test_a_server_that_asks_for_a_pause_has_it(
 ) -> None:
     kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": url(server)})
     clock, told = Clock(), list[str]()
-    monkeypatch.setattr("kubetune.k8s.api.client.time", clock)
+    monkeypatch.setattr("kubetune.k8s.api.connection.time", clock)
     cluster = Cluster(tell=told.append)
     server.busy = [(429, "7"), (503, "1"), (503, "soon")]
     assert cluster.list("ConfigMap") == []

@@ -76,7 +76,7 @@ CHANGING = ("submit, replaced", "stop", "stop, not waiting", "resume", "delete")
 @pytest.fixture
 def desk(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     for name, seconds in (
-        ("kube_api.client.PATIENCE_SECONDS", 0.3), ("kube_api.informer._PAUSE_SECONDS", 0.02),
+        ("kube_api.connection.PATIENCE_SECONDS", 0.3), ("kube_api.informer._PAUSE_SECONDS", 0.02),
         ("cluster.download._PATIENCE_SECONDS", 0.1), ("cluster.download._PAUSE_SECONDS", 0.02),
         ("cluster.volume_reader._POD_SECONDS", 2), ("cluster.runs.ASK_SECONDS", 2.0),
         ("cluster.volume_reader.ASK_SECONDS", 2.0),

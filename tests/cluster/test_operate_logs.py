@@ -148,7 +148,7 @@ def test_a_run_of_which_nobody_says_how_it_stands_is_not_followed_for_ever(
     monkeypatch.setattr("kubetune.k8s.cluster.log_follow._ABSENCE_SECONDS", 0.5)
     desk.submit_script("echo done", compute__nodes=1)
     desk.cluster.wait_condition("Job", "fit", "Complete")
-    monkeypatch.setattr("kubetune.k8s.api.client.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("kubetune.k8s.api.connection.PATIENCE_SECONDS", 0.3)
     desk.cluster.trouble("get jobs", cut="within")
     assert "does not answer" in desk.quick("logs", "-f", "fit", code=3).stderr
 

@@ -51,7 +51,11 @@ def test_all_of_many_pods_are_followed_to_their_end(
         client = Client()
         spec = find_run(client, "fit")
     answers: list[httpx2.Response] = []
-    client._http.event_hooks = {"response": [*client._http.event_hooks["response"], answers.append]}
+    http = client._connection.http
+    http.event_hooks = {
+        **http.event_hooks,
+        "response": [*http.event_hooks["response"], answers.append],
+    }
     logs = LogFollower(client, spec, note, look=lambda there, warnings: looked.set())
     following = threading.Thread(target=logs.follow, daemon=True)
     following.start()

@@ -23,7 +23,7 @@ from kubetune.base import files
 from kubetune.cli.installation import doctor
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
-from kubetune.k8s.api import client
+from kubetune.k8s.api import connection
 from kubetune.k8s.api.client import Cluster
 from tests.broken_store import DRIP, WAYS, serving
 from tests.ranks import run_ranks, started, wait_until
@@ -74,8 +74,8 @@ def test_every_method_that_asks_the_api_server_is_here() -> None:
 def test_a_call_to_the_api_server_that_fails_is_a_fault_of_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    monkeypatch.setattr(client, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(client, "_SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(connection, "_SILENCE_SECONDS", 0.1)
     harmless = {"404": NOT_THERE, **UNKNOWING, **MAY_NOT_KNOW}.get(way, {})
     with serving(way=way) as server:
         (tmp_path / "config").write_text(

@@ -47,7 +47,6 @@ STILL_TOO_LONG = {
     "kernels.attention.blockwise:backward",
     "kernels.lora:lora_backward",
     "kernels.lora:lora_forward",
-    "k8s.api.credentials:_ask",
     "library.plan_forecast:describe",
     "library.plan_text:describe",
     "models.mixtures.targets:_in_mixture",

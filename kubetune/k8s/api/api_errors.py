@@ -30,14 +30,21 @@ _QUOTA = re.compile(r"exceeded quota: (?P<quota>[^,]+), (?P<amounts>.*)")
 
 
 class ApiError(EnvironmentFault):
-    """A request to the API server had no good end: it was refused, or nobody answered."""
+    """A request to the API server had no good end: it was refused, or nobody answered.
+
+    `pause_seconds` is as long as the server asks to be spared.
+    """
+
+    def __init__(self, message: str, pause_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.pause_seconds = pause_seconds
 
 
 class Refused(ApiError):
     """The API server said no. `code` is the HTTP status."""
 
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, code: int, pause_seconds: float = 0.0) -> None:
+        super().__init__(message, pause_seconds)
         self.code = code
 
 
@@ -54,11 +61,11 @@ class NoNamespace(Refused):
 
 
 class Unreachable(ApiError):
-    """The API server does not answer, or a connection to it broke. `pause_seconds`: as long as it asks to be spared."""
+    """The API server does not answer, or a connection to it broke."""
 
-    def __init__(self, message: str, pause_seconds: float = 0.0) -> None:
-        super().__init__(message)
-        self.pause_seconds = pause_seconds
+
+class Distrusted(Unreachable):
+    """The API server does not prove who it is."""
 
 
 class NoProgram(Refused):
@@ -96,6 +103,12 @@ class Question:
     name: str = ""
     subresource: str = ""
 
+    @property
+    def path(self) -> str:
+        """URL path of what is asked for; what is yet to be created has no name there."""
+        name = "" if self.verb == "create" else self.name
+        return self.kind.path(self.namespace, name, self.subresource)
+
     def __str__(self) -> str:
         what = f"{self.kind.name} {self.name}".strip()
         if self.verb == self.subresource:
@@ -103,8 +116,10 @@ class Question:
         return f"{self.verb} {f'{self.subresource} of ' if self.subresource else ''}{what}"
 
 
-def refusal(question: Question, code: int, status: dict[str, Any]) -> Refused:
-    """The error for an answer: its HTTP code, and the Status object (or as much of one as there was) it came with."""
+def refusal(
+    question: Question, code: int, status: dict[str, Any], pause_seconds: float = 0.0
+) -> Refused:
+    """Return the error for an answer: its HTTP code, and the Status object (or as much of it as there was)."""
     message = str(status.get("message") or "no reason was given")
     if found := _NAMESPACE.search(message):
         missing = f"there is no namespace {found[1]}; create it (kubectl create namespace {found[1]}) or give -n another"
@@ -113,7 +128,8 @@ def refusal(question: Question, code: int, status: dict[str, Any]) -> Refused:
         return not_started
     if code == 403 and (right := _missing_right(question, message)):
         return right
-    return Refused(f"{question}: {_sentence(question, code, message, status)}", code)
+    sentence = f"{question}: {_sentence(question, code, message, status)}"
+    return Refused(sentence, code, pause_seconds)
 
 
 def _no_program(question: Question, message: str) -> NoProgram | None:

@@ -1,0 +1,265 @@
+"""The connection to an API server: asked again while it is away, doubted while it starts, heard when it warns.
+
+httpx2 carries it, as it carries lightkube, whose own client is not used: it does not have what is applied checked
+strictly, knows no bookmarks of watches and no `sinceTime` of logs, tries nothing again, and drops the server's warnings.
+kr8s has no server-side apply.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+from lightkube import ConfigError as LightkubeError
+
+from kubetune.base.logs import scrub
+from kubetune.errors import EnvironmentFault
+from kubetune.k8s.api.answers import Object, retry_after, status_of, warnings_of
+from kubetune.k8s.api.api_errors import (
+    ApiError,
+    Distrusted,
+    Question,
+    Refused,
+    Unreachable,
+    is_doubtful,
+    refusal,
+)
+from kubetune.k8s.api.credentials import Login
+
+PATIENCE_SECONDS = 60.0
+"""Time for which requests are repeated while nothing answers."""
+
+STARTING_SECONDS = 30.0
+"""Time for which rights are asked for again, that an API server refuses before it is ready."""
+
+_TRY_AGAIN = (429, 502, 503, 504)
+_READY_SECONDS = 5.0
+_PAUSE_AT_START_SECONDS = 0.5
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+# A connection that died without a word is noticed after this time; nothing is lost by following a log anew.
+_SILENCE_SECONDS = 60.0
+_CONNECT_SECONDS = 10.0
+_SHOWN_CHARACTERS = 500
+_SWITCHED = 101
+# Of OpenSSL's message.
+_DISTRUST = "CERTIFICATE_VERIFY_FAILED"
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal something beside the results."""
+    print(scrub(f"kubetune: {text}"), file=sys.stderr, flush=True)
+
+
+class _Client(httpx2.Client):
+    """Client whose websockets are ended by nobody's silence but the server's.
+
+    Answers to pings come in line with what a command prints, so where a reader pauses, as `less` does, they are late.
+    """
+
+    def websocket(self, *args: Any, **options: Any) -> Any:
+        return super().websocket(*args, keepalive_ping_timeout_seconds=None, **options)
+
+
+class Connection:
+    """Requests to one API server. `tell` gets what the user should know, each sentence once."""
+
+    def __init__(
+        self, login: Login, patience_seconds: float | None, tell: Callable[[str], None]
+    ) -> None:
+        self.address = login.way
+        self._login = login
+        self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        self._tell = tell
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+        # Who has little patience with many requests has little with the silence after one.
+        silence = min(_SILENCE_SECONDS, max(_CONNECT_SECONDS, self._patience_seconds))
+        self.http = self.client(silence)
+        # Followed logs hold a connection for each container: no question waits for one of the hundreds.
+        self._streams = self.client()
+        for client in (self.http, self._streams):
+            weakref.finalize(self, client.close)
+        # Until when refusals of rights are doubted, and until when the server counts as ready without being asked.
+        self._doubt_until: float | None = None
+        self._ready_until = 0.0
+
+    def client(self, silence_seconds: float | None = None) -> httpx2.Client:
+        """Return a client that gives up after so much silence."""
+        login = self._login
+
+        def name_server(request: httpx2.Request) -> None:
+            if login.tls_server_name:
+                request.extensions["sni_hostname"] = login.tls_server_name
+
+        try:
+            return _Client(
+                base_url=login.server,
+                verify=login.verify,
+                auth=login.auth,
+                headers=login.headers,
+                proxy=login.proxy,
+                timeout=httpx2.Timeout(
+                    silence_seconds or _SILENCE_SECONDS, connect=_CONNECT_SECONDS
+                ),
+                # As many at a time as are asked for, where httpx2 would keep the 101st waiting.
+                limits=httpx2.Limits(max_connections=None),
+                event_hooks={"request": [name_server], "response": [_read_refusal]},
+            )
+        except (ValueError, httpx2.InvalidURL, ImportError) as error:
+            raise EnvironmentFault(f"no connection can be made to {login.way}: {error}") from None
+
+    def tell_once(self, text: str) -> None:
+        """Tell the user something, however often it comes up."""
+        with self._lock:
+            is_new = text not in self._told
+            self._told.add(text)
+        if is_new:
+            self._tell(text)
+
+    def send(
+        self,
+        method: str,
+        question: Question,
+        params: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> httpx2.Response:
+        """Return the answer to a request, repeated while nothing answers. Raise Refused, or Unreachable without one."""
+        request = self.http.build_request(
+            method,
+            question.path,
+            params=params,
+            content=None if body is None else json.dumps(body).encode(),
+            headers={} if body is None else {"Content-Type": content_type},
+        )
+        deadline = time.monotonic() + self._patience_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return self._attempt(question, request)
+            except ApiError as error:
+                left = deadline - time.monotonic()
+                if left <= 0 or not _is_worth_another_try(error):
+                    raise
+                self._tell_of_waiting(pause, error.pause_seconds)
+                time.sleep(min(max(pause, error.pause_seconds), left))
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _attempt(self, question: Question, request: httpx2.Request) -> httpx2.Response:
+        with self._told_of_silence():
+            response = self.http.send(request)
+            while self.is_doubted(response):
+                response = self.http.send(request)
+        for warning in warnings_of(response):
+            self.tell_once(f"the cluster warns: {warning}")
+        if response.status_code >= 400:
+            raise refusal(
+                question, response.status_code, status_of(response), retry_after(response)
+            )
+        return response
+
+    def _tell_of_waiting(self, pause: float, wanted: float) -> None:
+        if max(pause, wanted) >= _LONGEST_PAUSE_SECONDS:
+            how = f"asks for {wanted:.0f} s without requests" if wanted else "does not answer"
+            self.tell_once(f"{self.address} {how}; trying for {self._patience_seconds:.0f} s")
+
+    @contextmanager
+    def stream(self, question: Question, params: Mapping[str, str]) -> Iterator[httpx2.Response]:
+        """Open an answer that goes on, once: who follows it knows where to go on. Unreachable when it breaks off."""
+        client = self.http if question.verb == "watch" else self._streams
+        timeout = self._streams.timeout
+        with (
+            self._told_of_silence(),
+            client.stream("GET", question.path, params=params, timeout=timeout) as response,
+        ):
+            if response.status_code >= 400:
+                raise self.declined(question, response)
+            yield response
+
+    @contextmanager
+    def _told_of_silence(self) -> Iterator[None]:
+        """Raise what httpx2 and lightkube say of a connection as words of ours."""
+        try:
+            yield
+        except httpx2.HTTPError as error:
+            # Whatever comes back may have just started.
+            self._doubt_until = None
+            self._ready_until = 0.0
+            reason = str(error) or type(error).__name__
+            file = os.environ.get("KUBECONFIG", "~/.kube/config")
+            if _DISTRUST in reason:
+                raise Distrusted(
+                    f"{self.address} does not prove who it is: {reason}; check certificate-authority and "
+                    f"tls-server-name in the kubeconfig ({file})"
+                ) from None
+            raise Unreachable(
+                f"{self.address} does not answer: {reason}; check your network and the kubeconfig ({file})"
+            ) from None
+        except LightkubeError as error:
+            raise EnvironmentFault(str(error)) from None
+
+    def declined(self, question: Question, response: httpx2.Response) -> EnvironmentFault:
+        """Return the error for a refused stream: Refused, or Unreachable where another try may do."""
+        code = response.status_code
+        pause = retry_after(response)
+        if code in _TRY_AGAIN or self.is_doubted(response):
+            message = str(status_of(response).get("message") or "")[:_SHOWN_CHARACTERS]
+            return Unreachable(
+                f"{question}: the API server is not ready ({code}): {message}", pause
+            )
+        error = refusal(question, code, status_of(response))
+        if question.subresource == "log" and code >= 500:
+            # The node is away, for a moment or for good; what becomes of its pods will tell.
+            return Unreachable(str(error))
+        return error
+
+    def is_doubted(self, response: httpx2.Response) -> bool:
+        """True if a request is to be asked again, since a server that has just started may have refused it.
+
+        A server that says that it is ready is believed, after one more try. Where it does not, or nobody may ask it,
+        refusals are doubted, with a pause after each, for STARTING_SECONDS; then no more, until it has been away.
+        """
+        message = str(status_of(response).get("message"))
+        now = time.monotonic()
+        if now < self._ready_until or not is_doubtful(response.status_code, message):
+            return False
+        if self._doubt_until is None:
+            self._doubt_until = now + min(STARTING_SECONDS, self._patience_seconds)
+        if now > self._doubt_until:
+            return False
+        try:
+            code = self.http.get("/readyz").status_code
+        except httpx2.HTTPError:
+            return True
+        if code in (401, 403) or code >= 500:
+            self.tell_once(f"{self.address} has just started and knows no rights yet; trying again")
+            time.sleep(_PAUSE_AT_START_SECONDS)
+        else:
+            # It may have become ready since it refused: one more try decides.
+            self._ready_until = time.monotonic() + _READY_SECONDS
+        return True
+
+
+def _is_worth_another_try(error: ApiError) -> bool:
+    """True for silence, and for what a server says while it has too much to do. No patience helps against distrust."""
+    if isinstance(error, Refused):
+        return error.code in _TRY_AGAIN
+    return not isinstance(error, Distrusted)
+
+
+def _read_refusal(response: httpx2.Response) -> None:
+    """Read a refusal while its connection is open: later, exec's is closed, and what it said lost."""
+    is_no_channel = (
+        "sec-websocket-key" in response.request.headers and response.status_code != _SWITCHED
+    )
+    if response.status_code >= 400 or is_no_channel:
+        response.read()
