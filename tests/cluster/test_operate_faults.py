@@ -76,12 +76,12 @@ CHANGING = ("submit, replaced", "stop", "stop, not waiting", "resume", "delete")
 @pytest.fixture
 def desk(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     for name, seconds in (
-        ("kube_api.connection.PATIENCE_SECONDS", 0.3), ("kube_api.informer._PAUSE_SECONDS", 0.02),
-        ("cluster.download._PATIENCE_SECONDS", 0.1), ("cluster.download._PAUSE_SECONDS", 0.02),
-        ("cluster.volume_reader._POD_SECONDS", 2), ("cluster.runs.ASK_SECONDS", 2.0),
-        ("cluster.volume_reader.ASK_SECONDS", 2.0),
-        ("cluster.log_follow._PATIENCE_SECONDS", 0.5), ("cluster.log_follow._ABSENCE_SECONDS", 0.5),
-        ("sweep.remote._LOOK_SECONDS", 0.05), ("sweep.remote._UNSEEN_SECONDS", 0.5),
+        ("k8s.api.connection.PATIENCE_SECONDS", 0.3), ("k8s.api.informer._PAUSE_SECONDS", 0.02),
+        ("k8s.cluster.download._PATIENCE_SECONDS", 0.1), ("k8s.cluster.download._PAUSE_SECONDS", 0.02),
+        ("k8s.cluster.volume_reader._POD_SECONDS", 2), ("k8s.cluster.runs.ASK_SECONDS", 2.0),
+        ("k8s.cluster.volume_reader.ASK_SECONDS", 2.0),
+        ("k8s.cluster.log_follow._PATIENCE_SECONDS", 0.5), ("k8s.cluster.log_follow._ABSENCE_SECONDS", 0.5),
+        ("library.sweep.remote._LOOK_SECONDS", 0.05), ("library.sweep.remote._UNSEEN_SECONDS", 0.5),
     ):  # fmt: skip
         monkeypatch.setattr(f"kubetune.{name}", seconds)
     return Desk(cluster, tmp_path)
