@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kubetune.base.yaml_text import dump
 from kubetune.config.schema import Config
+from kubetune.config.schema.cluster import JobSetConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.k8s.api.api_errors import ApiError, may_pass
 from kubetune.k8s.api.client import Cluster, Sink
@@ -41,7 +42,12 @@ def dev_config(config: Config) -> Config:
             "kubernetes: the section is missing; add at least `kubernetes: {image: …}`"
         )
     kubernetes = config.kubernetes.model_copy(
-        update={"kind": "statefulset", "preprocess": None, "initialisers": ()}
+        update={
+            "kind": "statefulset",
+            "preprocess": None,
+            "initialisers": (),
+            "jobset": JobSetConfig(),
+        }
     )
     return config.model_copy(
         update={"name": name_beside(config, _SUFFIX), "kubernetes": kubernetes}

@@ -14,7 +14,7 @@ import yaml
 from kubetune.cli import main
 from kubetune.k8s.lint.objects import check_objects, pod_templates
 from kubetune.k8s.manifests import KINDS
-from kubetune.k8s.manifests.kustomize import CUSTOM, TEMPLATES
+from kubetune.k8s.manifests.kustomize import template_paths
 from standin.schemas import problems
 from tests.golden.made import FULL, MINIMAL, made
 
@@ -135,10 +135,9 @@ def test_a_generated_secret_is_found_by_pods_of_all_kinds(kind: str, tmp_path: P
 def test_the_places_of_pod_templates_are_those_of_every_kind() -> None:
     for kind in KINDS:
         for obj in made(kind):
-            for path in TEMPLATES.get(obj["kind"], ()):
+            for path in template_paths(obj["kind"]):
                 assert list(_at(obj, path)), (obj["kind"], path)
-            assert obj["kind"] in TEMPLATES or not list(pod_templates(obj))
-    assert set(CUSTOM) < set(TEMPLATES)
+            assert template_paths(obj["kind"]) or not list(pod_templates(obj))
 
 
 def _at(value: Any, path: str) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from kubetune.errors import OK, ConfigError
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster, Object
     from kubetune.k8s.cluster.log_follow import Look, Source
-    from kubetune.k8s.cluster.pods import State
+    from kubetune.k8s.manifests.kinds.kind import State
     from kubetune.k8s.manifests.spec import RunSpec
 
 _POLL_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
@@ -242,11 +242,12 @@ def _state(cluster: Cluster, spec: RunSpec, *, follow: bool) -> State:
     """State of the run; a StatefulSet that is followed, whose pods stay after the end, is done then."""
     from kubetune.k8s.cluster.pods import state_of
     from kubetune.k8s.cluster.runs import final_status, read_progress, trainer_pods, workload_kind
+    from kubetune.k8s.manifests.kinds.registry import kind_of
 
     found = trainer_pods(cluster, spec)
     workload = cluster.get(workload_kind(spec), spec.name)
     state, _ = state_of(workload, found)
-    stays = follow and state == "running" and spec.kubernetes.kind == "statefulset"
+    stays = follow and state == "running" and kind_of(spec.kubernetes.kind).never_ends
     return (
         "done" if stays and final_status(workload, read_progress(cluster, spec, found)) else state
     )

@@ -435,13 +435,17 @@ class PatchConfig(Section):
     )
 
 
+KindName = Literal["job", "statefulset", "jobset", "pytorchjob", "trainjob"]
+"""Kinds of workload, each a module of k8s/manifests/kinds."""
+
+
 class KubernetesConfig(Section):
     """A run on a cluster: its kind of workload, image, volumes, placement, secrets and companions."""
 
     image: str = Field(
         min_length=1, description="Container image with kubetune in it; pin a tag or a digest."
     )
-    kind: Literal["job", "statefulset", "jobset", "pytorchjob", "trainjob"] = Field(
+    kind: KindName = Field(
         "job",
         description="What runs the pods. `job` needs nothing installed; `jobset` restarts gangs best.",
     )

@@ -5,18 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote
 
-JOBSET_RELEASE = (
-    "install JobSet v0.12.0 or newer: kubectl apply --server-side -f "
-    "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
-)
-TRAINER_RELEASE = (
-    "install Kubeflow Trainer v2.2 or newer: kubectl apply --server-side -k "
-    "'https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.3.0'"
-)
-OPERATOR_RELEASE = (
-    "install the Kubeflow training operator v1.9: kubectl apply --server-side -k "
-    "'https://github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.9.4'"
-)
+from kubetune.k8s.manifests.kinds.registry import KINDS as WORKLOAD_NAMES
+from kubetune.k8s.manifests.kinds.registry import kind_of
+
 VOLCANO_RELEASE = "install Volcano, or choose another kubernetes.scheduling.gang"
 MONITORING = (
     "install the Prometheus operator, or leave out tracking.prometheus.pod_monitor and alerts"
@@ -66,18 +57,10 @@ KINDS: dict[str, Kind] = {
             "selfsubjectaccessreviews",
             is_namespaced=False,
         ),
-        Kind("Job", "batch/v1", "jobs"),
         Kind("Deployment", "apps/v1", "deployments"),
-        Kind("StatefulSet", "apps/v1", "statefulsets"),
-        Kind("JobSet", "jobset.x-k8s.io/v1alpha2", "jobsets", JOBSET_RELEASE),
-        Kind("PyTorchJob", "kubeflow.org/v1", "pytorchjobs", OPERATOR_RELEASE),
-        Kind("TrainJob", "trainer.kubeflow.org/v1alpha1", "trainjobs", TRAINER_RELEASE),
         Kind("PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups", VOLCANO_RELEASE),
         Kind("PodMonitor", "monitoring.coreos.com/v1", "podmonitors", MONITORING),
         Kind("PrometheusRule", "monitoring.coreos.com/v1", "prometheusrules", MONITORING),
-        Kind(
-            "TrainingRuntime", "trainer.kubeflow.org/v1alpha1", "trainingruntimes", TRAINER_RELEASE
-        ),
     )
 }
 
@@ -96,7 +79,11 @@ QUEUES_OF_KUEUE = {
 KINDS.update({**WORKLOADS_OF_KUEUE, **QUEUES_OF_KUEUE})
 
 
-WORKLOADS: dict[str, Kind] = {
-    name.lower(): KINDS[name] for name in ("Job", "StatefulSet", "JobSet", "PyTorchJob", "TrainJob")
-}
+WORKLOADS: dict[str, Kind] = {}
 """Kinds that run the pods, by the `kind` of the config."""
+
+for _name in WORKLOAD_NAMES:
+    _workload = kind_of(_name)
+    for _resource in (_workload.resource, *_workload.others):
+        KINDS[_resource.name] = Kind(*_resource, _workload.install)
+    WORKLOADS[_name] = KINDS[_workload.name]

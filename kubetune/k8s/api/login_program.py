@@ -77,6 +77,7 @@ class ExecLogin(httpx2.Auth):
     def sync_auth_flow(
         self, request: httpx2.Request
     ) -> Generator[httpx2.Request, httpx2.Response, None]:
+        """Sign a request, and once more with a new gift where the server refuses the first."""
         run = self._log_in(0)
         self._sign(request)
         response = yield request

@@ -26,6 +26,7 @@ from kubetune.k8s.cluster import pods, preparation
 from kubetune.k8s.cluster.preparation import cause_of_failure, find_pods
 from kubetune.k8s.cluster.runs import final_status, read_progress, workload_kind
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preprocess_name
+from kubetune.k8s.manifests.kinds.registry import kind_of
 from kubetune.k8s.manifests.spec import COMPONENT, TRAINER, RunSpec
 
 _LOOK_SECONDS, _GATHER_SECONDS = 5.0, 0.25
@@ -270,7 +271,7 @@ class LogFollower:
         going = [pod for pod in found if not pods.has_ended(pod)]
         if state == "absent" and self._workload[1] == self._spec.name:
             state, _ = preparation.standing(self._cluster, self._spec, state, found)
-        never_ends = state == "running" and self._spec.kubernetes.kind == "statefulset"
+        never_ends = state == "running" and kind_of(self._spec.kubernetes.kind).never_ends
         if never_ends and final_status(workload, read_progress(self._cluster, self._spec, found)):
             self._stays, self._last_line = True, time.monotonic()
             return True

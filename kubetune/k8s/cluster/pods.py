@@ -9,17 +9,14 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from kubetune import errors
+from kubetune.k8s.manifests.kinds.kind import State
+from kubetune.k8s.manifests.kinds.registry import kinds_by_object
 from kubetune.k8s.manifests.spec import COMPONENT, QUEUE_NAME
 
 Object = Mapping[str, Any]
-State = Literal["absent", "waiting", "running", "stopped", "done", "failed"]
-
-TRAINER_NAMES = ("trainer", "pytorch", "node")
-"""Names of the trainer's container; operators look for some of them."""
-
 IDLE = "idle"
 """Occupation of the trainers of `kubetune dev`, as the last word of their command."""
 
@@ -27,10 +24,7 @@ STOPPED = "kubetune/stopped"
 """Annotation of a workload that `stop` has taken from its queue."""
 
 
-_INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
-_ROLE, _ROLE_INDEX = "training.kubeflow.org/replica-type", "training.kubeflow.org/replica-index"
 MULTIKUEUE = "kueue.x-k8s.io/multikueue"
-_ENDED_WELL = ("Complete", "Completed", "Succeeded")
 
 _STAMP = len("2026-11-20T10:15:00")
 _POD_NAME = re.compile(r'\bpods? "[^"]*"')
@@ -74,21 +68,18 @@ def component_of(pod: Object) -> str:
 
 def node_number(pod: Object) -> int:
     """Node of the run that a trainer pod is, from 0; a pod of another component is 0."""
-    labels = labels_of(pod)
-    for label in _INDEX_LABELS:
-        if label in labels:
-            return int(labels[label])
-        if label in (pod["metadata"].get("annotations") or {}):
-            return int(pod["metadata"]["annotations"][label])
-    if _ROLE in labels:
-        return int(labels.get(_ROLE_INDEX, "0")) + (labels[_ROLE] == "worker")
+    for kind in kinds_by_object().values():
+        node = kind.node_of(pod)
+        if node is not None:
+            return node
     return 0
 
 
 def trainer_container(pod: Object) -> str:
     """The name of the container that trains (for other components: of the first)."""
     names = [str(container["name"]) for container in pod["spec"]["containers"]]
-    return next((name for name in names if name in TRAINER_NAMES), names[0])
+    trainers = {kind.container for kind in kinds_by_object().values()}
+    return next((name for name in names if name in trainers), names[0])
 
 
 def container_statuses(pod: Object) -> list[Object]:
@@ -307,17 +298,13 @@ def condition(obj: Object, kind: str, value: str = "True") -> Object | None:
 
 def is_suspended(workload: Object) -> bool:
     """A workload is asked to have no pods."""
-    spec = workload["spec"]
-    if workload["kind"] == "StatefulSet":
-        return bool(spec.get("replicas") == 0)
-    if workload["kind"] == "PyTorchJob":
-        return bool((spec.get("runPolicy") or {}).get("suspend"))
-    return bool(spec.get("suspend"))
+    return kinds_by_object()[workload["kind"]].suspends(workload)
 
 
 def is_held_back(workload: Object) -> bool:
     """A suspended workload waits for Kueue, which suspends what it holds back, rather than for `resume`."""
-    if QUEUE_NAME not in labels_of(workload) or workload["kind"] == "StatefulSet":
+    kind = kinds_by_object()[workload["kind"]]
+    if QUEUE_NAME not in labels_of(workload) or not kind.is_suspended_by_kueue:
         return False
     return STOPPED not in (workload["metadata"].get("annotations") or {})
 
@@ -328,24 +315,13 @@ def is_idling(workload: Object) -> bool:
     return bool((containers[0].get("command") or [""])[-1] == IDLE)
 
 
-def suspension(kind: str, nodes: int, *, suspend: bool) -> dict[str, Any]:
-    """The change that stops a workload of `kind` (its pods get SIGTERM), or lets it go on with `nodes` pods."""
-    if kind == "StatefulSet":
-        return {"spec": {"replicas": 0 if suspend else nodes}}
-    if kind == "PyTorchJob":
-        return {"spec": {"runPolicy": {"suspend": suspend}}}
-    return {"spec": {"suspend": suspend}}
-
-
 def state_of(workload: Object | None, pods: Sequence[Object]) -> tuple[State, str]:
-    """State of a run, and what its workload says about that. A StatefulSet never ends of its own accord."""
+    """Return the state of a run, and what its workload says about that."""
     if workload is None:
         return "absent", ""
-    for kind in _ENDED_WELL:
-        if found := condition(workload, kind):
-            return "done", str(found.get("message") or "")
-    if found := condition(workload, "Failed"):
-        return "failed", f"{found.get('reason', '')}: {found.get('message', '')}".strip(": ")
+    state, words = kinds_by_object()[workload["kind"]].state_of(workload)
+    if state is not None:
+        return state, words
     if is_suspended(workload) and not is_held_back(workload):
         return "stopped", ""
     where = _elsewhere(workload)
@@ -356,8 +332,7 @@ def state_of(workload: Object | None, pods: Sequence[Object]) -> tuple[State, st
 
 def _elsewhere(workload: Object) -> str:
     """Advice about a workload whose pods another cluster has; nothing where controllers of this one make them."""
-    spec = workload["spec"]
-    if (spec.get("runPolicy") or spec).get("managedBy") != MULTIKUEUE:
+    if kinds_by_object()[workload["kind"]].manager(workload) != MULTIKUEUE:
         return ""
     return (
         "MultiKueue gives it to another cluster (kubectl get workloads -o yaml: status.clusterName) and takes nothing "

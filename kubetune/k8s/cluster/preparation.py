@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from kubetune.k8s.api.api_errors import ApiError
 from kubetune.k8s.api.client import Cluster, Object
 from kubetune.k8s.cluster import pods
-from kubetune.k8s.cluster.pods import State
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preprocess_name
+from kubetune.k8s.manifests.kinds.kind import State
+from kubetune.k8s.manifests.kinds.registry import kind_of
 from kubetune.k8s.manifests.spec import RunSpec
 
 TAIL_LINES = 20
@@ -19,7 +20,7 @@ TAIL_LINES = 20
 
 def has_own_job(spec: RunSpec) -> bool:
     """A Job of its own prepares this run."""
-    return spec.prepares and not spec.starts_in_order
+    return spec.prepares and not kind_of(spec.kubernetes.kind).starts_in_order
 
 
 def find_job(cluster: Cluster, spec: RunSpec) -> Object | None:
@@ -46,7 +47,7 @@ def standing(
         return state, cause_of_failure(cluster, failed[-1]) if failed else ""
     active = [pod for pod in found if not pods.has_ended(pod)]
     doing = f"{pods.name_of(active[-1])} fetches and prepares first" if active else ""
-    if state == "waiting" or spec.starts_in_order:
+    if state == "waiting" or kind_of(spec.kubernetes.kind).starts_in_order:
         return state, (pods.why(active[-1]) if active else "") or doing
     job = find_job(cluster, spec)
     state, reason = pods.state_of(job, found)

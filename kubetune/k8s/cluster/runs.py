@@ -25,8 +25,9 @@ from kubetune.k8s.api.api_errors import Refused
 from kubetune.k8s.api.client import Cluster, Object
 from kubetune.k8s.api.kinds import WORKLOADS
 from kubetune.k8s.cluster import kueue, pods, preparation
-from kubetune.k8s.cluster.pods import State
 from kubetune.k8s.cluster.termination import left_progress, logged_progress, noted_progress, trusted
+from kubetune.k8s.manifests.kinds.kind import State
+from kubetune.k8s.manifests.kinds.registry import kinds_by_object
 from kubetune.k8s.manifests.spec import COMPONENT, MANAGED_BY, TRAINER, RunSpec, plan_there
 from kubetune.rundir.exit_status import ExitStatus
 
@@ -38,10 +39,6 @@ FILES = "files"
 S = TypeVar("S")
 T = TypeVar("T")
 
-# What the controllers of Jobs (with a failure policy) and of PyTorchJobs say of a pod.
-_FAILED = re.compile(
-    r"(?:for pod [^/\s]+/(?P<pod>\S+) failed|^Pod: [^.\s]+\.(?P<other>\S+) exited) with (?:exit )?code (?P<code>\d+)"
-)
 _FINAL = (OK, *FINAL)
 _STAMP = len("2026-11-20T10:15:00")
 # A node that is down answers to nothing, and the API server itself waits for it for half a minute.
@@ -288,15 +285,23 @@ def find_cause(found: Sequence[Object], events: Sequence[Object]) -> dict[str, A
             "time": time,
         }
     for event in reversed(events):
-        told = _FAILED.search(str(event.get("message") or ""))
-        if told and not only_followed(int(told["code"]), None):
-            code = int(told["code"])
+        match = _failed_pod(str(event.get("message") or ""))
+        if match and not only_followed(int(match["code"]), None):
+            code = int(match["code"])
             return {
-                "pod": told["pod"] or told["other"],
+                "pod": match["pod"],
                 "code": code,
                 "reason": pods.ended_with(code),
                 "time": pods.event_time(event),
             }
+    return None
+
+
+def _failed_pod(message: str) -> re.Match[str] | None:
+    """Return what a controller says of a pod that failed, by the words of its kind."""
+    for words in dict.fromkeys(kind.failed_pod for kind in kinds_by_object().values()):
+        if match := words.search(message):
+            return match
     return None
 
 

@@ -29,6 +29,8 @@ from kubetune.k8s.manifests import render
 from kubetune.k8s.manifests.configmap import pod_config
 from kubetune.k8s.manifests.extras import token_secret, token_servers
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preprocess_name
+from kubetune.k8s.manifests.kinds.kind import State
+from kubetune.k8s.manifests.kinds.registry import kind_of
 from kubetune.k8s.manifests.spec import (
     MANAGED_BY,
     MARGIN_SECONDS,
@@ -55,7 +57,7 @@ class JobRef:
     namespace: str
     kind: str
     outcome: Outcome
-    state: pods.State
+    state: State
 
 
 def spec_of(config: Config, files: Mapping[str, str] | None = None) -> RunSpec:
@@ -207,9 +209,7 @@ def _missing_secrets(cluster: Cluster, spec: RunSpec) -> list[str]:
     return problems
 
 
-def _replace(
-    cluster: Cluster, spec: RunSpec, kind: str, state: pods.State, confirm: Confirm
-) -> None:
+def _replace(cluster: Cluster, spec: RunSpec, kind: str, state: State, confirm: Confirm) -> None:
     standing = {"failed": "has failed", "done": "is done", "stopped": "is stopped"}.get(
         state, "is there already"
     )
@@ -338,11 +338,13 @@ def _present(cluster: Cluster, spec: RunSpec) -> Object:
 
 
 def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool) -> None:
-    kind = workload_kind(spec)
-    if spec.kubernetes.queue and kind != "StatefulSet" and kueue.is_installed(cluster):
+    kind = kind_of(spec.kubernetes.kind)
+    is_queued = bool(spec.kubernetes.queue) and kind.is_suspended_by_kueue
+    if is_queued and kueue.is_installed(cluster):
         kueue.activate(cluster, workload, active=not suspend)
         return
-    cluster.merge(kind, spec.name, pods.suspension(kind, spec.nodes, suspend=suspend))
+    change = kind.suspension(spec.nodes, suspend=suspend)
+    cluster.merge(kind.name, spec.name, change)
 
 
 def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]:

@@ -22,7 +22,8 @@ from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.lint.pod_security import beyond_restricted
 from kubetune.k8s.manifests.configmap import MAX_CARRIED_BYTES
 from kubetune.k8s.manifests.environment import RESERVED
-from kubetune.k8s.manifests.kinds.gang import VOLCANO, by_operator, gang
+from kubetune.k8s.manifests.kinds.gang import gang
+from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
 from kubetune.k8s.manifests.pod_templates import pod_templates
 from kubetune.k8s.manifests.spec import (
     MANAGED_BY,
@@ -324,34 +325,13 @@ def _patched(spec: RunSpec, objects: Sequence[Manifest]) -> Iterator[Finding]:
 
 def _kind(spec: RunSpec) -> Iterator[Finding]:
     k = spec.kubernetes
-    if k.kind == "statefulset":
-        yield advice(
-            "kubernetes.kind",
-            "a StatefulSet never ends: delete it when the run is done, or use job",
-        )
-        if k.max_runtime_seconds is not None:
-            yield error(
-                "kubernetes.max_runtime_seconds",
-                "a StatefulSet cannot end a run; use job, or leave it out",
-            )
     if k.argocd and k.ttl_seconds is not None:
         yield advice(
             "kubernetes.ttl_seconds",
             f"{k.ttl_seconds}: a finished run's objects are removed after this time, and Argo CD, which finds them "
             "missing, starts it again; give null",
         )
-    if k.kind == "pytorchjob":
-        if k.queue:
-            yield advice(
-                "kubernetes.queue",
-                "Kueue is dropping PyTorchJob; use jobset or job for queued runs",
-            )
-        if k.profile == "restricted" and spec.nodes > 1:
-            yield advice(
-                "kubernetes.kind",
-                "the training operator adds an init container without a security context to workers; a namespace that "
-                "enforces the restricted standard refuses them unless the operator's template is changed",
-            )
+    yield from kind_of(k.kind).findings(spec)
 
 
 def _gang(spec: RunSpec) -> Iterator[Finding]:
@@ -373,20 +353,6 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
             f"volcano only knows this, and gang is {who}; Kueue's is kubernetes.queue",
         )
     yield from _topology(spec)
-    if by_operator(spec):
-        if k.kind == "trainjob" and spec.prepares:
-            yield error(
-                key,
-                f"{who}: the Trainer counts initializers among the pods that have to start together, but the others "
-                "begin only after them, so none would ever start; use kind jobset, or leave initialisers and "
-                "preprocess out",
-            )
-        if k.kind == "pytorchjob":
-            name = k.scheduler or VOLCANO
-            yield advice(
-                key,
-                f"{who}: the training operator makes PodGroups only with --gang-scheduler-name={name}",
-            )
     if spec.nodes > 1 and who == "none" and k.scheduling.gang == "auto":
         yield advice(
             key,
@@ -405,46 +371,32 @@ def _topology(spec: RunSpec) -> Iterator[Finding]:
         return
     if not k.queue:
         yield error(key, "Kueue looks at runs that name a queue only; give kubernetes.queue")
-    if wanted.slice_nodes is not None:
-        if spec.nodes % wanted.slice_nodes:
-            yield error(
-                f"{key}.slice_nodes",
-                f"{wanted.slice_nodes} does not divide the {spec.nodes} pods into whole slices",
-            )
-        if k.kind == "pytorchjob":
-            yield error(
-                f"{key}.slice",
-                "a PyTorchJob's master and workers are apart for Kueue; use kind jobset",
-            )
-
-
-def _jobset(spec: RunSpec) -> Iterator[Finding]:
-    k, cache = spec.kubernetes, spec.kubernetes.storage.cache
-    for name in sorted(k.jobset.model_fields_set):
-        kinds = ("jobset",) if name == "cache_with_run" else ("jobset", "trainjob")
-        if k.kind not in kinds and getattr(k.jobset, name) not in ("all", False, None):
-            yield error(
-                f"kubernetes.jobset.{name}",
-                f"only kind {' and '.join(kinds)} can do this, and kind is {k.kind}",
-            )
-    if (
-        k.kind == "jobset"
-        and k.jobset.cache_with_run
-        and (cache.size is None or cache.access != "ReadWriteMany")
-    ):
+    if wanted.slice_nodes is not None and spec.nodes % wanted.slice_nodes:
         yield error(
-            "kubernetes.jobset.cache_with_run",
-            "is for one new claim of all pods; give storage.cache a size and access: ReadWriteMany",
+            f"{key}.slice_nodes",
+            f"{wanted.slice_nodes} does not divide the {spec.nodes} pods into whole slices",
         )
 
 
+def _jobset(spec: RunSpec) -> Iterator[Finding]:
+    k = spec.kubernetes
+    for key in sorted(k.jobset.model_fields_set - kind_of(k.kind).jobset_keys):
+        if getattr(k.jobset, key) not in ("all", False, None):
+            able = [name for name in KINDS if key in kind_of(name).jobset_keys]
+            yield error(
+                f"kubernetes.jobset.{key}",
+                f"only kind {' and '.join(able)} can do this, and kind is {k.kind}",
+            )
+
+
 def _names(spec: RunSpec) -> Iterator[Finding]:
-    # The operator makes pods called NAME-dataset-initializer-0-0-xxxxx, and a label ends at 63 characters.
-    longest = 33 if spec.kubernetes.kind == "trainjob" and spec.prepares else 40
+    kind = kind_of(spec.kubernetes.kind)
+    longest = kind.longest_name(spec)
     if len(spec.name) > longest:
+        prepared = " with initialisers" if spec.prepares else ""
         yield error(
             "name",
-            f"{spec.name}: {len(spec.name)} characters; a TrainJob with initialisers may have {longest}",
+            f"{spec.name}: {len(spec.name)} characters; a {kind.name}{prepared} may have {longest}",
         )
     if not spec.name[0].isalpha():
         yield error(

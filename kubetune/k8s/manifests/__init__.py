@@ -2,19 +2,19 @@
 
 Nothing here talks to a cluster or reads a clock, and only `local_files` reads files: the same config gives the same
 bytes on any machine. Not for applying them (cluster). Read `spec` first, then `trainer`.
-A new kind of workload is one module with `workload(spec)` and one line in KINDS.
+A new kind of workload is one module of `kinds` and its name in the config's `KindName`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from kubetune.base.yaml_text import dump
 from kubetune.k8s.manifests.configmap import config_maps, local_files
 from kubetune.k8s.manifests.extras import jupyter, tensorboard, token_secret, token_servers, ui
 from kubetune.k8s.manifests.initialisers import preprocess_job
+from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
 from kubetune.k8s.manifests.monitoring import monitoring
 from kubetune.k8s.manifests.network import network_policy
 from kubetune.k8s.manifests.patches import patched
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "dump", "local_files", "render", "secret_templates"]
 
-KINDS: dict[str, str] = {
-    "job": "kubetune.k8s.manifests.kinds.job",
-    "statefulset": "kubetune.k8s.manifests.kinds.statefulset",
-    "jobset": "kubetune.k8s.manifests.kinds.jobset",
-    "pytorchjob": "kubetune.k8s.manifests.kinds.pytorchjob",
-    "trainjob": "kubetune.k8s.manifests.kinds.trainjob",
-}
-
 
 def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -> list[Manifest]:
     """All objects of a run, in the order in which they are to be applied.
@@ -46,15 +38,16 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
     Raises ConfigError when the config has no `kubernetes` section, or for patches that do not fit.
     """
     spec = RunSpec.of(config, plan, files)
-    workload: list[Manifest] = import_module(KINDS[spec.kubernetes.kind]).workload(spec)
+    kind = kind_of(spec.kubernetes.kind)
+    preparation = [] if kind.starts_in_order else preprocess_job(spec)
     objects = [
         *service_account(spec),
         *operator_role(spec),
         *network_policy(spec),
         *config_maps(spec),
         *claims(spec),
-        *preprocess_job(spec),
-        *workload,
+        *preparation,
+        *kind.render(spec),
         *monitoring(spec),
         *tensorboard(spec),
         *ui(spec),

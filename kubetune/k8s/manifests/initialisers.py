@@ -32,9 +32,7 @@ def steps(spec: RunSpec) -> dict[str, tuple[str, ...]]:
 
 
 def init_containers(spec: RunSpec) -> list[Manifest]:
-    """Containers of the trainer's pods that see to it that nothing is missing, where the kind knows no order."""
-    if spec.starts_in_order:
-        return []
+    """Return containers of the trainer's pods that see to it that nothing is missing, for kinds that know no order."""
     compute = spec.config.compute
     size = cpu_resources(compute.cpu or 1, compute.memory) if compute.memory else {}
     commands = {"model": FETCH_MODEL, "data": PREPARE_DATA}
@@ -87,8 +85,8 @@ def preprocess_name(spec: RunSpec) -> str:
 
 
 def preprocess_job(spec: RunSpec) -> list[Manifest]:
-    """The Job before training, for the kinds that cannot hold one themselves."""
-    if not spec.prepares or spec.starts_in_order:
+    """Return the Job before training, for the kinds that cannot hold one themselves."""
+    if not spec.prepares:
         return []
     job = one_after_the_other(spec)
     if spec.kubernetes.ttl_seconds is not None:

@@ -10,25 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kubetune.k8s.manifests.kinds.gang import GROUP_NAME
+from kubetune.k8s.manifests.kinds.registry import kinds_by_object
 from kubetune.k8s.manifests.spec import INSTANCE, Manifest
 
 CONFIGURATION = "kustomizeconfig.yaml"
 
-# Where each kind keeps pod templates; kustomize enters lists by itself.
-TEMPLATES: dict[str, tuple[str, ...]] = {
-    "Job": ("spec/template",),
-    "StatefulSet": ("spec/template",),
-    "Deployment": ("spec/template",),
-    "Pod": ("",),
-    "JobSet": ("spec/replicatedJobs/template/spec/template",),
-    "TrainingRuntime": ("spec/template/spec/replicatedJobs/template/spec/template",),
-    "PyTorchJob": (
-        "spec/pytorchReplicaSpecs/Master/template",
-        "spec/pytorchReplicaSpecs/Worker/template",
-    ),
-}
-# Those whose pods kustomize does not look into by itself.
-CUSTOM = ("JobSet", "TrainingRuntime", "PyTorchJob")
 _OTHERS = ("Service", "PodGroup", "TrainingRuntime")
 _CONTAINERS = ("containers", "initContainers")
 # Of a pod template, by the kind of what is referred to.
@@ -74,9 +60,31 @@ _SELECTORS: dict[str, tuple[str, ...]] = {
     "Service": ("spec/selector",),
     "NetworkPolicy": ("spec/podSelector/matchLabels", "spec/ingress/from/podSelector/matchLabels"),
     "Deployment": ("spec/selector/matchLabels",),
-    "JobSet": ("spec/volumeClaimPolicies/templates/metadata/labels",),
-    "StatefulSet": ("spec/selector/matchLabels", "spec/volumeClaimTemplates/metadata/labels"),
 }
+
+
+def template_paths(kind: str) -> tuple[str, ...]:
+    """Return where objects of a kind keep pod templates; kustomize enters lists by itself."""
+    if kind == "Pod":
+        return ("",)
+    if kind == "Deployment":
+        return ("spec/template",)
+    workload = kinds_by_object().get(kind)
+    return () if workload is None else workload.template_paths.get(kind, ())
+
+
+def _is_custom(kind: str) -> bool:
+    """True if kustomize does not look into the pods of a kind by itself."""
+    workload = kinds_by_object().get(kind)
+    return workload is not None and workload.install is not None
+
+
+def _label_paths(kind: str) -> tuple[str, ...]:
+    """Return where objects of a kind hold labels and selectors of labels, outside of their pods."""
+    workload = kinds_by_object().get(kind)
+    if workload is not None and workload.name == kind:
+        return workload.label_paths
+    return _SELECTORS.get(kind, ())
 
 
 def configuration(objects: Sequence[Manifest]) -> Manifest:
@@ -87,7 +95,7 @@ def configuration(objects: Sequence[Manifest]) -> Manifest:
             *(
                 {"kind": kind, "path": path}
                 for kind in kinds
-                if kind in CUSTOM
+                if _is_custom(kind)
                 for path in _in_pods(kind, paths)
             ),
             *({"kind": kind, "path": path} for kind, path in _more(name, kinds)),
@@ -121,11 +129,11 @@ def _instances(kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Labels that say which run something belongs to: by the name of its ConfigMap, which every run has."""
     for kind in kinds:
         for folder in dict.fromkeys(
-            ("metadata/labels", *_SELECTORS.get(kind, ()), *_in_pods(kind, _LABELS))
+            ("metadata/labels", *_label_paths(kind), *_in_pods(kind, _LABELS))
         ):
             yield kind, f"{folder}/{_key(INSTANCE)}"
 
 
 def _in_pods(kind: str, paths: Sequence[str]) -> Iterator[str]:
-    places = TEMPLATES.get(kind, ())
+    places = template_paths(kind)
     return (f"{place}/{path}" if place else path for path in paths for place in places)

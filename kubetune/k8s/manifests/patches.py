@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from kubetune.config.schema.cluster import PatchConfig
 from kubetune.errors import ConfigError, first_line
+from kubetune.k8s.manifests.kinds.registry import kinds_by_object
 from kubetune.k8s.manifests.pod_templates import pod_templates, pods_of
 from kubetune.k8s.manifests.spec import Manifest, kind_and_name
 
@@ -222,20 +223,9 @@ def _require_same_identity(before: Manifest, after: Any) -> None:
 
 
 def _sizes(obj: Manifest) -> list[int]:
-    """Number of pods a workload makes, and of those it waits for the end of; nothing for what is beside the run."""
-    spec = obj.get("spec") or {}
-    match obj["kind"]:
-        case "Deployment":
-            return []
-        case "Job":
-            jobs = [spec]
-        case "JobSet":
-            jobs = [job["template"]["spec"] for job in spec["replicatedJobs"]]
-        case "TrainJob":
-            return [int((spec.get("trainer") or {}).get("numNodes", 0))]
-        case _:
-            jobs = []
-    return [*pods_of(obj), *(int(job.get("completions", 1)) for job in jobs)]
+    """Return the numbers of pods a workload makes, and waits for the end of; nothing for what is beside the run."""
+    kind = kinds_by_object().get(obj["kind"])
+    return [] if kind is None else [*pods_of(obj), *kind.completions(obj)]
 
 
 def _require_same_data(before: Manifest, after: Mapping[str, Any]) -> None:

@@ -141,10 +141,6 @@ def topology(spec: RunSpec) -> dict[str, str]:
         PREFERRED_TOPOLOGY: wanted.preferred,
         "kueue.x-k8s.io/podset-slice-required-topology": wanted.slice,
         "kueue.x-k8s.io/podset-slice-size": wanted.slice_nodes,
-        # A PyTorchJob's master and workers would each be near each other only.
-        "kueue.x-k8s.io/podset-group-name": TRAINER
-        if k.kind == "pytorchjob" and spec.nodes > 1
-        else None,
     }
     return {key: str(level) for key, level in levels.items() if level is not None}
 

@@ -4,49 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kubetune.k8s.manifests.kinds.kind import PodTemplate
+from kubetune.k8s.manifests.kinds.registry import kinds_by_object
 from kubetune.k8s.manifests.spec import Manifest, kind_and_name
 
 
+def sized_templates(obj: Manifest) -> list[PodTemplate]:
+    """Return the pod templates of an object; a Pod is its own template."""
+    if obj["kind"] == "Pod":
+        return [PodTemplate(kind_and_name(obj), obj, 1)]
+    if obj["kind"] == "Deployment":
+        pods = int(obj["spec"].get("replicas", 1))
+        return [PodTemplate(kind_and_name(obj), obj["spec"]["template"], pods)]
+    kind = kinds_by_object().get(obj["kind"])
+    return [] if kind is None else kind.templates(obj)
+
+
 def pod_templates(obj: Manifest) -> Iterator[tuple[str, Manifest]]:
-    """Each pod template of an object with a name for it in messages; a Pod is its own template."""
-    spec, title = obj.get("spec") or {}, kind_and_name(obj)
-    match obj["kind"]:
-        case "Pod":
-            yield title, obj
-        case "Job" | "StatefulSet" | "Deployment":
-            yield title, spec["template"]
-        case "JobSet" | "TrainingRuntime":
-            jobs = (
-                spec["replicatedJobs"]
-                if obj["kind"] == "JobSet"
-                else spec["template"]["spec"]["replicatedJobs"]
-            )
-            for job in jobs:
-                yield f"{title} {job['name']}", job["template"]["spec"]["template"]
-        case "PyTorchJob":
-            for role, replica in spec["pytorchReplicaSpecs"].items():
-                yield f"{title} {role}", replica["template"]
+    """Yield each pod template of an object with a name for it in messages."""
+    for entry in sized_templates(obj):
+        yield entry.title, entry.template
 
 
 def pods_of(obj: Manifest) -> list[int]:
-    """Number of pods that an object makes of each of its templates."""
-    spec = obj.get("spec") or {}
-    match obj["kind"]:
-        case "Job":
-            return [int(spec.get("parallelism", 1))]
-        case "StatefulSet" | "Deployment":
-            return [int(spec.get("replicas", 1))]
-        case "JobSet":
-            return [
-                j.get("replicas", 1) * j["template"]["spec"].get("parallelism", 1)
-                for j in spec["replicatedJobs"]
-            ]
-        case "TrainingRuntime":
-            # Its initializers come one after the other, and are gone before the nodes begin.
-            before = len(spec["template"]["spec"]["replicatedJobs"]) - 1
-            return [*[0] * before, int(spec.get("mlPolicy", {}).get("numNodes", 1))]
-        case "PyTorchJob":
-            return [
-                int(replica.get("replicas", 1)) for replica in spec["pytorchReplicaSpecs"].values()
-            ]
-    return [1 for _ in pod_templates(obj)]
+    """Return the number of pods that an object makes of each of its templates."""
+    return [entry.pods for entry in sized_templates(obj)]

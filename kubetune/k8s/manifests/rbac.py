@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from kubetune.k8s.manifests.kinds.gang import POD_GROUP, by_operator, gang
+from kubetune.k8s.manifests.kinds.gang import POD_GROUP, gang
+from kubetune.k8s.manifests.kinds.registry import kind_of
 from kubetune.k8s.manifests.spec import Manifest, RunSpec
 
 GROUP = "rbac.authorization.k8s.io"
 OPERATE = ["get", "list", "watch", "create", "patch", "delete"]
-WORKLOADS = {
-    "job": [("batch", ["jobs"])],
-    "statefulset": [("apps", ["statefulsets"])],
-    "jobset": [("jobset.x-k8s.io", ["jobsets"])],
-    "pytorchjob": [("kubeflow.org", ["pytorchjobs"])],
-    "trainjob": [("trainer.kubeflow.org", ["trainjobs", "trainingruntimes"])],
-}
 
 
 def _rule(group: str, resources: list[str], verbs: list[str]) -> Manifest:
@@ -48,17 +42,16 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
     if not k.operators:
         return []
     name = f"{spec.name}-operator"
-    extras = (
-        [("batch", ["jobs"])] if spec.prepares and k.kind in ("statefulset", "pytorchjob") else []
-    )
+    kind = kind_of(k.kind)
+    extras = kind.rbac(spec)
     extras += [("apps", ["deployments"])] if k.tensorboard or k.ui else []
-    if gang(spec) == "volcano" and not by_operator(spec):
+    if gang(spec) == "volcano" and not kind.is_grouped_by_operator:
         extras.append((POD_GROUP.partition("/")[0], ["podgroups"]))
     if watched := spec.config.tracking.prometheus:
         kinds = ["podmonitors"] * watched.pod_monitor + ["prometheusrules"] * watched.alerts
         extras += [("monitoring.coreos.com", kinds)] if kinds else []
     rules = [
-        *(_rule(group, resources, OPERATE) for group, resources in [*WORKLOADS[k.kind], *extras]),
+        *(_rule(group, resources, OPERATE) for group, resources in extras),
         _rule("", ["services", "persistentvolumeclaims", "configmaps", "serviceaccounts"], OPERATE),
         *(_rights_in_queue() if k.queue else ()),
         _rule("networking.k8s.io", ["networkpolicies"], OPERATE),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
+from kubetune.k8s.manifests.kinds.registry import kind_of
 from kubetune.k8s.manifests.pod_templates import pod_templates
 from kubetune.k8s.manifests.spec import COMPONENT, TRAINER, Manifest
 from kubetune.k8s.run_names import CACHE, OUTPUTS, name_beside
@@ -25,8 +26,8 @@ def smoke_config(config: Config) -> Config:
         )
     k = config.kubernetes
     changes = {
-        # A StatefulSet would start what has ended again.
-        "kind": "job" if k.kind == "statefulset" else k.kind,
+        # What never ends would start what has ended again.
+        "kind": "job" if kind_of(k.kind).never_ends else k.kind,
         "max_restarts": 0,
         "preprocess": None,
         "initialisers": (),

@@ -128,11 +128,6 @@ class RunSpec:
         return bool(self.kubernetes.initialisers or self.kubernetes.preprocess)
 
     @property
-    def starts_in_order(self) -> bool:
-        """A kind that itself starts the trainer only after what prepares; for others `submit` does so."""
-        return self.kubernetes.kind in ("jobset", "trainjob")
-
-    @property
     def shared(self) -> str:
         """Folder that all pods of the run see, for what is fetched and prepared once.
 

@@ -36,10 +36,7 @@ def cache_is_jobsets(spec: RunSpec) -> bool:
     """A cache that the JobSet makes for all its pods together, and takes along when it goes."""
     k = spec.kubernetes
     return (
-        k.kind == "jobset"
-        and k.jobset.cache_with_run
-        and not cache_is_per_pod(spec)
-        and k.storage.cache.size is not None
+        k.jobset.cache_with_run and not cache_is_per_pod(spec) and k.storage.cache.size is not None
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kubetune.k8s.manifests.environment import trainer_environment
-from kubetune.k8s.manifests.initialisers import init_containers
-from kubetune.k8s.manifests.kinds.gang import join
 from kubetune.k8s.manifests.monitoring import container_ports
 from kubetune.k8s.manifests.pod import (
     container,
@@ -111,14 +111,15 @@ def pod_template(
     restart_policy: str | None = "Never",
     subdomain: str | None = None,
     cache_from_template: bool = False,
+    init_containers: Sequence[Manifest] = (),
 ) -> Manifest:
     """The template of one node's pod.
 
     `name` is the container's, where the operator looks for one; `rendezvous` the variables to set where the operator
     sets none; `restart_policy` None leaves it to the operator; `subdomain` is the headless Service that gives the pods
-    their DNS names; with `cache_from_template` the workload makes the cache claims from a template of its own.
+    their DNS names; with `cache_from_template` the workload makes the cache claims from a template of its own;
+    `init_containers` run before the trainer.
     """
-    inits = init_containers(spec)
     trainer = container(
         spec,
         name,
@@ -140,8 +141,8 @@ def pod_template(
         **pod_basics(spec, gpus=spec.gpus),
         **placement(spec),
         **resource_claims(spec),
-        **given(initContainers=inits),
+        **given(initContainers=list(init_containers)),
         "containers": [trainer],
         "volumes": volumes(spec, cache_from_template=cache_from_template),
     }
-    return join(spec, {"metadata": pod_metadata(spec, TRAINER), "spec": pod})
+    return {"metadata": pod_metadata(spec, TRAINER), "spec": pod}

@@ -35,6 +35,7 @@ from kubetune.k8s.cluster.submit import resume, spec_of, stop, submit
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import local_files, render
 from kubetune.k8s.manifests.initialisers import preprocess_name
+from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
 from kubetune.k8s.manifests.spec import MANAGED_BY, Manifest
 from kubetune.k8s.manifests.spec import plan_there as plan_blindly
 from kubetune.k8s.manifests.storage import claim_spec
@@ -70,10 +71,12 @@ def check(config: Config) -> None:
         raise ConfigError(
             "--cluster: the run file has no `kubernetes`; expected at least its image. Nothing was done."
         )
-    if config.kubernetes.kind == "statefulset":
+    kind = config.kubernetes.kind
+    if kind_of(kind).never_ends:
+        ending = [name for name in KINDS if not kind_of(name).never_ends]
         raise ConfigError(
-            "kubernetes.kind: found statefulset, whose pods stay and hold their GPUs when a run has ended; expected "
-            "job, jobset, pytorchjob or trainjob for trials. Nothing was changed."
+            f"kubernetes.kind: found {kind}, whose pods stay and hold their GPUs when a run has ended; expected "
+            f"{', '.join(ending[:-1])} or {ending[-1]} for trials. Nothing was changed."
         )
     plan, files = plan_there(config), local_files(config)
     findings = lint(config, plan, render(config, plan, files), files)

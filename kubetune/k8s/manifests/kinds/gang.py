@@ -3,7 +3,7 @@ comes.
 
 Kueue needs nothing of ours: it lets a workload go only when there is room for all of it. Volcano knows groups of pods by
 an object called PodGroup. For a Job, a JobSet and a StatefulSet that object is made here; the operators of TrainJobs and
-PyTorchJobs make it themselves when they are told so.
+PyTorchJobs make it themselves when they are told so (their files).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, given
 GROUP_NAME = "scheduling.k8s.io/group-name"
 """Annotation of pods that names their PodGroup."""
 
-QUEUE_NAME = "scheduling.volcano.sh/queue-name"
 VOLCANO = "volcano"
 """Name of the scheduler, as its own installation calls it."""
 
@@ -30,11 +29,6 @@ def gang(spec: RunSpec) -> str:
     if k.queue:
         return "kueue"
     return "volcano" if k.scheduler == VOLCANO else "none"
-
-
-def by_operator(spec: RunSpec) -> bool:
-    """True if an operator makes the PodGroup of the run and puts the pods into it."""
-    return spec.kubernetes.kind in ("trainjob", "pytorchjob") and gang(spec) == "volcano"
 
 
 def times(quantity: str, count: int) -> str:
@@ -55,7 +49,7 @@ def min_resources(spec: RunSpec, template: Manifest) -> Manifest:
 
 def pod_group(spec: RunSpec, template: Manifest) -> list[Manifest]:
     """Return the PodGroup of a run whose pods have this template, where we make it."""
-    if gang(spec) != "volcano" or by_operator(spec):
+    if gang(spec) != "volcano":
         return []
     k = spec.kubernetes
     optional = given(
@@ -68,41 +62,9 @@ def pod_group(spec: RunSpec, template: Manifest) -> list[Manifest]:
 
 
 def join(spec: RunSpec, template: Manifest) -> Manifest:
-    """Return the trainer's pod template as a member of the run's group, with the scheduler that knows such groups.
-
-    An operator puts its pods into the group itself, and the training operator names the scheduler too.
-    """
-    if gang(spec) != "volcano":
-        return template
-    if spec.kubernetes.kind != "pytorchjob":
+    """Return the trainer's pod template as a member of the run's group, with the scheduler that knows such groups."""
+    if gang(spec) == "volcano":
         template["spec"].setdefault("schedulerName", VOLCANO)
-    if not by_operator(spec):
         metadata = template["metadata"]
         metadata["annotations"] = {**metadata.get("annotations", {}), GROUP_NAME: spec.name}
     return template
-
-
-def runtime_policy(spec: RunSpec) -> Manifest:
-    """Return the part of a TrainingRuntime's spec that has the Trainer make a PodGroup."""
-    return {"podGroupPolicy": {"volcano": {}}} if by_operator(spec) else {}
-
-
-def runtime_annotations(spec: RunSpec) -> Manifest:
-    """Return the annotations of a TrainingRuntime's template by which the Trainer knows Volcano's queue."""
-    queue = spec.kubernetes.scheduling.queue
-    if not queue or not by_operator(spec):
-        return {}
-    return {"metadata": {"annotations": {QUEUE_NAME: queue}}}
-
-
-def operator_policy(spec: RunSpec, template: Manifest) -> Manifest:
-    """Return the part of a PyTorchJob's run policy that its operator makes a PodGroup from."""
-    if not by_operator(spec):
-        return {}
-    k = spec.kubernetes
-    optional = given(
-        minResources=min_resources(spec, template),
-        queue=k.scheduling.queue,
-        priorityClass=k.priority_class,
-    )
-    return {"schedulingPolicy": {"minAvailable": spec.nodes, **optional}}

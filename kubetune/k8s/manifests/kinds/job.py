@@ -5,11 +5,15 @@ Each pod of an index is replaced by itself; a pod that lost a peer ends with 145
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from kubetune.k8s.manifests.environment import COMPLETION_INDEX, RUN_NAME, rendezvous
+from kubetune.k8s.manifests.initialisers import init_containers
 from kubetune.k8s.manifests.kinds.failure import pod_failure_policy
-from kubetune.k8s.manifests.kinds.gang import pod_group
+from kubetune.k8s.manifests.kinds.gang import join, pod_group
+from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.kinds.services import headless_service
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec
+from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.trainer import pod_template
 
 
@@ -39,14 +43,35 @@ def indexed_job(spec: RunSpec, template: Manifest, *, gang: bool) -> Manifest:
     return {**job, "template": template}
 
 
-def workload(spec: RunSpec) -> list[Manifest]:
-    """Service, PodGroup where there is one, and Job. Pod names resolve as `NAME-INDEX.NAME`."""
-    variables = rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", COMPLETION_INDEX)
-    template = pod_template(spec, rendezvous=variables, subdomain=spec.name)
-    body = indexed_job(spec, template, gang=False)
-    if spec.kubernetes.ttl_seconds is not None:
-        body["ttlSecondsAfterFinished"] = spec.kubernetes.ttl_seconds
-    job = spec.manifest(
-        "batch/v1", "Job", spec.name, TRAINER, more_labels=spec.queue_labels(), spec=body
-    )
-    return [headless_service(spec), *pod_group(spec, template), job]
+class Job(WorkloadKind):
+    """A Job with one index per node."""
+
+    resource = Resource("Job", "batch/v1", "jobs")
+    template_paths: ClassVar = {"Job": ("spec/template",)}
+
+    def render(self, spec: RunSpec) -> list[Manifest]:
+        """Return Service, PodGroup where there is one, and Job. Pod names resolve as `NAME-INDEX.NAME`."""
+        variables = rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", COMPLETION_INDEX)
+        template = pod_template(
+            spec, rendezvous=variables, subdomain=spec.name, init_containers=init_containers(spec)
+        )
+        template = join(spec, template)
+        body = indexed_job(spec, template, gang=False)
+        if spec.kubernetes.ttl_seconds is not None:
+            body["ttlSecondsAfterFinished"] = spec.kubernetes.ttl_seconds
+        job = spec.manifest(
+            "batch/v1", "Job", spec.name, TRAINER, more_labels=spec.queue_labels(), spec=body
+        )
+        return [headless_service(spec), *pod_group(spec, template), job]
+
+    def templates(self, obj: Manifest) -> list[PodTemplate]:
+        """Return the only template."""
+        pods = int(obj["spec"].get("parallelism", 1))
+        return [PodTemplate(kind_and_name(obj), obj["spec"]["template"], pods)]
+
+    def completions(self, workload: Manifest) -> list[int]:
+        """Return the number of indexes."""
+        return [int(workload["spec"].get("completions", 1))]
+
+
+KIND = Job()

@@ -6,46 +6,97 @@ again and again, and deleting the StatefulSet is the way to free the nodes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
 from kubetune.base.signals import STAY
+from kubetune.k8s.lint.finding import Finding, advice, error
 from kubetune.k8s.manifests.environment import POD_INDEX, RUN_NAME, rendezvous, value
-from kubetune.k8s.manifests.kinds.gang import pod_group
+from kubetune.k8s.manifests.initialisers import init_containers
+from kubetune.k8s.manifests.kinds.gang import join, pod_group
+from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.kinds.services import headless_service
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec
+from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.storage import cache_claim_spec, cache_is_per_pod
 from kubetune.k8s.manifests.trainer import pod_template
 
 
-def workload(spec: RunSpec) -> list[Manifest]:
-    """Service, PodGroup where there is one, and StatefulSet. Pod names resolve as `NAME-INDEX.NAME`."""
-    variables = [
-        *rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", POD_INDEX),
-        value(STAY, 1),
-    ]
-    template = pod_template(
-        spec, rendezvous=variables, restart_policy="Always", cache_from_template=True
-    )
-    body: Manifest = {
-        "serviceName": spec.name,
-        "replicas": spec.nodes,
-        # In order, pod 1 would start once pod 0 is ready, and pod 0 waits for pod 1.
-        "podManagementPolicy": "Parallel",
-        "selector": {"matchLabels": spec.selector(TRAINER)},
-        "template": template,
-    }
-    if cache_is_per_pod(spec):
-        body["volumeClaimTemplates"] = [
-            {
-                "metadata": {"name": "cache", "labels": spec.labels("storage")},
-                "spec": cache_claim_spec(spec),
-            }
+class StatefulSet(WorkloadKind):
+    """A StatefulSet, whose pods are started again however they end."""
+
+    resource = Resource("StatefulSet", "apps/v1", "statefulsets")
+    never_ends = True
+    is_suspended_by_kueue = False
+    node_label = "apps.kubernetes.io/pod-index"
+    template_paths: ClassVar = {"StatefulSet": ("spec/template",)}
+    label_paths = ("spec/selector/matchLabels", "spec/volumeClaimTemplates/metadata/labels")
+
+    def render(self, spec: RunSpec) -> list[Manifest]:
+        """Return Service, PodGroup where there is one, and StatefulSet. Pod names resolve as `NAME-INDEX.NAME`."""
+        variables = [
+            *rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", POD_INDEX),
+            value(STAY, 1),
         ]
-        body["persistentVolumeClaimRetentionPolicy"] = {
-            "whenDeleted": "Delete",
-            "whenScaled": "Retain",
+        template = pod_template(
+            spec,
+            rendezvous=variables,
+            restart_policy="Always",
+            cache_from_template=True,
+            init_containers=init_containers(spec),
+        )
+        template = join(spec, template)
+        body: Manifest = {
+            "serviceName": spec.name,
+            "replicas": spec.nodes,
+            # In order, pod 1 would start once pod 0 is ready, and pod 0 waits for pod 1.
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": spec.selector(TRAINER)},
+            "template": template,
         }
-    labels = spec.queue_labels()
-    return [
-        headless_service(spec),
-        *pod_group(spec, template),
-        spec.manifest("apps/v1", "StatefulSet", spec.name, TRAINER, more_labels=labels, spec=body),
-    ]
+        if cache_is_per_pod(spec):
+            body["volumeClaimTemplates"] = [
+                {
+                    "metadata": {"name": "cache", "labels": spec.labels("storage")},
+                    "spec": cache_claim_spec(spec),
+                }
+            ]
+            body["persistentVolumeClaimRetentionPolicy"] = {
+                "whenDeleted": "Delete",
+                "whenScaled": "Retain",
+            }
+        labels = spec.queue_labels()
+        return [
+            headless_service(spec),
+            *pod_group(spec, template),
+            spec.manifest(
+                "apps/v1", "StatefulSet", spec.name, TRAINER, more_labels=labels, spec=body
+            ),
+        ]
+
+    def templates(self, obj: Manifest) -> list[PodTemplate]:
+        """Return the only template."""
+        pods = int(obj["spec"].get("replicas", 1))
+        return [PodTemplate(kind_and_name(obj), obj["spec"]["template"], pods)]
+
+    def findings(self, spec: RunSpec) -> Iterator[Finding]:
+        """Yield what it means that it never ends."""
+        yield advice(
+            "kubernetes.kind",
+            "a StatefulSet never ends: delete it when the run is done, or use job",
+        )
+        if spec.kubernetes.max_runtime_seconds is not None:
+            yield error(
+                "kubernetes.max_runtime_seconds",
+                "a StatefulSet cannot end a run; use job, or leave it out",
+            )
+
+    def suspends(self, workload: Mapping[str, Any]) -> bool:
+        """True if it is to have no replicas."""
+        return bool(workload["spec"].get("replicas") == 0)
+
+    def suspension(self, nodes: int, *, suspend: bool) -> Manifest:
+        """Return the change of its replicas."""
+        return {"spec": {"replicas": 0 if suspend else nodes}}
+
+
+KIND = StatefulSet()

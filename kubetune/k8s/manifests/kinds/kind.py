@@ -1,0 +1,140 @@
+"""What the rest of kubetune knows of a kind of Kubernetes object that runs the pods. Read `job` for an example.
+
+A new kind is one file beside this one, with a class and `KIND = TheClass()`, and its name in `KindName` of
+config/schema/cluster.py.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from kubetune.k8s.lint.finding import Finding
+from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec
+from kubetune.k8s.run_names import LONGEST_NAME
+
+State = Literal["absent", "waiting", "running", "stopped", "done", "failed"]
+
+# What the controller of Jobs says of a pod that its failure policy looked at.
+_FAILED_POD = re.compile(r"for pod [^/\s]+/(?P<pod>\S+) failed with exit code (?P<code>\d+)")
+
+
+class Resource(NamedTuple):
+    """A kind of object at the API server."""
+
+    name: str
+    api_version: str
+    plural: str
+
+    @property
+    def group(self) -> str:
+        """API group; empty for the core."""
+        return self.api_version.rpartition("/")[0]
+
+
+class PodTemplate(NamedTuple):
+    """A pod template within an object: its name in messages, and how many pods are made of it."""
+
+    title: str
+    template: Manifest
+    pods: int
+
+
+class WorkloadKind(ABC):
+    """A kind of object that runs the pods: how it is rendered, and what its status means."""
+
+    resource: ClassVar[Resource]
+    # Objects of other kinds that it needs beside it.
+    others: ClassVar[tuple[Resource, ...]] = ()
+    # How a cluster gets it; None: every cluster has it.
+    install: ClassVar[str | None] = None
+    # Name of the trainer's container, by which some operators find it.
+    container: ClassVar[str] = TRAINER
+    # It starts the trainer only after what prepares. For other kinds `submit` does so.
+    starts_in_order: ClassVar[bool] = False
+    # Its pods stay when the run has ended.
+    never_ends: ClassVar[bool] = False
+    # Kueue lets it go by its field `suspend`.
+    is_suspended_by_kueue: ClassVar[bool] = True
+    # An operator makes Volcano's PodGroup of its pods.
+    is_grouped_by_operator: ClassVar[bool] = False
+    # Keys of kubernetes.jobset that it knows.
+    jobset_keys: ClassVar[frozenset[str]] = frozenset()
+    # Conditions of an object that has ended well.
+    ended_well: ClassVar[tuple[str, ...]] = ("Complete",)
+    # The words of its controller about a pod that failed.
+    failed_pod: ClassVar[re.Pattern[str]] = _FAILED_POD
+    # Label or annotation of a pod that holds the number of its node.
+    node_label: ClassVar[str] = "batch.kubernetes.io/job-completion-index"
+    # For kustomize: where objects keep pod templates, and labels outside of them, by their kind.
+    template_paths: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    label_paths: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def name(self) -> str:
+        """Kind as Kubernetes writes it."""
+        return self.resource.name
+
+    @abstractmethod
+    def render(self, spec: RunSpec) -> list[Manifest]:
+        """Return the objects that make the pods, the workload last."""
+
+    @abstractmethod
+    def templates(self, obj: Manifest) -> list[PodTemplate]:
+        """Return the pod templates of an object of this kind, or of one that it needs."""
+
+    def rbac(self, spec: RunSpec) -> list[tuple[str, list[str]]]:
+        """Return what people who operate a run change: API groups with their resources."""
+        rights = [(self.resource.group, [self.resource.plural])]
+        for other in self.others:
+            rights[0][1].append(other.plural)
+        if spec.prepares and not self.starts_in_order and self.resource.group != "batch":
+            rights.append(("batch", ["jobs"]))
+        return rights
+
+    def longest_name(self, spec: RunSpec) -> int:
+        """Return how many characters the run's name may have: pods' names are made of it."""
+        return LONGEST_NAME
+
+    def findings(self, spec: RunSpec) -> Iterator[Finding]:
+        """Yield what is wrong with, or unwise about, a run of this kind."""
+        yield from ()
+
+    def completions(self, workload: Manifest) -> list[int]:
+        """Return the numbers of pods that a workload waits for the end of."""
+        return []
+
+    def suspends(self, workload: Mapping[str, Any]) -> bool:
+        """True if a workload is asked to have no pods."""
+        return bool(workload["spec"].get("suspend"))
+
+    def suspension(self, nodes: int, *, suspend: bool) -> Manifest:
+        """Return the change that stops a workload (its pods get SIGTERM), or lets it go on with so many pods."""
+        return {"spec": {"suspend": suspend}}
+
+    def manager(self, workload: Mapping[str, Any]) -> str | None:
+        """Return who is told to run the workload in place of this cluster's controllers."""
+        manager: str | None = workload["spec"].get("managedBy")
+        return manager
+
+    def state_of(self, workload: Mapping[str, Any]) -> tuple[State | None, str]:
+        """Return how a workload ended with its own words, or None while it has not."""
+        conditions = (workload.get("status") or {}).get("conditions") or []
+        for condition in conditions:
+            if condition["status"] == "True" and condition["type"] in self.ended_well:
+                return "done", str(condition.get("message") or "")
+        for condition in conditions:
+            if condition["status"] == "True" and condition["type"] == "Failed":
+                words = f"{condition.get('reason', '')}: {condition.get('message', '')}"
+                return "failed", words.strip(": ")
+        return None, ""
+
+    def node_of(self, pod: Mapping[str, Any]) -> int | None:
+        """Return the node of the run that a pod of this kind is; None for pods of other kinds."""
+        metadata = pod["metadata"]
+        for place in (metadata.get("labels"), metadata.get("annotations")):
+            if place and self.node_label in place:
+                return int(place[self.node_label])
+        return None
