@@ -223,7 +223,7 @@ def test_status_shows_progress_from_the_run_directory(
     monkeypatch.setenv("COLUMNS", "120")  # on a narrow terminal the line is cut off
     watched = desk.quick("watch", "fit").stdout
     assert (
-        f"running  step 5/20 (25%)  ETA 30s  saved step 4  {desk.cluster.namespace}, 2 of 2 pods running"
+        f"running  step 5/20 (25%)  ETA 30s  {desk.cluster.namespace}, 2 of 2 pods running"
         in watched
     )
     assert "two" in watched
