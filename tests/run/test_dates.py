@@ -13,8 +13,8 @@ import pytest
 from kubetune import cli
 from kubetune.config.schema import Config
 from kubetune.data.prepared.fingerprint import fingerprint
-from kubetune.data.text.template_process import LimitedTemplate
 from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.data.text.turns.limited_template import LimitedTemplate
 from kubetune.rundir import starts
 from kubetune.supervisor.local import create_run_dir
 from tests.architectures import save_model

@@ -16,8 +16,8 @@ from tokenizers import models, pre_tokenizers
 
 from kubetune.config.schema import ModelConfig
 from kubetune.data.text import tokenizer_files
-from kubetune.data.text.templates import Rendered
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
+from kubetune.data.text.turns.template import Rendered
 from kubetune.errors import ModelError
 from kubetune.result.publishing.equivalence import Sample, check_tokenizer
 from tests.tiny import CHATML, train_tokenizer

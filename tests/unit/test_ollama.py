@@ -9,7 +9,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from kubetune.data.text.templates import CHATML, ChatTemplate
+from kubetune.data.text.turns.template import CHATML, ChatTemplate
 from kubetune.result.publishing.ollama_modelfile import Turn, modelfile, pieces_of
 
 TOKENIZERS = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"

@@ -39,8 +39,8 @@ from kubetune.data.text.encode import Encoded, Encoder, pieces
 from kubetune.data.text.encode_labelled import LabelledEncoder
 from kubetune.data.text.encode_preferences import PreferenceEncoder
 from kubetune.data.text.labels import Labels
-from kubetune.data.text.marks import REASONING_FIELDS
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder
+from kubetune.data.text.turns.marks import REASONING_FIELDS
 from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import ImageProcessor
 

@@ -19,9 +19,9 @@ from tokenizers import Encoding, models, normalizers, pre_tokenizers
 
 from kubetune.data.reading.formats import Chat, Example, Pair, Text
 from kubetune.data.text.bpe_cache import Words
-from kubetune.data.text.templates import Rendered
 from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.data.text.turns import Span
+from kubetune.data.text.turns.spans import Span
+from kubetune.data.text.turns.template import Rendered
 
 if TYPE_CHECKING:
     from kubetune.data.vision.image_processor import ImageRef

@@ -22,9 +22,6 @@ from kubetune.base.files import user_cache
 from kubetune.config.schema import ModelConfig
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.data.reading import hub
-from kubetune.data.text.marks import Message
-from kubetune.data.text.template_process import LimitedTemplate
-from kubetune.data.text.templates import CHATML, writes_date
 from kubetune.data.text.tokenizer_files import (
     FILES,
     MODEL_FILES,
@@ -35,6 +32,10 @@ from kubetune.data.text.tokenizer_files import (
     special_tokens,
     tokenizer_class,
 )
+from kubetune.data.text.turns.limited_template import LimitedTemplate
+from kubetune.data.text.turns.marks import Message
+from kubetune.data.text.turns.sandbox import writes_date
+from kubetune.data.text.turns.template import CHATML
 from kubetune.errors import ModelError
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Pair
 from kubetune.data.text.encode import Encoded, Encoder
-from kubetune.data.text.marks import IMAGE_MARK
-from kubetune.data.text.templates import IMAGE_TEXTS
+from kubetune.data.text.turns.marks import IMAGE_MARK
+from kubetune.data.text.turns.writer import IMAGE_TEXTS
 from kubetune.data.vision.image_processor import ImageProcessor, ImageRef, Seen
 
 _BESIDE = re.compile(rf"\n?{re.escape(IMAGE_TAG)}\n?")

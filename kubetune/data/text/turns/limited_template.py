@@ -1,0 +1,310 @@
+"""Chat templates rendered by a process of their own, whose time and memory have limits.
+
+A template comes with a model and is a program of somebody else's. Jinja's sandbox keeps it from files and the network,
+but not from doubling a string sixty times or from loops without end. So another process renders, the kernel limits its
+memory and its processor time, and this one tells of the limit. Conversations go there by the hundred, so that it costs
+next to nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import marshal
+import math
+import os
+import pickle
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import IO, Any, Final
+
+from kubetune.base.humanize import counted
+from kubetune.base.processes import module
+from kubetune.data.text.turns.marks import Message
+from kubetune.data.text.turns.template import ChatTemplate, Rendered
+from kubetune.errors import EnvironmentFault, ModelError
+
+SECONDS: Final = 10
+"""Processor time that a template may take for what it is asked at once."""
+SECONDS_FOR_EACH: Final = 0.05
+"""Processor time that it may take beyond that for each conversation. Published templates take a fiftieth of this."""
+MEMORY: Final = 1 << 30
+"""Bytes that a template may use beyond what the process itself needs."""
+
+_PIPE_BYTES: Final = 1 << 19
+
+Made = tuple[str, tuple[tuple[str, str], ...], str, str | None]
+"""What a ChatTemplate is made of: source, special tokens, name, date."""
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""A method of ChatTemplate and its arguments."""
+Answer = tuple[str, Any]
+"""`done` and the result, or `refused`, `invalid`, `limit` and why."""
+
+
+class LimitedTemplate:
+    """A chat template that another process renders: `ChatTemplate` with limits. Made without rendering anything.
+
+    Its methods raise ValueError as ChatTemplate's do, and ModelError when the template is no valid Jinja or needs more
+    than the limits.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        name: str = "the tokenizer's",
+        date: str | None = None,
+    ) -> None:
+        self.source = source
+        self.name = name
+        self._made: Made = (source, tuple(special_tokens.items()), name, date)
+
+    def load(self) -> None:
+        """Have the other process read the template. Raises ModelError as all methods do."""
+        _ = self.closing
+
+    @cached_property
+    def closing(self) -> str:
+        """Text that the template writes after an answer, such as `<|im_end|>`; empty when it writes nothing."""
+        return str(self._call("closing"))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        generation_prompt: bool = False,
+    ) -> str:
+        """Return the text of a conversation, as `ChatTemplate.render`."""
+        return str(self._call("render", messages, tools, generation_prompt=generation_prompt))
+
+    def left_out(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
+    ) -> list[str]:
+        """Return what the template hides from a model that is to answer, as `ChatTemplate.left_out`."""
+        return list(self._call("left_out", messages, tools))
+
+    def render_all(
+        self, chats: Sequence[tuple[Sequence[Message], Sequence[Any], Sequence[int]]]
+    ) -> list[Rendered | ValueError]:
+        """Return `ChatTemplate.render_answers` of each (messages, tools, trained), or the error that it raises."""
+        calls: list[Call] = []
+        for messages, tools, trained in chats:
+            calls.append(("render_answers", (messages, tools), {"trained": trained}))
+        rendered: list[Rendered | ValueError] = []
+        for kind, value in self._ask(calls):
+            rendered.append(ValueError(value) if kind == "refused" else Rendered(*value))
+        return rendered
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        ((kind, value),) = self._ask([(method, arguments, options)])
+        if kind == "refused":
+            raise ValueError(value)
+        return value
+
+    def _ask(self, calls: list[Call]) -> list[Answer]:
+        with _lock:
+            answers = _process().ask(self._made, calls)
+        for kind, value in answers:
+            if kind == "invalid":
+                raise ModelError(f"{self.name} chat template is not valid Jinja: {value}")
+            if kind == "limit":
+                raise ModelError(
+                    f"{self.name} chat template needs more than {value}; set another "
+                    "(`model.chat_template: chatml`, or a Jinja file)"
+                )
+        return answers
+
+
+class _Process:
+    """The process that renders, seen from the one that asks. It ends when its input does."""
+
+    def __init__(self) -> None:
+        try:
+            self.child = subprocess.Popen(
+                module("kubetune.data.text.turns.limited_template", MEMORY),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for who asks
+            )
+        except OSError as error:
+            raise EnvironmentFault(
+                f"the process that renders chat templates cannot be started: {error}"
+            ) from error
+        assert self.child.stdin is not None
+        assert self.child.stdout is not None
+        self._requests = self.child.stdin
+        self._answers = self.child.stdout
+        _widen(self._requests)
+        _widen(self._answers)
+
+    def ask(self, made: Made, calls: list[Call]) -> list[Answer]:
+        seconds = math.ceil(SECONDS + SECONDS_FOR_EACH * len(calls))
+        try:
+            _send(self._requests, pickle.dumps((seconds, made, calls)))
+            # marshal makes plain values alone: what comes back is a template's work.
+            return list(marshal.loads(_receive(self._answers)))
+        except (OSError, EOFError) as error:
+            code = self.child.wait()
+            end()
+            if code == -signal.SIGXCPU:
+                conversations = counted(max(1, len(calls)), "conversation")
+                return [("limit", f"{seconds} seconds of processor time for {conversations}")]
+            raise EnvironmentFault(
+                f"the process that renders chat templates was killed ({code}), probably for want of memory; run the "
+                "same command again"
+            ) from error
+
+    def close(self) -> None:
+        """End the process; it has nothing to save."""
+        self._close_pipes()
+        self.child.kill()
+        self.child.wait()
+
+    def disown(self) -> None:
+        """Let go of a process that belongs to the one that forked this one."""
+        self.child.returncode = 0  # or Python would wait for it
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for stream in (self._requests, self._answers):
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+_current: _Process | None = None
+_lock = threading.Lock()
+
+
+def _process() -> _Process:
+    global _current
+    if _current is None:
+        _current = _Process()
+    return _current
+
+
+def _start_anew() -> None:
+    """After a fork: the process that renders is the parent's."""
+    global _current, _lock
+    _lock = threading.Lock()
+    if _current is not None:
+        _current.disown()
+        _current = None
+
+
+os.register_at_fork(after_in_child=_start_anew)
+
+
+@atexit.register
+def end() -> None:
+    """End the process that renders, if there is one; what needs it starts another."""
+    global _current
+    if _current is not None:
+        _current.close()
+        _current = None
+
+
+def _widen(stream: IO[bytes]) -> None:
+    """Let a pipe take a batch at once: each time it is full two processes change places."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with contextlib.suppress(OSError):  # a user may have no more such memory to give to pipes
+            fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def _send(stream: IO[bytes], content: bytes) -> None:
+    stream.write(len(content).to_bytes(8))
+    stream.write(content)
+    stream.flush()
+
+
+def _receive(stream: IO[bytes]) -> bytes:
+    head = stream.read(8)
+    if len(head) < 8:
+        raise EOFError
+    content: bytes = stream.read(int.from_bytes(head))
+    return content
+
+
+@lru_cache(maxsize=16)
+def _template(made: Made) -> ChatTemplate:
+    source, special_tokens, name, date = made
+    return ChatTemplate(source, dict(special_tokens), name, date)
+
+
+def _answer_all(made: Made, calls: list[Call]) -> list[Answer]:
+    """Return the answers to all calls, or the limit alone that one of them exceeds."""
+    try:
+        template = _template(made)
+    except MemoryError:
+        return [_memory_limit()]
+    except ValueError as error:
+        return [("invalid", str(error))]
+    answers: list[Answer] = []
+    for method, arguments, options in calls:
+        try:
+            value = getattr(template, method)
+            if callable(value):
+                value = value(*arguments, **options)
+        except MemoryError:
+            return [_memory_limit()]
+        except ValueError as error:
+            answers.append(("refused", str(error)))
+            continue
+        if isinstance(value, Rendered):
+            value = tuple(getattr(value, field.name) for field in fields(Rendered))
+        answers.append(("done", value))
+    return answers
+
+
+def _memory_limit() -> Answer:
+    return "limit", f"{int(sys.argv[1]) >> 20:,} MiB of memory for one conversation"
+
+
+def _allow(seconds: int) -> None:
+    """Have the kernel end this process by SIGXCPU once it has used so much more processor time."""
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    limit = math.ceil(time.process_time()) + seconds
+    if most != resource.RLIM_INFINITY:
+        limit = min(limit, most)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
+
+
+def _limit_memory(more: int) -> None:
+    with contextlib.suppress(OSError, ValueError):  # where there is no such limit or file
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, most))
+
+
+def _end_with(pipe: int) -> None:
+    """End this process when nobody is left who could ask it, though it may be rendering."""
+    watched = select.poll()
+    watched.register(pipe, 0)  # of a pipe that was hung up the kernel always tells
+    watched.poll()
+    os._exit(0)
+
+
+def main() -> None:
+    """Render what is asked for on standard input until it ends."""
+    threading.Thread(target=_end_with, args=(sys.stdin.fileno(),), daemon=True).start()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit_memory(int(sys.argv[1]))
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            seconds, made, calls = pickle.loads(_receive(sys.stdin.buffer))
+            _allow(seconds)
+            _send(sys.stdout.buffer, marshal.dumps(_answer_all(made, calls)))
+
+
+if __name__ == "__main__":
+    main()

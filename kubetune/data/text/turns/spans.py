@@ -1,0 +1,311 @@
+"""The span of each turn in a rendering: from behind the generation prompt to behind the end-of-turn token.
+
+The package's drawing shows what is compared. The cases below come from templates in use: one that writes its last turn
+otherwise than those before (gpt-oss), one whose prompt opens a thought (DeepSeek-R1), one that trims texts (Gemma).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from kubetune.data.text.turns.marks import (
+    Kind,
+    Mark,
+    Message,
+    Part,
+    Rendering,
+    mark_texts,
+    probe,
+    read_marks,
+)
+
+Span = tuple[int, int]
+Shape = tuple[tuple[int, Kind], ...]
+"""Of each part of a conversation, the number of its message and what it is."""
+
+TAGS: Final = re.compile(r"(<[^<>\s]+>|\[/?[A-Z_]+\])")
+_MOST_KEPT_FRAMES: Final = 4096
+_MOST_KEPT_LAYOUTS: Final = 256
+
+
+class Write(Protocol):
+    """Writes a conversation as the template does. Raises ValueError where it refuses it."""
+
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+        *,
+        generation_prompt: bool = False,
+    ) -> str: ...
+
+
+class HiddenText(ValueError):
+    """The template changes the texts of a conversation, so nobody sees where they stand."""
+
+
+class _Layout(NamedTuple):
+    """What a template writes around the parts of all conversations of one shape."""
+
+    steps: list[tuple[str, int]]  # the text before a part, and the number of the part
+    end: str  # the text behind the last part
+
+    def find(self, parts: Sequence[Part], text: str) -> list[Mark] | None:
+        """Return where the parts stand in a text with this layout, None for a text with another one."""
+        marks: list[Mark] = []
+        offset = 0
+        for before, part in self.steps:
+            core = parts[part].text
+            if not text.startswith(before, offset):
+                return None
+            offset += len(before)
+            if not text.startswith(core, offset):
+                return None
+            marks.append(Mark(offset, part, True))
+            offset += len(core)
+            marks.append(Mark(offset, part, False))
+        return marks if text[offset:] == self.end else None
+
+
+class SpanFinder:
+    """Finds the turns in one template's renderings. What it learns of the texts between messages is kept."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._layouts: dict[Shape, _Layout] = {}
+        self._frames: dict[tuple[str, str, str], int] = {}
+
+    def locate(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None
+    ) -> Rendering:
+        """Find the texts of a conversation in its rendering. Raises HiddenText where marks change what is written."""
+        tools = list(tools or ())
+        has_calls = bool(tools) or any(message.get("tool_calls") for message in messages)
+        # Some templates compare calls with tools; marks in them would change what is written.
+        for mark_calls in (True, False) if has_calls else (True,):
+            conversation = mark_texts(messages, tools, calls=mark_calls)
+            shape = tuple((part.message, part.kind) for part in conversation.parts)
+            layout = self._layouts.get(shape)
+            known = layout.find(conversation.parts, text) if layout is not None else None
+            if known is not None:
+                return Rendering(text, conversation, known)
+            try:
+                marked = self._write(conversation.messages, conversation.tools)
+            except ValueError:
+                continue
+            plain, marks = read_marks(marked, conversation.parts)
+            if plain == text:
+                self._keep_layout(shape, text, marks)
+                return Rendering(text, conversation, marks)
+        raise HiddenText("changes the texts of the conversation, or what it writes depends on them")
+
+    def _keep_layout(self, shape: Shape, text: str, marks: Sequence[Mark]) -> None:
+        """Keep what stands around the parts: the next conversation of this shape need not be written twice."""
+        steps: list[tuple[str, int]] = []
+        end = 0
+        for opening, closing in zip(marks[::2], marks[1::2], strict=False):
+            if not opening.opens or closing.opens or opening.part != closing.part:
+                return
+            steps.append((text[end : opening.offset], opening.part))
+            end = closing.offset
+        if len(marks) % 2:
+            return
+        if len(self._layouts) >= _MOST_KEPT_LAYOUTS:
+            self._layouts.clear()
+        self._layouts[shape] = _Layout(steps, text[end:])
+
+    def span(self, rendering: Rendering, turn: int) -> Span | None:
+        """Return the span of the text that message `turn` became, None where that cannot be told."""
+        marks = rendering.marks
+        of_turn = [i for i, mark in enumerate(marks) if rendering.part(mark).message == turn]
+        if not of_turn or of_turn[-1] - of_turn[0] >= len(of_turn):
+            return None  # not written, or another message stands in its middle
+        begin = self._begin(rendering, turn, of_turn[0])
+        end = self._end(rendering, turn, of_turn[-1])
+        if begin is None or end is None:
+            return None
+        return begin, end
+
+    def _begin(self, rendering: Rendering, turn: int, first: int) -> int | None:
+        """Return where a turn begins, whose first mark is number `first`: behind the generation prompt."""
+        opening = rendering.marks[first]
+        space = rendering.part(opening).before
+        if first == 0:
+            gap = rendering.text[: opening.offset]
+            header = gap.removesuffix(space)
+            return self._kept(("first", gap, space), lambda: self._first_header(header))
+        before = rendering.marks[first - 1]
+        gap = rendering.text[before.offset : opening.offset]
+        length = self._kept(
+            ("begin", gap, space), lambda: self._prompt_length(rendering, turn, before, gap, space)
+        )
+        return None if length is None else before.offset + length
+
+    def _prompt_length(
+        self, rendering: Rendering, turn: int, before: Mark, gap: str, space: str
+    ) -> int | None:
+        """Return the length of the generation prompt within `gap`, which stands between mark `before` and a turn."""
+        conversation = rendering.conversation
+        history = conversation.messages[:turn]
+        written = self._write(history, conversation.tools, generation_prompt=True)
+        with_prompt, marks = read_marks(written, conversation.parts)
+        if not marks or marks[-1].part != before.part:
+            return None
+        prompt = with_prompt[marks[-1].offset :]
+        if gap.startswith(prompt):
+            return len(prompt)
+        gap = gap.removesuffix(space)
+        if prompt.startswith(gap):
+            # The prompt goes on with what history does not hold, such as DeepSeek-R1's `<think>`.
+            return len(gap)
+        shared = _shared_tags(gap, prompt, to_last_tag=False)
+        if shared:
+            return shared
+        # What the message before ends with depends on what follows. Then only what the prompt adds tells.
+        without_prompt, _ = read_marks(self._write(history, conversation.tools))
+        added = with_prompt[_same_characters(with_prompt, without_prompt) :]
+        for header in (prompt, TAGS.split(prompt)[0], added, TAGS.split(added)[0]):
+            if header.strip() and header in gap:
+                return gap.rindex(header) + len(header)
+        return None
+
+    def _first_header(self, gap: str) -> int:
+        """Return the length of the generation prompt within what stands before an answer that nothing precedes."""
+        question = {"role": "user", "content": probe(0)}
+        try:
+            text, marks = read_marks(self._write([question], None, generation_prompt=True))
+        except ValueError:
+            return len(gap)
+        prompt = text[marks[-1].offset :] if marks else ""
+        # The prompt also ends the question, so its longest end counts that stands in the gap.
+        for start in range(len(prompt)):
+            header = prompt[start:]
+            if header.strip() and header in gap:
+                return gap.rindex(header) + len(header)
+        return len(gap)
+
+    def _end(self, rendering: Rendering, turn: int, last: int) -> int | None:
+        """Return where a turn ends, whose last mark is number `last`: behind the end-of-turn token."""
+        marks = rendering.marks
+        closing = marks[last]
+        if last == len(marks) - 1:
+            gap = rendering.text[closing.offset :]
+        else:
+            gap = rendering.text[closing.offset : marks[last + 1].offset]
+        frame = gap.removeprefix(rendering.part(closing).after)
+        if last == len(marks) - 1:
+            length = self._kept(
+                ("last", frame, ""), lambda: self._end_of_last(rendering, turn, closing, frame)
+            )
+        else:
+            length = self._kept(
+                ("inner", frame, ""), lambda: self._end_of_inner(rendering, turn, closing, frame)
+            )
+        return None if length is None else closing.offset + len(gap) - len(frame) + length
+
+    def _end_of_last(self, rendering: Rendering, turn: int, closing: Mark, gap: str) -> int:
+        """Return the length of the last turn's end within `gap`: what the template also writes before a question."""
+        conversation = rendering.conversation
+        probe_part = len(conversation.parts)
+        messages = conversation.messages[: turn + 1]
+        for role in ("user", "tool"):
+            question = {"role": role, "content": probe(probe_part)}
+            try:
+                written = self._write([*messages, question], conversation.tools)
+            except ValueError:
+                continue
+            text, marks = read_marks(written, conversation.parts)
+            asked = [i for i, mark in enumerate(marks) if mark.part == probe_part]
+            if asked and asked[0] and marks[asked[0] - 1].part == closing.part:
+                between = text[marks[asked[0] - 1].offset : marks[asked[0]].offset]
+                between = between.removeprefix(rendering.part(closing).after)
+                return (
+                    _shared_tags(gap, between)
+                    or _leading_tag(gap)
+                    or _shared_beginning(gap, between)
+                )
+        tags = list(TAGS.finditer(gap))
+        return tags[-1].end() if tags else len(gap)
+
+    def _end_of_inner(self, rendering: Rendering, turn: int, closing: Mark, gap: str) -> int | None:
+        """Return the length of a turn's end within `gap`: what the turn also ends with as the last of all."""
+        conversation = rendering.conversation
+        written = self._write(conversation.messages[: turn + 1], conversation.tools)
+        text, marks = read_marks(written, conversation.parts)
+        if not marks or marks[-1].part != closing.part:
+            return None
+        end = text[marks[-1].offset :].removeprefix(rendering.part(closing).after)
+        shared = _shared_tags(gap, end)
+        if shared:
+            return shared
+        tag = _leading_tag(gap)
+        # gpt-oss ends a conversation with another token than a turn in its middle.
+        if tag and _leading_tag(end) and _others_end_with(gap[:tag], rendering):
+            return tag
+        return _shared_beginning(gap, end)
+
+    def _kept(self, key: tuple[str, str, str], find: Callable[[], int | None]) -> int | None:
+        """Return a length that is the same for the same text between two messages. Find it if it is not known."""
+        if key in self._frames:
+            return self._frames[key]
+        length = find()
+        if length is not None:
+            if len(self._frames) >= _MOST_KEPT_FRAMES:
+                self._frames.clear()
+            self._frames[key] = length
+        return length
+
+
+def _others_end_with(end: str, rendering: Rendering) -> bool:
+    """True if a message that is not the assistant's ends in this way too."""
+    messages = rendering.conversation.messages
+    for mark in rendering.marks:
+        number = rendering.part(mark).message
+        if mark.opens or number < 0 or messages[number]["role"] == "assistant":
+            continue
+        if rendering.text.startswith(end, mark.offset):
+            return True
+    return False
+
+
+def _shared_tags(gap: str, other: str, *, to_last_tag: bool = True) -> int:
+    """Return the length of what both begin with: tags, and whole texts between tags. 0 where they share no tag.
+
+    With `to_last_tag` what stands behind the last shared tag does not count, such as a line break.
+    """
+    shared: list[str] = []
+    # Every second piece is a tag.
+    for piece, other_piece in zip(TAGS.split(gap), TAGS.split(other), strict=False):
+        if piece != other_piece:
+            break
+        shared.append(piece)
+    up_to_tag = len(shared) // 2 * 2
+    if to_last_tag or not up_to_tag:
+        shared = shared[:up_to_tag]
+    return sum(map(len, shared))
+
+
+def _leading_tag(gap: str) -> int:
+    """Return the length up to the end of the first tag if only white space stands before it, else 0."""
+    match = TAGS.search(gap)
+    return match.end() if match and not gap[: match.start()].strip() else 0
+
+
+def _shared_beginning(gap: str, other: str) -> int:
+    """Return the length of what both begin with if that is all of one of them, else of the white space in it."""
+    same = _same_characters(gap, other)
+    if same in (len(gap), len(other)):
+        return same
+    return len(gap[:same]) - len(gap[:same].lstrip())
+
+
+def _same_characters(text: str, other: str) -> int:
+    """Return how many characters both texts begin with."""
+    same = 0
+    for character, other_character in zip(text, other, strict=False):
+        if character != other_character:
+            break
+        same += 1
+    return same

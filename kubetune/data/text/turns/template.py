@@ -1,0 +1,285 @@
+"""One chat template: a conversation as text, and where in it the assistant's turns are. Tokens are not known here."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kubetune.data.text.turns.marks import Message, Part, Rendering, mark_texts, not_written
+from kubetune.data.text.turns.refusals import require_order
+from kubetune.data.text.turns.sandbox import (
+    marks_generation,
+    take_generation_marks,
+    without_generation_marks,
+)
+from kubetune.data.text.turns.spans import TAGS, HiddenText, Span, SpanFinder
+from kubetune.data.text.turns.writer import ANSWER, TemplateWriter
+
+CHATML: Final = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- generation %}{{- message.content + '<|im_end|>' if message.role == 'assistant' else '' }}{% endgeneration %}
+    {{- '' if message.role == 'assistant' else message.content + '<|im_end|>' }}{{ '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
+"""
+"""The built-in template that `model.chat_template: chatml` stands for."""
+
+_MOST_SPACE: Final = 80
+"""So many characters of white space may stand between a generation prompt and an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as text, and where in it is what is trained."""
+
+    text: str
+    spans: list[Span]
+    drops_reasoning: bool = False  # the template left reasoning out
+    unlike_prompt: bool = (
+        False  # something trained begins elsewhere than where a model begins that is asked
+    )
+    rewrites_answer: bool = False  # a trained answer is written otherwise than the data have it
+
+
+class ChatTemplate:
+    """One chat template with the special tokens it may name.
+
+    Every method raises ValueError when the template refuses the conversation, saying why; the caller knows the row.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        name: str = "the tokenizer's",
+        date: str | None = None,
+    ) -> None:
+        """`date`: the day (`2026-11-22`) that a template is told which asks for today's; left out: today."""
+        self.source = source
+        self.name = name
+        self._marks_generation = marks_generation(source)
+        self._writer = TemplateWriter(source, special_tokens, name, date)
+        self._finder = SpanFinder(self._writer.write)
+        self.closing = self._find_closing()
+        self._prompt_end = self._find_prompt_end()
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        generation_prompt: bool = False,
+    ) -> str:
+        """Return the text of a conversation; with `generation_prompt` up to where the next answer begins."""
+        text = self._writer.write_or_explain(messages, tools, generation_prompt=generation_prompt)
+        if self._marks_generation:
+            text = without_generation_marks(text)
+        text, _ = self._writer.put_images(text, [], messages)
+        return text
+
+    def render_answers(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        trained: Collection[int] = (),
+    ) -> Rendered:
+        """Return the text of a conversation, and where in it the assistant's messages `trained` are.
+
+        A span holds what the model writes at inference: everything behind the generation prompt, up to and with the
+        end-of-turn token. Where the template marks what is generated, the spans are those. Raises ValueError also when
+        the template leaves out a message, a tool call or the tools. Reasoning it may leave out, as Qwen3's does before
+        the last question.
+        """
+        require_order(self.name, self.source, messages)
+        raw = self._writer.write_or_explain(messages, tools)
+        try:
+            rendering = self._finder.locate(raw, messages, tools)
+            absent = rendering.missing()
+        except HiddenText as error:
+            if trained and not self._marks_generation:
+                raise self._cannot_find(next(iter(trained)), str(error)) from error
+            rendering = Rendering(raw, mark_texts(messages, tools or ()), [])
+            absent = not_written(rendering.conversation, raw)
+        for part in absent:
+            if part.kind != "reasoning":
+                raise ValueError(
+                    f"{self._leaves_out(part, messages)}; choose one that writes it "
+                    "(`model.chat_template: file.jinja`), or take it out of the data"
+                )
+        if self._marks_generation:
+            text, answers = self._marked_answers(rendering, trained)
+        else:
+            text = raw
+            answers = [(turn, self._find_turn(rendering, turn)) for turn in trained]
+        unlike_prompt = self._is_unlike_prompt(text, answers, messages, tools)
+        text, spans = self._writer.put_images(text, [span for _, span in answers], messages)
+        rewrites = _rewrites(rendering, trained)
+        return Rendered(text, spans, bool(absent), unlike_prompt, rewrites)
+
+    def left_out(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
+    ) -> list[str]:
+        """Return what the template hides from a model that is to answer, but for reasoning."""
+        prompt = self._writer.write_or_explain(messages, tools, generation_prompt=True)
+        try:
+            text = self._writer.write(messages, tools)
+            absent = self._finder.locate(text, messages, tools).missing()
+        except ValueError:
+            absent = not_written(mark_texts(messages, tools or ()), prompt)
+        return [self._leaves_out(part, messages) for part in absent if part.kind != "reasoning"]
+
+    def _find_turn(self, rendering: Rendering, turn: int) -> Span:
+        """Return the span of a turn. Raises ValueError where that cannot be told."""
+        opened = [mark.part for mark in rendering.marks if mark.opens]
+        of_turn = [part for part in opened if rendering.conversation.parts[part].message == turn]
+        if len(set(of_turn)) < len(of_turn):
+            raise self._cannot_find(turn, "writes it more than once")
+        span = self._finder.span(rendering, turn)
+        if span is None:
+            raise self._cannot_find(turn, "writes the conversation differently when it ends there")
+        return span
+
+    def _marked_answers(
+        self, rendering: Rendering, trained: Collection[int]
+    ) -> tuple[str, list[tuple[int, Span]]]:
+        """Return a rendering without the marks of its generation blocks, and the trained blocks with their turns."""
+        generated = take_generation_marks(rendering.text)
+        written = {rendering.part(mark).message for mark in rendering.marks}
+        if not written.issuperset(trained):
+            # Nobody sees which block is whose, so they must be one for each answer, in order.
+            messages = rendering.conversation.messages
+            turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+            if len(turns) != len(generated.spans):
+                raise self._cannot_find(
+                    next(iter(trained)), "marks other spans than one for each answer"
+                )
+        elif rendering.marks:
+            turns = [_turn_of(block, rendering) for block in generated.marked_spans]
+        else:
+            turns = []
+        answers = []
+        for turn, span in zip(turns, generated.spans, strict=False):
+            if turn in trained:
+                answers.append((turn, self._to_end_of_turn(generated.text, span)))
+        return generated.text, answers
+
+    def _is_unlike_prompt(
+        self,
+        text: str,
+        answers: Sequence[tuple[int, Span]],
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
+    ) -> bool:
+        """Return True if an answer begins elsewhere than where the generation prompt ends, which may open a thought."""
+        beginnings: dict[int, int] = {}
+        for turn, (start, _) in answers:
+            beginnings.setdefault(turn, start)
+        for turn, start in beginnings.items():
+            if turn == 0 or _is_behind(self._prompt_end, text, start):
+                continue
+            try:
+                prompt = self.render(messages[:turn], tools, generation_prompt=True)
+            except ValueError:
+                continue  # a model is not to be asked after these messages
+            if not _is_behind(_end_of(prompt), text, start):
+                return True
+        return False
+
+    def _find_prompt_end(self) -> str:
+        try:
+            question = {"role": "user", "content": ANSWER}
+            return _end_of(self.render([question], generation_prompt=True))
+        except ValueError:
+            return ""
+
+    def _find_closing(self) -> str:
+        """Return what the template writes after an answer, such as `<|im_end|>`; nothing where it writes nothing."""
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+        try:
+            text = self._writer.write(messages, None)
+            rendering = self._finder.locate(text, messages, None)
+            span = self._finder.span(rendering, 1)
+        except ValueError:
+            return ""
+        _, end = span or (0, len(text))
+        behind_answer = text[:end].partition(ANSWER)[2]
+        return without_generation_marks(behind_answer).strip()
+
+    def _to_end_of_turn(self, text: str, span: Span) -> Span:
+        """Let a span end right behind the end-of-turn token: not before it, nor behind the line break that follows."""
+        start, end = span
+        if self.closing:
+            written = text[start:end].rstrip()
+            if written.endswith(self.closing):
+                return start, start + len(written)
+            if text.startswith(self.closing, end):
+                return start, end + len(self.closing)
+        return span
+
+    def _cannot_find(self, turn: int, why: str) -> ValueError:
+        return ValueError(
+            f"the answer in messages[{turn}] cannot be found exactly: {self.name} chat template {why}; mark answers "
+            "with {% generation %} in a template of your own (`model.chat_template: file.jinja`), or set "
+            "`data.train_on: all`"
+        )
+
+    def _leaves_out(self, part: Part, messages: Sequence[Message]) -> str:
+        brief = part.text if len(part.text) <= 40 else part.text[:39] + "…"
+        if part.kind == "tool":
+            what = f"the tools ({brief!r})"
+        elif part.kind == "call":
+            what = f"a tool call in messages[{part.message}] ({brief!r})"
+        else:
+            role = messages[part.message]["role"]
+            what = f"the content of messages[{part.message}], by the {role} ({brief!r})"
+        return f"{self.name} chat template leaves out {what}"
+
+
+def _end_of(prompt: str) -> str:
+    """Return the last tag of a generation prompt with what follows it, or its last word where it has no tag."""
+    tags = list(TAGS.finditer(prompt))
+    if tags:
+        return prompt[tags[-1].start() :].rstrip()
+    return "".join(prompt.split()[-1:])
+
+
+def _is_behind(end: str, text: str, start: int) -> bool:
+    """Return True if an answer that begins at `start` has this end of a prompt before it, or begins with it."""
+    reach = len(end) + _MOST_SPACE
+    before = text[max(0, start - reach) : start]
+    after = text[start : start + reach]
+    return before.rstrip().endswith(end) or after.lstrip().startswith(end)
+
+
+def _rewrites(rendering: Rendering, trained: Collection[int]) -> bool:
+    """Return True if a content that is trained stands otherwise in a rendering than in its message."""
+    begins: dict[int, int] = {}
+    for mark in rendering.marks:
+        part = rendering.part(mark)
+        if part.kind != "content" or part.message not in trained:
+            continue
+        if mark.opens:
+            begins[mark.part] = mark.offset
+        elif rendering.text[begins.get(mark.part, mark.offset) : mark.offset] != part.text:
+            return True
+    return False
+
+
+def _turn_of(block: Span, rendering: Rendering) -> int:
+    """Return the turn whose text stands in a block or, where no text begins in it, right before it.
+
+    A block without a text only ends a turn.
+    """
+    begin, end = block
+    marks = rendering.marks
+    first = bisect_left(marks, begin, key=lambda mark: mark.offset)
+    for mark in marks[first:]:
+        if mark.offset >= end:
+            break
+        if mark.opens:
+            return rendering.part(mark).message
+    return rendering.part(marks[max(first - 1, 0)]).message
