@@ -24,7 +24,6 @@ from kubetune.plugins.importers.engine import (
     Draft,
     Note,
     Tool,
-    as_list,
     convert,
     is_empty,
 )
@@ -199,16 +198,16 @@ def _line(note: Note) -> str:
     return f"  {key}: {note.text}"
 
 
-def _short(settings: dict[tuple[str, ...], Any]) -> dict[tuple[str, ...], Any]:
+def _short(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings as people write them: a model that is only a name, a source that is only a path."""
     short = dict(settings)
-    if short.get(("task",)) == "causal_lm":
-        del short["task",]
-    if [path for path in short if path[0] == "model"] == [("model", "path")]:
-        short["model",] = short.pop(("model", "path"))
-    for path in (("data", "train"), ("data", "eval")):
-        sources = [_short_source(source) for source in as_list(short.get(path))]
+    if short.get("task") == "causal_lm":
+        del short["task"]
+    if [path for path in short if path.startswith("model.")] == ["model.path"]:
+        short["model"] = short.pop("model.path")
+    for path in ("data.train", "data.eval"):
         if isinstance(short.get(path), list):
+            sources = [_short_source(source) for source in short[path]]
             is_path = len(sources) == 1 and isinstance(sources[0], str)
             short[path] = sources[0] if is_path else sources
     return short
@@ -234,18 +233,19 @@ def _require_valid(text: str, draft: Draft) -> None:
 def _in_their_words(problem: str, file: Path, draft: Draft) -> str:
     """Return a problem of the run file, at the line and the key that the setting came from."""
     text = re.sub(rf"^{re.escape(str(file))}(:\d+)?: ", "", problem)
-    parts = tuple(re.split(r"[:\[]", text, maxsplit=1)[0].split("."))
-    key = _origin(parts, draft)
+    key = _origin(re.split(r"[:\[]", text, maxsplit=1)[0], draft)
     if key is None:
         return f"{draft.path}: as a run file: {text}"
     return f"{draft.path}:{draft.lines.get(key, 1)}: {key}: becomes {text}"
 
 
-def _origin(parts: tuple[str, ...], draft: Draft) -> str | None:
+def _origin(path: str, draft: Draft) -> str | None:
     """Return the key that our setting came from, or the section around it, or the only key within it."""
-    # `lora.r: found -3` came from lora_r; `data.train[0].path` came from the key that made data.train.
-    for end in range(len(parts), 0, -1):
-        if parts[:end] in draft.origins:
-            return draft.origins[parts[:end]]
-    within = [key for path, key in draft.origins.items() if path[: len(parts)] == parts]
+    # `lora.r` came from lora_r; `data.train[0].path` came from the key that made data.train.
+    around = path
+    while around:
+        if around in draft.origins:
+            return draft.origins[around]
+        around = around.rpartition(".")[0]
+    within = [key for ours, key in draft.origins.items() if ours.startswith(f"{path}.")]
     return within[0] if len(within) == 1 else None

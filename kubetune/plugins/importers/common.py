@@ -125,7 +125,7 @@ def say_it_sees(draft: Draft, key: str) -> None:
     if task == "preference":
         draft.assume("preference.images", True, f"{key} {why}")
     elif task != "vision_language":
-        draft.settings.pop(("task",), None)
+        draft.settings.pop("task", None)
         why = f"{key} {why}; `causal_lm` for one that reads texts alone"
         draft.assume("task", "vision_language", why)
 
@@ -260,7 +260,7 @@ def packing(value: Any, draft: Draft) -> Outcome:
         "training.global_batch_tokens", "packed", f"{name} counts packed rows, not samples"
     )
     comment = "full rows of data.max_length are counted, as there"
-    draft.comments["training", "global_batch_tokens"] = comment
+    draft.comments["training.global_batch_tokens"] = comment
     return carried(
         True,
         "data.packing: true, and training.global_batch_tokens: packed; a step holds as many tokens as there",
@@ -272,7 +272,7 @@ def share(value: Any, draft: Draft) -> Outcome:
     if value == 0:
         return unneeded(OFF)
     if draft.has("data.eval"):
-        return unneeded(f"{draft.origins['data', 'eval']} names the data of evaluations")
+        return unneeded(f"{draft.origins['data.eval']} names the data of evaluations")
     if isinstance(value, (int, float)) and 0 < value < 1:
         return carried(float(value))
     return near(0.05, "a share is held out here, not a number of rows; adjust it")

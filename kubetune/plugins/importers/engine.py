@@ -176,9 +176,9 @@ class Draft:
     path: str = ""  # of their file
     command: str | None = None  # of a script, such as `sft` or `pt`
     place: str = ""  # of a section, such as `datasets[0].`, before each of its keys
-    settings: dict[tuple[str, ...], Any] = field(default_factory=dict)
-    comments: dict[tuple[str, ...], str] = field(default_factory=dict)  # beside a setting
-    origins: dict[tuple[str, ...], str] = field(default_factory=dict)  # key that a setting is from
+    settings: dict[str, Any] = field(default_factory=dict)  # by path, with dots
+    comments: dict[str, str] = field(default_factory=dict)  # beside a setting
+    origins: dict[str, str] = field(default_factory=dict)  # key that a setting is from
     notes: list[Note] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)  # keys that need no row any more
     at: str = ""  # the key that was taken last
@@ -196,35 +196,35 @@ class Draft:
 
     def has(self, path: str) -> bool:
         """Return True if our setting is filled in."""
-        return _parts(path) in self.settings
+        return path in self.settings
 
     def ours(self, path: str, default: Any = None) -> Any:
         """Return our setting."""
-        return self.settings.get(_parts(path), default)
+        return self.settings.get(path, default)
 
     def write(self, key: str, outcome: Outcome, path: str = "") -> None:
         """Fill in our setting and the note of a key."""
         path = outcome.path or path
-        shown = f"{path}: {inline(outcome.value)}"
-        if outcome.value is None:
-            shown = f"a `{path}` section"
-        if outcome.kind == "carried":
-            variable = _VARIABLE.search(inline(outcome.value))
-            if variable and not self.place:
-                value = inline(outcome.value)
-                why = (
-                    f"{value} holds {variable[0]}, which the file does not set; put its value there"
-                )
-                self.note("dropped", key, why)
-                return
-            self._put(path, outcome.value, key)
-            self.note("carried", key, outcome.text or shown)
-        elif outcome.kind == "approximated":
-            self._put(path, outcome.value, key)
-            self.comments[_parts(path)] = f"{key}: {inline(self.theirs.get(key))} there"
-            self.note("approximated", key, f"{shown}; {outcome.text}")
-        else:
+        written = inline(outcome.value)
+        variable = _VARIABLE.search(written)
+        if outcome.kind in ("dropped", "unneeded"):
             self.note(outcome.kind, key, outcome.text)
+            return
+        if variable and outcome.kind == "carried" and not self.place:
+            why = f"{written} holds {variable[0]}, which the file does not set; put its value there"
+            self.note("dropped", key, why)
+            return
+        self.settings[path] = outcome.value
+        self.origins[path] = key
+        text = f"{path}: {written}"
+        if outcome.value is None:
+            text = f"a `{path}` section"
+        if outcome.kind == "approximated":
+            self.comments[path] = f"{key}: {inline(self.theirs.get(key))} there"
+            text += f"; {outcome.text}"
+        elif outcome.text:
+            text = outcome.text
+        self.note(outcome.kind, key, text)
 
     def carry(self, key: str, path: str, value: Any, text: str = "") -> None:
         """Write down that our setting means the same."""
@@ -243,7 +243,7 @@ class Draft:
         """Write down a default of the tool, unless the setting is filled in."""
         if self.has(path):
             return
-        self._put(path, value)
+        self.settings[path] = value
         shown = {} if value is None else value
         self.notes.append(Note("assumed", path, shown, why or f"{self.tool.name}'s default"))
 
@@ -259,12 +259,11 @@ class Draft:
 
     def withdraw(self, path: str, why: str) -> None:
         """Take a setting out again: the key that it came from is dropped after all."""
-        parts = _parts(path)
-        if parts not in self.settings:
+        if path not in self.settings:
             return
-        del self.settings[parts]
-        self.comments.pop(parts, None)
-        key = self.origins.pop(parts, None)
+        del self.settings[path]
+        self.comments.pop(path, None)
+        key = self.origins.pop(path, None)
         if key is not None:
             self.drop(key, why)
         else:
@@ -289,11 +288,6 @@ class Draft:
             except WRONG_KINDS:
                 self.refuse_value(key)
             self.write(key, outcome, row.path)
-
-    def _put(self, path: str, value: Any, key: str | None = None) -> None:
-        self.settings[_parts(path)] = value
-        if key is not None:
-            self.origins[_parts(path)] = key
 
     def note(self, kind: Kind, key: str, text: str) -> None:
         """Write down what became of a key; a value that looks like a secret is not repeated."""
@@ -353,7 +347,3 @@ def as_list(value: Any) -> list[Any]:
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _parts(path: str) -> tuple[str, ...]:
-    return tuple(path.split("."))

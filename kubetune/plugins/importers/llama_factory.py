@@ -67,7 +67,7 @@ def _data(draft: Draft) -> None:
         why = f"#{number} behind each source: drawn by the seed, not the first"
         draft.note("approximated", "max_samples", why)
         comment = f"max_samples: the first {number} of each there, drawn here"
-        draft.comments["data", "train"] = comment
+        draft.comments["data.train"] = comment
 
 
 def _read_info(draft: Draft, directory: str) -> tuple[Path, dict[str, Any]]:

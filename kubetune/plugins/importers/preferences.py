@@ -71,9 +71,9 @@ def learn(draft: Draft) -> list[Row]:
         if key in _OF_SEVERAL_TRAINERS:
             why += "; DPO, CPO or ORPO: the file leaves it open"
         draft.assume("task", task, why)
-        draft.comments["task",] = why
+        draft.comments["task"] = why
     if task == "preference":
-        draft.settings["preference", "loss"] = _loss(draft, method)
+        draft.settings["preference.loss"] = _loss(draft, method)
     if draft.tool.name == "TRL" and draft.get("learning_rate") is None:
         draft.assume("training.learning_rate", 1e-4 if method == "reward" else 1e-6)
     if _has_no_dropout(draft):

@@ -120,7 +120,7 @@ def _finish(draft: Draft) -> None:
             draft.assume(path, value, why)
         chosen += ["model", "data.train", "data.eval"]
     for path in chosen:
-        draft.comments[tuple(path.split("."))] = "not in that file: put yours here"
+        draft.comments[path] = "not in that file: put yours here"
 
 
 TOOL = Tool(

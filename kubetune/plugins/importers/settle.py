@@ -21,13 +21,12 @@ def settle(draft: Draft) -> None:
         for key in _NEEDS_EVALUATION:
             draft.withdraw(f"training.{key}", why)
     if draft.has("push.private") and not draft.has("push.repo"):
-        del draft.settings["push", "private"]
+        del draft.settings["push.private"]
         draft.ignore("hub_private_repo", "nothing is uploaded")
     if not draft.has("lora") and draft.tool.name != "job resources":
         for path in list(draft.settings):
-            if path[0] == "lora":
-                why = "every parameter is trained, so it says nothing"
-                draft.withdraw(".".join(path), why)
+            if path.startswith("lora."):
+                draft.withdraw(path, "every parameter is trained, so it says nothing")
     if not _allows_fp8(draft):
         why = "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded"
         draft.withdraw("training.fp8", why)
@@ -42,7 +41,7 @@ def _packed_batches(draft: Draft) -> None:
         return
     # Example: 64 packed rows of 1,024 tokens become 65,536 tokens.
     length = draft.ours("data.max_length", DataConfig.model_fields["max_length"].default)
-    key = draft.origins["training", "global_batch_size"]
+    key = draft.origins["training.global_batch_size"]
     draft.withdraw("training.global_batch_size", "")
     path = "training.global_batch_tokens"
     text = f"{path}: {rows * length:,}, {rows} full rows of {length:,} tokens"
@@ -74,6 +73,6 @@ def _sharding(draft: Draft) -> None:
     if what:
         draft.withdraw(path, f"{what} is not sharded; each GPU holds a copy")
     elif is_full and draft.ours("training.optim") == "adamw_8bit":
-        key = draft.origins["training", "optim"]
+        key = draft.origins["training.optim"]
         why = "8-bit state is not sharded; slices of AdamW's are small"
         draft.write(key, near("adamw", why), "training.optim")

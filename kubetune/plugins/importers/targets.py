@@ -128,7 +128,7 @@ def assume_peft_default(draft: Draft) -> None:
             f"{model}, which would say the family, is not on this machine"
         )
         draft.write(key, near(list(_USUAL), why), PATH)
-        draft.comments["lora", "target_modules"] = "PEFT's choice for most families; see below"
+        draft.comments[PATH] = "PEFT's choice for most families; see below"
         return
     family = str(facts.get("model_type"))
     chosen = of_family(family)

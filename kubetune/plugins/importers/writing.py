@@ -22,16 +22,15 @@ from kubetune.config import json_schema
 _WIDTH = 100
 
 
-def run_file(
-    settings: Mapping[tuple[str, ...], Any], comments: Mapping[tuple[str, ...], str]
-) -> str:
+def run_file(settings: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     """The text of a run file with these settings by path; `comments` stand at the end of their lines."""
     tree: dict[str, Any] = {}
     for path, value in settings.items():
+        *sections, name = path.split(".")
         node = tree
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        node[path[-1]] = value if value is not None else node.get(path[-1], {})
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value if value is not None else node.get(name, {})
     # Settings of one line stand together; a section of several lines is a block of its own.
     blocks: list[list[str]] = []
     was_one_line = False
@@ -67,7 +66,7 @@ def inline(value: Any) -> str:
     return _text(value) if isinstance(value, str) else str(value)
 
 
-def _setting(path: KeyPath, value: Any, comments: Mapping[tuple[str, ...], str]) -> Iterator[str]:
+def _setting(path: KeyPath, value: Any, comments: Mapping[str, str]) -> Iterator[str]:
     """The lines of one setting, indented as deep as its path, comments behind a tab."""
     indent = "  " * (len(path) - 1)
     start = f"{indent}{path[-1]}:"
@@ -76,7 +75,7 @@ def _setting(path: KeyPath, value: Any, comments: Mapping[tuple[str, ...], str])
         for name in _in_order(path, value):
             yield from _setting((*path, name), value[name], comments)
         return
-    note = comments.get(tuple(map(str, path)))
+    note = comments.get(".".join(map(str, path)))
     behind = f"\t# {note}" if note else ""
     line = f"{start} {inline(value)}"
     if isinstance(value, list) and value and (len(line) > _WIDTH or isinstance(value[-1], dict)):
