@@ -150,13 +150,6 @@ def _spelt_in_shell(match: re.Match[str]) -> str:
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(match[0]))
 
 
-def visible_json(text: str) -> str:
-    r"""JSON whose strings hold nothing that a terminal would obey; what it says is the same, as `\u001b` is."""
-    return _ACTED_UPON.sub(
-        lambda found: found[0] if found[0] in "\n" else f"\\u{ord(found[0]):04x}", text
-    )
-
-
 def _spelt(char: str) -> str:
     return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
 

@@ -33,13 +33,13 @@ _USUAL: dict[signal.Signals, Any] = {
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGHUP: signal.SIG_DFL,
 }
+# Verbs of other tools that are options here.
 _OPTIONS = {"compare": "report --compare"}
-"""Verbs of other tools that are options here."""
+# Verbs that do more than show something: without a reader of what they print, what they do is not done.
 _WORKING = {
     "bench", "cp", "delete", "demo", "evaluate", "export", "push", "resume", "smoke", "stop", "submit", "sweep", "sync",
     "train", "verify-resume",
 }  # fmt: skip
-"""Verbs that do more than show something: without a reader of what they print, what they do is not done."""
 _FLUSH_SECONDS = 1.0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kubetune.base.logs import scrub
 from kubetune.base.processes import output_on_stderr
-from kubetune.errors import OK
+from kubetune.errors import OK, KubetuneError
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Answer:
     # Print the same for people; called without `--json` only.
     show: Callable[[], None]
     exit_code: int = OK
+    # Raised once everything is printed: what is wrong with the thing that the answer is about.
+    error: KubetuneError | None = None
     # Spaces a level of the JSON; None prints it on one line.
     indent: int | None = 2
 
@@ -49,6 +51,8 @@ def prints_json(
             print_json(answer.facts, answer.indent)
         else:
             answer.show()
+        if answer.error is not None:
+            raise answer.error
         return answer.exit_code
 
     return run

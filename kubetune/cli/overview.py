@@ -5,6 +5,7 @@ Imports nothing, since every start of the program reads it.
 
 from __future__ import annotations
 
+# Every verb with a line on it.
 GROUPS: dict[str, dict[str, str]] = {
     "Prepare a run": {
         "init": "write a commented run file to start from",
@@ -57,13 +58,13 @@ GROUPS: dict[str, dict[str, str]] = {
         "mcp": "let agents plan, check, submit and watch runs, by MCP",
     },
 }
-"""Every verb with a line on it."""
 
+# The folder beside this file that holds the verbs of each group, a file for each.
 FOLDERS = dict(zip(GROUPS, ("prepare", "local", "result", "remote", "installation"), strict=True))
-"""The folder beside this file that holds the verbs of each group, a file for each."""
 
 VERBS: dict[str, str] = {verb: line for verbs in GROUPS.values() for verb, line in verbs.items()}
 
+# Command lines of each verb, without `kubetune` before them.
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": ("init -o run.yaml", "init --schema -o run.schema.json"),
     "import": ("import axolotl.yaml -o run.yaml", "import train.sh --from ms-swift"),
@@ -127,7 +128,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "mcp": ("mcp",),
 }
-"""Command lines of each verb, without `kubetune` before them."""
 
 
 def overview() -> str:

@@ -11,60 +11,83 @@ from itertools import zip_longest
 from kubetune.base.humanize import visible
 from kubetune.base.logs import scrub
 
-_NARROWEST = 8
-"""Of a column whose cells go on below themselves."""
+# Characters of a cell that continues below itself, at least.
+NARROWEST = 8
+GAP = "  "
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns as wide as they need to be; where a terminal is narrower, cells go on below themselves.
+    """Print columns as wide as they need to be; on a narrower terminal, cells continue below themselves.
 
     Nothing is cut off, so that everything can be searched and copied.
     """
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    width = None
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
     print(visible(scrub("\n".join(table(head, rows, width)))))
 
 
 def table(
     head: Sequence[str], rows: Sequence[Sequence[object]], width: int | None = None
 ) -> Iterator[str]:
-    """The lines of a table, in `width` columns of a terminal if need be and if its words allow."""
-    lines = [list(head), *([("" if cell is None else str(cell)) for cell in row] for row in rows)]
-    # A row that is shorter ends with a sentence, which may be as long as it likes.
-    cells = [line if len(line) == len(head) else line[:-1] for line in lines]
-    widths = [
-        max(len(line[column]) for line in cells if column < len(line))
-        for column in range(len(head))
-    ]
-    least = [max(len(name), _NARROWEST) for name in head]
-    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width:
-        wide = [column for column, one in enumerate(widths) if one > least[column]]
-        if not wide:
-            break
-        folds = {n: sum(len(line[n]) >= widths[n] for line in cells if n < len(line)) for n in wide}
-        widths[min(wide, key=lambda n: (folds[n], -widths[n]))] -= 1
+    """Yield the lines of a table, in `width` columns of a terminal where its words allow that.
+
+    A row shorter than the head ends with a sentence, which may be as long as it likes.
+    """
+    lines = [list(head)]
+    for row in rows:
+        lines.append(["" if cell is None else str(cell) for cell in row])
+    widths = _widths(lines, width)
     for line in lines:
-        folded = [_fold(cell, one) for cell, one in zip(line, widths, strict=False)]
+        folded = [_fold(cell, widths[column]) for column, cell in enumerate(line)]
         if len(line) < len(head):
             folded[-1] = line[-1:]
         for parts in zip_longest(*folded, fillvalue=""):
-            yield "  ".join(
-                part.ljust(one) for part, one in zip(parts, widths, strict=False)
-            ).rstrip()
+            cells = [part.ljust(widths[column]) for column, part in enumerate(parts)]
+            yield GAP.join(cells).rstrip()
+
+
+def _widths(lines: Sequence[Sequence[str]], width: int | None) -> list[int]:
+    """Return the width of each column. The first line is the head.
+
+    Where they are wider than `width` together, the column is narrowed, character by character, in which the
+    fewest cells continue below themselves.
+    """
+    head = lines[0]
+    columns: list[list[str]] = [[] for _ in head]
+    for line in lines:
+        # The last cell of a short row is a sentence, which gives its column no width.
+        cells = line if len(line) == len(head) else line[:-1]
+        for column, cell in enumerate(cells):
+            columns[column].append(cell)
+    widths = [max(map(len, cells)) for cells in columns]
+    least = [max(len(name), NARROWEST) for name in head]
+    gaps = len(GAP) * (len(head) - 1)
+    while width is not None and sum(widths) + gaps > width:
+        wide = [column for column in range(len(head)) if widths[column] > least[column]]
+        if not wide:
+            break
+
+        def cost(column: int) -> tuple[int, int]:
+            folded = [cell for cell in columns[column] if len(cell) >= widths[column]]
+            return len(folded), -widths[column]
+
+        widths[min(wide, key=cost)] -= 1
+    return widths
 
 
 def print_fact(label: str, text: str, width: int) -> None:
-    """A fact behind its label of `width` columns; on a terminal it goes on below itself."""
+    """Print a fact behind its label of `width` columns; on a terminal it continues below itself."""
     lines = [text]
     if sys.stdout.isatty():
-        lines = _fold(
-            text, max(shutil.get_terminal_size().columns - width - 1, _NARROWEST), breaks=False
-        )
+        columns = shutil.get_terminal_size().columns - width - 1
+        lines = _fold(text, max(columns, NARROWEST), breaks=False)
     for name, line in zip_longest([label], lines, fillvalue=""):
         print(visible(scrub(f"{name:<{width}} {line}")))
 
 
 def _fold(text: str, width: int, *, breaks: bool = True) -> list[str]:
-    """A text in lines, at least one. `breaks`: words that are too long are broken; else they stay, to be copied."""
+    """Return a text in lines, at least one. Without `breaks`, a word that is too long stays whole, to be copied."""
     if len(text) <= width:
         return [text]
     return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=breaks)

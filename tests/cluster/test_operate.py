@@ -116,7 +116,7 @@ def test_replacing_is_asked_for_once_and_lets_the_pods_save(desk: Desk) -> None:
     first = desk.cluster.get("Job", "fit")["metadata"]["uid"]
     refused = desk.quick("submit", "run.yaml", "compute.memory=2Gi", code=2).stderr
     assert "Its pods are stopped (they save first), and new ones go on" in refused
-    assert "Replace it? Nobody can be asked here" in refused
+    assert "Replace it? There is no terminal to ask on" in refused
     assert desk.cluster.get("Job", "fit")["metadata"]["uid"] == first
     desk.cluster.break_image(".")
     assert "was replaced" in desk.quick("submit", "run.yaml", "compute.memory=2Gi", "--yes").stdout
@@ -220,12 +220,11 @@ def test_status_shows_progress_from_the_run_directory(
         "WHY",
     ]
     assert row.split() == ["fit", "Job", "running", "2/2", "0", "5/20", "2.5000", "1,234", "30s"]
-    monkeypatch.setenv("COLUMNS", "120")  # on a narrow terminal the line is cut off
+    monkeypatch.setenv("COLUMNS", "120")  # a narrow terminal breaks the line
     watched = desk.quick("watch", "fit").stdout
-    assert (
-        f"running  step 5/20 (25%)  ETA 30s  {desk.cluster.namespace}, 2 of 2 pods running"
-        in watched
-    )
+    where = f"{desk.cluster.namespace}, 2 of 2 pods running"
+    assert f"fit  running  step 5/20 (25%)  ETA 30s  {where}" in watched
+    assert re.search(r"checkpoint +step 4", watched)
     assert "two" in watched
 
 
@@ -410,7 +409,7 @@ def test_delete_says_what_goes_and_keeps_the_results(desk: Desk) -> None:
     desk.submit_script(WAIT)
     desk.cluster.wait_ready("fit", pods=2)
     refused = desk.quick("delete", "fit", code=2)
-    assert "Nobody can be asked here; add --yes" in refused.stderr
+    assert "There is no terminal to ask on; add --yes" in refused.stderr
     assert "Job fit" in refused.stdout
     assert len(trainers(desk)) == 2
     told = desk.quick("delete", "fit", "--yes").stdout

@@ -445,7 +445,7 @@ def test_a_rank_that_was_killed_comes_before_those_that_lost_it() -> None:
 def test_speed_and_time_left_are_those_of_the_start_that_runs() -> None:
     numbers = {"step": 5, "steps": 20, "loss": 2.5, "tokens_per_second": 9.0, "seconds_left": 60}
     (_, before) = headline(observed_run("running", starting=True, **numbers))
-    assert before == "step 5/20 · loss 2.5000 · of the start before, this one prepares"
+    assert before == "step 5/20 · loss 2.5000 · from before the restart, which is still preparing"
     (_, now) = headline(observed_run("running", starting=False, **numbers))
     assert now.startswith("step 5/20 · loss 2.5000 · 9 tokens/s · ETA ")
 

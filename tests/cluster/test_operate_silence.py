@@ -60,7 +60,7 @@ def test_pods_that_cannot_be_asked_end_no_verb(
     shown = desk.quick("status", "fit").stdout.splitlines()
     assert shown[0] == f"fit: Job in {desk.cluster.namespace}, running, 1 of 1 pods running"
     assert shown[1] == "step 5/20 · loss 2.5000 · 1,234 tokens/s"  # as its log says
-    assert shown[2].startswith("! its pods could not be asked how far they are: exec in Pod fit-0-")
+    assert shown[2].startswith("! its pods could not be asked for progress: exec in Pod fit-0-")
     told = json.loads(desk.quick("status", "fit", "--json").stdout)
     assert (told["state"], told["step"]) == ("running", 5)
     assert "exec in Pod fit-0-" in told["not_asked"]

@@ -105,7 +105,7 @@ def test_who_generates_is_told_what_the_model_does_not_see(
         "note: in.jsonl:1: the tokenizer's chat template leaves out the content of messages[0]"
         in said
     )
-    assert "which the model does not see; so it does in 1 other prompt\n" in said
+    assert "which the model does not see; the same holds for 1 other prompt\n" in said
     with pytest.raises(
         errors.DataError, match=r"in.jsonl:1: has `system` and another message of the system"
     ):
@@ -147,7 +147,8 @@ def test_keys_of_prompts_that_say_nothing_are_counted(
     rows = read_questions(argparse.Namespace(file=tmp_path / "in.jsonl", image=[], prompts=[]))
     assert rows[1].row == {"prompt": "b", "temperature": 0, "id": 2}
     assert (
-        "in.jsonl: keys not used: temperature × 2, id × 1; how to answer" in capsys.readouterr().err
+        "in.jsonl: keys not used: temperature × 2, id × 1; only options set how to answer"
+        in capsys.readouterr().err
     )
 
 

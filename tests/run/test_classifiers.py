@@ -482,7 +482,7 @@ def test_a_classifier_is_asked_about_texts_alone(
     ):
         assert cli.main(["generate", str(full_run), "fine", *option]) == errors.USER
         assert (
-            f"{option[0]}: {full_run} is a classifier, which is told texts and writes none; leave it out"
+            f"{option[0]}: {full_run} is a classifier, which reads texts and writes none; leave it out"
             in (capsys.readouterr().err)
         )
 
@@ -493,7 +493,7 @@ def test_texts_that_look_unlike_those_of_training_are_noted(
     assert cli.main(["generate", str(full_run), "fine", "the film was great\t1"]) == 0
     told = capsys.readouterr()
     assert (
-        "note: 1 of 2 texts have a tab, which makes pairs of them; the run was trained on single ones"
+        "note: 1 of 2 texts have a tab, which makes pairs of them; the run was trained on single texts"
         in told.err
     )
     assert len(told.out.splitlines()) == 2

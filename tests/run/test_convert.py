@@ -279,7 +279,10 @@ LIMITS = [
     (["--images", "/no/such"], "there is no folder /no/such"),
     (["--skip-images", "--style", "gpt"], "--style gpt: expected bc or sharegpt"),
     (["--skip-images", "--max-samples", "-1"], "--max-samples -1: expected at least 0"),
-    (["--skip-images", "--to", "text"], "--to: not known to the recipe fire"),
+    (
+        ["--skip-images", "--to", "text"],
+        "--to: option of any data, not of a recipe; leave it out with fire",
+    ),
     (
         ["--skip-images", "--keep-sources", "mars"],
         "train: none of 8,500 records can be used: 8,500 filtered_by_source",

@@ -607,7 +607,7 @@ def test_wide_confusion_matrices_fit_the_terminal() -> None:
     assert numbered[1] == "0 a class with a name  9  1  0"
     assert all(len(line) <= 40 for line in numbered)
     assert listed[0].startswith(
-        "Classes taken for another most often (--json prints the whole matrix of 3 classes)"
+        "Classes that are confused most often (--json prints the whole matrix of 3 classes)"
     )
     assert [line.split("  ")[0] for line in listed[2:]] == [
         "yet another class",

@@ -244,7 +244,7 @@ def test_the_plan_of_a_model_that_only_pods_see_says_what_to_do(
     )
     assert main(["plan", "run.yaml"]) == 2
     told = capsys.readouterr().err
-    assert "model /models/tiny: a folder that the pods mount" in told
+    assert "model /models/tiny: the pods mount this folder" in told
     assert "kubetune plan RUN_FILE model.path=FOLDER" in told
 
 

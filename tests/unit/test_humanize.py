@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -91,13 +90,6 @@ def test_what_a_terminal_would_obey_is_spelt_out() -> None:
     assert humanize.visible("\u202eabc\u2066 \ud800 \u2028") == "\\u202eabc\\u2066 \\ud800 \\u2028"
     plain = "Grüße, 你好 🙂 e\u0301 \u200d \xa0"
     assert humanize.visible(plain) == plain
-
-
-def test_json_stays_the_same_json_when_it_is_made_visible() -> None:
-    value = {"key\x9b": ["\u202e", "\ud800", "plain ü\n"]}
-    text = humanize.visible_json(json.dumps(value, ensure_ascii=False, indent=1))
-    assert json.loads(text) == value
-    assert humanize.visible(text) == text
 
 
 def test_a_column_without_a_name_is_named_too() -> None:

@@ -32,10 +32,6 @@ MOST_FILES_OF_A_FOLDER = 20
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_SYNTAX_NODES_OF_A_FUNCTION = 450
 STILL_TOO_LONG = {
-    "cli.local.bench:run",
-    "cli.prepare.data_convert:add_arguments",
-    "cli.result.serve:_serving",
-    "cli.result.serve:add_arguments",
     "k8s.cluster.submit:submit",
     "data.inspect.estimate:estimate_lengths",
     "data.prepared.prefixes:split_shared",

@@ -132,7 +132,7 @@ def test_a_folder_that_is_no_run_is_not_taken_for_a_model_of_the_hub(
     [
         (["acme/a", "acme/b"], "whole weights are served alone"),
         (["x=acme/a", "x=acme/b", "--base=acme/base"], "same name"),
-        (["base=acme/a", "--base=acme/base"], "base is what the base is asked for by"),
+        (["base=acme/a", "--base=acme/base"], "base is the name of the base"),
         (["./nowhere/at/all"], "expected a run directory"),
         (["a b=acme/a"], "expected a name"),
         (["acme/a", "--merged"], "no run directory"),
@@ -156,9 +156,7 @@ def test_a_reward_model_is_served_to_score_conversations(
 ) -> None:
     run_dir = write_run(tmp_path / "run", "task=reward_model")
     assert cli.main(["serve", "--render", str(run_dir)]) == 2
-    assert (
-        "no adapters with a head of their own; serve its merged weights" in capsys.readouterr().err
-    )
+    assert "no adapters with its own head; serve its merged weights" in capsys.readouterr().err
     assert cli.main(["serve", "--render", str(run_dir), "--merged"]) == 0
     printed = capsys.readouterr()
     (made,) = (obj for obj in yaml.safe_load_all(printed.out) if obj["kind"] == "Deployment")
@@ -171,7 +169,7 @@ def test_a_reward_model_is_served_to_score_conversations(
     assert (asked["task"], asked["messages"][-1]["role"]) == ("classify", "assistant")
     classifier = write_run(tmp_path / "classifier", "task=sequence_classification")
     assert cli.main(["serve", "--render", str(classifier)]) == 2
-    assert "is a classifier, which is not served" in capsys.readouterr().err
+    assert "is a classifier, which vLLM does not serve" in capsys.readouterr().err
 
 
 def test_runs_that_cannot_be_served_say_why(

@@ -114,7 +114,7 @@ def test_a_sweep_without_its_driver_is_shown_so_and_put_to_rest(
     write_record(tmp_path, Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "running")])]))
     for driver, told in (
         (os.getpid(), ""),
-        (99_999_999, "; its driver ended; the same command goes on"),
+        (99_999_999, "; the process that ran it has ended; the same command continues it"),
     ):
         (tmp_path / LOCK).write_text(f"process {driver} on {socket.gethostname()}\n")
         assert cli.main(["sweep", "status", str(tmp_path)]) == errors.OK

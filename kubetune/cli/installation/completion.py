@@ -13,12 +13,12 @@ SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument("shell", choices=SHELLS, help="the shell that the script is for")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script. Raises EnvironmentFault where shtab is missing or does not know the shell."""
+    """Print the script. Raise EnvironmentFault where shtab is missing or does not know the shell."""
     from kubetune.cli import make_parser
     from kubetune.cli.overview import VERBS
 

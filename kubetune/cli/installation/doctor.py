@@ -17,7 +17,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,13 +28,14 @@ from kubetune.base.files import user_cache
 from kubetune.base.gpus import GPU_QUERY, gpu_use
 from kubetune.base.humanize import size, visible
 from kubetune.base.logs import scrub
-from kubetune.cli.json_answers import print_json
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.remote.run_on_cluster import add_namespace
 from kubetune.cli.tables import print_table
 from kubetune.library.connection import open_cluster
 from kubetune.plan.model_shapes import hub_home
 
 Level = Literal["ok", "note", "wrong"]
+MARKS: dict[Level, str] = {"ok": "ok", "note": "--", "wrong": "!!"}
 
 _HUB_SECONDS, _TORCH_SECONDS, _CLUSTER_SECONDS = 5.0, 60.0, 5.0
 _LITTLE_SPACE = 20 * 2**30
@@ -44,6 +45,7 @@ cuda = torch.cuda.is_available()
 names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else []
 print(json.dumps({"version": torch.__version__, "built_for": torch.version.cuda, "cuda": cuda, "names": names}))
 """
+# Permissions that `submit` and the verbs after it need of the API server, beside the workload itself.
 _NEEDED: tuple[tuple[str, str, str], ...] = (
     ("create", "ConfigMap", ""),
     ("create", "PersistentVolumeClaim", ""),
@@ -54,7 +56,6 @@ _NEEDED: tuple[tuple[str, str, str], ...] = (
     ("create", "Pod", "exec"),
     ("list", "Event", ""),
 )
-"""Permissions that `submit` and the verbs after it need of the API server, beside the workload itself."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument(
         "run_file", type=Path, nargs="?", metavar="RUN.YAML", help="look at what this run needs too"
     )
@@ -76,40 +77,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offline", action="store_true", help="ask neither the hub nor the cluster"
     )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    add_json(parser, "as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print what was found; 3 where something is wrong."""
-    found = [finding for check in CHECKS for finding in check(args)]
-    if args.json:
-        print_json([asdict(finding) for finding in found])
-    else:
-        marks = {"ok": "ok", "note": "--", "wrong": "!!"}
-        print_table(
-            ("", "WHAT", "FOUND"),
-            [(marks[one.level], one.what, visible(one.found)) for one in found],
-        )
-        for one in (one for one in found if one.remedy):
-            print(f"{marks[one.level]} {one.what}: {visible(one.remedy)}")
-    return errors.ENVIRONMENT if any(one.level == "wrong" for one in found) else errors.OK
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
+    """Print what was found; the exit code is 3 where something is wrong."""
+    findings: list[Finding] = []
+    for check in CHECKS:
+        findings += check(args)
+    is_wrong = any(finding.level == "wrong" for finding in findings)
+    return Answer(
+        [asdict(finding) for finding in findings],
+        lambda: _show(findings),
+        errors.ENVIRONMENT if is_wrong else errors.OK,
+    )
+
+
+def _show(findings: Sequence[Finding]) -> None:
+    """Print a table of all findings, and below it how to change them."""
+    rows = []
+    for finding in findings:
+        rows.append((MARKS[finding.level], finding.what, visible(finding.found)))
+    print_table(("", "WHAT", "FOUND"), rows)
+    for finding in findings:
+        if finding.remedy:
+            print(f"{MARKS[finding.level]} {finding.what}: {visible(finding.remedy)}")
 
 
 def _libraries(_: argparse.Namespace) -> Iterator[Finding]:
-    """Python, kubetune and the libraries it needs, in the versions it needs; its extras, whole or in part."""
+    """Check Python, kubetune and the versions of the libraries it needs; tell which extras are complete."""
     from packaging.requirements import Requirement
 
     yield Finding("ok", "Python", f"{sys.version.split()[0]} at {sys.executable}")
-    own = importlib.metadata.distribution("kubetune")
-    yield Finding("ok", "kubetune", f"{own.version} at {Path(__file__).parents[2]}")
-    names, extras = own.metadata.get_all("Provides-Extra") or (), dict[str, list[str]]()
-    for requirement in map(Requirement, own.requires or ()):
-        extra = next((name for name in names if f'"{name}"' in str(requirement.marker)), "")
+    kubetune = importlib.metadata.distribution("kubetune")
+    yield Finding("ok", "kubetune", f"{kubetune.version} at {Path(__file__).parents[2]}")
+    extras = kubetune.metadata.get_all("Provides-Extra") or ()
+    # By extra: the libraries of it that are not installed.
+    missing: dict[str, list[str]] = {}
+    for requirement in map(Requirement, kubetune.requires or ()):
+        extra = next((name for name in extras if f'"{name}"' in str(requirement.marker)), "")
         if requirement.name == "kubetune" or extra in ("dev", "notebooks"):
             continue
         version = _version_of(requirement.name)
         if extra:
-            extras.setdefault(extra, []).extend([] if version else [requirement.name])
+            missing.setdefault(extra, [])
+            if version is None:
+                missing[extra].append(requirement.name)
         remedy = f"pip install '{requirement.name}{requirement.specifier}'"
         if version and not requirement.specifier.contains(version, prereleases=True):
             yield Finding(
@@ -119,12 +133,12 @@ def _libraries(_: argparse.Namespace) -> Iterator[Finding]:
             yield Finding("ok", requirement.name, version)
         elif not extra:
             yield Finding("wrong", requirement.name, "missing", remedy)
-    have = [extra for extra, missing in extras.items() if not missing]
-    lack = [extra for extra, missing in extras.items() if missing]
-    yield Finding("ok", "extras", ", ".join(have) or "none")
-    if lack:
-        remedy = f"where a run needs one: pip install 'kubetune[{lack[0]}]'"
-        yield Finding("note", "extras not here", ", ".join(lack), remedy)
+    complete = [extra for extra, libraries in missing.items() if not libraries]
+    incomplete = [extra for extra, libraries in missing.items() if libraries]
+    yield Finding("ok", "extras", ", ".join(complete) or "none")
+    if incomplete:
+        remedy = f"where a run needs one: pip install 'kubetune[{incomplete[0]}]'"
+        yield Finding("note", "extras not here", ", ".join(incomplete), remedy)
 
 
 def _version_of(name: str) -> str | None:
@@ -135,183 +149,173 @@ def _version_of(name: str) -> str | None:
 
 
 def _devices(_: argparse.Namespace) -> Iterator[Finding]:
-    """Cores, memory, GPUs with their driver, and whether PyTorch, asked in a process of its own, can use them."""
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    yield Finding(
-        "ok", "machine", f"{len(os.sched_getaffinity(0))} usable cores, {size(pages)} of memory"
-    )
-    there = gpu_use()
-    for gpu in there:
+    """Check cores, memory, GPUs with their driver, and whether PyTorch can use them."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    cores = len(os.sched_getaffinity(0))
+    yield Finding("ok", "machine", f"{cores} usable cores, {size(memory)} of memory")
+    gpus = gpu_use()
+    for gpu in gpus:
         yield Finding("ok", f"GPU {gpu['index']}", f"{gpu['name']}, {gpu['memory_total_mib']} MiB")
-    if shutil.which(GPU_QUERY[0]) and not there:
-        yield Finding(
-            "wrong",
-            "NVIDIA driver",
-            "nvidia-smi finds no GPU",
-            "see what `nvidia-smi` says; load the driver",
-        )
+    if shutil.which(GPU_QUERY[0]) and not gpus:
+        remedy = "look at the output of `nvidia-smi`; load the driver"
+        yield Finding("wrong", "NVIDIA driver", "nvidia-smi finds no GPU", remedy)
+    yield _torch(len(gpus))
+
+
+def _torch(gpus: int) -> Finding:
+    """Ask PyTorch, in its own process, whether it can use the GPUs: importing it takes seconds and may crash."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-c", _LOOK_AT_TORCH],
             capture_output=True,
             text=True,
             timeout=_TORCH_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        yield Finding(
-            "wrong", "PyTorch", f"not imported within {_TORCH_SECONDS:.0f} s", "is its disk slow?"
-        )
-        return
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        yield Finding(
-            "wrong", "PyTorch", f"cannot be imported: {last}", "pip install --force-reinstall torch"
-        )
-        return
-    torch = json.loads(done.stdout.splitlines()[-1])
-    build = f"built for CUDA {torch['built_for']}" if torch["built_for"] else "built for the CPU"
-    if there and not torch["cuda"]:
+        problem = f"not imported within {_TORCH_SECONDS:.0f} s"
+        return Finding("wrong", "PyTorch", problem, "is its disk slow?")
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or ["it printed nothing"]
+        problem = f"cannot be imported: {lines[-1]}"
+        return Finding("wrong", "PyTorch", problem, "pip install --force-reinstall torch")
+    torch = json.loads(process.stdout.splitlines()[-1])
+    build = "built for the CPU"
+    if torch["built_for"]:
+        build = f"built for CUDA {torch['built_for']}"
+    build = f"{torch['version']}, {build}"
+    if gpus and not torch["cuda"]:
         remedy = "install the PyTorch that fits the driver: pytorch.org, Get started"
-        yield Finding(
-            "wrong",
-            "PyTorch",
-            f"{torch['version']}, {build}; sees none of {len(there)} GPUs",
-            remedy,
-        )
-    else:
-        seen = f"sees {', '.join(torch['names'])}" if torch["names"] else "trains on the CPU here"
-        yield Finding("ok", "PyTorch", f"{torch['version']}, {build}; {seen}")
+        return Finding("wrong", "PyTorch", f"{build}; sees none of {gpus} GPUs", remedy)
+    if torch["names"]:
+        return Finding("ok", "PyTorch", f"{build}; sees {', '.join(torch['names'])}")
+    return Finding("ok", "PyTorch", f"{build}; trains on the CPU here")
 
 
 def _disk(_: argparse.Namespace) -> Iterator[Finding]:
-    """Free space where runs and caches go, and how large the caches are."""
-    own = user_cache(os.environ) / "kubetune"
+    """Check the free space for runs and caches, and tell how large the caches are."""
     places = {
         "run directories": Path("outputs"),
         "models and data sets": hub_home(os.environ),
-        "prepared data": own,
+        "prepared data": user_cache(os.environ) / "kubetune",
     }
     for what, place in places.items():
         place = place.absolute()
         existing = next(parent for parent in (place, *place.parents) if parent.exists())
         free = shutil.disk_usage(existing).free
-        used = f", {size(_used(place))} used" if place.is_dir() else ""
+        state = f"{place}: {size(free)} free"
+        if place.is_dir():
+            state += f", {size(_used(place))} used"
         if not os.access(existing, os.W_OK):
-            yield Finding(
-                "wrong",
-                what,
-                f"{place} cannot be written to",
-                "choose another place or mend its rights",
-            )
+            remedy = "choose another place or change its permissions"
+            yield Finding("wrong", what, f"{place} cannot be written to", remedy)
         elif free < _LITTLE_SPACE:
-            yield Finding(
-                "note",
-                what,
-                f"{place}: {size(free)} free{used}",
-                "checkpoints of large models need more",
-            )
+            yield Finding("note", what, state, "checkpoints of large models need more")
         else:
-            yield Finding("ok", what, f"{place}: {size(free)} free{used}")
+            yield Finding("ok", what, state)
 
 
 def _used(folder: Path) -> int:
-    """Bytes on disk below a folder, each file once."""
-    seen: dict[tuple[int, int], int] = {}
+    """Return the bytes on disk below a folder."""
+    # By device and inode, as a file with several names takes its space once.
+    sizes: dict[tuple[int, int], int] = {}
     for place, _, files in os.walk(folder):
         for name in files:
             try:
                 facts = os.lstat(os.path.join(place, name))
             except OSError:
                 continue
-            seen[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
-    return sum(seen.values())
+            sizes[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+    return sum(sizes.values())
 
 
 def _hub(args: argparse.Namespace) -> Iterator[Finding]:
-    """The hub: does it answer, and does it know the token."""
+    """Check whether the hub answers and takes the token."""
+    stored = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "token"
+    token = None
+    try:
+        token = _token(stored)
+    except (OSError, UnicodeError) as error:
+        remedy = "change its permissions, or set HF_TOKEN"
+        yield Finding("note", "hub token", f"{stored} cannot be read: {error}", remedy)
+    token_state = "no token, which only gated and private models need"
+    if token:
+        token_state = "a token is set"
+    if args.offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        yield Finding("note", "hub", f"not asked; {token_state}")
+        return
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    yield _ask_hub(endpoint, token, token_state)
+
+
+def _token(stored: Path) -> str | None:
     from kubetune.data.reading.hub import hub_token
 
-    stored = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "token"
+    token = hub_token()
+    if token is None and stored.is_file():
+        return stored.read_text().strip()
+    return token
+
+
+def _ask_hub(endpoint: str, token: str | None, token_state: str) -> Finding:
+    """Ask the hub who the token belongs to, or without one for a model."""
+    # What stands before an @ may be a password.
+    address = endpoint.rpartition("@")[2]
     try:
-        token = hub_token() or (stored.read_text().strip() if stored.is_file() else None)
-    except (OSError, UnicodeError) as error:
-        yield Finding(
-            "note",
-            "hub token",
-            f"{stored} cannot be read: {error}",
-            "mend its rights, or set HF_TOKEN",
-        )
-        token = None
-    have = "a token is set" if token else "no token, which only gated and private models need"
-    if args.offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        yield Finding("note", "hub", f"not asked; {have}")
-        return
-    given = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    shown = given.rpartition("@")[2]  # what stands before it may be a password
-    try:
-        address = urlsplit(given)
-        shown = f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
-        request = urllib.request.Request(
-            f"{shown}/api/{'whoami-v2' if token else 'models?limit=1'}"
-        )
+        parts = urlsplit(endpoint)
+        address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        path = "whoami-v2" if token else "models?limit=1"
+        request = urllib.request.Request(f"{address}/api/{path}")
         if token:
             request.add_header("Authorization", f"Bearer {token}")
-        said = _answer_to(request)
+        answer = _answer_to(request)
     except urllib.error.HTTPError as error:
         if error.code == 401:
-            yield Finding(
-                "wrong",
-                "hub",
-                f"{shown} does not take the token",
-                "make a new one and set HF_TOKEN",
-            )
-        else:
-            yield Finding(
-                "note", "hub", f"{shown} answers with {error.code}; {have}", "try again later"
-            )
+            problem = f"{address} does not take the token"
+            return Finding("wrong", "hub", problem, "make a new one and set HF_TOKEN")
+        problem = f"{address} answers with {error.code}; {token_state}"
+        return Finding("note", "hub", problem, "try again later")
     except json.JSONDecodeError:
+        problem = f"{address} answers, and is not the hub: expected JSON; {token_state}"
         remedy = "look at HF_ENDPOINT, and whether a proxy or a login page stands in between"
-        yield Finding(
-            "note", "hub", f"{shown} answers, and is not the hub: expected JSON; {have}", remedy
-        )
+        return Finding("note", "hub", problem, remedy)
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
+        problem = f"{address} cannot be reached: {reason}; {token_state}"
         remedy = "models then come from folders and the cache; behind a proxy set HTTPS_PROXY"
-        yield Finding("note", "hub", f"{shown} cannot be reached: {reason}; {have}", remedy)
-    else:
-        who = (
-            f"; the token is {said['name']}'s"
-            if token and isinstance(said, dict) and "name" in said
-            else f"; {have}"
-        )
-        yield Finding("ok", "hub", f"{shown} answers{who}")
+        return Finding("note", "hub", problem, remedy)
+    if token and isinstance(answer, dict) and "name" in answer:
+        return Finding("ok", "hub", f"{address} answers; the token is {answer['name']}'s")
+    return Finding("ok", "hub", f"{address} answers; {token_state}")
 
 
 def _answer_to(request: urllib.request.Request) -> Any:
-    """The JSON that a server answers with, all of it within _HUB_SECONDS: one that drips keeps a socket's limit."""
-    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    """Return the JSON that a server answers with. Raise TimeoutError where not all of it comes in _HUB_SECONDS.
+
+    The timeout of a socket does not suffice: each byte of a slow answer starts it anew.
+    """
+    answers: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
-            with urllib.request.urlopen(request, timeout=_HUB_SECONDS) as answer:
-                found.put(answer.read())
+            with urllib.request.urlopen(request, timeout=_HUB_SECONDS) as response:
+                answers.put(response.read())
         except Exception as error:
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
-            found.put(error)
+            answers.put(error)
 
     threading.Thread(target=ask, daemon=True).start()
     try:
-        said = found.get(timeout=_HUB_SECONDS)
+        answer = answers.get(timeout=_HUB_SECONDS)
     except queue.Empty:
         raise TimeoutError(f"no whole answer within {_HUB_SECONDS:g} s") from None
-    if isinstance(said, Exception):
-        raise said
-    return json.loads(said)
+    if isinstance(answer, Exception):
+        raise answer
+    return json.loads(answer)
 
 
 def _cluster(args: argparse.Namespace) -> Iterator[Finding]:
-    """The kubeconfig's cluster: does it answer, allow what runs need, and serve the kinds of workload."""
+    """Check whether the kubeconfig's cluster answers, allows what runs need, and serves the kinds of workload."""
     if args.offline:
         yield Finding("note", "cluster", "not asked")
         return
@@ -321,12 +325,11 @@ def _cluster(args: argparse.Namespace) -> Iterator[Finding]:
         from kubetune.k8s.api.kinds import WORKLOADS
 
         workload = WORKLOADS[kind].name
-        refused = [
-            f"{verb} {name}{f'/{part}' if part else ''}"
-            for verb, name, part in (*_NEEDED, ("create", workload, ""))
-            if not cluster.may(verb, name, part)
-        ]
-        served = [name for name, found in WORKLOADS.items() if cluster.serves(found.name)]
+        refused = []
+        for verb, name, part in (*_NEEDED, ("create", workload, "")):
+            if not cluster.may(verb, name, part):
+                refused.append(f"{verb} {name}/{part}" if part else f"{verb} {name}")
+        served = [name for name, known in WORKLOADS.items() if cluster.serves(known.name)]
     except errors.KubetuneError as error:
         first = errors.first_line(error)
         yield Finding("note", "cluster", first, "needed only to work with a cluster")
@@ -334,25 +337,20 @@ def _cluster(args: argparse.Namespace) -> Iterator[Finding]:
     place = f"{scrub(cluster.address)}, namespace {cluster.namespace}"
     yield Finding("ok", "cluster", f"{place}, serves {', '.join(served)}")
     if kind not in served:
-        yield Finding(
-            "wrong",
-            f"kind {kind}",
-            "not served",
-            WORKLOADS[kind].install or "the cluster is incomplete",
-        )
+        remedy = WORKLOADS[kind].install or "the cluster is incomplete"
+        yield Finding("wrong", f"kind {kind}", "not served", remedy)
     if refused:
         remedy = "ask for these rights; docs/kubernetes.md has the Role"
         yield Finding("wrong", "rights", f"refused: {', '.join(refused)}", remedy)
     else:
         yield Finding("ok", "rights", f"enough for runs of kind {kind}")
     if shutil.which("kubectl") is None:
-        yield Finding(
-            "note", "kubectl", "not on the PATH", "`port-forward` and terminals in pods need it"
-        )
+        remedy = "`port-forward` and terminals in pods need it"
+        yield Finding("note", "kubectl", "not on the PATH", remedy)
 
 
 def _wanted(args: argparse.Namespace) -> tuple[str | None, str]:
-    """The namespace and the kind of workload that are asked about. Raises ConfigError for a run file with mistakes."""
+    """Return the namespace and the kind of workload to ask about. Raise ConfigError for a run file with mistakes."""
     if args.run_file is None:
         return args.namespace, "job"
     from kubetune.config.load import load_config

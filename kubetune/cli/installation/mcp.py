@@ -1,7 +1,7 @@
 """`kubetune mcp`: the verbs that agents need, as tools of a server by the Model Context Protocol (stdio).
 
-Each tool is a command line of kubetune in a process of its own, so that agents see what people see. What costs money or
-ends something is done after a confirmation only: by a second call with a code that the answer to the first one names.
+Each tool runs a command line of kubetune in its own process, so that agents see what people see. What costs money or
+ends something needs a confirmation: a second call with a code that the answer to the first call names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import secrets
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,12 @@ from kubetune.extras import require
 from kubetune.rundir import metrics
 from kubetune.rundir.status import log_lines, read_status
 
-_SECONDS, _LINES = 600.0, 200
+# Of one command.
+_SECONDS = 600.0
+# Of a log, and of what a command writes to standard error.
+_LINES = 200
 Tool = Callable[..., dict[str, Any]]
+# What the server tells an agent about itself.
 _INSTRUCTIONS = (
     "Fine-tuning of language models by YAML run files. Check the data and plan a run before it is submitted. A tool "
     "that costs money or ends something answers with `needs_confirmation` at first: show that to the user, and call it "
@@ -40,36 +44,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until the client leaves. Raises MissingExtra where the SDK is not installed."""
+    """Serve until the client leaves. Raise MissingExtra where the SDK is not installed."""
     require("kubetune mcp", "mcp")
     server().run("stdio")
     return errors.OK
 
 
 def server() -> Any:
-    """The server with its tools."""
+    """Return the server with its tools."""
     from mcp.server import MCPServer
     from mcp.types import ToolAnnotations
 
-    made = MCPServer("kubetune", instructions=_INSTRUCTIONS)
+    mcp_server = MCPServer("kubetune", instructions=_INSTRUCTIONS)
     tools = Tools()
+    # Agents ask the user before they call a tool that may destroy something.
+    reads = ToolAnnotations(readOnlyHint=True)
+    writes = ToolAnnotations(readOnlyHint=False, destructiveHint=False)
+    destroys = ToolAnnotations(readOnlyHint=False, destructiveHint=True)
     for tool in (tools.plan, tools.data_check, tools.runs, tools.status, tools.logs):
-        made.add_tool(_answering(tool), annotations=ToolAnnotations(readOnlyHint=True))
-    made.add_tool(
-        _answering(tools.report),
-        annotations=ToolAnnotations(readOnlyHint=False, destructiveHint=False),
-    )
+        mcp_server.add_tool(_answering(tool), annotations=reads)
+    mcp_server.add_tool(_answering(tools.report), annotations=writes)
     for tool in (tools.submit, tools.stop):
-        made.add_tool(
-            _answering(tool), annotations=ToolAnnotations(readOnlyHint=False, destructiveHint=True)
-        )
-    return made
+        mcp_server.add_tool(_answering(tool), annotations=destroys)
+    return mcp_server
 
 
 class Tools:
-    """Tools for agents; all but `submit` and `stop` changes nothing but caches and pages."""
+    """Tools for agents. Their docstrings are what agents read. All but `submit` and `stop` change only caches and pages."""
 
     def __init__(self) -> None:
+        # What may be confirmed, by code: the command, and the content of its run file when the code was made.
         self._codes: dict[str, tuple[tuple[str, ...], bytes]] = {}
 
     def plan(self, run_file: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -88,44 +92,54 @@ class Tools:
         """State of a run: a run directory of this machine, or a run file or name of a run on the cluster."""
         if not Path(run).is_dir():
             return _call("status", run, "--json")
-        if no_run := _no_run(run):
+        no_run = _no_run(run)
+        if no_run is not None:
             return no_run
-        found = read_status(Path(run))
-        return {
-            "exit_code": 0,
-            "result": {key: found[key] for key in ("progress", "ranks", "peak_memory_bytes")},
+        status = read_status(Path(run))
+        result = {
+            "progress": status["progress"],
+            "ranks": status["ranks"],
+            "peak_memory_bytes": status["peak_memory_bytes"],
         }
+        return {"exit_code": 0, "result": result}
 
     def logs(self, run: str, lines: int = 50) -> dict[str, Any]:
         """Last lines of a run's log: of rank 0 in a run directory, of all pods on the cluster."""
         count = max(1, min(lines, _LINES))
         if Path(run).is_dir():
-            if no_run := _no_run(run):
+            no_run = _no_run(run)
+            if no_run is not None:
                 return no_run
-            return {"exit_code": 0, "result": "\n".join(log_lines(Path(run), 0, count))}
-        done = _call("logs", run)
-        return {**done, "result": "\n".join(str(done["result"]).splitlines()[-count:])}
+            log = log_lines(Path(run), 0, count)
+            return {"exit_code": 0, "result": "\n".join(log)}
+        answer = _call("logs", run)
+        log = str(answer["result"]).splitlines()
+        return {**answer, "result": "\n".join(log[-count:])}
 
     def report(self, run_dir: str) -> dict[str, Any]:
         """Results of a run of this machine that has ended; also writes its page, report.html."""
-        done = _call("report", run_dir)
+        answer = _call("report", run_dir)
         path = Path(run_dir) / metrics.REPORT
-        if done["exit_code"] != errors.OK or not path.exists():
-            return done
-        return {**done, "result": read_object(path)}
+        if answer["exit_code"] != errors.OK or not path.exists():
+            return answer
+        return {**answer, "result": read_object(path)}
 
     def submit(
         self, run_file: str, overrides: Sequence[str] = (), confirmation: str = ""
     ) -> dict[str, Any]:
         """Start a run on the cluster, which costs money. `confirmation`: the code that the first call answers with."""
         command = ("submit", run_file, *overrides)
-        if refused := _unallowed_code(run_file, overrides):
-            return refused
-        content = _content(run_file)
-        if question := self._question(command, confirmation, content):
-            planned = _call("plan", run_file, *overrides)
-            return {**planned, **question} if planned["exit_code"] == 0 else planned
-        return _call(*command)
+        refusal = _unallowed_code(run_file, overrides)
+        if refusal is not None:
+            return refusal
+        question = self._question(command, confirmation, _content(run_file))
+        if question is None:
+            return _call(*command)
+        # The plan tells the user what they confirm. Without one, there is nothing to confirm.
+        plan = _call("plan", run_file, *overrides)
+        if plan["exit_code"] != errors.OK:
+            return plan
+        return {**plan, **question}
 
     def stop(self, run: str, confirmation: str = "") -> dict[str, Any]:
         """Stop a run on the cluster after a checkpoint. `confirmation`: the code that the first call answers with."""
@@ -135,8 +149,10 @@ class Tools:
     def _question(
         self, command: tuple[str, ...], confirmation: str, content: bytes = b""
     ) -> dict[str, Any] | None:
-        """Question to be confirmed, with a new code; None where the code is that of this very command, and of this
-        content of its run file, once."""
+        """Return what is to be confirmed, with a new code; None where `confirmation` confirms it.
+
+        A code holds once, for exactly this command and this content of its run file.
+        """
         if confirmation and self._codes.pop(confirmation, None) == (command, content):
             return None
         code = secrets.token_hex(4)
@@ -145,36 +161,38 @@ class Tools:
 
 
 def _answering(tool: Tool) -> Tool:
-    """The tool, which answers also where its arguments can name nothing, such as a path that is too long."""
+    """Return the tool so that it answers where it would raise, as for a path that is too long for a name."""
 
     @wraps(tool)
-    def answering(*arguments: Any, **more: Any) -> dict[str, Any]:
+    def answering(*arguments: Any, **options: Any) -> dict[str, Any]:
         try:
-            return tool(*arguments, **more)
-        except (OSError, ValueError, errors.KubetuneError) as error:
-            code = error.exit_code if isinstance(error, errors.KubetuneError) else errors.USER
-            return _answer(code, "", f"kubetune: {errors.first_line(error)}")
+            return tool(*arguments, **options)
+        except errors.KubetuneError as error:
+            return _answer(error.exit_code, "", f"kubetune: {errors.first_line(error)}")
+        except (OSError, ValueError) as error:
+            return _answer(errors.USER, "", f"kubetune: {errors.first_line(error)}")
 
     return answering
 
 
 def _unallowed_code(run_file: str, overrides: Sequence[str]) -> dict[str, Any] | None:
-    """Answer for a run file with code that the user has not allowed here; None for others, and for a name of a run."""
+    """Return the answer for a run file with code that the user has not allowed here; None where there is none."""
     if not Path(run_file).exists():
         return None
     try:
         config = load_config(run_file, overrides=overrides, environ=os.environ)
     except errors.ConfigError:
-        return None  # the command line says what is wrong with it, and submits nothing
+        # `submit` explains what is wrong with it, and submits nothing.
+        return None
     for code in consent.code_of(config):
         if not consent.is_allowed(code):
-            said = f"{code.key} has code run that nobody allowed here: {code.what}; submit that in a terminal"
-            return _answer(errors.USER, "", f"kubetune: {said}")
+            reason = f"{code.key} runs code that nobody allowed here: {code.what}"
+            return _answer(errors.USER, "", f"kubetune: {reason}; submit it in a terminal")
     return None
 
 
 def _content(run_file: str) -> bytes:
-    """The bytes of a run file; none where there is no such file, which the command line says."""
+    """Return the bytes of a run file; empty where there is no such file, which `submit` explains."""
     if not Path(run_file).exists():
         return b""
     with open_regular(run_file) as file:
@@ -182,7 +200,7 @@ def _content(run_file: str) -> bytes:
 
 
 def _no_run(folder: str) -> dict[str, Any] | None:
-    """Answer for a folder that is no run directory; None where it is one."""
+    """Return the answer for a folder that is no run directory; None where it is one."""
     try:
         read_config(Path(folder))
     except errors.KubetuneError as error:
@@ -191,12 +209,12 @@ def _no_run(folder: str) -> dict[str, Any] | None:
 
 
 def _call(*words: str) -> dict[str, Any]:
-    """A command line of kubetune: its exit code, its result, and what it said on standard error."""
-    flags = [word for word in words[1:] if word.startswith("-") and word != "--json"]
-    if flags:
-        return _answer(
-            errors.USER, "", f"{flags[0]} is an option; expected a file, a name or key=value"
-        )
+    """Run a command line of kubetune; return its exit code, its result, and the end of its standard error."""
+    for word in words[1:]:
+        # An agent must not add an option such as --yes by way of an argument.
+        if word.startswith("-") and word != "--json":
+            reason = f"{word} is an option; expected a file, a name or key=value"
+            return _answer(errors.USER, "", reason)
     command = processes.module("kubetune", *words)
     try:
         done = subprocess.run(
@@ -207,13 +225,11 @@ def _call(*words: str) -> dict[str, Any]:
     return _answer(done.returncode, done.stdout, done.stderr)
 
 
-def _answer(code: int, result: str, messages: str) -> dict[str, Any]:
+def _answer(code: int, output: str, messages: str) -> dict[str, Any]:
+    """Return an answer to an agent; output that is JSON becomes part of it."""
     try:
-        found: Mapping[str, Any] | str = json.loads(result)
+        result: Any = json.loads(output)
     except ValueError:
-        found = result
-    return {
-        "exit_code": code,
-        "result": found,
-        "messages": "\n".join(messages.splitlines()[-_LINES:]),
-    }
+        result = output
+    last_lines = messages.splitlines()[-_LINES:]
+    return {"exit_code": code, "result": result, "messages": "\n".join(last_lines)}

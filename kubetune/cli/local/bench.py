@@ -11,122 +11,165 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
 from kubetune.base import files
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import size, visible
 
-UNSAID = ("why", "compile_from")
+if TYPE_CHECKING:
+    from kubetune.plugins.diagnostics.bench.cases import Case
+
+# Of the choices: reasons, which the line for people leaves out.
+NOT_PRINTED = ("why", "compile_from")
 MINUTES = {"cpu": 2.5, "cuda": 10.0}
+GPU_TEST_SECONDS = 600.0
+CPU_INFO = Path("/proc/cpuinfo")
+INSTRUCTIONS = re.compile(r"\b(?:avx2|avx512f|avx512_bf16|amx_bf16)\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="results; left out: bench-DATE-MACHINE.json"
     )
     parser.add_argument(
         "--minutes",
         type=float,
-        help="begin no case after so many; left out: 10 on a GPU, 2.5 on a CPU",
+        help="start no case after so many minutes; left out: 10 on a GPU, 2.5 on a CPU",
     )
     parser.add_argument(
         "--shape", help="measure only models of this size: tiny, 42M, 0.6B, 4B or 8B"
     )
-    parser.add_argument("--work", metavar="FOLDER", help="disk for the models, which are removed")
-    parser.add_argument("--keep-choices", action=argparse.BooleanOptionalAction, default=True,
-                        help="write down what settings that are auto mean on this machine")  # fmt: skip
+    parser.add_argument(
+        "--work", metavar="FOLDER", help="folder for the models, which are removed afterwards"
+    )
+    parser.add_argument(
+        "--keep-choices",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="write down what `auto` means on this machine",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print a line for each case, and write. Exit code 3 where no case ran, or results differ."""
-    from kubetune.plan import measured
-    from kubetune.plugins.diagnostics.bench import cases, measure, verdict
+    """Measure, print a line for each case, and write. The exit code is 3 where no case ran, or results differ."""
+    from kubetune.plugins.diagnostics.bench import verdict
 
     device = "cuda" if visible_gpus(os.environ) else "cpu"
-    if args.shape not in (None, *cases.SHAPES):
-        raise errors.ConfigError(
-            f"--shape is {args.shape!r}; expected one of {', '.join(cases.SHAPES)}"
-        )
-    wanted = cases.on_gpu() if device == "cuda" else cases.on_cpu(args.shape or "42M")
-    wanted = [case for case in wanted if args.shape in (None, case.shape)]
-    if not wanted:
-        raise errors.ConfigError(
-            f"--shape {args.shape} is not measured on a GPU; expected 0.6B, 4B or 8B"
-        )
-    minutes, machine, rows = (
-        args.minutes or MINUTES[device],
-        _machine(device),
-        dict[str, dict[str, Any]](),
-    )
+    cases = _cases(device, args.shape)
+    machine = _machine(device)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     output = Path(args.output or f"bench-{started[:10]}-{_slug(machine)}.json")
-
-    def write(**more: Any) -> None:
-        measurements = [{"suite": "bench", "case": name, **row} for name, row in rows.items()]
-        facts = {
-            "started": started,
-            "machine": machine,
-            "source": "kubetune bench",
-            "measurements": measurements,
-        }
-        files.write_atomic(output, json.dumps(facts | more, indent=1) + "\n")
-
+    facts = {"started": started, "machine": machine, "source": "kubetune bench"}
+    results: dict[str, dict[str, Any]] = {}
+    seconds = 60 * (args.minutes or MINUTES[device])
     with tempfile.TemporaryDirectory(prefix="kubetune-bench-", dir=args.work) as folder:
-        for case, row in measure.measure(wanted, Path(folder), device, 60 * minutes):
-            rows[case.name] = row
-            print(f"{case.name:<52} {_line(row)}", flush=True)
-            write()
-        if device == "cuda":
-            rows["tests/gpu"] = measure.checks(Path(errors.__file__).parents[1], print, 600.0)
-            print(
-                f"{'tests/gpu':<52} {rows['tests/gpu'].get('said') or rows['tests/gpu'].get('failed')}"
-            )
-    found = verdict.choices(rows, list(dict.fromkeys(case.shape for case in wanted)), device)
-    wrong = verdict.disagreements(rows)
-    write(choices=found, disagreements=wrong)
-    for line in wrong:
+        for name, result in _measure(cases, Path(folder), device, seconds):
+            results[name] = result
+            # After each case, so that an interrupted bench keeps what it measured.
+            _write(output, facts, results)
+    shapes = list(dict.fromkeys(case.shape for case in cases))
+    choices = verdict.choices(results, shapes, device)
+    disagreements = verdict.disagreements(results)
+    _write(output, facts, results, choices=choices, disagreements=disagreements)
+    for line in disagreements:
         print(f"differs: {line}")
-    told = ", ".join(
-        f"{key} {str(value).lower()}" for key, value in found.items() if key not in UNSAID
-    )
-    print(f"here `auto` should mean: {told or 'nothing is known'}")
-    # What a tiny model is fastest with says nothing of others.
-    if args.keep_choices and told and not wrong and args.shape != "tiny":
-        measured.keep(machine["gpu"] if device == "cuda" else None, **found)
-        print(f"kept in {measured.place()}, where `train` and `plan` take it from")
+    # What a tiny model is fastest with does not hold for others.
+    keeps = args.keep_choices and not disagreements and args.shape != "tiny"
+    _conclude(choices, machine["gpu"], keeps=keeps)
     print(visible(f"written: {output}"))
-    return (
-        errors.ENVIRONMENT
-        if wrong or not any("tokens_per_second" in row for row in rows.values())
-        else errors.OK
-    )
+    has_run = any("tokens_per_second" in result for result in results.values())
+    return errors.OK if has_run and not disagreements else errors.ENVIRONMENT
 
 
-def _line(row: dict[str, Any]) -> str:
-    if "failed" in row:
-        return str(row["failed"])
-    tflops = f", {row['tflops']:,.3g} TFLOP/s" if "tflops" in row else ""
-    return f"{row['tokens_per_second']:,.0f} tokens/s{tflops}, peak {size(row['peak_bytes'])}"
+def _measure(
+    cases: Sequence[Case], folder: Path, device: str, seconds: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the result of each case, and on a GPU that of the tests there; print a line for each."""
+    from kubetune.plugins.diagnostics.bench import measure
+
+    for case, result in measure.measure(cases, folder, device, seconds):
+        print(f"{case.name:<52} {_line(result)}", flush=True)
+        yield case.name, result
+    if device == "cuda":
+        checkout = Path(errors.__file__).parents[1]
+        result = measure.checks(checkout, print, GPU_TEST_SECONDS)
+        print(f"{'tests/gpu':<52} {result.get('said') or result.get('failed')}")
+        yield "tests/gpu", result
+
+
+def _write(
+    output: Path, facts: dict[str, Any], results: dict[str, dict[str, Any]], **conclusions: Any
+) -> None:
+    measurements = [{"suite": "bench", "case": name, **row} for name, row in results.items()]
+    content = facts | {"measurements": measurements} | conclusions
+    files.write_atomic(output, json.dumps(content, indent=1) + "\n")
+
+
+def _cases(device: str, shape: str | None) -> list[Case]:
+    """Return the cases to measure. Raise ConfigError for a shape that there is none of."""
+    from kubetune.plugins.diagnostics.bench import cases
+
+    if shape not in (None, *cases.SHAPES):
+        raise errors.ConfigError(f"--shape is {shape!r}; expected one of {', '.join(cases.SHAPES)}")
+    if device == "cpu":
+        wanted = cases.on_cpu(shape or "42M")
+    else:
+        wanted = cases.on_gpu()
+    wanted = [case for case in wanted if shape in (None, case.shape)]
+    if not wanted:
+        raise errors.ConfigError(
+            f"--shape {shape} is not measured on a GPU; expected 0.6B, 4B or 8B"
+        )
+    return wanted
+
+
+def _conclude(choices: dict[str, Any], gpu: str | None, *, keeps: bool) -> None:
+    """Print what `auto` should mean on this machine, and keep that where `train` and `plan` look."""
+    from kubetune.plan import measured
+
+    settings = []
+    for key, value in choices.items():
+        if key not in NOT_PRINTED:
+            settings.append(f"{key} {str(value).lower()}")
+    print(f"here `auto` should mean: {', '.join(settings) or 'nothing is known'}")
+    if keeps and settings:
+        measured.keep(gpu, **choices)
+        print(f"kept in {measured.place()}, which `train` and `plan` read")
+
+
+def _line(result: dict[str, Any]) -> str:
+    if "failed" in result:
+        return str(result["failed"])
+    parts = [f"{result['tokens_per_second']:,.0f} tokens/s"]
+    if "tflops" in result:
+        parts.append(f"{result['tflops']:,.3g} TFLOP/s")
+    parts.append(f"peak {size(result['peak_bytes'])}")
+    return ", ".join(parts)
 
 
 def _machine(device: str) -> dict[str, Any]:
-    """Facts that results are told apart by: no host names, users or folders."""
+    """Return the facts that decide speed; no host names, users or folders."""
     from kubetune.rundir import machine
 
-    info = (
-        Path("/proc/cpuinfo").read_text(errors="replace") if Path("/proc/cpuinfo").exists() else ""
-    )
     facts = machine.describe()
+    cpu_info = ""
+    if CPU_INFO.exists():
+        cpu_info = CPU_INFO.read_text(errors="replace")
+    gpu = None
+    if device == "cuda":
+        gpu = next((str(row["name"]) for row in gpu_use()), None)
     return {
         "cpu": facts["cpu"],
         "cores": facts["cores"],
         "memory_gib": round(facts["memory_bytes"] / 2**30),
-        "instructions": sorted(set(re.findall(r"\b(?:avx2|avx512f|avx512_bf16|amx_bf16)\b", info))),
-        "gpu": next((str(gpu["name"]) for gpu in gpu_use()), None) if device == "cuda" else None,
+        "instructions": sorted(set(INSTRUCTIONS.findall(cpu_info))),
+        "gpu": gpu,
         "driver": facts["driver"],
         "versions": facts["versions"],
     }

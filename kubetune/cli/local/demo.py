@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, or go on after a stop, and print what the model says before and after.
 
-    Raises ConfigError where something else lies in DIR.
+    Raise ConfigError where something else lies in DIR.
     """
     began = time.monotonic()
     if args.output is None:
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_run_file(run_file: Path, run_dir: Path, task: str = "causal_lm") -> None:
-    """Write the demo's run file unless it is there. Raises ConfigError rather than overwrite another."""
+    """Write the demo's run file unless it is there. Raise ConfigError rather than overwrite another."""
     text = RUN_FILES[task].format(
         model=json.dumps(str(EMBEDDED / "model")),
         train=json.dumps(str(EMBEDDED / "data" / DATA[task])),

@@ -15,7 +15,7 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.base.files import holder, lock, locker
 from kubetune.base.signals import Relay
-from kubetune.cli.json_answers import print_json
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.tables import print_table
 from kubetune.config.naming import prefers_greater
 from kubetune.errors import ConfigError, EnvironmentFault
@@ -25,14 +25,14 @@ from kubetune.supervisor.command_line import add_run_arguments, sources_of
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
     from kubetune.library.sweep.recipe import Load
-    from kubetune.library.sweep.record import Record, Search
+    from kubetune.library.sweep.record import Record, Search, Trial
 
 ACTIONS = ("status", "best", "stop")
 _TRIALS = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run_arguments(parser)
     search = parser.add_argument_group("search")
     search.add_argument(
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pruner",
         choices=("none", "median", "asha", "hyperband"),
         default="none",
-        help="who gives up losers early",
+        help="how losing trials are stopped early",
     )
     search.add_argument(
         "--repeat", type=int, default=1, metavar="N", help="train each setting with so many seeds"
@@ -78,19 +78,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "-o", "--folder", type=Path, metavar="FOLDER", help="default outputs/sweep-NAME"
     )
-    search.add_argument("--json", action="store_true", help="with status and best: print JSON")
+    add_json(search, "JSON, with status and best")
     parser.epilog = (
         "ranges:\n"
         "  KEY=log(1e-5,1e-3)   between two numbers, evenly on a logarithmic scale\n"
-        "  KEY=0.2..0.8         between two numbers; whole ones where KEY takes such only\n"
+        "  KEY=0.2..0.8         between two numbers; whole ones if KEY takes only those\n"
         "  KEY=8,16,32          one of these\n\n"
         "`kubetune sweep status|best|stop FOLDER` shows how a sweep stands, prints the\n"
-        "best run file, or stops it; the same command goes on with one that was stopped\nor killed."
+        "best run file, or stops it; the same command continues a sweep that was stopped\nor killed."
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, or do what `status`, `best` and `stop` say. Raises ConfigError before anything is begun."""
+    """Search, or do what `status`, `best` and `stop` ask for. Raise ConfigError before anything begins."""
     if args.inputs and args.inputs[0] in ACTIONS:
         action, *folders = args.inputs
         if len(folders) != 1:
@@ -98,20 +98,25 @@ def run(args: argparse.Namespace) -> int:
                 f"command line: expected `kubetune sweep {action} FOLDER`, the folder of one sweep"
             )
         _require_alone(action, args)
-        return {"status": _status, "best": _best, "stop": _stop}[action](Path(folders[0]), args)
+        args.folder = Path(folders[0])
+        return {"status": _status, "best": _best, "stop": _stop}[action](args)
     return _search(args)
 
 
 def _require_alone(action: str, args: argparse.Namespace) -> None:
     """Raise ConfigError for options that an action would ignore."""
-    known, heeded = argparse.ArgumentParser(), ("inputs", *(["json"] if action != "stop" else []))
-    add_arguments(known)
-    given = {one.option_strings[-1] for one in known._actions if one.dest not in heeded
-             and getattr(args, one.dest, one.default) != one.default}  # fmt: skip
-    if given:
+    allowed = ["inputs"] if action == "stop" else ["inputs", "json"]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    ignored = []
+    for option in parser._actions:
+        value = getattr(args, option.dest, option.default)
+        if option.dest not in allowed and value != option.default:
+            ignored.append(option.option_strings[-1])
+    if ignored:
+        takes = "a folder only" if action == "stop" else "a folder and --json only"
         raise ConfigError(
-            f"command line: {', '.join(sorted(given))} says nothing to `kubetune sweep {action}`, which takes a folder"
-            f"{' and --json' if 'json' in heeded else ''} only"
+            f"command line: {', '.join(sorted(ignored))}: `kubetune sweep {action}` takes {takes}"
         )
 
 
@@ -128,10 +133,11 @@ def _search(args: argparse.Namespace) -> int:
     from kubetune.library.sweep import ranges as texts
     from kubetune.library.sweep.budget import parse as parse_budgets
 
-    for name, least in (("trials", 1), ("repeat", 1), ("parallel", 1)):
-        if (given := getattr(args, name)) is not None and given < least:
+    for name in ("trials", "repeat", "parallel"):
+        number = getattr(args, name)
+        if number is not None and number < 1:
             raise ConfigError(
-                f"command line: found --{name} {given}; expected {least} or more. Nothing was written."
+                f"command line: found --{name} {number}; expected 1 or more. Nothing was written."
             )
     flags = [key for key, value in vars(args).items() if "." in key and value is not None]
     args.inputs, ranges, problems = texts.split(args.inputs, flags)
@@ -144,7 +150,7 @@ def _search(args: argparse.Namespace) -> int:
         )
 
     config = texts.check(ranges, _loader(path, settings), problems)
-    # Trials begin for hours, in which the run file may be edited: they are of it as it is now.
+    # Trials start over hours, in which somebody may edit the run file: all of them use it as it is now.
     load = _loader(read_tree(path, **settings)[0].data, settings)
     budgets = parse_budgets(args.budget, config.compute.price_per_gpu_hour)
     metric, greater = _metric(args, config)
@@ -173,69 +179,79 @@ def _loader(source: Path | Mapping[str, Any] | None, settings: Mapping[str, Any]
 
 
 def _metric(args: argparse.Namespace, config: Config) -> tuple[str, bool]:
-    """The metric's whole name, and whether more of it is better."""
+    """Return the metric's whole name, and True if more of it is better."""
     if config.data.eval is None:
         raise ConfigError(
             "data.eval: missing; trials are compared by their evaluations: set data.eval=0.05, or a file"
         )
-    training = config.training
-    greater = prefers_greater(training) if args.direction is None else args.direction == "maximize"
-    return training.metric_for_best_model, greater
+    greater = args.direction == "maximize"
+    if args.direction is None:
+        greater = prefers_greater(config.training)
+    return config.training.metric_for_best_model, greater
 
 
 def _limit_trials(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
-    endless = [one for one in ranges if one.kind == "float"]
-    if args.sampler == "grid" and endless:
-        raise ConfigError(
-            [
-                f"--sampler grid: {one.key}={one} has no end of values; write those to try: KEY=a,b,c"
-                for one in endless
-            ]
-        )
+    """Set args.trials: as many as were asked for, and no more than there are settings."""
+    if args.sampler == "grid":
+        problems = []
+        for value_range in ranges:
+            if value_range.kind == "float":
+                problems.append(
+                    f"--sampler grid: {value_range.key}={value_range} holds endless values; name those to try: KEY=a,b,c"
+                )
+        if problems:
+            raise ConfigError(problems)
     from kubetune.library.sweep.ranges import ENDLESS, settings_in
 
     settings = settings_in(ranges)
-    wished = args.trials or (ENDLESS if args.budget or args.sampler == "grid" else _TRIALS)
-    args.trials = min(wished, settings or wished)
+    wanted = args.trials
+    if not wanted:
+        is_limited_otherwise = args.budget or args.sampler == "grid"
+        wanted = ENDLESS if is_limited_otherwise else _TRIALS
+    args.trials = min(wanted, settings or wanted)
 
 
-def _status(folder: Path, args: argparse.Namespace) -> int:
+@prints_json
+def _status(args: argparse.Namespace) -> Answer:
+    """Show all trials, and how the sweep as a whole stands."""
+    from kubetune.library.sweep.record import read_record, read_search
+
+    search = read_search(args.folder)
+    record = read_record(args.folder)
+    return Answer(_facts(search, record), lambda: _show_status(args.folder, search, record))
+
+
+def _show_status(folder: Path, search: Search, record: Record) -> None:
+    from kubetune.library.sweep.record import LOCK, summary
+
+    head = ("TRIAL", "STATE", "STEP", search.metric.upper(), "VALUES", "WHY")
+    print_table(head, [_row(trial) for trial in record.trials])
+    line = f"{summary(record)}; {record.device_hours:.3g} device hours"
+    driver = locker(folder / LOCK)
+    if record.reason:
+        line += f"; {record.reason}"
+    elif driver and not processes.is_alive(driver) and any(record.running):
+        line += "; the process that ran it has ended; the same command continues it"
+    print(line)
+
+
+def _row(trial: Trial) -> tuple[object, ...]:
     from kubetune.library.sweep.ranges import told
-    from kubetune.library.sweep.record import LOCK, read_record, read_search, state_of, summary
+    from kubetune.library.sweep.record import state_of
 
-    search, record = read_search(folder), read_record(folder)
-    if args.json:
-        print_json(_facts(search, record))
-        return errors.OK
-    rows = []
-    for trial in record.trials:
-        value = "" if trial.value is None else f"{trial.value:.5g}"
-        spread = "" if trial.value is None or trial.spread is None else f"± {trial.spread:.3g}"
-        steps = (
-            f"{max(run.step for run in trial.runs)}/{max(run.steps for run in trial.runs) or '?'}"
-        )
-        state = state_of(trial)
-        rows.append(
-            (
-                trial.number,
-                state,
-                steps,
-                f"{value} {spread}".strip(),
-                told(trial.values),
-                trial.reason.partition("\n")[0],
-            )
-        )
-    print_table(("TRIAL", "STATE", "STEP", search.metric.upper(), "VALUES", "WHY"), rows)
-    reason = record.reason
-    if not reason and (driver := locker(folder / LOCK)) and not processes.is_alive(driver):
-        reason = "its driver ended; the same command goes on" if any(record.running) else ""
-    print(
-        f"{summary(record)}; {record.device_hours:.3g} device hours{f'; {reason}' if reason else ''}"
-    )
-    return errors.OK
+    value = ""
+    if trial.value is not None:
+        value = f"{trial.value:.5g}"
+        if trial.spread is not None:
+            value += f" ± {trial.spread:.3g}"
+    step = max(run.step for run in trial.runs)
+    steps = max(run.steps for run in trial.runs) or "?"
+    reason = trial.reason.partition("\n")[0]
+    return trial.number, state_of(trial), f"{step}/{steps}", value, told(trial.values), reason
 
 
 def _facts(search: Search, record: Record) -> dict[str, Any]:
+    """Return what `--json` prints of a sweep."""
     ranked = record.ranked(greater=search.greater)
     return {
         **asdict(record),
@@ -245,44 +261,49 @@ def _facts(search: Search, record: Record) -> dict[str, Any]:
     }
 
 
-def _best(folder: Path, args: argparse.Namespace) -> int:
+@prints_json
+def _best(args: argparse.Namespace) -> Answer:
+    """Show the run file of the best trial."""
     from kubetune.library.sweep.record import BEST, read_record, read_search
     from kubetune.library.sweep.winner import best_of
 
-    search, record = read_search(folder), read_record(folder)
-    best = best_of(record, search)
-    if args.json:
-        print_json(asdict(best))
-    elif (folder / BEST).is_file():
-        print((folder / BEST).read_text("utf-8"), end="")
-    else:
-        raise EnvironmentFault(
-            f"{folder / BEST} is gone; the command that began the sweep writes it again"
-        )
-    return errors.OK
+    run_file = args.folder / BEST
+    best = best_of(read_record(args.folder), read_search(args.folder))
+
+    def show() -> None:
+        if not run_file.is_file():
+            raise EnvironmentFault(
+                f"{run_file} is missing; the command that began the sweep writes it again"
+            )
+        print(run_file.read_text("utf-8"), end="")
+
+    return Answer(asdict(best), show)
 
 
-def _stop(folder: Path, args: argparse.Namespace) -> int:
+def _stop(args: argparse.Namespace) -> int:
     from kubetune.library.sweep.record import LOCK, at_rest, read_record, read_search, write_record
 
+    folder = args.folder
     search = read_search(folder)
-    with ExitStack() as held:
+    stopped = []
+    with ExitStack() as stack:
         try:
-            held.enter_context(lock(folder / LOCK, wait=False))
+            stack.enter_context(lock(folder / LOCK, wait=False))
         except EnvironmentFault:
-            if (driver := holder(folder / LOCK)) is None:
+            driver = holder(folder / LOCK)
+            if driver is None:
                 raise
             driver.send_signal(signal.SIGTERM)
             print(
                 f"kubetune: the driver of {folder} was asked to stop; its runs save a checkpoint first"
             )
             return errors.OK
-        stopped = _stop_on_cluster(search) if search.namespace is not None else []
+        # No driver runs on this machine; the trials on a cluster may.
+        if search.namespace is not None:
+            stopped = _stop_on_cluster(search)
         write_record(folder, at_rest(read_record(folder)))
-    print(
-        f"kubetune: {folder} has no driver that runs here"
-        + "".join(f"; stopped {name}" for name in stopped)
-    )
+    names = "".join(f"; stopped {name}" for name in stopped)
+    print(f"kubetune: {folder} has no driver that runs here{names}")
     return errors.OK
 
 

@@ -1,4 +1,4 @@
-"""`kubetune train`: fine-tune on this machine, with everything it takes said before it starts."""
+"""`kubetune train`: fine-tune on this machine. It prints what the run will do before it starts."""
 
 from __future__ import annotations
 
@@ -6,52 +6,55 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import Relay
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.errors import OK
 from kubetune.supervisor.command_line import add_run_arguments, sources_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     add_run_arguments(parser)
     parser.add_argument(
         "--on-event",
         metavar="COMMAND",
-        help="call it for each event, as JSON on its standard input (hooks.on_event)",
+        help="run it for each event, which it gets as JSON on standard input (hooks.on_event)",
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print how it ended as JSON, and everything else on standard error",
-    )
+    add_json(parser, "how it ended as JSON, and everything else on standard error")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train to the end, or to a stop; returns the exit code. Mistakes of the config raise before any step."""
-    if not args.json:
-        return _train(args)[0]
-    with output_on_stderr():
-        code, run_dir = _train(args)
-    from kubetune.cli.json_answers import print_json
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
+    """Train to the end, or to a stop. Mistakes of the config raise before any step."""
+    exit_code, run_dir = _train(args)
+    # The log has told the rest: without --json nothing more is read or printed.
+    facts = _facts(run_dir, exit_code) if args.json else None
+    return Answer(facts, lambda: None, exit_code)
+
+
+def _facts(run_dir: Path, exit_code: int) -> dict[str, Any]:
+    """Return how a run ended."""
     from kubetune.rundir import exit_status, metrics
 
     status = exit_status.read_exit_status(run_dir)
-    facts = {
+    report = None
+    if (run_dir / metrics.REPORT).is_file():
+        report = metrics.read_report(run_dir)
+    return {
         "run_dir": str(run_dir),
-        "exit_code": code,
+        "exit_code": exit_code,
         "reason": status.reason if status else None,
         "step": status.step if status else None,
-        "report": metrics.read_report(run_dir) if (run_dir / metrics.REPORT).is_file() else None,
+        "report": report,
     }
-    print_json(facts)
-    return code
 
 
 def _train(args: argparse.Namespace) -> tuple[int, Path]:
-    """The exit code, and the run directory."""
+    """Train; return the exit code and the run directory."""
     with Relay() as relay:
-        # Imported here, since SIGTERM is heard from the line above on.
+        # Imports take seconds, in which the relay must already hear SIGTERM.
         from kubetune.base.yaml_reader import read_file
         from kubetune.cli.local.watch import next_steps
         from kubetune.cli.prepare.plan import show_notes
@@ -74,9 +77,8 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
             if label != "tokens":
                 print_fact(label, text, 17)
         sys.stdout.flush()
-        code = launch_run(
-            config, plan, run_dir, source=file.text if file is not None else None, relay=relay
-        )
-        if code == OK:
+        source = file.text if file is not None else None
+        exit_code = launch_run(config, plan, run_dir, source=source, relay=relay)
+        if exit_code == OK:
             print(next_steps(run_dir, config.task), flush=True)
-        return code, run_dir
+        return exit_code, run_dir

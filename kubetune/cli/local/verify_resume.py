@@ -11,16 +11,14 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.base.gpus import visible_gpus
-from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import Relay
-from kubetune.cli.json_answers import print_json
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.prepare.plan import show_notes
 from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import estimate_rows
@@ -34,7 +32,7 @@ STEPS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run_arguments(parser)
     parser.add_argument(
         "--steps", type=int, default=STEPS, metavar="N", help=f"steps to train (default {STEPS})"
@@ -42,14 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop-at", type=int, metavar="K", help="stop after this step (default: half of them)"
     )
-    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    add_json(parser, "the verdict as JSON")
     parser.epilog = (
         "Trains in a temporary folder below $TMPDIR and leaves the run's own output alone."
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train twice, compare, and print the verdict. Raises ConfigError before anything is trained."""
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
+    """Train twice, compare, and print the verdict. Raise ConfigError before anything is trained."""
     stop_at = args.stop_at if args.stop_at is not None else args.steps // 2
     if args.steps < 2:
         raise errors.ConfigError(
@@ -69,18 +68,21 @@ def run(args: argparse.Namespace) -> int:
 
     short = shortened(config, args.steps)
     plan = make_plan(short, *estimate_rows(short), visible_gpus(os.environ))
-    quiet = output_on_stderr() if args.json else nullcontext()
-    with quiet, tempfile.TemporaryDirectory(prefix="kubetune-verify-") as folder, Relay() as relay:
+    with tempfile.TemporaryDirectory(prefix="kubetune-verify-") as folder, Relay() as relay:
         verdict = verify(short, plan, stop_at, Path(folder), by_agent(relay))
-    if args.json:
-        print_json(asdict(verdict) | {"exact": verdict.is_exact})
-    else:
-        print()
-        width = shutil.get_terminal_size().columns
-        for label, text in describe(verdict):
-            lines = textwrap.wrap(text, max(width - 15, 40), break_on_hyphens=False)
-            print(f"{label:<14} " + f"\n{'':15}".join(lines))
-    return errors.OK if verdict.is_exact else errors.DIVERGED
+    return Answer(
+        asdict(verdict) | {"exact": verdict.is_exact},
+        lambda: _show(verdict),
+        errors.OK if verdict.is_exact else errors.DIVERGED,
+    )
+
+
+def _show(verdict: Verdict) -> None:
+    print()
+    width = shutil.get_terminal_size().columns
+    for label, text in describe(verdict):
+        lines = textwrap.wrap(text, max(width - 15, 40), break_on_hyphens=False)
+        print(f"{label:<14} " + f"\n{'':15}".join(lines))
 
 
 def _require_one_node(config: Config) -> None:

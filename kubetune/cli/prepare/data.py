@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubetune.base.humanize import counted, unused_keys, visible, visible_json
-from kubetune.cli.json_answers import print_json
+from kubetune.base.humanize import counted, unused_keys, visible
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.prepare import data_convert
-from kubetune.errors import OK, USER, ConfigError, DataError
+from kubetune.errors import ConfigError, DataError
 from kubetune.plan.base_model import require_kind
 
 if TYPE_CHECKING:
@@ -24,15 +23,17 @@ if TYPE_CHECKING:
     from kubetune.data.findings.finding import Finding
     from kubetune.data.inspect.check import Report, Sample
     from kubetune.data.inspect.gallery import Gallery
-    from kubetune.data.reading.problems import Problems
     from kubetune.data.text.tokenizer import Tokenizer
 
 CLASSES_SHOWN = 20
+# Characters of the longest bar of a histogram.
+WIDEST_BAR = 40
+# A row's stretches that are trained, and those between them, of which a terminal shows so many.
 MOST_PIECES = 24
-"""A row's stretches that are trained, and those between them, of which a terminal shows so many."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of the verb and their arguments."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser(
         "check", help="find every bad record and say what would be trained; writes nothing"
@@ -47,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--samples", type=int, default=2, metavar="N", help="rendered rows to show (default 2)"
     )
-    check.add_argument(
-        "--json", action="store_true", help="print the report as JSON, with every bad record"
-    )
+    add_json(check, "the report as JSON, with every bad record")
     check.add_argument(
         "--html",
         type=Path,
@@ -63,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prepare.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="changes to the run file"
     )
-    prepare.add_argument("--json", action="store_true", help="print the statistics as JSON")
+    add_json(prepare, "the statistics as JSON")
     convert = actions.add_parser(
         "convert", help="turn any data, or a published data set, into JSON lines to train on"
     )
@@ -72,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do what `args.action` says and return the exit code."""
-    return {"check": _check, "prepare": _prepare, "convert": data_convert.run}[args.action](args)
+    actions = {"check": _check, "prepare": _prepare, "convert": data_convert.run}
+    return actions[args.action](args)
 
 
 def _load(args: argparse.Namespace) -> Config:
@@ -80,10 +80,12 @@ def _load(args: argparse.Namespace) -> Config:
 
     from kubetune.config.load import load_config
 
+    path = None
     flags: dict[str, Any] = {}
-    path: Path | None = Path(args.target)
-    if path is not None and path.suffix not in (".yaml", ".yml"):
-        path, flags = None, {"data.train": args.target}
+    if args.target.endswith((".yaml", ".yml")):
+        path = Path(args.target)
+    else:
+        flags["data.train"] = args.target
     if getattr(args, "model", None):
         flags["model.path"] = args.model
     config = load_config(path, overrides=args.overrides, flags=flags, environ=os.environ)
@@ -91,7 +93,9 @@ def _load(args: argparse.Namespace) -> Config:
     return config
 
 
-def _check(args: argparse.Namespace) -> int:
+@prints_json
+def _check(args: argparse.Namespace) -> Answer:
+    """Check the data of a run; without a model, the shapes of records alone."""
     from rich.console import Console
 
     console = Console(soft_wrap=True, highlight=False)
@@ -108,26 +112,28 @@ def _check(args: argparse.Namespace) -> int:
 
     config = _load(args)
     require_sources(config)
-    cache = Path(config.data.cache).expanduser() if config.data.cache else None
+    cache = None
+    if config.data.cache:
+        cache = Path(config.data.cache).expanduser()
     tokenizer = load_tokenizer(config.model, cache, date=day_of(config))
     gallery = Gallery() if args.html else None
-    report = check(
-        config, tokenizer, args.samples, keep=None if args.json else SHOWN, gallery=gallery
-    )
+    # With --json every bad record is kept, else as many as are shown.
+    most_problems = None if args.json else SHOWN
+    report = check(config, tokenizer, args.samples, keep=most_problems, gallery=gallery)
     if gallery is not None:
         _write_page(args.html, config, report, gallery, tokenizer)
-    if args.json:
-        print(visible_json(json.dumps(report.to_json(), indent=2, ensure_ascii=False)))
-    else:
+
+    def show() -> None:
         _show(report, console)
-    if args.html and not args.json:
-        console.print(f"wrote {args.html}; open it in a browser, no network is needed")
-    # Whoever sees the report has read there what keeps training from beginning.
-    is_seen = not args.json and sys.stdout.isatty()
-    if not report.ok and not is_seen:
-        text = report.problems.error() if report.problems.total else report.verdict
-        print(visible(f"kubetune: {text}"), file=sys.stderr)
-    return OK if report.ok else USER
+        if args.html:
+            console.print(f"wrote {args.html}; open it in a browser, no network is needed")
+
+    error = None
+    if report.problems.total:
+        error = report.problems.error()
+    elif not report.ok:
+        error = DataError(report.verdict)
+    return Answer(report.to_json(), show, error=error)
 
 
 def _write_page(
@@ -151,24 +157,25 @@ def _write_page(
         "train_on": data.train_on,
         "has_languages": find_spec("py3langid") is not None,
     }
+    length_bars = {}
+    for split, lengths in report.lengths.items():
+        length_bars[split] = bars(lengths.elements(), data.max_length)
+    profiles = {}
+    for split, profile in report.profiles.items():
+        profiles[split] = profile.to_json(report.lengths[split], data.max_length)
     facts = {
         "check": report.to_json(),
         "survey": survey(config),
         "rows": gallery.rows(tokenizer, split_sources(config)),
-        "lengths": {
-            split: bars(found.elements(), data.max_length)
-            for split, found in report.lengths.items()
-        },
-        "profiles": {
-            split: found.to_json(report.lengths[split], data.max_length)
-            for split, found in report.profiles.items()
-        },
+        "lengths": length_bars,
+        "profiles": profiles,
         "settings": settings,
     }
     write_data_page(output, facts)
 
 
-def _check_shapes(args: argparse.Namespace, console: Console) -> int:
+def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
+    """Check of which kind the records of a source are, without looking at tokens."""
     from kubetune.config.schema import SourceConfig
     from kubetune.data.inspect.check import check_shapes
     from kubetune.data.reading.problems import SHOWN
@@ -179,44 +186,39 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> int:
             f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out"
         )
     source = SourceConfig(path=args.target)
-    problems, kinds, unused, readings = check_shapes(source, keep=None if args.json else SHOWN)
-    left = not_read([source], images=any("images" in kind for kind in kinds))
-    is_empty = not problems.total and not kinds
-    if args.json:
-        found = {"total": problems.total, "first": problems.first}
-        ok = not problems.total and not is_empty
-        print(
-            json.dumps(
-                {
-                    "ok": ok,
-                    "records": kinds,
-                    "unused_keys": unused,
-                    "taken": readings,
-                    "files_not_read": left,
-                    "blank_lines": problems.blank_lines,
-                    "problems": found,
-                },
-                indent=2,
-            )
-        )
-    else:
+    most_problems = None if args.json else SHOWN
+    problems, kinds, unused, readings = check_shapes(source, keep=most_problems)
+    files_not_read = not_read([source], images=any("images" in kind for kind in kinds))
+
+    def show() -> None:
         for kind, number in kinds.most_common():
             console.print(f"{counted(number, 'record')} of kind {kind}")
         if problems.total:
             console.print(f"{counted(problems.total, 'record')} that cannot be used")
-        for taken, number in readings.most_common():
-            console.print(f"{taken}, in {counted(number, 'record')}", markup=False)
+        for reading, number in readings.most_common():
+            console.print(f"{reading}, in {counted(number, 'record')}", markup=False)
         if problems.blank_lines:
-            console.print(f"{counted(problems.blank_lines, 'blank line')} among them, passed over")
-        if line := unused_keys(unused):
-            console.print(line, markup=False)
-        if line := unused_keys(left, "files not read"):
-            console.print(line, markup=False)
-        console.print("Tokens were not looked at; give --model, or a run file, for that.")
-    problems.raise_if_any()
-    if is_empty:
-        raise DataError(f"{args.target} holds no records. Nothing was written.")
-    return OK
+            console.print(f"{counted(problems.blank_lines, 'blank line')} among them, skipped")
+        for line in (unused_keys(unused), unused_keys(files_not_read, "files not read")):
+            if line:
+                console.print(line, markup=False)
+        console.print("Tokens were not checked; that needs --model, or a run file.")
+
+    error = None
+    if problems.total:
+        error = problems.error()
+    elif not kinds:
+        error = DataError(f"{args.target} holds no records. Nothing was written.")
+    facts = {
+        "ok": error is None,
+        "records": kinds,
+        "unused_keys": unused,
+        "taken": readings,
+        "files_not_read": files_not_read,
+        "blank_lines": problems.blank_lines,
+        "problems": {"total": problems.total, "first": problems.first},
+    }
+    return Answer(facts, show, error=error)
 
 
 def _show(report: Report, console: Console) -> None:
@@ -228,8 +230,10 @@ def _show(report: Report, console: Console) -> None:
     labelled = report.labels is not None
     for split, stats in report.stats.items():
         console.print(Text.assemble((split, "bold"), f": {_counts(stats, labelled)}"))
-        for source in stats["sources"] if len(stats["sources"]) > 1 else []:
-            console.print(f"  {visible(source['path'])}: {_counts(source, labelled)}", markup=False)
+        if len(stats["sources"]) > 1:
+            for source in stats["sources"]:
+                line = f"  {visible(source['path'])}: {_counts(source, labelled)}"
+                console.print(line, markup=False)
         if stats["classes"]:
             console.print(f"  labels: {_classes(Counter(stats['classes']))}", markup=False)
         _show_histogram(histogram(report.lengths[split]), console)
@@ -244,11 +248,11 @@ def _show(report: Report, console: Console) -> None:
             f"shared beginnings: {share}, computed once (data.share_prefixes)", highlight=False
         )
     _show_findings(report.findings, console)
-    _show_problems(report.problems, console)
-    colour = "green" if report.ok else "red"
-    console.print(
-        f"\n[bold {colour}]{'ready to train' if report.ok else 'not ready to train'}[/bold {colour}]"
-    )
+    console.print()
+    if report.ok:
+        console.print("[bold green]ready to train[/bold green]")
+    else:
+        console.print("[bold red]not ready to train[/bold red]")
 
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "default"}
@@ -266,22 +270,11 @@ def _show_findings(findings: Sequence[Finding], console: Console) -> None:
         console.print(NOTHING_FOUND)
 
 
-def _show_problems(problems: Problems, console: Console) -> None:
-    """Print the records that cannot be used, the first ones, each with its line."""
-    from kubetune.data.reading.problems import SHOWN
-
-    shown = problems.first[:SHOWN]
-    for text in shown:
-        console.print(text, markup=False)
-    if problems.total > len(shown):
-        console.print(f"and {problems.total - len(shown):,} more")
-
-
 def _classes(rows: Counter[str]) -> str:
     """Return the classes with the most rows and their numbers."""
-    classes = [
-        f"{visible(name, keep='')} × {count:,}" for name, count in rows.most_common(CLASSES_SHOWN)
-    ]
+    classes = []
+    for name, count in rows.most_common(CLASSES_SHOWN):
+        classes.append(f"{visible(name, keep='')} × {count:,}")
     if len(rows) > CLASSES_SHOWN:
         classes.append(f"{len(rows) - CLASSES_SHOWN:,} more")
     return ", ".join(classes)
@@ -290,13 +283,11 @@ def _classes(rows: Counter[str]) -> str:
 def _show_samples(report: Report, console: Console) -> None:
     number = 0
     for sample, answer in zip(report.samples, report.sample_answers, strict=True):
-        number += answer != "rejected"
-        _show_sample(
-            number,
-            answer,
-            [(visible(text), trained) for text, trained in shortened(sample)],
-            console,
-        )
+        # The rejected answer belongs to the row of the chosen one before it.
+        if answer != "rejected":
+            number += 1
+        pieces = [(visible(text), is_trained) for text, is_trained in shortened(sample)]
+        _show_sample(number, answer, pieces, console)
 
 
 def _show_sample(number: int, answer: str, sample: Sample, console: Console) -> None:
@@ -306,53 +297,62 @@ def _show_sample(number: int, answer: str, sample: Sample, console: Console) -> 
     if console.color_system and not console.no_color:
         colour = "red" if answer in ("rejected", "bad") else "green"
         console.print(f"\n[bold]row {number}[/bold] ({what} is [{colour}]{colour}[/{colour}])")
-        console.print(
-            Text.assemble(*((text, colour if trained else "dim") for text, trained in sample))
-        )
+        coloured = Text()
+        for text, is_trained in sample:
+            coloured.append(text, colour if is_trained else "dim")
+        console.print(coloured)
     else:
         console.print(f"\nrow {number} ({what} stands between ⟦ and ⟧)")
-        console.print(Text("".join(f"⟦{text}⟧" if trained else text for text, trained in sample)))
+        marked = Text()
+        for text, is_trained in sample:
+            marked.append(f"⟦{text}⟧" if is_trained else text)
+        console.print(marked)
 
 
 def shortened(sample: Sample, most: int = 400) -> Sample:
-    """A row with the middle of its longer pieces left out, and of many pieces the middle ones, for a terminal."""
+    """Return a row for a terminal: without the middle of long pieces, and without the middle ones of many pieces."""
     half = most // 2
-    pieces = [
-        (
-            f"{text[:half]} … {len(text) - most:,} characters … {text[-half:]}"
-            if len(text) > most
-            else text,
-            trained,
-        )
-        for text, trained in sample
-    ]
-    if len(pieces) <= MOST_PIECES:
+    pieces = []
+    for text, is_trained in sample:
+        if len(text) > most:
+            text = f"{text[:half]} … {len(text) - most:,} characters … {text[-half:]}"
+        pieces.append((text, is_trained))
+    left_out = len(pieces) - MOST_PIECES
+    if left_out <= 0:
         return pieces
-    half, left_out = MOST_PIECES // 2, len(pieces) - MOST_PIECES
-    return [*pieces[:half], (f"\n… {counted(left_out, 'piece')} …\n", False), *pieces[-half:]]
+    gap = (f"\n… {counted(left_out, 'piece')} …\n", False)
+    return [*pieces[: MOST_PIECES // 2], gap, *pieces[-MOST_PIECES // 2 :]]
 
 
 def _counts(stats: dict[str, Any], labelled: bool) -> str:
-    rows, records = counted(stats["rows"], "row"), counted(stats["records"], "record")
+    """Return rows, records and tokens of a split or a source; the share that is trained where rows have no labels."""
+    rows = counted(stats["rows"], "row")
+    records = counted(stats["records"], "record")
     text = f"{rows} of {records}, {counted(stats['tokens'], 'token')}"
     if labelled:
         return text
-    return f"{text}, {stats['trained_tokens'] / max(1, stats['tokens']):.1%} trained"
+    share = stats["trained_tokens"] / max(1, stats["tokens"])
+    return f"{text}, {share:.1%} trained"
 
 
 def _show_histogram(bars: Any, console: Console) -> None:
+    """Print a bar for each range of lengths; several ranges without rows become an ellipsis."""
     counts = dict(bars)
-    widest = max(counts.values(), default=0)
-    for has_rows, run in groupby(counts.items(), key=lambda bar: bar[1] > 0):
-        found = list(run)
-        if not has_rows and len(found) > 1:
+    most_rows = max(counts.values(), default=0)
+    for has_rows, group in groupby(counts.items(), key=lambda bar: bar[1] > 0):
+        neighbours = list(group)
+        if not has_rows and len(neighbours) > 1:
             console.print(f"  {'…':>13}")
             continue
-        for label, count in found:
-            console.print(f"  {label:>13} tokens {'█' * -(-40 * count // widest)} {count:,}")
+        for label, count in neighbours:
+            # Rounded up, so that a range with few rows shows too.
+            blocks = "█" * math.ceil(WIDEST_BAR * count / most_rows)
+            console.print(f"  {label:>13} tokens {blocks} {count:,}")
 
 
-def _prepare(args: argparse.Namespace) -> int:
+@prints_json
+def _prepare(args: argparse.Namespace) -> Answer:
+    """Prepare the data of a run in the cache."""
     from rich.console import Console
     from rich.status import Status
 
@@ -363,18 +363,18 @@ def _prepare(args: argparse.Namespace) -> int:
         prepared = prepare(
             config, progress=lambda done: status.update(f"prepared {done:,} records")
         )
-    if args.json:
-        facts = {
-            "path": str(prepared.path),
-            "fingerprint": prepared.fingerprint,
-            "splits": prepared.stats,
-            "findings": [finding.to_json() for finding in prepared.findings],
-        }
-        print_json(facts)
-        return OK
-    for split, stats in prepared.stats.items():
-        print(f"{split}: {_counts(stats, prepared.labels is not None)}")
-    for finding in prepared.findings:
-        print(f"{finding.severity}: {finding.line}")
-    print(visible(f"prepared data: {prepared.path}"))
-    return OK
+
+    def show() -> None:
+        for split, stats in prepared.stats.items():
+            print(f"{split}: {_counts(stats, prepared.labels is not None)}")
+        for finding in prepared.findings:
+            print(f"{finding.severity}: {finding.line}")
+        print(visible(f"prepared data: {prepared.path}"))
+
+    facts = {
+        "path": str(prepared.path),
+        "fingerprint": prepared.fingerprint,
+        "splits": prepared.stats,
+        "findings": [finding.to_json() for finding in prepared.findings],
+    }
+    return Answer(facts, show)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kubetune.base.humanize import visible
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, int | None)
 
 RECIPES = ("fire", "volcano")
+# Time between lines that say how far it is, where there is no terminal.
 LINE_SECONDS = 15.0
-"""Time between lines that say how far it is, where there is no terminal."""
+BAR_SECONDS = 0.2
 
-_OF_RECIPES = (
+OPTIONS_OF_RECIPES = (
     "source",
     "style",
     "images",
@@ -32,10 +33,11 @@ _OF_RECIPES = (
     "max_history_rounds",
     "keep_sources",
     "workers",
+    "json",
 )
+# Attempts with their feedback that a state of FIRE holds, where nothing else is said.
 _HISTORY_ROUNDS = 6
-"""Attempts with their feedback that a state of FIRE holds, where nothing else is said."""
-_OF_SHAPES = ("to", "format", "columns", "subset", "seed")
+OPTIONS_OF_SHAPES = ("to", "format", "columns", "subset", "seed")
 _EPILOG = """\
 examples:
   kubetune data convert answers.csv --columns prompt=question completion=answer -o answers.jsonl
@@ -46,13 +48,14 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of both kinds; which of them belong together is looked at when they are known."""
+    """Add the options of both kinds of input; `run` refuses those of the other kind."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument(
-        "target", metavar="INPUT", help="file, folder, pattern or hub data set (`#N` takes a sample); or a recipe: "
-        "`fire` or `volcano`"
-    )  # fmt: skip
+        "target",
+        metavar="INPUT",
+        help="file, folder, pattern or hub data set (`#N` takes a sample); or a recipe: `fire` or `volcano`",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -63,86 +66,92 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split", help="split of a hub data set, such as train[:1%%]; with a recipe: train,test"
     )
-    shape = parser.add_argument_group("any data")
-    shapes = ("messages", "prompt_completion", "text", "preference", "judged")
-    shape.add_argument(
-        "--to", choices=shapes, help="default messages; judged: each answer of a pair for itself"
+    _add_options_of_shapes(parser.add_argument_group("any data"))
+    recipes = parser.add_argument_group(
+        "recipes",
+        "stopped or killed, the same command continues; --output appears when it is whole",
     )
-    shape.add_argument("--format", help="shape of the records (default: recognised)")
-    shape.add_argument(
+    _add_options_of_recipes(recipes)
+
+
+def _add_options_of_shapes(group: argparse._ArgumentGroup) -> None:
+    shapes = ("messages", "prompt_completion", "text", "preference", "judged")
+    group.add_argument(
+        "--to", choices=shapes, help="default messages; judged: a record for each answer of a pair"
+    )
+    group.add_argument("--format", help="shape of the records (default: recognised)")
+    group.add_argument(
         "--columns", nargs="*", metavar="name=column", help="such as prompt=question"
     )
-    shape.add_argument("--subset", help="configuration of a hub data set")
-    shape.add_argument("--seed", type=int, help="decides the sample that `#N` takes (default 42)")
-    recipe = parser.add_argument_group(
-        "recipes",
-        "stopped or killed, the same command goes on from where it was; --output appears when it is whole",
-    )
-    recipe.add_argument(
+    group.add_argument("--subset", help="configuration of a hub data set")
+    group.add_argument("--seed", type=int, help="decides the sample that `#N` takes (default 42)")
+
+
+def _add_options_of_recipes(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--source", metavar="hub:ID|PATH", help="data set: on the hub, a file, or a folder of files"
     )
-    recipe.add_argument(
+    group.add_argument(
         "--style",
-        help="fire: bc, a row for each attempt (default), or sharegpt, one for each record",
+        help="fire: bc, a row for each attempt (default), or sharegpt, a row for each record",
     )
-    recipe.add_argument(
+    group.add_argument(
         "--images",
         action="append",
         metavar="[SET=]DIR|hub[:ID]",
         help="where images are: a folder that holds them by the paths of the records, `coco=DIR` for one source set, "
         "`hub` for COCO on the hub; may be repeated",
     )
-    recipe.add_argument(
+    group.add_argument(
         "--skip-images",
         action="store_true",
         default=None,
-        help="neither look for images nor at them",
+        help="do not look for images, and do not open them",
     )
-    recipe.add_argument(
+    group.add_argument(
         "--max-samples",
         type=int,
         metavar="N",
         help="first N records of each split; 0 for all (default $MAX_SAMPLES)",
     )
-    recipe.add_argument(
+    group.add_argument(
         "--max-history-rounds",
         type=int,
         metavar="N",
         help="fire: attempts with feedback in a state (default $MAX_HISTORY_ROUNDS, or 6)",
     )
-    recipe.add_argument(
+    group.add_argument(
         "--keep-sources",
         metavar="SET,…",
         help="only records whose image is of these source sets, such as coco,gqa",
     )
-    recipe.add_argument(
+    group.add_argument(
         "--workers",
         type=int,
         metavar="N",
         help="processes (default: usable cores; with --skip-images one less, for reading)",
     )
-    recipe.add_argument(
-        "--json", action="store_true", default=None, help="print the statistics as JSON"
-    )
+    add_json(group, "the statistics as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert and return the exit code."""
     is_recipe = args.target in RECIPES
-    foreign = [
-        name
-        for name in (_OF_SHAPES if is_recipe else (*_OF_RECIPES, "json"))
-        if getattr(args, name) is not None
-    ]
-    if foreign:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in foreign)
-        other = (
-            f"the recipe {args.target}" if is_recipe else "data; the recipes, fire and volcano, do"
-        )
+    flags = []
+    for name in OPTIONS_OF_SHAPES if is_recipe else OPTIONS_OF_RECIPES:
+        value = getattr(args, name)
+        # Not `if value`: somebody may have given a seed of 0.
+        if value is not None and value is not False:
+            flags.append(f"--{name.replace('_', '-')}")
+    if flags:
+        whose = "of any data, not of a recipe" if is_recipe else "of the recipes, fire and volcano"
         raise ConfigError(
-            f"{flags}: not known to {other}. See `kubetune data convert --help`. Nothing was written."
+            f"{', '.join(flags)}: option {whose}; leave it out with {args.target}. See "
+            "`kubetune data convert --help`. Nothing was written."
         )
-    return _convert_recipe(args) if is_recipe else _convert_shape(args)
+    if is_recipe:
+        return _convert_recipe(args)
+    return _convert_shape(args)
 
 
 def _convert_shape(args: argparse.Namespace) -> int:
@@ -151,41 +160,44 @@ def _convert_shape(args: argparse.Namespace) -> int:
     from kubetune.data.reading.convert import convert_source
     from kubetune.data.reading.sources import not_read
 
-    columns = args.columns or []
-    pairs = [text.partition("=") for text in columns]
-    if bad := [
-        text
-        for text, (_, sign, column) in zip(columns, pairs, strict=True)
-        if not sign or not column
-    ]:
+    columns: dict[str, str] = {}
+    bad = []
+    for text in args.columns or ():
+        name, equals, column = text.partition("=")
+        columns[name] = column
+        if not equals or not column:
+            bad.append(text)
+    if bad:
         raise ConfigError(
             f"--columns {' '.join(bad)}; expected name=column, such as prompt=question"
         )
     source = SourceConfig(
         path=args.target,
         format=args.format or "auto",
-        columns={name: column for name, _, column in pairs},
+        columns=columns,
         subset=args.subset,
         split=args.split or "train",
     )
     seed = 42 if args.seed is None else args.seed
     counts, unused = convert_source(source, args.output, args.to or "messages", seed)
-    skipped = f", {counts['skipped']:,} without an answer left out" if counts["skipped"] else ""
-    written, read = counts["written"], counts["read"]  # two answers of each pair are more
-    said = (
-        f"{written:,} of {read:,} records"
-        if written <= read
-        else f"{written:,} records, of {read:,},"
-    )
-    print(visible(f"{said} written to {args.output}{skipped}"))
-    for line in filter(
-        None, (unused_keys(unused), unused_keys(not_read([source]), "files not read"))
-    ):
-        print(line)
+    written = counts["written"]
+    read = counts["read"]
+    line = f"{written:,} of {read:,} records written to {args.output}"
+    if written > read:
+        # A pair becomes two records where each answer is judged for itself.
+        line = f"{written:,} records, of {read:,}, written to {args.output}"
+    if counts["skipped"]:
+        line += f", {counts['skipped']:,} without an answer left out"
+    print(visible(line))
+    for note in (unused_keys(unused), unused_keys(not_read([source]), "files not read")):
+        if note:
+            print(note)
     return OK
 
 
-def _convert_recipe(args: argparse.Namespace) -> int:
+@prints_json
+def _convert_recipe(args: argparse.Namespace) -> Answer:
+    """Convert a published data set."""
     from kubetune.base.processes import usable_cores
     from kubetune.config.environment import max_samples
     from kubetune.plugins.recipes.conversion import (
@@ -212,14 +224,15 @@ def _convert_recipe(args: argparse.Namespace) -> int:
         problems.append("--split is empty; expected names such as train,test")
     if problems:
         raise ConfigError([*problems, "Nothing was written."])
-    samples = (
-        args.max_samples or None
-        if args.max_samples is not None
-        else _of_environment("MAX_SAMPLES", max_samples)
-    )
+    # 0 asks for all.
+    samples = args.max_samples or None
+    if args.max_samples is None:
+        samples = _of_environment("MAX_SAMPLES", max_samples)
     rounds = args.max_history_rounds
     if rounds is None:
-        rounds = _of_environment("MAX_HISTORY_ROUNDS", _history_rounds) if recipe.rounds else 0
+        rounds = 0
+        if recipe.rounds:
+            rounds = _of_environment("MAX_HISTORY_ROUNDS", _history_rounds)
     request = Request(
         recipe=recipe,
         images=ImageSources.parse(args.images or (), skip=bool(args.skip_images)),
@@ -231,16 +244,12 @@ def _convert_recipe(args: argparse.Namespace) -> int:
         workers=args.workers or max(1, usable_cores() - bool(args.skip_images)),
     )
     try:
-        with _Shown() as shown:
-            stats, done = convert_recipe(request, shown)
+        with _ProgressDisplay() as update:
+            stats, done = convert_recipe(request, update)
     except KeyboardInterrupt:
-        print("kubetune: stopped; run the same command again to go on from here", file=sys.stderr)
+        print("kubetune: stopped; the same command continues from here", file=sys.stderr)
         raise
-    if args.json:
-        print(json.dumps(stats, indent=2, ensure_ascii=False))
-    else:
-        _tell(stats, args.output, done)
-    return OK
+    return Answer(stats, lambda: _tell(stats, args.output, done))
 
 
 def _history_rounds(environ: Mapping[str, str]) -> int:
@@ -258,36 +267,41 @@ def _of_environment(name: str, read: Callable[[Mapping[str, str]], Number]) -> N
 
 
 def _listed(text: str | None) -> tuple[str, ...] | None:
-    """The words of `a,b`, each once; None where nothing was given."""
-    return (
-        None
-        if text is None
-        else tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    )
+    """Return the words of `a,b`, each once; None where nothing was given."""
+    if text is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    return tuple(dict.fromkeys(word for word in words if word))
+
+
+ERRORS_SHOWN = 3
 
 
 def _tell(stats: dict[str, Any], output: Path, done: bool) -> None:
     from kubetune.base.humanize import counted, unused_keys
 
     for split, facts in stats.items():
-        print(
-            f"{split}: {counted(facts['examples_generated'], 'row')} of {counted(facts['samples_used'], 'record')}, "
-            f"{facts['skipped']:,} of {facts['samples_processed']:,} skipped"
-        )
-        for kind in ("skipped_by_reason", "notes"):
-            for reason, number in facts[kind].items():
-                print(f"  {number:,} {reason}" + ("" if kind == "notes" else " (skipped)"))
-        if told := unused_keys(facts.get("keys_not_used", {})):
-            print(f"  {told}")
-        for error in facts["errors"][:3]:
+        rows = counted(facts["examples_generated"], "row")
+        records = counted(facts["samples_used"], "record")
+        skipped = f"{facts['skipped']:,} of {facts['samples_processed']:,} skipped"
+        print(f"{split}: {rows} of {records}, {skipped}")
+        for reason, number in facts["skipped_by_reason"].items():
+            print(f"  {number:,} {reason} (skipped)")
+        for note, number in facts["notes"].items():
+            print(f"  {number:,} {note}")
+        keys = unused_keys(facts.get("keys_not_used", {}))
+        if keys:
+            print(f"  {keys}")
+        for error in facts["errors"][:ERRORS_SHOWN]:
             print(f"  {error}")
-    print(
-        f"{'written to' if done else 'nothing to do: these settings were converted already to'} {output}"
-    )
+    outcome = "written to"
+    if not done:
+        outcome = "nothing to do: these settings were converted already to"
+    print(f"{outcome} {output}")
 
 
-class _Shown:
-    """Progress as people want it: a bar on a terminal, elsewhere a line now and then, on standard error."""
+class _ProgressDisplay:
+    """A bar on a terminal, elsewhere a line now and then; on standard error."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -307,9 +321,11 @@ class _Shown:
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
             console=console,
-            auto_refresh=False,  # a thread of its own would be there when processes are forked
+            # That would take a thread, which must not exist when processes are forked.
+            auto_refresh=False,
             disable=not console.is_terminal,
         )
+        # By split: its line in the bar, and when and at which record it began.
         self._tasks: dict[str, Any] = {}
         self._began: dict[str, tuple[float, int]] = {}
         self._shown_at = time.monotonic()
@@ -324,23 +340,21 @@ class _Shown:
 
     def _update(self, what: str, total: int, done: int) -> None:
         now = time.monotonic()
+        total = max(total, done)
         began, first = self._began.setdefault(what, (now, done))
+        rate = 0.0
+        if now > began:
+            rate = (done - first) / (now - began)
+        speed = f"{rate:,.0f}/s" if rate else ""
         if what not in self._tasks:
             self._tasks[what] = self._bar.add_task(what, completed=done, rate="")
-        total = max(total, done)
-        rate = (done - first) / (now - began) if now > began else 0.0
-        self._bar.update(
-            self._tasks[what], total=total, completed=done, rate=f"{rate:,.0f}/s" if rate else ""
-        )
-        if self._bar.disable:
-            if now - self._shown_at >= LINE_SECONDS:
-                self._shown_at = now
-                left = f", {(total - done) / rate:,.0f} s left" if rate else ""
-                print(
-                    f"{what}: {done:,} of {total:,}, {rate:,.0f}/s{left}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        elif now - self._shown_at >= 0.2 or done == total:
+        self._bar.update(self._tasks[what], total=total, completed=done, rate=speed)
+        age = now - self._shown_at
+        if self._bar.disable and age >= LINE_SECONDS:
+            left = f", {(total - done) / rate:,.0f} s left" if rate else ""
+            line = f"{what}: {done:,} of {total:,}, {rate:,.0f}/s{left}"
+            print(line, file=sys.stderr, flush=True)
             self._shown_at = now
+        elif not self._bar.disable and (age >= BAR_SECONDS or done == total):
             self._bar.refresh()
+            self._shown_at = now

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import shell_word, visible
-from kubetune.errors import OK, ConfigError
+from kubetune.cli.json_answers import Answer, add_json, prints_json
+from kubetune.errors import ConfigError
 
 if TYPE_CHECKING:
     from kubetune.plugins.importers import Imported
@@ -39,11 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=words_of_tools(),
         help="whose config it is (default: recognised)",
     )
-    parser.add_argument("--json", action="store_true", help="print run file and notes as JSON")
+    add_json(parser, "run file and notes as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print or write the run file, and the notes. Raises ConfigError rather than overwrite anything."""
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
+    """Print or write the run file, and the notes. Raise ConfigError rather than overwrite anything."""
     from kubetune.plugins.importers import import_config, words_of_tools
 
     if args.output is not None and args.output.exists():
@@ -53,34 +55,29 @@ def run(args: argparse.Namespace) -> int:
     imported = import_config(args.file, words_of_tools().get(args.peer))
     if args.output is not None:
         write_atomic(args.output, imported.text)
-    if args.json:
-        notes = [
-            {"kind": note.kind, "key": note.key, "value": note.value, "text": note.text}
-            for note in imported.notes
-        ]
-        print(
-            json.dumps(
-                {"from": imported.peer, "run_file": imported.text, "notes": notes},
-                indent=2,
-                ensure_ascii=False,
-            )
-        )
-    elif args.output is None:
-        print(imported.text, end="")
-        _show(imported, sys.stderr)
-    else:
-        _show(imported, sys.stdout)
-        following = f"kubetune plan {shell_word(args.output)}"
-        print(visible(f"\nwrote {args.output}; next: {following}"))
-    return OK
+
+    def show() -> None:
+        if args.output is None:
+            # The run file alone is on standard output, so that it can be redirected.
+            print(imported.text, end="")
+            _show_notes(imported, sys.stderr)
+            return
+        _show_notes(imported, sys.stdout)
+        next_command = f"kubetune plan {shell_word(args.output)}"
+        print(visible(f"\nwrote {args.output}; next: {next_command}"))
+
+    notes = [
+        {"kind": note.kind, "key": note.key, "value": note.value, "text": note.text}
+        for note in imported.notes
+    ]
+    facts = {"from": imported.peer, "run_file": imported.text, "notes": notes}
+    return Answer(facts, show)
 
 
-def _show(imported: Imported, stream: TextIO) -> None:
-    """Every key of the file in one of the lists, the ones to look at last."""
-    print(
-        f"{imported.peer}: {', '.join(f'{len(imported.of(kind))} {kind}' for kind in _TITLES)}",
-        file=stream,
-    )
+def _show_notes(imported: Imported, stream: TextIO) -> None:
+    """Print what became of each key of the file; those that a person should look at come last."""
+    counts = ", ".join(f"{len(imported.of(kind))} {kind}" for kind in _TITLES)
+    print(f"{imported.peer}: {counts}", file=stream)
     for kind in ("carried", "assumed", "unneeded", "approximated", "dropped"):
         notes = imported.of(kind)
         if not notes:

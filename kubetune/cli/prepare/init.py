@@ -65,6 +65,7 @@ compute:
 # kubernetes: {image: registry.example/kubetune:1.0, namespace: finetune}    # for `kubetune render`
 """
 
+# Lines of the starter that say what is trained.
 TASKS = {
     "causal_lm": "task: causal_lm",
     "preference": """\
@@ -78,7 +79,6 @@ task: reward_model              # a score for each answer, trained on pairs
 # preference: {center_coefficient: 0.01}    # pull of the scores towards a mean of zero
 # train.jsonl: {"prompt": …, "chosen": …, "rejected": …}, or what other tools read: docs/preference.md""",
 }
-"""Lines of the starter that say what is trained."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or write the starter file. Raises ConfigError rather than overwrite anything."""
+    """Print or write the starter file. Raise ConfigError rather than overwrite anything."""
     text = _schema_text() if args.schema else starter(args.task)
     if args.output is None:
         print(text, end="")

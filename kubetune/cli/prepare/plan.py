@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from kubetune.base.provenance import dotted
-from kubetune.cli.json_answers import print_json
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.tables import print_fact, print_table
 from kubetune.config.load import read_tree, resolved, values_by_path
 from kubetune.config.schema import Config
@@ -20,27 +20,29 @@ from kubetune.supervisor.command_line import add_run_arguments, config_from_args
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     add_run_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    add_json(parser, "the plan as JSON")
     parser.add_argument(
         "--origins", action="store_true", help="print every setting and where it comes from instead"
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the plan of a run. Raises ConfigError for an impossible one, DataError for data that are nowhere."""
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
+    """Print the plan of a run. Raise ConfigError for an impossible one, DataError for data that do not exist."""
     show_notes()
     config = config_from_args(args, os.environ)
     if args.origins:
-        return _show_origins(args, config)
+        return _origins(args, config)
     _require_model_here(config)
-    found = forecast_run(config, os.environ)
-    if args.json:
-        print_json(found.to_json())
-        return 0
-    for label, text in found.describe():
-        print_fact(label, text, 17)
-    return 0
+    forecast = forecast_run(config, os.environ)
+
+    def show() -> None:
+        for label, text in forecast.describe():
+            print_fact(label, text, 17)
+
+    return Answer(forecast.to_json(), show)
 
 
 def _require_model_here(config: Config) -> None:
@@ -53,36 +55,30 @@ def _require_model_here(config: Config) -> None:
     if not on_volume(config.kubernetes, path):
         return
     raise ModelError(
-        f"model {path}: a folder that the pods mount, and none of this machine, where the plan reads its sizes and its "
-        "tokenizer; give a copy here, `kubetune plan RUN_FILE model.path=FOLDER`. `submit` and `render` need none"
+        f"model {path}: the pods mount this folder, but it is not on this machine, where `plan` reads the sizes and "
+        "the tokenizer of the model; name a copy here with `kubetune plan RUN_FILE model.path=FOLDER`. `submit` and "
+        "`render` do not need the folder"
     )
 
 
-def _show_origins(args: argparse.Namespace, config: Config) -> int:
-    """Print each setting as the run will have it, with the file and line, variable or option that it comes from."""
+def _origins(args: argparse.Namespace, config: Config) -> Answer:
+    """Return each setting as the run will have it, with the file and line, variable or option that it comes from."""
     file, sources = sources_of(args, os.environ)
     tree, _ = read_tree(file, **sources)
     rows = []
     for path, value in values_by_path(resolved(config)):
-        # `model: ID` is short for model.path
-        origin = tree.origin_of(path) or (
-            tree.origin_of(path[:-1]) if tree.find(path[:-1]) == value else None
-        )
-        rows.append(
-            {
-                "key": dotted(path),
-                "value": value,
-                "origin": str(origin) if origin else "kubetune's default",
-            }
-        )
-    if args.json:
-        print_json(rows)
-    else:
-        print_table(
-            ("KEY", "VALUE", "FROM"),
-            [(row["key"], json.dumps(row["value"]), row["origin"]) for row in rows],
-        )
-    return 0
+        origin = tree.origin_of(path)
+        # `model: ID` is short for model.path, and has the origin.
+        if origin is None and tree.find(path[:-1]) == value:
+            origin = tree.origin_of(path[:-1])
+        where = str(origin) if origin else "kubetune's default"
+        rows.append({"key": dotted(path), "value": value, "origin": where})
+
+    def show() -> None:
+        lines = [(row["key"], json.dumps(row["value"]), row["origin"]) for row in rows]
+        print_table(("KEY", "VALUE", "FROM"), lines)
+
+    return Answer(rows, show)
 
 
 def show_notes() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune.base.files import lock
 from kubetune.base.humanize import shell_word
-from kubetune.cli.json_answers import print_json
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.remote.run_on_cluster import asker
 from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError
@@ -25,7 +25,7 @@ GONE = "is not there"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser(
         "create", help="make what is not there yet; run again, it goes on where it stopped"
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print it all as a bash script and do nothing"
     )
     status = actions.add_parser("status", help="what there is, how it stands, and what it costs")
-    status.add_argument("--json", action="store_true", help="print it as JSON")
+    add_json(status, "it as JSON")
     credentials = actions.add_parser(
         "credentials", help="put the cluster into the kubeconfig, as a context of its own"
     )
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what `args.action` says. Raises ConfigError, EnvironmentFault."""
+    """Do what `args.action` says. Raise ConfigError, EnvironmentFault."""
     config = load_cluster(args.file)
     if args.action == "create" and args.dry_run:
         from kubetune.plugins.nebius.script import script
@@ -63,13 +63,14 @@ def run(args: argparse.Namespace) -> int:
 
         sys.stdout.write(script(steps(config), config.context))
         return OK
+    actions = {
+        "create": _create,
+        "status": _status,
+        "credentials": _credentials,
+        "delete": _delete,
+    }
     with lock(args.file.with_suffix(".lock"), wait=False):
-        return {
-            "create": _create,
-            "status": _status,
-            "credentials": _credentials,
-            "delete": _delete,
-        }[args.action](args, config)
+        return actions[args.action](args)
 
 
 def _provisioner(
@@ -90,9 +91,10 @@ def _provisioner(
     return Provisioner(state, say, config.ready_minutes)
 
 
-def _create(args: argparse.Namespace, config: NebiusCluster) -> int:
+def _create(args: argparse.Namespace) -> int:
     from kubetune.plugins.nebius.steps import steps
 
+    config = load_cluster(args.file)
     provisioner = _provisioner(args, config)
     for line in _bill(config):
         print(line)
@@ -106,9 +108,10 @@ def _create(args: argparse.Namespace, config: NebiusCluster) -> int:
     return OK
 
 
-def _credentials(args: argparse.Namespace, config: NebiusCluster) -> int:
+def _credentials(args: argparse.Namespace) -> int:
     from kubetune.plugins.nebius.steps import credentials
 
+    config = load_cluster(args.file)
     provisioner = _provisioner(args, config)
     if "cluster" not in provisioner.state.records:
         raise ConfigError(
@@ -118,65 +121,72 @@ def _credentials(args: argparse.Namespace, config: NebiusCluster) -> int:
     return OK
 
 
-def _status(args: argparse.Namespace, config: NebiusCluster) -> int:
+@prints_json
+def _status(args: argparse.Namespace) -> Answer:
+    """Ask Nebius for the state of everything that the state file knows."""
     from kubetune.plugins.nebius.steps import KINDS
 
+    config = load_cluster(args.file)
     provisioner = _provisioner(args, config, quiet=True)
-    rows = []
+    things = []
     for key, record in provisioner.state.records.items():
         kind = KINDS[record.kind]
         if not kind.get or not kind.remove:
             continue
         answer = provisioner.look(record)
-        found = json.loads(answer.out) if answer else {}
-        rows.append(
+        thing = json.loads(answer.out) if answer else {}
+        things.append(
             {
                 "key": key,
                 "what": kind.title,
                 "name": record.name,
                 "id": record.id,
-                "state": _state(found) if answer else GONE,
+                "state": _state(thing) if answer else GONE,
                 "made_here": record.created,
-                "created_at": found.get("metadata", {}).get("created_at"),
+                "created_at": thing.get("metadata", {}).get("created_at"),
             }
         )
-    there = {row["key"] for row in rows if row["state"] != GONE}
-    prices = [{"what": what, "per_hour": price} for what, price in costs(config, there)]
-    if args.json:
-        print_json({"things": rows, "costs": prices, "currency": config.currency})
-        return OK
-    if not rows:
-        print(
-            f"kubetune: nothing is known of {config.name}; `kubetune cluster create -f {shell_word(args.file)}` makes it"
-        )
-        return OK
-    head = ("WHAT", "NAME", "ID", "STATE", "MADE HERE")
-    print_table(
-        head,
-        [
-            (r["what"], r["name"], r["id"], r["state"], "yes" if r["made_here"] else "no")
-            for r in rows
-        ],
-    )
-    if there:
-        for line in _bill(config, there):
+    keys = {str(thing["key"]) for thing in things if thing["state"] != GONE}
+    prices = [{"what": what, "per_hour": price} for what, price in costs(config, keys)]
+    facts = {"things": things, "costs": prices, "currency": config.currency}
+    return Answer(facts, lambda: _show_status(args.file, config, things, keys))
+
+
+def _show_status(
+    file: Path, config: NebiusCluster, things: Sequence[dict[str, Any]], keys: Collection[str]
+) -> None:
+    """Print a table of all things, and the costs of those that exist, which have these keys."""
+    if not things:
+        create = f"kubetune cluster create -f {shell_word(file)}"
+        print(f"kubetune: nothing is known of {config.name}; `{create}` makes it")
+        return
+    rows = []
+    for thing in things:
+        made_here = "yes" if thing["made_here"] else "no"
+        rows.append((thing["what"], thing["name"], thing["id"], thing["state"], made_here))
+    print_table(("WHAT", "NAME", "ID", "STATE", "MADE HERE"), rows)
+    if keys:
+        for line in _bill(config, keys):
             print(line)
-    if since := next((r["created_at"] for r in rows if r["key"] == "cluster"), None):
-        hours = (datetime.now(UTC) - datetime.fromisoformat(str(since))).total_seconds() / 3600
-        print(f"kubetune: the cluster has been there for {hours:,.1f} hours")
-    return OK
+    for thing in things:
+        if thing["key"] == "cluster" and thing["created_at"]:
+            age = datetime.now(UTC) - datetime.fromisoformat(thing["created_at"])
+            hours = age.total_seconds() / 3600
+            print(f"kubetune: the cluster has existed for {hours:,.1f} hours")
 
 
-def _state(found: dict[str, Any]) -> str:
-    status = found.get("status", {})
+def _state(thing: dict[str, Any]) -> str:
+    """Return the state of a thing in Nebius's words, with the nodes of a node group."""
+    status = thing.get("status", {})
+    state = status.get("state", "exists")
     nodes = status.get("target_node_count", status.get("node_count"))
-    ready = (
-        f", {status.get('ready_node_count', 0)} of {nodes} nodes ready" if nodes is not None else ""
-    )
-    return f"{status.get('state', 'there')}{ready}"
+    if nodes is None:
+        return str(state)
+    return f"{state}, {status.get('ready_node_count', 0)} of {nodes} nodes ready"
 
 
-def _delete(args: argparse.Namespace, config: NebiusCluster) -> int:
+def _delete(args: argparse.Namespace) -> int:
+    config = load_cluster(args.file)
     provisioner = _provisioner(args, config)
     if args.node_group is not None:
         return _delete_nodes(args, config, provisioner)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run(parser)
     parser.add_argument(
         "globs",
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Copy. Raises ConfigError when there is no such run or file, EnvironmentFault when one cannot be copied."""
+    """Copy. Raise ConfigError when there is no such run or file, EnvironmentFault when one cannot be copied."""
     cluster, spec = _deleted(args) or find(args)
     from kubetune.k8s.api.client import say
     from kubetune.k8s.cluster.download import download

@@ -10,7 +10,7 @@ from kubetune.errors import OK, ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run(parser)
     parser.add_argument(
         "--volumes",
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Say what will go, ask, and delete it. Raises ConfigError when the answer is no."""
+    """Say what will go, ask, and delete it. Raise ConfigError when the answer is no."""
     cluster, spec = find(args)
     from kubetune.k8s.cluster.submit import deletable, delete
 

@@ -25,7 +25,7 @@ _ACTIONS = ("start", "run", "stop")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument(
         "action",
         nargs="?",
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it; `run` returns the exit code of the training. Raises ConfigError, EnvironmentFault."""
+    """Do it; `run` returns the exit code of the training. Raise ConfigError, EnvironmentFault."""
     from kubetune.k8s.cluster.submit import spec_of, submit
     from kubetune.k8s.manifests import local_files
     from kubetune.plugins.dev_pods import dev_config, idling

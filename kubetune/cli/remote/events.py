@@ -6,33 +6,46 @@ import argparse
 from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import brief, visible
-from kubetune.cli.remote.run_on_cluster import add_run, find, show
+from kubetune.cli.json_answers import Answer, add_json, prints_json
+from kubetune.cli.remote.run_on_cluster import add_run, find
+from kubetune.cli.tables import print_table
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Object
 
 
+HEAD = ("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run(parser)
-    parser.add_argument("--json", action="store_true", help="print whole events as JSON")
+    add_json(parser, "whole events as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the events. Raises ConfigError when there is no such run."""
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
+    """Print the events. Raise ConfigError when there is no such run."""
     cluster, spec = find(args)
     from kubetune.k8s.cluster.runs import events_of
 
     events = events_of(cluster, spec)
-    head = ("AGE", "TYPE", "REASON", "OBJECT", "MESSAGE")
-    return show(events, head, [row(event) for event in events], as_json=args.json)
+    return Answer(events, lambda: print_table(HEAD, [row(event) for event in events]))
 
 
 def row(event: Object) -> list[str]:
-    """An event as a line of the table."""
+    """Return an event as a line of the table."""
     from kubetune.k8s.cluster.pods import about, age_seconds, event_time, times_seen, words_of
 
-    name = "/".join(str(about(event).get(key) or "?") for key in ("kind", "name"))
-    times = f" (×{times_seen(event)})" if times_seen(event) > 1 else ""
-    cells = (brief(age_seconds(event_time(event))), event.get("type"), event.get("reason"), name)
-    return [visible(str(cell or "")) for cell in (*cells, words_of(event) + times)]
+    subject = about(event)
+    message = words_of(event)
+    if times_seen(event) > 1:
+        message += f" (×{times_seen(event)})"
+    cells = (
+        brief(age_seconds(event_time(event))),
+        event.get("type") or "",
+        event.get("reason") or "",
+        f"{subject.get('kind') or '?'}/{subject.get('name') or '?'}",
+        message,
+    )
+    return [visible(str(cell)) for cell in cells]

@@ -14,12 +14,12 @@ from kubetune.errors import OK, ConfigError
 if TYPE_CHECKING:
     from kubetune.k8s.cluster.runs import Target
 
+# Separator between our arguments and the command, which becomes `args.command`.
 COMMAND = "--"
-"""Separator between our arguments and the command, which becomes `args.command`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run(parser)
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; returns its exit code, the first that is not 0 of several. Raises ConfigError without a pod."""
+    """Run the command; returns its exit code, the first that is not 0 of several. Raise ConfigError without a pod."""
     cluster, spec = find(args)
     from kubetune.k8s.api.api_errors import NoProgram
     from kubetune.k8s.api.client import say

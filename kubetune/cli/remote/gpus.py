@@ -3,42 +3,49 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from kubetune.cli.remote.run_on_cluster import add_run, find_running, show
+from kubetune.cli.json_answers import Answer, add_json, prints_json
+from kubetune.cli.remote.run_on_cluster import add_run, find_running
+from kubetune.cli.tables import print_table
+
+if TYPE_CHECKING:
+    from kubetune.k8s.cluster.gpus import Gpus
+
+HEAD = ("NODE", "POD", "GPU", "NAME", "LOAD", "MEMORY", "HEAT", "POWER")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run(parser)
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    add_json(parser, "as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the table. Raises ConfigError when no pod runs."""
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
+    """Print the table. Raise ConfigError when no pod runs."""
     cluster, targets = find_running(args)
     from kubetune.k8s.cluster.gpus import query_gpus
 
-    found = query_gpus(cluster, targets)
-    rows: list[tuple[object, ...]] = []
-    for node in found:
+    nodes = query_gpus(cluster, targets)
+    return Answer([asdict(node) for node in nodes], lambda: print_table(HEAD, list(_rows(nodes))))
+
+
+def _rows(nodes: Sequence[Gpus]) -> Iterator[tuple[object, ...]]:
+    """Yield a line for each GPU, and one for each node that did not answer."""
+    for node in nodes:
         for gpu in node.rows:
-            memory = f"{gpu['memory_used_mib']}/{gpu['memory_total_mib']} MiB"
-            heat, power = gpu["temperature_celsius"], gpu["power_watts"]
-            load = f"{gpu['utilization_percent']}%"
-            rows.append(
-                (
-                    node.node,
-                    node.pod,
-                    gpu["index"],
-                    gpu["name"],
-                    load,
-                    memory,
-                    f"{heat}°C",
-                    f"{power} W",
-                )
+            yield (
+                node.node,
+                node.pod,
+                gpu["index"],
+                gpu["name"],
+                f"{gpu['utilization_percent']}%",
+                f"{gpu['memory_used_mib']}/{gpu['memory_total_mib']} MiB",
+                f"{gpu['temperature_celsius']}°C",
+                f"{gpu['power_watts']} W",
             )
         if node.problem:
-            rows.append((node.node, node.pod, "", node.problem.splitlines()[0]))
-    head = ("NODE", "POD", "GPU", "NAME", "LOAD", "MEMORY", "HEAT", "POWER")
-    return show([asdict(node) for node in found], head, rows, as_json=args.json)
+            yield node.node, node.pod, "", node.problem.splitlines()[0]

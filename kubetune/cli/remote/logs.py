@@ -19,18 +19,26 @@ if TYPE_CHECKING:
     from kubetune.k8s.manifests.kinds.kind import State
     from kubetune.k8s.manifests.spec import RunSpec
 
-_POLL_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
+_POLL_SECONDS = 1.0
+# Between two attempts while nothing answers; it doubles up to this.
+_LONGEST_PAUSE_SECONDS = 30.0
 # What the scheduler says of claims that are being made, and for how long that is no news.
 _WAITS_FOR_VOLUMES = ("waiting for ephemeral volume", "unbound immediate PersistentVolumeClaims")
 _VOLUME_SECONDS = 10.0
-# Without one answer: how long the log of a rank is asked for, and how long while it is followed.
-_PATIENCE_SECONDS, _FOLLOW_PATIENCE_SECONDS = 20.0, 600.0
+# How long the log of a rank is asked for without any answer.
+_PATIENCE_SECONDS = 20.0
+# The same while it is followed.
+_FOLLOW_PATIENCE_SECONDS = 600.0
+
+
+# Prints a file from a byte on, and nothing while the file does not exist.
+READ_FROM = 'test ! -e "$2" || tail -c "+$1" -- "$2"'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run ends")
+    parser.add_argument("-f", "--follow", action="store_true", help="continue until the run ends")
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
         "--rank", type=int, metavar="N", help="everything that rank N logged, over all its starts"
@@ -39,12 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print logs. Raises ConfigError for a run, node or rank there is not."""
+    """Print logs. Raise ConfigError for a run, node or rank that does not exist."""
     cluster, spec = find(args)
-    ranks = spec.nodes * spec.processes
-    for name, value, count in (("--rank", args.rank, ranks), ("--node", args.node, spec.nodes)):
-        if value is not None and not 0 <= value < count:
-            raise ConfigError(f"{name}: found {value}; expected 0 to {count - 1}")
+    _require_below("--rank", args.rank, spec.nodes * spec.processes)
+    _require_below("--node", args.node, spec.nodes)
     if args.rank is not None:
         print_rank_log(cluster, spec, args.rank, follow=args.follow)
         return OK
@@ -53,56 +59,67 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.k8s.cluster.preparation import find_pods
     from kubetune.k8s.cluster.runs import trainer_pods
 
-    show, tell, is_silent = printer(spec), teller(cluster, spec), True
+    show = printer(spec)
+    tell = teller(cluster, spec)
+    is_silent = True
 
     def emit(source: Source, text: str) -> None:
         nonlocal is_silent
         is_silent = False
         show(source, text)
 
-    follower = LogFollower(
-        cluster,
-        spec,
-        emit,
-        wanted=lambda pod: args.node is None or node_number(pod) == args.node,
-        keep=local_folder(spec) / "logs" / "pods" if args.follow else None,
-        look=tell,
-    )
+    def wanted(pod: Object) -> bool:
+        return args.node is None or node_number(pod) == args.node
+
+    keep = None
+    if args.follow:
+        # The logs of pods vanish with them.
+        keep = local_folder(spec) / "logs" / "pods"
+    follower = LogFollower(cluster, spec, emit, wanted=wanted, keep=keep, look=tell)
     if args.follow:
         follower.follow()
     else:
         follower.read()
     if is_silent:
-        there = [*find_pods(cluster, spec), *trainer_pods(cluster, spec)]
-        _say_nothing_yet(spec, "no pod" if there else "")
+        pods = [*find_pods(cluster, spec), *trainer_pods(cluster, spec)]
+        _say_nothing_yet(spec, "no pod" if pods else "")
         if not args.follow:
             warnings, _ = cluster.list_with_revision("Event", fields={"type": "Warning"})
-            tell(there, warnings)
+            tell(pods, warnings)
     return OK
 
 
+def _require_below(option: str, number: int | None, count: int) -> None:
+    """Raise ConfigError for a number of a rank or node that the run does not have."""
+    if number is not None and not 0 <= number < count:
+        raise ConfigError(f"{option}: found {number}; expected 0 to {count - 1}")
+
+
 def _say_nothing_yet(spec: RunSpec, who: str) -> None:
-    """Say that nobody has printed; `who`: the pods or starts that might have, empty where there is none."""
+    """Say that nothing was printed. `who`: "no pod" or "no start"; empty where none exists."""
     from kubetune.k8s.api.client import say
 
-    look = f"kubetune status {spec.typed}"
-    gone = f"{spec.name} has no pod now; see {look}, and --rank 0 for what it logged before"
-    say(f"{who} of {spec.name} has printed anything so far" if who else gone)
+    if who:
+        say(f"{who} of {spec.name} has printed anything so far")
+        return
+    status = f"kubetune status {spec.typed}"
+    say(f"{spec.name} has no pod now; see {status}, and --rank 0 for its earlier log")
 
 
 def printer(spec: RunSpec) -> Callable[[Source, str], None]:
-    """Prints the lines of all pods, each marked with its node."""
+    """Return a function that prints the lines of all pods, each marked with its node."""
 
     def show(source: Source, text: str) -> None:
-        more = "" if source.is_trainer else source.container
-        sys.stdout.write(f"{prefix(source.node, spec.nodes, more)}{shown_on(sys.stdout, text)}\n")
+        container = "" if source.is_trainer else source.container
+        mark = prefix(source.node, spec.nodes, container)
+        sys.stdout.write(f"{mark}{shown_on(sys.stdout, text)}\n")
         sys.stdout.flush()
 
     return show
 
 
 def teller(cluster: Cluster, spec: RunSpec) -> Look:
-    """Tells, once each, why pods do not come and what the cluster warns of; not what is over."""
+    """Return a function that says, once, why pods do not run and what the cluster warns of; not what is over."""
     from kubetune.k8s.api.client import say
     from kubetune.k8s.cluster import kueue
     from kubetune.k8s.cluster.pods import (
@@ -118,41 +135,45 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
     from kubetune.k8s.manifests.initialisers import PREPROCESS
     from kubetune.k8s.manifests.spec import TRAINER
 
-    told = set[str]()
-    # Of the warnings at the first look, each with its time then: the clocks of others may differ from the one here.
-    first: dict[object, str] | None = None
+    # What was said, without names of pods: of many pods that wait for the same, the first one speaks.
+    said_before = set[str]()
+    # Time of each warning at the first look: clocks of the cluster may differ from the one here.
+    first_times: dict[object, str] | None = None
     is_ours = concerns(cluster, spec)
 
     def look(pods: Sequence[Object], warnings: Sequence[Object]) -> None:
-        nonlocal first
-        before = (
-            {event["metadata"].get("uid"): event_time(event) for event in warnings}
-            if first is None
-            else first
-        )
-        first = before
-        there = [pod for pod in pods if component_of(pod) in (PREPROCESS, TRAINER)]
-        trainers = [pod for pod in there if component_of(pod) == TRAINER]
-        reasons = _lasting_reasons(there)
+        nonlocal first_times
+        if first_times is None:
+            first_times = {event["metadata"].get("uid"): event_time(event) for event in warnings}
+        times = first_times
+        by_name: dict[str, Object] = {}
+        for pod in pods:
+            if component_of(pod) in (PREPROCESS, TRAINER):
+                by_name[name_of(pod)] = pod
+        trainers = [pod for pod in by_name.values() if component_of(pod) == TRAINER]
+        reasons = _lasting_reasons(list(by_name.values()))
         if spec.kubernetes.queue and not trainers:
-            held = kueue.why_waiting(cluster, cluster.get(workload_kind(spec), spec.name))
-            reasons |= {f"queue {spec.kubernetes.queue}": held} if held else {}
-        all_run = sum(map(is_running, trainers)) >= spec.nodes
-        settled = {name_of(pod) for pod in there if is_running(pod) or has_ended(pod)}
-        by_name = {name_of(pod): pod for pod in there}
+            reason = kueue.why_waiting(cluster, cluster.get(workload_kind(spec), spec.name))
+            if reason:
+                reasons[f"queue {spec.kubernetes.queue}"] = reason
+        running_pods = [pod for pod in trainers if is_running(pod)]
+        all_run = len(running_pods) >= spec.nodes
 
         def matters(event: Object) -> bool:
-            name = about(event).get("name", "")
-            if name in by_name and _is_no_news(event, by_name[name]):
+            if not is_ours(event):
                 return False
-            is_over = all_run or name in settled
-            return is_ours(event) and (
-                not is_over or before.get(event["metadata"].get("uid")) != event_time(event)
-            )
+            pod = by_name.get(about(event).get("name", ""))
+            if pod is not None and _is_no_news(event, pod):
+                return False
+            is_over = all_run or (pod is not None and (is_running(pod) or has_ended(pod)))
+            if not is_over:
+                return True
+            # It came, or came again, since the first look.
+            return times.get(event["metadata"].get("uid")) != event_time(event)
 
         for text in _lines(sorted(filter(matters, warnings), key=event_time), reasons):
-            if without_names(text) not in told:
-                told.add(without_names(text))
+            if without_names(text) not in said_before:
+                said_before.add(without_names(text))
                 say(text)
 
     return look
@@ -164,19 +185,20 @@ def _lines(warnings: Sequence[Object], reasons: Mapping[str, str]) -> list[str]:
 
     lines = []
     for event in warnings:
-        name, text = about(event).get("name", "?"), words_of(event)
+        name = about(event).get("name", "?")
+        text = words_of(event)
         # A pod's own reason repeats what its events say.
         if text not in reasons.get(name, ""):
             lines.append(f"{name}: {text}")
     return [*lines, *(f"{name}: {reason}" for name, reason in reasons.items())]
 
 
-def _lasting_reasons(there: Sequence[Object]) -> dict[str, str]:
+def _lasting_reasons(pods: Sequence[Object]) -> dict[str, str]:
     """Return why pods do not run, by their names, without what passes in some seconds."""
     from kubetune.k8s.cluster.pods import name_of, why
 
     reasons = {}
-    for pod in there:
+    for pod in pods:
         reason = why(pod)
         if reason and not _may_pass_soon(pod, reason):
             reasons[name_of(pod)] = reason
@@ -207,8 +229,11 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
     from kubetune.k8s.api.api_errors import ApiError, may_pass
     from kubetune.k8s.cluster.volume_reader import VolumeReader
 
-    path, shown = f"{spec.run_dir}/logs/rank-{rank}.log", _Counter()
-    answered, pause = time.monotonic(), _POLL_SECONDS
+    path = f"{spec.run_dir}/logs/rank-{rank}.log"
+    patience = _FOLLOW_PATIENCE_SECONDS if follow else _PATIENCE_SECONDS
+    shown = _Counter()
+    answered = time.monotonic()
+    pause = _POLL_SECONDS
     with VolumeReader(cluster, spec) as volume:
         while True:
             try:
@@ -216,21 +241,15 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
                 goes_on = follow and state in ("waiting", "running")
                 if state != "waiting" or not follow:
                     target = volume.target()
-                    argv = [
-                        "sh",
-                        "-c",
-                        'test ! -e "$2" || tail -c "+$1" -- "$2"',
-                        "sh",
-                        str(shown.bytes + 1),
-                        path,
-                    ]
-                    cluster.exec(target.pod, target.container, argv, stdout=shown)
-                answered, pause = time.monotonic(), _POLL_SECONDS
+                    command = ["sh", "-c", READ_FROM, "sh", str(shown.bytes + 1), path]
+                    cluster.exec(target.pod, target.container, command, stdout=shown)
+                answered = time.monotonic()
+                pause = _POLL_SECONDS
             except ApiError as error:
-                patience = _FOLLOW_PATIENCE_SECONDS if follow else _PATIENCE_SECONDS
                 if not may_pass(error) or time.monotonic() - answered > patience:
                     raise
-                goes_on, pause = True, min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                goes_on = True
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             if not goes_on:
                 if not shown.bytes:
                     _say_nothing_yet(spec, f"no start of rank {rank}")
@@ -239,22 +258,23 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
 
 
 def _state(cluster: Cluster, spec: RunSpec, *, follow: bool) -> State:
-    """State of the run; a StatefulSet that is followed, whose pods stay after the end, is done then."""
+    """Return the state of the run. Some kinds keep their pods running after its end: followed, it is done then."""
     from kubetune.k8s.cluster.pods import state_of
     from kubetune.k8s.cluster.runs import final_status, read_progress, trainer_pods, workload_kind
     from kubetune.k8s.manifests.kinds.registry import kind_of
 
-    found = trainer_pods(cluster, spec)
+    pods = trainer_pods(cluster, spec)
     workload = cluster.get(workload_kind(spec), spec.name)
-    state, _ = state_of(workload, found)
-    stays = follow and state == "running" and kind_of(spec.kubernetes.kind).never_ends
-    return (
-        "done" if stays and final_status(workload, read_progress(cluster, spec, found)) else state
-    )
+    state, _ = state_of(workload, pods)
+    if not follow or state != "running" or not kind_of(spec.kubernetes.kind).never_ends:
+        return state
+    if final_status(workload, read_progress(cluster, spec, pods)):
+        return "done"
+    return state
 
 
 class _Counter:
-    """Writes to the terminal, which obeys none of it, or byte by byte to where it is kept; and counts."""
+    """Standard output that counts its bytes. A terminal gets them escaped, a file or a pipe as they are."""
 
     def __init__(self) -> None:
         self.bytes = 0

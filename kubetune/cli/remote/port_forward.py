@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster
     from kubetune.k8s.manifests.spec import RunSpec
 
+# Variable of the pod of each server that asks for a token.
 _TOKENS = {"jupyter": "JUPYTER_TOKEN", "ui": "KUBETUNE_UI_TOKEN"}
-"""Variable of the pod of each server that asks for a token."""
 _SERVERS = {
     "tensorboard": ("Service", "svc", 6006, 80, "kubernetes.tensorboard: true"),
     "ui": ("Service", "svc", 8600, 80, "kubernetes.ui: true"),
@@ -25,7 +25,7 @@ _SERVERS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run(parser)
     parser.add_argument("server", choices=tuple(_SERVERS))
     parser.add_argument(
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Forward until Ctrl-C, by kubectl. Raises ConfigError when the run has no such server."""
+    """Forward until Ctrl-C, by kubectl. Raise ConfigError when the run has no such server."""
     cluster, spec = find(args)
     kind, short, port, remote, key = _SERVERS[args.server]
     name = f"{spec.name}-{args.server}"

@@ -36,7 +36,7 @@ SECRETS_HEADER = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run_arguments(parser)
     target = parser.add_argument_group("manifests")
     target.add_argument("--kind", dest="kubernetes.kind", choices=KINDS, help="what runs the pods")
@@ -59,7 +59,7 @@ def rendered(
 ) -> tuple[Config, dict[str, str], list[Manifest], list[list[str]]]:
     """Config, files that travel along, objects of the run on a command line, and which of these each patch changes.
 
-    Raises ConfigError with all errors.
+    Raise ConfigError with all errors.
     """
     # Variables of this machine are left out: the same file gives the same manifests everywhere.
     config = config_from_args(args, environ={})
@@ -92,7 +92,7 @@ def _patches_without_effect(of_each: Sequence[Sequence[str]]) -> Iterator[Findin
 
 
 def run(args: argparse.Namespace) -> int:
-    """Render, lint, and write only what has no errors. Raises ConfigError with all of them."""
+    """Render, lint, and write only what has no errors. Raise ConfigError with all of them."""
     config, files, objects, of_patches = rendered(args, strict=args.strict)
     secrets = secret_templates(config, plan_there(config))
     if args.to == "-":
@@ -149,7 +149,7 @@ def write_folder(
 ) -> list[str]:
     """Write one file per object, kustomization.yaml with its configuration, secrets.template.yaml; returns their names.
 
-    Files of an earlier render that are no longer needed are removed. Raises ConfigError, before anything is written,
+    Files of an earlier render that are no longer needed are removed. Raise ConfigError, before anything is written,
     when a file in the way was not made by render.
     """
     texts = {

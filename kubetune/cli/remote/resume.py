@@ -12,12 +12,12 @@ from kubetune.errors import OK, ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Resume. Raises ConfigError when the run is not stopped, and for one of this machine, which is trained on here."""
+    """Resume. Raise ConfigError when the run is not stopped, and for one of this machine, which is trained on here."""
     if args.namespace is None and Path(args.run_name).is_dir():
         raise ConfigError(_told_of(Path(args.run_name)))
     cluster, spec = find(args)
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _told_of(run_dir: Path) -> str:
-    """Words for how a run of this machine goes on. Raises ConfigError for a folder that is none."""
+    """Words for how a run of this machine goes on. Raise ConfigError for a folder that is none."""
     from kubetune.rundir.starts import train_again
     from kubetune.supervisor.place import holders
 

@@ -9,16 +9,20 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kubetune.cli.remote.run_on_cluster import add_namespace
 from kubetune.errors import OK, ConfigError
 from kubetune.library.connection import open_cluster
 
+if TYPE_CHECKING:
+    from kubetune.k8s.api.client import Cluster
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument("action", choices=["set"])
     parser.add_argument(
         "variable", metavar="NAME", help="variable to take the value from, such as HF_TOKEN"
@@ -39,17 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Set one key of a Secret; its other keys stay. Raises ConfigError when there is no value to be found."""
+    """Set one key of a Secret; its other keys stay. Raise ConfigError when there is no value to be found."""
     if not _VARIABLE.fullmatch(args.variable):
         # Somebody may have typed the secret itself, so it is not repeated.
         raise ConfigError(
             "NAME must be the name of an environment variable, such as HF_TOKEN; never give the value"
         )
-    name, key, namespace = (
-        args.secret or args.variable.lower().replace("_", "-"),
-        args.variable,
-        args.namespace,
-    )
+    name = args.variable.lower().replace("_", "-")
+    key = args.variable
+    namespace = args.namespace
     if args.run_file is not None:
         from kubetune.config.load import load_config
 
@@ -58,10 +60,21 @@ def run(args: argparse.Namespace) -> int:
             namespace = namespace or kubernetes.namespace
             reference = kubernetes.secrets.get(args.variable)
             if reference is not None:
-                name, key = args.secret or reference.secret, reference.key or key
+                name = reference.secret
+                key = reference.key or key
+    if args.secret:
+        name = args.secret
     value = find_value(args.variable, args.env_file)
-    os.environ[args.variable] = value  # so that the scrubber of error messages knows it
+    # Messages are cleaned of the secrets of the environment: now of this one too.
+    os.environ[args.variable] = value
     cluster = open_cluster(namespace)
+    _store(cluster, name, key, value)
+    print(f"kubetune: Secret {name} in namespace {cluster.namespace} holds {key} now")
+    return OK
+
+
+def _store(cluster: Cluster, name: str, key: str, value: str) -> None:
+    """Set a key of a Secret, which is created if it does not exist."""
     from kubetune.k8s.api.api_errors import Refused
     from kubetune.k8s.manifests.spec import MANAGED_BY
 
@@ -71,20 +84,14 @@ def run(args: argparse.Namespace) -> int:
     except Refused as error:
         if error.code != 404:
             raise
-        metadata = {
-            "name": name,
-            "namespace": cluster.namespace,
-            "labels": {MANAGED_BY: "kubetune"},
-        }
-        cluster.create(
-            {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", **data}
-        )
-    print(f"kubetune: Secret {name} in namespace {cluster.namespace} holds {key} now")
-    return OK
+        labels = {MANAGED_BY: "kubetune"}
+        metadata = {"name": name, "namespace": cluster.namespace, "labels": labels}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
+        cluster.create(secret | data)
 
 
 def find_value(variable: str, env_file: Path) -> str:
-    """The value of a variable in `.env`, else in the environment, else typed unseen. Raises ConfigError without one."""
+    """Return the value from `.env`, the environment, or an unseen prompt. Raise ConfigError without one."""
     value = read_env_file(env_file).get(variable) or os.environ.get(variable, "")
     if not value and sys.stdin.isatty():
         value = getpass.getpass(f"{variable} (not shown): ")
@@ -97,14 +104,20 @@ def find_value(variable: str, env_file: Path) -> str:
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """`NAME=value` lines; `export`, quotes, comments and blank lines are as in a shell. Empty without the file."""
+    """Return the `NAME=value` lines of a file, as a shell reads them; nothing without the file."""
     if not path.is_file():
         return {}
-    found = {}
+    values = {}
     for line in path.read_text("utf-8").splitlines():
         name, equals, value = line.strip().removeprefix("export ").partition("=")
         if equals and _VARIABLE.fullmatch(name.strip()):
-            value = value.strip()
-            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
-            found[name.strip()] = value[1:-1] if quoted else value.split(" #")[0].strip()
-    return found
+            values[name.strip()] = _unquoted(value.strip())
+    return values
+
+
+def _unquoted(value: str) -> str:
+    """Return a value without its quotes, or without the comment behind it."""
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+    if is_quoted:
+        return value[1:-1]
+    return value.partition(" #")[0].strip()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base.humanize import brief, counted, visible
-from kubetune.cli.json_answers import print_json
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.remote.run_on_cluster import add_run, connect
 from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError, only_followed
@@ -24,61 +24,118 @@ _SAME_END_SECONDS = 900.0
 _LONG_REASON = 200
 
 
+POD_HEAD = ("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY")
+RUN_HEAD = ("RUN", "KIND", "STATE", "PODS", "RESTARTS", "STEP", "LOSS", "TOKENS/S", "ETA", "WHY")
+
+
+@dataclass(frozen=True)
+class UnreadableRun:
+    """A run whose config this version of kubetune cannot read. The other runs are shown all the same."""
+
+    name: str
+    why: str
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run(parser, optional=True)
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_json(parser, "everything as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print how things stand. Raises ConfigError when there is no such run."""
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
+    """Show one run, or all of a namespace. Raise ConfigError when there is no such run."""
     cluster, name = connect(args)
-    from kubetune.k8s.cluster.runs import find_run, list_runs, observe, on_all
+    from kubetune.k8s.cluster.runs import find_run, observe
 
     if name is None:
-        names = list_runs(cluster)
-        if not names:
-            cluster.require_namespace()
-
-        def look(found: str) -> ObservedRun | Unread:
-            try:
-                return observe(cluster, find_run(cluster, found))
-            except ConfigError as error:
-                return Unread(found, str(error))
-
-        _print_runs(cluster, on_all(look, names), as_json=args.json)
-        return OK
+        return _all_runs(cluster)
     observed = observe(cluster, find_run(cluster, name))
-    if args.json:
-        print_json(facts(observed))
-        return OK
+    return Answer(facts(observed), lambda: _show_run(observed))
+
+
+def _show_run(observed: ObservedRun) -> None:
+    """Print the state of a run, its pods and its warnings."""
     for line in headline(observed):
         print(visible(line))
-    if there := [*observed.preparing, *observed.pods]:
+    pods = [*observed.preparing, *observed.pods]
+    if pods:
         print()
-        print_table(
-            ("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY"),
-            [_row(observed, p) for p in there],
-        )
+        print_table(POD_HEAD, [_pod_row(observed, pod) for pod in pods])
     for line in warning_lines(observed):
         print(visible(line))
-    return OK
+
+
+def _all_runs(cluster: Cluster) -> Answer:
+    """Look at all runs of a namespace at once."""
+    from kubetune.k8s.cluster.runs import find_run, list_runs, observe, on_all
+
+    names = list_runs(cluster)
+    if not names:
+        cluster.require_namespace()
+
+    def look(name: str) -> ObservedRun | UnreadableRun:
+        try:
+            return observe(cluster, find_run(cluster, name))
+        except ConfigError as error:
+            return UnreadableRun(name, str(error))
+
+    runs = on_all(look, names)
+
+    def show() -> None:
+        if runs:
+            print_table(RUN_HEAD, [_run_row(observed) for observed in runs])
+        else:
+            print(f"no runs in namespace {cluster.namespace}")
+
+    return Answer([_facts_of(observed) for observed in runs], show)
+
+
+def _facts_of(observed: ObservedRun | UnreadableRun) -> dict[str, Any]:
+    if isinstance(observed, UnreadableRun):
+        return asdict(observed) | {"state": "unknown"}
+    return facts(observed)
+
+
+def _run_row(observed: ObservedRun | UnreadableRun) -> tuple[object, ...]:
+    """Return the line of a run in the table of all."""
+    if isinstance(observed, UnreadableRun):
+        return observed.name, "", "unknown", observed.why
+    run_facts = facts(observed)
+    step = ""
+    if run_facts["step"] is not None:
+        step = f"{run_facts['step']}/{run_facts['steps'] or '?'}"
+    running_pods = [pod for pod in run_facts["pods"] if pod["phase"] == "Running"]
+    return (
+        run_facts["name"],
+        run_facts["kind"],
+        run_facts["state"],
+        f"{len(running_pods)}/{run_facts['nodes']}",
+        run_facts["restarts"],
+        step,
+        _number(run_facts["loss"], ".4f", ""),
+        _number(run_facts["tokens_per_second"], ",.0f", ""),
+        brief(run_facts["seconds_left"]) if observed.state == "running" else "",
+        visible(run_facts["why"]),
+    )
 
 
 def warning_lines(observed: ObservedRun) -> Iterator[str]:
-    """The last warnings, and how many came before them."""
+    """Yield the last warnings, and how many came before them."""
     from kubetune.k8s.cluster import pods
 
     news, times = _without_repeats(_news(observed))
     if len(news) > _SHOWN_EVENTS:
         earlier = sum(times[_kind_of(event)] for event in news[:-_SHOWN_EVENTS])
-        said = f"{counted(earlier, 'earlier warning')}: kubetune events {observed.spec.name}"
-        yield f"! {said} -n {observed.spec.kubernetes.namespace}"
+        command = f"kubetune events {observed.spec.name} -n {observed.spec.kubernetes.namespace}"
+        yield f"! {counted(earlier, 'earlier warning')}: {command}"
     for event in news[-_SHOWN_EVENTS:]:
-        said = f"{event.get('reason') or '?'}: {pods.words_of(event)}"
+        age = brief(pods.age_seconds(pods.event_time(event)))
+        name = pods.about(event).get("name") or "?"
+        line = f"! {age} ago, {name}: {event.get('reason') or '?'}: {pods.words_of(event)}"
         if times[_kind_of(event)] > 1:
-            said += f" ({times[_kind_of(event)]} times)"
-        yield f"! {brief(pods.age_seconds(pods.event_time(event)))} ago, {pods.about(event).get('name') or '?'}: {said}"
+            line += f" ({times[_kind_of(event)]} times)"
+        yield line
 
 
 def _kind_of(event: Object) -> tuple[str, str, str]:
@@ -100,57 +157,8 @@ def _without_repeats(
     return list(last.values()), Counter(map(_kind_of, events))
 
 
-@dataclass(frozen=True)
-class Unread:
-    """A run whose config this version of kubetune cannot read: it hides none of the others."""
-
-    name: str
-    why: str
-
-
-def _print_runs(cluster: Cluster, runs: Sequence[ObservedRun | Unread], *, as_json: bool) -> None:
-    if as_json:
-        every = [
-            {**asdict(s), "state": "unknown"} if isinstance(s, Unread) else facts(s) for s in runs
-        ]
-        print_json(every)
-    elif not runs:
-        print(f"no runs in namespace {cluster.namespace}")
-    else:
-        rows: list[tuple[object, ...]] = []
-        for observed in runs:
-            if isinstance(observed, Unread):
-                rows.append((observed.name, "", "unknown", observed.why))
-                continue
-            told = facts(observed)
-            step = f"{told['step']}/{told['steps'] or '?'}" if told["step"] is not None else ""
-            eta = brief(told["seconds_left"]) if observed.state == "running" else ""
-            there = f"{sum(pod['phase'] == 'Running' for pod in told['pods'])}/{told['nodes']}"
-            numbers = [
-                _number(told[key], form, "")
-                for key, form in (("loss", ".4f"), ("tokens_per_second", ",.0f"))
-            ]
-            rows.append(
-                (
-                    told["name"],
-                    told["kind"],
-                    told["state"],
-                    there,
-                    told["restarts"],
-                    step,
-                    *numbers,
-                    eta,
-                    visible(told["why"]),
-                )
-            )
-        print_table(
-            ("RUN", "KIND", "STATE", "PODS", "RESTARTS", "STEP", "LOSS", "TOKENS/S", "ETA", "WHY"),
-            rows,
-        )
-
-
 def facts(observed: ObservedRun) -> dict[str, Any]:
-    """Facts that `--json` prints: everything, with None for what is not known."""
+    """Return what `--json` prints: everything, with None for what is not known."""
     from kubetune.k8s.cluster import pods
     from kubetune.k8s.cluster.runs import workload_kind
 
@@ -195,7 +203,7 @@ def facts(observed: ObservedRun) -> dict[str, Any]:
 
 
 def why(observed: ObservedRun) -> str:
-    """Reason why a run is not running: the cause of its end, or what it waits for."""
+    """Return why a run is not running: the cause of its end, or what it waits for."""
     from kubetune.k8s.cluster import pods
 
     if observed.state == "done":
@@ -203,114 +211,141 @@ def why(observed: ObservedRun) -> str:
     if observed.state in ("running", "stopped"):
         return ""
     if observed.state == "absent":
-        return "its pods were removed; submit it again to go on with it"
-    reasons = [
-        reason for pod in observed.pods if (reason := pods.why(pod, _events_of(observed, pod)))
-    ]
+        return "its pods were removed; submit it again to continue it"
     if observed.state == "failed":
-        guilty = pods.culprit(observed.pods)
-        told = pods.message_of(guilty) if guilty else None
-        if told and told["reason"]:
-            return str(told["reason"])
-        if guilty and pods.node_number(guilty) and not pods.only_followed(guilty):
-            return f"{pods.name_of(guilty)}: {pods.why(guilty)}"
-        return next(iter(reasons), observed.reason)
-    # Pods of earlier starts are there still; why the next do not come is asked here.
-    coming = [pod for pod in observed.pods if not pods.has_ended(pod)]
-    coming_reasons = [
-        reason for pod in coming if (reason := pods.why(pod, _events_of(observed, pod)))
-    ]
-    guilty = pods.culprit(observed.pods)
-    if not coming_reasons and guilty is not None:
-        # The cause, before what only followed it.
-        coming_reasons = [pods.why(guilty)]
-    reasons = coming_reasons or reasons
+        return _why_failed(observed)
     queue = observed.spec.kubernetes.queue
     if queue and observed.workload is not None and pods.is_suspended(observed.workload):
-        return ": ".join(filter(None, (f"waiting in queue {queue}", observed.reason)))
-    refused = [
-        pods.words_of(event) for event in observed.events if event.get("reason") == "FailedCreate"
-    ]
-    return next(iter(reasons), refused[-1] if refused and not observed.pods else observed.reason)
+        reason = f"waiting in queue {queue}"
+        return f"{reason}: {observed.reason}" if observed.reason else reason
+    # Pods of earlier starts still exist; the question here is why the next ones do not run.
+    next_pods = [pod for pod in observed.pods if not pods.has_ended(pod)]
+    for reason in _reasons(observed, next_pods):
+        return reason
+    guilty = pods.culprit(observed.pods)
+    if guilty is not None:
+        return pods.why(guilty)
+    for reason in _reasons(observed, observed.pods):
+        return reason
+    if not observed.pods:
+        for event in reversed(observed.events):
+            if event.get("reason") == "FailedCreate":
+                return pods.words_of(event)
+    return observed.reason
+
+
+def _why_failed(observed: ObservedRun) -> str:
+    """Return the cause of a failure: what the pod that failed first left behind, else what Kubernetes knows of it."""
+    from kubetune.k8s.cluster import pods
+
+    guilty = pods.culprit(observed.pods)
+    if guilty is not None:
+        message = pods.message_of(guilty)
+        if message and message["reason"]:
+            return str(message["reason"])
+        if pods.node_number(guilty) and not pods.only_followed(guilty):
+            return f"{pods.name_of(guilty)}: {pods.why(guilty)}"
+    for reason in _reasons(observed, observed.pods):
+        return reason
+    return observed.reason
+
+
+def _reasons(observed: ObservedRun, some_pods: Iterable[Object]) -> Iterator[str]:
+    """Yield why these pods do not run, of those that do not."""
+    from kubetune.k8s.cluster import pods
+
+    for pod in some_pods:
+        reason = pods.why(pod, _events_of(observed, pod))
+        if reason:
+            yield reason
 
 
 def _reservation(observed: ObservedRun) -> str:
-    """Reservation of a run that ended well against its result, such as a loss that ran away."""
+    """Return what a run that ended well warns of in its result, such as a loss that ran away."""
     from kubetune.k8s.cluster import pods
     from kubetune.k8s.cluster.runs import exit_status_in
     from kubetune.rundir.exit_status import DONE
 
-    left = [
-        message
-        for pod in observed.pods
-        if pods.node_number(pod) == 0 and (message := pods.message_of(pod))
-    ]
-    told = left[-1] if left else exit_status_in(observed.progress) or {}
-    return (
-        str(told.get("reason") or "").removeprefix(DONE).removeprefix(", ")
-        if told.get("code") == OK
-        else ""
-    )
+    ending: Mapping[str, Any] = exit_status_in(observed.progress) or {}
+    for pod in observed.pods:
+        # The last pod of node 0 knows it best.
+        message = pods.message_of(pod)
+        if message and pods.node_number(pod) == 0:
+            ending = message
+    if ending.get("code") != OK:
+        return ""
+    return str(ending.get("reason") or "").removeprefix(DONE).removeprefix(", ")
 
 
 def headline(observed: ObservedRun) -> Iterator[str]:
-    """One line on how the run stands, and one on how far it is."""
-    told = facts(observed)
-    running = sum(pod["phase"] == "Running" for pod in told["pods"])
+    """Yield a line on the state of a run, and lines on its progress and its last stop."""
+    run_facts = facts(observed)
     parts = [
-        f"{told['name']}: {told['kind']} in {told['namespace']}, {told['state']}",
-        f"{running} of {told['nodes']} pods running"
-        if observed.state in ("running", "waiting")
-        else "",
-        counted(told["restarts"], "restart") if told["restarts"] else "",
+        f"{run_facts['name']}: {run_facts['kind']} in {run_facts['namespace']}, {run_facts['state']}"
     ]
-    reason = told["why"]
-    if len(reason) <= _LONG_REASON:
-        yield ", ".join(filter(None, [*parts, reason]))
-    else:
-        yield ", ".join(filter(None, parts))
+    if observed.state in ("running", "waiting"):
+        running_pods = [pod for pod in run_facts["pods"] if pod["phase"] == "Running"]
+        parts.append(f"{len(running_pods)} of {run_facts['nodes']} pods running")
+    if run_facts["restarts"]:
+        parts.append(counted(run_facts["restarts"], "restart"))
+    reason = run_facts["why"]
+    is_long = len(reason) > _LONG_REASON
+    if reason and not is_long:
+        parts.append(reason)
+    yield ", ".join(parts)
+    if is_long:
         yield f"why: {reason}"
-    if told["step"] is not None:
-        yield _numbers(observed, told)
-    elif told["phase"] and observed.state == "running":
-        yield f"no step yet; rank 0: {told['phase']}"
-    if observed.state != "failed" and told["restarts"] and (said := last_stop(told)):
-        yield said
+    if run_facts["step"] is not None:
+        yield _numbers(observed, run_facts)
+    elif run_facts["phase"] and observed.state == "running":
+        yield f"no step yet; rank 0: {run_facts['phase']}"
+    stop = last_stop(run_facts)
+    if stop and run_facts["restarts"] and observed.state != "failed":
+        yield stop
     if observed.silence:
-        yield f"! its pods could not be asked how far they are: {observed.silence.splitlines()[0]}"
+        yield f"! its pods could not be asked for progress: {observed.silence.splitlines()[0]}"
 
 
-def _numbers(observed: ObservedRun, told: dict[str, Any]) -> str:
-    """Return how far a run is; speed and time left only where they are of the start that runs."""
+def _numbers(observed: ObservedRun, run_facts: dict[str, Any]) -> str:
+    """Return the progress of a run; speed and time left only if the current start measured them."""
     numbers = [
-        f"step {told['step']}/{told['steps'] or '?'}",
-        f"loss {_number(told['loss'], '.4f')}",
+        f"step {run_facts['step']}/{run_facts['steps'] or '?'}",
+        f"loss {_number(run_facts['loss'], '.4f')}",
     ]
     is_running = observed.state == "running"
-    if is_running and told["starting"]:
-        numbers.append("of the start before, this one prepares")
+    if is_running and run_facts["starting"]:
+        numbers.append("from before the restart, which is still preparing")
     else:
-        numbers.append(f"{_number(told['tokens_per_second'], ',.0f')} tokens/s")
-        if is_running and told["seconds_left"]:
-            numbers.append(f"ETA {brief(told['seconds_left'])}")
-    if evaluation := told["evaluation"]:
+        numbers.append(f"{_number(run_facts['tokens_per_second'], ',.0f')} tokens/s")
+        if is_running and run_facts["seconds_left"]:
+            numbers.append(f"ETA {brief(run_facts['seconds_left'])}")
+    evaluation = run_facts["evaluation"]
+    if evaluation:
         numbers.append(f"eval_loss {evaluation['eval_loss']:.4f} at step {evaluation['step']}")
-    if told["saved_step"] is not None:
-        numbers.append(f"saved step {told['saved_step']}")
+    if run_facts["saved_step"] is not None:
+        numbers.append(f"saved step {run_facts['saved_step']}")
     return " · ".join(numbers)
 
 
-def last_stop(told: dict[str, Any]) -> str:
-    """Cause of the last start's end: by its ranks, or by Kubernetes where those only followed a pod's death."""
-    last, cause = told["last_exit"], told["cause"]
-    is_known = last is not None and not only_followed(last["code"], last.get("error"))
-    if cause and not is_known and _is_of_one_end(last, cause):
+def last_stop(run_facts: dict[str, Any]) -> str:
+    """Return why the last start ended; empty where nothing is known.
+
+    The ranks know it, but for those that only lost a peer: then Kubernetes knows which pod died.
+    """
+    last_exit = run_facts["last_exit"]
+    cause = run_facts["cause"]
+    ranks_know = last_exit is not None and not only_followed(
+        last_exit["code"], last_exit.get("error")
+    )
+    if cause and not ranks_know and _is_of_one_end(last_exit, cause):
         return f"last stop {cause['time']}: {cause['pod']}: {cause['reason']}"
-    return f"last stop {last['time']}: exit code {last['code']}, {last['reason']}" if last else ""
+    if not last_exit:
+        return ""
+    return f"last stop {last_exit['time']}: exit code {last_exit['code']}, {last_exit['reason']}"
 
 
 def _is_of_one_end(last: dict[str, Any] | None, cause: dict[str, Any]) -> bool:
-    """The exits that followed a death may have followed this one."""
+    """True if the exit and the death of the pod are close enough in time to belong together."""
     from kubetune.k8s.cluster.pods import age_seconds
 
     if last is None:
@@ -328,49 +363,63 @@ def _events_of(observed: ObservedRun, pod: Object) -> list[Object]:
     uid = pod["metadata"].get("uid")
     from kubetune.k8s.cluster import pods
 
-    refs = [(pods.about(event), event) for event in observed.events]
-    return [event for ref, event in refs if ref.get("name") == name and ref.get("uid", uid) == uid]
+    events = []
+    for event in observed.events:
+        subject = pods.about(event)
+        # The uid tells a pod from an earlier one of the same name.
+        if subject.get("name") == name and subject.get("uid", uid) == uid:
+            events.append(event)
+    return events
 
 
 def _news(observed: ObservedRun) -> list[Object]:
-    """Warnings that say more than the pods themselves."""
+    """Return the warnings that the lines of the pods do not repeat."""
     from kubetune.k8s.cluster import pods
 
-    told = [pods.why(pod) for pod in (*observed.preparing, *observed.pods)]
-    return [
-        event
-        for event in _warnings(observed)
-        if not any(pods.words_of(event) in reason for reason in told)
-    ]
+    reasons = [pods.why(pod) for pod in (*observed.preparing, *observed.pods)]
+    news = []
+    for event in _warnings(observed):
+        text = pods.words_of(event)
+        if not any(text in reason for reason in reasons):
+            news.append(event)
+    return news
 
 
 def _warnings(observed: ObservedRun) -> list[Object]:
-    """Warnings of what is not over: of a container that has started since, or of pods that others stand for."""
+    """Return the warnings that still hold: not of containers that started since, nor of pods that were replaced."""
     from kubetune.k8s.cluster import pods
 
-    there = {pod["metadata"].get("uid"): pod for pod in (*observed.preparing, *observed.pods)}
-    all_run = sum(map(pods.is_running, observed.pods)) >= observed.spec.nodes
+    by_uid: dict[Any, Object] = {}
+    for pod in (*observed.preparing, *observed.pods):
+        by_uid[pod["metadata"].get("uid")] = pod
+    running_pods = [pod for pod in observed.pods if pods.is_running(pod)]
+    all_run = len(running_pods) >= observed.spec.nodes
 
     def matters(event: Object) -> bool:
-        pod = there.get(pods.about(event).get("uid"))
+        pod = by_uid.get(pods.about(event).get("uid"))
         if event.get("type") != "Warning" or observed.state in ("done", "stopped"):
             return False
         if pod is None:
-            # A pod that is gone waits for no node.
+            # A deleted pod waits for no node.
             return not all_run and event.get("reason") != "FailedScheduling"
         if pods.is_of_scheduling(event, pod):
             return False
         began = pods.began(pod)
-        return began is None or pods.event_time(event)[: len(began) - 1] >= began[:-1]
+        if began is None:
+            return True
+        # Both are UTC; the event may have fractions of a second before its Z.
+        return pods.event_time(event)[: len(began) - 1] >= began[:-1]
 
     return [event for event in observed.events if matters(event)]
 
 
-def _row(observed: ObservedRun, pod: Object) -> tuple[object, ...]:
+def _pod_row(observed: ObservedRun, pod: Object) -> tuple[object, ...]:
     from kubetune.k8s.cluster import pods
 
     status = pods.trainer_status(pod)
     age = brief(pods.age_seconds(pod["metadata"].get("creationTimestamp")))
+    # The headline says already what to do.
+    reason = pods.why(pod, _events_of(observed, pod), advise=False)
     return (
         pods.name_of(pod),
         "" if pod in observed.preparing else pods.node_number(pod),
@@ -378,5 +427,5 @@ def _row(observed: ObservedRun, pod: Object) -> tuple[object, ...]:
         pods.phase_of(pod),
         status.get("restartCount", 0),
         age,
-        visible(pods.why(pod, _events_of(observed, pod), advise=False)),  # the headline advises
+        visible(reason),
     )

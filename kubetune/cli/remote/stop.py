@@ -15,7 +15,7 @@ from kubetune.errors import OK, ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run(parser, or_folder=True)
     parser.add_argument(
         "--no-wait", action="store_true", help="do not wait until it has saved and gone"
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stop, and say what each node said last. Raises ConfigError when the run is not running."""
+    """Stop, and say what each node said last. Raise ConfigError when the run is not running."""
     if args.namespace is None and Path(args.run_name).is_dir():
         return _stop_here(Path(args.run_name), wait=not args.no_wait)
     cluster, spec = find(args)

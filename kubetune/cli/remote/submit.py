@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run_arguments(parser)
     target = parser.add_argument_group("cluster")
     target.add_argument("--kind", dest="kubernetes.kind", choices=KINDS, help="what runs the pods")
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Submit; returns 0, or with --wait the exit code of the run. Raises ConfigError, EnvironmentFault."""
+    """Submit; returns 0, or with --wait the exit code of the run. Raise ConfigError, EnvironmentFault."""
     config, files, objects, _ = rendered(args, strict=False)
     if args.dry_run == "client":
         print(dump(objects), end="")

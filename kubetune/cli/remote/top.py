@@ -6,43 +6,48 @@ import argparse
 from typing import Any
 
 from kubetune.base.humanize import size
-from kubetune.cli.remote.run_on_cluster import add_run, find_running, show
+from kubetune.cli.json_answers import Answer, add_json, prints_json
+from kubetune.cli.remote.run_on_cluster import add_run, find_running
+from kubetune.cli.tables import print_table
 from kubetune.errors import EnvironmentFault
+
+HEAD = ("NODE", "POD", "CPU", "MEMORY", "/DEV/SHM", "CACHE FREE", "OUTPUTS FREE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     add_run(parser)
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    add_json(parser, "as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the table. Raises ConfigError when no pod runs."""
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
+    """Print the table. Raise ConfigError when no pod runs."""
     cluster, targets = find_running(args)
     from kubetune.k8s.cluster.runs import Target, ask, on_all
 
     def usage(target: Target) -> dict[str, Any]:
-        asked = {"node": target.node, "pod": target.pod}
+        pod = {"node": target.node, "pod": target.pod}
         try:
-            (answer,) = ask(cluster, target, "usage")
+            [answer] = ask(cluster, target, "usage")
         except EnvironmentFault as error:
-            return {**asked, "problem": str(error)}
-        return {**asked, **answer}
+            return pod | {"problem": str(error)}
+        return {**pod, **answer}
 
-    found = on_all(usage, targets)
-    rows = [
-        (use["node"], use["pod"], use["problem"].splitlines()[0])
-        if "problem" in use
-        else (
-            use["node"],
-            use["pod"],
-            f"{use['cpu_cores']:.2f}",
-            size(use["memory_bytes"]),
-            f"{size(use['shm_used_bytes'])} of {size(use['shm_total_bytes'])}",
-            size(use["cache_free_bytes"]),
-            size(use["outputs_free_bytes"]),
-        )
-        for use in found
-    ]
-    head = ("NODE", "POD", "CPU", "MEMORY", "/DEV/SHM", "CACHE FREE", "OUTPUTS FREE")
-    return show(found, head, rows, as_json=args.json)
+    pods = on_all(usage, targets)
+    return Answer(pods, lambda: print_table(HEAD, [_row(pod) for pod in pods]))
+
+
+def _row(pod: dict[str, Any]) -> tuple[object, ...]:
+    """Return the line of a pod: what it uses, or why it did not answer."""
+    if "problem" in pod:
+        return pod["node"], pod["pod"], pod["problem"].splitlines()[0]
+    return (
+        pod["node"],
+        pod["pod"],
+        f"{pod['cpu_cores']:.2f}",
+        size(pod["memory_bytes"]),
+        f"{size(pod['shm_used_bytes'])} of {size(pod['shm_total_bytes'])}",
+        size(pod["cache_free_bytes"]),
+        size(pod["outputs_free_bytes"]),
+    )

@@ -16,65 +16,77 @@ from kubetune.cli.result.generate import add_sampling, is_classifier, sampling_o
 from kubetune.data.reading.formats import IMAGE_TAG
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from kubetune.result.inference.generate import LoadedModel, Prompt, Sampling
 
 HELP = """\
 /reset         forgets the conversation
 /system TEXT   sets the system message, and forgets the conversation; without TEXT there is none
-/image FILE    shows the model an image with what you say next
+/image FILE    shows the model an image with your next message
 /history       shows the conversation
 /exit, Ctrl-D  leaves; Ctrl-C interrupts an answer"""
+# On a narrower terminal the answers stand below each other.
 NARROWEST_FOR_COLUMNS = 80
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A second model that answers too: its name, and how it is had for a turn."""
+class SecondModel:
+    """A model that answers beside the run's: its base, or the result of another run."""
 
     name: str
-    lent: Callable[[], AbstractContextManager[LoadedModel]]
-    model: LoadedModel | None = None
-    """Of a second run, whose images and template are its own; None for the base."""
+    # Make it the active model, for one answer.
+    active: Callable[[], AbstractContextManager[LoadedModel]]
+    # Of another run, which has its own template and reader of images; None for the base.
+    loaded: LoadedModel | None = None
 
 
 @dataclass
 class Conversation:
-    """The conversation so far. `other`: of the model beside, made of its own answers.
-
-    `images` are those shown so far, `pending` those that go with what is said next.
-    """
+    """The conversation so far."""
 
     system: str | None
+    # The turns with the result of the run.
     tuned: list[dict[str, Any]] = field(default_factory=list)
+    # The same questions with the second model's answers.
     other: list[dict[str, Any]] = field(default_factory=list)
+    # Images shown so far.
     images: list[str] = field(default_factory=list)
+    # Images that go with the next question.
     pending: list[str] = field(default_factory=list)
-    told: set[str] = field(default_factory=set)
-    """Lines said already of what the chat template leaves out."""
+    # Parts that the chat template leaves out, of which a note was printed.
+    noted: set[str] = field(default_factory=set)
 
     def reset(self) -> None:
         """Forget all turns and images."""
-        for what in (self.tuned, self.other, self.images, self.pending):
-            what.clear()
+        self.tuned.clear()
+        self.other.clear()
+        self.images.clear()
+        self.pending.clear()
 
     @property
     def seen(self) -> list[str]:
-        """The images that the next prompt is about."""
+        """Return the images that the next prompt is about."""
         return [*self.images, *self.pending]
 
     def tagged(self, text: str) -> str:
-        """The text with a tag for each image that goes with it, unless it has them itself."""
-        return f"{IMAGE_TAG}\n" * (len(self.pending) - text.count(IMAGE_TAG)) + text
+        """Return the text with a tag for each pending image, unless it holds them already."""
+        missing = len(self.pending) - text.count(IMAGE_TAG)
+        return f"{IMAGE_TAG}\n" * missing + text
 
     def prompt(self, history: list[dict[str, Any]], text: str, is_chat: bool) -> Prompt:
-        """A model that was taught plain text has no turns: each line stands alone."""
+        """Return the next prompt. A model trained on plain text has no turns: it gets the text alone."""
         if not is_chat and not self.seen:
             return text
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *history, {"role": "user", "content": text}]
+        messages = [*history, {"role": "user", "content": text}]
+        if self.system:
+            messages.insert(0, {"role": "system", "content": self.system})
+        return messages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
     parser.add_argument("--system", help="the system message of the conversation")
     second = parser.add_mutually_exclusive_group()
@@ -106,14 +118,17 @@ def run(args: argparse.Namespace) -> int:
             )
     sampling = sampling_of(args)
     with suppress(ImportError):
-        import readline  # noqa: F401 - importing it gives `input` arrow keys and a memory
+        # The import alone gives `input` arrow keys and a history.
+        import readline  # noqa: F401
     from kubetune.result.inference.generate import load_run
 
     loaded = load_run(args.run_dir, args.checkpoint, model=args.model, trust_code=args.trust_code)
-    beside = Beside("base", loaded.as_base) if args.compare else None
+    beside = None
+    if args.compare:
+        beside = SecondModel("base", loaded.as_base)
     if args.beside:
         second = load_run(args.beside, "best")
-        beside = Beside(str(args.beside), lambda: nullcontext(second), second)
+        beside = SecondModel(str(args.beside), lambda: nullcontext(second), second)
     conversation = Conversation(args.system)
     for image in args.image:
         print(show_image(str(image), conversation, loaded, beside))
@@ -135,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def obey(command: str, conversation: Conversation) -> str:
-    """Do what a line that begins with a slash says; returns the answer to it."""
+    """Carry out a line that begins with a slash; return what to print."""
     name, _, rest = command.partition(" ")
     if name == "/reset":
         conversation.reset()
@@ -143,19 +158,19 @@ def obey(command: str, conversation: Conversation) -> str:
     if name == "/system":
         conversation.reset()
         conversation.system = rest.strip() or None
-        return f"system: {conversation.system}" if conversation.system else "no system message"
+        if conversation.system is None:
+            return "no system message"
+        return f"system: {conversation.system}"
     if name == "/history":
-        return (
-            "\n".join(f"{turn['role']}: {turn['content']}" for turn in conversation.tuned)
-            or "nothing was said yet"
-        )
+        lines = [f"{turn['role']}: {turn['content']}" for turn in conversation.tuned]
+        return "\n".join(lines) or "nothing was said yet"
     return HELP
 
 
 def show_image(
-    file: str, conversation: Conversation, loaded: LoadedModel, beside: Beside | None = None
+    file: str, conversation: Conversation, loaded: LoadedModel, beside: SecondModel | None = None
 ) -> str:
-    """Keep an image for what is said next; returns what to tell of it."""
+    """Keep an image for the next question; return what to print about it."""
     for model in _runs(loaded, beside):
         if model.reader is None:
             return f"a run with `task: {model.config.task}`: its model sees no images"
@@ -166,7 +181,7 @@ def show_image(
     except UnusableImage as error:
         return str(error)
     conversation.pending.append(str(Path(file).expanduser()))
-    return f"{facts.format}, {facts.width} × {facts.height}: goes with what you say next"
+    return f"{facts.format}, {facts.width} × {facts.height}: goes with your next message"
 
 
 def converse(
@@ -174,43 +189,45 @@ def converse(
     conversation: Conversation,
     text: str,
     sampling: Sampling,
-    beside: Beside | None = None,
+    beside: SecondModel | None = None,
 ) -> None:
-    """One turn, which becomes part of the conversation once it is whole. Raises nothing that ends the chat."""
+    """Ask and answer; the turn becomes part of the conversation once it is complete. No error ends the chat."""
     text = conversation.tagged(text)
-    ask = {"role": "user", "content": text}
+    question = {"role": "user", "content": text}
     try:
         for model in _runs(loaded, beside):
             tell_what_is_left_out(model, conversation, text)
         if beside:
             other, tuned = answer_both(loaded, beside, conversation, text, sampling)
-            conversation.other += [ask, {"role": "assistant", "content": other}]
+            conversation.other += [question, {"role": "assistant", "content": other}]
         else:
             prompt = conversation.prompt(conversation.tuned, text, loaded.is_chat)
             tuned = stream(loaded, prompt, sampling, images=conversation.seen)
-        conversation.tuned += [ask, {"role": "assistant", "content": tuned}]
+        conversation.tuned += [question, {"role": "assistant", "content": tuned}]
         conversation.images += conversation.pending
     except KeyboardInterrupt:
         print("\n(interrupted; that turn is forgotten)")
-    except (
-        ValueError,
-        errors.DataError,
-    ) as error:  # the template refuses the conversation, or an image is gone
+    except (ValueError, errors.DataError) as error:
+        # The template refuses the conversation, or an image was removed.
         print(f"(this cannot be asked: {error}; that turn is forgotten)")
     conversation.pending.clear()
 
 
-def _runs(loaded: LoadedModel, beside: Beside | None) -> list[LoadedModel]:
-    """Models with templates and readers of their own."""
-    return [loaded, *([beside.model] if beside and beside.model else [])]
+def _runs(loaded: LoadedModel, beside: SecondModel | None) -> list[LoadedModel]:
+    """Return the models that have their own template and reader of images."""
+    models = [loaded]
+    if beside and beside.loaded:
+        models.append(beside.loaded)
+    return models
 
 
 def tell_what_is_left_out(loaded: LoadedModel, conversation: Conversation, text: str) -> None:
-    """Say, once, what of the conversation the chat template does not show to the model."""
-    for what in loaded.left_out(conversation.prompt(conversation.tuned, text, loaded.is_chat)):
-        if what not in conversation.told:
-            conversation.told.add(what)
-            print(shown_on(sys.stdout, f"(note: {what}, which the model does not see)"))
+    """Print, once, which parts of the conversation the chat template does not show to the model."""
+    prompt = conversation.prompt(conversation.tuned, text, loaded.is_chat)
+    for part in loaded.left_out(prompt):
+        if part not in conversation.noted:
+            conversation.noted.add(part)
+            print(shown_on(sys.stdout, f"(note: {part}, which the model does not see)"))
 
 
 def stream(
@@ -221,60 +238,85 @@ def stream(
     *,
     images: Sequence[str] = (),
 ) -> str:
-    """Answer on the terminal, as the words come."""
+    """Print an answer word by word, and return it."""
     from kubetune.result.inference.generate import stream_answer
 
+    def show(piece: str) -> None:
+        print(shown_on(sys.stdout, piece), end="", flush=True)
+
     print(label, end="", flush=True)
-    answer = stream_answer(
-        loaded,
-        prompt,
-        sampling,
-        lambda piece: print(shown_on(sys.stdout, piece), end="", flush=True),
-        images,
-    )
+    answer = stream_answer(loaded, prompt, sampling, show, images)
     print()
     return answer
 
 
 def answer_both(
-    loaded: LoadedModel, beside: Beside, conversation: Conversation, text: str, sampling: Sampling
+    loaded: LoadedModel,
+    beside: SecondModel,
+    conversation: Conversation,
+    text: str,
+    sampling: Sampling,
 ) -> tuple[str, str]:
-    """The other's answer and the run's: in two columns that fill as they come, where there is room for them."""
+    """Print and return the second model's answer and the run's: in two columns where there is room for them."""
     from rich.console import Console
 
-    console, images = Console(), conversation.seen
-    is_chat = (beside.model or loaded).is_chat
-    before = conversation.prompt(conversation.other, text, is_chat)
-    after = conversation.prompt(conversation.tuned, text, loaded.is_chat)
-    name = str(loaded.result.run_dir) if beside.model else "tuned"
+    console = Console()
+    images = conversation.seen
+    second_is_chat = (beside.loaded or loaded).is_chat
+    second_prompt = conversation.prompt(conversation.other, text, second_is_chat)
+    prompt = conversation.prompt(conversation.tuned, text, loaded.is_chat)
+    name = "tuned"
+    if beside.loaded:
+        name = str(loaded.result.run_dir)
     if not sys.stdout.isatty() or console.width < NARROWEST_FOR_COLUMNS:
         width = max(len(beside.name), len(name)) + 2
-        with beside.lent() as other:
-            first = stream(other, before, sampling, f"{beside.name}:".ljust(width), images=images)
-        return first, stream(loaded, after, sampling, f"{name}:".ljust(width), images=images)
-    from rich.live import Live
-    from rich.table import Table
-    from rich.text import Text
+        label = f"{beside.name}:".ljust(width)
+        with beside.active() as second:
+            second_answer = stream(second, second_prompt, sampling, label, images=images)
+        label = f"{name}:".ljust(width)
+        return second_answer, stream(loaded, prompt, sampling, label, images=images)
 
     from kubetune.result.inference.generate import stream_answer
 
-    columns: list[tuple[str, list[str]]] = [(beside.name, []), (name, [])]
+    columns = Columns(console, (beside.name, name))
+    with columns.live:
+        with beside.active() as second:
+            second_answer = stream_answer(
+                second, second_prompt, sampling, columns.writer(0), images
+            )
+        answer = stream_answer(loaded, prompt, sampling, columns.writer(1), images)
+    return second_answer, answer
 
-    def table() -> Table:
-        # The terminal writes ^C after it, which must not begin a line: what is drawn anew would not cover the old.
-        drawn = Table(width=console.width - 3, show_edge=False)
-        for head, _ in columns:
-            drawn.add_column(Text(head), ratio=1)
-        drawn.add_row(*(Text("".join(said)) for _, said in columns))
-        return drawn
 
-    with Live(table(), console=console, auto_refresh=False, vertical_overflow="visible") as live:
+class Columns:
+    """Answers in columns of the terminal, which fill as the words come."""
 
-        def show(column: int, piece: str) -> None:
-            columns[column][1].append(piece)
-            live.update(table(), refresh=True)
+    def __init__(self, console: Console, names: Sequence[str]) -> None:
+        from rich.live import Live
 
-        with beside.lent() as other:
-            first = stream_answer(other, before, sampling, lambda piece: show(0, piece), images)
-        last = stream_answer(loaded, after, sampling, lambda piece: show(1, piece), images)
-        return first, last
+        self._names = names
+        self._texts = [""] * len(names)
+        # The terminal writes ^C behind a full line, and what is drawn anew would not cover that.
+        self._width = console.width - 3
+        self.live = Live(
+            self._table(), console=console, auto_refresh=False, vertical_overflow="visible"
+        )
+
+    def writer(self, column: int) -> Callable[[str], None]:
+        """Return the function that appends to a column."""
+
+        def write(piece: str) -> None:
+            self._texts[column] += piece
+            self.live.update(self._table(), refresh=True)
+
+        return write
+
+    def _table(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(width=self._width, show_edge=False)
+        for name in self._names:
+            table.add_column(Text(name), ratio=1)
+        table.add_row(*(Text(text) for text in self._texts))
+        return table

@@ -7,13 +7,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
 from kubetune.base.humanize import shown_on
-from kubetune.cli.json_answers import print_json
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.result.export import add_result
 
+if TYPE_CHECKING:
+    from kubetune.result.inference.evaluate import Evaluation
+
 TITLE = "true \\ predicted"
+# Pairs of classes that are listed where the matrix is too wide.
 MIX_UPS = 20
 
 
@@ -30,13 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--predictions",
         type=Path,
         metavar="FILE",
-        help="where to write what a classifier says of each row, as JSON lines (default RUN_DIR/predictions.jsonl)",
+        help="file for the prediction of a classifier on each row, as JSON lines (default RUN_DIR/predictions.jsonl)",
     )
     parser.add_argument(
         "--compare",
         metavar="RUN_DIR|base",
-        help="compare the answers that evaluations left with those of another run, or of the model before training; "
-        "nothing is evaluated anew",
+        help="compare the answers of earlier evaluations with those of another run, or of the model before training; "
+        "nothing is evaluated again",
     )
     parser.add_argument(
         "--benchmarks",
@@ -44,19 +49,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tasks of lm-evaluation-harness, such as arc_easy, instead of own data",
     )
     parser.add_argument(
-        "--with-base", action="store_true", help="benchmarks of the model before training, too"
+        "--with-base",
+        action="store_true",
+        help="run the benchmarks on the model before training too",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="ask each benchmark's first N only")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="only the first N questions of each benchmark"
+    )
     parser.add_argument(
         "--tasks-folder",
         type=Path,
         metavar="DIR",
         help="folder with more task files for benchmarks",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser, "JSON")
 
 
-def run(args: argparse.Namespace) -> int:
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
     """Print every metric of the task, or a comparison, or benchmarks."""
     _require_one_question(args)
     if args.compare:
@@ -67,42 +77,43 @@ def run(args: argparse.Namespace) -> int:
 
     with collector.paused():
         from kubetune.result.inference.evaluate import evaluate_run
-    found = evaluate_run(
-        args.run_dir, args.checkpoint, args.data, args.predictions, model=args.model,
+    evaluation = evaluate_run(
+        args.run_dir,
+        args.checkpoint,
+        args.data,
+        args.predictions,
+        model=args.model,
         trust_code=args.trust_code,
-    )  # fmt: skip
-    for line in found.remarks:
+    )
+    for line in evaluation.remarks:
         print(shown_on(sys.stderr, line), file=sys.stderr)
-    if found.predictions is not None:
-        print(f"predictions: {found.predictions}", file=sys.stderr)
-    if args.json:
-        matrix = {"confusion": found.confusion, "names": found.names} if found.confusion else {}
-        print_json(found.metrics | matrix, indent=None)
-        return errors.OK
-    for name, value in found.metrics.items():
+    if evaluation.predictions is not None:
+        print(f"predictions: {evaluation.predictions}", file=sys.stderr)
+    facts: dict[str, Any] = dict(evaluation.metrics)
+    if evaluation.confusion:
+        facts |= {"confusion": evaluation.confusion, "names": evaluation.names}
+    return Answer(facts, lambda: _show(evaluation), indent=None)
+
+
+def _show(evaluation: Evaluation) -> None:
+    for name, value in evaluation.metrics.items():
         print(f"{name:<26} {value:.6g}")
-    if found.confusion:
-        print(
-            "\n".join(
-                [
-                    "",
-                    *confusion_lines(
-                        found.confusion, found.names, get_terminal_size((120, 0)).columns
-                    ),
-                ]
-            )
-        )
-    return errors.OK
+    if evaluation.confusion:
+        columns = get_terminal_size((120, 0)).columns
+        print()
+        for line in confusion_lines(evaluation.confusion, evaluation.names, columns):
+            print(line)
 
 
 def _require_one_question(args: argparse.Namespace) -> None:
     """Raise ConfigError for options that do not go together; none is ignored."""
-    given = [
-        name for name in ("compare", "benchmarks", "data", "predictions") if getattr(args, name)
-    ]
-    if len(given) > 1 and given != ["data", "predictions"]:
+    asked = []
+    for name in ("compare", "benchmarks", "data", "predictions"):
+        if getattr(args, name):
+            asked.append(name)
+    if len(asked) > 1 and asked != ["data", "predictions"]:
         raise errors.ConfigError(
-            f"--{given[0]} and --{given[1]} ask for different things; give one"
+            f"--{asked[0]} and --{asked[1]} ask for different things; give only one of them"
         )
     for name in ("with_base", "limit", "tasks_folder"):
         if getattr(args, name) and not args.benchmarks:
@@ -111,73 +122,95 @@ def _require_one_question(args: argparse.Namespace) -> None:
         raise errors.ConfigError(f"--limit: found {args.limit}; expected at least 1")
 
 
-def _compare(args: argparse.Namespace) -> int:
+def _compare(args: argparse.Namespace) -> Answer:
     from kubetune.result.inference.compare import compare_runs, table
 
-    found = compare_runs(args.run_dir, args.compare, args.checkpoint)
-    if args.json:
-        print_json([measured.facts() for measured in found], indent=None)
-    else:
-        print("\n".join(table(found, (Path(args.compare).name, args.run_dir.name))))
-    return errors.OK
+    comparisons = compare_runs(args.run_dir, args.compare, args.checkpoint)
+    names = (Path(args.compare).name, args.run_dir.name)
+
+    def show() -> None:
+        print("\n".join(table(comparisons, names)))
+
+    return Answer([comparison.facts() for comparison in comparisons], show, indent=None)
 
 
-def _benchmark(args: argparse.Namespace) -> int:
+def _benchmark(args: argparse.Namespace) -> Answer:
     from kubetune.base.processes import output_on_stderr
     from kubetune.config.schema.evaluation import BenchmarksConfig
     from kubetune.result.inference.benchmarks import evaluate_benchmarks
 
     tasks = tuple(task for task in args.benchmarks.split(",") if task)
-    folder = str(args.tasks_folder) if args.tasks_folder else None
+    folder = None
+    if args.tasks_folder:
+        folder = str(args.tasks_folder)
     wanted = BenchmarksConfig(tasks=tasks, limit=args.limit, tasks_folder=folder)
-    with output_on_stderr():  # the harness tells of its progress
-        found = evaluate_benchmarks(
-            args.run_dir, wanted, args.checkpoint, with_base=args.with_base, model=args.model,
+    # The harness prints its progress, which is no result.
+    with output_on_stderr():
+        results = evaluate_benchmarks(
+            args.run_dir,
+            wanted,
+            args.checkpoint,
+            with_base=args.with_base,
+            model=args.model,
             trust_code=args.trust_code,
-        )  # fmt: skip
-    if args.json:
-        print_json(found, indent=None)
-        return errors.OK
-    for side, results in found.items():
-        for task, values in results.items():
-            print(
-                *(f"{side:<6} {task:<24} {name:<28} {value:.4g}" for name, value in values.items()),
-                sep="\n",
-            )
-    return errors.OK
+        )
+
+    def show() -> None:
+        for side, tasks_of_side in results.items():
+            for task, values in tasks_of_side.items():
+                for name, value in values.items():
+                    print(f"{side:<6} {task:<24} {name:<28} {value:.4g}")
+
+    return Answer(results, show, indent=None)
 
 
 def confusion_lines(counts: list[list[int]], names: Sequence[str], columns: int) -> list[str]:
-    """A confusion matrix as lines: true classes down, predicted ones across.
+    """Return a confusion matrix as lines: true classes down, predicted classes across.
 
-    Where the names are too wide for so many columns, numbers head the table; where these are, the classes that are
-    taken for others most often are listed.
+    Where the names are too wide for so many columns, numbers head the table; where the numbers are too wide too,
+    the classes that are confused most often are listed.
     """
     numbers = [str(number) for number in range(len(names))]
-    numbered = [f"{number} {name}" for number, name in zip(numbers, names, strict=True)]
-    for classes, heads in ((names, names), (numbered, numbers)):
-        width = max(len(text) for text in (*heads, *(str(n) for row in counts for n in row))) + 2
-        first = max(len(TITLE), *(len(name) for name in classes))
-        if first + width * len(names) <= columns:
-            rows = zip((TITLE, *classes), [heads, *counts], strict=True)
-            return [
-                f"{name:<{first}}" + "".join(f"{cell:>{width}}" for cell in row)
-                for name, row in rows
-            ]
+    numbered_names = [f"{number} {name}" for number, name in enumerate(names)]
+    for rows, heads in ((names, names), (numbered_names, numbers)):
+        lines = _matrix(counts, rows, heads)
+        if max(map(len, lines)) <= columns:
+            return lines
     return mix_up_lines(counts, names)
 
 
+def _matrix(counts: list[list[int]], rows: Sequence[str], heads: Sequence[str]) -> list[str]:
+    """Return a matrix as lines, with a name for each row and a head for each column."""
+    cells = [list(heads)]
+    for row in counts:
+        cells.append([str(count) for count in row])
+    cell_width = 2 + max(len(cell) for line in cells for cell in line)
+    names = [TITLE, *rows]
+    name_width = max(map(len, names))
+    lines = []
+    for name, line in zip(names, cells, strict=True):
+        aligned = "".join(cell.rjust(cell_width) for cell in line)
+        lines.append(name.ljust(name_width) + aligned)
+    return lines
+
+
 def mix_up_lines(counts: list[list[int]], names: Sequence[str]) -> list[str]:
-    """Pairs of classes that are taken for one another most often."""
-    classes = range(len(names))
-    pairs = sorted(
-        (-counts[i][j], i, j) for i in classes for j in classes if i != j and counts[i][j]
-    )
-    shown = [
-        ("true", "predicted", "rows"),
-        *((names[i], names[j], f"{-n:,}") for n, i, j in pairs[:MIX_UPS]),
-    ]
-    first, second, _ = (max(map(len, column)) + 2 for column in zip(*shown, strict=True))
-    more = f", {MIX_UPS} of {len(pairs):,}" if len(pairs) > MIX_UPS else ""
-    title = f"Classes taken for another most often{more} (--json prints the whole matrix of {len(names)} classes)"
-    return [title, *(f"{true:<{first}}{said:<{second}}{n:>6}" for true, said, n in shown)]
+    """Return the pairs of classes that are confused most often, as lines."""
+    pairs = []
+    for true, row in enumerate(counts):
+        for predicted, count in enumerate(row):
+            if count and true != predicted:
+                pairs.append((count, true, predicted))
+    # The most frequent first; of equals, in the order of the classes.
+    pairs.sort(key=lambda pair: (-pair[0], pair[1], pair[2]))
+    rows = [("true", "predicted", "rows")]
+    for count, true, predicted in pairs[:MIX_UPS]:
+        rows.append((names[true], names[predicted], f"{count:,}"))
+    true_width = 2 + max(len(row[0]) for row in rows)
+    predicted_width = 2 + max(len(row[1]) for row in rows)
+    shown = f", {MIX_UPS} of {len(pairs):,}" if len(pairs) > MIX_UPS else ""
+    whole = f"--json prints the whole matrix of {len(names)} classes"
+    lines = [f"Classes that are confused most often{shown} ({whole})"]
+    for true_name, predicted_name, count_text in rows:
+        lines.append(f"{true_name:<{true_width}}{predicted_name:<{predicted_width}}{count_text:>6}")
+    return lines

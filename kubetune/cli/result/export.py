@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubetune import errors
 from kubetune.base import allocator
+from kubetune.base.humanize import counted
 from kubetune.base.signals import stoppable
-from kubetune.cli.json_answers import print_json
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 
 if TYPE_CHECKING:
     from kubetune.result.publishing.export import Export
@@ -22,20 +22,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="default RUN_DIR/exports/STEP-KIND"
     )
-    parser.add_argument(
-        "--out", type=Path, dest="output", help=argparse.SUPPRESS
-    )  # what it was called before
+    # The name of the option in earlier versions.
+    parser.add_argument("--out", type=Path, dest="output", help=argparse.SUPPRESS)
     parser.add_argument(
         "--max-shard-size",
         default="5GB",
         metavar="SIZE",
         help="largest file of a model's weights (default 5GB)",
     )
-    parser.add_argument("--json", action="store_true", help="print the provenance as JSON")
+    add_json(parser, "the provenance as JSON")
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
-    """Options that decide what an export holds."""
+    """Add the options that decide what an export holds."""
     add_result(parser)
     parser.add_argument(
         "--merge", action="store_true", help="put the adapter into the weights of the base"
@@ -47,7 +46,7 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_result(parser: argparse.ArgumentParser) -> None:
-    """Options that say which result of a run is meant, and where its base lies, for a run from another place."""
+    """Add the options that choose a checkpoint, and name the base of a run that comes from another machine."""
     parser.add_argument(
         "--checkpoint",
         "--step",
@@ -68,23 +67,32 @@ def add_result(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
     """Export, and print what was written and what was proved."""
     allocator.give_back()
     with stoppable():
         from kubetune.result.publishing.export import export_run
 
         export = export_run(
-            args.run_dir, args.checkpoint, merged=args.merge, dtype=args.dtype, out=args.output, device=args.device,
-            max_shard_size=args.max_shard_size, model=args.model,
-            trust_code=args.trust_code, tell=(lambda _: None) if args.json else tell,
-        )  # fmt: skip
-    if args.json:
-        print_json({"path": str(export.path)} | export.facts)
-        return errors.OK
+            args.run_dir,
+            args.checkpoint,
+            merged=args.merge,
+            dtype=args.dtype,
+            out=args.output,
+            device=args.device,
+            max_shard_size=args.max_shard_size,
+            model=args.model,
+            trust_code=args.trust_code,
+            tell=tell,
+        )
+    return Answer({"path": str(export.path)} | export.facts, lambda: show(export))
+
+
+def show(export: Export) -> None:
+    """Print the facts of an export."""
     for label, text in describe(export):
         print(f"{label:<12} {text}")
-    return errors.OK
 
 
 def tell(text: str) -> None:
@@ -93,47 +101,43 @@ def tell(text: str) -> None:
 
 
 def describe(export: Export) -> Iterator[tuple[str, str]]:
-    """The facts of an export as labelled lines."""
+    """Yield the facts of an export as labelled lines."""
     facts: dict[str, Any] = export.facts
-    found = facts["proof"]
+    base = facts["base"]
     yield "checkpoint", facts["checkpoint"]["name"]
-    yield (
-        "base",
-        facts["base"]["name"]
-        + (f"@{facts['base']['revision']}" if facts["base"]["revision"] else ""),
-    )
-    weights = {name: size for name, size in export.files.items() if name.endswith(".safetensors")}
-    count = f"{len(weights)} file{'s' if len(weights) > 1 else ''}"
-    yield "weights", f"{facts['kind']}, {facts['dtype']}, {count}, {sum(weights.values()):,} bytes"
-    yield (
-        "proof",
-        f"logits on {found['rows']} {found['origin']}, {found['tokens']:,} tokens, in {found['run_in']}",
-    )
-    for one in found["comparisons"]:
-        yield (
-            "",
-            (
-                f"{one['what']}: {one['difference']:.1e} apart (allowed {one['tolerance']:.0e}), "
-                f"same first choice {one['agreement']:.1%}"
-            ),
-        )
-    effect, worst = found["effect_of_adapter"], found["comparisons"][0]["difference"]
+    revision = f"@{base['revision']}" if base["revision"] else ""
+    yield "base", f"{base['name']}{revision}"
+    sizes = [size for name, size in export.files.items() if name.endswith(".safetensors")]
+    count = counted(len(sizes), "file")
+    yield "weights", f"{facts['kind']}, {facts['dtype']}, {count}, {sum(sizes):,} bytes"
+    yield from _proof(facts["proof"])
+    licences = ", ".join(base["licence_files"])
+    if licences:
+        yield "licence", f"{licences}, copied from the base"
+    else:
+        yield "licence", "the base has no licence file"
+    yield "wrote", str(export.path)
+    purpose = "it"
+    if facts["served_by"]:
+        purpose = f"and serve it: {', '.join(facts['served_by'])}"
+    yield "next", f"{export.path / 'README.md'} says how to load {purpose}"
+
+
+def _proof(proof: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield how the export was compared with the checkpoint, as labelled lines."""
+    rows = f"{proof['rows']} {proof['origin']}, {proof['tokens']:,} tokens"
+    yield "proof", f"logits on {rows}, in {proof['run_in']}"
+    for comparison in proof["comparisons"]:
+        apart = f"{comparison['difference']:.1e} apart (allowed {comparison['tolerance']:.0e})"
+        agreement = f"same first choice {comparison['agreement']:.1%}"
+        yield "", f"{comparison['what']}: {apart}, {agreement}"
+    effect = proof["effect_of_adapter"]
     if effect is not None:
         yield "", f"the adapter moves them by {effect:.1e}"
-        if worst > effect / 2:
+        if proof["comparisons"][0]["difference"] > effect / 2:
             yield (
                 "",
-                "rounding takes much of that away: the adapter has changed little, or use --dtype float32",
+                "rounding hides much of that: the adapter changed little, or use --dtype float32",
             )
-    yield (
-        "tokenizer",
-        f"{', '.join(found['tokenizer_files_equal'])}: equal byte by byte; template as trained",
-    )
-    licences = ", ".join(facts["base"]["licence_files"])
-    yield (
-        "licence",
-        f"{licences}, copied from the base" if licences else "the base has no file that says it",
-    )
-    yield "wrote", str(export.path)
-    served = f" and serve it: {', '.join(facts['served_by'])}" if facts["served_by"] else " it"
-    yield "next", f"{export.path / 'README.md'} says how to load{served}"
+    files = ", ".join(proof["tokenizer_files_equal"])
+    yield "tokenizer", f"{files}: equal byte by byte; template as trained"

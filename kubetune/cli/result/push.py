@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from kubetune import errors
 from kubetune.base import allocator
 from kubetune.base.logs import scrub
-from kubetune.base.processes import output_on_stderr
 from kubetune.base.signals import stoppable
-from kubetune.cli.json_answers import print_json
-from kubetune.cli.result.export import add_export_options, describe, tell
+from kubetune.cli.json_answers import Answer, add_json, prints_json
+from kubetune.cli.result.export import add_export_options, tell
+from kubetune.cli.result.export import show as show_export
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import PushConfig
@@ -40,10 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="upload also what misses the run's evaluation.gate",
     )
-    parser.add_argument("--json", action="store_true", help="print where it is as JSON")
+    add_json(parser, "where it is as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
     """Upload; print the address. The run's events tell of success and failure alike."""
     allocator.give_back()
     config = read_config(args.run_dir)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.despite_gate:
         _require_gate(args.run_dir)
     try:
-        with output_on_stderr() if args.json else nullcontext(), stoppable():
+        with stoppable():
             folder, facts = _exported(args, wanted)
             from kubetune.result.publishing.hub_upload import upload
 
@@ -72,14 +72,13 @@ def run(args: argparse.Namespace) -> int:
         commit=pushed.commit,
         **facts,
     )
-    if args.json:
-        told = {"url": pushed.url, "commit": pushed.commit, "private": pushed.private, **facts}
-        print_json(told)
-        return errors.OK
-    print(
-        f"pushed to {pushed.url} ({'private' if pushed.private else 'public'}), commit {pushed.commit[:12]}"
-    )
-    return errors.OK
+
+    def show() -> None:
+        who_sees = "private" if pushed.private else "public"
+        print(f"pushed to {pushed.url} ({who_sees}), commit {pushed.commit[:12]}")
+
+    address = {"url": pushed.url, "commit": pushed.commit, "private": pushed.private}
+    return Answer(address | facts, show)
 
 
 def _require_gate(run_dir: Path) -> None:
@@ -93,19 +92,20 @@ def _require_gate(run_dir: Path) -> None:
 
 
 def _wanted(args: argparse.Namespace, config: Config) -> PushConfig:
-    """Settings by the command line, over the environment, over the run's config. Raises ConfigError for no name."""
-    given = config.push
-    repo = args.repo or os.environ.get(REPOSITORY, "").strip() or (given.repo if given else None)
+    """Return the settings: the command line's, else the environment's, else the run's. Raise ConfigError for no name."""
+    repo = args.repo or os.environ.get(REPOSITORY, "").strip()
+    merge = args.merge
+    private = not args.public
+    if config.push is not None:
+        repo = repo or config.push.repo
+        merge = merge or config.push.merge
+        private = private and config.push.private
     if not repo:
         raise errors.ConfigError(
             f"where to? give ORG/NAME, set {REPOSITORY}, or set `push: ORG/NAME` in the run's config. Nothing was sent."
         )
     try:
-        return PushConfig(
-            repo=repo,
-            merge=args.merge or bool(given and given.merge),
-            private=not args.public and (given is None or given.private),
-        )
+        return PushConfig(repo=repo, merge=merge, private=private)
     except ValueError:
         raise errors.ConfigError(
             f"{repo!r} is no name of a repository; expected ORG/NAME. Nothing was sent."
@@ -113,14 +113,14 @@ def _wanted(args: argparse.Namespace, config: Config) -> PushConfig:
 
 
 def _exported(args: argparse.Namespace, wanted: PushConfig) -> tuple[Path, dict[str, Any]]:
-    """The export to send, made now unless it is there; with its kind and step."""
+    """Return the export to send, which is made now unless it exists, with its kind and step."""
     from kubetune.result.publishing.export import export_run, find_export
 
-    found = find_export(
+    export = find_export(
         args.run_dir, args.checkpoint, merged=wanted.merge, dtype=args.dtype, model=args.model
     )
-    if found is None:
-        found = export_run(
+    if export is None:
+        export = export_run(
             args.run_dir,
             args.checkpoint,
             merged=wanted.merge,
@@ -130,8 +130,7 @@ def _exported(args: argparse.Namespace, wanted: PushConfig) -> tuple[Path, dict[
             trust_code=args.trust_code,
             tell=tell,
         )
-        for label, text in describe(found):
-            print(f"{label:<12} {text}")
+        show_export(export)
     else:
-        tell(f"{found.path} is exported already")
-    return found.path, {"kind": found.kind, "step": found.facts["checkpoint"]["step"]}
+        tell(f"{export.path} is exported already")
+    return export.path, {"kind": export.kind, "step": export.facts["checkpoint"]["step"]}

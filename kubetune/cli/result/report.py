@@ -6,8 +6,8 @@ import argparse
 import os.path
 from pathlib import Path
 
-from kubetune.cli.json_answers import print_json
-from kubetune.errors import OK, ConfigError
+from kubetune.cli.json_answers import Answer, add_json, prints_json
+from kubetune.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="default: report.html in RUN_DIR, or comparison.html here",
     )
-    parser.add_argument("--json", action="store_true", help="print where the page is as JSON")
+    add_json(parser, "where the page is as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Write the page and say where it is. Raises ConfigError for a folder that is no run."""
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
+    """Write the page and say where it is. Raise ConfigError for a folder that is no run."""
     from kubetune.library.sweep.record import SWEEP
     from kubetune.reporting import write_report
 
@@ -46,26 +47,18 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "report of which run? expected RUN_DIR, or --compare with several. Nothing was written."
         )
-    if len(runs) == 1 and os.path.isfile(
-        runs[0] / SWEEP
-    ):  # not of what may not be read: said below
+    # os.path.isfile, as Path.is_file raises for a folder that may not be read; write_report explains that.
+    if len(runs) == 1 and os.path.isfile(runs[0] / SWEEP):
         from kubetune.library.sweep.page import write_page
 
         output = write_page(runs[0], args.output)
     else:
-        output = write_report(
-            runs,
-            args.output or (Path("comparison.html") if len(runs) > 1 else runs[0] / "report.html"),
-        )
-    if args.json:
-        facts = {
-            "path": str(output),
-            "bytes": output.stat().st_size,
-            "runs": [str(run_dir) for run_dir in runs],
-        }
-        print_json(facts)
-        return OK
-    print(
-        f"wrote {output} ({output.stat().st_size / 1000:,.0f} kB); open it in a browser, no network is needed"
-    )
-    return OK
+        default = Path("comparison.html") if len(runs) > 1 else runs[0] / "report.html"
+        output = write_report(runs, args.output or default)
+    size = output.stat().st_size
+
+    def show() -> None:
+        print(f"wrote {output} ({size / 1000:,.0f} kB); open it in a browser, no network is needed")
+
+    run_dirs = [str(run_dir) for run_dir in runs]
+    return Answer({"path": str(output), "bytes": size, "runs": run_dirs}, show)

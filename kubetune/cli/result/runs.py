@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.humanize import visible
-from kubetune.cli.json_answers import print_json
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.tables import print_table
-from kubetune.errors import OK, ConfigError
+from kubetune.errors import ConfigError
 from kubetune.library.listing import facts, find_runs, in_order, is_like
 
 _HEAD = ("RUN", "STATE", "STEP", "LOSS", "EVALUATION", "MODEL", "METHOD", "STARTED", "WHY")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument(
         "folder",
         type=Path,
@@ -39,49 +39,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state", default="", help="runs of this state, such as done, running or failed"
     )
-    parser.add_argument("--json", action="store_true", help="print as JSON")
+    add_json(parser, "as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print the table. Raises ConfigError where there is no such folder, or no run has what to sort by."""
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
+    """List the runs. Raise ConfigError where there is no such folder, or no run has what to sort by."""
     if not args.folder.is_dir():
         raise ConfigError(
             f"{args.folder}: no such folder; give the one that holds the run directories"
         )
-    found = [
-        one for one in map(facts, find_runs(args.folder)) if is_like(one, args.filter, args.state)
-    ]
-    found = in_order(found, args.sort, reverse=args.reverse)
-    if args.json:
-        print_json(found)
-    elif not found:
-        print(
-            f"no runs below {args.folder}{' that are like that' * bool(args.filter or args.state)}"
-        )
-    else:
-        print_table(_HEAD, [_row(one) for one in found])
-    return OK
+    runs = []
+    for run_dir in find_runs(args.folder):
+        run_facts = facts(run_dir)
+        if is_like(run_facts, args.filter, args.state):
+            runs.append(run_facts)
+    runs = in_order(runs, args.sort, reverse=args.reverse)
+
+    def show() -> None:
+        if runs:
+            print_table(_HEAD, [_row(run_facts) for run_facts in runs])
+            return
+        chosen = " with this --filter and --state" if args.filter or args.state else ""
+        print(f"no runs below {args.folder}{chosen}")
+
+    return Answer(runs, show)
 
 
-def _row(one: dict[str, Any]) -> tuple[str, ...]:
-    step = "" if one["step"] is None else f"{one['step']:,}/{one['steps'] or '?'}"
-    loss = "" if one["loss"] is None else f"{one['loss']:.4f}"
-    evaluation = one["evaluation"] or {}
-    others = [name for name in evaluation if name.startswith("eval_") and name != "eval_loss"]
-    chosen_by = one["metric"] if one["metric"] in others else next(iter(others), "")
-    shown = [
-        f"{key} {evaluation[key]:.4g}" for key in ("eval_loss", chosen_by) if key in evaluation
-    ]
-    started = (one["started"] or "")[:16].replace("T", " ")
-    why = visible(one["why"].splitlines()[0]) if one["why"] else ""
+def _row(run_facts: dict[str, Any]) -> tuple[str, ...]:
+    """Return the line of a run in the table."""
+    step = run_facts["step"]
+    loss = run_facts["loss"]
+    started = run_facts["started"] or ""
+    why = run_facts["why"] or ""
     return (
-        one["path"],
-        one["state"],
-        step,
-        loss,
-        ", ".join(shown),
-        one["model"] or "",
-        one["method"] or "",
-        started,
-        why,
+        run_facts["path"],
+        run_facts["state"],
+        "" if step is None else f"{step:,}/{run_facts['steps'] or '?'}",
+        "" if loss is None else f"{loss:.4f}",
+        _evaluation(run_facts["evaluation"] or {}, run_facts["metric"]),
+        run_facts["model"] or "",
+        run_facts["method"] or "",
+        started[:16].replace("T", " "),
+        visible(why.partition("\n")[0]),
     )
+
+
+def _evaluation(evaluation: dict[str, Any], best_by: str | None) -> str:
+    """Return the loss, and the metric that the best checkpoint is chosen by; without that, the first other one."""
+    others = [name for name in evaluation if name.startswith("eval_") and name != "eval_loss"]
+    second = best_by
+    if best_by not in others:
+        second = others[0] if others else None
+    texts = []
+    for name in ("eval_loss", second):
+        if name in evaluation:
+            texts.append(f"{name} {evaluation[name]:.4g}")
+    return ", ".join(texts)

@@ -40,110 +40,135 @@ from kubetune.plugins.serving.manifests import (
 )
 from kubetune.result.publishing.serving import is_known_to_vllm
 
+# Of an adapter that is not here to be asked; vLLM takes any rank up to the one it was told.
 DEFAULT_RANK = 64
-"""Of an adapter that is not here to be asked; vLLM takes any rank up to the one it was told."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
-    add = parser.add_argument
-    add(
+    """Add the arguments of the verb."""
+    parser.add_argument(
         "targets",
         nargs="+",
         metavar="[NAME=]RUN_DIR|ORG/NAME|/PATH",
         help="what to serve; several adapters on one base",
     )
-    add(
+    parser.add_argument(
         "--render",
         action="store_true",
         required=True,
         help="print the manifests; nothing is applied",
     )
-    add(
+    _add_model_options(parser)
+    _add_pod_options(parser)
+    parser.add_argument(
+        "-o", "--to", default="-", metavar="DIR", help="one file per object; - prints them all"
+    )
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that decide which weights are served, and how."""
+    parser.add_argument(
         "--base",
         metavar="MODEL",
         help="hub id or path of the base: targets that are no run are then adapters on it",
     )
-    add(
+    parser.add_argument(
         "--merged",
         action="store_true",
         help="serve the merged export of a LoRA run instead of base and adapter",
     )
-    add(
+    parser.add_argument(
         "--trust-code",
         metavar="DIGEST",
         help="allow code that a run brings, from now on: the digest that its refusal names",
     )
-    add(
+    parser.add_argument(
         "--rank",
         type=int,
         metavar="R",
         help=f"highest rank of adapters that are no run (default {DEFAULT_RANK})",
     )
-    add("--name", help="name of the objects; left out: RUN-serve, or from the model")
-    add("-n", "--namespace", help="left out: the run's")
-    add("--image", default=IMAGE, help=f"vLLM image (default {IMAGE})")
-    add(
+    parser.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="longest prompt and answer together; left out: the model's",
+    )
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", "bfloat16", "float16", "float32"),
+        help="of the weights served",
+    )
+
+
+def _add_pod_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that decide about the objects in the cluster."""
+    parser.add_argument(
+        "--name", help="name of the objects; left out: RUN-serve, or from the model"
+    )
+    parser.add_argument("-n", "--namespace", help="left out: the run's")
+    parser.add_argument("--image", default=IMAGE, help=f"vLLM image (default {IMAGE})")
+    parser.add_argument(
         "--gpus",
         type=int,
         default=1,
         metavar="N",
         help="GPUs of a pod; the model is split over them (default 1)",
     )
-    add("--cpu", type=int, default=8, metavar="N", help="CPU cores of a pod (default 8)")
-    add("--memory", default="64Gi", help="memory of a pod (default 64Gi)")
-    add(
-        "--max-model-len",
-        type=int,
-        metavar="N",
-        help="longest prompt and answer together; left out: the model's",
+    parser.add_argument(
+        "--cpu", type=int, default=8, metavar="N", help="CPU cores of a pod (default 8)"
     )
-    add(
-        "--dtype",
-        default="auto",
-        choices=("auto", "bfloat16", "float16", "float32"),
-        help="of the weights served",
-    )
-    add(
+    parser.add_argument("--memory", default="64Gi", help="memory of a pod (default 64Gi)")
+    parser.add_argument(
         "--cache-size",
         default="200Gi",
         metavar="SIZE",
         help="claim for downloaded models (default 200Gi)",
     )
-    add("--storage-class", metavar="CLASS", help="of that claim; left out: the cluster's default")
-    add("--replicas", type=int, default=1, metavar="N", help="pods (default 1)")
-    add(
+    parser.add_argument(
+        "--storage-class", metavar="CLASS", help="of that claim; left out: the cluster's default"
+    )
+    parser.add_argument("--replicas", type=int, default=1, metavar="N", help="pods (default 1)")
+    parser.add_argument(
         "--max-replicas",
         type=int,
         metavar="N",
         help=f"more pods while requests wait (needs the metric {WAITING})",
     )
-    add(
+    parser.add_argument(
         "--api-key-secret",
         metavar="SECRET",
         help="Secret whose key VLLM_API_KEY requests must carry",
     )
-    add("-o", "--to", default="-", metavar="DIR", help="one file per object; - prints them all")
 
 
-_KINDS = {"adapter": "adapter", "merged": "merged weights", "model": "weights"}
+# What to call each kind of export.
+KINDS = {"adapter": "adapter", "merged": "merged weights", "model": "weights"}
+# Of a name that requests ask for.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
 class Target:
-    """One thing to serve. `run`: the config of the run it comes from; `base`: it is an adapter on that model, of which
-    provenance.json says what is `known`."""
+    """A model or an adapter to serve."""
 
+    # What requests ask for.
     name: str
+    # A hub id, or a path in the pod.
     path: str
+    # Of an adapter.
     rank: int = DEFAULT_RANK
+    # The model that an adapter belongs to; None for whole weights.
     base: str | None = None
+    # Config of the run that it comes from; None where it is no run.
     run: Config | None = None
+    # What provenance.json says about the base of an exported adapter.
     known: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Render, check, print, and say how to try it. Raises ConfigError before anything is written."""
+    """Render, check, print, and say how to try it. Raise ConfigError before anything is written."""
     targets = [_target(word, args) for word in args.targets]
     serving = _serving(targets, args)
     spec = _spec(targets, args)
@@ -169,27 +194,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _target(word: str, args: argparse.Namespace) -> Target:
+    """Return what a word of the command line names. Raise ConfigError where it names nothing that can be served."""
     name, equals, path = word.partition("=")
-    name, path = (name, path) if equals else ("", word)
+    if not equals:
+        name = ""
+        path = word
     if (Path(path) / RESOLVED).is_file():
         return _of_run(name, Path(path), merged=args.merged, trust_code=args.trust_code)
     if args.merged:
         raise ConfigError(
-            f"{path} is no run directory, so --merged says nothing about it; leave it out"
+            f"--merged: {path} is no run directory, and only runs have merged exports; leave it out"
         )
-    folder = Path(path)
-    if not path.startswith("/") and (
-        folder.is_dir() or (folder.parent.is_dir() and len(folder.parts) > 1)
-    ):
-        found = (
-            "a folder, but no run directory: it has no resolved.json"
-            if folder.is_dir()
-            else "no such folder"
-        )
-        raise ConfigError(
-            f"{path}: {found}; expected a run directory (`kubetune runs` lists them). A model of the hub is taken by "
-            f"its name, ORG/NAME, where no folder {folder.parts[0]} is in the way. Nothing was written."
-        )
+    _require_no_folder(path)
     if not (path.startswith("/") or on_hub(path)):
         raise ConfigError(
             f"{path}: expected a run directory (`kubetune runs` lists them), a model of the hub (ORG/NAME) or an "
@@ -199,70 +215,104 @@ def _target(word: str, args: argparse.Namespace) -> Target:
     return Target(name, path, args.rank or DEFAULT_RANK, args.base)
 
 
+def _require_no_folder(path: str) -> None:
+    """Raise ConfigError for what looks like a run directory of this machine and is none."""
+    folder = Path(path)
+    is_below_a_folder = folder.parent.is_dir() and len(folder.parts) > 1
+    if path.startswith("/") or not (folder.is_dir() or is_below_a_folder):
+        return
+    mistake = "no such folder"
+    if folder.is_dir():
+        mistake = "a folder, but no run directory: it has no resolved.json"
+    raise ConfigError(
+        f"{path}: {mistake}; expected a run directory (`kubetune runs` lists them). To serve the model of the hub with "
+        f"this name, run the command where there is no folder {folder.parts[0]}. Nothing was written."
+    )
+
+
 def _of_run(name: str, run_dir: Path, *, merged: bool, trust_code: str | None) -> Target:
-    """The export of a run, as the pods see it on the outputs volume."""
+    """Return the newest export of a run, as the pods see it on the outputs volume."""
     config = read_config(run_dir)
     require_plain(run_dir, but=OF_TRACKERS)
     consent.require(consent.code_of(config, [consent.REMOTE_CODE]), run_dir, trust_code)
-    kind = "merged" if merged else "adapter" if config.lora else "model"
+    name = name or run_name(config)
     if merged and not config.lora:
         raise ConfigError(
-            f"{run_dir} trained every weight, so there is nothing merged; leave --merged out"
+            f"{run_dir} trained every weight, so it has no merged export; leave --merged out"
         )
     if config.classifies and config.task != "reward_model":
         raise ConfigError(
-            f"{run_dir} is a classifier, which is not served; kubetune.classify and generate ask it"
+            f"{run_dir} is a classifier, which vLLM does not serve; use kubetune.classify or kubetune generate"
         )
-    if kind == "adapter" and (unknown := _beyond_vllm(config)):
+    if merged or not config.lora:
+        export = _newest_export(run_dir, "merged" if merged else "model")
+        return Target(name, _path_in_pod(config, export), _rank(config), run=config)
+    unsupported = _beyond_vllm(config)
+    if unsupported:
         raise ConfigError(
-            f"{run_dir}: vLLM loads no adapters with {unknown}; serve its merged weights: "
+            f"{run_dir}: vLLM loads no adapters with {unsupported}; serve its merged weights: "
             f"kubetune export {shell_word(run_dir)} --merge, then --merged"
         )
-    exports = sorted((run_dir / "exports").glob(f"step-*-{kind}/provenance.json"))
-    if not exports:
-        flag = " --merge" if merged else ""
-        raise ConfigError(
-            f"{run_dir} has no export of its {_KINDS[kind]}; make one first, where its volume is mounted: "
-            f"kubetune export {shell_word(run_dir)}{flag}"
-        )
-    path = f"{OUTPUTS}/{run_name(config)}/exports/{exports[-1].parent.name}"
-    rank = config.lora.r if config.lora else DEFAULT_RANK
-    base = config.model.path if kind == "adapter" else None
-    if base is not None and not (base.startswith("/") or on_hub(base)):
+    export = _newest_export(run_dir, "adapter")
+    base = config.model.path
+    if not (base.startswith("/") or on_hub(base)):
         raise ConfigError(
             f"{run_dir}: its base {base} is a path of this machine; serve its merged export with --merged"
         )
-    known = _base_of(run_dir, exports[-1]) if kind == "adapter" else {}
-    return Target(name or run_name(config), path, rank, base, config, known)
+    known = _base_of(run_dir, export)
+    return Target(name, _path_in_pod(config, export), _rank(config), base, config, known)
+
+
+def _newest_export(run_dir: Path, kind: str) -> Path:
+    """Return the provenance.json of the newest export. Raise ConfigError where the run has none of this kind."""
+    exports = sorted((run_dir / "exports").glob(f"step-*-{kind}/provenance.json"))
+    if exports:
+        return exports[-1]
+    flag = " --merge" if kind == "merged" else ""
+    raise ConfigError(
+        f"{run_dir} has no export of its {KINDS[kind]}; make one first, where its volume is mounted: "
+        f"kubetune export {shell_word(run_dir)}{flag}"
+    )
+
+
+def _path_in_pod(config: Config, export: Path) -> str:
+    return f"{OUTPUTS}/{run_name(config)}/exports/{export.parent.name}"
+
+
+def _rank(config: Config) -> int:
+    return config.lora.r if config.lora else DEFAULT_RANK
 
 
 def _base_of(run_dir: Path, provenance: Path) -> dict[str, Any]:
-    """Facts of an exported adapter's base. Raises ConfigError where vLLM may leave the adapter out."""
+    """Return what is known of an adapter's base. Raise ConfigError where vLLM may ignore the adapter in silence."""
     base: dict[str, Any] = read_json(provenance).get("base", {})
     if not is_known_to_vllm(base):
         kind = base.get("experts_of") or base["text_of"]
         raise ConfigError(
-            f"{run_dir}: vLLM is not known to load adapters on {kind}, and leaves some out unsaid; serve its merged "
-            f"weights: kubetune export {shell_word(run_dir)} --merge, then --merged. Nothing was written."
+            f"{run_dir}: vLLM is not known to load adapters on {kind}, and may ignore parts of one in silence; serve its "
+            f"merged weights: kubetune export {shell_word(run_dir)} --merge, then --merged. Nothing was written."
         )
     return base
 
 
 def _beyond_vllm(config: Config) -> str:
-    """Parts of an adapter that vLLM refuses to load (its peft_helper.py); empty where it takes it."""
-    lora = config.lora
-    found = {
-        "lora.use_dora": lora and lora.use_dora,
-        "lora.modules_to_save": lora and lora.modules_to_save,
-        "a head of their own": config.classifies,
-    }
-    return " and ".join(name for name, is_set in found.items() if is_set)
+    """Return the parts of an adapter that vLLM refuses (its peft_helper.py); empty where it loads all of it."""
+    parts = []
+    if config.lora and config.lora.use_dora:
+        parts.append("lora.use_dora")
+    if config.lora and config.lora.modules_to_save:
+        parts.append("lora.modules_to_save")
+    if config.classifies:
+        parts.append("its own head")
+    return " and ".join(parts)
 
 
-def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
-    bases = {target.base for target in targets}
-    if len({target.name for target in targets}) < len(targets):
+def _require_servable(targets: Sequence[Target]) -> None:
+    """Raise ConfigError for targets that cannot share a server, or that vLLM cannot serve."""
+    names = {target.name for target in targets}
+    if len(names) < len(targets):
         raise ConfigError("two targets have the same name; put NAME= in front of one")
+    bases = {target.base for target in targets}
     if None in bases and len(targets) > 1:
         raise ConfigError(
             "whole weights are served alone; several targets are adapters on one base: give --base MODEL"
@@ -272,28 +322,40 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
             f"adapters of different bases cannot share a server: {', '.join(sorted(map(str, bases)))}"
         )
     for target in targets:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", target.name):
+        if not NAME.fullmatch(target.name):
             raise ConfigError(f"{target.name}: expected a name of letters, digits, -, _ and .")
         if target.base and target.rank > LORA_RANKS[-1]:
             raise ConfigError(
                 f"{target.name}: rank {target.rank}; vLLM serves at most {LORA_RANKS[-1]}; use --merged"
             )
+
+
+def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
+    """Return the settings of the server. Raise ConfigError for targets and options that do not go together."""
+    _require_servable(targets)
     if args.gpus < 1 or args.replicas < 1 or (args.max_replicas or args.replicas) < args.replicas:
         raise ConfigError(
             "--gpus and --replicas: expected at least 1; --max-replicas: at least --replicas"
         )
-    (base,), first = bases, targets[0]
-    own_name = base.strip("/").rsplit("/", 1)[-1] if base else first.name
-    if base and own_name in {target.name for target in targets}:
-        raise ConfigError(
-            f"{own_name} is what the base is asked for by; put another NAME= in front of the adapter"
-        )
+    first = targets[0]
     model = first.run.model if first.run else None
+    base = first.base
+    served_name = first.name
+    adapters: tuple[Adapter, ...] = ()
+    revision = None
+    if base:
+        served_name = base.strip("/").rsplit("/", 1)[-1]
+        adapters = tuple(Adapter(t.name, t.path, t.rank, t.known) for t in targets)
+        revision = model.revision if model else None
+    if served_name in {adapter.name for adapter in adapters}:
+        raise ConfigError(
+            f"{served_name} is the name of the base; put another NAME= in front of the adapter"
+        )
     return Serving(
         model=base or first.path,
-        names=(own_name,),
-        revision=model.revision if model and base else None,
-        adapters=tuple(Adapter(t.name, t.path, t.rank, t.known) for t in targets) if base else (),
+        names=(served_name,),
+        revision=revision,
+        adapters=adapters,
         scores=bool(first.run and first.run.task == "reward_model"),
         trust_remote_code=bool(model and model.trust_remote_code),
         dtype=args.dtype,
@@ -310,64 +372,65 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
 
 
 def _spec(targets: Sequence[Target], args: argparse.Namespace) -> RunSpec:
-    """Name, namespace and pod settings: those of the first target that is a run, else plain ones."""
-    known = next((target.run for target in targets if target.run is not None), None)
-    kubernetes = known.kubernetes if known and known.kubernetes else None
+    """Return name, namespace and pod settings: those of the first target that is a run, else plain ones."""
+    run = next((target.run for target in targets if target.run is not None), None)
+    kubernetes = run.kubernetes if run else None
+    if kubernetes is None:
+        kubernetes = KubernetesConfig(image=args.image)
     changes: dict[str, Any] = {"image": args.image, "queue": None, "profile": "restricted"}
     if args.namespace:
         changes["namespace"] = args.namespace
-    kubernetes = (kubernetes or KubernetesConfig(image=args.image)).model_copy(update=changes)
-    outputs_of = known or Config.model_validate(
-        {"model": {"path": targets[0].path}, "data": {"train": "none.jsonl"}}
-    )
-    config = outputs_of.model_copy(update={"kubernetes": kubernetes})
-    stem = (
-        f"{run_name(config)}-serve"
-        if known
-        else re.sub(r"[^a-z0-9]+", "-", targets[0].name.lower()).strip("-")
-    )
+    kubernetes = kubernetes.model_copy(update=changes)
+    if run is None:
+        # A plan needs a config; of this one nothing but the name of the model is used.
+        config = Config.model_validate(
+            {"model": {"path": targets[0].path}, "data": {"train": "none.jsonl"}}
+        )
+        name = re.sub(r"[^a-z0-9]+", "-", targets[0].name.lower()).strip("-")
+    else:
+        config = run
+        name = f"{run_name(run)}-serve"
+    config = config.model_copy(update={"kubernetes": kubernetes})
     spec = RunSpec.of(config, make_plan(config))
-    if known and not kubernetes.storage.outputs.size:
-        return replace(spec, name=args.name or stem, gpus=args.gpus)
+    spec = replace(spec, name=args.name or name, gpus=args.gpus)
+    if run and not kubernetes.storage.outputs.size:
+        return spec
     # The claim is named after the run, not after what serves it.
-    claimed = KubernetesConfig.model_validate(
-        kubernetes.model_dump(by_alias=True)
-        | {"storage": {"outputs": {"claim": f"{run_name(config)}-outputs"}}}
-    )
-    return replace(spec, kubernetes=claimed, name=args.name or stem, gpus=args.gpus)
+    claim = {"storage": {"outputs": {"claim": f"{run_name(config)}-outputs"}}}
+    settings = kubernetes.model_dump(by_alias=True) | claim
+    return replace(spec, kubernetes=KubernetesConfig.model_validate(settings))
 
 
 def _outputs_on_one_node(spec: RunSpec) -> list[str]:
-    claim = spec.kubernetes.storage.outputs.claim
-    if (
-        spec.config.kubernetes is None
-        or spec.config.kubernetes.storage.outputs.access != "ReadWriteOnce"
-    ):
+    """Return the problem of several pods that read a claim which only one node can mount."""
+    kubernetes = spec.config.kubernetes
+    if kubernetes is None or kubernetes.storage.outputs.access != "ReadWriteOnce":
         return []
+    claim = spec.kubernetes.storage.outputs.claim
     return [
         f"claim {claim} is attached to one node at a time, so that only one pod can serve from it; push the export"
     ]
 
 
 def _notes(spec: RunSpec, serving: Serving) -> list[str]:
+    """Return what a person must know or do before the manifests work."""
     notes = []
     quantization = spec.config.quantization
     if serving.adapters and quantization not in ("none", "auto"):
         notes.append(
-            f"the adapter was trained on a {quantization} base, and is put on the original one here; what it was "
-            "trained on is in the merged export (--merged)"
+            f"the adapter was trained on a {quantization} base and is served on the original one; the merged export "
+            "(--merged) holds the weights that it was trained on"
         )
     if serving.uses_outputs:
         notes.append(
             f"the exports are read from claim {spec.kubernetes.storage.outputs.claim or 'of the run'}: they must be on "
             "that volume, not only on this machine (`kubetune push` and ORG/NAME need no volume)"
         )
-    paths = (serving.model, *(adapter.path for adapter in serving.adapters))
-    in_image = [
-        path
-        for path in paths
-        if path.startswith("/") and not path.startswith((f"{OUTPUTS}/", f"{CACHE}/"))
-    ]
+    in_image = []
+    for path in (serving.model, *(adapter.path for adapter in serving.adapters)):
+        on_volume = path.startswith((f"{OUTPUTS}/", f"{CACHE}/"))
+        if path.startswith("/") and not on_volume:
+            in_image.append(path)
     if in_image:
         notes.append(
             f"no volume of the pods holds {', '.join(in_image)}: --image must contain it. Volumes are mounted at "
@@ -379,8 +442,10 @@ def _notes(spec: RunSpec, serving: Serving) -> list[str]:
         )
     if serving.api_key_secret:
         notes.append(
-            f"Secret {serving.api_key_secret} needs the key VLLM_API_KEY, in this shell too for the curl"
+            f"Secret {serving.api_key_secret} needs the key VLLM_API_KEY; for the curl, set it in this shell too"
         )
     else:
-        notes.append("whoever reaches the Service may use it; --api-key-secret asks for a key")
+        notes.append(
+            "everybody who reaches the Service may use it; --api-key-secret asks for a key"
+        )
     return notes

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.base.humanize import shell_word
-from kubetune.base.processes import output_on_stderr
-from kubetune.cli.json_answers import print_json
+from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
 
@@ -38,27 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=10.0,
         help="how long to try again while it fails (default 10)",
     )
-    parser.add_argument("--json", action="store_true", help="print what is there as JSON")
+    add_json(parser, "what is there as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
+@prints_json
+def run(args: argparse.Namespace) -> Answer:
     """Copy, and say how much there is."""
-    with output_on_stderr() if args.json else nullcontext():
-        mirror = _copied(args)
-        sizes, steps = mirror.remote_files(), mirror.remote_steps()
-    if args.json:
-        facts = {
-            "address": mirror.address,
-            "files": len(sizes),
-            "bytes": sum(sizes.values()),
-            "steps": steps,
-        }
-        print_json(facts)
-    else:
-        print(
-            f"{len(sizes)} files, {sum(sizes.values()):,} bytes at {mirror.address}; checkpoints {steps}"
-        )
-    return errors.OK
+    mirror = _copied(args)
+    sizes = mirror.remote_files()
+    steps = mirror.remote_steps()
+    total = sum(sizes.values())
+
+    def show() -> None:
+        print(f"{len(sizes)} files, {total:,} bytes at {mirror.address}; checkpoints {steps}")
+
+    facts = {"address": mirror.address, "files": len(sizes), "bytes": total, "steps": steps}
+    return Answer(facts, show)
 
 
 def _copied(args: argparse.Namespace) -> Mirror:

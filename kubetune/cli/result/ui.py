@@ -16,7 +16,7 @@ _PORT, _SHORTEST_TOKEN = 8600, 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument(
         "folder",
         type=Path,
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until Ctrl-C. Raises ConfigError for settings that would let strangers in, or what is not installed."""
+    """Serve until Ctrl-C. Raise ConfigError for settings that would let strangers in, or what is not installed."""
     require("kubetune ui", "starlette", "uvicorn")
     if args.folder.exists() and not args.folder.is_dir():
         raise ConfigError(
