@@ -16,7 +16,7 @@ import kubetune.supervisor.agent
 import kubetune.supervisor.command_line
 import kubetune.tasks.causal_lm
 import kubetune.tasks.sequence_classification
-import kubetune.training.loop
+import kubetune.training.train
 import kubetune.training.worker
 
 __all__ = ["kubetune", "peft", "sklearn", "transformers"]

@@ -1,4 +1,4 @@
-"""Numbers of a step that weights may move by: finite on every rank, and a loss that has not run away."""
+"""What must hold of a step's numbers before weights move: they are finite on every rank, and the loss has not run away."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from kubetune.distributed.process_group import gather
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kubetune.config.schema import Config, TrainingConfig
+    from kubetune.config.schema import TrainingConfig
+    from kubetune.config.schema.data import SourceConfig
     from kubetune.data.prepared.prepare import Prepared
     from kubetune.distributed.process_group import World
     from kubetune.rundir.checkpoints import State
+
+MOST_ROWS_NAMED = 20  # of each rank
 
 
 def require_finite(
@@ -29,68 +32,64 @@ def require_finite(
 ) -> None:
     """Raise Diverged, on every rank and before weights move, unless loss and gradient are finite.
 
-    Both numbers are sums over all ranks, so all ranks decide alike. `micro_losses`: this rank's (samples, loss);
+    Both numbers are sums over all ranks, so all ranks decide alike. `micro_losses` are this rank's (samples, loss);
     `origin` names the records that samples were made of.
     """
     if math.isfinite(loss) and math.isfinite(gradient_norm):
         return
-    mine = sorted(
-        {
-            sample
-            for samples, value in micro_losses
-            if not math.isfinite(float(value))
-            for sample in samples
-        }
-    )
-    suspects = {rank: found for rank, found in enumerate(gather(mine, world)) if found}
-    where = "; ".join(
-        f"rank {rank}: prepared rows {found[:20]}, which are {origin(found[:20])}"
-        for rank, found in suspects.items()
-    )
+    suspects: set[int] = set()
+    for samples, value in micro_losses:
+        if not math.isfinite(float(value)):
+            suspects.update(samples)
+    places = []
+    for rank, samples in enumerate(gather(sorted(suspects), world)):
+        if samples:
+            some = samples[:MOST_ROWS_NAMED]
+            places.append(f"rank {rank}: prepared rows {some}, which are {origin(some)}")
+    if places:
+        cause = f"Non-finite loss on {'; '.join(places)}."
+    else:
+        cause = "Every loss was finite, the gradient was not."
     raise errors.Diverged(
-        f"step {step + 1}: loss {loss}, gradient norm {gradient_norm}; the weights were not touched. "
-        + (
-            f"Non-finite loss on {where}. "
-            if where
-            else "Every loss was finite, the gradient was not. "
-        )
-        + "Lower training.learning_rate, or look at these rows, and run again from the last checkpoint."
+        f"step {step + 1}: loss {loss}, gradient norm {gradient_norm}; the weights were not touched. {cause} "
+        "Lower training.learning_rate, or look at these rows, and run again from the last checkpoint."
     )
 
 
 def steps_above_threshold(loss: float, state: State, training: TrainingConfig) -> int:
-    """Number of steps in a row that have had a loss above `training.loss_watchdog_threshold`, this one with them.
+    """Return how many steps in a row, with this one, had a loss above `training.loss_watchdog_threshold`.
 
     Raises Diverged, on every rank and before weights move, where there have been too many.
     """
-    threshold, patience = training.loss_watchdog_threshold, training.loss_watchdog_patience
+    threshold = training.loss_watchdog_threshold
+    patience = training.loss_watchdog_patience
     if threshold is None or loss <= threshold:
         return 0
     count = state.steps_above_threshold + 1
     if count >= patience:
-        kept = (
-            f"the checkpoint of step {state.saved_step:,} is kept"
-            if state.saved_step
-            else "there is no checkpoint"
-        )
+        checkpoint = "there is no checkpoint"
+        if state.saved_step:
+            checkpoint = f"the checkpoint of step {state.saved_step:,} is kept"
         raise errors.Diverged(
-            f"step {state.step + 1}: loss {loss:.4g} lies above training.loss_watchdog_threshold ({threshold:g}), as "
-            f"in {patience:,} steps in a row (training.loss_watchdog_patience); {kept}. Lower training.learning_rate, "
-            "or raise the threshold, and run again."
+            f"step {state.step + 1}: loss {loss:.4g} is above training.loss_watchdog_threshold ({threshold:g}), as "
+            f"in {patience:,} steps in a row (training.loss_watchdog_patience); {checkpoint}. Lower "
+            "training.learning_rate, or raise the threshold, and run again."
         )
     logs.TRAIN.warning(
-        "step %d: loss %.4g lies above training.loss_watchdog_threshold (%g): %d of %d steps in a row end the run",
+        "step %d: loss %.4g is above training.loss_watchdog_threshold (%g): %d of %d steps in a row end the run",
         state.step + 1, loss, threshold, count, patience,
     )  # fmt: skip
     return count
 
 
-def origin(data: Prepared, config: Config, samples: Sequence[int]) -> str:
-    """Origin of rows, as their owner knows them: `train.jsonl records 3, 17`, counted from 1."""
-    rows, records = data.train, dict[int, list[int]]()
+def origin(data: Prepared, sources: Sequence[SourceConfig], samples: Sequence[int]) -> str:
+    """Name the records of rows as their owner knows them: `train.jsonl records 3, 17`, counted from 1."""
+    records: dict[int, list[int]] = {}
     for sample in samples:
-        records.setdefault(int(rows.source[sample]), []).append(int(rows.record[sample]) + 1)
-    named = (
-        (config.data.train[source].path, sorted(found)) for source, found in sorted(records.items())
-    )
-    return "; ".join(f"{path} records {', '.join(map(str, found))}" for path, found in named)
+        source = int(data.train.source[sample])
+        records.setdefault(source, []).append(int(data.train.record[sample]) + 1)
+    texts = []
+    for source, numbers in sorted(records.items()):
+        listed = ", ".join(str(number) for number in sorted(numbers))
+        texts.append(f"{sources[source].path} records {listed}")
+    return "; ".join(texts)

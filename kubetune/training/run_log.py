@@ -20,7 +20,7 @@ from kubetune.base import logs
 from kubetune.base.progress_bar import Progress, is_wanted
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, LoggingConfig
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan, learning_rate_at
 from kubetune.rundir import machine, metrics, trackers
@@ -199,10 +199,10 @@ def _write_page(run_dir: Path, file: Path) -> None:
 
 
 def log_batch(
-    config: Config, micro: int, count: int, batch: Batch, loss: float, began: float
+    logging: LoggingConfig, micro: int, count: int, batch: Batch, loss: float, began: float
 ) -> None:
     """`[COLLATE]` and `[BATCH]` at DEBUG, as often as logging.batches says."""
-    if logs.shows_batch(config.logging.batches, micro, count):
+    if logs.shows_batch(logging.batches, micro, count):
         sequences = len(batch.cu_seqlens) - 1 if batch.tree is None else len(batch.samples)
         logs.COLLATE.debug(
             "input_ids [%d], %d sequences, %d labels", batch.num_tokens, sequences, batch.num_labels

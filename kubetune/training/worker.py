@@ -131,9 +131,9 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
         from kubetune.scoring import kept_questions
         from kubetune.tasks import task_of
         from kubetune.training.judgement import conclude
-        from kubetune.training.loop import train
         from kubetune.training.start import choices
         from kubetune.training.start.facts import gpu_name, log_start
+        from kubetune.training.train import train
 
         with collector.paused():
             task = task_of(config)

@@ -95,7 +95,7 @@ def test_a_loss_above_the_threshold_for_so_many_steps_ends_the_run(
     log = (run_dir / "logs" / "rank-0.log").read_text()
     good = len(losses) - 1
     assert (
-        f"step {len(losses)}: loss {losses[-1]:.4g} lies above training.loss_watchdog_threshold (20): 1 of 2"
+        f"step {len(losses)}: loss {losses[-1]:.4g} is above training.loss_watchdog_threshold (20): 1 of 2"
         in log
     )
     assert "as in 2 steps in a row (training.loss_watchdog_patience)" in log

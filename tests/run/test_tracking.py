@@ -273,11 +273,11 @@ def test_mlflow_is_told_why_a_run_ended(
     with suppress(errors.Diverged), open_tracker(wanted, tmp_path) as tracker:
         tracker.log(1, {"loss": 2.0})
         tracker.tell("loss_runaway", "the loss ran away with canary-value")
-        raise errors.Diverged("step 2: loss 99 lies above training.loss_watchdog_threshold (20)")
+        raise errors.Diverged("step 2: loss 99 is above training.loss_watchdog_threshold (20)")
     (run,) = runs(MlflowClient(tracking_uri=find_store(str(tmp_path / "mlruns"))[0]))
     assert run.info.status == "FAILED"
     assert run.data.tags["kubetune.ended"].startswith(
-        "step 2: loss 99 lies above training.loss_watchdog_threshold"
+        "step 2: loss 99 is above training.loss_watchdog_threshold"
     )
     assert run.data.tags["kubetune.loss_runaway"] == "the loss ran away with [secret]"
 

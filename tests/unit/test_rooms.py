@@ -54,7 +54,6 @@ STILL_TOO_LONG = {
     "scoring.harness:log_likelihoods",
     "supervisor.command_line:add_run_arguments",
     "library.sweep.start:sweep",
-    "training.loop:loop",
     "training.start.preflight:rehearse",
     "training.start.reference:_do_part",
     "training.worker:work",

@@ -1,0 +1,134 @@
+"""A whole training run of one rank: build the model, go on where the run left off, train to the end, report it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import transformers
+
+from kubetune.base import logs
+from kubetune.config.schema import Config
+from kubetune.data.prepared.identity import Check
+from kubetune.data.prepared.prepare import Prepared
+from kubetune.distributed import process_group
+from kubetune.distributed.process_group import World
+from kubetune.models.acceleration import Workload
+from kubetune.models.adapters import fp8, shared_input
+from kubetune.models.loading import check_positions, check_rows, choose_dtype
+from kubetune.plan.plan import Plan
+from kubetune.rundir import heartbeat
+from kubetune.rundir.checkpoints import State
+from kubetune.tasks.task import Task
+from kubetune.training import loss_scale
+from kubetune.training.checkpointer import Checkpointer
+from kubetune.training.final_report import report
+from kubetune.training.host_copies import writes_in_background
+from kubetune.training.judgement import measure_base, open_judge
+from kubetune.training.loop import loop
+from kubetune.training.optimizer.adamw_sharded import make_optimizer
+from kubetune.training.run import Run
+from kubetune.training.run_log import open_run_log
+from kubetune.training.start import preflight, reference, warm_up
+from kubetune.training.start.facts import log_model, log_padding, record_start
+from kubetune.training.start.feeding import make_feed
+from kubetune.training.stop import StopRequest
+
+
+def train(
+    config: Config,
+    plan: Plan,
+    run_dir: Path,
+    data: Prepared,
+    task: Task,
+    world: World,
+    stop: StopRequest,
+    base: Check | None = None,
+) -> tuple[State, str]:
+    """Train a run to its end. All ranks call it.
+
+    `base`, on rank 0, is the check of the files that the run is made from. Return the last state, and on rank 0 a
+    remark on the run, if there is one. Raises Preempted after a stop with a committed checkpoint, Diverged before a bad
+    update, LostPeer when the other ranks are gone.
+    """
+    # A sharded model talks with the other ranks wherever it is used.
+    with process_group.noticing_losses(), preflight.explaining_shortage(config, plan, world):
+        run = _build(config, plan, run_dir, data, task, world, stop, base)
+        state = _restore(run)
+        if world.is_main:
+            record_start(run, state, run_dir)
+        if config.training.fp8:
+            model = run.learner.model
+            first_loss = partial(warm_up.loss_ahead, run, state)
+            fp8.adopt(model, run.learner.kernels, world.device, first_loss)
+        if config.training.preflight:
+            preflight.rehearse(run, state)
+        stop.defer()
+        measure_base(run, state)
+        with open_run_log(config, plan, run_dir, world, state) as run_log:
+            with run.checkpointer, run.learner.undo:
+                state = loop(run, state, run_log)
+            # Some trackers keep the report when the log closes.
+            return state, report(config, plan, run_dir, world, data, state)
+
+
+def _build(
+    config: Config,
+    plan: Plan,
+    run_dir: Path,
+    data: Prepared,
+    task: Task,
+    world: World,
+    stop: StopRequest,
+    base: Check | None,
+) -> Run:
+    """Build the model as it is before training, and everything else that the loop works with."""
+    judge = open_judge(config, data, world)
+    check_rows(getattr(transformers, task.auto_class), config, data)
+    heartbeat.beat("loading")
+    logs.STEP.info("loading model %s", config.model.path)
+    learner = task.build(config, world, _workload(plan, data))
+    check_positions(learner.lm, data.longest)
+    feed, plan = make_feed(config, plan, data, world, learner)
+    reference.attach(config, plan, learner, data, world, run_dir, base, shares=feed.shares)
+    optimizer = make_optimizer(learner.model, config.training)
+    learner = replace(learner, gradient_sums=optimizer.collected)
+    optimizer.mirror(shared_input.copies(learner.model, optimizer.collected))
+    log_model(learner, optimizer)
+    log_padding(data.tokenizer, world)
+    checkpointer = Checkpointer(
+        run_dir,
+        world,
+        learner.model,
+        optimizer,
+        data.tokenizer,
+        config.training.save_total_limit,
+        labelled=config.classifies,
+        background=writes_in_background(config.training.async_save, optimizer),
+        timeout_seconds=config.training.timeout_seconds,
+        base=base,
+        brings_code=config.model.trust_remote_code and config.lora is None,
+    )
+    checkpointer.require_room()
+    return Run(config, plan, world, stop, task, learner, optimizer, feed, data, checkpointer, judge)
+
+
+def _workload(plan: Plan, data: Prepared) -> Workload:
+    num_tokens = int(data.train.lengths.mean() * plan.global_batch_size * plan.num_steps)
+    return Workload(num_tokens, data.labels, plan, data.longest)
+
+
+def _restore(run: Run) -> State:
+    """Return the state of the newest checkpoint, whose weights are loaded, or the state before the first step."""
+    first = State(
+        data_fingerprint=run.data.fingerprint,
+        global_batch_size=run.plan.global_batch_size,
+        global_batch_tokens=run.plan.global_batch_tokens,
+    )
+    state = run.checkpointer.restore(run.config.training.resume, first)
+    dtype = choose_dtype(run.config.model.dtype, run.world.device)
+    if state.step == 0 and dtype == torch.float16:
+        state = replace(state, loss_scale=loss_scale.FIRST)
+    return state
