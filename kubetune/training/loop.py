@@ -89,15 +89,7 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
     run.optimizer.update(learning_rate_at(run.plan, state.step))
 
     seconds = time.perf_counter() - began
-    state = replace(
-        loss_scale.raised(state),
-        step=state.step + 1,
-        samples=state.samples + work.samples,
-        tokens=state.tokens + work.tokens,
-        trained_tokens=state.trained_tokens + work.labels,
-        seconds=state.seconds + seconds,
-        steps_above_threshold=steps_above,
-    )
+    state = _counted(state, work, seconds, steps_above)
     measured = agreement.measured | run.learner.routing.measured(run.world)
     ranks = agreement.rank_seconds
     run_log.step(state, work, measured, norm=norm, seconds=seconds, ranks=ranks)
@@ -106,6 +98,19 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
     if agreement.is_stopping:
         end_of_step.stop(run, state, run_log)
     return end_of_step.finish(run, state, run_log)
+
+
+def _counted(state: State, work: Work, seconds: float, steps_above_threshold: int) -> State:
+    """Return the state after a step's update."""
+    return replace(
+        loss_scale.raised(state),
+        step=state.step + 1,
+        samples=state.samples + work.samples,
+        tokens=state.tokens + work.tokens,
+        trained_tokens=state.trained_tokens + work.labels,
+        seconds=state.seconds + seconds,
+        steps_above_threshold=steps_above_threshold,
+    )
 
 
 def _backward(run: Run, state: State, micro: int, work: Work) -> torch.Tensor:
