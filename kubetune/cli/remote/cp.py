@@ -44,25 +44,23 @@ def run(args: argparse.Namespace) -> int:
 
     to = args.output or local_folder(spec)
     globs = [glob.rstrip("/") for glob in args.globs]
-    leaving = f"what is in {to} stays, and the same command goes on where it was"
+    leaving = f"what is in {to} stays, and the same command continues from there"
     with told_on_interrupt(leaving), VolumeReader(cluster, spec) as volume:
         done = download(cluster, volume.target(), spec.run_dir, to, globs, tell=say)
     if not done.files + done.unchanged:
-        what = (
-            f"nothing in {spec.run_dir} matches {' or '.join(globs)}"
-            if globs
-            else f"{spec.run_dir} is empty so far"
-        )
-        raise ConfigError(f"{what}. Nothing was copied.")
-    there = f"; {counted(done.unchanged, 'file')} there already" if done.unchanged else ""
-    print(
-        f"kubetune: {counted(done.files, 'file')} ({size(done.bytes)}) in {to}, all verified{there}"
-    )
+        reason = f"{spec.run_dir} is empty so far"
+        if globs:
+            reason = f"nothing in {spec.run_dir} matches {' or '.join(globs)}"
+        raise ConfigError(f"{reason}. Nothing was copied.")
+    line = f"{counted(done.files, 'file')} ({size(done.bytes)}) in {to}, all verified"
+    if done.unchanged:
+        line += f"; {counted(done.unchanged, 'file')} there already"
+    print(f"kubetune: {line}")
     return OK
 
 
 def _deleted(args: argparse.Namespace) -> tuple[Cluster, RunSpec] | None:
-    """The run of a run file whose results are still on its claim, though the run itself was deleted."""
+    """Return the run of a run file that was deleted while its results are still on its claim; None for others."""
     if not (is_file(args.run_name) and Path(args.run_name).is_file()):
         return None
     from kubetune.config.load import load_config

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Say what will go, ask, and delete it. Raise ConfigError when the answer is no."""
+    """Say what will be deleted, ask, and delete it. Raise ConfigError when the answer is no."""
     cluster, spec = find(args)
     from kubetune.k8s.cluster.submit import deletable, delete
 
@@ -30,17 +30,17 @@ def run(args: argparse.Namespace) -> int:
     for obj in objects:
         print(f"  {obj['kind']} {obj['metadata']['name']}")
     outputs = spec.kubernetes.storage.outputs
+    # A claim that the run did not make is not deleted with it.
     kept = not args.volumes or not outputs.size
     where = f"claim {spec.name}-outputs" if outputs.size else "the volume under /outputs"
-    print(f"kubetune: the results on {where} {'stay' if kept else 'are lost for ever'}", flush=True)
+    fate = "stay" if kept else "are lost for ever"
+    print(f"kubetune: the results on {where} {fate}", flush=True)
     if not asker(args)(f"Delete {spec.name}"):
         raise ConfigError("nothing was deleted")
     with told_on_interrupt("some of it may be there still; the same command removes the rest"):
         delete(cluster, spec, objects)
-    home = (
-        f"; its results come home with kubetune cp {shell_word(args.run_name)}"
-        if kept and is_file(args.run_name)
-        else ""
-    )
-    print(f"kubetune: {spec.name} was deleted{home}")
+    line = f"kubetune: {spec.name} was deleted"
+    if kept and is_file(args.run_name):
+        line += f"; its results come home with kubetune cp {shell_word(args.run_name)}"
+    print(line)
     return OK

@@ -6,12 +6,14 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
 from kubetune.cli.remote.run_on_cluster import add_run, find, kubectl, prefix
 from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
+    from kubetune.k8s.api.client import Cluster
     from kubetune.k8s.cluster.runs import Target
 
 # Separator between our arguments and the command, which becomes `args.command`.
@@ -31,16 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; returns its exit code, the first that is not 0 of several. Raise ConfigError without a pod."""
+    """Run the command; return its exit code, of several the first that is not 0. Raise ConfigError without a pod."""
     cluster, spec = find(args)
-    from kubetune.k8s.api.api_errors import NoProgram
-    from kubetune.k8s.api.client import say
     from kubetune.k8s.cluster.runs import on_all, running
 
-    there = running(cluster, spec)
-    chosen = there if args.all else [target for target in there if target.node == args.node]
+    targets = running(cluster, spec)
+    chosen = targets
+    if not args.all:
+        chosen = [target for target in targets if target.node == args.node]
     if not chosen:
-        nodes = ", ".join(str(target.node) for target in there) or "none"
+        nodes = ", ".join(str(target.node) for target in targets) or "none"
         raise ConfigError(
             f"{spec.name}: no pod of node {args.node} is running (running: {nodes}); "
             f"see kubetune status {spec.typed}"
@@ -51,80 +53,85 @@ def run(args: argparse.Namespace) -> int:
                 "command line: found no command; expected one after --, as in kubetune exec RUN -- ls"
             )
         return _shell(cluster.namespace, chosen[0])
-    stdin = sys.stdin.buffer if args.stdin else None
     if not args.all:
-        target = chosen[0]
-        out, err = Prompt(sys.stdout.buffer), Prompt(sys.stderr.buffer)
-        try:
-            return cluster.exec(
-                target.pod, target.container, args.command, stdin=stdin, stdout=out, stderr=err
-            )
-        except NoProgram as error:
-            say(str(error))
-            return error.exit_code
+        stdin = sys.stdin.buffer if args.stdin else None
+        out = Prompt(sys.stdout.buffer)
+        err = Prompt(sys.stderr.buffer)
+        return _run_in(cluster, chosen[0], args.command, out, err, stdin)
 
-    def run_in(target: Target) -> int:
-        out, err = (
-            Marked(stream, prefix(target.node, spec.nodes))
-            for stream in (sys.stdout.buffer, sys.stderr.buffer)
-        )
+    def run_marked(target: Target) -> int:
+        mark = prefix(target.node, spec.nodes)
+        out = Marked(sys.stdout.buffer, mark)
+        err = Marked(sys.stderr.buffer, mark)
         try:
-            return cluster.exec(target.pod, target.container, args.command, stdout=out, stderr=err)
-        except NoProgram as error:
-            say(str(error))
-            return error.exit_code
+            return _run_in(cluster, target, args.command, out, err)
         finally:
             out.end()
             err.end()
 
-    return next((code for code in on_all(run_in, chosen) if code != OK), OK)
+    for code in on_all(run_marked, chosen):
+        if code != OK:
+            return code
+    return OK
+
+
+def _run_in(
+    cluster: Cluster,
+    target: Target,
+    command: Sequence[str],
+    out: Prompt | Marked,
+    err: Prompt | Marked,
+    stdin: BinaryIO | None = None,
+) -> int:
+    """Run a command in a pod; return its exit code, also where the pod has no such program."""
+    from kubetune.k8s.api.api_errors import NoProgram
+    from kubetune.k8s.api.client import say
+
+    try:
+        return cluster.exec(
+            target.pod, target.container, command, stdin=stdin, stdout=out, stderr=err
+        )
+    except NoProgram as error:
+        say(str(error))
+        return error.exit_code
 
 
 def _shell(namespace: str, target: Target) -> int:
-    """A shell on this terminal: raw mode and window sizes are kubectl's trade."""
+    """Open a shell on this terminal, by kubectl, which handles raw mode and the size of the window."""
     shell = "command -v bash > /dev/null && exec bash || exec sh"
-    command = [
-        kubectl(),
-        "exec",
-        "-it",
-        "-n",
-        namespace,
-        target.pod,
-        "-c",
-        target.container,
-        "--",
-        "sh",
-        "-c",
-        shell,
-    ]
+    command = [kubectl(), "exec", "-it", "-n", namespace, target.pod, "-c", target.container]
+    command += ["--", "sh", "-c", shell]
     return subprocess.run(command, env=os.environ, check=False).returncode
 
 
 class Prompt:
-    """Writes everything at once: who looks on should not wait until a buffer is full."""
+    """A stream without a buffer, so that a prompt without a line end is seen."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
 
     def write(self, data: bytes) -> None:
-        """Write at once what was not whole lines, such as a prompt."""
+        """Write the data at once."""
         self._stream.write(data)
         self._stream.flush()
 
 
 class Marked:
-    """Writes whole lines, each after a mark, so that the lines of several pods do not tear each other apart."""
+    """A stream that writes whole lines, each after a mark, so that those of several pods do not mix."""
 
     def __init__(self, stream: BinaryIO, mark: str) -> None:
-        self._stream, self._mark, self._rest = stream, mark.encode(), b""
+        self._stream = stream
+        self._mark = mark.encode()
+        # The begin of a line whose end has not come yet.
+        self._rest = b""
 
     def write(self, data: bytes) -> None:
-        """Write the lines that are whole by now, each after the mark."""
+        """Write the lines that are complete now, each after the mark."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._stream.write(b"".join(self._mark + line + b"\n" for line in lines))
         self._stream.flush()
 
     def end(self) -> None:
-        """Write a last line that had no end."""
+        """Write a last line that has no line end."""
         if self._rest:
             self.write(b"\n")

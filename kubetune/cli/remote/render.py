@@ -57,16 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def rendered(
     args: argparse.Namespace, *, strict: bool
 ) -> tuple[Config, dict[str, str], list[Manifest], list[list[str]]]:
-    """Config, files that travel along, objects of the run on a command line, and which of these each patch changes.
+    """Return config, files to carry along, objects of the run, and which of these each patch changes.
 
     Raise ConfigError with all errors.
     """
     # Variables of this machine are left out: the same file gives the same manifests everywhere.
     config = config_from_args(args, environ={})
-    config = smoke_config(config) if args.smoke else config
-    files, plan = local_files(config), plan_there(config)
+    if args.smoke:
+        config = smoke_config(config)
+    files = local_files(config)
+    plan = plan_there(config)
     objects = render(config, plan, files)
-    objects = testing(objects, plan) if args.smoke else objects
+    if args.smoke:
+        objects = testing(objects, plan)
     changed = _effects(config, files)
     findings = [*lint(config, plan, objects, files), *_patches_without_effect(changed)]
     report(findings, run_file(args), strict=strict)
@@ -74,26 +77,26 @@ def rendered(
 
 
 def _effects(config: Config, files: dict[str, str]) -> list[list[str]]:
-    """Objects that each of the config's patches changes."""
-    k = config.kubernetes
-    if k is None or not k.patches:
+    """Return the objects that each of the config's patches changes."""
+    kubernetes = config.kubernetes
+    if kubernetes is None or not kubernetes.patches:
         return []
-    plain = config.model_copy(update={"kubernetes": k.model_copy(update={"patches": ()})})
-    return list(effects(render(plain, plan_there(plain), files), k.patches))
+    without_patches = kubernetes.model_copy(update={"patches": ()})
+    plain = config.model_copy(update={"kubernetes": without_patches})
+    objects = render(plain, plan_there(plain), files)
+    return list(effects(objects, kubernetes.patches))
 
 
-def _patches_without_effect(of_each: Sequence[Sequence[str]]) -> Iterator[Finding]:
-    for number, changed in enumerate(of_each):
+def _patches_without_effect(effects_of_patches: Sequence[Sequence[str]]) -> Iterator[Finding]:
+    for number, changed in enumerate(effects_of_patches):
         if not changed:
-            yield advice(
-                f"kubernetes.patches.{number}",
-                "changes nothing: all it asks for is so already; leave it out",
-            )
+            key = f"kubernetes.patches.{number}"
+            yield advice(key, "changes nothing: all it asks for is so already; leave it out")
 
 
 def run(args: argparse.Namespace) -> int:
     """Render, lint, and write only what has no errors. Raise ConfigError with all of them."""
-    config, files, objects, of_patches = rendered(args, strict=args.strict)
+    config, files, objects, effects_of_patches = rendered(args, strict=args.strict)
     secrets = secret_templates(config, plan_there(config))
     if args.to == "-":
         sys.stdout.write(HEADER + dump(objects))
@@ -104,43 +107,45 @@ def run(args: argparse.Namespace) -> int:
         )
     for path in files:
         print(visible(f"kubetune: {path} travels along in a ConfigMap"), file=sys.stderr)
-    for number, changed in enumerate(of_patches):
-        print(
-            f"kubetune: kubernetes.patches[{number}] changes {', '.join(changed) or 'nothing'}",
-            file=sys.stderr,
-        )
+    for number, changed in enumerate(effects_of_patches):
+        names_of_objects = ", ".join(changed) or "nothing"
+        line = f"kubetune: kubernetes.patches[{number}] changes {names_of_objects}"
+        print(line, file=sys.stderr)
     for secret in secrets:
-        name, keys = secret["metadata"]["name"], ", ".join(secret["stringData"])
-        print(
-            f"kubetune: Secret {name} (key {keys}) must exist before the pods start",
-            file=sys.stderr,
-        )
+        name = secret["metadata"]["name"]
+        keys = ", ".join(secret["stringData"])
+        line = f"kubetune: Secret {name} (key {keys}) must exist before the pods start"
+        print(line, file=sys.stderr)
     return OK
 
 
 def origins(path: Path | None) -> Tree:
-    """Place of each key of the run file, or of the organisation's defaults, for messages."""
+    """Return the place of each key of the run file, or of the organisation's defaults, for messages."""
     return read_tree(path)[0]
 
 
 def report(findings: Sequence[Finding], path: Path | None, *, strict: bool) -> None:
     """Print the advice, or raise ConfigError when something is wrong, with the lines of the run file."""
     if not findings:
-        return  # reading the file for its line numbers takes as long as rendering it
+        # Reading the file for its line numbers takes as long as rendering it.
+        return
     tree = origins(path)
-    lines = {True: list[str](), False: list[str]()}
+    problems = []
+    advices = []
     for finding in findings:
-        # names of labels and annotations may have dots
+        # Names of labels and annotations may have dots.
         has_dots = finding.key.startswith(("kubernetes.labels.", "kubernetes.annotations."))
         parts = finding.key.split(".", 2 if has_dots else -1)
         key = tuple(int(part) if part.isdigit() else part for part in parts)
         word = "" if finding.fatal else "advice: "
-        lines[finding.fatal or strict].append(
-            f"{tree.origin(key)}: {dotted(key)}: {word}{finding.text}"
-        )
-    if lines[True]:
-        raise ConfigError([*lines[True], *lines[False], "Nothing was written."])
-    for line in lines[False]:
+        line = f"{tree.origin(key)}: {dotted(key)}: {word}{finding.text}"
+        if finding.fatal or strict:
+            problems.append(line)
+        else:
+            advices.append(line)
+    if problems:
+        raise ConfigError([*problems, *advices, "Nothing was written."])
+    for line in advices:
         print(f"kubetune: {line}", file=sys.stderr)
 
 
@@ -152,9 +157,10 @@ def write_folder(
     Files of an earlier render that are no longer needed are removed. Raise ConfigError, before anything is written,
     when a file in the way was not made by render.
     """
-    texts = {
-        f"{o['kind'].lower()}-{o['metadata']['name']}.yaml": HEADER + dump([o]) for o in objects
-    }
+    texts = {}
+    for manifest in objects:
+        name = f"{manifest['kind'].lower()}-{manifest['metadata']['name']}.yaml"
+        texts[name] = HEADER + dump([manifest])
     kustomization: Manifest = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -165,16 +171,22 @@ def write_folder(
     texts["kustomization.yaml"] = HEADER + dump([kustomization])
     if secrets:
         texts["secrets.template.yaml"] = HEADER + SECRETS_HEADER + dump(secrets)
-    ours, foreign = set[str](), set[str]()
-    for path in folder.glob("*.yaml") if folder.is_dir() else ():
-        (ours if path.read_bytes().startswith(HEADER.encode()) else foreign).add(path.name)
-    if in_the_way := sorted(foreign & texts.keys()):
+    rendered_before = set()
+    foreign = set()
+    # A folder that does not exist holds none.
+    for path in folder.glob("*.yaml"):
+        if path.read_bytes().startswith(HEADER.encode()):
+            rendered_before.add(path.name)
+        else:
+            foreign.add(path.name)
+    in_the_way = sorted(foreign & texts.keys())
+    if in_the_way:
         raise ConfigError(
             f"{folder}: {', '.join(in_the_way)} was not made by kubetune render and would be lost; choose another "
             "folder. Nothing was written."
         )
     for name, text in texts.items():
         write_atomic(folder / name, text)
-    for name in ours - texts.keys():
+    for name in rendered_before - texts.keys():
         os.unlink(folder / name)
     return list(texts)
