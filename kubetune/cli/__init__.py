@@ -1,6 +1,7 @@
 """The command line: one module per verb, imported only when that verb is used.
 
 A verb module has `add_arguments(parser)` and `run(args) -> int` (the exit code); `port-forward` is remote/port_forward.
+A verb with `--json` makes its `run` by json_answers.prints_json.
 Adding a verb is one file, one line in overview.GROUPS, and its examples. Not for what a verb does (library and the
 rooms above), but for what is typed and printed. Read `overview` first.
 """
@@ -44,7 +45,7 @@ _FLUSH_SECONDS = 1.0
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in the first line, where argparse would say how everything is written."""
+    """A parser that prints what is wrong first, where argparse would print the usage of everything."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(
@@ -54,14 +55,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Program(_Parser):
-    """The parser of the program, whose help has the verbs in groups."""
+    """The parser of the program, whose help lists the verbs in groups."""
 
     def format_help(self) -> str:
         return overview()
 
 
 def make_parser(*verbs: str | None) -> argparse.ArgumentParser:
-    """The parser of the program, with `verbs` alone, whose modules are imported; without any, all without options."""
+    """Return the parser of the program. Only modules of `verbs` are imported; without any, no verb has options."""
     program = _Program(prog="kubetune")
     version = f"kubetune {__version__} (Python {sys.version.split()[0]})"
     program.add_argument("--version", action="version", version=version, help="show the version")
@@ -94,14 +95,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     verb = argv[0] if argv[0] in VERBS else None
     parser = make_parser(verb)
-    if unclear := [text for text in argv if text.encode(errors="replace").decode() != text]:
-        parser.error(
-            f"{unclear[0]!r} holds bytes that are not UTF-8; expected text, and names of files that are such"
-        )
+    for text in argv:
+        # Bytes that are not UTF-8 become lone surrogates, which cannot be encoded.
+        if text.encode(errors="replace").decode() != text:
+            parser.error(
+                f"{text!r} holds bytes that are not UTF-8; expected text, and names of files that are UTF-8"
+            )
     if verb is None and not argv[0].startswith("-"):
         close = _OPTIONS.get(argv[0]) or nearest(argv[0], VERBS)
-        meant = f"did you mean `{close}`?" if close else "no verb is called so"
-        parser.error(f"unknown verb {argv[0]!r}; {meant}")
+        hint = f"did you mean `{close}`?" if close else "`kubetune --help` lists the verbs"
+        parser.error(f"unknown verb {argv[0]!r}; {hint}")
     command: list[str] = []
     mark = getattr(verb_module(verb), "COMMAND", None) if verb else None
     if mark in argv:
@@ -126,31 +129,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if verb not in _WORKING:
             return errors.OK
-        return _explained(
-            errors.EnvironmentFault(
-                "nobody reads what is printed any more, so the work was broken off"
-            )
-        )
+        reason = "standard output was closed, so the work was stopped"
+        return _explained(errors.EnvironmentFault(reason))
     except Exception as error:
         from kubetune.base.files import fault_of
 
-        if (fault := fault_of(error)) is None:
+        fault = fault_of(error)
+        if fault is None:
             raise
         return _explained(fault)
 
 
 def _explained(error: errors.KubetuneError) -> int:
-    with contextlib.suppress(OSError):  # whoever cannot be told is left the exit code
+    """Print an error and return its exit code, which is all that is left where standard error is closed."""
+    with contextlib.suppress(OSError):
         print(visible(scrub(f"kubetune: {error}")), file=sys.stderr)
     return error.exit_code
 
 
 def _interrupted() -> int:
-    """The exit code after Ctrl-C, unless threads are left: the interpreter would wait for those of open connections."""
+    """Return the exit code after Ctrl-C, or exit with it at once where threads are left.
+
+    The interpreter would wait for threads of open connections.
+    """
     if threading.active_count() > 1:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # who is impatient presses it twice
-        # One of them may hold standard output, when whoever reads it has stopped reading.
+            # Somebody impatient presses it twice.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A thread may hold standard output, if its reader has stopped reading.
         flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
         flushing.start()
         flushing.join(_FLUSH_SECONDS)

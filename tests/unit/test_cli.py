@@ -57,7 +57,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["trian"], "unknown verb 'trian'; did you mean `train`?"),
         (["compare", "a", "b"], "did you mean `report --compare`?"),
-        (["frobnicate"], "no verb is called so"),
+        (["frobnicate"], "`kubetune --help` lists the verbs"),
         (["plan", "--jsn"], "unrecognized arguments: --jsn; did you mean --json?"),
         (
             ["generate", "run", "--sed", "1", "a"],

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="start",
         metavar="|".join(_ACTIONS),
-        help="start (left out: this): pods that idle; run: train in all of them, with the code of this folder; stop: "
+        help="start (the default): make pods that idle; run: train in all of them, with the code of this folder; stop: "
         "end the training, the pods stay",
     )
     add_run_arguments(parser)
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it; `run` returns the exit code of the training. Raise ConfigError, EnvironmentFault."""
+    """Carry out the action; `run` returns the exit code of the training. Raise ConfigError, EnvironmentFault."""
     from kubetune.k8s.cluster.submit import spec_of, submit
     from kubetune.k8s.manifests import local_files
     from kubetune.plugins.dev_pods import dev_config, idling
@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     config = dev_config(config_from_args(args, environ={}))
     assert config.kubernetes is not None
     files = local_files(config)
-    cluster, spec = open_cluster(config.kubernetes.namespace), spec_of(config, files)
+    cluster = open_cluster(config.kubernetes.namespace)
+    spec = spec_of(config, files)
     if args.action == "start":
         submit(cluster, config, files, confirm=asker(args), change=idling)
         train = f"kubetune dev run {run_file(args) or '…'}"
@@ -73,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
             f"kubetune: {spec.nodes} pods of {spec.name} come up and idle; to train in them: {train}"
         )
         return OK
-    return run_in_pods(cluster, spec, args) if args.action == "run" else stop_in_pods(cluster, spec)
+    if args.action == "run":
+        return run_in_pods(cluster, spec, args)
+    return stop_in_pods(cluster, spec)
 
 
 def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> int:
@@ -82,9 +85,12 @@ def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> in
     from kubetune.k8s.cluster.runs import find_run
     from kubetune.plugins.dev_pods import all_running, follow_training, set_aside, start_training
 
-    there = find_run(cluster, spec.name)
-    carried = {seen.rsplit("/", 1)[-1]: spec.files[path] for path, seen in spec.carried().items()}
-    if carried != there.files:
+    deployed = find_run(cluster, spec.name)
+    # By name in the pods, which have them all in one folder.
+    carried = {}
+    for path, path_in_pod in spec.carried().items():
+        carried[path_in_pod.rsplit("/", 1)[-1]] = spec.files[path]
+    if carried != deployed.files:
         raise ConfigError(
             "the data files differ from those in the pods; bring them up to date: kubetune dev start"
         )
@@ -92,9 +98,9 @@ def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> in
     if args.fresh:
         set_aside(cluster, spec, targets[0])
     start_training(cluster, spec, targets, Path.cwd())
-    sinks = {
-        target: Marked(sys.stdout.buffer, prefix(target.node, spec.nodes)) for target in targets
-    }
+    sinks = {}
+    for target in targets:
+        sinks[target] = Marked(sys.stdout.buffer, prefix(target.node, spec.nodes))
     with told_on_interrupt("training goes on; kubetune dev stop ends it with a checkpoint"):
         codes = follow_training(cluster, targets, sinks.__getitem__)
     for sink in sinks.values():

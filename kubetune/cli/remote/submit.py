@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 def submit_config(
     cluster: Cluster, config: Config, files: dict[str, str], args: argparse.Namespace
 ) -> int:
-    """Apply, say what came of it, and wait where that was asked for."""
+    """Apply the objects, print the outcome, and wait where that was asked for."""
     from kubetune.k8s.cluster.submit import spec_of, submit
 
     job = submit(
@@ -95,12 +95,10 @@ def submit_config(
         "done": ", which is done",
         "stopped": f", which is stopped: kubetune resume {typed}",
     }
-    done = (
-        "was there already" + standing.get(job.state, "")
-        if job.outcome == "unchanged"
-        else f"was {job.outcome}"
-    )
-    print(f"kubetune: {where} {done}", flush=True)
+    outcome = f"was {job.outcome}"
+    if job.outcome == "unchanged":
+        outcome = f"was there already{standing.get(job.state, '')}"
+    print(f"kubetune: {where} {outcome}", flush=True)
     if args.wait or args.follow:
         return wait_for_end(cluster, spec_of(config, files), show_logs=args.follow)
     print(f"kubetune: see kubetune status {typed}, and kubetune logs -f {typed}")
@@ -146,7 +144,7 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
 
 
 def exit_code(observed: ObservedRun) -> int:
-    """The exit code of a run that has ended: its own verdict, else what its pods ended with."""
+    """Return the exit code of a run that has ended: its own, else that of its pods."""
     from kubetune.k8s.cluster import pods
     from kubetune.k8s.cluster.runs import exit_status_in
 
@@ -154,8 +152,17 @@ def exit_code(observed: ObservedRun) -> int:
         return errors.OK
     if observed.state == "stopped":
         return errors.PREEMPTED
-    if told := exit_status_in(observed.progress):  # what a pod left behind has none
-        return int(told["code"])
-    codes = [code for pod in (*observed.preparing, *observed.pods) if (code := pods.exit_code(pod))]
-    final = [code for code in codes if code in (*errors.FINAL, errors.ENVIRONMENT)]
-    return (final or codes or [errors.BUG])[-1]
+    exit_status = exit_status_in(observed.progress)
+    if exit_status:
+        return int(exit_status["code"])
+    # Progress that a dead pod left behind has no exit status.
+    last_code = None
+    last_final_code = None
+    for pod in (*observed.preparing, *observed.pods):
+        code = pods.exit_code(pod)
+        if not code:
+            continue
+        last_code = code
+        if code in (*errors.FINAL, errors.ENVIRONMENT):
+            last_final_code = code
+    return last_final_code or last_code or errors.BUG
