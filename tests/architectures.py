@@ -147,8 +147,8 @@ ONE_BY_ONE: dict[str, dict[str, Any]] = {
 
 LORA_TARGETS = {
     "llama4_text": ["q_proj", "k_proj", "v_proj", "o_proj"],
-    "mamba": ["in_proj", "x_proj"],
-    "falcon_mamba": ["in_proj", "x_proj"],
+    "mamba": ["in_proj"],
+    "falcon_mamba": ["in_proj"],
     "mamba2": ["in_proj"],
     "falcon_h1": ["q_proj", "v_proj"],
     "nemotron_h": ["in_proj", "q_proj", "v_proj", "up_proj"],

@@ -24,7 +24,7 @@ from kubetune.models.compiled_layers import CompiledLayers, compile_layers
 from kubetune.models.fsdp import is_sharded
 from kubetune.models.learner import Learner
 from kubetune.models.mixtures import routing
-from kubetune.models.padding_free import language_model, unwrap
+from kubetune.models.padding_free import language_model, recomputable_layers, unwrap
 from kubetune.plan.activations import is_worth_compiling
 from kubetune.plan.forecast import forecast
 from kubetune.plan.model_shapes import read_weights
@@ -171,12 +171,5 @@ def recompute_activations(model: nn.Module, layers: int | None = None) -> None:
     enable({"use_reentrant": False})
     if layers is None:
         return
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    recomputing = [
-        module
-        for module in language_model(lm).modules()
-        if isinstance(module, GradientCheckpointingLayer)
-    ]
-    for module in recomputing[layers:]:
+    for module in recomputable_layers(language_model(lm))[layers:]:
         module.gradient_checkpointing = False

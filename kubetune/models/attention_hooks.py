@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, find_packed_sequence_indices
+from transformers.masking_utils import AttentionMaskInterface
 
 from kubetune.kernels.attention.blockwise import Rule, block_attention, paths
 from kubetune.kernels.attention.joined import joined_attention
@@ -74,9 +74,9 @@ def packed(
         CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal, CURRENT.parents = None, None, True, ()
 
 
-def _packing_in_positions(position_ids: Tensor) -> Tensor | None:
+def _packing_in_positions(find: patches.Find, position_ids: Tensor) -> Any:
     """Sequences that restarting positions tell apart: on a GPU none, which would be waited for to look at them."""
-    return find_packed_sequence_indices(position_ids) if position_ids.device.type == "cpu" else None
+    return find(position_ids) if position_ids.device.type == "cpu" else None
 
 
 @lru_cache(maxsize=2)

@@ -88,6 +88,17 @@ def name_padding(model: nn.Module, pad_id: int) -> None:
         facts.pad_token_id = pad_id
 
 
+def read_at_end(model: nn.Module, end_id: int) -> None:
+    """Have a decoder read its output at `end_id`, which ends all texts, where that stands in for padding too.
+
+    transformers takes it for padding then, and reads the output one token before. Without a token for padding it reads
+    the last one, and takes texts one by one.
+    """
+    facts = unwrap(model).config.get_text_config()
+    if pools_last(unwrap(model)) and getattr(facts, "pad_token_id", None) == end_id:
+        facts.pad_token_id = None
+
+
 def heads(lm: Any) -> list[str]:
     """Names of the modules behind the backbone, which are new when a pretrained model learns to classify."""
     children = (

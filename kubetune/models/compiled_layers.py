@@ -23,7 +23,7 @@ from kubetune.base.humanize import counted
 from kubetune.base.signals import compiling
 from kubetune.kernels import pointwise
 from kubetune.models.attention_hooks import packed_attention
-from kubetune.models.padding_free import TOLERANCE, language_model, unwrap
+from kubetune.models.padding_free import TOLERANCE, language_model, recomputable_layers, unwrap
 
 
 class CompiledLayers:
@@ -75,14 +75,8 @@ class CompiledLayers:
 
 def compile_layers(model: nn.Module) -> CompiledLayers | None:
     """Decoder layers of a model whose forward in training is compiled from `warm_up` on; None where none can be."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
     lm = unwrap(model)
-    found = [
-        module
-        for module in language_model(lm).modules()
-        if isinstance(module, GradientCheckpointingLayer)
-    ]
+    found: list[Any] = recomputable_layers(language_model(lm))
     layers = [layer for layer in found if not _changes_itself(layer)]
     if left := len(found) - len(layers):
         logs.MODEL.warning(
@@ -170,8 +164,10 @@ def _failing_at_the_limit() -> Iterator[None]:
 
 def _checkpoints_in_forward() -> bool:
     """Recomputation stands around the forward of layers, as in transformers of late, and not in `__call__`."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
+    try:
+        from transformers.modeling_layers import GradientCheckpointingLayer
+    except ImportError:
+        return False
     return "__call__" not in vars(GradientCheckpointingLayer)
 
 

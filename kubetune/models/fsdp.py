@@ -16,6 +16,7 @@ from types import MethodType
 from typing import Any, TypeVar, cast
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.distributed.fsdp import (
     FSDPModule,
@@ -25,7 +26,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from kubetune import errors
+from kubetune.base import logs
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
 from kubetune.models import loading, patches
@@ -63,15 +64,28 @@ def load(
     if not is_wanted(config, world):
         return loading.load_pretrained(auto_class, config, world.device, **labels)
     arithmetic = loading.choose_dtype(config.model.dtype, world.device)
-    with cutting(arithmetic, world.size, frozen, trained=config.lora is None) as settings:
-        model: Any = loading.load_pretrained(
-            auto_class,
-            config,
-            world.device,
-            **labels,
-            **settings,
-            draw=partial(_draw, config.training.seed),
+    trained = config.lora is None
+    read = partial(
+        loading.load_pretrained,
+        auto_class,
+        config,
+        world.device,
+        **labels,
+        dtype=torch.float32 if trained else arithmetic,
+        draw=partial(_draw, config.training.seed),
+    )
+    cut_by = partial(_cut_for, arithmetic, frozen, trained=trained)
+    model: Any
+    if patches.can_shard_while_loading():
+        with cutting(cut_by, world.size) as settings:
+            model = read(**settings)
+    else:
+        logs.MODEL.info(
+            "transformers %s is none that kubetune shards a model with while it is read: each rank holds all of it once, "
+            "when training begins",
+            transformers.__version__,
         )
+        model = cut_by(read())
     for parameter in model.parameters() if config.lora is None else ():
         if not isinstance(parameter, DTensor):  # what does not learn, and was read as what does
             parameter.requires_grad_(False).data = parameter.data.to(arithmetic)
@@ -81,17 +95,23 @@ def load(
 
 
 @contextmanager
-def cutting(
-    compute_dtype: torch.dtype,
-    world_size: int,
-    frozen: Callable[[Any], str | None],
-    *,
-    trained: bool,
-) -> Iterator[dict[str, Any]]:
+def cutting(cut_by: Callable[[Any], Any], world_size: int) -> Iterator[dict[str, Any]]:
     """Within, `from_pretrained` with the settings yielded gives a sharded model and reads only this rank's slices.
 
     transformers builds the model on the meta device, cuts it, and reads what is left. Where it cuts is replaced: its
     own plans know some architectures only, and give the output head, which our loss uses, a group of its own.
+    """
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    with patches.cutting_by(lambda model, *_: cut_by(model)), patches.reading_slices():
+        yield {"distributed_config": DistributedConfig(fsdp_size=world_size)}
+
+
+def _cut_for(
+    compute_dtype: torch.dtype, frozen: Callable[[Any], str | None], lm: Any, *, trained: bool
+) -> Any:
+    """Shard a model for what learns of it.
+
     `trained`: slices are fp32 masters, cast to `compute_dtype` when they are borrowed; else they have that dtype.
     """
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -99,21 +119,10 @@ def cutting(
         policy = MixedPrecisionPolicy(
             compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
-    try:
-        from transformers.distributed.configuration_utils import DistributedConfig
-
-        cutting_by = patches.cutting_by(
-            lambda model, *_: cut(model, policy, frozen(model) or "$^" if trained else ADAPTED)
-        )
-    except ImportError:
-        raise errors.EnvironmentFault(
-            "training.parallelism: fsdp needs transformers 5.23 or newer"
-        ) from None
-    with cutting_by, patches.reading_slices():
-        yield {
-            "dtype": torch.float32 if trained else compute_dtype,
-            "distributed_config": DistributedConfig(fsdp_size=world_size),
-        }
+    whole = ADAPTED
+    if trained:
+        whole = frozen(lm) or "$^"
+    return cut(lm, policy, whole)
 
 
 def cut(lm: Any, policy: MixedPrecisionPolicy, whole: str = ADAPTED) -> Any:

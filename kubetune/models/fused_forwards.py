@@ -204,7 +204,7 @@ def _swap_rotary(lm: Any, kernels: Kernels, undo: ExitStack) -> int:
     """Rotary embedding is a function of the model's source file, so one swap serves all its layers."""
     source = sys.modules[type(lm).__module__]
     stock = getattr(source, "apply_rotary_pos_emb", None)
-    if stock is None or stock.__module__ == __name__:
+    if stock is None or stock.__module__ == __name__ or not patches.ROTARY.is_known():
         return 0
 
     def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:

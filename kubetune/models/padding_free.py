@@ -204,8 +204,8 @@ def check_padding_free(
     lm.eval()
     try:
         set_attention(lm, "padding_free")
-        if (
-            implementation(lm) != "padding_free" and not lm._is_stateful
+        if implementation(lm) != "padding_free" and not getattr(
+            lm, "_is_stateful", False
         ):  # what is recurrent alone attends to nothing
             raise CannotRunPaddingFree("its attention is code of its own that takes no other")
         together, other = (
@@ -261,7 +261,7 @@ def set_attention(lm: Any, name: str) -> None:
 def implementation(lm: Any) -> str | None:
     """Name of the attention that a language model runs by; None where it has no choice."""
     # Old models only warn in set_attn_implementation and keep what they had.
-    return cast("str | None", lm.config.get_text_config()._attn_implementation)
+    return cast("str | None", getattr(lm.config.get_text_config(), "_attn_implementation", None))
 
 
 def choose_attention(
@@ -311,6 +311,16 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     """The layers of a language model: the longest of its lists of modules."""
     lists = (m for m in language_model(unwrap(model)).modules() if isinstance(m, nn.ModuleList))
     return max(lists, key=len, default=nn.ModuleList())
+
+
+def recomputable_layers(model: nn.Module) -> list[Any]:
+    """The layers of a model that can run again in the backward instead of keeping what they computed."""
+    try:
+        from transformers.modeling_layers import GradientCheckpointingLayer
+    except ImportError:  # a version that calls them otherwise
+        lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+        return list(max(lists, key=len, default=()))
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 @contextmanager

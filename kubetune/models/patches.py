@@ -1,6 +1,8 @@
 """Every change to transformers and torch that holds for a whole process: what, checked with which versions, and undone.
 
-Each is a context manager; leaving it undoes the change. Tests look for the names in the versions that are installed.
+Each is a context manager; leaving it undoes the change. A version that a patch was not checked with, or that lacks the
+name, runs by its own code: what the patch makes faster or smaller is done without it, with the same results. Tests look
+for the names in the versions that are installed, and train without any patch.
 Documented hooks (attention functions registered by name) and forwards set on modules of one model are no patches.
 """
 
@@ -8,12 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.metadata import version
 from types import TracebackType
 from typing import Any
+
+from packaging.requirements import Requirement
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,17 @@ class Patch:
         module, _, inner = self.place.partition(":")
         found = import_module(module)
         return getattr(found, inner) if inner else found
+
+    @cache  # noqa: B019  # there are as many as are written below
+    def is_known(self) -> bool:
+        """True if the installed version is one that the patch was checked with, and has the name."""
+        wanted = Requirement(self.checked)
+        if not wanted.specifier.contains(version(wanted.name), prereleases=True):
+            return False
+        try:
+            return hasattr(self.owner(), self.name)
+        except (ImportError, AttributeError):
+            return False
 
 
 CUTTING = Patch(
@@ -81,6 +97,10 @@ PATCHES = (
 )
 
 
+Find = Callable[[Any], Any]
+"""Finds the sequences of a packed batch by their positions."""
+
+
 class Replaced(AbstractContextManager[None]):
     """`owner.name` is `new`, until the end. No generator: one that is thrown away would undo itself."""
 
@@ -97,8 +117,23 @@ class Replaced(AbstractContextManager[None]):
         setattr(self.owner, self.name, self.theirs)
 
 
+def can_shard_while_loading() -> bool:
+    """True if `cutting_by` and `reading_slices` fit the installed version."""
+    return all(patch.is_known() for patch in (CUTTING, TURNING, SLICING, CONVERTING, BEGINNING))
+
+
+def left_out() -> str:
+    """Say which speed is left out as the installed version is unknown; empty where none is."""
+    if ROTARY.is_known() and PACKING.is_known():
+        return ""
+    return (
+        f"transformers {version('transformers')} is none that this kubetune was checked with ({PACKING.checked}): it runs "
+        "by its own code alone, which gives the same and may be slower on a GPU"
+    )
+
+
 def cutting_by(cut: Any) -> Replaced:
-    """`from_pretrained` shards by `cut(model, …)`. Raises ImportError where transformers is too old to shard."""
+    """`from_pretrained` shards by `cut(model, …)`."""
     return Replaced(CUTTING.owner(), CUTTING.name, staticmethod(cut))
 
 
@@ -161,9 +196,16 @@ def rotary_by(source: Any, apply: Any) -> Replaced:
     return Replaced(source, ROTARY.name, apply)
 
 
-def packing_by(find: Callable[[Any], Any]) -> Replaced:
-    """transformers finds the sequences of a packed batch by `find(position_ids)`."""
-    return Replaced(PACKING.owner(), PACKING.name, find)
+def packing_by(find: Callable[[Find, Any], Any]) -> AbstractContextManager[None]:
+    """transformers finds the sequences of a packed batch by `find(its own function, position_ids)`."""
+    if not PACKING.is_known():
+        return nullcontext()
+    theirs: Find = vars(PACKING.owner())[PACKING.name]
+
+    def found(position_ids: Any) -> Any:
+        return find(theirs, position_ids)
+
+    return Replaced(PACKING.owner(), PACKING.name, found)
 
 
 @contextmanager

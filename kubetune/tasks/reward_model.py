@@ -5,6 +5,7 @@ The model is a regression's of sequence_classification: the last token of an ans
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,12 @@ from torch import Tensor
 from kubetune.batching.batch import Batch
 from kubetune.config.metric_names import REWARD_MEASURES
 from kubetune.data.text.labels import Labels
+from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World, gather
 from kubetune.models import fsdp
+from kubetune.models.classifier_pooling import read_at_end
 from kubetune.models.learner import lone_sequences
+from kubetune.plan.model_shapes import read_config
 from kubetune.tasks.sequence_classification import SequenceClassification, logits, running
 
 if TYPE_CHECKING:
@@ -50,11 +54,20 @@ class RewardModel(SequenceClassification):
     def build(self, config: Config, world: World, workload: Workload) -> Learner:
         """Return a classifier with one output, ready to train."""
         learner = super().build(config, world, replace(workload, labels=REWARD))
+        read_at_end(learner.model, load_tokenizer(config.model).eos_id)
         return replace(learner, preference=config.preference)
 
     def load(self, config: Config, folder: Path, device: torch.device) -> Learner:
         """Return the trained model of a checkpoint folder, to be evaluated."""
         return replace(super().load(config, folder, device), preference=config.preference)
+
+    def load_settings(self, config: Config, folder: Path) -> dict[str, Any]:
+        """Return settings of a classifier that reads at the end, though its base may take that for padding."""
+        settings = super().load_settings(config, folder)
+        facts = read_config(config.model.path, os.environ) or {}
+        if facts.get("pad_token_id") == load_tokenizer(config.model).eos_id:
+            settings["pad_token_id"] = None  # as `read_at_end` does
+        return settings
 
     def labels_of(self, folder: Path) -> None:
         """Return None: a reward model tells no labels apart."""

@@ -100,7 +100,7 @@ class SequenceClassification(Task):
         """Return the trained model of a checkpoint folder, to be evaluated."""
         config = quantization.decide(config, World(device=device))
         labels = labels_in(folder)
-        settings = _head_settings(config, labels)
+        settings = self.load_settings(config, folder)
         model = loading.load_trained(
             AutoModelForSequenceClassification, config, folder, device, **settings
         )

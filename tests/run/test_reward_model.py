@@ -205,3 +205,35 @@ def test_it_learns_held_out_pairs_and_its_export_says_the_same(
         if tokenizer.eos_token_id != ids[0, -1]:
             ids = torch.cat([ids, torch.tensor([[tokenizer.eos_token_id]])], 1)
         assert model(input_ids=ids).logits.item() == pytest.approx(reward, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [{"r": 4}, None], ids=["lora", "full"])
+def test_an_export_reads_at_the_end_that_stands_in_for_padding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lora: dict[str, Any] | None
+) -> None:
+    """transformers takes an end that is the token for padding for such, and reads the score one token before it."""
+    folder = toy.make_inputs(tmp_path)
+    names = folder / "model" / "tokenizer_config.json"
+    named = json.loads(names.read_text())
+    names.write_text(json.dumps({**named, "pad_token": named["eos_token"]}))
+    facts = folder / "model" / "config.json"
+    end = AutoTokenizer.from_pretrained(folder / "model").eos_token_id
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "pad_token_id": end}))
+    config = toy.make_config(
+        folder, {"max_steps": 1}, task="reward_model", data=write_pairs(folder), lora=lora
+    )
+    run_dir = toy.finished(tmp_path / "run", config)
+    row = json.loads((folder / "held-out.jsonl").read_text().splitlines()[0])
+    capsys.readouterr()
+    line = f"{row['prompt']}\t{row['chosen']}"
+    assert cli.main(["generate", str(run_dir), line, "--json"]) == 0
+    reward = json.loads(capsys.readouterr().out)["reward"]
+    merge = ["--merge"] if lora else []
+    assert cli.main(["export", str(run_dir), *merge, "-o", str(tmp_path / "export")]) == 0
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export")
+    ids = AutoTokenizer.from_pretrained(tmp_path / "export")(line.replace("\t", "")).input_ids
+    if ids[-1] != end:
+        ids.append(end)
+    assert model.config.pad_token_id is None
+    assert model(input_ids=torch.tensor([ids])).logits.item() == pytest.approx(reward, abs=1e-4)

@@ -189,8 +189,11 @@ def _meant(name: str, stack: nn.Module, wanted: str | tuple[str, ...]) -> Iterat
 def _kept_by_peft(model: nn.Module, modules: list[str]) -> tuple[list[str], list[str]]:
     """Modules that PEFT adapts when they are named, and those whose names it takes for parts of the experts."""
     from peft import LoraConfig as PeftLoraConfig
-    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
+    try:
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+    except ImportError:  # a version that takes all names as they are
+        return modules, []
     old = {name for pairs in _BEFORE_STACKING.values() for names in pairs for name in names}
     leaves = {name.rpartition(".")[2] for name in modules}
     probe: Any = PeftLoraConfig(target_modules=sorted(leaves | old))

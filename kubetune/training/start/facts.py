@@ -14,7 +14,7 @@ from kubetune.data.prepared.prepare import Prepared
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
-from kubetune.models import quantization
+from kubetune.models import patches, quantization
 from kubetune.models.loading import choose_dtype
 from kubetune.plan.linears import part_of, parts_line
 from kubetune.plan.plan import Plan
@@ -74,6 +74,8 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
             )
     else:
         logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
+    if left_out := patches.left_out():
+        logs.MODEL.info("%s", left_out)
 
 
 def log_padding(tokenizer: Tokenizer, world: World) -> None:
