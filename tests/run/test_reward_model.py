@@ -162,7 +162,7 @@ def test_an_encoder_is_not_sharded_and_says_why(folder: Path, tmp_path: Path) ->
     )
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     assert toy.train(run_dir, 2) == [2, 2]
-    assert "fsdp is for decoders" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert "is an encoder. Use ddp" in (run_dir / "logs" / "rank-0.log").read_text()
 
 
 @pytest.mark.slow
