@@ -221,7 +221,7 @@ def test_ctrl_c_twice_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("verb", "code"), [("train", errors.ENVIRONMENT), ("plan", errors.OK)])
-def test_work_that_a_lost_reader_broke_off_is_not_done(
+def test_work_that_ends_with_its_reader_is_not_done(
     verb: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reading, writing = os.pipe()
@@ -230,7 +230,7 @@ def test_work_that_a_lost_reader_broke_off_is_not_done(
     with open(writing, "w") as gone:
         monkeypatch.setattr(sys, "stdout", gone)
         assert main([verb, "run.yaml"]) == code
-    assert ("the work was broken off" in capsys.readouterr().err) == (code != errors.OK)
+    assert ("so the work was stopped" in capsys.readouterr().err) == (code != errors.OK)
 
 
 def test_the_plan_of_a_model_that_only_pods_see_says_what_to_do(
