@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kubetune.cli import main
-from kubetune.data.reading import readers
+from kubetune.data.reading import record
 from tests.tiny import train_tokenizer
 from tests.unit.test_data_readers import BAD_LINES, GOOD
 
@@ -105,7 +105,7 @@ KINDS = {
 def test_a_bad_record_ends_with_2_wherever_it_stands(
     kind: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 5000)
+    monkeypatch.setattr(record, "MAX_RECORD_BYTES", 5000)
     good, bad, told, settings = KINDS[kind]
     run = ["data", "prepare", str(folder / "run.yaml"), "data.num_proc=1", *settings]
     for number in (1, 3, 5):

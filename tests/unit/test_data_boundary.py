@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kubetune.config.schema import DataConfig, ModelConfig, RecordKind, SourceConfig
 from kubetune.data.prepared.pipeline import Batch, Result, Worker
-from kubetune.data.reading.readers import Record
+from kubetune.data.reading.record import Record
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from tests.tiny import train_tokenizer

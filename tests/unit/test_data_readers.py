@@ -18,11 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.reading import readers
+from kubetune.data.reading import record as record_module
 from kubetune.data.reading.formats import convert
+from kubetune.data.reading.json_files import read_json
 from kubetune.data.reading.problems import SHOWN, Problems
-from kubetune.data.reading.readers import READERS, Record, count_lines, read_file
+from kubetune.data.reading.readers import count_lines, read_file, reader_of
+from kubetune.data.reading.record import Record
 from kubetune.data.reading.sources import count_rows, locate, read_source
+from kubetune.data.reading.tables import parquet_rows, read_csv, read_parquet
 from kubetune.errors import DataError
 
 GOOD = b'{"prompt": "Ping", "completion": "Pong"}'
@@ -66,7 +69,7 @@ def read(file: Path) -> tuple[list[Record], Problems]:
     """All records of a file that convert, and all problems."""
     problems = Problems()
     records = []
-    for record in READERS[file.suffix](file, problems):
+    for record in reader_of(file)(file, problems):
         try:
             convert(record.value)
             records.append(record)
@@ -81,7 +84,7 @@ def read(file: Path) -> tuple[list[Record], Problems]:
 def test_a_bad_line_is_named_wherever_it_stands(
     kind: str, before: int, after: int, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 5000)
+    monkeypatch.setattr(record_module, "MAX_RECORD_BYTES", 5000)
     line, told = BAD_LINES[kind]
     file = tmp_path / "train.jsonl"
     content = b"\n".join([GOOD] * before + [line] + [GOOD] * after) + (b"\n" if ends else b"")
@@ -163,9 +166,9 @@ def test_a_json_list_is_read_in_pieces_with_its_lines(
         lines.append(text.count("\n") + 1)
         text += json.dumps(value, indent=indent, ensure_ascii=False)
     file.write_text(text + gap + "]", newline="")
-    monkeypatch.setattr(readers, "_BLOCK", data.draw(st.integers(1, 50)))
+    monkeypatch.setattr(record_module, "BLOCK", data.draw(st.integers(1, 50)))
     problems = Problems()
-    records = list(readers.read_json(file, problems))
+    records = list(read_json(file, problems))
     assert [record.value for record in records] == values
     assert [record.line for record in records] == lines
     assert problems.total == 0
@@ -231,17 +234,32 @@ def test_a_pretty_printed_object_that_is_no_record_is_one_problem(tmp_path: Path
 def test_records_around_a_flawed_one_of_a_list_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "_BLOCK", 7)
+    monkeypatch.setattr(record_module, "BLOCK", 7)
     file = tmp_path / "a.json"
+    digits = "1" * 5000
     file.write_text(
-        '[{"text": "a"},\n {"text": "b", "text": "c"},\n {"text": "d", "n": NaN},\n {"text": "e"}]'
+        '[{"text": "a"},\n {"text": "b", "text": "c"},\n {"text": "d", "n": NaN},\n'
+        f'{{"n": {digits}}},\n {{"text": "e"}}]'
     )
     records, problems = read(file)
     assert [record.value["text"] for record in records] == ["a", "e"]
     assert [told.partition(";")[0] for told in problems.first] == [
         f'{file}:2: has the key "text" twice',
         f"{file}:3: holds NaN, which is no JSON",
+        f"{file}:4: holds a number of more than 4,300 digits.",
     ]
+
+
+def test_a_record_of_a_list_that_is_too_long_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_module, "BLOCK", 10)
+    monkeypatch.setattr(record_module, "MAX_RECORD_BYTES", 100)
+    file = tmp_path / "a.json"
+    file.write_text('[{"text": "a"},\n {"text": "' + "b" * 1000 + '"}]')
+    records, problems = read(file)
+    assert len(records) == 1
+    assert problems.first == [f"{file}:2: is longer than 100 bytes."]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "A.JSON.GZ", "a.csv.gz", "a.txt.gz", "a.jsonl"])
@@ -317,7 +335,7 @@ def test_a_packed_file_in_a_folder_is_not_passed_over(tmp_path: Path) -> None:
 def test_a_pointer_of_git_lfs_is_one_problem(tmp_path: Path, name: str) -> None:
     file, problems = tmp_path / name, Problems()
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n")
-    assert list(readers.read_file(file, problems)) == []
+    assert list(read_file(file, problems)) == []
     assert problems.first == [
         f"{file}:1: is a pointer of Git LFS in place of a file of 12,345 bytes; fetch that by `git lfs pull`."
     ]
@@ -335,7 +353,7 @@ def test_a_column_twice_in_a_header_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 20)
+    monkeypatch.setattr(record_module, "MAX_RECORD_BYTES", 20)
     file = tmp_path / "a.txt"
     file.write_bytes(b"good\n\nbad \xff\n\nnul \0\n\n0123456789\n0123456789\n0123456789\n\nlast")
     records, problems = read(file)
@@ -367,7 +385,7 @@ def test_tables_survive_quoting_and_keep_their_lines(
     file = tmp_path / ("a.csv" if delimiter == "," else "a.tsv")
     file.write_bytes(b"\xef\xbb\xbf" + buffer.getvalue().encode())
     problems = Problems()
-    records = list(READERS[file.suffix](file, problems))
+    records = list(reader_of(file)(file, problems))
     assert problems.total == 0
     assert [tuple(record.value.values()) for record in records] == rows
     assert [record.line for record in records] == lines
@@ -387,7 +405,7 @@ def test_a_broken_table_is_named(tmp_path: Path, content: bytes, line: int, told
     file = tmp_path / "a.csv"
     file.write_bytes(content)
     problems = Problems()
-    list(readers.read_csv(file, problems))
+    list(read_csv(file, problems))
     assert problems.total == 1
     assert problems.first[0].startswith(f"{file}:{line}: {told}")
 
@@ -448,7 +466,7 @@ def test_parquet(tmp_path: Path) -> None:
     records, problems = read(file)
     assert [record.value for record in records] == values
     assert [record.line for record in records] == list(range(1, 2501))
-    assert readers.parquet_rows(file) == 2500
+    assert parquet_rows(file) == 2500
     assert problems.total == 0
     file.write_text("no")
     with pytest.raises(DataError, match="is not a Parquet file"):
@@ -462,7 +480,7 @@ def test_parquet_gives_objects_no_keys_of_others_and_no_name_twice(tmp_path: Pat
     parquet.write_table(
         pyarrow.table({"text": ["a", None], "calls": calls}), tmp_path / "a.parquet"
     )
-    records = list(readers.read_parquet(tmp_path / "a.parquet", Problems()))
+    records = list(read_parquet(tmp_path / "a.parquet", Problems()))
     assert [record.value for record in records] == [
         {"text": "a", "calls": calls[0]},
         {"text": None, "calls": calls[1]},
@@ -483,7 +501,7 @@ def test_parquet_gives_objects_no_keys_of_others_and_no_name_twice(tmp_path: Pat
         ]
     (tmp_path / "b.parquet").rename(tmp_path / "b.jsonl")
     problems = Problems()
-    assert not list(readers.read_file(tmp_path / "b.jsonl", problems))
+    assert not list(read_file(tmp_path / "b.jsonl", problems))
     assert problems.first == [f"{tmp_path}/b.jsonl:1: is a Parquet file; name it b.parquet."]
 
 

@@ -18,7 +18,6 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.k8s.manifests import KINDS, local_files, render, secret_templates
 from kubetune.k8s.manifests.pod_templates import pod_templates
-from kubetune.k8s.manifests.spec import on_hub
 from kubetune.k8s.run_names import run_name
 from kubetune.plan.plan import make_plan
 from standin.schemas import NEWEST, OLDEST, problems
@@ -441,15 +440,3 @@ def test_without_a_section_it_says_what_to_add(
 )
 def test_a_run_without_a_name_gets_one_that_kubernetes_takes(path: str, name: str) -> None:
     assert run_name(Config.model_validate({"model": path, "data": {"train": "c/d"}})) == name
-
-
-@pytest.mark.parametrize("path", ["org/name", "name", "org/name#500", "org-1/na.me_2"])
-def test_hub_ids(path: str) -> None:
-    assert on_hub(path)
-
-
-@pytest.mark.parametrize(
-    "path", ["/a/b", "./a", "../a/b", "a/b/c", "data/train.jsonl", "train.csv#5", "s3://b/c"]
-)
-def test_paths_that_are_no_hub_ids(path: str) -> None:
-    assert not on_hub(path)

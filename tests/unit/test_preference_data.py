@@ -24,7 +24,7 @@ from kubetune.data.prepared.pipeline import Batch, Result, Worker
 from kubetune.data.prepared.prepare import Prepared, prepare
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.formats import Chat, Judged, Pair, Preference, convert
-from kubetune.data.reading.readers import Record
+from kubetune.data.reading.record import Record
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.errors import DataError
 from kubetune.plan.plan import make_plan

@@ -23,7 +23,7 @@ model: Qwen/Qwen3-0.6B          # hub id or folder; for more than that, a sectio
 #   local_files_only: false     # true: never ask the hub
 
 data:
-  train: train.jsonl            # .jsonl .json .csv .tsv .parquet, a folder, a hub id; train.jsonl#500 takes 500 rows
+  train: train.jsonl            # .jsonl, .csv, .parquet …, a folder, a hub id; train.jsonl#500 takes 500 rows
   # train: [{path: a.jsonl, weight: 2}, {path: b.parquet}]    # several sources
   eval: 0.05                    # share held out, or a file; leave out: no evaluation
   max_length: 2048              # tokens; longer rows are dropped and counted (overlong: drop | truncate | error)

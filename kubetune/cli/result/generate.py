@@ -331,14 +331,13 @@ def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Return the answers to score with their prompts, each with its place. Raise DataError naming bad lines."""
     from kubetune.config.load import read_config
     from kubetune.data.reading.problems import Problems
-    from kubetune.data.reading.readers import READERS
+    from kubetune.data.reading.readers import read_file
     from kubetune.result.inference.classify import answer_record
 
     problems = Problems()
     answers: list[tuple[str, dict[str, Any]]] = []
     if args.file is not None:
-        reader = READERS.get(args.file.suffix.lower(), READERS[".jsonl"])
-        for record in reader(args.file, problems):
+        for record in read_file(args.file, problems):
             answers.append((record.where, dict(record.value)))
         problems.raise_if_any()
         return answers

@@ -18,6 +18,7 @@ from kubetune.base.files import require_plain
 from kubetune.base.humanize import shell_word
 from kubetune.cli.remote.render import HEADER, write_folder
 from kubetune.config import consent
+from kubetune.config.data_files import is_hub_id
 from kubetune.config.load import read_config
 from kubetune.config.naming import OF_TRACKERS, RESOLVED
 from kubetune.config.schema import Config
@@ -26,7 +27,7 @@ from kubetune.data.text.tokenizer_files import read_json
 from kubetune.errors import OK, ConfigError
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import dump
-from kubetune.k8s.manifests.spec import RunSpec, on_hub
+from kubetune.k8s.manifests.spec import RunSpec
 from kubetune.k8s.run_names import CACHE, OUTPUTS, run_name
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.serving.manifests import (
@@ -206,7 +207,7 @@ def _target(word: str, args: argparse.Namespace) -> Target:
             f"--merged: {path} is no run directory, and only runs have merged exports; leave it out"
         )
     _require_no_folder(path)
-    if not (path.startswith("/") or on_hub(path)):
+    if not (path.startswith("/") or is_hub_id(path)):
         raise ConfigError(
             f"{path}: expected a run directory (`kubetune runs` lists them), a model of the hub (ORG/NAME) or an "
             "absolute path in the pod; it is none of them"
@@ -255,7 +256,7 @@ def _of_run(name: str, run_dir: Path, *, merged: bool, trust_code: str | None) -
         )
     export = _newest_export(run_dir, "adapter")
     base = config.model.path
-    if not (base.startswith("/") or on_hub(base)):
+    if not (base.startswith("/") or is_hub_id(base)):
         raise ConfigError(
             f"{run_dir}: its base {base} is a path of this machine; serve its merged export with --merged"
         )

@@ -34,7 +34,7 @@ from kubetune.data.reading.formats import (
 from kubetune.data.reading.images import image_file
 from kubetune.data.reading.preferences import Unusable
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.readers import Record
+from kubetune.data.reading.record import Record
 from kubetune.data.text.encode import Encoded, Encoder, pieces
 from kubetune.data.text.encode_labelled import LabelledEncoder
 from kubetune.data.text.encode_preferences import PreferenceEncoder

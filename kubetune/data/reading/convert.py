@@ -27,7 +27,7 @@ from kubetune.data.reading.images import ADDRESS, image_of_row
 from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.readers import Record
+from kubetune.data.reading.record import Record
 from kubetune.data.reading.splits import read_taken
 from kubetune.errors import DataError
 

@@ -12,9 +12,10 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import IO, Final, cast
 
+from kubetune.config.data_files import ending_of
 from kubetune.errors import DataError
 
 _GZIP: Final = b"\x1f\x8b"
@@ -24,19 +25,7 @@ _OTHERS: Final = {
     b"\x28\xb5\x2f\xfd": "unzstd",
     b"PK\x03\x04": "unzip",
 }
-_PACKED: Final = (".bz2", ".xz", ".zst", ".zip")
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
-
-
-def kind_of(file: PurePath) -> str:
-    """The suffix that says how to read a file: `.jsonl` of `x.JSONL` and of `x.jsonl.gz`."""
-    suffix = file.suffix.lower()
-    return PurePath(file.stem).suffix.lower() if suffix == ".gz" else suffix
-
-
-def is_packed_otherwise(file: PurePath) -> bool:
-    """True for a name that another packer than gzip gives."""
-    return file.suffix.lower() in _PACKED
 
 
 def opened(file: Path) -> IO[bytes]:
@@ -68,7 +57,7 @@ def why_unreadable(start: bytes, file: Path) -> str | None:
         return f"is a pointer of Git LFS in place of a file{whole}; fetch that by `git lfs pull`"
     if unpacker := next((name for magic, name in _OTHERS.items() if start.startswith(magic)), None):
         return f"is packed; unpack it by `{unpacker} {file.name}`, or pack it by gzip, which is read as it is"
-    if start.startswith(b"PAR1") and kind_of(file) != ".parquet":
+    if start.startswith(b"PAR1") and ending_of(file) != ".parquet":
         return f"is a Parquet file; name it {file.stem}.parquet"
     if start.strip(b"\0") and not (encoding := json.detect_encoding(start)).startswith("utf-8"):
         name = re.sub("-(?=[BL]E)", "", encoding.upper())

@@ -18,56 +18,30 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from kubetune.base.files import fault_of, sha256_file
+from kubetune.config.data_files import (
+    OTHER_RECORDS,
+    ending_of,
+    is_hub_id,
+    is_packed_otherwise,
+    is_read,
+    readable_endings,
+)
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.reading.hub import explained_hub_errors, hub_token, is_of_hub
 from kubetune.data.reading.images import IMAGE_SUFFIXES
-from kubetune.data.reading.packed import is_packed_otherwise, kind_of
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.readers import (
-    READERS,
-    Record,
-    count_lines,
-    parquet_features,
-    parquet_rows,
-    read_file,
-    without_nulls,
-)
+from kubetune.data.reading.readers import count_records, read_file
+from kubetune.data.reading.record import Record
+from kubetune.data.reading.tables import parquet_features, without_nulls
 from kubetune.errors import DataError, KubetuneError, causes
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 _SAMPLE: Final = re.compile(r"(.+)#([0-9]+)")
-_OTHER_FILES: Final = (
-    ".gz",
-    ".bz2",
-    ".xz",
-    ".zst",
-    ".zip",
-    ".tar",
-    ".xlsx",
-    ".arrow",
-    ".yaml",
-    ".yml",
-    ".md",
-    ".html",
-)
-"""Kinds of files that nothing here reads, and no name of a data set on the hub ends with."""
-_OTHER_RECORDS: Final = (
-    ".arrow",
-    ".feather",
-    ".jsonlines",
-    ".orc",
-    ".avro",
-    ".xlsx",
-    ".tar",
-    ".tgz",
-)
-"""Kinds of files of records that nothing here reads."""
 _PART: Final = (
     "A part is taken by #N behind the path, or by `range`; of several files by naming them"
 )
-_HUB_ID: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +81,10 @@ def locate(source: SourceConfig) -> Located:
         raise DataError(
             f"{path} is a link to {os.readlink(place)}, {_broken_link(place)}. Nothing was written."
         )
-    if _HUB_ID.fullmatch(path) and kind_of(place) not in (*READERS, *_OTHER_FILES):
+    if is_hub_id(path):
         return Located(path, (), sample)
     raise DataError(
-        f"{path} does not exist; expected a file of {_suffixes()}, a folder of them, or a hub data set"
+        f"{path} does not exist; expected a file of {readable_endings()}, a folder of them, or a hub data set"
     )
 
 
@@ -156,16 +130,7 @@ def count_rows(source: SourceConfig) -> int:
     located = locate(source)
     if not located.files:
         return len(load_dataset(located.path, source.subset, source.split))
-    return sum(_count(file) for file in located.files)
-
-
-def _count(file: Path) -> int:
-    suffix = kind_of(file)
-    if suffix in (".jsonl", ".ndjson"):
-        return count_lines(file)
-    if suffix == ".parquet":
-        return parquet_rows(file)
-    return sum(1 for _ in read_file(file, Problems()))
+    return sum(count_records(file) for file in located.files)
 
 
 def evaluated_rows(rows: Sequence[int], weights: Sequence[float]) -> list[int]:
@@ -223,7 +188,7 @@ def class_names(source: SourceConfig) -> tuple[str, ...]:
         features = load_dataset(located.path, source.subset, source.split).features.to_dict()
     else:
         features = next(
-            (parquet_features(file) for file in located.files if kind_of(file) == ".parquet"), {}
+            (parquet_features(file) for file in located.files if ending_of(file) == ".parquet"), {}
         )
     kind: Any = next(
         (
@@ -327,12 +292,12 @@ def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     for file in found:
         if why := _why_not_read(file):
             raise DataError(f"{file} {why}, or move it out of {folder}: what it holds is not read")
-    files = [file for file in found if kind_of(file) in READERS and file.is_file()]
-    records = [file for file in files if kind_of(file) != ".txt"]
+    files = [file for file in found if is_read(file) and file.is_file()]
+    records = [file for file in files if ending_of(file) != ".txt"]
     files = records or files  # beside records, plain texts are licences and notes
     if not files:
         raise DataError(
-            f"{folder} holds no data; expected files of {_suffixes()}, or a data set saved by `datasets`"
+            f"{folder} holds no data; expected files of {readable_endings()}, or a data set saved by `datasets`"
         )
     taken = set(files)
     return tuple(files), tuple(file for file in found if file not in taken)
@@ -340,21 +305,17 @@ def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
 
 def _why_not_read(file: Path) -> str:
     """The reason why something in a folder that holds records, or may, is not read, and what to do; mostly none."""
-    if is_packed_otherwise(file) and kind_of(Path(file.stem)) in READERS:
+    if is_packed_otherwise(file) and is_read(file.stem):
         return "is packed; unpack it"
-    if file.suffix.lower() in _OTHER_RECORDS:
-        return f"is of an unknown kind; make one of {_suffixes()} of it"
-    if file.is_symlink() and (file.is_dir() or (kind_of(file) in READERS and not file.exists())):
+    if file.suffix.lower() in OTHER_RECORDS:
+        return f"is of an unknown kind; make one of {readable_endings()} of it"
+    if file.is_symlink() and (file.is_dir() or (is_read(file) and not file.exists())):
         why = "a folder; name it as a source" if file.is_dir() else _broken_link(file)
         return f"is a link to {os.readlink(file)}, {why}"
     return ""
 
 
 def _known(file: Path) -> Path:
-    if kind_of(file) not in READERS and not is_packed_otherwise(file):
-        raise DataError(f"{file} is of an unknown kind; expected {_suffixes()}")
+    if not is_read(file) and not is_packed_otherwise(file):
+        raise DataError(f"{file} is of an unknown kind; expected {readable_endings()}")
     return file
-
-
-def _suffixes() -> str:
-    return f"{', '.join(READERS)}, or one of these packed by gzip (.gz)"

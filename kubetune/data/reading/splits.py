@@ -9,7 +9,7 @@ from kubetune.base.humanize import counted
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.prepared.pipeline import Batch, Split, Tally, make_batches
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.readers import Record
+from kubetune.data.reading.record import Record
 from kubetune.data.reading.sources import locate, read_source
 from kubetune.errors import DataError
 

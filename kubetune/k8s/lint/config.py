@@ -12,6 +12,7 @@ from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from kubetune.base.secrets import is_secret, names_secret, seems_random
+from kubetune.config.data_files import is_hub_id
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
@@ -31,7 +32,6 @@ from kubetune.k8s.manifests.spec import (
     QUEUE_PRIORITY,
     Manifest,
     RunSpec,
-    on_hub,
     source_paths,
 )
 from kubetune.k8s.manifests.storage import shm_size
@@ -262,7 +262,7 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
             "evaluation.metrics.file",
             "evaluation.benchmarks.tasks_folder",
         )
-        elsewhere = is_built_in or "://" in path or (on_hub(path) and not is_file)
+        elsewhere = is_built_in or "://" in path or (is_hub_id(path) and not is_file)
         if not (elsewhere or path in spec.files or on_volume(k, path)):
             yield error(
                 key,

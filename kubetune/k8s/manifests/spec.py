@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kubetune.base.humanize import shell_word
+from kubetune.config.data_files import is_hub_id
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import ConfigError
@@ -28,7 +29,6 @@ QUEUE_PRIORITY = "kueue.x-k8s.io/priority-class"
 PORT = 29500
 # Kubernetes allows a pod this long beyond the time torchrun gives its workers, for the agent to write its exit status.
 MARGIN_SECONDS = 30
-DATA_FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".arrow")
 
 
 def kind_and_name(obj: Manifest) -> str:
@@ -39,14 +39,6 @@ def kind_and_name(obj: Manifest) -> str:
 def given(**fields: object) -> Manifest:
     """The fields that hold something."""
     return {name: setting for name, setting in fields.items() if setting}
-
-
-def on_hub(path: str) -> bool:
-    """A path of a model or data set that is a hub id, not a file or folder."""
-    plain = path.partition("#")[0]
-    return bool(re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", plain)) and not plain.lower().endswith(
-        DATA_FILES
-    )
 
 
 def source_paths(config: Config) -> Iterator[tuple[str, str]]:
@@ -142,9 +134,11 @@ class RunSpec:
         """Training that asks the hub for nothing: all of it is there, or an initialiser fetches it."""
         config, fetched = self.config, self.kubernetes.initialisers
         model_here = (
-            config.model.local_files_only or "model" in fetched or not on_hub(config.model.path)
+            config.model.local_files_only or "model" in fetched or not is_hub_id(config.model.path)
         )
-        data_here = "data" in fetched or not any(on_hub(path) for _, path in source_paths(config))
+        data_here = "data" in fetched or not any(
+            is_hub_id(path) for _, path in source_paths(config)
+        )
         return model_here and data_here
 
     def carried(self) -> dict[str, str]:

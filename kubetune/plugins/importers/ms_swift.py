@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from kubetune.config.data_files import is_file_name
 from kubetune.plugins.importers.common import (
     FAST_ATTENTION,
     NO_EFFECT,
@@ -51,7 +52,6 @@ _MEGATRON = set(
 _DATASET = re.compile(
     r"^(?:(?P<hub>hf|ms)::)?(?P<path>[^:#]+)(?::(?P<subsets>[^#]+))?(?P<sample>#\d+)?$"
 )
-_IS_FILE = re.compile(r"\.(jsonl?|csv|tsv|txt|parquet)$")
 _WARM_UP = WarmUp(refuses_both=True)
 _WARM_UP_OF_MEGATRON = WarmUp(
     "lr_decay_style", "lr_warmup_iters", "lr_warmup_fraction", refuses_both=True, constant_warms_up=True
@@ -148,7 +148,7 @@ def _sources(draft: Draft, key: str, text: str) -> list[dict[str, Any]]:
         draft.drop(f"{key}: {text}", "not understood; put the file or hub id in its place")
         return [{"path": text}]
     path = match["path"]
-    if not _IS_FILE.search(path) and match["hub"] != "hf" and not draft.get("use_hf"):
+    if not is_file_name(path) and match["hub"] != "hf" and not draft.get("use_hf"):
         why = "is looked for on Hugging Face's hub, not on ModelScope; see that it is there"
         draft.drop(f"{key}: {path}", why)
     source = {"path": path + (match["sample"] or "")}

@@ -25,7 +25,7 @@ from kubetune.base.files import explained_writes, fsync_folder, lock, write_atom
 from kubetune.data.prepared.workers import map_in_processes
 from kubetune.data.reading.images import UnusableImage
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.readers import Record
+from kubetune.data.reading.record import Record
 from kubetune.errors import ConfigError, DataError
 from kubetune.plugins.recipes import RECIPES
 from kubetune.plugins.recipes.hub_images import fetch_images

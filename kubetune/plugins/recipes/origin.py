@@ -15,10 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kubetune.config.data_files import ending_of, is_read, readable_endings
 from kubetune.data.reading.hub import explained_hub_errors, hub_token
-from kubetune.data.reading.packed import kind_of
+from kubetune.data.reading.packed import opened
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.readers import READERS, Record, count_lines, parquet_rows, read_file
+from kubetune.data.reading.readers import count_lines, read_file
+from kubetune.data.reading.record import Record
+from kubetune.data.reading.tables import parquet_rows
 from kubetune.errors import ConfigError, DataError, EnvironmentFault
 
 HUB = "hub:"
@@ -44,7 +47,7 @@ class Origin:
         for file in self.files:
             before = problems.total
             yield from read_file(file, problems)
-            if problems.total > before and kind_of(file) == ".json":
+            if problems.total > before and ending_of(file) == ".json":
                 raise DataError(f"{problems.first[-1]} {_DAMAGED}")
 
     def require_ends(self) -> None:
@@ -62,12 +65,12 @@ class Origin:
 
 
 def _estimate(file: Path) -> int:
-    match file.suffix.lower():
+    match ending_of(file):
         case ".parquet":
             return parquet_rows(file)
         case ".json":
             number, rest = 0, b""
-            with open(file, "rb") as stream:
+            with opened(file) as stream:
                 while block := stream.read(_BLOCK):
                     block = rest + block
                     number += block.count(_KEY)
@@ -94,16 +97,14 @@ def locate_splits(source: str, splits: Sequence[str], *, given: bool) -> list[Or
         return _on_hub(source.removeprefix(HUB), splits)
     place = Path(source).expanduser()
     if place.is_dir():
-        files = sorted(
-            file for file in place.iterdir() if kind_of(file) in READERS and file.is_file()
-        )
+        files = sorted(file for file in place.iterdir() if is_read(file) and file.is_file())
         return [Origin(split, _files_of(split, files, source)) for split in splits]
     if not place.is_file():
         raise DataError(
             f"{source} does not exist; expected a file, a folder, or hub:OWNER/NAME. {NOTHING}"
         )
-    if kind_of(place) not in READERS:
-        raise DataError(f"{source} is of an unknown kind; expected {', '.join(READERS)}. {NOTHING}")
+    if not is_read(place):
+        raise DataError(f"{source} is of an unknown kind; expected {readable_endings()}. {NOTHING}")
     if given and len(splits) > 1:
         raise ConfigError(
             f"--split {','.join(splits)}: {source} is one file, so give one split, or its folder. {NOTHING}"
@@ -156,9 +157,9 @@ def _on_hub(repo: str, splits: Sequence[str]) -> list[Origin]:
             names = HfApi(token=hub_token()).list_repo_files(repo, repo_type="dataset")
         except OfflineModeIsEnabled:
             folder = Path(snapshot_download(repo, repo_type="dataset", local_files_only=True))
-            files = sorted(file for file in folder.rglob("*") if kind_of(file) in READERS)
+            files = sorted(file for file in folder.rglob("*") if is_read(file))
             return [Origin(split, _files_of(split, files, HUB + repo)) for split in splits]
-        paths = sorted(Path(name) for name in names if kind_of(Path(name)) in READERS)
+        paths = sorted(Path(name) for name in names if is_read(name))
         wanted = {split: _files_of(split, paths, HUB + repo) for split in splits}
         fetch = partial(hf_hub_download, repo, repo_type="dataset", token=hub_token())
         return [

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+from kubetune.config.data_files import is_hub_id
 from kubetune.k8s.lint.finding import Finding, error
 from kubetune.k8s.manifests.initialisers import preparing_job, steps
 from kubetune.k8s.manifests.kinds.gang import VOLCANO, gang
@@ -21,7 +22,6 @@ from kubetune.k8s.manifests.spec import (
     RunSpec,
     given,
     kind_and_name,
-    on_hub,
     source_paths,
 )
 from kubetune.k8s.manifests.trainer import pod_template
@@ -58,7 +58,7 @@ def sources(spec: RunSpec) -> Manifest:
     }
     found: Manifest = {}
     for name in steps(spec):
-        uris = [f"hf://{path}" for path in named[name] if on_hub(path)]
+        uris = [f"hf://{path}" for path in named[name] if is_hub_id(path)]
         found["dataset" if name == "data" else name] = (
             {"storageUri": uris[0]} if len(uris) == 1 else {}
         )

@@ -1,0 +1,58 @@
+"""One record of a data file, and the lines that files of text are read by, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any, Final
+
+MAX_RECORD_BYTES: Final = 32 * 2**20
+"""A longer line is taken for a mistake (a file without line breaks) and never held in memory."""
+
+BLOCK: Final = 2**20
+"""Bytes that are read at once where there are no lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record and the place it came from."""
+
+    file: str
+    # counts from 1; in Parquet files and data sets of the hub it is the row
+    line: int
+    value: dict[str, Any]
+
+    @property
+    def where(self) -> str:
+        """`file:line`, as errors name it."""
+        return f"{self.file}:{self.line}"
+
+
+def lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield lines with their line breaks; of a line that is too long only the beginning."""
+    while line := stream.readline(MAX_RECORD_BYTES + 1):
+        if len(line) > MAX_RECORD_BYTES:
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = stream.readline(BLOCK)
+        yield line
+
+
+def require_length(line: bytes, expected: str = "") -> None:
+    """Raise ValueError for the beginning of a line that is too long. `expected` says what to write instead."""
+    if len(line) > MAX_RECORD_BYTES:
+        raise ValueError(f"is longer than {MAX_RECORD_BYTES:,} bytes{expected}")
+
+
+def not_utf8(line: bytes, error: UnicodeDecodeError) -> ValueError:
+    """Return the error that names the first byte of a line that is not UTF-8."""
+    return ValueError(f"is not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}")
+
+
+def decode(line: bytes) -> str:
+    """Return a line as text. Raises ValueError where it is too long or not UTF-8."""
+    require_length(line)
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise not_utf8(line, error) from None

@@ -1,0 +1,192 @@
+"""Reading tables: values with separators under a header, and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from kubetune.base.humanize import counted
+from kubetune.data.reading import record
+from kubetune.data.reading.packed import opened
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record import Record, decode, lines
+from kubetune.errors import DataError
+
+Quoting = Literal[0, 3]  # csv.QUOTE_MINIMAL: quotes enclose values; csv.QUOTE_NONE: they are text
+
+
+def read_csv(file: Path, problems: Problems) -> Iterator[Record]:
+    """Read comma-separated values with a header; quoted values may hold line breaks."""
+    yield from _read_table(file, problems, ",", csv.QUOTE_MINIMAL)
+
+
+def read_tsv(file: Path, problems: Problems) -> Iterator[Record]:
+    """Read tab-separated values with a header; quoted values may hold tabs and line breaks.
+
+    Some tools write quotes as text, as GLUE's files have them: `He said "no"<tab>1`, or a single `"` at the beginning
+    of a value. So both ways are tried. A file that makes sense in one of them is read so. One that makes sense in both,
+    but with other records, is refused.
+    """
+    quoting: Quoting = csv.QUOTE_MINIMAL
+    if _begins_with_quotes(file):
+        enclosing = _count_rows(file, csv.QUOTE_MINIMAL)
+        as_text = _count_rows(file, csv.QUOTE_NONE)
+        if enclosing and as_text and enclosing != as_text:
+            records = counted(enclosing - 1, "record")
+            ways = f"{records} if quotes enclose values, {as_text - 1:,} if they are text"
+            problems.add(f"{file}:1", f"can be read in two ways, as {ways}; write it as JSON lines")
+            return
+        if as_text and not enclosing:
+            quoting = csv.QUOTE_NONE
+    yield from _read_table(file, problems, "\t", quoting)
+
+
+def _begins_with_quotes(file: Path) -> bool:
+    """True if a value of the table begins with a quote."""
+    with opened(file) as stream:
+        return any(line.startswith(b'"') or b'\t"' in line for line in lines(stream))
+
+
+def _rows(stream: IO[bytes], delimiter: str, quoting: Quoting) -> Any:
+    """Return a `csv.reader` of the stream, which also knows the number of the line it has come to."""
+    csv.field_size_limit(record.MAX_RECORD_BYTES)
+    return csv.reader(map(decode, lines(stream)), delimiter=delimiter, quoting=quoting, strict=True)
+
+
+def _count_rows(file: Path, quoting: Quoting) -> int:
+    """Return the number of rows, read in this way; 0 where they have not all as many values."""
+    with opened(file) as stream:
+        rows = _rows(stream, "\t", quoting)
+        try:
+            lengths = Counter(len(row) for row in rows if row)
+        except (csv.Error, ValueError):
+            return 0
+    return lengths.total() if len(lengths) == 1 else 0
+
+
+def _read_table(
+    file: Path, problems: Problems, delimiter: str, quoting: Quoting
+) -> Iterator[Record]:
+    line = 1
+    blank = 0
+    with opened(file) as stream:
+        rows = _rows(stream, delimiter, quoting)
+        try:
+            header: list[str] = next(rows, [])
+            if mistake := _header_mistake(header):
+                problems.add(f"{file}:1", mistake)
+                return
+            # Excel begins its UTF-8 tables with a byte order mark.
+            header[0] = header[0].removeprefix("\ufeff")
+            line = rows.line_num + 1
+            for row in rows:
+                if row:
+                    problems.blank_lines += blank  # those at the end of the file are not counted
+                    blank = 0
+                    if len(row) == len(header):
+                        yield Record(str(file), line, dict(zip(header, row, strict=True)))
+                    else:
+                        values = counted(len(row), "value")
+                        mistake = f"has {values}; expected {len(header)}, as in the header"
+                        problems.add(f"{file}:{line}", mistake)
+                else:
+                    blank += 1
+                line = rows.line_num + 1
+        except csv.Error as error:
+            problems.add(f"{file}:{line}", f"cannot be read as a table: {error}")
+        except ValueError as error:
+            problems.add(f"{file}:{rows.line_num + 1}", str(error))
+
+
+def _header_mistake(header: list[str]) -> str:
+    """Return what is wrong with the names of the columns; empty if nothing is."""
+    if not any(header):
+        return "is blank; expected a header with the names of the columns"
+    counts = Counter(name.removeprefix("\ufeff") for name in header)
+    twice = ", ".join(f"`{name}`" for name, count in counts.items() if count > 1)
+    if twice:
+        return f"has the column {twice} more than once; all but the last would be lost"
+    return ""
+
+
+def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
+    """Read the rows of a Parquet file."""
+    number = 0
+    table = _parquet(file)
+    twice = _named_twice(table.schema_arrow)
+    if twice:
+        mistake = f"has the column `{twice}` more than once; all but one would be lost"
+        problems.add(f"{file}:1", mistake)
+        return
+    for batch in table.iter_batches(batch_size=1000):
+        for value in batch.to_pylist():
+            number += 1
+            yield Record(str(file), number, without_nulls(value))
+
+
+def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a table without the nulls in its objects.
+
+    Columns of Arrow give all objects the same keys. So a call of f(a) beside one of g(b) is read as
+    `{"a": 1, "b": null}` and becomes `{"a": 1}`. The row itself keeps its nulls: its keys are the columns.
+    """
+    return {key: _without_nulls_within(value) for key, value in row.items()}
+
+
+def _without_nulls_within(value: Any) -> Any:
+    if isinstance(value, dict):
+        items = ((key, item) for key, item in value.items() if item is not None)
+        return {key: _without_nulls_within(item) for key, item in items}
+    if isinstance(value, list):
+        return [_without_nulls_within(item) for item in value]
+    return value
+
+
+def _named_twice(fields: Iterable[Any], place: str = "") -> str:
+    """Return the first name that two fields of Arrow beside each other have; empty where none has."""
+    names: set[str] = set()
+    for field in fields:
+        name = f"{place}{field.name}"
+        if name in names:
+            return name
+        names.add(name)
+        kind = field.type
+        while hasattr(kind, "value_type"):  # a list
+            kind = kind.value_type
+        if hasattr(kind, "get_field_index"):  # an object
+            inner = _named_twice(kind, f"{name}.")
+            if inner:
+                return inner
+    return ""
+
+
+def parquet_rows(file: Path) -> int:
+    """Return the number of rows that a Parquet file says it has."""
+    return int(_parquet(file).metadata.num_rows)
+
+
+def parquet_features(file: Path) -> dict[str, Any]:
+    """Return the account that `datasets` gives of the columns of a Parquet file that it wrote; empty for others."""
+    metadata = _parquet(file).schema_arrow.metadata or {}
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+    except (ValueError, LookupError, TypeError):
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def _parquet(file: Path) -> Any:
+    from kubetune.extras import require
+
+    require(f"{file}, a Parquet file,", "pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{file} is not a Parquet file: {error}. Nothing was written.") from error

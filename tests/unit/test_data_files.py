@@ -1,0 +1,118 @@
+"""The endings of data files: one table, by which readers, lint, manifests, imports and the page on data go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kubetune.config.data_files import (
+    GZIP,
+    OTHER_RECORDS,
+    OTHER_TEXTS,
+    PACKED,
+    READERS,
+    is_hub_id,
+)
+from kubetune.config.load import load_config
+from kubetune.config.schema import SourceConfig
+from kubetune.data.reading import readers
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.readers import reader_of
+from kubetune.data.reading.record import Record
+from kubetune.data.reading.sources import count_rows, locate, read_source
+from kubetune.errors import DataError
+from kubetune.k8s.lint.config import lint
+from kubetune.k8s.manifests.kinds import trainjob
+from kubetune.k8s.manifests.spec import RunSpec
+from kubetune.plan.plan import make_plan
+from kubetune.plugins.importers import import_config
+from tests.golden.manifests import FOLDER
+
+FULL = FOLDER / "full.yaml"
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+PACKED_OR_PLAIN = [*READERS, *(ending + GZIP for ending in READERS)]
+EVERY_ENDING = [*PACKED_OR_PLAIN, *(".jsonl" + packer for packer in PACKED), *OTHER_RECORDS, *OTHER_TEXTS]  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", [*EVERY_ENDING, ".JSONL"])
+def test_a_missing_file_is_taken_for_a_hub_id_by_nothing(ending: str, tmp_path: Path) -> None:
+    name = f"train{ending}"
+    assert not is_hub_id(name)
+    with pytest.raises(DataError, match=f"{name} does not exist; expected a file of .jsonl"):
+        locate(SourceConfig(path=name))
+
+    # lint and the manifests: the pods have no such file, and no initializer fetches it from the hub
+    config = load_config(FULL, overrides=[f"data.train={name}", "model.path=org/model"])
+    plan = make_plan(config)
+    messages = [f.text for f in lint(config, plan, []) if f.key == "data.train.0.path"]
+    assert len(messages) == 1
+    assert messages[0].startswith(f"{name} is not in the pods")
+    spec = RunSpec.of(config, plan)
+    assert f"hf://{name}" not in str(trainjob.sources(spec))
+
+    # imports: ms-swift means a file, not a data set of ModelScope
+    theirs = tmp_path / "swift.yaml"
+    for data, is_told in ((name, False), ("org/name", True)):
+        theirs.write_text(f"model: org/model\ndataset: {data}\n")
+        assert ("ModelScope" in str(import_config(theirs, "ms-swift").notes)) is is_told
+
+
+@pytest.mark.parametrize("path", ["org/name", "name", "org/name#500", "org-1/na.me_2", "org/v1.5"])
+def test_hub_ids(path: str) -> None:
+    assert is_hub_id(path)
+    assert locate(SourceConfig(path=path)).files == ()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/a/b", "./a", "../a/b", "a/b/c", "data/train.jsonl", "train.csv#5", "s3://b/c", "a/.b"],
+)
+def test_paths_that_are_no_hub_ids(path: str) -> None:
+    assert not is_hub_id(path)
+
+
+@pytest.mark.parametrize("ending", READERS)
+def test_every_ending_that_is_read_has_a_reader_and_stands_on_the_page(ending: str) -> None:
+    assert callable(reader_of(Path(f"x{ending}")))
+    files = PAGE.read_text("utf-8").partition("## Shapes")[0]
+    assert f"`{ending}`" in files
+
+
+@pytest.mark.parametrize("ending", PACKED_OR_PLAIN)
+def test_every_ending_that_is_read_is_read_from_a_folder(ending: str, tmp_path: Path) -> None:
+    (tmp_path / f"a{ending}").write_bytes(b"")
+    assert [file.name for file in locate(SourceConfig(path=str(tmp_path))).files] == [f"a{ending}"]
+
+
+@pytest.mark.parametrize("ending", [*OTHER_RECORDS, *(".csv" + packer for packer in PACKED)])
+def test_records_that_nothing_reads_are_not_passed_over_in_a_folder(
+    ending: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / f"b{ending}").write_bytes(b"")
+    with pytest.raises(DataError, match=f"b{ending} is .*or move it out of"):
+        locate(SourceConfig(path=str(tmp_path)))
+
+
+def read_words(file: Path, problems: Problems) -> Iterator[Record]:
+    """Read a record of each word."""
+    for number, word in enumerate(file.read_text().split(), 1):
+        yield Record(str(file), number, {"text": word})
+
+
+def test_a_new_format_is_one_function_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "read_words", read_words, raising=False)
+    monkeypatch.setitem(READERS, ".words", "readers.read_words")
+    (tmp_path / "a.words").write_text("two words")
+    for path in (tmp_path / "a.words", tmp_path):
+        source = SourceConfig(path=str(path))
+        values = [record.value for record in read_source(source, Problems())]
+        assert values == [{"text": "two"}, {"text": "words"}]
+        assert count_rows(source) == 2
+    test_a_missing_file_is_taken_for_a_hub_id_by_nothing(".words", tmp_path)
+    with pytest.raises(DataError, match=r"expected .*, \.words"):
+        locate(SourceConfig(path=str(tmp_path / "absent.jsonl")))
