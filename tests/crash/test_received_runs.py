@@ -8,256 +8,44 @@ from __future__ import annotations
 import io
 import json
 import os
-import pickle
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
+import transformers
 
 from kubetune import cli, errors
-from kubetune.base import files
 from kubetune.config import consent
 from kubetune.config.load import read_config
-from kubetune.rundir import checkpoints, metrics
+from kubetune.config.schema import Config
+from kubetune.rundir import checkpoints
 from kubetune.rundir.checkpoints import State
-from tests import toy
+from tests import pictures, preferences, reviews, toy
+from tests.crash.poisons import (
+    POISONS,
+    SECRET,
+    Poison,
+    Received,
+    a_pipe_for_a_lock,
+    code_for_generation,
+    code_in_the_checkpoint,
+    code_of_tokenizer_and_processor,
+    hooks,
+    links_to_a_secret,
+    metrics_of_its_own,
+    pipes_for_numbers,
+    tasks_of_its_own,
+)  # fmt: skip
 
-SECRET = "hunter2-of-somebody-else"
 SECONDS = 60
 """In which a verb must be done with a poisoned run; a pipe would keep it for ever."""
-EVIL = "import pathlib\npathlib.Path({canary!r}).touch()\nraise SystemExit('evil ran')\n"
-TASKS = (
-    "causal_lm",
-    "preference",
-    "reward_model",
-    "sequence_classification",
-    "vision_language",
-)
-
-
-class Place:
-    """A received run, the canary that no code may touch, and a secret outside of it."""
-
-    def __init__(self, run: Path, outside: Path) -> None:
-        self.run = run
-        self.canary = outside / "canary"
-        self.secret = outside / "secret.json"
-        self.secret.write_text(json.dumps({"secret": SECRET}) + "\n")
-        self.step = run / "checkpoints" / "step-000001"
-
-    def settle(self, **changes: Any) -> None:
-        """Change resolved.json and config.yaml, section by section."""
-        known = json.loads((self.run / "resolved.json").read_text())
-        for section, values in changes.items():
-            known[section] = {**(known.get(section) or {}), **values}
-        (self.run / "resolved.json").write_text(json.dumps(known))
-        (self.run / "config.yaml").write_text(json.dumps(known))
-
-    def change(self, name: str, **values: Any) -> None:
-        """Change a JSON file of the checkpoint."""
-        path = self.step / name
-        known = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps({**known, **values}))
-
-    def seal(self) -> None:
-        sums = {
-            str(path.relative_to(self.step)): {
-                "sha256": files.sha256_file(path),
-                "bytes": path.stat().st_size,
-            }
-            for path in sorted(self.step.rglob("*"))
-            if path.is_file() and path.name != checkpoints.MANIFEST
-        }
-        text = json.dumps({"version": 1, "files": sums}, indent=1) + "\n"
-        (self.step / checkpoints.MANIFEST).write_text(text)
-
-    def code(self, name: str) -> None:
-        (self.step / name).write_text(EVIL.format(canary=str(self.canary)))
-
-
-def code_in_the_checkpoint(place: Place) -> None:
-    place.code("modeling_evil.py")
-    names = {"AutoConfig": "modeling_evil.Config", "AutoModelForCausalLM": "modeling_evil.LM"}
-    place.change("config.json", model_type="evil", auto_map=names)
-    place.settle(model={"trust_remote_code": True, "revision": "0" * 40, "path": "/nonexistent"})
-    place.seal()
-
-
-def code_of_a_known_architecture(place: Place) -> None:
-    """As before, where transformers has classes of its own too."""
-    place.code("modeling_evil.py")
-    place.change("config.json", auto_map={"AutoModelForCausalLM": "modeling_evil.LM"})
-    place.settle(model={"trust_remote_code": True, "revision": "0" * 40})
-    place.seal()
-
-
-def code_of_another_repository(place: Place) -> None:
-    place.change("config.json", auto_map={"AutoModelForCausalLM": "evil/repo--modeling.LM"})
-    place.settle(model={"trust_remote_code": True, "revision": "0" * 40})
-    place.seal()
-
-
-def code_nobody_asked_for(place: Place) -> None:
-    """A config.json that only code can read, in a run that says nothing of code: asked on the terminal?"""
-    place.code("evil.py")
-    place.change("config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config"})
-    place.seal()
-
-
-def code_of_tokenizer_and_processor(place: Place) -> None:
-    place.code("evil.py")
-    classes = {"AutoTokenizer": ["evil.T", "evil.T"], "AutoProcessor": "evil.P"}
-    place.change("tokenizer_config.json", tokenizer_class="Evil", auto_map=classes)
-    place.change("processor_config.json", processor_class="Evil", auto_map=classes)
-    place.change("preprocessor_config.json", auto_map={"AutoImageProcessor": "evil.I"})
-    place.settle(model={"path": "/nonexistent"})
-    place.seal()
-
-
-def code_for_generation(place: Place) -> None:
-    (place.step / "custom_generate").mkdir()
-    place.code("custom_generate/generate.py")
-    place.seal()
-
-
-def hooks(place: Place) -> None:
-    place.settle(hooks={"on_event": f"touch {place.canary}"})
-
-
-def metrics_of_its_own(place: Place) -> None:
-    file = place.run / "mine.py"
-    file.write_text(EVIL.format(canary=str(place.canary)))
-    own = {"file": str(file), "functions": ["score"]}
-    place.settle(evaluation={"metrics": own, "generate": {"rows": 2}})
-
-
-def tasks_of_its_own(place: Place) -> None:
-    folder = place.run / "tasks"
-    folder.mkdir()
-    (folder / "evil.yaml").write_text("task: evil\ndoc_to_text: !function evil.text\n")
-    (folder / "evil.py").write_text(EVIL.format(canary=str(place.canary)))
-    place.settle(evaluation={"benchmarks": {"tasks": ["evil"], "tasks_folder": str(folder)}})
-
-
-class Bomb:
-    """Pickled, it makes a file when it is read."""
-
-    def __init__(self, canary: Path) -> None:
-        self._canary = canary
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.system, (f"touch {self._canary}",)
-
-
-def pickles_for_weights(place: Place) -> None:
-    (place.step / "model.safetensors").unlink()
-    for name in ("pytorch_model.bin", "adapter_model.bin", "training_args.bin"):
-        (place.step / name).write_bytes(pickle.dumps(Bomb(place.canary)))
-    place.seal()
-
-
-def a_pickle_by_another_name(place: Place) -> None:
-    (place.step / "model.safetensors").write_bytes(pickle.dumps(Bomb(place.canary)))
-    place.seal()
-
-
-def an_index_that_leads_out(place: Place) -> None:
-    weights = place.step / "model.safetensors"
-    shutil.move(weights, place.canary.parent / "outside.safetensors")
-    index = {"weight_map": {"lm_head.weight": str(place.canary.parent / "outside.safetensors")}}
-    (place.step / "model.safetensors.index.json").write_text(json.dumps(index))
-    place.seal()
-
-
-def another_index_that_leads_out(place: Place) -> None:
-    place.change("config.json", transformers_weights="x.safetensors.index.json")
-    index = {"weight_map": {"lm_head.weight": "../../../outside.safetensors"}}
-    (place.step / "x.safetensors.index.json").write_text(json.dumps(index))
-    place.seal()
-
-
-def names_that_lead_out_of_the_manifest(place: Place) -> None:
-    place.seal()
-    manifest = json.loads((place.step / checkpoints.MANIFEST).read_text())
-    size = place.secret.stat().st_size
-    known = {"sha256": files.sha256_file(place.secret), "bytes": size}
-    manifest["files"] |= {"../../../outside/secret.json": known, str(place.secret): known}
-    (place.step / checkpoints.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-
-
-def a_pipe_for_a_manifest(place: Place) -> None:
-    (place.step / checkpoints.MANIFEST).unlink()
-    os.mkfifo(place.step / checkpoints.MANIFEST)
-
-
-def an_endless_manifest(place: Place) -> None:
-    (place.step / checkpoints.MANIFEST).unlink()
-    (place.step / checkpoints.MANIFEST).symlink_to("/dev/zero")
-
-
-def pipes_for_numbers(place: Place) -> None:
-    for name in (metrics.METRICS, metrics.EVENTS, metrics.PLAN, metrics.REPORT, "exit.json"):
-        (place.run / name).unlink(missing_ok=True)
-        os.mkfifo(place.run / name)
-
-
-def a_pipe_for_a_lock(place: Place) -> None:
-    (place.run / "logs").mkdir(exist_ok=True)
-    for name in ("node-0.lock", "rank-0.beat.json", "rank-0.exit.json", "export.lock"):
-        os.mkfifo(place.run / "logs" / name)
-
-
-def sockets(place: Place) -> None:
-    here = os.getcwd()
-    os.chdir(place.step)
-    with socket.socket(socket.AF_UNIX) as listening:
-        (place.step / "state.json").unlink()
-        listening.bind("state.json")
-    os.chdir(here)
-
-
-def links_to_a_secret(place: Place) -> None:
-    (place.run / "logs").mkdir(exist_ok=True)
-    names = ("logs/rank-0.log", metrics.EVENTS, metrics.REPORT, metrics.METRICS, metrics.ANSWERS)
-    for name in names:
-        (place.run / name).unlink(missing_ok=True)
-        (place.run / name).symlink_to(place.secret)
-
-
-def a_folder_that_leads_out(place: Place) -> None:
-    elsewhere = place.canary.parent / "checkpoints"
-    shutil.move(place.run / "checkpoints", elsewhere)
-    (elsewhere / "step-000001" / "generation_config.json").write_text(SECRET)
-    (place.run / "checkpoints").symlink_to(elsewhere)
-
-
-def an_adapter_beside_the_weights(place: Place) -> None:
-    """By which transformers would load the model that the adapter names."""
-    place.change("adapter_config.json", peft_type="LORA", base_model_name_or_path="/etc")
-    place.seal()
-
-
-def a_resolved_file_that_is_a_pipe(place: Place) -> None:
-    (place.run / "resolved.json").unlink()
-    os.mkfifo(place.run / "resolved.json")
-
-
-POISONS: list[Callable[[Place], None]] = [
-    code_in_the_checkpoint, code_of_a_known_architecture, code_of_another_repository, code_nobody_asked_for,
-    code_of_tokenizer_and_processor, code_for_generation, hooks, metrics_of_its_own, tasks_of_its_own,
-    pickles_for_weights, a_pickle_by_another_name, an_index_that_leads_out, another_index_that_leads_out,
-    names_that_lead_out_of_the_manifest, a_pipe_for_a_manifest, an_endless_manifest, pipes_for_numbers,
-    a_pipe_for_a_lock, sockets, links_to_a_secret, a_folder_that_leads_out, an_adapter_beside_the_weights,
-    a_resolved_file_that_is_a_pipe,
-]  # fmt: skip
-READING = ("report", "runs", "watch", "serve")
+READING = ("report", "runs", "watch", "serve", "plan", "check", "resume")
 """Verbs that show a run, and load no model of it."""
 LOADING = ("generate", "chat", "evaluate", "export", "push")
 HARMLESS_TO_MODELS = {
@@ -265,19 +53,71 @@ HARMLESS_TO_MODELS = {
     code_for_generation, code_of_tokenizer_and_processor,
 }  # fmt: skip
 """Poisons that leave the weights whole: a verb that loads may refuse the run, or do what it is for."""
+HARMLESS_CODES = (errors.OK, errors.USER, errors.ENVIRONMENT)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, toy_inputs: Path) -> Path:
-    """A run of full fine-tuning that has ended, made without training."""
-    run = tmp_path_factory.mktemp("whole") / "run"
-    config = toy.make_config(toy_inputs, {"max_steps": 1}, lora=None)
+def causal_lm(folder: Path) -> Config:
+    toy.make_inputs(folder)
+    return toy.make_config(folder, STEP, lora=None)
+
+
+def preference(folder: Path) -> Config:
+    toy.make_inputs(folder)
+    return toy.make_config(
+        folder, STEP, task="preference", data=preferences.write_pairs(folder), lora=None
+    )
+
+
+def reward_model(folder: Path) -> Config:
+    toy.make_inputs(folder)
+    return toy.make_config(
+        folder, STEP, task="reward_model", data=preferences.write_pairs(folder), lora=None
+    )
+
+
+def sequence_classification(folder: Path) -> Config:
+    reviews.make_inputs(folder)
+    return reviews.make_config(folder, STEP)
+
+
+def vision_language(folder: Path) -> Config:
+    pictures.save_seeing_model(folder / "model")
+    data = {
+        name: str(pictures.write_questions(folder, name, 8, seed))
+        for seed, name in enumerate(("train", "eval"))
+    }
+    return toy.make_config(folder, STEP, task="vision_language", data=data, lora=None)
+
+
+STEP = {"max_steps": 1}
+RUNS = {
+    make.__name__: make
+    for make in (causal_lm, preference, reward_model, sequence_classification, vision_language)
+}
+"""For each task the config of a small run of full fine-tuning, with the inputs that it needs in a folder."""
+HEADS = {
+    "reward_model": {"id2label": {0: "reward"}, "problem_type": "regression"},
+    "sequence_classification": {
+        "id2label": {0: "0", 1: "1"},
+        "problem_type": "single_label_classification",
+    },
+}
+"""What config.json of a trained head says."""
+
+
+def write_whole(task: str, folder: Path) -> Path:
+    """Write a run directory of a task that has ended, made without training."""
+    config = RUNS[task](folder)
+    run = folder / "run"
     toy.make_run(run, config)
-    model = toy_inputs / "model"
 
-    def write(folder: Path) -> None:
-        for path in model.iterdir():
-            shutil.copy(path, folder)
+    def write(checkpoint: Path) -> None:
+        for path in (folder / "model").iterdir():
+            shutil.copy(path, checkpoint)
+        if task in HEADS:
+            facts = transformers.AutoConfig.from_pretrained(folder / "model", **HEADS[task])
+            model = transformers.AutoModelForSequenceClassification.from_config(facts)
+            model.save_pretrained(checkpoint)
 
     checkpoints.commit(run, State(step=1, saved_step=1), write)
     for name in ("best", "last"):
@@ -288,12 +128,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory, toy_inputs: Path) -> Path:
     return run
 
 
-@pytest.fixture
-def place(whole: Path, tmp_path: Path) -> Place:
-    (tmp_path / "outside").mkdir()
-    run = tmp_path / "received" / "run"
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The whole run of a task, made once."""
+    return cache(lambda task: write_whole(task, tmp_path_factory.mktemp(task)))
+
+
+def receive(whole: Path, folder: Path) -> Received:
+    (folder / "outside").mkdir()
+    run = folder / "received" / "run"
     shutil.copytree(whole, run, symlinks=True)
-    return Place(run, tmp_path / "outside")
+    return Received(run, folder / "outside")
+
+
+@pytest.fixture
+def received(wholes: Callable[[str], Path], tmp_path: Path) -> Received:
+    return receive(wholes("causal_lm"), tmp_path)
 
 
 @contextmanager
@@ -317,6 +167,9 @@ WORDS = {
     "runs": ["runs", "FOLDER"],
     "watch": ["watch", "RUN", "--once"],
     "serve": ["serve", "--render", "RUN"],
+    "plan": ["plan", "CONFIG"],
+    "check": ["data", "check", "CONFIG"],
+    "resume": ["resume", "RUN"],
     "generate": ["generate", "RUN", "hello", "--max-new-tokens", "2"],
     "chat": ["chat", "RUN", "--max-new-tokens", "2"],
     "evaluate": ["evaluate", "RUN"],
@@ -326,11 +179,18 @@ WORDS = {
 
 
 def ask(
-    place: Place, verb: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    received: Received,
+    verb: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> tuple[int, str]:
     """Exit code and words of a verb, with an answer at hand for whoever asks on the terminal."""
-    given = {"RUN": str(place.run), "FOLDER": str(place.run.parent)}
-    words = [given.get(word, word) for word in WORDS[verb]]
+    paths = {
+        "RUN": received.run,
+        "FOLDER": received.run.parent,
+        "CONFIG": received.run / "config.yaml",
+    }
+    words = [str(paths.get(word, word)) for word in WORDS[verb]]
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 20))
     with bounded():
         code = cli.main(words)
@@ -338,24 +198,24 @@ def ask(
     return code, told.out + told.err
 
 
-def require_harmless(place: Place, text: str) -> None:
-    assert not place.canary.exists()
+def require_harmless(received: Received, text: str) -> None:
+    assert not received.canary.exists()
     assert SECRET not in text
     assert "Traceback" not in text
-    written = [path for path in place.run.rglob("*.html") if SECRET in path.read_text()]
+    written = [path for path in received.run.rglob("*.html") if SECRET in path.read_text()]
     assert not written
 
 
 @pytest.mark.parametrize("poison", POISONS)
 def test_reading(
-    place: Place, poison: Callable[[Place], None],
+    received: Received, poison: Poison,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    poison(place)
+    poison(received)
     for verb in READING:
-        code, text = ask(place, verb, monkeypatch, capfd)
-        assert code in (errors.OK, errors.USER, errors.ENVIRONMENT), text
-        require_harmless(place, text)
+        code, text = ask(received, verb, monkeypatch, capfd)
+        assert code in HARMLESS_CODES, (verb, text)
+        require_harmless(received, text)
 
 
 @pytest.mark.parametrize("poison", POISONS)
@@ -363,176 +223,189 @@ def test_reading(
     "verb", ["generate", *(pytest.param(verb, marks=pytest.mark.slow) for verb in LOADING[1:])]
 )
 def test_loading(
-    place: Place, poison: Callable[[Place], None], verb: str,
+    received: Received, poison: Poison, verb: str,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    poison(place)
-    code, text = ask(place, verb, monkeypatch, capfd)
-    require_harmless(place, text)
+    poison(received)
+    code, text = ask(received, verb, monkeypatch, capfd)
+    require_harmless(received, text)
     if poison not in HARMLESS_TO_MODELS:
         assert code in (errors.USER, errors.ENVIRONMENT), text
     assert text.strip()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(
-    "poison", [code_in_the_checkpoint, a_pipe_for_a_manifest, links_to_a_secret]
-)
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("task", RUNS)
 def test_every_task(
-    place: Place, task: str, poison: Callable[[Place], None],
+    task: str, poison: Poison, wholes: Callable[[str], Path], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    poison(place)
-    known = json.loads((place.run / "resolved.json").read_text())
-    (place.run / "resolved.json").write_text(json.dumps({**known, "task": task}))
-    for verb in ("generate", "evaluate", "export"):
-        code, text = ask(place, verb, monkeypatch, capfd)
-        assert code in (errors.USER, errors.ENVIRONMENT), text
-        require_harmless(place, text)
+    """A run of each task, each poison, every verb that opens a run: one table, and nothing happens."""
+    received = receive(wholes(task), tmp_path)
+    poison(received)
+    for verb in (*READING, *LOADING):
+        code, text = ask(received, verb, monkeypatch, capfd)
+        assert code in HARMLESS_CODES, (verb, text)
+        if verb in LOADING and poison not in HARMLESS_TO_MODELS:
+            assert code != errors.OK, (verb, text)
+        require_harmless(received, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", RUNS)
+def test_a_whole_run_of_each_task_is_asked(
+    task: str, wholes: Callable[[str], Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Without poison the same verbs work, so that nothing above is refused for another reason."""
+    received = receive(wholes(task), tmp_path)
+    for verb in ("report", "plan", "check", "evaluate", "export"):
+        code, text = ask(received, verb, monkeypatch, capfd)
+        assert code == errors.OK, (verb, text)
 
 
 def test_a_whole_run_is_asked(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    received: Received, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing of the above is refused for another reason."""
-    assert ask(place, "generate", monkeypatch, capfd)[0] == errors.OK
+    assert ask(received, "generate", monkeypatch, capfd)[0] == errors.OK
 
 
 def test_allowed_code_is_asked_for_once(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    received: Received, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The digest that the refusal names lets this very code run, here, from now on; other code is refused again."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    code_in_the_checkpoint(place)
-    code = [consent.of_folder(place.step)]
+    code_in_the_checkpoint(received)
+    code = [consent.of_folder(received.step)]
     with pytest.raises(errors.ConfigError, match="nobody allowed here") as refused:
-        consent.require(code, place.run)
+        consent.require(code, received.run)
     digest = str(refused.value).split("--trust-code ")[1].split()[0]
     with pytest.raises(errors.ConfigError, match="not the digest of this code"):
-        consent.require(code, place.run, "0" * 40)
-    consent.require(code, place.run, digest)
-    consent.require(code, place.run)
-    (place.step / "modeling_evil.py").write_text("other = 1\n")
+        consent.require(code, received.run, "0" * 40)
+    consent.require(code, received.run, digest)
+    consent.require(code, received.run)
+    (received.step / "modeling_evil.py").write_text("other = 1\n")
     with pytest.raises(errors.ConfigError):
-        consent.require([consent.of_folder(place.step)], place.run, digest)
+        consent.require([consent.of_folder(received.step)], received.run, digest)
 
 
 @pytest.mark.parametrize("poison", [hooks, metrics_of_its_own, tasks_of_its_own])
 def test_code_that_was_started_here(
-    place: Place, poison: Callable[[Place], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    received: Received, poison: Poison, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """To start a run allows what its file names, and nothing that is put in its place later."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    poison(place)
-    (code,) = consent.code_of(read_config(place.run))
+    poison(received)
+    (code,) = consent.code_of(read_config(received.run))
     assert not consent.is_allowed(code)
     consent.allow([code])
     assert consent.is_allowed(code)
-    for path in (place.run / "mine.py", place.run / "tasks" / "evil.py"):
+    for path in (received.run / "mine.py", received.run / "tasks" / "evil.py"):
         if path.exists():
             path.write_text("other = 1\n")
-    place.settle(hooks={"on_event": "touch other"})
-    assert not any(consent.is_allowed(code) for code in consent.code_of(read_config(place.run)))
+    received.settle(hooks={"on_event": "touch other"})
+    assert not any(consent.is_allowed(code) for code in consent.code_of(read_config(received.run)))
 
 
 def test_defaults_of_this_machine_allow(
-    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    received: Received, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    hooks(place)
+    hooks(received)
     defaults = tmp_path / "defaults.yaml"
-    defaults.write_text(f"hooks: {{on_event: touch {place.canary}}}\n")
+    defaults.write_text(f"hooks: {{on_event: touch {received.canary}}}\n")
     monkeypatch.setenv("KUBETUNE_DEFAULTS", str(defaults))
-    consent.require(consent.code_of(read_config(place.run)), place.run)
+    consent.require(consent.code_of(read_config(received.run)), received.run)
 
 
 def test_nothing_is_cached_where_a_received_run_says(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    received: Received, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    elsewhere = place.canary.parent / "cache"
-    place.settle(data={"cache": str(elsewhere)})
+    elsewhere = received.canary.parent / "cache"
+    received.settle(data={"cache": str(elsewhere)})
     for verb in ("generate", "evaluate"):
-        assert ask(place, verb, monkeypatch, capfd)[0] == errors.OK
+        assert ask(received, verb, monkeypatch, capfd)[0] == errors.OK
     assert not elsewhere.exists()
 
 
 def test_evaluating_asks_before_functions_run(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    received: Received, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    metrics_of_its_own(place)
-    code, text = ask(place, "evaluate", monkeypatch, capfd)
+    metrics_of_its_own(received)
+    code, text = ask(received, "evaluate", monkeypatch, capfd)
     assert code == errors.USER
     assert "evaluation.metrics has code run that nobody allowed here" in text
     assert "--trust-code" in text
-    assert not place.canary.exists()
+    assert not received.canary.exists()
 
 
 @pytest.mark.parametrize(
     "poison", [hooks, metrics_of_its_own, tasks_of_its_own, code_in_the_checkpoint]
 )
-def test_the_page_neither_continues_nor_repeats_it(
-    place: Place, poison: Callable[[Place], None]
-) -> None:
+def test_the_page_neither_continues_nor_repeats_it(received: Received, poison: Poison) -> None:
     starlette = pytest.importorskip("starlette.testclient")
     from kubetune.ui.server import application
     from kubetune.ui.site import Site
 
-    poison(place)
+    poison(received)
     page = starlette.TestClient(
-        application(Site.of(place.run.parent), "a-token-of-this-test"), base_url="http://localhost"
+        application(Site.of(received.run.parent), "a-token-of-this-test"),
+        base_url="http://localhost",
     )
     ours = {"origin": "http://localhost"}
     with page, bounded():
         assert page.get("/", params={"token": "a-token-of-this-test"}).status_code == 200
         assert page.get("/run", params={"dir": "run"}).status_code == 200
         gone_on = page.post("/run/continue", json={"dir": "run"}, headers=ours).json()
-        key = consent.code_of(read_config(place.run))[0].key
+        key = consent.code_of(read_config(received.run))[0].key
         assert any(f"{key} has code run" in problem for problem in gone_on["problems"]), gone_on
-        known = json.loads((place.run / "resolved.json").read_text())
+        known = json.loads((received.run / "resolved.json").read_text())
         values = {"name": "again", "model.path": known["model"]["path"], "data.train": "x.jsonl"}
         values["data.eval"] = "0.05"
         section, _, _ = key.partition(".")
         values[section] = json.dumps(known[section])
         again = page.post("/new/plan", json={"values": values, "base": "run"}, headers=ours).json()
         assert any("has code run" in problem for problem in again["problems"]), again
-    assert not place.canary.exists()
+    assert not received.canary.exists()
 
 
 @pytest.mark.parametrize("poison", POISONS)
-def test_pages(place: Place, poison: Callable[[Place], None]) -> None:
+def test_pages(received: Received, poison: Poison) -> None:
     starlette = pytest.importorskip("starlette.testclient")
     from kubetune.ui.server import application
     from kubetune.ui.site import Site
 
-    poison(place)
+    poison(received)
     page = starlette.TestClient(
-        application(Site.of(place.run.parent), "a-token-of-this-test"), base_url="http://localhost"
+        application(Site.of(received.run.parent), "a-token-of-this-test"),
+        base_url="http://localhost",
     )
     with page, bounded():
         for address in ("/", "/run?dir=run", "/compare?dir=run", "/data?dir=run", "/new?dir=run"):
             answer = page.get(address, headers={"authorization": "Bearer a-token-of-this-test"})
             token = page.get(address, params={"token": "a-token-of-this-test"})
             for text in (answer.text, token.text):
-                require_harmless(place, text)
+                require_harmless(received, text)
 
 
 @pytest.mark.parametrize("poison", POISONS)
-def test_tools_of_agents(place: Place, poison: Callable[[Place], None]) -> None:
+def test_tools_of_agents(received: Received, poison: Poison) -> None:
     from kubetune.cli.installation import mcp
 
-    poison(place)
+    poison(received)
     tools = mcp.Tools()
     with bounded():
         for look in (tools.status, tools.logs):
-            answer = mcp._answering(look)(str(place.run))
-            require_harmless(place, json.dumps(answer))
+            answer = mcp._answering(look)(str(received.run))
+            require_harmless(received, json.dumps(answer))
 
 
-def test_agents_do_not_submit_code(place: Place, tmp_path: Path) -> None:
+def test_agents_do_not_submit_code(received: Received, tmp_path: Path) -> None:
     from kubetune.cli.installation import mcp
 
-    hooks(place)
-    answer = mcp.Tools().submit(str(place.run / "config.yaml"))
+    hooks(received)
+    answer = mcp.Tools().submit(str(received.run / "config.yaml"))
     assert answer["exit_code"] == errors.USER
     assert "submit that in a terminal" in answer["messages"]
 
