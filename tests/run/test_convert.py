@@ -213,7 +213,7 @@ def test_ctrl_c_says_how_to_go_on(source: Path, tmp_path: Path) -> None:
     words = ("--source", source, "--skip-images", "--workers", 2, "--output", tmp_path / "out")
     stopped = run("fire", *words, KUBETUNE_FAULT=f"signal {signal.SIGINT:d}:convert:20")
     assert stopped.returncode == 130
-    assert stopped.stderr == "kubetune: stopped; run the same command again to go on from here\n"
+    assert stopped.stderr == "kubetune: stopped; the same command continues from here\n"
     assert [file.name for file in tmp_path.iterdir()] == [".out.converting"]
 
 
