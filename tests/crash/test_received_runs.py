@@ -407,7 +407,7 @@ def test_agents_do_not_submit_code(received: Received, tmp_path: Path) -> None:
     hooks(received)
     answer = mcp.Tools().submit(str(received.run / "config.yaml"))
     assert answer["exit_code"] == errors.USER
-    assert "submit that in a terminal" in answer["messages"]
+    assert "submit it in a terminal" in answer["messages"]
 
 
 MINE = """
