@@ -86,8 +86,9 @@ def check_data(config: Config, files: Mapping[str, str], *, spared_by: str) -> N
     for source in chain(*config.sources.values()):
         if source.path.partition("#")[0] not in files:
             continue
-        problems, kinds, *_ = check_shapes(source)
-        if problems.total or not kinds:
+        shapes = check_shapes(source)
+        problems = shapes.problems
+        if problems.total or not shapes.kinds:
             said = str(problems.error()) if problems.total else f"{source.path} holds no records."
             found = said.removesuffix(" Nothing was written.")
             raise DataError(f"{found}\nNothing was changed. {spared_by} submits it all the same.")

@@ -14,14 +14,15 @@ from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import quantity_bytes
 from kubetune.data.findings.finding import Finding
 from kubetune.data.inspect.estimate import (
-    Lengths,
-    estimate_forget,
     estimate_lengths,
     estimate_rows,
     is_upper_bound,
     load_here,
+    makes_data,
+    taken_by,
 )
 from kubetune.data.inspect.known_findings import known_findings
+from kubetune.data.inspect.lengths import Lengths
 from kubetune.errors import ConfigError
 from kubetune.library import plan_text
 from kubetune.plan import earlier_runs, measured
@@ -38,6 +39,7 @@ from kubetune.plan.forecast import MIB, Forecast, forecast, quantization_of, rem
 from kubetune.plan.linears import UNQUANTISED, part_of, parts_line, shape_of, trained_by_part
 from kubetune.plan.model_shapes import Weights, read_weights
 from kubetune.plan.plan import Plan, make_plan
+from kubetune.rundir.starts import day_of
 from kubetune.scoring.own_functions import require_file
 
 
@@ -68,7 +70,9 @@ class PlanForecast:
         """The same as numbers."""
         facts: dict[str, Any] = {
             "measured": self.chosen,
-            "rows_at_most": is_upper_bound(self.config, self.config.data.train),
+            "rows_at_most": is_upper_bound(
+                self.config.data.train, made_by_pod=makes_data(self.config.kubernetes)
+            ),
             "findings": None,
         }
         if self.findings is not None:
@@ -89,8 +93,10 @@ def forecast_run(
     require_kind(config, environ)
     if config.evaluation.metrics is not None:
         require_file(config.evaluation.metrics)
-    rows, eval_rows = estimate_rows(config)
-    load = cache(partial(load_here, config))  # once for both that tokenise
+    rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
+    load = cache(
+        partial(load_here, config.model, config.data, day_of(config))
+    )  # once for both that tokenise
     lengths = estimate_lengths(config, environ, load)
     positions = positions_of(config, environ)
     if positions is not None and lengths is not None:
@@ -207,7 +213,13 @@ def look_ahead(
         tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
     gpu = gpu_here() if plan.device == "cuda" else None
     found = bill(config, plan, weights, tokens, gpu, earlier_runs.read(), plan.spared_share)
-    return Ahead(weights, memory, found, longest, estimate_forget(config))
+    return Ahead(weights, memory, found, longest, _rows_of_forget(config))
+
+
+def _rows_of_forget(config: Config) -> int:
+    made_by_pod = makes_data(config.kubernetes)
+    sources = config.sources["forget"]
+    return sum(taken_by(source, made_by_pod=made_by_pod) or 0 for source in sources)
 
 
 def gpu_here() -> str | None:

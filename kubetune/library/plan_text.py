@@ -11,7 +11,8 @@ from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
 from kubetune.config.schema.training import TrainingConfig
 from kubetune.data.findings.finding import NOTHING_FOUND, Finding
-from kubetune.data.inspect.estimate import Lengths, is_upper_bound, makes_data
+from kubetune.data.inspect.estimate import is_upper_bound, makes_data
+from kubetune.data.inspect.lengths import Lengths
 from kubetune.k8s.run_names import OUTPUTS, run_name
 from kubetune.plan.base_model import positions_of
 from kubetune.plan.forecast import quantization_of
@@ -80,7 +81,7 @@ def describe(
         yield "positions", positions.say(lengths.longest)
     about = (
         "at most "
-        if is_upper_bound(config, config.data.train)
+        if is_upper_bound(config.data.train, made_by_pod=makes_data(config.kubernetes))
         else "about "
         if plan.global_batch_tokens
         else ""
@@ -138,12 +139,15 @@ def _epochs(number: float) -> str:
 
 
 def _rows(config: Config, plan: Plan, lengths: Lengths | None) -> str:
-    if plan.rows is None and makes_data(config):
+    if plan.rows is None and makes_data(config.kubernetes):
         return "unknown: the data are not on this machine; kubernetes.preprocess makes them on the cluster"
     if plan.rows is None:
         return "unknown: the data are no files on this machine; `kubetune data prepare` fetches and counts them"
     tested = config.data.eval if isinstance(config.data.eval, tuple) else config.data.train
-    bounded = [is_upper_bound(config, sources) for sources in (config.data.train, tested)]
+    made_by_pod = makes_data(config.kubernetes)
+    bounded = [
+        is_upper_bound(sources, made_by_pod=made_by_pod) for sources in (config.data.train, tested)
+    ]
     splits = lengths is not None and lengths.rows_per_record > 1
     rows, eval_rows = (
         f"{'at most ' if bound else 'about ' if splits else ''}{number or 0:,}"

@@ -12,7 +12,7 @@ from kubetune.base.gpus import visible_gpus
 from kubetune.base.humanize import counted
 from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
-from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows
+from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows, makes_data
 from kubetune.data.reading.hub import check_model_folder
 from kubetune.errors import EnvironmentFault
 from kubetune.library.configs import ConfigLike, config_of
@@ -38,7 +38,7 @@ def make_plan(config: ConfigLike, *, gpus: int | None = None) -> Plan:
     """
     config = config_of(config)
     require_kind(config, os.environ)
-    rows, eval_rows = estimate_rows(config)
+    rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
     lengths, positions = estimate_lengths(config, os.environ), positions_of(config, os.environ)
     if positions is not None and lengths is not None:
         positions.require(lengths.longest)
@@ -76,7 +76,7 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
     _require_place_for_report(config)
     run_dir = Path(config.output) if config.output else _new_run_dir(config)
     config = config.model_copy(update={"output": str(run_dir)})
-    rows, eval_rows = estimate_rows(config)
+    rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
     gpus = visible_gpus(os.environ)
     found = plan.make_plan(config, rows, eval_rows, gpus)
     if found.device == "cuda" and found.processes_per_node > gpus:

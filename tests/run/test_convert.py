@@ -269,7 +269,8 @@ def test_images_of_a_folder_are_looked_at_and_stay_where_they_are(
     assert {json.loads(row)["images"][0] for row in rows.read_text().splitlines()} == {
         f"{images}/train2017/{0:012d}.jpg"
     }
-    problems, kinds, *_ = check_shapes(SourceConfig(path=str(rows)))
+    shapes = check_shapes(SourceConfig(path=str(rows)))
+    problems, kinds = shapes.problems, shapes.kinds
     assert (problems.total, kinds) == (0, {"Chat with images": stats["examples_generated"]})
 
 
@@ -384,7 +385,7 @@ def test_volcano_mixes_rows_with_and_without_images(source: Path, tmp_path: Path
         MAX_HISTORY_ROUNDS="x",
     )
     assert stats["train"]["samples_used_by_source"] == {"coco": 4, "text": 5}
-    _, kinds, *_ = check_shapes(SourceConfig(path=str(tmp_path / "out" / "volcano_train.jsonl")))
+    kinds = check_shapes(SourceConfig(path=str(tmp_path / "out" / "volcano_train.jsonl"))).kinds
     assert kinds == {"Chat": 5, "Chat with images that are not there": 4}
 
 

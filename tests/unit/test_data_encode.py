@@ -319,8 +319,8 @@ def test_real_prompts_are_prefixes(name: str) -> None:
 
 def test_words_change_nothing(tmp_path: Path) -> None:
     by_words, as_a_whole = (make(tmp_path / name, MARKED) for name in ("words", "whole"))
-    assert by_words._words is not None
-    as_a_whole._words = None
+    assert by_words._tokens._words is not None
+    as_a_whole._tokens._words = None
     answers = ["Pong", "\n Pong  ", " 1 2", "çà", "", "it's\n\n", "<|im_end|>"]
     examples = [
         chat(question, answer) for question in ["Ping", "Ping \n", "你好"] for answer in answers

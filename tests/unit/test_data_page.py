@@ -253,7 +253,7 @@ def test_a_survey_counts_roles_languages_and_empty_answers(tmp_path: Path) -> No
         str(write(tmp_path / "chats.jsonl", chats)),
     ]
     config = Config.model_validate({"model": "x", "data": {"train": sources}})
-    first, second = survey(config)
+    first, second = survey(config.data, config.record_kind, config.training.seed)
     assert first["kinds"] == [("prompts with a completion", 1)]
     assert [role for role, _, _ in first["roles"]] == ["prompt", "completion"]
     assert first["languages"] == {"prompt": [("en", 1)], "completion": [("de", 1)]}
@@ -273,7 +273,7 @@ def test_a_survey_measures_images(tmp_path: Path) -> None:
     config = Config.model_validate(
         {"model": "x", "data": {"train": str(write(tmp_path / "d.jsonl", rows))}}
     )
-    (found,) = survey(config)
+    (found,) = survey(config.data, config.record_kind, config.training.seed)
     assert found["images"] == 4
     assert found["image_sizes"]["largest"] == (80, 60)
     assert found["image_sizes"]["common"][0] == ((40, 30), 2)
@@ -286,7 +286,7 @@ def test_a_survey_counts_labels(tmp_path: Path) -> None:
     config = Config.model_validate(
         {"model": "x", "task": "sequence_classification", "data": {"train": source}}
     )
-    (found,) = survey(config)
+    (found,) = survey(config.data, config.record_kind, config.training.seed)
     assert found["labels"] == [("good", 3), ("bad", 1)]
     assert (found["empty_answers"], found["turns"]) == (0, [])
 

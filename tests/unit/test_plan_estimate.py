@@ -21,7 +21,7 @@ from kubetune.batching.feed import (
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.config.schema.evaluation import EvaluationConfig
-from kubetune.data.inspect.estimate import estimate_forget, estimate_lengths, estimate_rows
+from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows, taken_by
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.reading.sources import not_read
 from kubetune.distributed.process_group import World
@@ -61,7 +61,7 @@ def test_evaluations_are_planned_with_what_must_not_be_forgotten(
     run = config(folder, train="a.jsonl", eval="b.jsonl").model_copy(
         update={"evaluation": EvaluationConfig.model_validate({"forget": "b.jsonl#7"})}
     )
-    assert estimate_forget(run) == 7
+    assert taken_by(run.sources["forget"][0]) == 7
     plan = make_plan(run, 40, 10, tokens=400)
     alone, both = (evaluation_hours(run, plan, 100.0, rows) for rows in (0, 10))
     assert alone
@@ -98,7 +98,7 @@ def test_rows_are_those_that_will_be_prepared(
     run = config(folder, **data)
     prepared = prepare(run)
     evaluated = 0 if prepared.eval is None else len(prepared.eval)
-    assert estimate_rows(run) == (rows_per_epoch(prepared.train), evaluated)
+    assert estimate_rows(run.data) == (rows_per_epoch(prepared.train), evaluated)
 
 
 def test_tokens_are_those_that_will_be_prepared(
@@ -284,14 +284,14 @@ def test_what_is_not_on_this_machine_stays_open(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    assert estimate_rows(config(folder, train="org/data")) == (None, 0)
-    assert estimate_rows(config(folder, train="org/data", eval=0.1)) == (None, None)
-    assert estimate_rows(config(folder, train="org/data#500")) == (500, 0)
+    assert estimate_rows(config(folder, train="org/data").data) == (None, 0)
+    assert estimate_rows(config(folder, train="org/data", eval=0.1).data) == (None, None)
+    assert estimate_rows(config(folder, train="org/data#500").data) == (500, 0)
     run = config(folder, train="a.jsonl")
     elsewhere = run.model_copy(update={"model": run.model.model_copy(update={"path": "org/model"})})
     assert estimate_lengths(elsewhere, {"HF_HOME": str(folder)}) is None
     with pytest.raises(DataError, match=r"none\.jsonl does not exist"):
-        estimate_rows(config(folder, train="none.jsonl"))
+        estimate_rows(config(folder, train="none.jsonl").data)
 
 
 @pytest.mark.parametrize("held_out", [0.25, "own"])
@@ -310,7 +310,7 @@ def test_an_evaluation_has_the_mix_of_training(held_out: float | str, folder: Pa
     plan = make_plan(given, rows_per_epoch(rows), len(taken))
     batches = [ids for rank in evaluation_batches(rows, plan, World()) for ids in rank]
     assert np.sort(np.concatenate(batches)).tolist() == taken.tolist()
-    assert abs((estimate_rows(given)[1] or 0) - len(taken)) <= (1 if held_out != "own" else 0)
+    assert abs((estimate_rows(given.data)[1] or 0) - len(taken)) <= (1 if held_out != "own" else 0)
     even = [source | {"weight": 3.0} for source in weighted]
     alike = prepare(config(folder, train=even, eval=even if held_out == "own" else held_out))
     assert alike.eval is not None

@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "rejected": [TAGGED, BAD, TAGGED, BAD],
             "images": [IMAGE] * 2,
         },
-        "has an image in an answer; expected all of them in the prompt",
+        "has an image in an answer; expected all images in the prompt",
     ),
     "other images for the rejected": (
         {**SPELLINGS["ms_swift"], "rejected_images": ["images/b.png"]},

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> Answer:
     from kubetune.plugins.diagnostics.verify_resume import by_agent, shortened, verify
 
     short = shortened(config, args.steps)
-    plan = make_plan(short, *estimate_rows(short), visible_gpus(os.environ))
+    plan = make_plan(short, *estimate_rows(short.data), visible_gpus(os.environ))
     with tempfile.TemporaryDirectory(prefix="kubetune-verify-") as folder, Relay() as relay:
         verdict = verify(short, plan, stop_at, Path(folder), by_agent(relay))
     return Answer(

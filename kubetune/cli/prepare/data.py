@@ -165,7 +165,7 @@ def _write_page(
         profiles[split] = profile.to_json(report.lengths[split], data.max_length)
     facts = {
         "check": report.to_json(),
-        "survey": survey(config),
+        "survey": survey(data, config.record_kind, config.training.seed),
         "rows": gallery.rows(tokenizer, split_sources(config)),
         "lengths": length_bars,
         "profiles": profiles,
@@ -187,7 +187,9 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
         )
     source = SourceConfig(path=args.target)
     most_problems = None if args.json else SHOWN
-    problems, kinds, unused, readings = check_shapes(source, keep=most_problems)
+    shapes = check_shapes(source, keep=most_problems)
+    problems = shapes.problems
+    kinds = shapes.kinds
     files_not_read = not_read([source], images=any("images" in kind for kind in kinds))
 
     def show() -> None:
@@ -195,11 +197,11 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
             console.print(f"{counted(number, 'record')} of kind {kind}")
         if problems.total:
             console.print(f"{counted(problems.total, 'record')} that cannot be used")
-        for reading, number in readings.most_common():
+        for reading, number in shapes.readings.most_common():
             console.print(f"{reading}, in {counted(number, 'record')}", markup=False)
         if problems.blank_lines:
             console.print(f"{counted(problems.blank_lines, 'blank line')} among them, skipped")
-        for line in (unused_keys(unused), unused_keys(files_not_read, "files not read")):
+        for line in (unused_keys(shapes.unused), unused_keys(files_not_read, "files not read")):
             if line:
                 console.print(line, markup=False)
         console.print("Tokens were not checked; that needs --model, or a run file.")
@@ -212,8 +214,8 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
     facts = {
         "ok": error is None,
         "records": kinds,
-        "unused_keys": unused,
-        "taken": readings,
+        "unused_keys": shapes.unused,
+        "taken": shapes.readings,
         "files_not_read": files_not_read,
         "blank_lines": problems.blank_lines,
         "problems": {"total": problems.total, "first": problems.first},

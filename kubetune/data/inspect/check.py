@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import groupby, islice
-from typing import Any
+from itertools import groupby
+from typing import Any, Final
 
 from kubetune.config.schema import Config, RecordKind, SourceConfig
+from kubetune.data.findings.data_pass import DataPass, with_files_not_read
 from kubetune.data.findings.finding import Finding
-from kubetune.data.findings.look_through import LookThrough, with_files_not_read
 from kubetune.data.findings.row_watch import labels_of
-from kubetune.data.findings.sentences import find
 from kubetune.data.inspect.gallery import Gallery, brief
 from kubetune.data.inspect.sharing import spared_share
-from kubetune.data.prepared.pipeline import Split, Worker
+from kubetune.data.prepared.pipeline import Split
 from kubetune.data.prepared.profile import LIMITS, Profile
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.reading.formats import images_of, read
@@ -29,29 +28,23 @@ from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import SHOWN, Problems
 from kubetune.data.reading.sources import read_source
-from kubetune.data.reading.splits import split_sources
-from kubetune.data.text.encode_labelled import within_positions
-from kubetune.data.text.labels import Labels, find_labels
+from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.data.vision.image_processor import load_image_processor
 
-SHARING_ROWS = 512
-"""Rows that are looked at, to see how many tokens they share."""
+SHARING_ROWS: Final = 512
+"""So many rows are looked at, to see how many tokens they share."""
 
 Sample = list[tuple[str, bool]]
 """A rendered sequence in pieces, each with whether it is trained."""
 
-Answer = tuple[str, list[int], bytes]
-"""A sequence with its name, such as `chosen`, if it has one."""
-
 
 @dataclass
 class Report:
-    """Result of a check. `stats` are those that prepared data keep, by split."""
+    """Result of a check."""
 
     findings: tuple[Finding, ...] = ()
     problems: Problems = field(default_factory=Problems)
-    stats: dict[Split, dict[str, Any]] = field(default_factory=dict)
+    stats: dict[Split, dict[str, Any]] = field(default_factory=dict)  # those of prepared data
     lengths: dict[Split, Counter[int]] = field(default_factory=dict)  # rows by token count
     labels: Labels | None = None  # of a classifier
     profiles: dict[Split, Profile] = field(default_factory=dict)  # for a page alone
@@ -68,29 +61,29 @@ class Report:
     @property
     def verdict(self) -> str:
         """Return what keeps training from beginning, or `ok`."""
-        errors = [finding for finding in self.findings if finding.severity == "error"]
-        return errors[0].sentence if errors else "ok"
+        for finding in self.findings:
+            if finding.severity == "error":
+                return finding.sentence
+        return "ok"
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able data."""
-        splits = {
-            split: stats | {"length_histogram": dict(histogram(self.lengths[split]))}
-            for split, stats in self.stats.items()
-        }
-        problems = {"total": self.problems.total, "first": self.problems.first}
+        splits = {}
+        for split, stats in self.stats.items():
+            splits[split] = stats | {"length_histogram": dict(histogram(self.lengths[split]))}
+        samples = []
+        for sample in self.samples:
+            samples.append([{"text": text, "trained": trained} for text, trained in sample])
         return {
             "ok": self.ok,
             "verdict": self.verdict,
             "date": self.date,
             "spared_share": self.spared,
             "findings": [finding.to_json() for finding in self.findings],
-            "problems": problems,
+            "problems": {"total": self.problems.total, "first": self.problems.first},
             "splits": splits,
             "sample_answers": self.sample_answers,
-            "samples": [
-                [{"text": text, "trained": trained} for text, trained in sample]
-                for sample in self.samples
-            ],
+            "samples": samples,
         }
 
 
@@ -106,132 +99,119 @@ def check(
 
     `samples` rows are rendered for show; `keep` problems are kept, None for all. A `gallery` picks rows for a page.
     """
-    report = Report(
-        problems=Problems(keep),
-        labels=find_labels(config),
-        date=(tokenizer.date or "") if tokenizer.writes_date else "",
-    )
-    if report.labels is not None:
-        config = within_positions(config, tokenizer)
-    sources = split_sources(config)
-    report.lengths = {split: Counter() for split in sources}
-    limits = tuple(sorted({*LIMITS, config.data.max_length})) if gallery is not None else ()
-    images = load_image_processor(config, tokenizer)
-    worker = Worker(
-        tokenizer, config.data, sources, report.labels, images, limits, config.record_kind
-    )
-    looked = LookThrough(config, worker, sources, report.labels, report.problems)
-    first: list[list[list[int]]] = []
-    for result in looked.results():
+    limits = LIMITS if gallery is not None else ()
+    data_pass = DataPass(config, tokenizer, Problems(keep), limits=limits)
+    report = Report(problems=data_pass.problems, labels=data_pass.labels)
+    if tokenizer.writes_date:
+        report.date = tokenizer.date or ""
+    report.lengths = {split: Counter() for split in data_pass.sources}
+    first_rows: list[list[list[int]]] = []  # of training, the sequences of each
+    for result in data_pass.results():
         report.lengths[result.split].update(result.lengths)
         if result.profile is not None:
-            report.profiles.setdefault(result.split, Profile(limits)).add(result.profile)
-        names = list(labels_of(report.labels, result.chunk))
+            profile = report.profiles.setdefault(result.split, Profile(result.profile.limits))
+            profile.add(result.profile)
         if gallery is not None:
-            gallery.add(result, names if report.labels is not None else [None] * len(names))
-        if result.split == "train":
-            _keep_first(first, _answers(result.chunk, config.record_kind))
-            answers = _answers(result.chunk, config.record_kind)
-            _show(report, tokenizer, zip(answers, names, strict=True), samples)
-    report.stats = with_files_not_read(config, looked.stats(), images=images is not None)
-    report.findings = find(config, report.stats, tokenizer)
-    report.spared = spared_share(config, first)
+            gallery.add(result, report.labels)
+        if result.split != "train" or len(first_rows) >= max(samples, SHARING_ROWS):
+            continue
+        labels = labels_of(report.labels, result.chunk)
+        for row, names in zip(_rows(result.chunk, config.record_kind), labels, strict=True):
+            if len(first_rows) < samples:
+                for sequence in row:
+                    report.samples.append(_sample(tokenizer, sequence, names))
+                    report.sample_answers.append(sequence.answer)
+            first_rows.append([sequence.ids for sequence in row])
+    report.spared = spared_share(config, first_rows[:SHARING_ROWS])
+    report.stats = with_files_not_read(
+        config.sources, data_pass.stats(), images=data_pass.has_images
+    )
+    report.findings = data_pass.findings(report.stats)
     return report
 
 
-def _keep_first(first: list[list[list[int]]], rows: Iterable[list[Answer]]) -> None:
-    first += [[ids for _, ids, _ in row] for row in islice(rows, SHARING_ROWS - len(first))]
+@dataclass
+class Shapes:
+    """What the records of a source hold, as far as it can be seen without a tokenizer."""
+
+    problems: Problems
+    kinds: Counter[str] = field(default_factory=Counter)  # records by what they are
+    unused: Counter[str] = field(default_factory=Counter)  # records by keys that nothing reads
+    # records by what keys were taken as that their names alone do not say
+    readings: Counter[str] = field(default_factory=Counter)
 
 
-def check_shapes(
-    source: SourceConfig, *, keep: int | None = SHOWN
-) -> tuple[Problems, Counter[str], Counter[str], Counter[str]]:
-    """Read and convert all records of a source, without a tokenizer.
-
-    Returns the problems, how many are of each kind, how many hold which key that nothing reads, and in how many keys
-    were taken as something that their names alone do not say.
-
-    Images are only looked for; `with images that are not there` is counted as a kind.
-    """
-    problems = Problems(keep)
-    kinds, unused, readings = Counter[str](), Counter[str](), Counter[str]()
-    there = lru_cache(maxsize=4096)(os.path.isfile)
-    for record in read_source(source, problems):
+def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
+    """Read and convert all records of a source, without a tokenizer. Images are only looked for."""
+    shapes = Shapes(Problems(keep))
+    is_file = lru_cache(maxsize=4096)(os.path.isfile)  # neighbouring records often share an image
+    for record in read_source(source, shapes.problems):
         try:
-            example, keys, taken = read(
+            reading = read(
                 record.value, source.format, source.columns, kind=likely_kind(record.value)
             )
         except ValueError as error:
-            problems.add(record.where, str(error))
+            shapes.problems.add(record.where, str(error))
             continue
-        unused.update(key for key in keys if key not in OF_TEMPLATES)
-        if taken:
-            readings[taken] += 1
-        kind = type(example).__name__
-        if images := images_of(example):
-            found = all(
-                path.startswith(ADDRESS) or there(image_of_row(record.file, path))
-                for path in images
-            )
-            kind += " with images" if found else " with images that are not there"
-        kinds[kind] += 1
-    return problems, kinds, unused, readings
+        shapes.unused.update(key for key in reading.unused if key not in OF_TEMPLATES)
+        if reading.taken:
+            shapes.readings[reading.taken] += 1
+        kind = type(reading.example).__name__
+        images = images_of(reading.example)
+        if images:
+            kind += " with images"
+        for image in images:
+            if not image.startswith(ADDRESS) and not is_file(image_of_row(record.file, image)):
+                kind += " that are not there"
+                break
+        shapes.kinds[kind] += 1
+    return shapes
 
 
-def _rows(chunk: Chunk) -> Iterator[tuple[list[int], bytes]]:
-    end = 0
-    for length in chunk.lengths:
-        begin, end = end, end + length
-        yield chunk.tokens[begin:end].tolist(), bytes(chunk.trained[begin:end])
+@dataclass(frozen=True)
+class _Sequence:
+    answer: str  # chosen, rejected, good or bad; empty for a row that is no such answer
+    ids: list[int]
+    trained: bytes
 
 
-def _show(
-    report: Report,
-    tokenizer: Tokenizer,
-    rows: Iterable[tuple[list[Answer], list[str]]],
-    samples: int,
-) -> None:
-    """Render rows until the report has enough of them."""
-    for sequences, said in islice(
-        rows, samples - len(report.samples) + report.sample_answers.count("rejected")
-    ):
-        report.samples += [_sample(tokenizer, ids, trained, said) for _, ids, trained in sequences]
-        report.sample_answers += [name for name, _, _ in sequences]
-
-
-def _answers(chunk: Chunk, kind: RecordKind) -> Iterator[list[Answer]]:
-    """The sequences of each row, each with the answer that it is, if it is one of those compared or judged."""
-    for number, (ids, trained) in enumerate(_rows(chunk)):
-        if split := chunk.splits[number]:
+def _rows(chunk: Chunk, kind: RecordKind) -> Iterator[list[_Sequence]]:
+    """Yield the sequences of each row."""
+    begin = 0
+    for number, length in enumerate(chunk.lengths):
+        ids = chunk.tokens[begin : begin + length].tolist()
+        trained = bytes(chunk.trained[begin : begin + length])
+        begin += length
+        split = chunk.splits[number]
+        if split:
             yield [
-                ("chosen", ids[:split], trained[:split]),
-                ("rejected", ids[split:], trained[split:]),
+                _Sequence("chosen", ids[:split], trained[:split]),
+                _Sequence("rejected", ids[split:], trained[split:]),
             ]
+        elif kind == "judged":
+            answer = "good" if chunk.targets[number] else "bad"
+            yield [_Sequence(answer, ids, trained)]
         else:
-            yield [
-                (
-                    ("bad", "good")[int(chunk.targets[number])] if kind == "judged" else "",
-                    ids,
-                    trained,
-                )
-            ]
+            yield [_Sequence("", ids, trained)]
 
 
-def _sample(tokenizer: Tokenizer, ids: list[int], trained: bytes, names: list[str]) -> Sample:
-    pairs = groupby(zip(ids, trained, strict=True), key=lambda pair: bool(pair[1]))
-    text = [
-        (brief(tokenizer.decode([id for id, _ in run], skip_special_tokens=False)), flag)
-        for flag, run in pairs
-    ]
-    return [*text, *(piece for name in names for piece in ((" ", False), (name, True)))]
+def _sample(tokenizer: Tokenizer, sequence: _Sequence, names: Sequence[str]) -> Sample:
+    pieces: Sample = []
+    tokens = zip(sequence.ids, sequence.trained, strict=True)
+    for trained, run in groupby(tokens, key=lambda token: bool(token[1])):
+        text = tokenizer.decode([id for id, _ in run], skip_special_tokens=False)
+        pieces.append((brief(text), trained))
+    for name in names:
+        pieces += [(" ", False), (name, True)]
+    return pieces
 
 
 def histogram(lengths: Counter[int]) -> Iterator[tuple[str, int]]:
-    """Rows by length in tokens, in steps that double: ("65–128", 17)."""
-    begin, end = 0, 32
+    """Yield rows by length in tokens, in steps that double: ("65–128", 17)."""
+    begin = 0
+    end = 32
     while begin < max(lengths, default=0):
-        yield (
-            f"{begin + 1}–{end}",
-            sum(count for length, count in lengths.items() if begin < length <= end),
-        )
-        begin, end = end, end * 2
+        rows = sum(count for length, count in lengths.items() if begin < length <= end)
+        yield f"{begin + 1}–{end}", rows
+        begin = end
+        end *= 2

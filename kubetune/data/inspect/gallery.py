@@ -7,35 +7,38 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
-from kubetune.data.prepared.pipeline import Result
+from kubetune.config.schema import SourceConfig
+from kubetune.data.findings.row_watch import labels_of
+from kubetune.data.prepared.pipeline import Result, Split
 from kubetune.data.reading.images import thumbnail
+from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
 
-_MOST_TOKENS = 3000
-"""More of one row than this is no longer read by anybody. An image, hundreds of equal tokens, counts as one."""
-
-_MOST_IMAGES = 4
+_MOST_TOKENS: Final = 3000
+"""Nobody reads more of one row. An image, hundreds of equal tokens, counts as one."""
+_MOST_IMAGES: Final = 4
 """So many images of a row are shown."""
+_ROWS_OF_A_SOURCE: Final = 3
+_MOST_REPEATS: Final = 5
 
 
 @dataclass(frozen=True)
 class Picked:
-    """A row with where it is from: the index of its source, and of its record in it. `labels`: what it is told as;
-    `second`: the beginning of the rejected answer of a pair."""
+    """A row with where it is from."""
 
     split: str
-    source: int
-    record: int
+    source: int  # index among the sources of the split
+    record: int  # index in the source
     ids: Sequence[int]
     trained: bytes
-    images: Sequence[str] = ()
-    labels: Sequence[str] | None = None
-    second: int = 0
+    images: Sequence[str] = ()  # paths
+    labels: Sequence[str] | None = None  # of a classifier
+    second: int = 0  # where the rejected answer of a pair begins
 
     @property
     def trained_share(self) -> float:
@@ -46,89 +49,98 @@ class Picked:
 class Gallery:
     """Give it every result of `encode_batches`; `rows` are then those picked, each with why."""
 
-    def __init__(self, per_source: int = 3, repeats: int = 5) -> None:
-        self._per_source, self._most_repeats = per_source, repeats
-        self._first: dict[tuple[str, int], list[Picked]] = {}
+    def __init__(self) -> None:
+        self._first: dict[tuple[Split, int], list[Picked]] = {}  # by split and source
         self._longest: Picked | None = None
         self._least: Picked | None = None
-        self._seen: dict[int, tuple[str, int, int]] = {}
+        self._digests: set[int] = set()
+        self._times: Counter[int] = Counter()  # how often each row came again, by digest
         self._repeats: dict[int, Picked] = {}
-        self._times: Counter[int] = Counter()
 
-    def add(self, result: Result, said: Sequence[Sequence[str] | None]) -> None:
-        """Look at the rows of one batch. `said`: the labels of each."""
-        digests = result.digests
-        end = 0
+    def add(self, result: Result, labels: Labels | None) -> None:
+        """Look at the rows of one batch. `labels`: of a classifier."""
+        names = list(labels_of(labels, result.chunk)) if labels is not None else None
+        first = self._first.setdefault((result.split, result.source), [])
+        begin = 0
         for number, length in enumerate(result.chunk.lengths):
-            begin, end = end, end + length
-            record = result.chunk.rows[number]
-            first = self._first.setdefault((result.split, result.source), [])
+            digest = result.digests[number]
+            if digest in self._digests:
+                self._times[digest] += 1
+            self._digests.add(digest)
+            trained_share = result.chunk.labels[number] / max(1, length)
+            is_first = len(first) < _ROWS_OF_A_SOURCE
             is_longest = self._longest is None or length > len(self._longest.ids)
-            labels = result.chunk.labels[number] / max(1, length)
-            is_least = self._least is None or labels < self._least.trained_share
-            again = digests[number] in self._seen
-            self._seen.setdefault(digests[number], (result.split, result.source, record))
-            if again:
-                self._times[digests[number]] += 1
-            shown = again and (
-                digests[number] in self._repeats or len(self._repeats) < self._most_repeats
+            is_least = self._least is None or trained_share < self._least.trained_share
+            is_repeat = (
+                digest in self._times
+                and digest not in self._repeats
+                and len(self._repeats) < _MOST_REPEATS
             )
-            if not (len(first) < self._per_source or is_longest or is_least or shown):
-                continue
-            row = Picked(result.split, result.source, record, result.chunk.tokens[begin:end],
-                         bytes(result.chunk.trained[begin:end]),
-                         [image.path for image in result.chunk.images[number]], said[number],
-                         result.chunk.splits[number])  # fmt: skip
-            if len(first) < self._per_source:
-                first.append(row)
-            self._longest = row if is_longest else self._longest
-            self._least = row if is_least else self._least
-            if shown:
-                self._repeats.setdefault(digests[number], row)
+            if is_first or is_longest or is_least or is_repeat:
+                row = _pick(result, number, begin, names[number] if names is not None else None)
+                if is_first:
+                    first.append(row)
+                if is_longest:
+                    self._longest = row
+                if is_least:
+                    self._least = row
+                if is_repeat:
+                    self._repeats[digest] = row
+            begin += length
 
-    def rows(self, tokenizer: Tokenizer, sources: dict[Any, Any]) -> list[dict[str, Any]]:
-        """The picked rows, ready to be shown: `why`, `path`, `record` from 1, `tokens`, `trained`, `pieces`, and small
-        copies of their `images` as addresses of data."""
-        picked = [
-            (f"row {number} of {row.split}", row)
-            for rows in self._first.values()
-            for number, row in enumerate(rows, 1)
-        ]
+    def rows(
+        self, tokenizer: Tokenizer, sources: Mapping[Split, Sequence[SourceConfig]]
+    ) -> list[dict[str, Any]]:
+        """Return the picked rows as pages show them (`shown`), each with `why`."""
+        picked: list[tuple[str, Picked]] = []
+        for (split, _), rows in self._first.items():
+            for number, row in enumerate(rows, 1):
+                picked.append((f"row {number} of {split}", row))
         if self._longest is not None:
             picked.append(("the longest row that is kept", self._longest))
-        if self._least is not None and self._least.trained and any(self._least.trained):
+        if self._least is not None and any(self._least.trained):
             picked.append(("the row with the smallest share that is trained", self._least))
-        picked += [
-            (f"appears {self._times[digest] + 1:,} times", row)
-            for digest, row in self._repeats.items()
-        ]
-        return [
-            shown(why, row, tokenizer, sources[row.split][row.source].path) for why, row in picked
-        ]
+        for digest, row in self._repeats.items():
+            picked.append((f"appears {self._times[digest] + 1:,} times", row))
+        paths: dict[str, list[str]] = {}
+        for split, of_split in sources.items():
+            paths[split] = [source.path for source in of_split]
+        return [shown(why, row, tokenizer, paths[row.split][row.source]) for why, row in picked]
+
+
+def _pick(result: Result, number: int, begin: int, labels: Sequence[str] | None) -> Picked:
+    """Return row `number` of a batch, whose tokens begin at `begin`."""
+    chunk = result.chunk
+    end = begin + chunk.lengths[number]
+    return Picked(
+        split=result.split,
+        source=result.source,
+        record=chunk.rows[number],
+        ids=chunk.tokens[begin:end],
+        trained=bytes(chunk.trained[begin:end]),
+        images=[image.path for image in chunk.images[number]],
+        labels=labels,
+        second=chunk.splits[number],
+    )
 
 
 def brief(text: str) -> str:
-    """A text with its images, which are hundreds of equal tokens, in one line."""
+    """Return a text with its images, which are hundreds of equal tokens, in one line."""
     return re.sub(r"(<[^<>]+>)\1{2,}", lambda run: f"{run[1]}×{len(run[0]) // len(run[1])}", text)
 
 
 def shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, Any]:
-    """A row as pages show it, which `Gallery.rows` describes. `path`: of its source."""
-    special = {
-        id for id, token in tokenizer.backend.get_added_tokens_decoder().items() if token.special
-    }
-    ends = (row.second, len(row.ids)) if row.second else (len(row.ids),)
-    pieces, shown = list[dict[str, Any]](), 0
-    for begin, end in zip((0, *ends), ends, strict=False):
-        tokens = _first_tokens(row.ids[begin:end], row.trained[begin:end], special)
-        shown += len(tokens)
-        for (trained, is_special), run in groupby(
-            tokens, key=lambda token: (bool(token[1]), token[0] in special)
-        ):
-            text = brief(tokenizer.decode([id for id, _ in run], skip_special_tokens=False))
-            pieces.append(
-                {"text": text, "trained": trained, "special": is_special, "rejected": begin > 0}
-            )
+    """Return a row as pages show it. `path`: of its source.
+
+    `record` counts from 1; `pieces` are texts with what they are; `images` are small copies as addresses of data.
+    """
+    chosen = slice(0, row.second or len(row.ids))
+    pieces, shown_tokens = _pieces(row, chosen, tokenizer, rejected=False)
+    if row.second:
+        rejected = slice(row.second, len(row.ids))
+        more_pieces, more_tokens = _pieces(row, rejected, tokenizer, rejected=True)
+        pieces += more_pieces
+        shown_tokens += more_tokens
     return {
         "why": why,
         "path": path,
@@ -136,21 +148,43 @@ def shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, A
         "tokens": len(row.ids),
         "trained": sum(row.trained),
         "labels": row.labels,
-        "cut": shown < len(row.ids),
+        "cut": shown_tokens < len(row.ids),
         "pieces": pieces,
         "images": [thumbnail(image) for image in row.images[:_MOST_IMAGES]],
         "more_images": max(0, len(row.images) - _MOST_IMAGES),
     }
 
 
-def _first_tokens(ids: Sequence[int], trained: bytes, special: set[int]) -> list[tuple[int, int]]:
-    """The tokens of a sequence that are shown, and whether each is trained; a run of a special token counts as one."""
-    found: list[tuple[int, int]] = []
+def _pieces(
+    row: Picked, part: slice, tokenizer: Tokenizer, *, rejected: bool
+) -> tuple[list[dict[str, Any]], int]:
+    """Return one sequence of a row in pieces that are alike, and how many of its tokens these are."""
+    special = tokenizer.special_ids
+    tokens = _first_tokens(row.ids[part], row.trained[part], special)
+    pieces = []
+    runs = groupby(tokens, key=lambda token: (bool(token[1]), token[0] in special))
+    for (trained, is_special), run in runs:
+        text = tokenizer.decode([id for id, _ in run], skip_special_tokens=False)
+        pieces.append(
+            {"text": brief(text), "trained": trained, "special": is_special, "rejected": rejected}
+        )
+    return pieces, len(tokens)
+
+
+def _first_tokens(
+    ids: Sequence[int], trained: bytes, special: Collection[int]
+) -> list[tuple[int, int]]:
+    """Return the tokens that are shown, each with whether it is trained. A run of a special token counts as one."""
+    tokens: list[tuple[int, int]] = []
     read = 0
     for (id, _), run in groupby(zip(ids, trained, strict=True)):
         same = list(run)
-        found += same[: _MOST_TOKENS - read] if id not in special else same
-        read += 1 if id in special else len(same)
+        if id in special:
+            tokens += same
+            read += 1
+        else:
+            tokens += same[: _MOST_TOKENS - read]
+            read += len(same)
         if read >= _MOST_TOKENS:
             break
-    return found
+    return tokens

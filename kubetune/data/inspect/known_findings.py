@@ -5,14 +5,16 @@ For `kubetune plan`, which reads all rows of small data only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from kubetune.base.whole_folder import is_whole
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.findings.finding import Finding
-from kubetune.data.inspect.estimate import is_on_disk, taken_by, where_is
+from kubetune.data.inspect.estimate import is_on_disk, makes_data, taken_by, where_is
+from kubetune.data.reading.sources import locate
 from kubetune.errors import DataError
 
 if TYPE_CHECKING:
@@ -31,7 +33,12 @@ def known_findings(
 
     `load`: of the tokenizer, which is asked for only where it is on this machine.
     """
-    if not _is_here(config, environ):
+    sources = list(chain(*config.sources.values()))
+    for source in sources:
+        located = where_is(source, made_by_pod=makes_data(config.kubernetes))
+        if located is None or not located.files:
+            return None
+    if not is_on_disk(config.model.tokenizer or config.model.path, environ):
         return None
     from kubetune.data.findings.sentences import find
     from kubetune.data.inspect.check import check
@@ -45,7 +52,7 @@ def known_findings(
             # A damaged disk may still have changed the counts; the run itself compares checksums.
             with suppress(ValueError, LookupError, TypeError):
                 return find(config, kept_stats(folder, config, images=config.sees), tokenizer)
-        if not _is_small(config):
+        if not _are_small(sources, MOST_PICTURED_RECORDS if config.sees else MOST_RECORDS):
             return None
         one_process = config.data.model_copy(update={"num_proc": 1})
         return check(config.model_copy(update={"data": one_process}), tokenizer).findings
@@ -54,23 +61,10 @@ def known_findings(
         return (Finding("refused", "error", "", sentence),)
 
 
-def _is_here(config: Config, environ: Mapping[str, str]) -> bool:
-    """True if the tokenizer and all data are files of this machine."""
-    for sources in config.sources.values():
-        for source in sources:
-            located = where_is(config, source)
-            if located is None or not located.files:
-                return False
-    return is_on_disk(config.model.tokenizer or config.model.path, environ)
-
-
-def _is_small(config: Config) -> bool:
-    records, size = 0, 0
-    for sources in config.sources.values():
-        for source in sources:
-            located = where_is(config, source)
-            size += sum(file.stat().st_size for file in located.files) if located else 0
-            if size > MOST_BYTES:
-                return False
-            records += taken_by(config, source) or 0
-    return records <= (MOST_PICTURED_RECORDS if config.sees else MOST_RECORDS)
+def _are_small(sources: Sequence[SourceConfig], most_records: int) -> bool:
+    size = 0
+    for source in sources:
+        size += sum(file.stat().st_size for file in locate(source).files)
+    if size > MOST_BYTES:
+        return False
+    return sum(taken_by(source) or 0 for source in sources) <= most_records

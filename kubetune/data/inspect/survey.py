@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema import DataConfig, RecordKind, SourceConfig
 from kubetune.data.prepared.histogram import bars
 from kubetune.data.reading.formats import (
     Chat,
@@ -33,57 +33,93 @@ from kubetune.data.reading.splits import read_taken
 from kubetune.data.text.labels import is_vector
 from kubetune.data.text.tokenizer import cache_folder
 
-_TEXTS_FOR_LANGUAGES = 300
-_SHORTEST_TEXT = 20
-_IMAGES = 300
-_SURE = 0.6
-_EXAMPLES = 8
-_EMPTY = "is empty"
+_TEXTS_FOR_LANGUAGES: Final = 300
+_SHORTEST_TEXT: Final = 20
+_MOST_IMAGES: Final = 300
+_SURE: Final = 0.6
+_MOST_PLACES: Final = 8
+_EMPTY: Final = "is empty"
 """In what formats.convert says of a record whose answer, or question, is no text at all."""
+
+NameLanguage = Callable[[str], str]
+
+
+def survey(data: DataConfig, kind: RecordKind, seed: int) -> list[dict[str, Any]]:
+    """Return what each source of training holds, for the page. `seed`: of the run, which chooses by `path#N`."""
+    surveys = []
+    for source in data.train:
+        surveys.append(_Survey(source, cache_folder(data.cache), _language_namer()))
+        surveys[-1].read(kind, seed)
+    return [of_source.to_json() for of_source in surveys]
 
 
 @dataclass
-class Survey:
-    """Contents of the records of one source; of `refused` and `unreadable` ones nothing else is known.
+class _Survey:
+    """Contents of the records of one source. Of refused and unreadable ones nothing else is known."""
 
-    `empty`: where the first records without an answer are.
-    """
-
-    path: str
+    source: SourceConfig
+    cache: Path
+    name_language: NameLanguage | None  # None where the library for it is not installed
     records: int = 0
     refused: int = 0
     unreadable: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
-    roles: Counter[str] = field(default_factory=Counter)
-    characters: Counter[str] = field(default_factory=Counter)
-    turns: Counter[int] = field(default_factory=Counter)
+    roles: Counter[str] = field(default_factory=Counter)  # texts by who says them
+    characters: Counter[str] = field(default_factory=Counter)  # of these texts
+    turns: Counter[int] = field(default_factory=Counter)  # conversations by number of answers
     systems: Counter[str] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
-    languages: dict[str, Counter[str]] = field(default_factory=dict)
+    languages: dict[str, Counter[str]] = field(default_factory=dict)  # by role
     empty_answers: int = 0
-    empty: list[str] = field(default_factory=list)
-    image_sizes: list[tuple[int, int]] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)  # places of the first records without an answer
     images: int = 0
-    unusable: Counter[str] = field(default_factory=Counter)
+    image_sizes: list[tuple[int, int]] = field(default_factory=list)
+    unusable: Counter[str] = field(default_factory=Counter)  # images by what is wrong with them
+
+    def read(self, kind: RecordKind, seed: int) -> None:
+        """Read all records of the source."""
+        names = dict(enumerate(class_names(self.source))) if kind == "labelled" else {}
+        problems = Problems(0)
+        verify = verifier()
+        for record in read_taken(self.source, seed, problems):
+            try:
+                example = convert(record.value, self.source.format, self.source.columns, kind=kind)
+            except ValueError as error:  # the check itself tells of it
+                self.refused += 1
+                if _EMPTY in str(error):
+                    self._note_empty(record.where)
+                continue
+            self.kinds[_KINDS[type(example)]] += 1
+            for role, text in _texts(example):
+                self._add_text(role, text)
+            if isinstance(example, Labelled):
+                self.labels.update(_classes(example.label, names))
+            if isinstance(example, Chat):
+                self._add_chat(example, record.where)
+            for image in images_of(example):
+                self._add_image(record.file, image, verify)
+        self.unreadable = problems.total
+        self.records = self.refused + self.kinds.total() + self.unreadable
 
     def to_json(self) -> dict[str, Any]:
-        """For the page."""
+        """Return the survey for the page."""
+        roles = []
+        for role, count in self.roles.most_common():
+            roles.append((role, count, round(self.characters[role] / count)))
+        languages = {role: counts.most_common(6) for role, counts in self.languages.items()}
         return {
-            "path": self.path,
+            "path": self.source.path,
             "records": self.records,
             "refused": self.refused,
             "unreadable": self.unreadable,
             "kinds": self.kinds.most_common(),
-            "roles": [
-                (role, count, round(self.characters[role] / count))
-                for role, count in self.roles.most_common()
-            ],
+            "roles": roles,
             "turns": sorted(self.turns.items()),
             "turn_bars": bars(self.turns.elements()),
             "systems": len(self.systems),
             "labels": self.labels.most_common(50),
             "label_count": len(self.labels),
-            "languages": {role: found.most_common(6) for role, found in self.languages.items()},
+            "languages": languages,
             "empty_answers": self.empty_answers,
             "empty": self.empty,
             "images": self.images,
@@ -91,55 +127,39 @@ class Survey:
             "unusable": self.unusable.most_common(),
         }
 
+    def _add_text(self, role: str, text: str) -> None:
+        self.roles[role] += 1
+        self.characters[role] += len(text)
+        if self.name_language is None:
+            return
+        languages = self.languages.setdefault(role, Counter())
+        if languages.total() < _TEXTS_FOR_LANGUAGES and len(text) >= _SHORTEST_TEXT:
+            languages[self.name_language(text)] += 1
 
-def survey(config: Config) -> list[dict[str, Any]]:
-    """A survey of each source of training."""
-    name_language = _language_namer()
-    return [_survey(source, config, name_language).to_json() for source in config.data.train]
+    def _add_chat(self, chat: Chat, where: str) -> None:
+        answers = sum(message["role"] == "assistant" for message in chat.messages)
+        self.turns[answers] += 1
+        if not answers:
+            self._note_empty(where)
+        for message in chat.messages:
+            if message["role"] == "system":
+                self.systems[message["content"]] += 1
 
-
-def _survey(
-    source: SourceConfig, config: Config, name_language: Callable[[str], str] | None
-) -> Survey:
-    found = Survey(source.path)
-    labelled = config.task == "sequence_classification"
-    names = dict(enumerate(class_names(source))) if labelled else {}
-    verify, cache = verifier(), cache_folder(config.data.cache)
-    problems = Problems(0)
-    for record in read_taken(source, config.training.seed, problems):
-        found.records += 1
+    def _add_image(self, data_file: str, path: str, verify: Callable[[Any], Any]) -> None:
+        self.images += 1
+        if len(self.image_sizes) + self.unusable.total() >= _MOST_IMAGES:
+            return
         try:
-            example = convert(record.value, source.format, source.columns, kind=config.record_kind)
-        except ValueError as error:
-            if _EMPTY in str(error):
-                _note_empty(found, record.where)
-            found.refused += 1
-            continue  # a bad record, which the check itself names
-        found.kinds[_KINDS[type(example)]] += 1
-        for role, text in _texts(example):
-            found.roles[role] += 1
-            found.characters[role] += len(text)
-            sampled = found.languages.setdefault(role, Counter()) if name_language else None
-            if (
-                sampled is not None
-                and sampled.total() < _TEXTS_FOR_LANGUAGES
-                and len(text) >= _SHORTEST_TEXT
-            ):
-                assert name_language is not None
-                sampled[name_language(text)] += 1
-        if _has_no_answer(example):
-            _note_empty(found, record.where)
-        if isinstance(example, Labelled):
-            found.labels.update(_classes(example.label, names))
-        if isinstance(example, Chat):
-            found.turns[sum(message["role"] == "assistant" for message in example.messages)] += 1
-            found.systems.update(m["content"] for m in example.messages if m["role"] == "system")
-        _look_at_images(
-            found, images_of(example), partial(image_file, record.file, cache=cache), verify
-        )
-    found.unreadable = problems.total
-    found.records += problems.total
-    return found
+            facts = verify(image_file(data_file, path, cache=self.cache))
+        except UnusableImage as error:
+            self.unusable[error.reason] += 1
+            return
+        self.image_sizes.append((facts.width, facts.height))
+
+    def _note_empty(self, where: str) -> None:
+        self.empty_answers += 1
+        if len(self.empty) < _MOST_PLACES:
+            self.empty.append(where)
 
 
 _KINDS: dict[type, str] = {
@@ -153,12 +173,11 @@ _KINDS: dict[type, str] = {
 
 
 def _texts(example: Example) -> Iterator[tuple[str, str]]:
-    """Pairs of a role and what it says."""
+    """Yield pairs of a role and what it says."""
     match example:
         case Chat():
-            yield from (
-                (message["role"], message.get("content") or "") for message in example.messages
-            )
+            for message in example.messages:
+                yield message["role"], message.get("content") or ""
         case Pair():
             yield "prompt", example.prompt
             yield "completion", example.completion
@@ -166,56 +185,26 @@ def _texts(example: Example) -> Iterator[tuple[str, str]]:
             yield "text", example.text
         case Preference():
             yield from _texts(example.chosen)
-            yield from (
-                ("rejected", text)
-                for _, text in list(_texts(example.rejected))[_prompt_texts(example) :]
-            )
+            # Both answers have the same prompt, which counts once.
+            prompt_texts = example.chosen.context if isinstance(example.chosen, Chat) else 1
+            for _, text in list(_texts(example.rejected))[prompt_texts:]:
+                yield "rejected", text
         case Judged():
             yield from _texts(example.answer)
         case Labelled():
             yield "text", " ".join(filter(None, (example.text, example.second)))
 
 
-def _prompt_texts(pair: Preference) -> int:
-    """Number of the texts before the answers."""
-    return pair.chosen.context if isinstance(pair.chosen, Chat) else 1
-
-
 def _classes(label: Label, names: Mapping[Any, str]) -> Iterator[str]:
-    """The meaning of a label, by the names that its data set has for numbers."""
+    """Yield what a label means, by the names that its data set has for numbers."""
     if is_vector(label):
         label = tuple(index for index, is_set in enumerate(label) if is_set)
-    return (names.get(one, str(one)) for one in (label if isinstance(label, tuple) else (label,)))
+    for name in label if isinstance(label, tuple) else (label,):
+        yield names.get(name, str(name))
 
 
-def _has_no_answer(example: Example) -> bool:
-    return isinstance(example, Chat) and not any(
-        message["role"] == "assistant" for message in example.messages
-    )
-
-
-def _note_empty(found: Survey, where: str) -> None:
-    found.empty_answers += 1
-    if len(found.empty) < _EXAMPLES:
-        found.empty.append(where)
-
-
-def _look_at_images(
-    found: Survey, images: Sequence[str], find: Callable[[str], Path], verify: Callable[[Any], Any]
-) -> None:
-    for path in images:
-        found.images += 1
-        if len(found.image_sizes) + found.unusable.total() >= _IMAGES:
-            continue
-        try:
-            facts = verify(find(path))
-            found.image_sizes.append((facts.width, facts.height))
-        except UnusableImage as error:
-            found.unusable[error.reason] += 1
-
-
-def _sizes(sizes: list[tuple[int, int]]) -> dict[str, Any] | None:
-    """Smallest, middle and largest by pixels, and the sizes seen most."""
+def _sizes(sizes: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
+    """Return the smallest, middle and largest by pixels, and the sizes seen most."""
     if not sizes:
         return None
     ordered = sorted(sizes, key=lambda size: size[0] * size[1])
@@ -230,8 +219,8 @@ def _sizes(sizes: list[tuple[int, int]]) -> dict[str, Any] | None:
 
 
 @cache
-def _language_namer() -> Callable[[str], str] | None:
-    """The language of a text, or "unclear"; None where py3langid is not installed."""
+def _language_namer() -> NameLanguage | None:
+    """Return a function that names the language of a text, or "unclear"; None where py3langid is not installed."""
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubetune.config.schema import Config, SourceConfig
-from kubetune.data.findings.look_through import with_files_not_read
+from kubetune.data.findings.data_pass import with_files_not_read
 from kubetune.data.prepared.pipeline import Split
 from kubetune.data.reading.sources import input_digests, locate
 from kubetune.data.reading.splits import split_sources
@@ -29,7 +29,7 @@ def kept_stats(folder: Path, config: Config, *, images: bool) -> dict[Split, dic
     stats = {
         split: _stats(folder / split, sources) for split, sources in split_sources(config).items()
     }
-    return with_files_not_read(config, stats, images=images)
+    return with_files_not_read(config.sources, stats, images=images)
 
 
 def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:

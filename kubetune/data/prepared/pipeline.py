@@ -48,6 +48,8 @@ BATCH_RECORDS: Final = 256
 FEW_BATCHES: Final = 8
 """Up to here starting processes takes longer than the work."""
 
+SPLIT_ADVICE: Final = "data.overlong: split is for plain texts alone (choose drop or truncate)"
+
 _KILLED: Final = (
     "a process that tokenises was killed, probably for want of memory; set data.num_proc lower and run the same "
     "command again. Nothing was written."
@@ -327,8 +329,7 @@ def not_to_split(data: DataConfig, example: Example, encoded: Encoded) -> str:
     """Words for a record that `data.overlong: split` is not for, though it is too long; empty for others."""
     if data.overlong != "split" or encoded.longest <= data.max_length or isinstance(example, Text):
         return ""
-    said = "data.overlong: split is for plain texts alone (choose drop or truncate)"
-    return f"has {encoded.longest:,} tokens of {data.max_length:,}, and {said}"
+    return f"has {encoded.longest:,} tokens of {data.max_length:,}, and {SPLIT_ADVICE}"
 
 
 def _answers(example: Example, encoded: Encoded) -> dict[str, int]:

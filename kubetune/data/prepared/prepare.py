@@ -18,20 +18,18 @@ from kubetune.base import fault_injection, logs, reminders, whole_folder
 from kubetune.base.files import explained_writes, lock, write_atomic
 from kubetune.base.humanize import size as size_of
 from kubetune.config.schema import Config
+from kubetune.data.findings.data_pass import DataPass
 from kubetune.data.findings.finding import Finding
-from kubetune.data.findings.look_through import LookThrough
 from kubetune.data.findings.sentences import find
 from kubetune.data.prepared import data_facts
 from kubetune.data.prepared.fingerprint import FORMAT, MANIFEST, fingerprint, kept_stats
 from kubetune.data.prepared.identity import content_of, remember
-from kubetune.data.prepared.pipeline import Split, Worker
+from kubetune.data.prepared.pipeline import Split
 from kubetune.data.prepared.row_writer import RowWriter
 from kubetune.data.prepared.rows import Rows
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import names_of, require_sources
 from kubetune.data.reading.splits import require_rows, split_sources
-from kubetune.data.text.encode_labelled import within_positions
-from kubetune.data.text.labels import Labels, find_labels
+from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.rundir.starts import day_of
@@ -193,37 +191,30 @@ def _build(
 def _write_rows(
     folder: Path, config: Config, tokenizer: Tokenizer, progress: Callable[[int], None] | None
 ) -> None:
-    sources = split_sources(config)
-    problems = Problems()
-    labels = find_labels(config)
-    if labels is not None:
-        config = within_positions(config, tokenizer)
-    processor = load_image_processor(config, tokenizer)
-    worker = Worker(tokenizer, config.data, sources, labels, processor, kind=config.record_kind)
-    looked = LookThrough(config, worker, sources, labels, problems)
+    data_pass = DataPass(config, tokenizer)
     done = 0
     with ExitStack() as stack:
         writers = {
             split: stack.enter_context(
-                RowWriter(folder / split, config.record_kind, pictured=processor is not None)
+                RowWriter(folder / split, config.record_kind, pictured=data_pass.has_images)
             )
-            for split in sources
+            for split in data_pass.sources
         }
         stack.enter_context(
             reminders.reminding(
                 lambda taken: logs.DATA.info("%s records prepared in %s", f"{done:,}", taken)
             )
         )
-        for result in stack.enter_context(closing(looked.results())):
+        for result in stack.enter_context(closing(data_pass.results())):
             writers[result.split].write(result.source, result.chunk)
             done += result.tally.records
             fault_injection.reach("prepare")
             if progress:
                 progress(done)
-    problems.raise_if_any()
+    data_pass.problems.raise_if_any()
     data_facts.write(folder, config)
-    if labels is not None:
-        labels.write(folder / LABELS)
-    for split, stats in looked.stats().items():
+    if data_pass.labels is not None:
+        data_pass.labels.write(folder / LABELS)
+    for split, stats in data_pass.stats().items():
         require_rows(config, split, stats)
         write_atomic(folder / split / "stats.json", json.dumps(stats, indent=1))

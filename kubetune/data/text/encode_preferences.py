@@ -17,57 +17,51 @@ if TYPE_CHECKING:
 
 
 class PreferenceEncoder:
-    """Pairs of answers and judged answers to rows, with the same interface as `encode.Encoder`.
-
-    `margins`: rows tell by how much the chosen answer is better.
-    """
+    """Pairs of answers and judged answers to rows, with the same interface as `encode.Encoder`."""
 
     def __init__(self, encoder: Encoder | VisionEncoder, *, margins: bool = False) -> None:
-        self._encoder, self._margins = encoder, margins
+        """`margins`: rows tell by how much the chosen answer is better, for a reward model."""
+        self._encoder = encoder
+        self._margins = margins
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
-        """Rows of many examples; in the place of one that is refused stands why."""
-        encoded = iter(
-            self._encoder.encode_batch(
-                [answer for example in examples for answer in _answers(example)]
-            )
-        )
+        """Return rows of many examples; in place of one that is refused stands why."""
+        answers: list[Example] = []
+        for example in examples:
+            answers += _answers(example)
+        encoded = iter(self._encoder.encode_batch(answers))
         rows: list[Encoded | str] = []
         for example in examples:
-            found = [next(encoded) for _ in _answers(example)]
-            refused = next((row for row in found if isinstance(row, str)), None)
-            if refused is not None:
-                seeing = (
-                    "a reward model scores texts alone"
-                    if self._margins
-                    else "set `preference.images: true`"
-                )
-                rows.append(refused.replace(SEEING, seeing))
-                continue
-            if any(_shows_in_answer(answer) for answer in _answers(example)):
-                rows.append(
-                    "has an image in an answer; expected all of them in the prompt, the same for both"
-                )
-                continue
-            answers = [row for row in found if isinstance(row, Encoded)]
-            if isinstance(example, Preference):
-                rows.append(self._join(answers[0], answers[1], example.margin))
-            elif isinstance(example, Judged):
-                rows.append(replace(answers[0], target=(float(example.is_good),)))
-            else:
-                rows.append("is no answer to be compared or judged")
+            rows.append(self._row(example, [next(encoded) for _ in _answers(example)]))
         return rows
+
+    def _row(self, example: Example, answers: Sequence[Encoded | str]) -> Encoded | str:
+        rows: list[Encoded] = []
+        for answer in answers:
+            if isinstance(answer, str):
+                advice = "set `preference.images: true`"
+                if self._margins:
+                    advice = "a reward model scores texts alone"
+                return answer.replace(SEEING, advice)
+            rows.append(answer)
+        if any(_shows_in_answer(answer) for answer in _answers(example)):
+            return "has an image in an answer; expected all images in the prompt, the same for both"
+        if isinstance(example, Preference):
+            return self._join(rows[0], rows[1], example.margin)
+        if isinstance(example, Judged):
+            return replace(rows[0], target=(float(example.is_good),))
+        return "is no answer to be compared or judged"
 
     def _join(self, chosen: Encoded, rejected: Encoded, margin: float | None) -> Encoded | str:
         if _prompt(chosen) != _prompt(rejected):
             return (
-                "has prompts of other tokens before its two answers: the chat template writes them in another way, or "
-                "an answer that has nothing to be trained"
+                "has prompts with different tokens before its two answers: the chat template writes them in two ways, "
+                "or an answer has nothing to be trained"
             )
         return Encoded(
             [*chosen.ids, *rejected.ids],
             [*chosen.trained, *rejected.trained],
-            ((margin or 0.0),) if self._margins else (),
+            (margin or 0.0,) if self._margins else (),
             drops_reasoning=chosen.drops_reasoning or rejected.drops_reasoning,
             unlike_prompt=chosen.unlike_prompt or rejected.unlike_prompt,
             rewrites_answer=chosen.rewrites_answer or rejected.rewrites_answer,
@@ -77,15 +71,19 @@ class PreferenceEncoder:
         )
 
     def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
-        """The first `limit` tokens of each sequence. Images stand in the prompt, which is the same in both."""
-        parts = [
-            self._encoder.cut(answer, replace(encoded, ids=ids, trained=trained, split=0), limit)
-            for answer, (ids, trained) in zip(_answers(example), encoded.sequences, strict=True)
-        ]
-        ids = [id for part in parts for id in part.ids]
-        trained = [is_label for part in parts for is_label in part.trained]
+        """Return the first `limit` tokens of each sequence. Images stand in the prompt, which is the same in both."""
+        parts: list[Encoded] = []
+        for answer, (ids, trained) in zip(_answers(example), encoded.sequences, strict=True):
+            sequence = replace(encoded, ids=ids, trained=trained, split=0)
+            parts.append(self._encoder.cut(answer, sequence, limit))
+        if not encoded.split:
+            return parts[0]
+        chosen, rejected = parts
         return replace(
-            parts[0], ids=ids, trained=trained, split=len(parts[0].ids) if encoded.split else 0
+            chosen,
+            ids=chosen.ids + rejected.ids,
+            trained=chosen.trained + rejected.trained,
+            split=len(chosen.ids),
         )
 
 
@@ -105,5 +103,5 @@ def _shows_in_answer(answer: Chat | Pair) -> bool:
 
 
 def _prompt(row: Encoded) -> list[int]:
-    """The ids before the first label."""
+    """Return the ids before the first label."""
     return row.ids[: row.trained.index(True)] if any(row.trained) else row.ids

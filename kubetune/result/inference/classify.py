@@ -18,7 +18,7 @@ from kubetune.data.reading.formats import Example, Judged, Preference, read
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems
 from kubetune.data.text.encode import Encoder
-from kubetune.data.text.encode_labelled import frame, within_positions
+from kubetune.data.text.encode_labelled import frame, most_tokens
 from kubetune.result.inference.result import default_device, open_result
 from kubetune.tasks import reward_model
 from kubetune.tasks import sequence_classification as task
@@ -56,7 +56,7 @@ def classify_texts(
     with result.checked():
         learner = task.TASK.load(result.config, result.checkpoint, device)
         tokenizer = result.tokenizer
-    limit = within_positions(result.config, tokenizer).data.max_length
+    limit = most_tokens(result.config.data.max_length, tokenizer)
     framed = [frame(tokenizer, text, second, limit) for text, second in texts]
     if not framed:
         return []

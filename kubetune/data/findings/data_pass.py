@@ -1,0 +1,103 @@
+"""One pass over all records of a run: read, encoded, counted and watched.
+
+`data check` and `data prepare` make the same pass, so they say the same of the same data. What only one of them wants
+(rows for show, files of rows) it takes from the results as they go by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+from kubetune.config.schema import Config, SourceConfig
+from kubetune.data.findings.finding import Finding
+from kubetune.data.findings.row_watch import RowWatch
+from kubetune.data.findings.sentences import find
+from kubetune.data.prepared.pipeline import Result, Split, Tally, Worker, encode_batches
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.sources import not_read
+from kubetune.data.reading.splits import plan_batches, split_sources, summarise
+from kubetune.data.text.encode_labelled import most_tokens
+from kubetune.data.text.labels import find_labels
+from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.data.vision.image_processor import load_image_processor
+
+
+class DataPass:
+    """Run through `results` first. `stats`, `findings` and `problems` are complete then."""
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        problems: Problems | None = None,
+        *,
+        limits: Iterable[int] = (),
+    ) -> None:
+        """`limits`: values of data.max_length by which rows are profiled; none: they are not profiled.
+
+        Raises DataError where labels of a classifier make no problem.
+        """
+        self.problems = problems or Problems()
+        self.sources = split_sources(config)
+        self.labels = find_labels(config)
+        self._config = config
+        self._tokenizer = tokenizer
+        self._data = config.data
+        if self.labels is not None:
+            limit = most_tokens(config.data.max_length, tokenizer)
+            self._data = config.data.model_copy(update={"max_length": limit})
+        self._processor = load_image_processor(config, tokenizer)
+        self._worker = Worker(
+            tokenizer,
+            self._data,
+            self.sources,
+            self.labels,
+            self._processor,
+            tuple(sorted({*limits, config.data.max_length})) if limits else (),
+            config.record_kind,
+        )
+        self._watch = RowWatch(config, self.sources, self.labels)
+        self._tallies: dict[Split, list[Tally]] = {}
+        for split, sources in self.sources.items():
+            self._tallies[split] = [Tally() for _ in sources]
+
+    @property
+    def has_images(self) -> bool:
+        """True if records may have images."""
+        return self._processor is not None
+
+    def results(self) -> Generator[Result]:
+        """Yield the rows, batch after batch, once they are counted."""
+        batches = plan_batches(self._config, self.problems, self._tallies)
+        num_proc = self._data.num_proc
+        for result in encode_batches(self._worker, batches, self.problems, num_proc):
+            self._tallies[result.split][result.source].add(result.tally)
+            self._watch.add(result)
+            yield result
+
+    def stats(self) -> dict[Split, dict[str, Any]]:
+        """Return what became of the records of each split, and what was seen of its rows."""
+        stats: dict[Split, dict[str, Any]] = {}
+        for split, tallies in self._tallies.items():
+            stats[split] = summarise(self.sources[split], tallies) | self._watch.facts(split)
+        return stats
+
+    def findings(self, stats: Mapping[Split, dict[str, Any]]) -> tuple[Finding, ...]:
+        """Return what a person should know about the data, by their `stats`."""
+        return find(self._config.model_copy(update={"data": self._data}), stats, self._tokenizer)
+
+
+def with_files_not_read(
+    sources: Mapping[Split, Sequence[SourceConfig]],
+    stats: Mapping[Split, dict[str, Any]],
+    *,
+    images: bool,
+) -> dict[Split, dict[str, Any]]:
+    """Return the counts with those of files in folders of data that are not read, as they lie there now."""
+    with_files = dict(stats)
+    for split, of_split in sources.items():
+        if of_split:
+            left = not_read(of_split, images=images)
+            with_files[split] = {**with_files[split], "files_not_read": left}
+    return with_files

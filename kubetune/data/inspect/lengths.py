@@ -1,0 +1,35 @@
+"""Token counts of the first rows of training, from which those of all are estimated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the first rows of training, and what becomes of their records."""
+
+    sampled: int  # records
+    tokens_per_row: float  # of a row that is kept, on average
+    overlong_share: float  # of the records
+    limit: int  # most tokens of a sequence
+    bad_share: float  # of the records
+    kept_share: float  # rows that are kept, for each record
+    longest: int  # tokens of the longest sequence
+    spared: float = 0.0  # share of the tokens in beginnings that rows share, computed once
+    rows_per_record: float = 1.0  # more than one where long texts are split
+    bad: tuple[str, ...] = ()  # the first bad records: file, line, and what is wrong
+
+    def rows(self, records: int | None) -> int | None:
+        """Return how many rows so many records become, before any are left out."""
+        return None if records is None else round(records * self.rows_per_record)
+
+    def longest_of(self, rows: int | None) -> int:
+        """Return the most tokens that a row of so many may have; a quarter more where not all were sampled."""
+        if rows is not None and rows <= self.sampled:
+            return self.longest
+        return min(self.limit, -(-5 * self.longest // 4))
+
+    def tokens(self, records: int | None) -> int | None:
+        """Return the tokens of the rows that so many records become; those that are not kept count as nothing."""
+        return None if records is None else round(records * self.kept_share * self.tokens_per_row)

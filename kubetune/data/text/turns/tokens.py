@@ -1,0 +1,201 @@
+"""From spans of a text to tokens: which ids a text has, and which of its tokens hold characters of its spans.
+
+A conversation has the ids that transformers gives to the whole of it. The ids before an answer are those that a model
+is asked with; where a token lies across that border they cannot be, and the row says so. docs/data.md says which
+tokens are then trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+import tokenizers
+from tokenizers import Encoding, models, normalizers, pre_tokenizers
+
+from kubetune.data.text.bpe_cache import Words
+from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.data.text.turns.spans import Span
+
+
+class Placed(NamedTuple):
+    """A text as ids, and the tokens of its spans."""
+
+    ids: list[int]
+    runs: list[tuple[int, int]]  # of each span its first token, and the one behind its last
+    begins_inside_token: bool = False  # the text before a span has other ids when it stands alone
+
+
+class TokenFinder:
+    """Finds the tokens of spans, by one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, *, keeps_prompts: bool) -> None:
+        """`keeps_prompts`: the text before a span keeps the ids that it has alone, because other rows share it.
+
+        So a text with a token across such a border is encoded in pieces, and its ids are not those of the whole.
+        """
+        self._tokenizer = tokenizer
+        self._keeps_prompts = keeps_prompts
+        self._anchor = ""
+        self._anchor_tokens = 0
+        self._find_anchor()
+        self._words = None if self._anchor_tokens else Words.of(tokenizer.backend)
+        self._looks_ahead = _looks_ahead(tokenizer.backend)
+        self._ids_alone = lru_cache(maxsize=1024)(partial(tokenizer.encode_text, special=False))
+
+    def place(self, text: str, spans: Sequence[Span]) -> Placed:
+        """Return the ids of a text and the tokens of its spans."""
+        placed = self._place_by_words(text, spans)
+        if placed is None:
+            encoding = self._tokenizer.backend.encode(text, add_special_tokens=False)
+            placed = self._place_by_offsets(text, spans, encoding)
+        return placed
+
+    def place_all(self, texts: Sequence[tuple[str, Sequence[Span]]]) -> list[Placed]:
+        """Return the ids of texts and the tokens of their spans."""
+        placed = {}
+        for i, (text, spans) in enumerate(texts):
+            by_words = self._place_by_words(text, spans)
+            if by_words is not None:
+                placed[i] = by_words
+        # The tokenizer itself takes all others at once.
+        others = [i for i in range(len(texts)) if i not in placed]
+        encodings = self._tokenizer.backend.encode_batch(
+            [texts[i][0] for i in others], add_special_tokens=False
+        )
+        for i, encoding in zip(others, encodings, strict=True):
+            placed[i] = self._place_by_offsets(*texts[i], encoding)
+        return [placed[i] for i in range(len(texts))]
+
+    def encode(self, text: str, *, after_something: bool = False) -> list[int]:
+        """Return the ids of a text that begins a row, or that goes on from something before it."""
+        if self._words is not None:
+            return self._words.ids(text)
+        if not after_something:
+            return self._tokenizer.encode_text(text, special=False)
+        ids = self._tokenizer.encode_text(self._anchor + text, special=False)
+        return ids[self._anchor_tokens :]
+
+    def _find_anchor(self) -> None:
+        """Find the text that must stand before a continuation; mostly none.
+
+        SentencePiece tokenizers begin every text with a space, which a completion of " World" or "World" must not
+        get twice or at all. After a line break they do not.
+        """
+        alone = self._tokenizer.encode_text("a", special=False)
+        anchor = self._tokenizer.encode_text("\n", special=False)
+        both = self._tokenizer.encode_text("\na", special=False)
+        if both[: len(anchor)] == anchor and both[len(anchor) :] != alone:
+            self._anchor = "\n"
+            self._anchor_tokens = len(anchor)
+
+    def _place_by_words(self, text: str, spans: Sequence[Span]) -> Placed | None:
+        """Look words up; None where that takes the tokenizer itself."""
+        if self._words is None:
+            return None
+        borders = sorted({*chain.from_iterable(spans)})
+        cut = self._words.cut_ids(text, borders)
+        if cut is None:
+            return None
+        ids, tokens = cut
+        return Placed(ids, [(tokens[start], tokens[stop]) for start, stop in spans])
+
+    def _place_by_offsets(self, text: str, spans: Sequence[Span], encoding: Encoding) -> Placed:
+        """Find the tokens that hold characters of the spans.
+
+        Example: an answer that begins with a line break, in the middle of a token, and ends with a tag that takes the
+        space behind it (`rstrip`). Both are trained.
+
+            text      <|assistant|> \\n [\\n P o n g <|end|>] \\n <|user|>       [ ] is the span
+            tokens    <|assistant|>  \\n\\n   Pong  <|end|>\\n    <|user|>
+            trained                  x        x     x
+        """
+        begins_inside = False
+        runs: list[tuple[int, int]] = []
+        for start, stop in spans:
+            first = _token_at(encoding, start, len(text))
+            if _begins_before(encoding, first, start):
+                if self._span_of_token(text, encoding, first)[1] <= start:
+                    first += 1  # a tag of the prompt, which takes the space behind it
+                else:
+                    begins_inside = True
+            if self._looks_ahead and self._differs_alone(text[:start], encoding, first):
+                begins_inside = True
+            end = _token_at(encoding, stop, len(text))
+            if _begins_before(encoding, end, stop):
+                end += self._span_of_token(text, encoding, end)[0] < stop
+            runs.append((first, end))
+        if begins_inside and self._keeps_prompts:
+            return self._place_by_pieces(text, spans)
+        return Placed(encoding.ids, runs, begins_inside)
+
+    def _place_by_pieces(self, text: str, spans: Sequence[Span]) -> Placed:
+        """Encode a text up to each border of a span, and on from there."""
+        ids: list[int] = []
+        tokens: dict[int, int] = {}
+        borders = sorted({0, len(text), *chain.from_iterable(spans)})
+        for begin, end in pairwise(borders):
+            tokens[begin] = len(ids)
+            ids += self.encode(text[begin:end], after_something=begin > 0)
+        tokens[len(text)] = len(ids)
+        return Placed(ids, [(tokens[start], tokens[stop]) for start, stop in spans])
+
+    def _differs_alone(self, prompt: str, encoding: Encoding, first: int) -> bool:
+        """Return True if a prompt has other ids alone than in a text, whose encoding goes on with token `first`.
+
+        Nothing before the last added token matters to what follows, and prompts mostly end alike from there on.
+        """
+        token = first - 1
+        while token > 0 and encoding.ids[token] not in self._tokenizer.added_tokens:
+            token -= 1
+        begin = 0
+        if token > 0:
+            begin, _ = self._span_of_token(prompt, encoding, token)
+        token = max(token, 0)
+        return self._ids_alone(prompt[begin:]) != encoding.ids[token:first]
+
+    def _span_of_token(self, text: str, encoding: Encoding, token: int) -> Span:
+        """Return where a token stands in a text, without the space that an added token takes (`lstrip`, `rstrip`)."""
+        begin, end = encoding.token_to_chars(token) or (0, 0)
+        content = self._tokenizer.added_tokens.get(encoding.ids[token])
+        start = text.find(content, begin, end) if content else -1
+        if content is None or start < 0:
+            return begin, end
+        return start, start + len(content)
+
+
+def _looks_ahead(backend: tokenizers.Tokenizer) -> bool:
+    """Return True if the ids of a text may change with what follows it, though no token lies across its end.
+
+    Patterns look at what follows white space, and an added token may have to be a whole word. Plain BPE merges what is
+    within a text in one way, whatever follows.
+    """
+    if any(token.single_word for token in backend.get_added_tokens_decoder().values()):
+        return True
+    if not isinstance(backend.model, models.BPE):
+        return True
+    if not isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace | None):
+        return True
+    normalizer = backend.normalizer
+    steps: list[object] = [normalizer]
+    if isinstance(normalizer, normalizers.Sequence):
+        steps = [normalizer[i] for i in range(len(normalizer))]
+    local = normalizers.Prepend | normalizers.Replace | None
+    return not all(isinstance(step, local) for step in steps)
+
+
+def _token_at(encoding: Encoding, border: int, length: int) -> int:
+    """Return the index of the first token that holds a character at or behind a border."""
+    for position in range(border, length):
+        token = encoding.char_to_token(position)
+        if token is not None:
+            return token
+    return len(encoding.ids)
+
+
+def _begins_before(encoding: Encoding, token: int, border: int) -> bool:
+    """Return True if a token begins before a border, so that it lies across it."""
+    chars = encoding.token_to_chars(token) if token < len(encoding.ids) else None
+    return chars is not None and chars[0] < border
