@@ -311,7 +311,7 @@ def test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_th
     assert cli.main(["evaluate", str(run_dir), "--data", mix]) == 0
     whole, half = len(rows), round(len(rows) / 2)
     assert (
-        f"{whole + half} of {2 * whole} rows of --data evaluated, the mix that their sources' weights"
+        f"{whole + half} of {2 * whole} rows of --data evaluated, in the mix that the weights of their sources"
         in capsys.readouterr().err
     )
     (tmp_path / "empty.csv").write_text("review,stars\n")

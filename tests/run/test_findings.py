@@ -14,10 +14,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from kubetune import cli
+from kubetune.base.humanize import place
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
+from kubetune.data.inspect.check import check
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.statistics import describe
+from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
@@ -86,7 +89,7 @@ CASES = {
     ),
     "repeats": Case("2 of 10 rows of train repeat another", [*CHATS, *CHATS[:2]]),
     "too long": Case(
-        "1 of 9 records of train left out as too long, with more than 40 tokens",
+        "1 of 9 records of train left out: longer than 40 tokens",
         [*CHATS, chat("why " * 60)],
         {"data.max_length": 40, "data.max_lost_share": 0.5},
         "A larger data.max_length keeps them",
@@ -102,12 +105,12 @@ CASES = {
         {"data.max_length": 40, "data.overlong": "split"},
     ),
     "no answer": Case(
-        "1 of 9 records of train left out with nothing to train on",
+        "1 of 9 records of train left out: nothing to train on",
         [*CHATS, {"messages": CHATS[0]["messages"][:1]}],
         {"data.max_lost_share": 0.5},
     ),
     "no template": Case(
-        "1 of 9 records of train with a prompt as plain text, around which the model's chat template does not go",
+        "1 of 9 records of train with a prompt as plain text: it is trained without the chat template",
         [*CHATS, {"prompt": "why?", "completion": " so"}],
         {},
         "Write them as conversations",
@@ -123,13 +126,13 @@ CASES = {
         "Begin answers without white space",
     ),
     "bos twice": Case(
-        "1 of 5 records of train with BOS twice: the text begins with the token",
+        "1 of 5 records of train with BOS twice: the tokenizer writes it before every text",
         [*PLAIN, {"text": "<|endoftext|>text"}],
         {"model": "{folder}/bos"},
         "set data.add_special_tokens: false",
     ),
     "rewritten": Case(
-        "1 of 9 records of train with an answer that the chat template writes otherwise",
+        "1 of 9 records of train with an answer that the chat template changes",
         [*CHATS, chat("why", "so foo")],
         {"model.path": "{folder}/model", "model.chat_template": "{folder}/rewriting.jinja"},
         "writes answers as they are",
@@ -139,17 +142,17 @@ CASES = {
         [chat(f"{i} " + "why " * 80) for i in range(3)],
     ),
     "sample": Case(
-        "asks for 99,999 of 8 records, and gets all",
+        "asks for 99,999 records, and there are only 8",
         CHATS,
         {"data.train": "{folder}/train.jsonl#99999"},
     ),
     "range": Case(
-        "gets 3 of 45 records, as there are 8",
+        "asks for 45 records and gets 3, since there are only 8",
         CHATS,
         {"data.train": [{"path": "{folder}/train.jsonl", "range": [5, 50]}]},
     ),
     "mix": Case(
-        "3 of 4 rows of eval evaluated, the mix that their sources' weights make",
+        "3 of 4 rows of eval evaluated, in the mix that the weights of their sources make",
         CHATS,
         {
             "data.eval": [
@@ -166,7 +169,7 @@ CASES = {
         "`data.columns` and `data.format` can say otherwise",
     ),
     "blank lines": Case(
-        "train: 2 blank lines among the records, passed over",
+        "train: 2 blank lines among the records, skipped",
         [*CHATS[:2], None, None, *CHATS[2:], None],
         {"data.eval": 0.25},
     ),
@@ -181,23 +184,23 @@ CASES = {
         {"model": "{folder}/short"},
     ),
     "labels": Case(
-        "1 label without a row of train: ugly; they are never learned",
+        "1 label without rows in train: ugly; such labels are never learned",
         LABELLED,
         {"task": "sequence_classification", "classification.labels": ["good", "bad", "ugly"]},
     ),
     "answers": Case(
-        "train: chosen answers of ",
+        "train: chosen answers have ",
         [pair("why", "yes", "no no"), pair("what", "yes", "no no")],
         {"task": "preference"},
     ),
     "other way round": Case(
-        "1 of 2 pairs of train stands there a second time the other way round",
+        "1 of 2 pairs of train contradicts another pair",
         [pair("why", "yes", "no"), pair("why", "no", "yes")],
         {"task": "preference"},
         "Decide which answer is better",
     ),
     "equal answers": Case(
-        "1 of 3 records of train left out, whose answers are equal, empty, or to different prompts",
+        "1 of 3 records of train left out: their answers are equal or empty, or have different prompts",
         [pair("why", "yes", "no"), pair("what", "no", "yes"), pair("why", "no", "no")],
         {"task": "preference", "data.unusable_pairs": "drop", "data.max_lost_share": 0.5},
     ),
@@ -339,6 +342,18 @@ def test_a_finding_is_the_same_wherever_it_is_shown(
     assert [found["line"] for found in describe(prepare(config), config)["findings"]] == lines
     rows = client.get("/data", params={"file": "run.yaml"})
     assert text_of(rows.text).count(line) == 1
+
+
+def test_unused_keys_are_told_for_each_source(folder: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path in paths:
+        write(path, [chat(path.name, id=7)])
+    config = Config.model_validate(
+        {"model": str(folder / "model"), "data": {"train": [str(path) for path in paths]}}
+    )
+    findings = check(config, load_tokenizer(config.model)).findings
+    lines = [finding.line for finding in findings if finding.id == "unused_keys"]
+    assert lines == [f"train, {place(str(path))}: keys not used: id × 1" for path in paths]
 
 
 def text_of(html: str) -> str:

@@ -67,7 +67,7 @@ def test_the_page_shows_what_is_trained_and_what_is_left_out(
     code, page = page_of(tmp_path, model, capsys)
     assert code == 0
     assert "ready to train" in page
-    assert "1 of 23 records of train left out as too long, with more than 128 tokens" in page
+    assert "1 of 23 records of train left out: longer than 128 tokens" in page
     assert "2 of 22 rows of train repeat another" in page
     assert "appears 3 times" in page
     assert "<p>23 records, all of them conversations." in page
@@ -132,8 +132,8 @@ def test_the_counts_of_records_add_up_and_are_the_same_everywhere(
     told = capsys.readouterr().out
     assert "2 rows of 6 records" in told
     assert "2 records of train cannot be used" in told
-    assert "1 of 6 records of train left out as too long" in told
-    assert "1 of 6 records of train left out with nothing to train on" in told
+    assert "1 of 6 records of train left out: longer than" in told
+    assert "1 of 6 records of train left out: nothing to train on" in told
 
 
 def test_what_data_hold_reaches_no_terminal_as_an_order(

@@ -360,7 +360,7 @@ def test_the_check_says_how_many_rows_an_evaluation_takes(
     command = ["data", "check", str(folder / "run.yaml"), "--html", str(folder / "page.html")]
     assert cli.main(command) == 0
     told = re.search(
-        r"(\d+) of 25 rows of eval evaluated, the mix that their sources' weights make",
+        r"(\d+) of 25 rows of eval evaluated, in the mix that the weights of their sources make",
         capsys.readouterr().out,
     )
     assert told is not None

@@ -392,7 +392,7 @@ def test_the_page_of_the_data_shows_both_answers(tmp_path: Path, tokenizer_folde
     check_of(file, tokenizer_folder, *settings, "--html", str(page))
     text = page.read_text("utf-8")
     assert (
-        "1 of 3 records of train left out, whose answers are equal, empty, or to different prompts"
+        "1 of 3 records of train left out: their answers are equal or empty, or have different prompts"
         in text
     )
     assert (

@@ -27,23 +27,24 @@ MOST_NAMES: Final = 8
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What the findings are made from."""
+class SplitCounts:
+    """The counts of one split, from which its findings are made."""
 
     config: Config
-    sources: Mapping[Split, Sequence[SourceConfig]]
-    stats: Mapping[
-        Split, Mapping[str, Any]
-    ]  # of each split: counts of its records, and RowWatch.facts
-    tokenizer: Tokenizer | None  # to show a token that the model does not know
-    names: Mapping[str, str]  # of splits that are not called what they are
+    split: Split
+    name: str  # what the split is called in sentences
+    sources: Sequence[SourceConfig]
+    stats: Mapping[str, Any]  # `splits.summarise` and `RowWatch.facts` together
 
-    def splits(self) -> Iterator[tuple[Split, str, Mapping[str, Any]]]:
-        """Yield each split, what it is called, and its counts."""
-        for split, stats in self.stats.items():
-            yield split, self.names.get(split, split), stats
+    def rows(self, number: int, unit: str = "row") -> str:
+        """Return `3 of 20 rows of train`."""
+        return f"{number:,} of {counted(self.stats['rows'], unit)} of {self.name}"
 
-    def places(self, split: Split, pairs: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    def records(self, number: int) -> str:
+        """Return `3 of 20 records of train`."""
+        return f"{number:,} of {counted(self.stats['records'], 'record')} of {self.name}"
+
+    def places(self, pairs: Sequence[Sequence[int]]) -> tuple[str, ...]:
         """Return pairs of a source's index and a record's, as people read them: `data.jsonl records 5, 9`."""
         by_source: dict[int, list[str]] = {}
         for source, record in pairs:
@@ -51,16 +52,42 @@ class Counts:
         texts = []
         for source, records in by_source.items():
             noun = "record" if len(records) == 1 else "records"
-            path = place(self.sources[split][source].path)
-            texts.append(f"{path} {noun} {', '.join(records)}")
+            texts.append(f"{place(self.sources[source].path)} {noun} {', '.join(records)}")
         return tuple(texts)
 
-    def places_of(self, split: Split, what: str) -> tuple[str, ...]:
-        """Return the first records of a split that are counted under `what`."""
+    def counted_places(self, what: str) -> tuple[str, ...]:
+        """Return the first records that are counted under `what`."""
         pairs = []
-        for index, source in enumerate(self.stats[split]["sources"]):
-            pairs += [(index, record) for record in source["places"].get(what, ())]
-        return self.places(split, pairs[:MOST_PLACES])
+        for index, source in enumerate(self.stats["sources"]):
+            for record in source["places"].get(what, ()):
+                pairs.append((index, record))
+        return self.places(pairs[:MOST_PLACES])
+
+    def error(self, id: str, sentence: str, number: int = 0, advice: str = "") -> Finding:
+        """Return a finding that keeps training from beginning."""
+        return Finding(id, "error", self.split, sentence, number, advice=advice)
+
+    def warning(
+        self,
+        id: str,
+        sentence: str,
+        number: int,
+        places: tuple[str, ...] = (),
+        advice: str = "",
+    ) -> Finding:
+        """Return a finding that a person should act on."""
+        return Finding(id, "warning", self.split, sentence, number, places, advice)
+
+    def note(
+        self,
+        id: str,
+        sentence: str,
+        number: int,
+        places: tuple[str, ...] = (),
+        advice: str = "",
+    ) -> Finding:
+        """Return a finding that a person should know."""
+        return Finding(id, "note", self.split, sentence, number, places, advice)
 
 
 def find(
@@ -72,359 +99,328 @@ def find(
 ) -> tuple[Finding, ...]:
     """Return all findings about the data of a run: errors first, then warnings, then notes.
 
-    `stats`: of each split, `splits.summarise` and `RowWatch.facts` together. `names`: of splits, where they are called
-    something else.
+    `stats`: of each split, `splits.summarise` and `RowWatch.facts` together. `tokenizer`: to show a token that the
+    model does not know. `names`: of splits that are called something else.
     """
-    counts = Counts(config, split_sources(config), stats, tokenizer, names)
+    sources = split_sources(config)
     findings: list[Finding] = []
     for finder in FINDERS:
-        findings += finder(counts)
+        for split, of_split in stats.items():
+            name = names.get(split, split)
+            findings += finder(SplitCounts(config, split, name, sources[split], of_split))
+    findings += _unknown_ids(config, stats, tokenizer)
+    findings += _positions(config, stats)
     severities = ("error", "warning", "note")
     return tuple(sorted(findings, key=lambda finding: severities.index(finding.severity)))
 
 
-def _rows(number: int, of: int, unit: str = "row") -> str:
-    """Return `3 of 20 rows`."""
-    return f"{number:,} of {counted(of, unit)}"
-
-
-def _bad_records(counts: Counts) -> Iterator[Finding]:
-    for split, name, stats in counts.splits():
-        if number := stats["refused"] + stats["unreadable"]:
-            yield Finding(
-                "bad_records",
-                "error",
-                split,
-                f"{counted(number, 'record')} of {name} cannot be used",
-                number,
-                advice="`kubetune data check` names their lines",
-            )
-
-
-def _too_few_rows(counts: Counts) -> Iterator[Finding]:
-    for split, _, stats in counts.splits():
-        if stats["refused"] + stats["unreadable"]:
-            continue  # once these are mended, enough may be left
-        try:
-            require_rows(counts.config, split, dict(stats))
-        except DataError as error:
-            text = str(error).removesuffix(" Nothing was written.")
-            yield Finding("too_few_rows", "error", split, text.rstrip("."))
-
-
-def _unknown_ids(counts: Counts) -> Iterator[Finding]:
-    embeddings = embeddings_of(counts.config, os.environ)
-    largest = max((stats["largest_id"] for stats in counts.stats.values()), default=-1)
+def _unknown_ids(
+    config: Config, stats: Mapping[Split, Mapping[str, Any]], tokenizer: Tokenizer | None
+) -> Iterator[Finding]:
+    embeddings = embeddings_of(config, os.environ)
+    largest = max((of_split["largest_id"] for of_split in stats.values()), default=-1)
     if embeddings is None or largest < embeddings.known:
         return
-    seen = [stats["unknown_ids"] for stats in counts.stats.values()]
-    holding, number = "some rows", 0
-    if all(facts["known"] == embeddings.known for facts in seen):
-        number = sum(facts["rows"] for facts in seen)
-        holding = _rows(number, sum(stats["rows"] for stats in counts.stats.values()))
+    number = 0
+    rows = 0
+    is_counted = True  # for rows that were prepared with another model at hand they were not
+    for of_split in stats.values():
+        facts = of_split["unknown_ids"]
+        is_counted = is_counted and facts["known"] == embeddings.known
+        number += facts["rows"]
+        rows += of_split["rows"]
+    holding = f"{number:,} of {counted(rows, 'row')}"
+    if not is_counted:
+        number = 0
+        holding = "some rows"
     token = str(largest)
-    if counts.tokenizer is not None:
-        token = counts.tokenizer.decode([largest], skip_special_tokens=False)
+    if tokenizer is not None:
+        token = tokenizer.decode([largest], skip_special_tokens=False)
     yield Finding("unknown_ids", "error", "", embeddings.say(largest, token, holding), number)
 
 
-def _positions(counts: Counts) -> Iterator[Finding]:
-    positions = positions_of(counts.config, os.environ)
-    longest = max((stats["longest_kept"] for stats in counts.stats.values()), default=0)
+def _positions(config: Config, stats: Mapping[Split, Mapping[str, Any]]) -> Iterator[Finding]:
+    positions = positions_of(config, os.environ)
+    longest = max((of_split["longest_kept"] for of_split in stats.values()), default=0)
     if positions is not None and longest > positions.limit:
         severity: Severity = "error" if positions.is_table else "warning"
         yield Finding("positions", severity, "", positions.say(longest), longest)
 
 
-def _in_train(counts: Counts) -> Iterator[Finding]:
-    for split, name, stats in counts.splits():
-        facts = stats.get("in_train") or {"rows": 0}
-        number = facts["rows"]
-        if not number:
-            continue
-        if split == "eval":
-            meaning = "the model looks better than it is"
-        else:
-            meaning = "what is trained on is not forgotten"
-        are = "is" if number == 1 else "are"
-        yield Finding(
-            "in_train",
-            "warning",
-            split,
-            f"{_rows(number, stats['rows'])} of {name} {are} in train too: {meaning}",
-            number,
-            counts.places(split, facts["places"]),
-            _advice_on_leaks(counts, split, facts),
-        )
+def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
+    number = counts.stats["refused"] + counts.stats["unreadable"]
+    if number:
+        sentence = f"{counted(number, 'record')} of {counts.name} cannot be used"
+        advice = "`kubetune data check` names their lines"
+        yield counts.error("bad_records", sentence, number, advice)
+        return  # once these are mended, enough rows may be left
+    try:
+        require_rows(counts.config, counts.split, dict(counts.stats))
+    except DataError as error:
+        sentence = str(error).removesuffix(" Nothing was written.").rstrip(".")
+        yield counts.error("too_few_rows", sentence)
 
 
-def _advice_on_leaks(counts: Counts, split: Split, facts: Mapping[str, Any]) -> str:
-    key = "data.eval" if split == "eval" else "evaluation.forget"
-    if facts["same_records"]:
+def _in_train(counts: SplitCounts) -> Iterator[Finding]:
+    facts = counts.stats.get("in_train") or {"rows": 0}
+    number = facts["rows"]
+    if not number:
+        return
+    meaning = "the model looks better than it is"
+    if counts.split == "forget":
+        meaning = "what it forgets does not show"
+    are = "is" if number == 1 else "are"
+    yield counts.warning(
+        "in_train",
+        f"{counts.rows(number)} {are} in train too: {meaning}",
+        number,
+        counts.places(facts["places"]),
+        _advice_on_leaks(counts, same_records=facts["same_records"] > 0),
+    )
+
+
+def _advice_on_leaks(counts: SplitCounts, *, same_records: bool) -> str:
+    key = "data.eval" if counts.split == "eval" else "evaluation.forget"
+    held_out = counts.config.data.eval
+    if same_records:
         return (
             f"data.train and {key} take the same records of a file: give ranges that do not overlap, "
             "or other files"
         )
-    if split == "eval" and isinstance(counts.config.data.eval, float):
+    if counts.split == "eval" and isinstance(held_out, float):
         return (
-            f"data.eval: {counts.config.data.eval:g} chooses records by their number, so of those that are there "
-            "twice one may be trained on and the other evaluated: remove the repeats, or give data.eval a file"
+            f"data.eval: {held_out:g} chooses records by their number, so of two equal records one may be trained on "
+            "and the other evaluated: remove the repeats, or give data.eval a file"
         )
     return f"Remove them from data.train, or give {key} other rows"
 
 
-def _repeats(counts: Counts) -> Iterator[Finding]:
-    for split, name, stats in counts.splits():
-        if number := stats["duplicates"]:
-            yield Finding(
-                "repeats",
-                "warning",
-                split,
-                f"{_rows(number, stats['rows'])} of {name} {'repeats' if number == 1 else 'repeat'} another",
-                number,
-                counts.places(split, stats["duplicate_places"]),
-            )
-
-
-def _reversed_pairs(counts: Counts) -> Iterator[Finding]:
-    for split, name, stats in counts.splits():
-        if number := stats["reversed"]:
-            stand = "stands" if number == 1 else "stand"
-            yield Finding(
-                "reversed_pairs",
-                "warning",
-                split,
-                f"{_rows(number, stats['rows'], 'pair')} of {name} {stand} there a second time the other way "
-                "round: the answer chosen in one is rejected in the other",
-                number,
-                counts.places(split, stats["reversed_places"]),
-                "Decide which answer is better, and remove the other pair",
-            )
-
-
-def _one_verdict(counts: Counts) -> Iterator[Finding]:
-    for split, name, stats in counts.splits():
-        answers = stats["answers"]
-        good, bad = answers.get("good", 0), answers.get("bad", 0)
-        if (good or bad) and not (good and bad):
-            only, missing = ("good", "bad") if good else ("bad", "good")
-            yield Finding(
-                "one_verdict",
-                "warning",
-                split,
-                f"all {counted(good + bad, 'answer')} of {name} are judged {only}: the model learns no "
-                "difference",
-                good + bad,
-                advice=f"Add answers that are judged {missing}, or train on the good ones with task: causal_lm",
-            )
-
-
-def _labels_without_rows(counts: Counts) -> Iterator[Finding]:
-    for split, name, stats in counts.splits():
-        if split == "forget":
-            continue
-        missing = [label for label, number in stats["classes"].items() if not number]
-        if not missing:
-            continue
-        names = ", ".join(missing[:MOST_NAMES]) + (" …" if len(missing) > MOST_NAMES else "")
-        meaning = "they are not measured, and means over the classes leave them out where nothing is predicted as one"
-        if name == "train":
-            meaning = "they are never learned"
-        yield Finding(
-            "labels_without_rows",
-            "warning",
-            split,
-            f"{counted(len(missing), 'label')} without a row of {name}: {names}; {meaning}",
-            len(missing),
-            advice="`classification.labels` names those that are meant",
-        )
-
-
 _LEFT_OUT: Final = (
-    ("overlong", "left out as too long, with more than {limit:,} tokens",
+    ("overlong", "left out: longer than {limit:,} tokens",
      "A larger data.max_length keeps them, data.overlong: truncate cuts them"),
     ("truncated", "truncated at {limit:,} tokens", "A larger data.max_length keeps them whole"),
-    ("no_label", "left out with nothing to train on", "They have no answer, or it was truncated"),
-    ("unusable", "left out, whose answers are equal, empty, or to different prompts", ""),
+    ("no_label", "left out: nothing to train on", "They have no answer, or it was truncated"),
+    ("unusable", "left out: their answers are equal or empty, or have different prompts", ""),
 )  # fmt: skip
 """Records that lose something: what they are counted under, what became of them, what to do."""
 
 
-def _lost(counts: Counts) -> Iterator[Finding]:
+def _lost(counts: SplitCounts) -> Iterator[Finding]:
     limit = counts.config.data.max_length
-    for split, name, stats in counts.splits():
-        for what, fate, advice in _LEFT_OUT:
-            if number := stats[what]:
-                records = _rows(number, stats["records"], "record")
-                sentence = f"{records} of {name} {fate.format(limit=limit)}"
-                places = counts.places_of(split, what)
-                yield Finding(what, "warning", split, sentence, number, places, advice)
+    for what, fate, advice in _LEFT_OUT:
+        number = counts.stats[what]
+        if number:
+            sentence = f"{counts.records(number)} {fate.format(limit=limit)}"
+            yield counts.warning(what, sentence, number, counts.counted_places(what), advice)
 
 
 _CHANGED: Final = (
     ("plain_prompts",
-     "with a prompt as plain text, around which the model's chat template does not go, as it will in `chat` and "
-     "`generate`",
+     "with a prompt as plain text: it is trained without the chat template that `chat` and `generate` use",
      "Write them as conversations, under `messages`"),
     ("reasoning_dropped", "with reasoning that the chat template leaves out", ""),
     ("unlike_prompt",
-     "with an answer that does not begin where the generation prompt ends, which may open a thought: such a "
-     "beginning is trained and never asked for",
+     "with an answer that does not begin where the generation prompt ends (the prompt may open a thought): the model "
+     "learns a beginning that it is never asked for",
      "Set model.chat_template to one that begins both alike"),
     ("rewrites_answer",
-     "with an answer that the chat template writes otherwise than the data have it, and as it writes it, it is trained",
+     "with an answer that the chat template changes: the changed answer is trained",
      "Choose a template that writes answers as they are (model.chat_template)"),
     ("begins_inside_token",
-     "with an answer that begins inside a token, which holds the end of its prompt too (a space, a line break): that "
-     "token is trained, but a model is asked behind the prompt",
+     "with an answer that begins inside a token, which also holds the end of the prompt (a space, a line break): that "
+     "token is trained, but at inference the prompt ends with other tokens",
      "Begin answers without white space, or set model.chat_template to one whose generation prompt does not end with "
      "a space"),
     ("bos_twice",
-     "with BOS twice: the text begins with the token that the tokenizer writes before every text, and the second is "
+     "with BOS twice: the tokenizer writes it before every text, and the text begins with it too. The second is "
      "trained",
      "Take it out of the texts, or set data.add_special_tokens: false"),
     ("special_texts", "with special tokens in their texts, which become such tokens", ""),
 )  # fmt: skip
 """Rows that lack or have something of which their records say nothing."""
 
-_IMAGES: Final = {
-    "images_above_budget": (
-        "image",
-        "of more tokens than vision.image_max_tokens, being so narrow",
-    ),
-    "images_animated": ("animated image", "the first frame of which alone is seen"),
-    "images_deep": ("image", "with more than 8 bits of grey, whose brighter parts become white"),
-}
+_IMAGES: Final = (
+    ("images_above_budget", "image", "with more tokens than vision.image_max_tokens: so narrow are they"),
+    ("images_animated", "animated image", "of which only the first frame is seen"),
+    ("images_deep", "image", "with more than 8 bits of grey, whose brighter parts become white"),
+)  # fmt: skip
 
 
-def _changed(counts: Counts) -> Iterator[Finding]:
-    for split, name, stats in counts.splits():
-        for what, meaning, advice in _CHANGED:
-            if number := stats[what]:
-                sentence = f"{_rows(number, stats['records'], 'record')} of {name} {meaning}"
-                places = counts.places_of(split, what)
-                yield Finding(what, "warning", split, sentence, number, places, advice)
-        for what, (unit, meaning) in _IMAGES.items():
-            if number := stats[what]:
-                sentence = f"{counted(number, unit)} of {name}, {meaning}"
-                places = counts.places_of(split, what)
-                yield Finding(what, "warning", split, sentence, number, places)
+def _changed(counts: SplitCounts) -> Iterator[Finding]:
+    for what, meaning, advice in _CHANGED:
+        number = counts.stats[what]
+        if number:
+            sentence = f"{counts.records(number)} {meaning}"
+            yield counts.warning(what, sentence, number, counts.counted_places(what), advice)
+    for what, unit, meaning in _IMAGES:
+        number = counts.stats[what]
+        if number:
+            sentence = f"{counted(number, unit)} of {counts.name} {meaning}"
+            yield counts.warning(what, sentence, number, counts.counted_places(what))
 
 
-def _little_trained(counts: Counts) -> Iterator[Finding]:
-    if counts.config.task != "causal_lm":
+def _labels_without_rows(counts: SplitCounts) -> Iterator[Finding]:
+    missing = [label for label, number in counts.stats["classes"].items() if not number]
+    if not missing or counts.split == "forget":
         return
-    for split, name, stats in counts.splits():
-        share = stats["trained_tokens"] / max(1, stats["tokens"])
-        if stats["rows"] and share < LITTLE_TRAINED:
-            yield Finding(
-                "little_trained",
-                "warning",
-                split,
-                f"only {share:.1%} of the tokens of {name} are trained; the rest is only read",
-                stats["trained_tokens"],
-            )
+    names = ", ".join(missing[:MOST_NAMES])
+    if len(missing) > MOST_NAMES:
+        names += " …"
+    meaning = "such labels are not measured; means over the labels leave out those that are not predicted either"
+    if counts.name == "train":
+        meaning = "such labels are never learned"
+    yield counts.warning(
+        "labels_without_rows",
+        f"{counted(len(missing), 'label')} without rows in {counts.name}: {names}; {meaning}",
+        len(missing),
+        advice="`classification.labels` lists the labels that are meant",
+    )
 
 
-def _samples(counts: Counts) -> Iterator[Finding]:
+def _one_verdict(counts: SplitCounts) -> Iterator[Finding]:
+    good = counts.stats["answers"].get("good", 0)
+    bad = counts.stats["answers"].get("bad", 0)
+    if bool(good) == bool(bad):
+        return
+    verdict = "good" if good else "bad"
+    missing = "bad" if good else "good"
+    answers = counted(good + bad, "answer")
+    yield counts.warning(
+        "one_verdict",
+        f"all {answers} of {counts.name} are judged {verdict}: the model learns no difference",
+        good + bad,
+        advice=f"Add answers that are judged {missing}, or train on the good ones with task: causal_lm",
+    )
+
+
+def _reversed_pairs(counts: SplitCounts) -> Iterator[Finding]:
+    number = counts.stats["reversed"]
+    if number:
+        contradict = "contradicts" if number == 1 else "contradict"
+        yield counts.warning(
+            "reversed_pairs",
+            f"{counts.rows(number, 'pair')} {contradict} another pair: the answer chosen in one is rejected in the "
+            "other",
+            number,
+            counts.places(counts.stats["reversed_places"]),
+            "Decide which answer is better, and remove the other pair",
+        )
+
+
+def _repeats(counts: SplitCounts) -> Iterator[Finding]:
+    number = counts.stats["duplicates"]
+    if number:
+        repeat = "repeats" if number == 1 else "repeat"
+        sentence = f"{counts.rows(number)} {repeat} another"
+        places = counts.places(counts.stats["duplicate_places"])
+        yield counts.warning("repeats", sentence, number, places)
+
+
+def _little_trained(counts: SplitCounts) -> Iterator[Finding]:
+    if counts.config.task != "causal_lm" or not counts.stats["rows"]:
+        return
+    trained = counts.stats["trained_tokens"]
+    share = trained / max(1, counts.stats["tokens"])
+    if share < LITTLE_TRAINED:
+        sentence = (
+            f"only {share:.1%} of the tokens of {counts.name} are trained; the rest is only read"
+        )
+        yield counts.warning("little_trained", sentence, trained)
+
+
+def _samples(counts: SplitCounts) -> Iterator[Finding]:
     """Find parts of sources that ask for more records than there are."""
-    held_out = isinstance(counts.config.data.eval, float)
-    for split, name, stats in counts.splits():
-        if split == "eval" and held_out:
-            continue  # its sources are those of train
-        for source, available in zip(counts.sources[split], stats["available"], strict=True):
-            if available is None:
-                continue
-            path, asked = place(source.path), locate(source).sample
-            if asked is not None and asked > available:
-                sentence = f"{name}: {path} asks for {asked:,} of {counted(available, 'record')}, and gets all"
-                yield Finding("sample_beyond_end", "warning", split, sentence, asked - available)
-            last = available if asked is None else min(asked, available)
-            if source.range is not None and source.range[1] > last:
-                begin, end = source.range
-                sentence = (
-                    f"{name}: range [{begin}, {end}) of {path} gets {last - begin:,} of {end - begin:,} records, as "
-                    f"there are {last:,}"
-                )
-                yield Finding("range_beyond_end", "warning", split, sentence, end - last)
-
-
-def _split_texts(counts: Counts) -> Iterator[Finding]:
-    for split, name, stats in counts.splits():
-        if number := stats["split"]:
-            pieces = counted(stats["pieces"], "row")
-            sentence = f"{_rows(number, stats['records'], 'record')} of {name} split into {pieces}"
-            places = counts.places_of(split, "split")
-            yield Finding("split", "note", split, sentence, number, places)
-
-
-def _mix(counts: Counts) -> Iterator[Finding]:
-    """Find rows that no evaluation takes, so that those of it are the mix that is trained on."""
-    for split, name, stats in counts.splits():
-        if name in ("train", "forget"):
+    if counts.split == "eval" and isinstance(counts.config.data.eval, float):
+        return  # its sources are those of train
+    for source, available in zip(counts.sources, counts.stats["available"], strict=True):
+        if available is None:
             continue
-        rows = [source["rows"] for source in stats["sources"]]
-        weights = [source.weight for source in counts.sources[split]]
-        evaluated = sum(evaluated_rows(rows, weights))
-        if evaluated < stats["rows"]:
+        path = place(source.path)
+        asked = locate(source).sample
+        if asked is not None and asked > available:
+            sentence = f"{counts.name}: {path} asks for {asked:,} records, and there are only {available:,}"
+            yield counts.warning("sample_beyond_end", sentence, asked - available)
+        last = available if asked is None else min(asked, available)
+        if source.range is not None and source.range[1] > last:
+            begin, end = source.range
             sentence = (
-                f"{_rows(evaluated, stats['rows'])} of {name} evaluated, the mix that their sources' "
-                "weights make"
+                f"{counts.name}: range [{begin}, {end}) of {path} asks for {end - begin:,} records and gets "
+                f"{last - begin:,}, since there are only {last:,}"
             )
-            yield Finding("evaluated_mix", "note", split, sentence, evaluated)
+            yield counts.warning("range_beyond_end", sentence, end - last)
 
 
-def _answers(counts: Counts) -> Iterator[Finding]:
-    """Find the lengths of answers that are compared: they may be all that is known of them."""
-    for split, name, stats in counts.splits():
-        answers, rows = stats["answers"], stats["rows"]
-        if "chosen_tokens" in answers and rows:
-            chosen = answers["chosen_tokens"] / rows
-            rejected = answers["rejected_tokens"] / rows
-            longer = answers.get("chosen_longer", 0) / rows
-            sentence = (
-                f"{name}: chosen answers of {chosen:,.1f} tokens, rejected of {rejected:,.1f}; "
-                f"{longer:.0%} of the chosen longer"
-            )
-            yield Finding("answers", "note", split, sentence, rows)
-        elif answers.get("good") and answers.get("bad"):
-            sentence = f"{name}: {answers['good']:,} good answers and {answers['bad']:,} bad"
-            yield Finding("answers", "note", split, sentence, rows)
+def _mix(counts: SplitCounts) -> Iterator[Finding]:
+    """Find rows that no evaluation takes, so that those of it are the mix that is trained on."""
+    if counts.name in ("train", "forget"):
+        return
+    rows = [source["rows"] for source in counts.stats["sources"]]
+    weights = [source.weight for source in counts.sources]
+    evaluated = sum(evaluated_rows(rows, weights))
+    if evaluated < counts.stats["rows"]:
+        sentence = (
+            f"{counts.rows(evaluated)} evaluated, in the mix that the weights of their sources make"
+        )
+        yield counts.note("evaluated_mix", sentence, evaluated)
 
 
-def _taken_columns(counts: Counts) -> Iterator[Finding]:
-    for split, name, stats in counts.splits():
-        for taken, number in sorted(stats["taken"].items()):
-            sentence = f"{name}: {taken}, in {counted(number, 'record')}"
-            advice = "`data.columns` and `data.format` can say otherwise"
-            yield Finding("taken_columns", "note", split, sentence, number, advice=advice)
+def _split_texts(counts: SplitCounts) -> Iterator[Finding]:
+    number = counts.stats["split"]
+    if number:
+        sentence = f"{counts.records(number)} split into {counted(counts.stats['pieces'], 'row')}"
+        yield counts.note("split", sentence, number, counts.counted_places("split"))
 
 
-def _blank_lines(counts: Counts) -> Iterator[Finding]:
-    for split, name, stats in counts.splits():
-        if number := stats["blank_lines"]:
-            sentence = f"{name}: {counted(number, 'blank line')} among the records, passed over"
-            yield Finding("blank_lines", "note", split, sentence, number)
+def _answers(counts: SplitCounts) -> Iterator[Finding]:
+    """Find the lengths of answers that are compared: a model may learn nothing else of them."""
+    answers = counts.stats["answers"]
+    rows = counts.stats["rows"]
+    if "chosen_tokens" in answers and rows:
+        chosen = answers["chosen_tokens"] / rows
+        rejected = answers["rejected_tokens"] / rows
+        longer = answers.get("chosen_longer", 0) / rows
+        sentence = (
+            f"{counts.name}: chosen answers have {chosen:,.1f} tokens, rejected ones {rejected:,.1f}, on average; "
+            f"in {longer:.0%} of the pairs the chosen one is longer"
+        )
+        yield counts.note("answers", sentence, rows)
+    elif answers.get("good") and answers.get("bad"):
+        sentence = f"{counts.name}: {answers['good']:,} good answers and {answers['bad']:,} bad"
+        yield counts.note("answers", sentence, rows)
 
 
-def _unused(counts: Counts) -> Iterator[Finding]:
-    for split, name, stats in counts.splits():
-        sources = stats["sources"]
-        for source in sources:
-            if line := unused_keys(source["unused_keys"]):
-                name = f"{name}, {place(source['path'])}" if len(sources) > 1 else name
-                number = sum(source["unused_keys"].values())
-                yield Finding("unused_keys", "note", split, f"{name}: {line}", number)
-        if line := unused_keys(stats.get("files_not_read", {}), "files not read"):
-            number = sum(stats["files_not_read"].values())
-            yield Finding("files_not_read", "note", split, f"{name}: {line}", number)
+def _taken_columns(counts: SplitCounts) -> Iterator[Finding]:
+    for taken, number in sorted(counts.stats["taken"].items()):
+        sentence = f"{counts.name}: {taken}, in {counted(number, 'record')}"
+        advice = "`data.columns` and `data.format` can say otherwise"
+        yield counts.note("taken_columns", sentence, number, advice=advice)
 
 
-FINDERS: Final[tuple[Callable[[Counts], Iterator[Finding]], ...]] = (
+def _blank_lines(counts: SplitCounts) -> Iterator[Finding]:
+    number = counts.stats["blank_lines"]
+    if number:
+        sentence = f"{counts.name}: {counted(number, 'blank line')} among the records, skipped"
+        yield counts.note("blank_lines", sentence, number)
+
+
+def _unused(counts: SplitCounts) -> Iterator[Finding]:
+    sources = counts.stats["sources"]
+    for source in sources:
+        line = unused_keys(source["unused_keys"])
+        if line:
+            where = counts.name
+            if len(sources) > 1:
+                where += f", {place(source['path'])}"
+            number = sum(source["unused_keys"].values())
+            yield counts.note("unused_keys", f"{where}: {line}", number)
+    files = counts.stats.get("files_not_read", {})
+    line = unused_keys(files, "files not read")
+    if line:
+        yield counts.note("files_not_read", f"{counts.name}: {line}", sum(files.values()))
+
+
+FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (
     _bad_records,
-    _too_few_rows,
-    _unknown_ids,
-    _positions,
     _in_train,
     _lost,
     _changed,
