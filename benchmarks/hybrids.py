@@ -100,7 +100,7 @@ def measure(name: str, way: str, width: int, precision: str) -> dict[str, float]
 
     from kubetune.batching.batch import collate
     from kubetune.config.schema import LoraConfig
-    from kubetune.data.prepared.shares import pack
+    from kubetune.data.prepared.micro_batches import pack
     from kubetune.models.adapters.lora import add_lora
     from kubetune.models.fused_forwards import swap_forwards
     from kubetune.models.learner import Learner

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.batching.image_batches import PictureReader, collate_pictured, picture_reader
 from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.data.prepared.micro_batches import deal, fill, pack, split_batch
 from kubetune.data.prepared.order import (
     Ids,
     epoch_order,
@@ -20,9 +21,8 @@ from kubetune.data.prepared.order import (
     hash_ids,
     step_boundaries,
 )
-from kubetune.data.prepared.prefixes import split_shared
+from kubetune.data.prepared.prefixes import split_by_prefix
 from kubetune.data.prepared.prepare import Rows
-from kubetune.data.prepared.shares import deal, fill, pack, split_batch
 from kubetune.data.reading.sources import evaluated_rows
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan
@@ -141,7 +141,9 @@ class Feed:
         """Row ids of this rank's micro-batches of a step, and the tokens that all ranks compute."""
         ids, size = self.samples(step), self._world.size
         if self.shares and self._token_budget is not None:
-            split, computed = split_shared(ids, self._rows.beginnings, size, self._token_budget)
+            split, computed = split_by_prefix(
+                ids, self._rows.ids_of_sequences, size, self._token_budget
+            )
         else:
             split = split_batch(
                 ids,

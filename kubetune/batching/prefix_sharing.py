@@ -14,7 +14,7 @@ import torch
 
 from kubetune.batching.batch import Batch, collate
 from kubetune.batching.extra_inputs import PrefixTree
-from kubetune.data.prepared.prefixes import Segment, tree
+from kubetune.data.prepared.prefixes import Segment, prefix_tree
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +29,7 @@ def collate_shared(rows: Sequence[Row], samples: Sequence[int] = ()) -> Batch:
     A label in a beginning counts for as many rows as train it. The first token behind a beginning is predicted by the
     beginning's last one.
     """
-    segments = tree([ids for ids, _ in rows])
+    segments = prefix_tree([ids for ids, _ in rows])
     if len(segments) == len(rows):
         return collate(rows, samples)
     cu_seqlens = np.cumsum([0, *(segment.end - segment.start for segment in segments)])

@@ -19,7 +19,7 @@ from torch import Tensor
 from kubetune import errors
 from kubetune.batching.batch import Batch, collate
 from kubetune.batching.prefix_sharing import collate_shared
-from kubetune.data.prepared.prefixes import beginnings
+from kubetune.data.prepared.prefixes import sort_by_prefix
 from kubetune.extras import require
 from kubetune.models import fsdp, prefix_sharing
 from kubetune.models.attention_hooks import packed
@@ -210,7 +210,7 @@ def _longest(ids: NDArray[np.uint32], is_asked: NDArray[np.bool_]) -> Batch:
 
 def _batches(sequences: Sequence[NDArray[np.uint32]], wanted: Sequence[int]) -> Iterator[list[int]]:
     """Numbers of sequences that go together: like beginnings, up to BATCH_TOKENS of what is not shared."""
-    order, shared = beginnings([sequences[i] for i in wanted])
+    order, shared = sort_by_prefix([sequences[i] for i in wanted])
     taken, tokens = list[int](), 0
     for place, common in zip(order.tolist(), shared.tolist(), strict=True):
         length = len(sequences[wanted[place]])

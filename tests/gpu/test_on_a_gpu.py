@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kubetune.batching.batch import collate
-from kubetune.data.prepared.shares import pack
+from kubetune.data.prepared.micro_batches import pack
 from kubetune.kernels.attention import varlen
 from kubetune.kernels.attention.blockwise import Rule, block_attention
 from kubetune.kernels.attention.joined import joined_attention

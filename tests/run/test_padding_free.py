@@ -15,7 +15,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 
 from kubetune.batching.batch import Batch, collate
 from kubetune.config.schema import LoraConfig
-from kubetune.data.prepared.shares import pack
+from kubetune.data.prepared.micro_batches import pack
 from kubetune.kernels.attention.blockwise import Rule, block_attention
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import attention_hooks as hooks

@@ -21,7 +21,7 @@ import kubetune
 from kubetune import cli, errors
 from kubetune.batching.batch import Batch
 from kubetune.batching.prefix_sharing import collate_shared
-from kubetune.data.prepared.spared import GRAIN
+from kubetune.data.prepared.prefix_rules import GRAIN
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
 from kubetune.models.learner import Learner

@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 
 from kubetune.batching.prefix_sharing import collate_shared
 from kubetune.data.prepared import prefixes
+from kubetune.data.prepared.micro_batches import split_batch
 from kubetune.data.prepared.order import Ids
-from kubetune.data.prepared.prefixes import GRAIN, Tokens, beginnings, split_shared, tree
-from kubetune.data.prepared.shares import split_batch
+from kubetune.data.prepared.prefixes import (
+    GRAIN,
+    Tokens,
+    prefix_tree,
+    sort_by_prefix,
+    split_by_prefix,
+)
 
 PIECES = [
     np.random.default_rng(number).integers(0, 50, 5 + 9 * number).astype(np.uint32)
@@ -29,7 +35,7 @@ ROWS = st.lists(
 
 def read_back(rows: list[Tokens]) -> dict[int, list[int]]:
     """Ids of each row, as they are found by going up the tree from where it ends."""
-    segments = tree(rows)
+    segments = prefix_tree(rows)
     parents = {segment.parent for segment in segments}
     found = {}
     for number, segment in enumerate(segments):
@@ -50,7 +56,7 @@ def test_a_tree_holds_every_row_and_each_ends_alone(rows: list[Tokens]) -> None:
 
 @given(ROWS)
 def test_the_longest_row_of_a_tree_lies_in_the_order_of_its_tokens(rows: list[Tokens]) -> None:
-    segments = tree(rows)
+    segments = prefix_tree(rows)
     for number, segment in enumerate(segments):
         assert segment.parent < number
         if segment.parent < 0:
@@ -64,9 +70,9 @@ def test_the_longest_row_of_a_tree_lies_in_the_order_of_its_tokens(rows: list[To
 
 @given(ROWS)
 def test_a_tree_is_as_large_as_sorted_rows_less_what_each_shares(rows: list[Tokens]) -> None:
-    _, shared = beginnings(rows)
+    _, shared = sort_by_prefix(rows)
     assert (
-        sum(segment.end - segment.start for segment in tree(rows))
+        sum(segment.end - segment.start for segment in prefix_tree(rows))
         == sum(map(len, rows)) - shared.sum()
     )
     assert not (shared % GRAIN).any()
@@ -76,17 +82,17 @@ def test_one_other_token_is_never_shared() -> None:
     row = np.arange(100, dtype=np.uint32)
     other = row.copy()
     other[40] = 7
-    assert [segment.end for segment in tree([row, other]) if segment.parent < 0] == [
+    assert [segment.end for segment in prefix_tree([row, other]) if segment.parent < 0] == [
         40 // GRAIN * GRAIN
     ]
     other[3] = 7
-    assert len(tree([row, other])) == 2
+    assert len(prefix_tree([row, other])) == 2
 
 
 def test_beginnings_nest() -> None:
     trunk = np.arange(200, dtype=np.uint32)
     rows = [np.append(trunk[:n], 300 + n).astype(np.uint32) for n in (48, 96, 160, 160)]
-    segments = tree(rows)
+    segments = prefix_tree(rows)
     depths: list[int] = []
     for segment in segments:
         depths.append(0 if segment.parent < 0 else depths[segment.parent] + 1)
@@ -99,11 +105,13 @@ def test_a_split_keeps_rows_together_and_loses_none(
 ) -> None:
     lengths = np.array([len(row) for row in rows], np.int64)
     ids = np.random.default_rng(len(rows)).permutation(len(rows)).astype(np.int64)
-    split, computed = split_shared(ids, lambda i: [rows[i]], world, budget)
+    split, computed = split_by_prefix(ids, lambda i: [rows[i]], world, budget)
     assert len(split) == world
     micros = [micro for share in split for micro in share]
     assert sorted(int(i) for micro in micros for i in micro) == list(range(len(rows)))
-    sizes = [sum(s.end - s.start for s in tree([rows[i] for i in micro])) for micro in micros]
+    sizes = [
+        sum(s.end - s.start for s in prefix_tree([rows[i] for i in micro])) for micro in micros
+    ]
     assert all(len(micro) == 1 or size <= budget for micro, size in zip(micros, sizes, strict=True))
     assert sum(sizes) <= computed <= lengths.sum()
 
@@ -115,10 +123,31 @@ def test_rows_that_share_nothing_are_split_as_ever() -> None:
         np.array([len(row) for row in rows], np.int64),
         draw.permutation(40).astype(np.int64),
     )
-    ours, computed = split_shared(ids, lambda i: [rows[i]], 3, 200)
+    ours, computed = split_by_prefix(ids, lambda i: [rows[i]], 3, 200)
     theirs = split_batch(ids, lengths, 3, token_budget=200, sequences=1)
     assert as_lists(ours) == as_lists(theirs)
     assert computed == lengths.sum()
+
+
+def test_the_example_of_prefixes_is_true() -> None:
+    """The example in the docstring of prefixes.py."""
+    letters = {letter: [number] * GRAIN for number, letter in enumerate("ABxyzq")}
+    rows = []
+    for word in ("ABx", "AByy", "Az", "q"):
+        ids = np.concatenate([letters[letter] for letter in word])
+        rows.append(ids.astype(np.uint32))
+    order, shared = sort_by_prefix(rows)
+    assert (order.tolist(), (shared // GRAIN).tolist()) == ([0, 1, 2, 3], [0, 2, 1, 0])
+    segments = prefix_tree(rows)
+    assert [(segment.parent, segment.rows.tolist()) for segment in segments] == [
+        (-1, [0, 1, 2]), (0, [0, 1]), (1, [1]), (1, [0]), (0, [2]), (-1, [3]),
+    ]  # fmt: skip
+    assert sum(segment.end - segment.start for segment in segments) == 7 * GRAIN
+    step = np.arange(4)
+    assert split_by_prefix(step, lambda i: [rows[i]], 1, 7 * GRAIN)[1] == 7 * GRAIN
+    split, computed = split_by_prefix(step, lambda i: [rows[i]], 1, 5 * GRAIN)
+    assert as_lists(split) == [[[0, 1], [2, 3]]]
+    assert computed == 8 * GRAIN
 
 
 def as_lists(split: list[list[Ids]]) -> list[list[list[int]]]:
@@ -129,9 +158,9 @@ def test_ranks_share_a_common_beginning_evenly() -> None:
     trunk = np.arange(1000, dtype=np.uint32)
     rows = [np.append(trunk, np.full(200 + 3 * n, 2000 + n)).astype(np.uint32) for n in range(16)]
     lengths = np.array([len(row) for row in rows], np.int64)
-    split, computed = split_shared(np.arange(16), lambda i: [rows[i]], 2, 10_000)
+    split, computed = split_by_prefix(np.arange(16), lambda i: [rows[i]], 2, 10_000)
     loads = [
-        sum(s.end - s.start for micro in share for s in tree([rows[i] for i in micro]))
+        sum(s.end - s.start for micro in share for s in prefix_tree([rows[i] for i in micro]))
         for share in split
     ]
     assert sum(loads) == computed

@@ -18,7 +18,7 @@ from kubetune.data.findings.data_pass import DataPass, with_files_not_read
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.row_watch import labels_of
 from kubetune.data.inspect.gallery import Gallery, brief
-from kubetune.data.inspect.sharing import spared_share
+from kubetune.data.inspect.prefix_sharing import saved_share
 from kubetune.data.prepared.pipeline import Split
 from kubetune.data.prepared.profile import LIMITS, Profile
 from kubetune.data.prepared.row_writer import Chunk
@@ -122,7 +122,9 @@ def check(
                     report.samples.append(_sample(tokenizer, sequence, names))
                     report.sample_answers.append(sequence.answer)
             first_rows.append([sequence.ids for sequence in row])
-    report.spared = spared_share(config, first_rows[:SHARING_ROWS])
+    report.spared = saved_share(
+        first_rows[:SHARING_ROWS], config.task, config.data, config.preference, config.training
+    )
     report.stats = with_files_not_read(
         config.sources, data_pass.stats(), images=data_pass.has_images
     )

@@ -9,7 +9,7 @@ from typing import Final
 from kubetune.base.humanize import counted
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.data.inspect.lengths import Lengths
-from kubetune.data.inspect.sharing import spared_share
+from kubetune.data.inspect.prefix_sharing import saved_share
 from kubetune.data.prepared.pipeline import SPLIT_ADVICE, Batch, Result, Tally, Worker
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.reading.formats import Label
@@ -79,7 +79,7 @@ def sample_rows(
         bad_share=bad / tally.records,
         kept_share=tally.rows / tally.records,
         longest=max((len(ids) for row in rows for ids in row), default=0),
-        spared=spared_share(config, rows),
+        spared=saved_share(rows, config.task, data, config.preference, config.training),
         rows_per_record=tally.rows / (tally.records - bad) if data.overlong == "split" else 1.0,
         bad=tuple(problems.first),
     )

@@ -1,9 +1,32 @@
-"""Beginnings that rows share, so that a packed batch computes them once: found, laid out as a tree, kept together.
+"""Prefix sharing: rows that begin with the same tokens compute this prefix once.
 
-Pure functions of ids, as order.py's are of lengths. Which rows make up a step is order.py's alone; here a step's rows
-are only cut into micro-batches another way. Shared is what is shared in whole grains: a few words that conversations
-happen to begin with are not worth a sequence of their own, and what a set of rows takes is then the sum of what each
-has beyond the one before it, in sorted order.
+Conversations with one system prompt share it, and so do the two answers of a pair their question. In a packed batch the
+prefix is a sequence of its own, and what each row has beyond it goes on from there. This file finds the prefixes and
+cuts a step's rows into micro-batches in which like rows stand together. batching/prefix_sharing.py makes the tensors,
+models/prefix_sharing.py proves that the model computes the same, prefix_rules.py says when it is worth it.
+
+Example, in which a letter is 16 tokens, one GRAIN. A step has the rows
+
+    0: A B x      1: A B y y      2: A z      3: q
+
+`sort_by_prefix` puts like rows together, and says how much each has in common with the row before it:
+
+    row      0      1        2     3
+             A B x  A B y y  A z   q
+    shared   0      2        1     0
+
+`prefix_tree` makes sequences of them, one for each prefix and one for the rest of each row:
+
+    segment  0: A     1: B    2: y y   3: x   4: z   5: q
+    parent   none     0       1        1      0      none
+    rows     0 1 2    0 1     1        0      2      3
+
+So the model computes 7 letters in place of 10: the lengths of the rows less what they share.
+
+`split_by_prefix` cuts the sorted rows where a rank or a micro-batch is full. A cut costs the prefix once more: with a
+budget of 5 letters, `A B x, A B y y` go into one micro-batch (5 letters), `A z` and `q` into another (3 letters).
+
+These are pure functions of ids, as those of order.py are of lengths. Which rows make up a step is order.py's alone.
 """
 
 from __future__ import annotations
@@ -16,124 +39,172 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kubetune.data.prepared.micro_batches import balance_ranks, pack
 from kubetune.data.prepared.order import Ids
-from kubetune.data.prepared.shares import balance_ranks, pack
-from kubetune.data.prepared.spared import GRAIN
+from kubetune.data.prepared.prefix_rules import GRAIN
 
 Tokens = NDArray[np.uint32]
 
 
 class Segment(NamedTuple):
-    """Tokens `[start, end)` that all of `rows` have, behind those of the segment `parent` (-1: at their beginning)."""
+    """Tokens `[start, end)` that all of `rows` have, behind those of the segment `parent`."""
 
+    # index of a segment, -1 for tokens that rows begin with
     parent: int
     start: int
     end: int
     rows: Ids
 
 
-def beginnings(sequences: Sequence[Tokens]) -> tuple[Ids, Ids]:
-    """The order that puts like beginnings together, and how many tokens each then shares with the one before it.
+def sort_by_prefix(sequences: Sequence[Tokens]) -> tuple[Ids, Ids]:
+    """Return the order that puts like beginnings together, and how many tokens each then shares with the one before.
 
-    Whole grains, and never all of a sequence: the last token of each is its own.
+    These are whole grains, and never all of a sequence: its last token is always its own.
     """
-    keys = [ids.astype(">u4").tobytes() for ids in sequences]  # bytes sort as their ids do
+    # Big-endian bytes sort as the ids do.
+    keys = [ids.astype(">u4").tobytes() for ids in sequences]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     shared = np.zeros(len(order), np.int64)
+    grain_of_bytes = 4 * GRAIN
     for place, (before, after) in enumerate(pairwise(order), 1):
-        if keys[before][: 4 * GRAIN] == keys[after][: 4 * GRAIN]:
+        if keys[before][:grain_of_bytes] == keys[after][:grain_of_bytes]:
             shared[place] = _common(sequences[before], sequences[after])
     return np.array(order, np.int64), shared
 
 
 def _common(first: Tokens, second: Tokens) -> int:
-    most = max(0, min(len(first), len(second)) - 1)
-    differing = np.flatnonzero(first[:most] != second[:most])
-    return int(differing[0] if len(differing) else most) // GRAIN * GRAIN
+    common = max(0, min(len(first), len(second)) - 1)
+    differing = np.flatnonzero(first[:common] != second[:common])
+    if len(differing):
+        common = int(differing[0])
+    return common // GRAIN * GRAIN
 
 
-def tree(sequences: Sequence[Tokens]) -> list[Segment]:
-    """Sequences as a tree: each parent before its children, all that goes on from a segment right behind it.
+def prefix_tree(sequences: Sequence[Tokens]) -> list[Segment]:
+    """Return the segments of the sequences: each parent before its children, all that goes on from one right behind it.
 
     The longest sequence of each subtree comes first, so that it lies in the order of its tokens. Every sequence ends in
     a segment of its own.
     """
-    order, shared = beginnings(sequences)
+    order, shared = sort_by_prefix(sequences)
     lengths = np.array([len(ids) for ids in sequences], np.int64)[order]
-    found: list[Segment] = []
-    waiting = [
-        (0, len(order), 0, -1)
-    ]  # rows [first, end) of the order, their tokens laid so far, and by which segment
+    segments: list[Segment] = []
+    # Rows [first, end) of the order, how many of their tokens are in segments yet, and the last of these segments.
+    waiting = [(0, len(order), 0, -1)]
     while waiting:
-        first, end, done, parent = waiting.pop()
+        first, end, laid, parent = waiting.pop()
         if first + 1 == end:
-            found.append(Segment(parent, done, int(lengths[first]), order[first:end]))
+            segments.append(Segment(parent, laid, int(lengths[first]), order[first:end]))
             continue
         common = int(shared[first + 1 : end].min())
-        if common > done:
-            found.append(Segment(parent, done, common, order[first:end]))
-            done, parent = common, len(found) - 1
-        cuts = [first, *(first + 1 + np.flatnonzero(shared[first + 1 : end] <= done)).tolist(), end]
-        parts = sorted(pairwise(cuts), key=lambda part: int(lengths[slice(*part)].max()))
-        waiting += [(*part, done, parent) for part in parts]  # the longest is taken next
-    return found
+        if common > laid:
+            segments.append(Segment(parent, laid, common, order[first:end]))
+            laid = common
+            parent = len(segments) - 1
+        # The rows part where two neighbours share no more than that.
+        borders = first + 1 + np.flatnonzero(shared[first + 1 : end] <= laid)
+        parts = list(pairwise([first, *borders.tolist(), end]))
+        parts.sort(key=lambda part: int(lengths[slice(*part)].max()))
+        for part in parts:  # the last one, the longest, is taken next
+            waiting.append((*part, laid, parent))
+    return segments
 
 
-class _Line(NamedTuple):
-    """Rows that share, like ones together: their places and lengths, and what each shares with the one before it."""
+class _Stretch(NamedTuple):
+    """Sorted rows `[first, end)`, and the tokens that they take in one batch."""
 
+    first: int
+    end: int
+    tokens: int
+
+
+class _SortedRows(NamedTuple):
+    """Rows that share prefixes, like ones together, `[rows]` each."""
+
+    # of each row, its index in the step
     places: Ids
     lengths: Ids
+    # tokens in common with the row before it
     shared: Ids
 
-    def cut(self, first: int, end: int, most: int) -> list[tuple[int, int, int]]:
-        """Stretches of the rows `[first, end)` that take at most `most` tokens, or are one row; with these tokens."""
-        found, begun, used = [], first, 0
-        for place in range(first, end):
-            more = int(self.lengths[place] - (self.shared[place] if place > begun else 0))
-            if place > begun and used + more > most:
-                found.append((begun, place, used))
-                begun, used, more = place, 0, int(self.lengths[place])
-            used += more
-        return [*found, (begun, end, used)] if begun < end else found
+    def cut(self, first: int, end: int, most: int) -> list[_Stretch]:
+        """Cut the rows `[first, end)` into stretches that take at most `most` tokens each, or are one row."""
+        stretches = []
+        begin = first
+        tokens = 0
+        for row in range(first, end):
+            more = int(self.lengths[row])
+            if row > begin:
+                more -= int(self.shared[row])
+                if tokens + more > most:
+                    stretches.append(_Stretch(begin, row, tokens))
+                    begin = row
+                    tokens = 0
+                    more = int(self.lengths[row])
+            tokens += more
+        if begin < end:
+            stretches.append(_Stretch(begin, end, tokens))
+        return stretches
 
-    def parts(self, number: int, least: int) -> list[tuple[int, int, int]]:
-        """At most `number` stretches of at least about `least` tokens, the largest as small as can be."""
-        caps = range(least, int(self.lengths.sum()) + 1)
-        place = bisect_left(
-            caps, True, key=lambda most: len(self.cut(0, len(self.places), most)) <= number
-        )
-        return self.cut(0, len(self.places), least + place)
+    def cut_evenly(self, number: int, least: int) -> list[_Stretch]:
+        """Cut all rows into at most `number` stretches of at least about `least` tokens, the largest as small as can be."""
+        rows = len(self.places)
+        sizes = range(least, int(self.lengths.sum()) + 1)
+
+        def is_enough(most: int) -> bool:
+            return len(self.cut(0, rows, most)) <= number
+
+        return self.cut(0, rows, least + bisect_left(sizes, True, key=is_enough))
 
 
-def split_shared(
+def split_by_prefix(
     ids: Ids, sequences: Callable[[int], Sequence[Tokens]], world_size: int, token_budget: int
 ) -> tuple[list[list[Ids]], int]:
-    """Micro-batches of every rank as `shares.split_batch` has them, like beginnings together; and the tokens of all.
+    """Return the micro-batches of every rank as `micro_batches.split_batch` does, and the tokens that all compute.
 
-    `sequences` are those of a row, of which the first is compared with other rows'. Rows that share stand in a line,
-    which is cut where a rank or a micro-batch is full: each cut costs the beginning once more. Rows that share nothing
-    fill what is left.
+    `sequences` returns those of a row, of which the first is compared with other rows'. Rows that share nothing fill
+    what the others leave.
     """
-    found = [sequences(int(i)) for i in ids]
-    lengths = np.array(
-        [sum(map(len, own)) - int(beginnings(own)[1].sum()) for own in found], np.int64
-    )
-    order, shared = beginnings([own[0] for own in found])
-    sharing = (shared > 0) | np.append(shared[1:] > 0, False)
-    line = _Line(order[sharing], lengths[order[sharing]], shared[sharing])
-    alone = np.delete(np.arange(len(ids)), order[sharing])
-    whole = int(line.lengths.sum() - line.shared.sum() + lengths[alone].sum())
-    parts = line.parts(world_size, -(-whole // world_size))
-    sizes = np.array([*(tokens for *_, tokens in parts), *lengths[alone]], np.int64)
-    shares, computed = [], 0
-    for units in balance_ranks(np.arange(len(sizes)), sizes, world_size):
-        mine = [parts[unit] for unit in units if unit < len(parts)]
-        pieces = [piece for first, end, _ in mine for piece in line.cut(first, end, token_budget)]
-        rest = alone[units[units >= len(parts)] - len(parts)]
-        members = [*(line.places[first:end] for first, end, _ in pieces), *rest[:, None]]
-        tokens = np.array([*(tokens for *_, tokens in pieces), *lengths[rest]], np.int64)
-        bins = pack(np.arange(len(members)), tokens, token_budget)
-        shares.append([ids[np.concatenate([members[unit] for unit in micro])] for micro in bins])
-        computed += int(tokens.sum())
-    return shares, computed
+    rows = [sequences(int(i)) for i in ids]
+    lengths = np.array([_computed_tokens(row) for row in rows], np.int64)
+    family = _rows_that_share([row[0] for row in rows], lengths)
+    single = np.delete(np.arange(len(ids)), family.places)
+    total = int(lengths.sum() - family.shared.sum())
+    stretches = family.cut_evenly(world_size, -(-total // world_size))
+
+    # What ranks get is a unit: the stretches come first, then the single rows.
+    units = np.array([*(stretch.tokens for stretch in stretches), *lengths[single]], np.int64)
+    ranks = []
+    computed = 0
+    for of_rank in balance_ranks(np.arange(len(units)), units, world_size):
+        together = []  # rows that stay in one micro-batch
+        tokens = []
+        for unit in of_rank[of_rank < len(stretches)]:
+            for piece in family.cut(stretches[unit].first, stretches[unit].end, token_budget):
+                together.append(ids[family.places[piece.first : piece.end]])
+                tokens.append(piece.tokens)
+        for place in single[of_rank[of_rank >= len(stretches)] - len(stretches)]:
+            together.append(ids[place : place + 1])
+            tokens.append(int(lengths[place]))
+        ranks.append(_packed(together, tokens, token_budget))
+        computed += sum(tokens)
+    return ranks, computed
+
+
+def _computed_tokens(sequences: Sequence[Tokens]) -> int:
+    """Return the tokens that a row takes alone: of its sequences, what they share counts once."""
+    _, shared = sort_by_prefix(sequences)
+    return sum(map(len, sequences)) - int(shared.sum())
+
+
+def _rows_that_share(sequences: Sequence[Tokens], lengths: Ids) -> _SortedRows:
+    """Return the rows that share a prefix with the row before or behind them, of the first sequences of all rows."""
+    order, shared = sort_by_prefix(sequences)
+    shares = (shared > 0) | np.append(shared[1:] > 0, False)
+    return _SortedRows(order[shares], lengths[order[shares]], shared[shares])
+
+
+def _packed(together: Sequence[Ids], tokens: Sequence[int], token_budget: int) -> list[Ids]:
+    """Pack groups of rows, which take so many tokens each, into micro-batches."""
+    bins = pack(np.arange(len(together)), np.array(tokens, np.int64), token_budget)
+    return [np.concatenate([together[group] for group in groups]) for groups in bins]

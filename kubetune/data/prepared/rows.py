@@ -211,6 +211,6 @@ class Rows:
         split = int(self.splits[index])
         return (ids[:split], trained[:split]), (ids[split:], trained[split:])
 
-    def beginnings(self, index: int) -> list[NDArray[np.uint32]]:
+    def ids_of_sequences(self, index: int) -> list[NDArray[np.uint32]]:
         """Ids of each sequence of a row."""
         return [ids for ids, _ in self.sequences(index)]

@@ -12,7 +12,7 @@ from kubetune.base import logs
 from kubetune.base.humanize import counted
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.data.prepared.data_facts import known
-from kubetune.data.prepared.shares import pack
+from kubetune.data.prepared.micro_batches import pack
 from kubetune.data.reading.fields import text_of
 from kubetune.data.reading.formats import Example, Judged, Preference, read
 from kubetune.data.reading.preferences import likely_kind

@@ -7,8 +7,8 @@ from functools import partial
 from kubetune.base import logs
 from kubetune.batching.feed import Feed
 from kubetune.config.schema import Config
+from kubetune.data.prepared.prefix_rules import LEAST_SHARE, may_share_prefixes
 from kubetune.data.prepared.prepare import Prepared
-from kubetune.data.prepared.spared import LEAST_SHARE, may_share
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp, prefix_sharing
@@ -35,7 +35,7 @@ def make_feed(
         even=fsdp.is_sharded(learner.model),
         costs=flops,
     )
-    if not may_share(config):
+    if not may_share_prefixes(config.task, config.data, config.preference):
         return feed(), plan
     sharing = feed(shares=True)
     share = spared_share(sharing, plan)
