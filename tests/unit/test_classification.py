@@ -20,10 +20,12 @@ from kubetune import cli, errors, extras
 from kubetune.batching.batch import collate_labelled
 from kubetune.batching.filling import filled_up
 from kubetune.cli.result.evaluate import confusion_lines
+from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import ComputeConfig
 from kubetune.data.reading.formats import Labelled, convert
+from kubetune.data.text import find_labels as find_labels_module
 from kubetune.data.text.encode_labelled import LabelledEncoder
-from kubetune.data.text.labels import Labels, find_labels
+from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.kernels.attention.blockwise import Rule
@@ -41,7 +43,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return reviews.save_model(tmp_path_factory.mktemp("model"))
 
 
-def labels_of(model: Path, tmp_path: Path, rows: list[Any], **classification: Any) -> Labels | None:
+def find_labels(config: Config) -> Labels:
+    return find_labels_module.find_labels(config.classification, config.model, config.sources)
+
+
+def labels_of(model: Path, tmp_path: Path, rows: list[Any], **classification: Any) -> Labels:
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"text": "x", "label": row}) + "\n" for row in rows)
     )
@@ -197,7 +203,7 @@ def test_truths_and_numbers_find_their_classes() -> None:
     ratings = single(("1", "2", "3", "4", "5"))
     assert ratings.target(5) == ratings.target("5") == ratings.target(5.0) == (4.0,)
     for label in (0, 6):
-        with pytest.raises(ValueError, match=r"expected one of 1, 2, 3, 4, 5\. A class"):
+        with pytest.raises(ValueError, match=r"expected one of 1, 2, 3, 4, 5\. If a class"):
             ratings.target(label)
 
 

@@ -18,7 +18,7 @@ from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import not_read
 from kubetune.data.reading.splits import plan_batches, split_sources, summarise
 from kubetune.data.text.encode_labelled import most_tokens
-from kubetune.data.text.labels import find_labels
+from kubetune.data.text.find_labels import find_labels
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.vision.image_processor import load_image_processor
 
@@ -40,7 +40,9 @@ class DataPass:
         """
         self.problems = problems or Problems()
         self.sources = split_sources(config)
-        self.labels = find_labels(config)
+        self.labels = None
+        if config.task == "sequence_classification":
+            self.labels = find_labels(config.classification, config.model, config.sources)
         self._config = config
         self._tokenizer = tokenizer
         self._data = config.data

@@ -14,7 +14,7 @@ from kubetune.data.findings.data_pass import with_files_not_read
 from kubetune.data.prepared.pipeline import Split
 from kubetune.data.reading.sources import input_digests, locate
 from kubetune.data.reading.splits import split_sources
-from kubetune.data.text.labels import label_facts
+from kubetune.data.text.find_labels import label_facts
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.vision.image_processor import load_image_processor
 
@@ -73,7 +73,7 @@ def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
     if config.record_kind in ("pair", "graded"):
         facts["unusable_pairs"] = data.unusable_pairs
     if config.task == "sequence_classification":
-        facts["labels"] = label_facts(config)
+        facts["labels"] = label_facts(config.classification, config.model)
     if (processor := load_image_processor(config, tokenizer)) is not None:
         facts["images"] = processor.fingerprint
         # Rows hold where their images lie, and that is seen from the data.

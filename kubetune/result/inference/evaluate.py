@@ -147,7 +147,8 @@ def evaluate_run(
         )
         config = config.model_copy(update={"data": sources})
         if labels is not None:
-            config = labels.fix(config)  # other data may lack some of the classes
+            # other data may lack some of the classes
+            config = config.model_copy(update={"classification": labels.section()})
     elif not config.data.eval:
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
     whole_reference = (

@@ -1,0 +1,272 @@
+"""The labels of a run, found where they are named.
+
+Names come from the config, from a data set that names its numbers, from the model where it already knows these classes,
+or from the labels in the data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final, cast
+
+from kubetune.config.metric_names import ProblemType
+from kubetune.config.schema import ClassificationConfig, ModelConfig, SourceConfig
+from kubetune.data.reading import hub
+from kubetune.data.reading.formats import Label, Labelled, convert, label_key
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.sources import class_names, read_source
+from kubetune.data.text.labels import (
+    UNLABELLED,
+    Labels,
+    cover,
+    is_vector,
+    listed,
+    number_of,
+    whole_number_of,
+)
+from kubetune.data.text.tokenizer_files import read_json
+from kubetune.errors import DataError
+
+RULES: Final = 3
+"""Changes when the same labels would become other numbers or names."""
+MOST_UNSEEN: Final = 1000
+"""Classes that may be missing where numbers count them; more, and they are no count."""
+_NOTHING_WRITTEN: Final = "Nothing was written."
+
+
+@dataclass
+class _Seen:
+    """The labels that occur in the data of training."""
+
+    labels: set[str | int | float] = field(default_factory=set)
+    has_lists: bool = False
+    width: int = 0  # of lists with a 0.0 or 1.0 for every class; 0 where there are none
+    are_scores: bool = (
+        False  # pairs have a `score` in the place of a label, which is a number to predict
+    )
+    first_bad: str = ""  # the first record that is refused, and why
+
+    def add(self, label: Label) -> None:
+        """Note one more."""
+        if is_vector(label):
+            self.has_lists = True
+            self.width = max(self.width, len(label))
+        elif isinstance(label, tuple):
+            self.has_lists = True
+            self.labels.update(label)
+        else:
+            self.labels.add(label)
+
+
+def find_labels(
+    classification: ClassificationConfig,
+    model: ModelConfig,
+    sources: Mapping[Any, Sequence[SourceConfig]],
+) -> Labels:
+    """Return the labels of a classifier. `sources`: of each split.
+
+    Reads the sources of training once unless the config and the model say it all. Raises DataError when they hold no
+    labels that make a problem, or their data sets number the classes differently.
+    """
+    of_model = _labels_of_model(model)
+    problem_type = classification.problem_type
+    kind = of_model.get("problem_type") if problem_type == "auto" else problem_type
+    seen = _Seen()
+    if not kind or (kind != "regression" and not classification.labels):
+        seen = _look_through(sources["train"])
+    kind = cast(ProblemType, kind or _guess(seen))
+    if kind == "regression":
+        return Labels(kind, ("value",))
+    all_sources = list(chain(*sources.values()))
+    names = _names_in_data(classification, all_sources)
+    if classification.labels:
+        names = classification.labels
+    else:
+        names = _names(seen, names, of_model.get("id2label", {}))
+    labels = Labels(kind, names)
+    if kind == "multi_label_classification" and len(names) == 2:
+        _require_one_reading(all_sources, names)
+    return labels
+
+
+def label_facts(classification: ClassificationConfig, model: ModelConfig) -> dict[str, Any]:
+    """Return all besides the data that decides how labels become numbers, for a fingerprint."""
+    return {
+        "rules": RULES,
+        "config": classification.model_dump(),
+        "model": _labels_of_model(model),
+    }
+
+
+def _labels_of_model(model: ModelConfig) -> dict[str, Any]:
+    files = hub.find_files(model, model.path, ("config.json",))
+    facts = read_json(files.get("config.json"))
+    return {name: facts[name] for name in ("problem_type", "id2label") if facts.get(name)}
+
+
+def _names_in_data(
+    classification: ClassificationConfig, sources: Sequence[SourceConfig]
+) -> tuple[str, ...]:
+    """Return the names that data sets of the run give to the numbers in their labels, if any does.
+
+    Raises DataError where two of them differ, or one has those of `classification.labels` in another order.
+    """
+    named: dict[str, tuple[str, ...]] = {}
+    if classification.labels:
+        named["classification.labels"] = classification.labels
+    for source in sources:
+        names = class_names(source)
+        if names:
+            named[source.path] = names
+    first_place = next(iter(named), "")
+    first = named.get(first_place, ())
+    for place, names in named.items():
+        if names != first and (set(names) == set(first) or not classification.labels):
+            raise DataError(
+                f"{place} numbers its classes {listed(names)}, but {first_place} {listed(first)}: one number would "
+                f"mean two classes. Give all the same names in the same order. {_NOTHING_WRITTEN}"
+            )
+    return first
+
+
+def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
+    """Return every label that occurs in the sources of training. Encoding tells of bad records, not this.
+
+    Raises DataError when all are bad.
+    """
+    seen = _Seen()
+    is_empty = True
+    for source in sources:
+        for record in read_source(source, Problems()):
+            try:
+                example = convert(record.value, source.format, source.columns, kind="labelled")
+            except ValueError as error:
+                seen.first_bad = seen.first_bad or f"{record.where}: {error}"
+                continue
+            if not isinstance(example, Labelled):
+                continue
+            is_empty = False
+            seen.add(example.label)
+            key = label_key(record.value, is_pair=example.second is not None)
+            if key == "score" and "label" not in source.columns:
+                seen.are_scores = True
+    if not seen.first_bad or not is_empty:
+        return seen
+    if "`label` is missing" in seen.first_bad:
+        raise DataError(
+            f"data.train holds no labels. {seen.first_bad}. Where columns have other names, say so: "
+            f"`data: {{train: {{path: FILE, columns: {{label: COLUMN}}}}}}`. {_NOTHING_WRITTEN}"
+        )
+    raise DataError(
+        f"data.train holds no record that can be read. {seen.first_bad}. {_NOTHING_WRITTEN}"
+    )
+
+
+def _require_one_reading(sources: Sequence[SourceConfig], names: Sequence[str]) -> None:
+    """Raise DataError for a source in which every label is `[1, 0]` or `[0, 1]`, where there are two classes.
+
+    As numbers of classes that is both of them, for every row. As a 0 or 1 for each class, it is one of the two. With
+    more classes such a row holds a number twice, and is refused by that.
+    """
+    for source in sources:
+        where = "" if class_names(source) else _only_zero_and_one(source)
+        if where:
+            raise DataError(
+                f"{where}: label is [0, 1] or [1, 0], as in every row of {source.path}, and there are two classes "
+                f"({listed(names)}). It may list the numbers of the classes that apply, which are both, or say 0 "
+                f"or 1 of each class. Write names for the first, such as {json.dumps(names, ensure_ascii=False)}, and "
+                f"[0.0, 1.0] for the second. {_NOTHING_WRITTEN}"
+            )
+
+
+def _only_zero_and_one(source: SourceConfig) -> str:
+    """Return where the first label stands, if all of a source are lists of the numbers 0 and 1; else nothing."""
+    first = ""
+    for record in read_source(source, Problems()):
+        try:
+            example = convert(record.value, source.format, source.columns, kind="labelled")
+        except ValueError:
+            continue  # the encoding tells of it
+        if not isinstance(example, Labelled):
+            continue
+        label = example.label
+        if is_vector(label) or not isinstance(label, tuple) or set(label) != {0, 1}:
+            return ""
+        first = first or record.where
+    return first
+
+
+def _guess(seen: _Seen) -> ProblemType:
+    if seen.has_lists:
+        return "multi_label_classification"
+    if seen.are_scores:
+        return "regression"
+    numbers = [number for label in seen.labels if (number := number_of(label)) is not None]
+    has_fraction = any(number != int(number) for number in numbers)
+    # A few words among many numbers are bad records, not classes.
+    if has_fraction and 2 * len(numbers) > len(seen.labels):
+        return "regression"
+    return "single_label_classification"
+
+
+def _names(seen: _Seen, named: tuple[str, ...], id2label: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the data set, or of the model, where they fit all labels, else the labels themselves."""
+    labels = seen.labels | set(range(seen.width))
+    of_model = tuple(id2label[key] for key in sorted(id2label, key=int))
+    if all(name.startswith("LABEL_") for name in of_model):
+        of_model = ()  # transformers' own names for classes without one
+    for names in (named, of_model):
+        if names and len(names) >= seen.width and cover(names, labels):
+            return names
+    numbers = []
+    for label in labels:
+        number = whole_number_of(label)
+        if number is not None:
+            numbers.append(number)
+    if numbers and len(numbers) == len(labels):
+        return _numbered(numbers)
+    names = tuple(sorted({str(label) for label in labels}))
+    if numbers:
+        words = [name for name in names if whole_number_of(name) is None]
+        raise DataError(
+            f"data.train holds labels that are numbers ({listed(sorted(map(str, set(numbers))))}) and labels that are "
+            f"names ({listed(words)}); nothing says whether a number is a class of its own or counts the others. List "
+            f"all classes in `classification.labels`, in whose order numbers count, or mend the data. {_NOTHING_WRITTEN}"
+        )
+    if len(names) < 2:
+        raise DataError(_too_few(names, seen.first_bad))
+    return names
+
+
+def _numbered(numbers: Sequence[int]) -> tuple[str, ...]:
+    """Return the classes that numbers stand for: all from the least to the most, such as ratings from 1 to 5."""
+    least = min(numbers)
+    most = max(numbers)
+    count = len(set(numbers))
+    if least < 0:
+        raise DataError(
+            f"label {least} stands in the data of training; classes are numbered from 0. -1: {UNLABELLED}. "
+            f"{_NOTHING_WRITTEN}"
+        )
+    if most <= 1 or count == 1:  # one of two classes may be missing
+        least = 0
+    if most + 1 - least - count > MOST_UNSEEN:
+        raise DataError(
+            f"label {most} stands in the data of training; numbers count classes, and of {most + 1 - least:,} from "
+            f"{least} on only {count:,} occur. List the existing ones in `classification.labels`; for numbers to "
+            "predict set `classification.problem_type: regression`; or name another column in `data.train.columns`. "
+            f"{_NOTHING_WRITTEN}"
+        )
+    return tuple(str(number) for number in range(least, max(2, most + 1)))
+
+
+def _too_few(names: Sequence[str], first_bad: str) -> str:
+    labels = f"only the label {names[0]!r}" if names else "no labels"
+    refused = f"{first_bad}. Without the records that are refused, " if first_bad else ""
+    return (
+        f"{refused}data.train holds {labels}; a classifier needs at least two classes. Give them in "
+        f"`classification.labels`, or name the column in `data.train.columns`. {_NOTHING_WRITTEN}"
+    )
