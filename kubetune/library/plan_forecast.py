@@ -1,4 +1,4 @@
-"""The plan of a run with all that is known before it: rows, tokens, memory and whether it fits, hours, price."""
+"""The plan of a run with all that is known before it starts: rows, tokens, memory, hours and price."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import duration, size
 from kubetune.config.schema import Config
-from kubetune.config.schema.cluster import quantity_bytes
+from kubetune.config.schema.cluster import ComputeConfig, quantity_bytes
 from kubetune.data.findings.finding import Finding
 from kubetune.data.inspect.estimate import (
     estimate_lengths,
@@ -42,138 +42,158 @@ from kubetune.plan.plan import Plan, make_plan
 from kubetune.rundir.starts import day_of
 from kubetune.scoring.own_functions import require_file
 
+LabelledLines = Iterator[tuple[str, str]]
+"""A label and a text for each line. A line with an empty label belongs to the one above it."""
+
 
 @dataclass(frozen=True)
 class PlanForecast:
-    """A plan with what is known beforehand. `config`: with what this machine's measurements choose; `chosen`: that in
-    words."""
+    """A plan with all that is known about the run before it starts."""
 
+    # With the values that measurements on this machine choose for keys that are `auto`.
     config: Config
     plan: Plan
     lengths: Lengths | None
-    chosen: Sequence[str]
+    # Each of those choices, as a sentence.
+    choices: Sequence[str]
     ahead: Ahead
-    findings: tuple[Finding, ...] | None  # about the data; None where not all rows were looked at
+    # About the data. None if some rows were not read.
+    findings: tuple[Finding, ...] | None
 
-    def describe(self) -> Iterator[tuple[str, str]]:
-        """All of it as labelled lines."""
+    def describe(self) -> LabelledLines:
+        """Yield everything as labelled lines."""
         yield from plan_text.describe(self.config, self.plan, self.lengths, self.findings)
         if self.config.kubernetes is not None:
             yield "on the cluster", plan_text.output_on_cluster(self.config)
-        for text in self.chosen:
+        for text in self.choices:
             yield "measured here", text
         yield from describe(self.config, self.plan, self.ahead)
         for text in plan_text.on_data(self.lengths, self.findings):
             yield "data", text
 
     def to_json(self) -> dict[str, Any]:
-        """The same as numbers."""
-        facts: dict[str, Any] = {
-            "measured": self.chosen,
+        """Return the same facts as numbers."""
+        findings = None
+        if self.findings is not None:
+            findings = [finding.to_json() for finding in self.findings]
+        return {
+            **self.plan.model_dump(mode="json"),
+            "measured": self.choices,
             "rows_at_most": is_upper_bound(
                 self.config.data.train, made_by_pod=makes_data(self.config.kubernetes)
             ),
-            "findings": None,
+            "findings": findings,
+            **as_json(self.config, self.plan, self.ahead),
         }
-        if self.findings is not None:
-            facts["findings"] = [finding.to_json() for finding in self.findings]
-        return (
-            self.plan.model_dump(mode="json") | facts | as_json(self.config, self.plan, self.ahead)
-        )
 
 
 def forecast_run(
     config: Config, environ: Mapping[str, str], *, builds: bool = True
 ) -> PlanForecast:
-    """Plan a run, reading data but no weights. `builds`: a model whose target modules are in doubt is built without
-    weights, which imports torch.
+    """Plan a run. This reads data but no weights.
 
-    Raises ConfigError for an impossible run, DataError for data that are nowhere.
+    `builds`: if it is not clear that the model has the target modules, build the model without weights
+    to find out. This imports torch.
+
+    Raises ConfigError for a run that cannot work, DataError for data that do not exist.
     """
     require_kind(config, environ)
     if config.evaluation.metrics is not None:
         require_file(config.evaluation.metrics)
     rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
-    load = cache(
-        partial(load_here, config.model, config.data, day_of(config))
-    )  # once for both that tokenise
-    lengths = estimate_lengths(config, environ, load)
+    # Lengths and findings both need the tokenizer; it is loaded once.
+    load_tokenizer = cache(partial(load_here, config.model, config.data, day_of(config)))
+    lengths = estimate_lengths(config, environ, load_tokenizer)
     positions = positions_of(config, environ)
     if positions is not None and lengths is not None:
         positions.require(lengths.longest)
-    _require_routers(config)
+    _require_experts(config)
     if builds:
         _require_targets(config)
-    tokens = lengths.tokens(rows) if lengths is not None else None
-    spared = lengths.spared if lengths is not None else 0.0
+    tokens = None
+    longest = None
+    spared_share = 0.0
     if lengths is not None:
-        rows, eval_rows = lengths.rows(rows), lengths.rows(eval_rows)
+        tokens = lengths.tokens(rows)
+        spared_share = lengths.spared
+        rows = lengths.rows(rows)
+        eval_rows = lengths.rows(eval_rows)
+        longest = lengths.longest_of(rows)
     plan = make_plan(
-        config, rows, eval_rows, visible_gpus(environ), tokens=tokens, spared_share=spared
+        config, rows, eval_rows, visible_gpus(environ), tokens=tokens, spared_share=spared_share
     )
-    config, chosen = _as_measured(config, plan, tokens)
-    longest = lengths.longest_of(rows) if lengths is not None else None
+    config, choices = _with_measured_choices(config, plan, tokens)
     ahead = look_ahead(config, plan, tokens, environ, longest)
-    findings = known_findings(config, environ, load)
-    return PlanForecast(config, plan, lengths, chosen, ahead, findings)
+    findings = known_findings(config, environ, load_tokenizer)
+    return PlanForecast(config, plan, lengths, choices, ahead, findings)
 
 
-def _as_measured(config: Config, plan: Plan, tokens: int | None) -> tuple[Config, list[str]]:
-    """The config with what this machine's measurements choose for a run here, and each choice in words."""
-    weights, said = read_weights(config.model.path, os.environ), []
-    shape = shape_of(weights) if weights is not None else None
-    if plan.device == "cpu" and config.model.dtype == "auto" and config.kubernetes is None:
-        found = measured.cpu_dtype(shape.hidden if shape is not None else None)
-        dtype, why = found or ("float32 or bfloat16", "a run measures which is faster")
-        said.append(f"model.dtype: auto -> {dtype}, because {why}")
-        if found is not None:
-            config = config.model_copy(
-                update={"model": config.model.model_copy(update={"dtype": found[0]})}
-            )
-    gpu = gpu_here() if plan.device == "cuda" else None
-    is_elsewhere = config.kubernetes is not None or (plan.device == "cuda" and gpu is None)
-    known = measured.Choices() if is_elsewhere else measured.read(gpu)
-    total = float(tokens or 0) * plan.num_epochs
-    compiles = (
-        measured.compiles(config, known, weights.parameters, total, plan.device)
-        if weights is not None and config.training.compile == "auto"
-        else config.training.compile
-    )
-    if compiles != config.training.compile:
-        said.append(
-            f"training.compile: auto -> {str(compiles).lower()}, because {known.why} (measured on {known.time[:10]})"
-        )
-        config = config.model_copy(
-            update={"training": config.training.model_copy(update={"compile": compiles})}
-        )
-    return config, said
+def _with_measured_choices(
+    config: Config, plan: Plan, tokens: int | None
+) -> tuple[Config, list[str]]:
+    """Return the config with `auto` replaced where this machine has measured what is best.
 
-
-def _require_routers(config: Config) -> None:
-    """Raise ConfigError for losses of routers that a model without any could not have."""
+    The list says each choice in a sentence.
+    """
     weights = read_weights(config.model.path, os.environ)
-    if (
-        weights is None
-        or not weights.stated
-        or {"router", "experts"} & {*map(part_of, weights.shapes)}
-    ):
+    texts = []
+    if plan.device == "cpu" and config.model.dtype == "auto" and config.kubernetes is None:
+        shape = None if weights is None else shape_of(weights)
+        choice = measured.cpu_dtype(None if shape is None else shape.hidden)
+        if choice is None:
+            texts.append(
+                "model.dtype: auto -> float32 or bfloat16, because a run measures which is faster"
+            )
+        else:
+            dtype, reason = choice
+            texts.append(f"model.dtype: auto -> {dtype}, because {reason}")
+            model = config.model.model_copy(update={"dtype": dtype})
+            config = config.model_copy(update={"model": model})
+    gpu = gpu_here() if plan.device == "cuda" else None
+    runs_elsewhere = config.kubernetes is not None or (plan.device == "cuda" and gpu is None)
+    if weights is None or config.training.compile != "auto" or runs_elsewhere:
+        return config, texts
+    measurements = measured.read(gpu)
+    total_tokens = float(tokens or 0) * plan.num_epochs
+    compiles = measured.compiles(
+        config, measurements, weights.parameters, total_tokens, plan.device
+    )
+    if compiles != "auto":
+        texts.append(
+            f"training.compile: auto -> {str(compiles).lower()}, because {measurements.why} "
+            f"(measured on {measurements.time[:10]})"
+        )
+        training = config.training.model_copy(update={"compile": compiles})
+        config = config.model_copy(update={"training": training})
+    return config, texts
+
+
+def _require_experts(config: Config) -> None:
+    """Raise ConfigError if a loss of routers is set for a model that has no experts."""
+    weights = read_weights(config.model.path, os.environ)
+    if weights is None or not weights.stated:
+        return
+    parts = {part_of(name) for name in weights.shapes}
+    if "router" in parts or "experts" in parts:
         return
     for name in ("router_aux_loss_coef", "router_z_loss_coef"):
-        if value := getattr(config.training, name):
+        value = getattr(config.training, name)
+        if value:
             raise ConfigError(
                 f"training.{name}: found {value:g}, but this model has no experts; leave it out"
             )
 
 
 def _require_targets(config: Config) -> None:
-    """Raise ConfigError for target modules that the model lacks. It is built, without weights, only where in doubt."""
-    lora, weights = config.lora, read_weights(config.model.path, os.environ)
-    if (
-        lora is None
-        or weights is None
-        or config.model.trust_remote_code
-        or not may_lack_targets(config, weights)
-    ):
+    """Raise ConfigError for target modules that the model lacks.
+
+    The model is built, without weights, only if the names of its weights leave that open.
+    """
+    lora = config.lora
+    weights = read_weights(config.model.path, os.environ)
+    if lora is None or weights is None or config.model.trust_remote_code:
+        return
+    if not may_lack_targets(config, weights):
         return
     import transformers
 
@@ -187,11 +207,12 @@ def _require_targets(config: Config) -> None:
 
 @dataclass(frozen=True)
 class Ahead:
-    """Facts that are known beforehand; None for others."""
+    """What is known about a run before it starts. None for what is not known."""
 
     weights: Weights | None
     memory: Forecast | None
     bill: Bill | None
+    # Tokens of the longest row.
     longest: int | None = None
     forget_rows: int = 0
 
@@ -203,136 +224,156 @@ def look_ahead(
     environ: Mapping[str, str],
     longest: int | None = None,
 ) -> Ahead:
-    """Forecast memory, time and price, as far as the model and the data are on this machine. `longest`: of its rows."""
+    """Forecast memory, time and price, as far as the model and the data are on this machine.
+
+    `longest`: tokens of the longest row.
+    """
     weights = read_weights(config.model.path, environ)
-    memory = (
-        forecast(config, plan, weights, device_bytes(config, plan), longest) if weights else None
-    )
+    memory = None
+    if weights is not None:
+        memory = forecast(config, plan, weights, device_bytes(config.compute, plan), longest)
     tokens = None
     if tokens_per_epoch is not None and plan.steps_per_epoch:
         tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
     gpu = gpu_here() if plan.device == "cuda" else None
-    found = bill(config, plan, weights, tokens, gpu, earlier_runs.read(), plan.spared_share)
-    return Ahead(weights, memory, found, longest, _rows_of_forget(config))
+    of_run = bill(config, plan, weights, tokens, gpu, earlier_runs.read(), plan.spared_share)
+    return Ahead(weights, memory, of_run, longest, _rows_to_forget(config))
 
 
-def _rows_of_forget(config: Config) -> int:
+def _rows_to_forget(config: Config) -> int:
     made_by_pod = makes_data(config.kubernetes)
-    sources = config.sources["forget"]
-    return sum(taken_by(source, made_by_pod=made_by_pod) or 0 for source in sources)
+    rows = 0
+    for source in config.sources["forget"]:
+        rows += taken_by(source, made_by_pod=made_by_pod) or 0
+    return rows
 
 
 def gpu_here() -> str | None:
-    """Name of the first GPU here."""
-    return next((str(found["name"]) for found in gpu_use()), None)
+    """Return the name of this machine's first GPU, or None where there is none."""
+    for gpu in gpu_use():
+        return str(gpu["name"])
+    return None
 
 
-def device_bytes(config: Config, plan: Plan) -> int | None:
-    """Memory of one device: as stated, else that of the GPUs here, else one process's part of the node's memory."""
-    compute = config.compute
-    if plan.device == "cuda":
-        if compute.gpu_memory:
-            return quantity_bytes(compute.gpu_memory)
-        here = [
-            int(gpu["memory_total_mib"]) * MIB for gpu in gpu_use() if gpu.get("memory_total_mib")
-        ]
-        return min(here, default=None)
-    return quantity_bytes(compute.memory) // plan.processes_per_node if compute.memory else None
+def device_bytes(compute: ComputeConfig, plan: Plan) -> int | None:
+    """Return the memory of one device, or None if it is not known.
+
+    The config comes first. Without it, a GPU's memory is the least among the GPUs here.
+    """
+    if plan.device == "cpu":
+        if compute.memory is None:
+            return None
+        return quantity_bytes(compute.memory) // plan.processes_per_node
+    if compute.gpu_memory:
+        return quantity_bytes(compute.gpu_memory)
+    sizes = [gpu["memory_total_mib"] for gpu in gpu_use() if gpu.get("memory_total_mib")]
+    return min((int(size_mib) * MIB for size_mib in sizes), default=None)
 
 
-def describe(config: Config, plan: Plan, ahead: Ahead) -> Iterator[tuple[str, str]]:
-    """The facts as labelled lines."""
-    memory, benchmarks = ahead.memory, config.evaluation.benchmarks
+def describe(config: Config, plan: Plan, ahead: Ahead) -> LabelledLines:
+    """Yield the facts as labelled lines."""
     if ahead.weights is not None:
-        held = trained_by_part(
-            config.model_copy(update={"lora": None, "task": "causal_lm"}), ahead.weights
-        )
-        yield "trained", parts_line(trained_by_part(config, ahead.weights), held)
-        if held["experts"] and (base := quantization_of(config, plan)) != "none":
-            share = held["experts"] / held.total()
-            yield "", f"the experts, {share:.1%} of the model, do not become {base}: {UNQUANTISED}"
-    if memory is None or ahead.weights is None:
-        yield (
-            "memory",
-            "unknown: the model is not on this machine, or names its sizes in a way of its own",
-        )
+        yield from _trained_lines(config, plan, ahead.weights)
+    if ahead.weights is not None and ahead.memory is not None:
+        yield from _memory_lines(config, plan, ahead.weights, ahead.memory, ahead.longest)
     else:
         yield (
             "memory",
-            f"about {size(memory.peak_bytes)} at the peak of each {_device(plan)}{_verdict(memory)}",
+            "unknown: the model is not on this machine, or its config.json does not name its sizes",
         )
-        for name, bytes_ in memory.parts.items():
-            yield "", f"{size(bytes_):>10}  {name}"
-        if plan.device == "cpu" and config.model.dtype == "auto":
-            yield (
-                "",
-                "in float32; the run itself measures whether this CPU is faster in bfloat16 (model.dtype: auto)",
-            )
-        if not ahead.weights.stated:
-            yield "", "from config.json alone: the weights are not on this machine"
-        if memory.fits is False and memory.device_bytes is not None:
-            yield from _advice(config, plan, ahead.weights, memory.device_bytes, ahead.longest)
-    if (found := ahead.bill) is not None:
-        yield "time", time_line(found)
-        if hours := evaluation_hours(config, plan, found.tokens_per_second, ahead.forget_rows):
-            long = (
-                ", with answers as long as they may be"
-                if config.evaluation.generate is not None
-                else ""
-            )
-            yield "", f"evaluations add about {duration(hours * 3600)}{long}"
-        if hours := reference_hours(config, plan, found.tokens_per_second):
-            yield (
-                "",
-                f"asking the model before training of every answer adds about {duration(hours * 3600)}, once",
-            )
-        if benchmarks is not None:
-            yield (
-                "",
-                f"not counted: {', '.join(benchmarks.tasks)} at the end, on the base model and the tuned one",
-            )
-        if price := price_line(found, config.compute.price_per_gpu_hour):
-            yield "price", price
+    if ahead.bill is not None:
+        yield from _time_lines(config, plan, ahead.bill, ahead.forget_rows)
 
 
-def _advice(
-    config: Config, plan: Plan, weights: Weights, device: int, longest: int | None
-) -> Iterator[tuple[str, str]]:
-    fitting = remedies(config, plan, weights, device, longest)
-    for text, then in fitting:
-        yield "would fit with", f"{text} (about {size(then.peak_bytes)})"
-    if not fitting:
+def _trained_lines(config: Config, plan: Plan, weights: Weights) -> LabelledLines:
+    """Yield how much of each part of the model is trained."""
+    # All parts of the model are trained by a language model without adapters.
+    full = config.model_copy(update={"lora": None, "task": "causal_lm"})
+    held = trained_by_part(full, weights)
+    yield "trained", parts_line(trained_by_part(config, weights), held)
+    base = quantization_of(config, plan)
+    if held["experts"] and base != "none":
+        share = held["experts"] / held.total()
+        yield "", f"the experts, {share:.1%} of the model, do not become {base}: {UNQUANTISED}"
+
+
+def _memory_lines(
+    config: Config, plan: Plan, weights: Weights, memory: Forecast, longest: int | None
+) -> LabelledLines:
+    """Yield the peak memory of a device, part by part, and what would make the run fit."""
+    device = "GPU" if plan.device == "cuda" else "process"
+    peak = f"about {size(memory.peak_bytes)} at the peak of each {device}"
+    if memory.device_bytes is not None:
+        word = "fits into" if memory.fits else "does NOT fit into"
+        peak += f": {word} {size(memory.device_bytes)}, 8 % of it left to the allocator"
+    yield "memory", peak
+    for name, part_bytes in memory.parts.items():
+        yield "", f"{size(part_bytes):>10}  {name}"
+    if plan.device == "cpu" and config.model.dtype == "auto":
+        yield (
+            "",
+            "in float32; the run itself measures whether this CPU is faster in bfloat16 "
+            "(model.dtype: auto)",
+        )
+    if not weights.stated:
+        yield "", "from config.json alone: the weights are not on this machine"
+    if memory.fits is not False or memory.device_bytes is None:
+        return
+    changes = remedies(config, plan, weights, memory.device_bytes, longest)
+    for change, changed in changes:
+        yield "would fit with", f"{change} (about {size(changed.peak_bytes)})"
+    if not changes:
         yield "would fit with", "no single change; several together may do, or a larger device"
 
 
-def _verdict(memory: Forecast) -> str:
-    if memory.device_bytes is None:
-        return ""
-    word = "fits into" if memory.fits else "does NOT fit into"
-    return f": {word} {size(memory.device_bytes)}, 8 % of it left to the allocator"
-
-
-def _device(plan: Plan) -> str:
-    return "GPU" if plan.device == "cuda" else "process"
+def _time_lines(config: Config, plan: Plan, bill: Bill, forget_rows: int) -> LabelledLines:
+    """Yield how long the run takes, what is added to that, and the price."""
+    yield "time", time_line(bill)
+    hours = evaluation_hours(config, plan, bill.tokens_per_second, forget_rows)
+    if hours:
+        text = f"evaluations add about {duration(hours * 3600)}"
+        if config.evaluation.generate is not None:
+            text += ", if every answer is as long as it may be"
+        yield "", text
+    hours = reference_hours(config, plan, bill.tokens_per_second)
+    if hours:
+        yield (
+            "",
+            f"scoring every answer with the model before training adds about {duration(hours * 3600)}, once",
+        )
+    benchmarks = config.evaluation.benchmarks
+    if benchmarks is not None:
+        names = ", ".join(benchmarks.tasks)
+        yield "", f"not counted: {names} at the end, on the base model and the tuned one"
+    price = price_line(bill, config.compute.price_per_gpu_hour)
+    if price:
+        yield "price", price
 
 
 def as_json(config: Config, plan: Plan, ahead: Ahead) -> dict[str, Any]:
-    """The same facts as numbers."""
-    memory = ahead.memory
-    rate = ahead.bill.tokens_per_second if ahead.bill is not None else None
+    """Return the same facts as numbers."""
+    memory = None
+    if ahead.memory is not None:
+        memory = {
+            "peak_bytes": ahead.memory.peak_bytes,
+            "parts": dict(ahead.memory.parts),
+            "device_bytes": ahead.memory.device_bytes,
+            "fits": ahead.memory.fits,
+            "parameters": ahead.memory.parameters,
+            "trained_parameters": ahead.memory.trained_parameters,
+        }
+    trained = None
+    if ahead.weights is not None:
+        trained = trained_by_part(config, ahead.weights)
+    rate = None
+    bill_as_json = None
+    if ahead.bill is not None:
+        rate = ahead.bill.tokens_per_second
+        bill_as_json = asdict(ahead.bill)
     return {
-        "memory": None
-        if memory is None
-        else {
-            "peak_bytes": memory.peak_bytes,
-            "parts": dict(memory.parts),
-            "device_bytes": memory.device_bytes,
-            "fits": memory.fits,
-            "parameters": memory.parameters,
-            "trained_parameters": memory.trained_parameters,
-        },
-        "trained_by_part": ahead.weights and trained_by_part(config, ahead.weights),
+        "memory": memory,
+        "trained_by_part": trained,
         "evaluation_hours": evaluation_hours(config, plan, rate, ahead.forget_rows),
         "reference_hours": reference_hours(config, plan, rate),
-        "bill": None if ahead.bill is None else asdict(ahead.bill),
+        "bill": bill_as_json,
     }

@@ -9,6 +9,7 @@ from datetime import datetime
 from kubetune.base.humanize import counted
 from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
+from kubetune.config.schema.data import DataConfig
 from kubetune.config.schema.training import TrainingConfig
 from kubetune.data.findings.finding import NOTHING_FOUND, Finding
 from kubetune.data.inspect.estimate import is_upper_bound, makes_data
@@ -33,85 +34,86 @@ def on_data(lengths: Lengths | None, findings: Sequence[Finding] | None) -> Iter
         yield f"all rows looked at: {NOTHING_FOUND}"
 
 
-def _without(training: TrainingConfig) -> str:
-    """Settings that a run without evaluations makes no use of, in words."""
-    defaults = TrainingConfig()
-    names = [
-        f"training.{name}"
-        for name in ("metric_for_best_model", "greater_is_better", "eval_steps")
-        if getattr(training, name) != getattr(defaults, name)
-    ]
-    return (
-        f": no data.eval, so {' and '.join(names)} {'is' if len(names) == 1 else 'are'} not used"
-        if names
-        else ""
-    )
-
-
 def describe(
     config: Config,
     plan: Plan,
     lengths: Lengths | None,
     findings: Sequence[Finding] | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the facts of a plan as labelled lines. What the `findings` say is left to `on_data`."""
-    training = config.training
+    """Yield the facts of a plan as labelled lines. `on_data` says what the `findings` are."""
     yield "model", config.model.path
-    base = quantization_of(config, plan)
-    quantised = f", {base} base" if base != "none" else ""
-    if config.quantization == "auto":
-        quantised += f" (quantization: auto is {base} here)"
-    yield (
-        "method",
-        f"{plan.method}{quantised}, {training.parallelism} on {plan.device} ({plan.backend})",
-    )
+    yield "method", _method(config, plan)
     processes = f"{counted(plan.nodes, 'node')} × {counted(plan.processes_per_node, 'process')}"
     yield "world", f"{plan.world_size} = {processes}"
     label, _, text = plan.batch_line().partition(" batch ")
     yield f"{label} batch", text
     yield "rows", _rows(config, plan, lengths)
-    yield "tokens", _tokens(config, plan, lengths, findings)
+    yield "tokens", _tokens(config.data, plan, lengths, findings)
     if lengths is not None and lengths.spared:
         yield (
             "shared beginnings",
             f"about {lengths.spared:.0%} of the tokens, which are computed once",
         )
-    positions = positions_of(config, os.environ) if findings is None else None
-    if positions is not None and lengths is not None and lengths.longest > positions.limit:
-        yield "positions", positions.say(lengths.longest)
-    about = (
-        "at most "
-        if is_upper_bound(config.data.train, made_by_pod=makes_data(config.kubernetes))
-        else "about "
-        if plan.global_batch_tokens
-        else ""
-    )
-    if (
-        config.data.overlong == "split" and lengths is None
-    ):  # as many rows as texts, while no text is read
-        about = "at least "
-    yield "steps per epoch", _steps(plan.steps_per_epoch, about)
-    yield (
-        "steps",
-        f"{_steps(plan.num_steps, '' if config.training.max_steps else about)} ({_epochs(plan.num_epochs)})",
-    )
-    bound = "" if training.warmup_steps is not None or training.max_steps else about
-    warmup = f"warm-up {bound}{counted(plan.warmup_steps, 'step')}" if plan.num_steps else "warm-up"
-    yield "learning rate", f"{plan.learning_rate:g}, {plan.lr_scheduler_type}, {warmup}"
-    # An epoch of so many steps at most has no number of steps.
-    save, evaluate = (
-        0 if about and asked == "epoch" else steps
-        for asked, steps in (
-            (training.save_steps, plan.save_steps),
-            (training.eval_steps, plan.eval_steps),
-        )
-    )
-    yield (
-        "evaluation",
-        f"{_every(evaluate)}, and at the end" if config.data.eval else f"none{_without(training)}",
-    )
-    yield "checkpoints", f"{_every(save)}, and at the end; {training.save_total_limit} kept"
+    if findings is None and lengths is not None:
+        positions = positions_of(config, os.environ)
+        if positions is not None and lengths.longest > positions.limit:
+            yield "positions", positions.say(lengths.longest)
+    yield from _schedule(config, plan, _accuracy(config, plan, lengths))
     yield "output", config.output or default_output(config, datetime.now())
+
+
+def _method(config: Config, plan: Plan) -> str:
+    base = quantization_of(config, plan)
+    text = plan.method
+    if base != "none":
+        text += f", {base} base"
+    if config.quantization == "auto":
+        text += f" (quantization: auto is {base} here)"
+    return f"{text}, {config.training.parallelism} on {plan.device} ({plan.backend})"
+
+
+def _accuracy(config: Config, plan: Plan, lengths: Lengths | None) -> str:
+    """Return the words before a number of steps that is not exact, or "" if it is exact."""
+    if config.data.overlong == "split" and lengths is None:
+        return "at least "  # no text was read, so each counts as one row
+    if is_upper_bound(config.data.train, made_by_pod=makes_data(config.kubernetes)):
+        return "at most "
+    if plan.global_batch_tokens:
+        return "about "
+    return ""
+
+
+def _schedule(config: Config, plan: Plan, accuracy: str) -> Iterator[tuple[str, str]]:
+    """Yield the number of steps, and what happens after how many of them."""
+    training = config.training
+    yield "steps per epoch", _steps(plan.steps_per_epoch, accuracy)
+    steps = _steps(plan.num_steps, "" if training.max_steps else accuracy)
+    yield "steps", f"{steps} ({_epochs(plan.num_epochs)})"
+    warmup = "warm-up"
+    if plan.num_steps:
+        is_exact = training.warmup_steps is not None or training.max_steps
+        warmup += f" {'' if is_exact else accuracy}{counted(plan.warmup_steps, 'step')}"
+    yield "learning rate", f"{plan.learning_rate:g}, {plan.lr_scheduler_type}, {warmup}"
+    if config.data.eval:
+        interval = _every(plan.eval_steps, training.eval_steps, accuracy)
+        yield "evaluation", f"{interval}, and at the end"
+    else:
+        yield "evaluation", f"none{_unused_without_evaluations(training)}"
+    interval = _every(plan.save_steps, training.save_steps, accuracy)
+    yield "checkpoints", f"{interval}, and at the end; {training.save_total_limit} kept"
+
+
+def _unused_without_evaluations(training: TrainingConfig) -> str:
+    """Return which settings do nothing in a run without evaluations, or "" if none is set."""
+    defaults = TrainingConfig()
+    names = []
+    for name in ("metric_for_best_model", "greater_is_better", "eval_steps"):
+        if getattr(training, name) != getattr(defaults, name):
+            names.append(f"training.{name}")
+    if not names:
+        return ""
+    verb = "is" if len(names) == 1 else "are"
+    return f": no data.eval, so {' and '.join(names)} {verb} not used"
 
 
 def output_on_cluster(config: Config) -> str:
@@ -123,15 +125,17 @@ def output_on_cluster(config: Config) -> str:
     )
 
 
-def _steps(number: int, about: str) -> str:
-    return f"{about}{number:,}" if number else "unknown until the data are read"
+def _steps(number: int, accuracy: str) -> str:
+    return f"{accuracy}{number:,}" if number else "unknown until the data are read"
 
 
-def _every(steps: int) -> str:
-    """An interval in words; one of an epoch has no number before the data are read."""
+def _every(steps: int, setting: int | str, accuracy: str) -> str:
+    """Return an interval in words. An epoch whose number of steps is not exact is called an epoch."""
+    if not steps or (setting == "epoch" and accuracy):
+        return "every epoch"
     if steps == 1:
         return "every step"
-    return f"every {counted(steps, 'step')}" if steps else "every epoch"
+    return f"every {counted(steps, 'step')}"
 
 
 def _epochs(number: float) -> str:
@@ -139,46 +143,46 @@ def _epochs(number: float) -> str:
 
 
 def _rows(config: Config, plan: Plan, lengths: Lengths | None) -> str:
-    if plan.rows is None and makes_data(config.kubernetes):
+    """Return how many rows are trained on and evaluated on, and how sure that is."""
+    data = config.data
+    made_by_pod = makes_data(config.kubernetes)
+    if plan.rows is None and made_by_pod:
         return "unknown: the data are not on this machine; kubernetes.preprocess makes them on the cluster"
     if plan.rows is None:
         return "unknown: the data are no files on this machine; `kubetune data prepare` fetches and counts them"
-    tested = config.data.eval if isinstance(config.data.eval, tuple) else config.data.train
-    made_by_pod = makes_data(config.kubernetes)
-    bounded = [
-        is_upper_bound(sources, made_by_pod=made_by_pod) for sources in (config.data.train, tested)
-    ]
-    splits = lengths is not None and lengths.rows_per_record > 1
-    rows, eval_rows = (
-        f"{'at most ' if bound else 'about ' if splits else ''}{number or 0:,}"
-        for bound, number in zip(bounded, (plan.rows, plan.eval_rows), strict=True)
-    )
-    evaluated = f", {eval_rows} for evaluation" if plan.eval_rows else ""
-    if any(bounded[: 2 if plan.eval_rows else 1]):
-        return f"{rows}{evaluated}: of data that are not here no more than #N; `kubetune data prepare` counts them"
-    if config.data.overlong == "split" and lengths is None:
-        return f"at least {rows}{evaluated}: texts of more than {config.data.max_length:,} tokens are split into several"
-    return f"{rows}{evaluated}, before checks leave any out"
+    evaluated_sources = data.eval if isinstance(data.eval, tuple) else data.train
+    train_bounded = is_upper_bound(data.train, made_by_pod=made_by_pod)
+    eval_bounded = is_upper_bound(evaluated_sources, made_by_pod=made_by_pod)
+    otherwise = "about " if lengths is not None and lengths.rows_per_record > 1 else ""
+    text = f"{'at most ' if train_bounded else otherwise}{plan.rows:,}"
+    if plan.eval_rows:
+        text += f", {'at most ' if eval_bounded else otherwise}{plan.eval_rows:,} for evaluation"
+    if train_bounded or (eval_bounded and plan.eval_rows):
+        return f"{text}: of data that are not here no more than #N; `kubetune data prepare` counts them"
+    if data.overlong == "split" and lengths is None:
+        return (
+            f"at least {text}: texts of more than {data.max_length:,} tokens are split into several"
+        )
+    return f"{text}, before checks leave any out"
 
 
 def _tokens(
-    config: Config, plan: Plan, lengths: Lengths | None, findings: Sequence[Finding] | None
+    data: DataConfig, plan: Plan, lengths: Lengths | None, findings: Sequence[Finding] | None
 ) -> str:
-    tokens = plan.tokens_per_epoch
+    """Return how many tokens an epoch has, and which rows of the sample cannot be used as they are."""
     if plan.rows is None:
         return "unknown, as the rows are"
-    if tokens is None or lengths is None:
+    if plan.tokens_per_epoch is None or lengths is None:
         return (
             "unknown: the tokenizer is not on this machine, or none of the first rows can be read"
         )
     sampled = counted(lengths.sampled, "record" if lengths.rows_per_record > 1 else "row")
-    text = f"about {tokens:,} an epoch, {lengths.tokens_per_row:,.0f} a row (from {sampled})"
+    per_row = f"{lengths.tokens_per_row:,.0f} a row (from {sampled})"
+    text = f"about {plan.tokens_per_epoch:,} an epoch, {per_row}"
     if findings is not None:
-        return text
+        return text  # the findings say the rest
     if lengths.overlong_share:
-        text += (
-            f"; {lengths.overlong_share:.1%} longer than {lengths.limit:,}: {config.data.overlong}"
-        )
+        text += f"; {lengths.overlong_share:.1%} longer than {lengths.limit:,}: {data.overlong}"
     if lengths.bad_share:
         text += f"; {lengths.bad_share:.1%} unreadable, see `kubetune data check`"
     return text

@@ -27,74 +27,83 @@ _MORE = ("inputs", "prompts", "overrides")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what describes a run: used by every verb that takes one, so that they all understand the same words."""
+    """Add the arguments that describe a run. Every verb that takes a run has the same ones."""
     parser.add_argument(
         "inputs",
         nargs="*",
         metavar="run.yaml | key=value",
         help="run file, and overrides such as training.seed=1",
     )
-    model = parser.add_argument_group("model")
-    model.add_argument(
+    _add_model(parser.add_argument_group("model"))
+    _add_data(parser.add_argument_group("data"))
+    _add_lora(parser.add_argument_group("LoRA", "each of these switches it on"))
+    _add_training(parser.add_argument_group("training"))
+    _add_output(parser.add_argument_group("output"))
+
+
+def _add_model(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--model", dest="model.path", metavar="ID", help="hub id or folder of the model"
     )
-    model.add_argument(
+    group.add_argument(
         "--model-local-dir",
         metavar="DIR",
         help="folder of the model; takes precedence over --model",
     )
-    model.add_argument(
+    group.add_argument(
         "--tokenizer-local-dir",
         dest="model.tokenizer",
         metavar="DIR",
         help="folder of the tokenizer",
     )
-    _switch(model, "--local-files-only", "model.local_files_only", True, "never ask the hub")
-    _switch(model, "--bf16", "model.dtype", "bfloat16", "compute in bfloat16")
+    _switch(group, "--local-files-only", "model.local_files_only", True, "never ask the hub")
+    _switch(group, "--bf16", "model.dtype", "bfloat16", "compute in bfloat16")
 
-    data = parser.add_argument_group("data")
-    data.add_argument(
+
+def _add_data(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--data", dest="data.train", action="append", metavar="PATH[#N]", help="may be repeated"
     )
-    data.add_argument(
+    group.add_argument(
         "--eval",
         dest="data.eval",
         type=_share_or_path,
         metavar="PATH|SHARE",
         help="0.05 holds out 5 %%",
     )
-    data.add_argument(
+    group.add_argument(
         "--seq-len",
         dest="data.max_length",
         type=int,
         metavar="N",
         help="longest sequence in tokens",
     )
-    data.add_argument(
+    group.add_argument(
         "--add-special-tokens",
         dest="data.add_special_tokens",
         action=argparse.BooleanOptionalAction,
         help="let the tokenizer add its BOS (and the like) to plain text",
     )
 
-    lora = parser.add_argument_group("LoRA", "each of these switches it on")
-    _switch(lora, "--lora", "lora", {}, "train adapters instead of every parameter")
-    lora.add_argument("--lora-r", dest="lora.r", type=int, metavar="N", help="rank")
-    lora.add_argument(
+
+def _add_lora(group: argparse._ArgumentGroup) -> None:
+    _switch(group, "--lora", "lora", {}, "train adapters instead of every parameter")
+    group.add_argument("--lora-r", dest="lora.r", type=int, metavar="N", help="rank")
+    group.add_argument(
         "--lora-alpha",
         dest="lora.alpha",
         type=float,
         metavar="X",
         help="scale; default twice the rank",
     )
-    lora.add_argument(
+    group.add_argument(
         "--lora-dropout",
         dest="lora.dropout",
         type=float,
         metavar="X",
         help="dropout of adapter inputs",
     )
-    lora.add_argument(
+    group.add_argument(
         "--target-modules",
         dest="lora.target_modules",
         nargs="+",
@@ -102,45 +111,47 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="default all-linear",
     )
 
-    training = parser.add_argument_group("training")
-    training.add_argument(
+
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--epochs",
         dest="training.num_train_epochs",
         type=float,
         metavar="X",
         help="may be a fraction",
     )
-    training.add_argument(
+    group.add_argument(
         "--max-steps", dest="training.max_steps", type=int, metavar="N", help="instead of epochs"
     )
-    training.add_argument(
+    group.add_argument(
         "--batch",
         dest="training.per_device_train_batch_size",
         type=int,
         metavar="N",
         help="samples per micro-batch",
     )
-    training.add_argument(
+    group.add_argument(
         "--grad-accum",
         dest="training.gradient_accumulation_steps",
         type=int,
         metavar="N",
         help="micro-batches per step",
     )
-    training.add_argument(
+    group.add_argument(
         "--learning-rate", "--lr", dest="training.learning_rate", type=float, metavar="X"
     )
-    training.add_argument("--seed", dest="training.seed", type=int, metavar="N")
+    group.add_argument("--seed", dest="training.seed", type=int, metavar="N")
 
-    output = parser.add_argument_group("output")
-    output.add_argument("--output", dest="output", metavar="DIR", help="run directory")
-    output.add_argument(
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--output", dest="output", metavar="DIR", help="run directory")
+    group.add_argument(
         "--log-level", dest="logging.level", type=str.upper, metavar="LEVEL", help="DEBUG … ERROR"
     )
-    output.add_argument(
+    group.add_argument(
         "--log-batches", dest="logging.batches", metavar="WHICH", help="all, first-last or none"
     )
-    output.add_argument(
+    group.add_argument(
         "--report-json", dest="logging.report_json", metavar="FILE", help="copy the report there"
     )
 
@@ -157,39 +168,47 @@ def _share_or_path(text: str) -> float | str:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """`parser.parse_args`, but `key=value` and prompts may also stand after flags, where argparse knows them no more.
+    """Parse a command line as `parser.parse_args` does, but let `key=value` and prompts follow flags.
 
-    What is not recognised is told by `args.parser`, the verb's own, where that is set.
+    argparse takes positional arguments only in one place. The words that it leaves over are added here:
+
+        train run.yaml --lora training.seed=1     inputs: run.yaml; left over: training.seed=1
+
+    Errors are printed by `args.parser`, the parser of the verb, where that is set.
     """
     args, rest = parser.parse_known_args(argv)
-    given, any_word = next(
-        ((vars(args)[name], name != "overrides") for name in _MORE if name in args), (None, False)
-    )
-    at = rest.index("--") if any_word and "--" in rest else len(rest)
+    name = next((name for name in _MORE if name in args), None)
+    takes_any_word = name is not None and name != "overrides"
+    end_of_flags = len(rest)
+    if takes_any_word and "--" in rest:
+        end_of_flags = rest.index("--")
+    words = rest[:end_of_flags]
     unknown = [
         word
-        for word in rest[:at]
-        if word.startswith("-") or not (any_word or _OVERRIDE.match(word))
+        for word in words
+        if word.startswith("-") or not (takes_any_word or _OVERRIDE.match(word))
     ]
-    if rest and (given is None or unknown):
+    if rest and (name is None or unknown):
         verb = getattr(args, "parser", parser)
-        verb.error(f"unrecognized arguments: {' '.join(rest)}{_meant(verb, rest)}")
-    if given is not None:
-        given += rest[:at] + rest[at + 1 :]
+        verb.error(f"unrecognized arguments: {' '.join(rest)}{_suggestion(verb, rest)}")
+    if name is not None:
+        getattr(args, name).extend(words + rest[end_of_flags + 1 :])
     return args
 
 
-def _meant(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
-    """The option that one of the words may be a mistyped form of, as a question."""
-    known = [flag for action in parser._actions for flag in action.option_strings]
+def _suggestion(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+    """Return a question for the option that one of the words was meant to be, or ""."""
+    options = [flag for action in parser._actions for flag in action.option_strings]
     for word in words:
-        if word.startswith("--") and (close := nearest(word.partition("=")[0], known)):
-            return f"; did you mean {close}?"
+        if word.startswith("--"):
+            option = nearest(word.partition("=")[0], options)
+            if option:
+                return f"; did you mean {option}?"
     return ""
 
 
 def run_file(args: argparse.Namespace) -> Path | None:
-    """The run file on the command line. Raises ConfigError when there are two."""
+    """Return the run file of the command line, or None. Raises ConfigError if there are two."""
     files = [word for word in args.inputs if not _OVERRIDE.match(word)]
     if len(files) > 1:
         raise ConfigError(
@@ -199,7 +218,7 @@ def run_file(args: argparse.Namespace) -> Path | None:
 
 
 def config_from_args(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
-    """The config that a command line describes. Raises ConfigError with every problem."""
+    """Return the config that a command line describes. Raises ConfigError with every problem."""
     from kubetune.config.load import load_config
 
     path, settings = sources_of(args, environ)
@@ -209,16 +228,21 @@ def config_from_args(args: argparse.Namespace, environ: Mapping[str, str]) -> Co
 def sources_of(
     args: argparse.Namespace, environ: Mapping[str, str]
 ) -> tuple[Path | None, dict[str, Any]]:
-    """The run file of a command line, and what else `load_config` takes. Raises ConfigError where there is nothing."""
+    """Return the run file of a command line, and the other arguments of `load_config`.
+
+    Raises ConfigError if the command line and the environment describe no run.
+    """
     from kubetune.config.environment import VARIABLES
 
-    given = vars(args)
-    flags = {key: given[key] for key in ("lora", "output") if given[key] is not None}
-    flags |= {key: value for key, value in given.items() if "." in key and value is not None}
+    flags = {}
+    for key, value in vars(args).items():
+        is_key_of_config = "." in key or key in ("lora", "output")
+        if is_key_of_config and value is not None:
+            flags[key] = value
     if args.model_local_dir is not None:
         flags["model.path"] = args.model_local_dir
     if "lora" not in flags and any(key.startswith("lora.") for key in flags):
-        log.info("LoRA is on, because a flag of it is given")
+        log.info("LoRA is on, because a flag of it is set")
     overrides = [word for word in args.inputs if _OVERRIDE.match(word)]
     path = run_file(args)
     if path is None and not flags and not overrides and not VARIABLES.keys() & environ.keys():
@@ -226,6 +250,7 @@ def sources_of(
             "command line: found nothing to run; expected a run file (`kubetune init -o run.yaml` writes one), "
             "or --model and --data"
         )
-    if targets := flags.get("lora.target_modules"):
-        flags["lora.target_modules"] = targets[0] if len(targets) == 1 else targets
+    targets = flags.get("lora.target_modules")
+    if targets is not None and len(targets) == 1:
+        flags["lora.target_modules"] = targets[0]  # a single one may be "all-linear"
     return path, {"overrides": overrides, "flags": flags, "environ": environ}

@@ -161,7 +161,7 @@ def test_what_a_sweep_does_not_heed_and_how_few_settings_there_are_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("optuna")
-    from kubetune.library.sweep.start import Wishes, _conclude, _head
+    from kubetune.library.sweep.start import Wishes, _conclude, _print_head
 
     search = search_of("lora.r=8,16")
     wishes = Wishes(search.ranges, "eval_loss", False, "random", "none", 1, 0, 2, None, ())
@@ -172,7 +172,7 @@ def test_what_a_sweep_does_not_heed_and_how_few_settings_there_are_is_said(
         ),
         ([], None),
     ):
-        _head(tmp_path, search, wishes, Functions(search), load(more))
+        _print_head(tmp_path, search, wishes, Functions(search), load(more))
         found = capsys.readouterr().out
         assert "at most 2 trials, for these ranges hold no more settings" in found
         assert (f"not used   {said}: each trial has a directory below {tmp_path}" in found) is (

@@ -1,4 +1,4 @@
-"""A sweep from its first word to its last: the folder, the place, the driver, and what is left at the end."""
+"""One sweep, from the check of its folder to the winner's run file and the page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from kubetune import errors
 from kubetune.base.files import lock
@@ -60,127 +62,190 @@ class Wishes:
 
 
 def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, relay: Relay) -> int:
-    """Search to the end, or to a stop; returns the exit code. `config` has the first value of each range.
+    """Search to the end, or until the sweep is told to stop. Return the exit code.
 
-    Raises ConfigError for another sweep in the folder, EnvironmentFault where a driver has it already.
+    `config` has the first value of each range. Raises ConfigError if the folder holds another sweep,
+    EnvironmentFault if another process drives this one already.
     """
     slots: list[Slot] = []
+    base = None
+    namespace = None
     if wishes.on_cluster:
         from kubetune.library.sweep import remote
 
         remote.check(config)
         plan = remote.plan_there(config)
+        namespace = config.kubernetes.namespace if config.kubernetes is not None else None
     else:
         config, slots = slots_of(config, wishes.parallel, os.environ)
         base, plan = plan_here(
             config.model_copy(update={"output": str(folder / "base"), "kubernetes": None})
         )
     search = Search(
-        resolved(config), wishes.ranges, wishes.metric, wishes.greater, wishes.sampler, wishes.pruner,
-        rungs_of(wishes.pruner, plan), wishes.repeat, wishes.seed, name,
-        config.kubernetes.namespace if config.kubernetes and wishes.on_cluster else None,
-    )  # fmt: skip
+        config=resolved(config),
+        ranges=wishes.ranges,
+        metric=wishes.metric,
+        greater=wishes.greater,
+        sampler=wishes.sampler,
+        pruner=wishes.pruner,
+        rungs=rungs_of(wishes.pruner, plan),
+        repeat=wishes.repeat,
+        seed=wishes.seed,
+        name=name,
+        namespace=namespace,
+    )
     _require_same(folder, search)
-    relay.grace_seconds = plan.grace_seconds + _MARGIN_SECONDS  # within which each run has its own
+    # Each run has its own grace period within that of the sweep.
+    relay.grace_seconds = plan.grace_seconds + _MARGIN_SECONDS
     recipe = Recipe(load, search, folder, name)
     with lock(folder / LOCK, wait=False), explained(folder):
-        place = _cluster(recipe, config, wishes) if wishes.on_cluster else Local(
-            recipe, slots, config.compute.gpus_per_node
-        )  # fmt: skip
+        place: Place
+        if wishes.on_cluster:
+            place = _cluster(recipe, config, wishes)
+        else:
+            place = Local(recipe, slots, config.compute.gpus_per_node)
         if not (folder / SWEEP).exists():
             write_search(folder, search)
-        _head(folder, search, wishes, place, config)
-        if not wishes.on_cluster:
-            prepare(base)  # once, before several would
-        study = Study(
-            folder, wishes.ranges, sampler=wishes.sampler, pruner=wishes.pruner, rungs=search.rungs,
-            greater=wishes.greater, seed=wishes.seed,
-        )  # fmt: skip
+        _print_head(folder, search, wishes, place, config)
+        if base is not None:
+            prepare(base)  # once, before several runs would do it at the same time
+        study = _study(folder, search)
         record = read_record(folder)
         crown = partial(_write_best, folder, search, record, recipe, config)
-        driver = Driver(
-            folder, search, record, study, place, total=wishes.trials, budgets=wishes.budgets,
-            asked_to_stop=lambda: relay.stopping, say=lambda text: print(text, flush=True), crown=crown,
-        )  # fmt: skip
         try:
-            reason = driver.drive()
-        except EnvironmentFault as fault:
-            left = place.abandon()
-            if not left:
-                raise
-            raise EnvironmentFault(
-                f"{fault}\n{left}; the same command goes on with them"
-            ) from fault
+            reason = _drive(folder, search, record, study, place, wishes, relay, crown)
         finally:
-            study.close()
             _conclude(folder, search, record, crown)
     if reason:
         print(f"{'ended':<10} {reason}; the same command goes on")
     return errors.PREEMPTED if relay.stopping else errors.OK
 
 
+def _study(folder: Path, search: Search) -> Study:
+    return Study(
+        folder,
+        search.ranges,
+        sampler=search.sampler,
+        pruner=search.pruner,
+        rungs=search.rungs,
+        greater=search.greater,
+        seed=search.seed,
+    )
+
+
+def _drive(
+    folder: Path,
+    search: Search,
+    record: Record,
+    study: Study,
+    place: Place,
+    wishes: Wishes,
+    relay: Relay,
+    crown: Callable[[], Path],
+) -> str:
+    """Run trials until the search ends. Return why it ended early, or ""."""
+    driver = Driver(
+        folder,
+        search,
+        record,
+        study,
+        place,
+        total=wishes.trials,
+        budgets=wishes.budgets,
+        asked_to_stop=lambda: relay.stopping,
+        say=lambda text: print(text, flush=True),
+        crown=crown,
+    )
+    try:
+        return driver.drive()
+    except EnvironmentFault as fault:
+        still_running = place.abandon()
+        if not still_running:
+            raise
+        raise EnvironmentFault(
+            f"{fault}\n{still_running}; the same command goes on with them"
+        ) from fault
+    finally:
+        study.close()
+
+
 def _cluster(recipe: Recipe, config: Config, wishes: Wishes) -> Place:
-    """The cluster of the kubeconfig as a place, with the volumes that all trials share."""
+    """Return the cluster of the kubeconfig as a place, with the volumes that all trials share."""
     from kubetune.library.sweep import remote
 
     assert config.kubernetes is not None
     cluster = open_cluster(config.kubernetes.namespace)
     place = remote.Remote(recipe, cluster, wishes.parallel or min(_AT_ONCE, wishes.trials))
-    if shared := place.make_claims(config):
+    shared = place.make_claims(config)
+    if shared:
         print(f"{'volumes':<10} {', '.join(shared)}, of all trials")
     return place
 
 
 def _require_same(folder: Path, search: Search) -> None:
-    """Raise ConfigError where the folder holds another sweep."""
+    """Raise ConfigError if the folder holds another sweep, or something else."""
     if not (folder / SWEEP).exists():
         if folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(
-                f"{folder} holds no sweep, but something else; choose another -o. Nothing was written."
+                f"{folder} holds files, but no sweep; choose another -o. Nothing was written."
             )
         return
-    before, now = asdict(read_search(folder)), asdict(search)
-    old, new = (dict(dotted_values(one.pop("config"))) for one in (before, now))
-    if before["ranges"] != now["ranges"]:  # which say all of what is searched
-        for one in [*before["ranges"], *now["ranges"]]:
-            old = {key: value for key, value in old.items() if not one["key"].startswith(key)}
-            new = {key: value for key, value in new.items() if not one["key"].startswith(key)}
-    changes = [f"{key} was {was}, now is {value}" for key, was, value in moved_numbers(old, new)]
-    changes += [
-        f"{key} was {_text(before[key])}, now is {_text(now[key])}"
-        for key in now
-        if before[key] != now[key]
-    ]
+    before = asdict(read_search(folder))
+    now = asdict(search)
+    values_before = dict(dotted_values(before.pop("config")))
+    values_now = dict(dotted_values(now.pop("config")))
+    if before["ranges"] != now["ranges"]:
+        # The ranges say all about the keys that are searched.
+        searched = tuple(a_range["key"] for a_range in (*before["ranges"], *now["ranges"]))
+        values_before = _without(values_before, searched)
+        values_now = _without(values_now, searched)
+    changes = []
+    for key, old, new in moved_numbers(values_before, values_now):
+        changes.append(f"{key} was {old}, now is {new}")
+    for key in now:
+        if before[key] != now[key]:
+            changes.append(f"{key} was {_text(before[key])}, now is {_text(now[key])}")
     if changes:
-        last = f"{folder} holds another sweep; undo these changes to go on with it, or choose another -o"
-        raise ConfigError([*changes, f"{last}. Nothing was written."])
+        raise ConfigError(
+            [
+                *changes,
+                f"{folder} holds another sweep; undo these changes to go on with it, or choose "
+                "another -o. Nothing was written.",
+            ]
+        )
+
+
+def _without(values: dict[str, Any], searched: tuple[str, ...]) -> dict[str, Any]:
+    """Return the values without those of the keys that are searched, and of keys below them."""
+    return {key: value for key, value in values.items() if not key.startswith(searched)}
 
 
 def _text(value: object) -> str:
     if isinstance(value, tuple) and value and isinstance(value[0], dict):
-        return " ".join(f"{one['key']}={Range(**one)}" for one in value)
+        return " ".join(f"{fields['key']}={Range(**fields)}" for fields in value)
     return str(value)
 
 
-def _head(folder: Path, search: Search, wishes: Wishes, place: Place, config: Config) -> None:
-    most = (
-        f"at most {counted(wishes.trials, 'trial')}"
-        if wishes.trials < ENDLESS
-        else "as long as the budget lasts"
-    )
+def _print_head(folder: Path, search: Search, wishes: Wishes, place: Place, config: Config) -> None:
+    """Print what is searched, how, and where."""
+    limit = "as long as the budget lasts"
+    if wishes.trials < ENDLESS:
+        limit = f"at most {counted(wishes.trials, 'trial')}"
     if wishes.trials == settings_in(search.ranges):
-        most += ", for these ranges hold no more settings"
+        limit += ", for these ranges hold no more settings"
+    ranges = " ".join(f"{a_range.key}={a_range}" for a_range in search.ranges)
     lines = [
-        ("sweep", " ".join(f"{one.key}={one}" for one in search.ranges)),
+        ("sweep", ranges),
         ("by", f"{search.metric}, {'highest' if search.greater else 'lowest'} is best"),
-        ("search", f"{search.sampler}, pruner {search.pruner}, {most}"),
+        ("search", f"{search.sampler}, pruner {search.pruner}, {limit}"),
         ("at once", counted(place.slots, "run")),
         ("budget", ", ".join(map(str, wishes.budgets)) or "none"),
         ("folder", str(folder)),
     ]
-    if unused := not_used(config):
-        kept = f"each trial has a directory below {folder / 'trials'}"
-        lines.append(("not used", f"{', '.join(unused)} of the run file: {kept}"))
+    unused = not_used(config)
+    if unused:
+        reason = f"each trial has a directory below {folder / 'trials'}"
+        lines.append(("not used", f"{', '.join(unused)} of the run file: {reason}"))
     for label, text in lines:
         print(f"{label:<10} {text}", flush=True)
 
@@ -188,24 +253,25 @@ def _head(folder: Path, search: Search, wishes: Wishes, place: Place, config: Co
 def _write_best(
     folder: Path, search: Search, record: Record, recipe: Recipe, config: Config
 ) -> Path:
-    with suppress(ConfigError):  # the run file may lack what is searched
+    """Write the run file of the best trial, beside the values of the run file that was searched."""
+    with suppress(ConfigError):  # the run file may lack a key that is searched
         config = recipe.load([])
     best = best_of(record, search)
     return write_best(folder, recipe.config(best, best.runs[0]), config, record, search)
 
 
 def _conclude(folder: Path, search: Search, record: Record, crown: Callable[[], Path]) -> None:
-    """Say what came of it, and write the winner's run file and the page."""
+    """Print the result, and write the winner's run file and the page."""
     tried = {tuple(trial.values.items()) for trial in record.trials if trial.state != "open"}
-    every = (
-        "; every setting of these ranges was tried"
-        if len(tried) == settings_in(search.ranges)
-        else ""
-    )
-    print(f"\n{'trials':<10} {summary(record)}{every}; {record.device_hours:.3g} device hours")
+    result = summary(record)
+    if len(tried) == settings_in(search.ranges):
+        result += "; every setting of these ranges was tried"
+    print(f"\n{'trials':<10} {result}; {record.device_hours:.3g} device hours")
     if record.ranked(greater=search.greater):
         path = crown()
-        for label, text in zip(("best", *[""] * 9), told(record, search), strict=False):
+        label = "best"
+        for text in islice(told(record, search), 10):
             print(f"{label:<10} {text}")
+            label = ""
         print(f"{'run file':<10} {path}")
     print(f"{'page':<10} {write_page(folder)}")
