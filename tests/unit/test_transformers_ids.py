@@ -210,6 +210,26 @@ def test_ids_and_labels_are_those_of_transformers(
     compare(make(template, tmp_path, settings), template, settings)
 
 
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=[*SETTINGS])
+@pytest.mark.parametrize("special", [True, False], ids=["special", "plain"])
+def test_ids_are_those_of_a_class_that_builds_its_tokenizer_anew(
+    special: bool, settings: dict[str, bool], tmp_path: Path
+) -> None:
+    """Transformers drops some settings of added tokens then, and keeps others: kubetune has to ask it which."""
+    from transformers import AutoTokenizer
+
+    folder = byte_level(PHI3, tmp_path, {**settings, "special": special})
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    listed = {"additional_special_tokens": [*TAGS], "split_special_tokens": False}
+    path.write_text(json.dumps({**config, **listed, "tokenizer_class": "Qwen2Tokenizer"}))
+    theirs = AutoTokenizer.from_pretrained(folder)
+    encoder = Encoder(load_tokenizer(ModelConfig(path=str(folder)), tmp_path / "cache"))
+    for messages in conversations():
+        ids = theirs.apply_chat_template(messages, tokenize=True, return_dict=False)
+        assert encoder.encode(Chat(tuple(messages))).ids[: len(ids)] == ids
+
+
 @pytest.mark.parametrize("make", [byte_level, sentence_pieces])
 def test_the_end_of_an_answer_takes_the_line_break_behind_it(make: Any, tmp_path: Path) -> None:
     """As in Phi-3, whose `<|end|>` strips what stands behind it."""

@@ -235,6 +235,7 @@ def load_backend(
 
 
 def _safe_as_it_is(file: Path, name: str | None, config: Mapping[str, Any]) -> bool:
+    """True if tokenizer.json alone gives the ids that transformers' class of this name gives."""
     if name in _READ_AS_IS:
         return True
     if (
@@ -243,9 +244,15 @@ def _safe_as_it_is(file: Path, name: str | None, config: Mapping[str, Any]) -> b
         or not config.get("do_lower_case", True)
     ):
         return False
-    if any(config.get(option) is not None for option in ("strip_accents", "split_special_tokens")):
-        return config.get("strip_accents") is None and config.get("split_special_tokens") is False
-    return _steps(read_json(file)) == tuple(_canonical(step) for step in _REBUILT[name])
+    content = read_json(file)
+    added = [*content.get("added_tokens", []), *config.get("added_tokens_decoder", {}).values()]
+    if any(token.get(flag) for token in added for flag in ("lstrip", "rstrip", "single_word")):
+        # A class that builds its tokenizer anew takes some of these flags from one file, some from the other, and drops
+        # others.
+        return False
+    if config.get("strip_accents") is not None or config.get("split_special_tokens"):
+        return False
+    return _steps(content) == tuple(_canonical(step) for step in _REBUILT[name])
 
 
 def _steps(content: Mapping[str, Any]) -> tuple[Any, Any]:
