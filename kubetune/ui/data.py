@@ -99,7 +99,7 @@ def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
         known = read_object(path) if path.is_file() else {}
         return config, str(known.get("fingerprint", "")), target
     config = load_config(target, environ=os.environ)
-    require_sources(config)
+    require_sources(config.sources)
     tokenizer = load_tokenizer(config.model, cache_folder(config.data.cache), date=day_of(config))
     return config, fingerprint(config, tokenizer), site.folder / file
 

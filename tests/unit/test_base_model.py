@@ -337,7 +337,9 @@ def test_advice_on_lost_rows_fits_what_they_were_lost_to() -> None:
 
     def advice(**stats: int) -> str:
         with pytest.raises(errors.DataError) as caught:
-            require_rows(config, "train", {"records": 10, "rows": 4, "lost_share": 0.6, **stats})
+            require_rows(
+                config.data, "train", {"records": 10, "rows": 4, "lost_share": 0.6, **stats}
+            )
         return str(caught.value)
 
     said = advice(overlong=0, no_label=6, longest=40)

@@ -88,14 +88,14 @@ def test_the_first_record_says_what_is_trained(
     config = Config.model_validate(
         {"task": task, "model": "m", "data": {"train": str(tmp_path / "train.jsonl")}}
     )
-    assert data_facts.learn(config) == found
-    assert data_facts.known(tmp_path, config) == found
+    assert data_facts.learn(config.data.train[0], config.record_kind) == found
+    assert data_facts.known(tmp_path, config.data.train[0], config.record_kind) == found
     assert "keeps no facts about its data" in caplog.text
-    data_facts.write(tmp_path, config)
+    data_facts.write(tmp_path, data_facts.learn(config.data.train[0], config.record_kind))
     (tmp_path / "train.jsonl").unlink()
-    assert data_facts.of_prepared(tmp_path, config) == found
+    assert data_facts.of_prepared(tmp_path, config.data.train[0], config.record_kind) == found
     for kept in ([], {"facts": []}, {"facts": {"is_chat": 1}}):
         (tmp_path / "data.json").write_text(json.dumps(kept))
-        assert data_facts.known(tmp_path, config) == DataFacts(), (
-            "damaged, or without facts; and the data have gone"
-        )
+        assert (
+            data_facts.known(tmp_path, config.data.train[0], config.record_kind) == DataFacts()
+        ), "damaged, or without facts; and the data have gone"

@@ -111,7 +111,7 @@ def _check(args: argparse.Namespace) -> Answer:
     from kubetune.rundir.starts import day_of
 
     config = _load(args)
-    require_sources(config)
+    require_sources(config.sources)
     cache = None
     if config.data.cache:
         cache = Path(config.data.cache).expanduser()

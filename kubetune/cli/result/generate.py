@@ -382,7 +382,8 @@ def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
                 where, f"holds an empty text, {line!r}; expected one text, or two and a tab"
             )
     problems.raise_if_any()
-    _note_other_form(texts, known(args.run_dir, config).takes_pairs)
+    facts = known(args.run_dir, config.data.train[0], config.record_kind)
+    _note_other_form(texts, facts.takes_pairs)
     return texts
 
 

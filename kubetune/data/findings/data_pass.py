@@ -16,7 +16,7 @@ from kubetune.data.findings.sentences import find
 from kubetune.data.prepared.pipeline import Result, Split, Tally, Worker, encode_batches
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import not_read
-from kubetune.data.reading.splits import plan_batches, split_sources, summarise
+from kubetune.data.reading.splits import held_out_share, plan_batches, split_sources, summarise
 from kubetune.data.text.encode_labelled import most_tokens
 from kubetune.data.text.find_labels import find_labels
 from kubetune.data.text.tokenizer import Tokenizer
@@ -71,7 +71,13 @@ class DataPass:
 
     def results(self) -> Generator[Result]:
         """Yield the rows, batch after batch, once they are counted."""
-        batches = plan_batches(self._config, self.problems, self._tallies)
+        batches = plan_batches(
+            self._config.sources,
+            held_out_share(self._config.data),
+            self._config.training.seed,
+            self.problems,
+            self._tallies,
+        )
         num_proc = self._data.num_proc
         for result in encode_batches(self._worker, batches, self.problems, num_proc):
             self._tallies[result.split][result.source].add(result.tally)

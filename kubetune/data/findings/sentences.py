@@ -155,7 +155,7 @@ def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
         yield counts.error("bad_records", sentence, number, advice)
         return  # once these are mended, enough rows may be left
     try:
-        require_rows(counts.config, counts.split, dict(counts.stats))
+        require_rows(counts.config.data, counts.split, dict(counts.stats))
     except DataError as error:
         sentence = str(error).removesuffix(" Nothing was written.").rstrip(".")
         yield counts.error("too_few_rows", sentence)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kubetune import errors
 from kubetune.base import files, logs
-from kubetune.config.schema import Config
+from kubetune.config.schema import RecordKind, SourceConfig
 from kubetune.data.reading.formats import Chat, Judged, Labelled, Preference, convert
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
@@ -24,43 +24,44 @@ FACTS: Final = "facts.json"
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Form of the records that a run was trained on, None where it is not known.
+    """Form of the records that a run was trained on, None where it is not known."""
 
-    `is_chat`: conversations; `takes_pairs`: two texts to a label, of a classifier.
-    """
-
+    # conversations
     is_chat: bool | None = None
+    # of a classifier: two texts to a label
     takes_pairs: bool | None = None
 
 
-def learn(config: Config) -> DataFacts:
-    """The facts of a config whose data are at hand; unknown ones where they are not, or the first record is bad."""
-    source = config.data.train[0]
+def learn(source: SourceConfig, kind: RecordKind) -> DataFacts:
+    """Return the facts of a source, by its first record; unknown ones where it is not at hand, or the record is bad."""
     try:
         record = next(read_source(source, Problems()))
-        example = convert(record.value, source.format, source.columns, kind=config.record_kind)
+        example = convert(record.value, source.format, source.columns, kind=kind)
     except (errors.KubetuneError, ValueError, StopIteration, OSError):
         return DataFacts()
-    if isinstance(example, Labelled):
-        return DataFacts(False, example.second is not None)
-    if isinstance(example, Preference | Judged):
-        example = example.chosen if isinstance(example, Preference) else example.answer
+    match example:
+        case Labelled():
+            return DataFacts(is_chat=False, takes_pairs=example.second is not None)
+        case Preference(answer) | Judged(answer):
+            return DataFacts(isinstance(answer, Chat))
     return DataFacts(isinstance(example, Chat))
 
 
-def write(folder: Path, config: Config) -> None:
+def write(folder: Path, facts: DataFacts) -> None:
     """Keep the facts beside the prepared rows."""
-    files.write_atomic(folder / FACTS, json.dumps(asdict(learn(config))))
+    files.write_atomic(folder / FACTS, json.dumps(asdict(facts)))
 
 
-def of_prepared(folder: Path, config: Config) -> DataFacts:
-    """The facts beside prepared rows; read anew where these were prepared before there were any."""
-    beside = folder / FACTS
-    return (_parse(files.read_object(beside)) if beside.is_file() else None) or learn(config)
+def of_prepared(folder: Path, source: SourceConfig, kind: RecordKind) -> DataFacts:
+    """Return the facts beside prepared rows; those of the source where the rows were prepared before there were any."""
+    facts = None
+    if (folder / FACTS).is_file():
+        facts = _parse(files.read_object(folder / FACTS))
+    return facts or learn(source, kind)
 
 
 def read(run_dir: Path) -> DataFacts | None:
-    """The facts in data.json of a run; None where a run from before has none, or its disk has damaged the file."""
+    """Return the facts in data.json of a run; None where an older run has none, or its disk has damaged the file."""
     try:
         return _parse(files.read_object(run_dir / DATA).get("facts"))
     except FileNotFoundError:
@@ -70,21 +71,23 @@ def read(run_dir: Path) -> DataFacts | None:
         return None
 
 
-def known(run_dir: Path, config: Config) -> DataFacts:
-    """The facts that a run keeps; of one from before they were kept, those of its data, where these are at hand."""
-    found = read(run_dir)
-    if found is None:
-        found = learn(config)
+def known(run_dir: Path, source: SourceConfig, kind: RecordKind) -> DataFacts:
+    """Return the facts that a run keeps; of an older one that keeps none, those of its first source, if it is at hand."""
+    facts = read(run_dir)
+    if facts is None:
+        facts = learn(source, kind)
         logs.DATA.warning(
             "%s keeps no facts about its data: they are looked up in the data themselves", run_dir
         )
-    return found
+    return facts
 
 
 def _parse(facts: Any) -> DataFacts | None:
     if not isinstance(facts, dict):
         return None
-    found = {name: facts.get(name) for name in DataFacts.__dataclass_fields__}
+    is_chat = facts.get("is_chat")
+    takes_pairs = facts.get("takes_pairs")
     return DataFacts(
-        **{name: value if isinstance(value, bool) else None for name, value in found.items()}
+        is_chat=is_chat if isinstance(is_chat, bool) else None,
+        takes_pairs=takes_pairs if isinstance(takes_pairs, bool) else None,
     )

@@ -74,7 +74,7 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     the others wait for it. Raises DataError when records are bad or too many would be left out; nothing is kept then.
     """
     cache = cache_folder(config.data.cache)
-    require_sources(config)
+    require_sources(config.sources)
     tokenizer = load_tokenizer(config.model, cache, date=day_of(config))
     key = fingerprint(config, tokenizer)
     folder = cache / "prepared" / key[:32]
@@ -88,7 +88,7 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
             _remember_checksums(folder, cache)
     prepared = load_prepared(folder, tokenizer, config)
     for split in split_sources(config):
-        require_rows(config, split, prepared.stats[split])
+        require_rows(config.data, split, prepared.stats[split])
     return prepared
 
 
@@ -212,9 +212,9 @@ def _write_rows(
             if progress:
                 progress(done)
     data_pass.problems.raise_if_any()
-    data_facts.write(folder, config)
+    data_facts.write(folder, data_facts.learn(config.data.train[0], config.record_kind))
     if data_pass.labels is not None:
         data_pass.labels.write(folder / LABELS)
     for split, stats in data_pass.stats().items():
-        require_rows(config, split, stats)
+        require_rows(config.data, split, stats)
         write_atomic(folder / split / "stats.json", json.dumps(stats, indent=1))

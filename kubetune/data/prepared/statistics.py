@@ -38,7 +38,7 @@ def describe(prepared: Prepared, config: Config) -> dict[str, Any]:
         else None
     )
     facts = {
-        **asdict(data_facts.of_prepared(prepared.path, config)),
+        **asdict(data_facts.of_prepared(prepared.path, config.data.train[0], config.record_kind)),
         "labels": asdict(prepared.labels) if prepared.labels else None,
         "chat_template": hashlib.sha256(template.source.encode()).hexdigest() if template else None,
         "images": images,

@@ -10,10 +10,9 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +25,7 @@ from kubetune.config.data_files import (
     is_read,
     readable_endings,
 )
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema import SourceConfig
 from kubetune.data.reading.hub import explained_hub_errors, hub_token, is_of_hub
 from kubetune.data.reading.images import IMAGE_SUFFIXES
 from kubetune.data.reading.problems import Problems
@@ -251,10 +250,11 @@ def _unread(error: Exception, what: str) -> KubetuneError | None:
     )
 
 
-def require_sources(config: Config) -> None:
+def require_sources(splits: Mapping[Any, Sequence[SourceConfig]]) -> None:
     """Raise DataError where a file of a run's data is missing, before anything that takes time is asked for."""
-    for source in chain(*config.sources.values()):
-        locate(source)
+    for sources in splits.values():
+        for source in sources:
+            locate(source)
 
 
 def _broken_link(place: Path) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kubetune.base.humanize import counted
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema import Config, DataConfig, SourceConfig
 from kubetune.data.prepared.pipeline import Batch, Split, Tally, make_batches
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
@@ -21,32 +21,39 @@ _KEYS: dict[Split, str] = {
 
 
 def split_sources(config: Config) -> dict[Split, tuple[SourceConfig, ...]]:
-    """The sources of each split; a share held out comes from the sources of training."""
-    named: dict[Split, tuple[SourceConfig, ...]] = {**config.sources}
-    if config.data.eval and isinstance(config.data.eval, float):
-        named["eval"] = config.data.train
-    return {split: given for split, given in named.items() if given}
+    """Return the sources of each split that has some; a share held out comes from the sources of training."""
+    splits: dict[Split, tuple[SourceConfig, ...]] = {**config.sources}
+    if held_out_share(config.data):
+        splits["eval"] = config.data.train
+    return {split: sources for split, sources in splits.items() if sources}
+
+
+def held_out_share(data: DataConfig) -> float:
+    """Return the share of training's records that is held out to evaluate on; 0 where `data.eval` names sources."""
+    return data.eval if isinstance(data.eval, float) else 0.0
 
 
 def plan_batches(
-    config: Config, problems: Problems, tallies: Mapping[Split, Sequence[Tally]]
+    splits: Mapping[Split, Sequence[SourceConfig]],
+    held_out: float,
+    seed: int,
+    problems: Problems,
+    tallies: Mapping[Split, Sequence[Tally]],
 ) -> Iterator[Batch]:
-    """Read every record that the config asks for, in the order of the sources, training first.
+    """Read every record of a run, in the order of the sources, training first; `held_out` is a share of training's.
 
     What cannot be read is counted in the tallies; where a share is held out, in those of training.
     """
-    seed = config.training.seed
-    share = config.data.eval if isinstance(config.data.eval, float) else 0.0
-    for split, sources in config.sources.items():
-        held_out = share if split == "train" else 0.0
-        for index, (source, fates) in enumerate(
-            zip(sources, _fates(sources, seed, held_out), strict=True)
-        ):
+    for split, sources in splits.items():
+        share = held_out if split == "train" else 0.0
+        for index, fates in enumerate(_fates(sources, seed, share)):
             unreadable = problems.part()
-            yield from make_batches(read_source(source, unreadable), index, _splitter(split, fates))
-            tallies[split][index].records += unreadable.total
-            tallies[split][index].unreadable += unreadable.total
-            tallies[split][index].blank_lines += unreadable.blank_lines
+            records = read_source(sources[index], unreadable)
+            yield from make_batches(records, index, _splitter(split, fates))
+            tally = tallies[split][index]
+            tally.records += unreadable.total
+            tally.unreadable += unreadable.total
+            tally.blank_lines += unreadable.blank_lines
 
 
 def read_taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[Record]:
@@ -60,9 +67,8 @@ def read_taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[
 def _fates(sources: Sequence[SourceConfig], seed: int, share: float) -> Sequence[bytes | None]:
     if not share and not any(source.range or locate(source).sample for source in sources):
         return [None] * len(sources)
-    from kubetune.data.reading.selection import (
-        decide_fates,
-    )  # imports numpy, which the common case does without
+    # It imports numpy, which the common case does without.
+    from kubetune.data.reading.selection import decide_fates
 
     return decide_fates(sources, seed, share)
 
@@ -86,32 +92,40 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict
     return {**vars(total), "lost_share": total.lost_share, "sources": by_source}
 
 
-def require_rows(config: Config, split: Split, stats: dict[str, Any]) -> None:
+def require_rows(data: DataConfig, split: Split, stats: dict[str, Any]) -> None:
     """Raise DataError when a split has no rows, or more of its records are left out than the config allows."""
-    allowed, limit = config.data.max_lost_share, config.data.max_length
     if not stats["records"]:
         raise DataError(f"{_KEYS[split]} holds no records. Nothing was written.")
-    if stats["rows"] and stats["lost_share"] <= allowed:
+    if stats["rows"] and stats["lost_share"] <= data.max_lost_share:
         return
     lost = stats["overlong"] + stats["no_label"] + stats.get("unusable", 0)
     records = counted(stats["records"], "record")
-    causes, remedies = [], ["mend the data", "raise data.max_lost_share"]
+    causes, remedies = _causes(data.max_length, stats)
+    advice = remedies[-1]
+    if len(remedies) > 1:
+        advice = f"{', '.join(remedies[:-1])}, or {advice}"
+    raise DataError(
+        f"{_KEYS[split]}: {lost:,} of {records} ({stats['lost_share']:.1%}) would be left out: {', '.join(causes)}. "
+        f"data.max_lost_share allows {data.max_lost_share:.0%}. {advice[0].upper()}{advice[1:]}. Nothing was written."
+    )
+
+
+def _causes(limit: int, stats: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return why records are left out, and what can be done, the gentlest first."""
+    causes = []
+    remedies = ["mend the data", "raise data.max_lost_share"]
+    is_cut = stats["longest"] > limit
     if stats["overlong"]:
-        causes.append(
-            f"{stats['overlong']:,} longer than data.max_length {limit:,} (the longest has {stats['longest']:,} tokens)"
-        )
+        longest = f"the longest has {stats['longest']:,} tokens"
+        causes.append(f"{stats['overlong']:,} longer than data.max_length {limit:,} ({longest})")
         remedies.insert(0, "set data.overlong to truncate (or, of plain texts, to split)")
     if stats["no_label"]:
-        reason = "no answer, or it was truncated" if stats["longest"] > limit else "no answer"
+        reason = "no answer, or it was truncated" if is_cut else "no answer"
         causes.append(f"{stats['no_label']:,} with nothing to train on ({reason})")
     if stats.get("unusable"):  # not in data that were prepared before
         causes.append(f"{stats['unusable']:,} with equal or empty answers, or different prompts")
-    if stats["longest"] > limit:
+    if is_cut:
         remedies.insert(0, "raise data.max_length")
-    if not lost:
-        causes, remedies = ["none is a record that could be read"], remedies[-2:-1]
-    advice = ", ".join(remedies[:-1]) + f", or {remedies[-1]}" if len(remedies) > 1 else remedies[0]
-    raise DataError(
-        f"{_KEYS[split]}: {lost:,} of {records} ({stats['lost_share']:.1%}) would be left out: {', '.join(causes)}. "
-        f"data.max_lost_share allows {allowed:.0%}. {advice[0].upper()}{advice[1:]}. Nothing was written."
-    )
+    if not causes:
+        return ["none is a record that could be read"], ["mend the data"]
+    return causes, remedies

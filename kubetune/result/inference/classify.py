@@ -69,7 +69,7 @@ def classify_texts(
 
 def answer_record(run_dir: Path, config: Config, prompt: str, answer: str) -> dict[str, Any]:
     """A prompt and its answer as a record of what the run was trained on: a conversation, or plain texts."""
-    if not known(run_dir, config).is_chat:
+    if not known(run_dir, config.data.train[0], config.record_kind).is_chat:
         return {"prompt": prompt, "completion": answer}
     return {
         "messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]

@@ -105,7 +105,7 @@ class Result:
     @cached_property
     def facts(self) -> DataFacts:
         """The facts about its data that the run keeps, or those of the data themselves."""
-        return data_facts.known(self.run_dir, self.config)
+        return data_facts.known(self.run_dir, self.config.data.train[0], self.config.record_kind)
 
     @property
     def auto_class(self) -> Any:
