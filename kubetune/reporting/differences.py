@@ -1,4 +1,4 @@
-"""Settings of several runs side by side: only what differs, a row for each key; sources stand by their path."""
+"""The settings of several runs side by side: a row for each key that differs. Sources are named by their path."""
 
 from __future__ import annotations
 
@@ -10,73 +10,108 @@ from kubetune.config.load import dotted_values
 from kubetune.config.schema import SourceConfig
 
 Row = tuple[str, list[str]]
+Values = dict[str, Any]
 
 _ABSENT = object()
 _OF_PLACES = ("name", "output")
-"""Differ in nearly all runs, and say nothing of their training."""
+"""These differ in nearly all runs, and do not change how a run trains."""
 
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[tuple[str, str]]]:
-    """Rows of what differs, with a text for each run, and what all have in common, of `resolved` settings."""
-    found = _folded([_flat(one) for one in settings])
+    """Return what differs, with a text for each run, and what all runs have in common.
+
+    `settings`: the `resolved` config of each run.
+    """
+    runs = _joined_sections([_flat(one_run) for one_run in settings])
     different: list[Row] = []
     common: list[tuple[str, str]] = []
-    for key in dict.fromkeys(key for one in found for key in one):
-        values = [one.get(key, _ABSENT) for one in found]
+    for key in _keys_of(runs):
         if key in _OF_PLACES:
             continue
-        if all(value == values[0] for value in values):
+        values = [run.get(key, _ABSENT) for run in runs]
+        if _are_equal(values):
             common.append((key, _text(values[0])))
         elif all(isinstance(value, dict) for value in values):
-            inner = dict.fromkeys(
-                name for value in values if isinstance(value, dict) for name in value
-            )
-            for name in inner:
-                parts = [value.get(name, _ABSENT) for value in values if isinstance(value, dict)]
-                if any(part != parts[0] for part in parts):
+            for name in _keys_of(values):
+                parts = [value.get(name, _ABSENT) for value in values]
+                if not _are_equal(parts):
                     different.append((f"{key} · {name}", [_text(part) for part in parts]))
         else:
             different.append((key, [_text(value) for value in values]))
     return different, common
 
 
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by their dotted keys; each source by its path, with its other settings as one value."""
-    flat: dict[str, Any] = {}
-    for key, value in dotted_values(dict(settings)) if settings else ():
-        if not (
-            isinstance(value, list)
-            and value
-            and all(isinstance(one, dict) and "path" in one for one in value)
-        ):
+def _keys_of(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys of all mappings, each once, in the order in which they come."""
+    keys: dict[str, None] = {}
+    for mapping in values:
+        keys.update(dict.fromkeys(mapping))
+    return list(keys)
+
+
+def _are_equal(values: Sequence[Any]) -> bool:
+    return all(value == values[0] for value in values)
+
+
+def _flat(settings: Mapping[str, Any]) -> Values:
+    """Return values by dotted key. A source has its path in its key, and its other settings as one value.
+
+    Example: `data.train: [{path: a.jsonl, weight: 2}]` becomes `data.train: a.jsonl` = {weight: 2}.
+    """
+    flat: Values = {}
+    if not settings:
+        return flat
+    for key, value in dotted_values(dict(settings)):
+        if not _is_list_of_sources(value):
             flat[key] = value
             continue
         for source in value:
-            name, count = f"{key}: {source['path']}", 1
+            name = f"{key}: {source['path']}"
+            count = 1
             while name in flat:
                 count += 1
                 name = f"{key}: {source['path']} ({count})"
-            flat[name] = {part: set_to for part, set_to in source.items() if part != "path"}
+            flat[name] = {part: setting for part, setting in source.items() if part != "path"}
     return flat
 
 
-def _folded(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sections that a run lacks as one value in the others, too: what is in them differs from nothing."""
-    lacking = {key for one in found for key, value in one.items() if value is None}
-    sections = {
-        key for key in lacking if any(other.startswith(f"{key}.") for one in found for other in one)
-    }
-    folded: list[dict[str, Any]] = []
-    for one in found:
-        result: dict[str, Any] = {}
-        for key, value in one.items():
-            section = next((name for name in sections if key.startswith(f"{name}.")), None)
-            if section is None:
-                result[key] = value
+def _is_list_of_sources(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(item, dict) and "path" in item for item in value)
+
+
+def _joined_sections(runs: Sequence[Values]) -> list[Values]:
+    """Join the keys of a section that some run does not have, so that the section gets one row.
+
+    Example: a run with `lora: null` beside one with `lora.r: 8` and `lora.alpha: 16`. The second
+    becomes `lora` = {r: 8, alpha: 16}.
+    """
+    keys = _keys_of(runs)
+    sections = []
+    for run in runs:
+        for section, value in run.items():
+            if value is None and any(key.startswith(f"{section}.") for key in keys):
+                sections.append(section)
+    joined = []
+    for run in runs:
+        values: Values = {}
+        for key, value in run.items():
+            section, name = _split_key(key, sections)
+            if section:
+                values.setdefault(section, {})[name] = value
             else:
-                result.setdefault(section, {})[key.removeprefix(f"{section}.")] = value
-        folded.append(result)
-    return folded
+                values[key] = value
+        joined.append(values)
+    return joined
+
+
+def _split_key(key: str, sections: Sequence[str]) -> tuple[str, str]:
+    """Return the section that a key is in, "" for none, and the rest of the key."""
+    for section in sections:
+        if key.startswith(f"{section}."):
+            return section, key.removeprefix(f"{section}.")
+    return "", key
 
 
 def _text(value: Any) -> str:
@@ -85,14 +120,14 @@ def _text(value: Any) -> str:
     if value is None:
         return "not set"
     if isinstance(value, dict):
-        defaults = SourceConfig.model_fields
-        said = [
-            f"{name} {_text(part)}"
-            for name, part in value.items()
-            if part is not None
-            and part is not False
-            and part not in ({}, [])
-            and not (name in defaults and part == defaults[name].default)
-        ]
-        return ", ".join(said) or "set"
+        parts = [f"{name} {_text(part)}" for name, part in value.items() if _is_set(name, part)]
+        return ", ".join(parts) or "set"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _is_set(name: str, value: Any) -> bool:
+    """True if a setting of a source or a section says something that the reader cannot assume."""
+    if value is None or value is False or value in ({}, []):
+        return False
+    field = SourceConfig.model_fields.get(name)
+    return field is None or value != field.default

@@ -1,42 +1,60 @@
-"""Load of a mixture's experts as a page shows it: for each layer, how many experts got how much."""
+"""The load of a mixture's experts as a page shows it: for each layer, how many experts got how much."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 EDGES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 HEADINGS: Final = ("none", "< ¼", "¼–½", "½–1", "1–2", "2–4", "≥ 4")
-"""Loads of experts, as multiples of their layer's mean."""
+"""Loads of experts, as multiples of the mean of their layer."""
+
+
+class LayerLoad(NamedTuple):
+    """The load of one layer's experts."""
+
+    name: str
+    # The number of experts under each of HEADINGS.
+    counts: list[int]
+    # Expert, and its load as a multiple of the mean.
+    fullest: tuple[int, float]
+    emptiest: tuple[int, float]
 
 
 class ExpertLoad(NamedTuple):
-    """`rows`: of each layer its name, the number of its experts under each of HEADINGS, the fullest with its multiple
-    of the mean, and the emptiest with its own. `dropped`: tokens that an expert had no room for, of all layers; None
-    where nobody counted them."""
+    """The load of all experts between two steps."""
 
     steps: tuple[int, int]
-    rows: list[tuple[str, list[int], tuple[int, float], tuple[int, float]]]
+    rows: list[LayerLoad]
+    # Tokens, over all layers, that an expert had no room for. None if nobody counted them.
     dropped: int | None = None
     headings: tuple[str, ...] = HEADINGS
 
 
-def expert_load(found: Mapping[str, Any]) -> ExpertLoad | None:
-    """The load that `experts.json` holds; None where there is none."""
-    if not found.get("layers"):
+def expert_load(recorded: Mapping[str, Any]) -> ExpertLoad | None:
+    """Return the load that `experts.json` holds, or None if it holds none."""
+    if not recorded.get("layers"):
         return None
-    first, last = found["steps"]
-    rows = [_row(name, counts) for name, counts in found["layers"].items()]
-    return ExpertLoad((first, last), rows, found.get("dropped_tokens"))
+    first, last = recorded["steps"]
+    rows = [_layer_load(name, tokens) for name, tokens in recorded["layers"].items()]
+    return ExpertLoad((first, last), rows, recorded.get("dropped_tokens"))
 
 
-def _row(
-    name: str, counts: list[int]
-) -> tuple[str, list[int], tuple[int, float], tuple[int, float]]:
-    mean = sum(counts) / len(counts) or 1.0
-    parts = [count / mean for count in counts]
-    bars = [0] * len(HEADINGS)
-    for part in parts:
-        bars[1 + sum(part >= edge for edge in EDGES) if part else 0] += 1
-    order = sorted(range(len(parts)), key=parts.__getitem__)
-    return name, bars, (order[-1], parts[order[-1]]), (order[0], parts[order[0]])
+def _layer_load(name: str, tokens: list[int]) -> LayerLoad:
+    """Count a layer's experts by load. `tokens`: how many each expert got.
+
+    Example: experts with 0, 1, 1 and 6 tokens have a mean of 2, so their loads are 0, ½, ½ and 3:
+    one under "none", two under "½–1" and one under "2–4".
+    """
+    mean = sum(tokens) / len(tokens) or 1.0
+    loads = [count / mean for count in tokens]
+    counts = [0] * len(HEADINGS)
+    for load in loads:
+        heading = 1 + bisect_right(EDGES, load) if load else 0
+        counts[heading] += 1
+    # The first of the emptiest and the last of the fullest, where several have the same load.
+    by_load = sorted(range(len(loads)), key=loads.__getitem__)
+    fullest = by_load[-1]
+    emptiest = by_load[0]
+    return LayerLoad(name, counts, (fullest, loads[fullest]), (emptiest, loads[emptiest]))

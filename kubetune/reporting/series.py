@@ -1,7 +1,7 @@
-"""Long columns of numbers made short enough for a page, without hiding what was rare.
+"""Make long columns of numbers short enough for a page, without hiding what was rare.
 
-Above a number of points, neighbours share a bucket that keeps their mean, lowest and highest: a spike in one step of
-a hundred thousand stays visible in the band.
+Neighbours share a bucket that keeps their mean, lowest and highest value. So a spike in one step of a
+hundred thousand stays visible in the band.
 """
 
 from __future__ import annotations
@@ -9,56 +9,58 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 Number = float | int | None
 
 
 @dataclass(frozen=True)
 class Series:
-    """Values over steps. `low` and `high` are there only where `values` are means of several."""
+    """Values over steps."""
 
     steps: list[int]
     values: list[Number]
+    # Only where `values` are means of several values each.
     low: list[Number] | None = None
     high: list[Number] | None = None
 
 
 def shorten(steps: Sequence[int], values: Sequence[Number], points: int) -> Series:
-    """At most `points` of them: all, or means of buckets with their lowest and highest. None (not finite) is left out,
-    and is None again where nothing else is in a bucket."""
+    """Return at most `points` points: all values, or buckets of several.
+
+    None stands for a value that is not finite. A bucket is None only if all its values are.
+    """
     if len(steps) <= points:
-        return Series(list(steps), [_digits(value) for value in values])
+        return Series(list(steps), [_rounded(value) for value in values])
     size = math.ceil(len(steps) / points)
-    result = Series([], [], [], [])
-    assert result.low is not None
-    assert result.high is not None
+    buckets = []
     for begin in range(0, len(steps), size):
-        known = [value for value in values[begin : begin + size] if value is not None]
-        result.steps.append(steps[min(begin + size, len(steps)) - 1])
-        result.values.append(_digits(math.fsum(known) / len(known)) if known else None)
-        result.low.append(_digits(min(known)) if known else None)
-        result.high.append(_digits(max(known)) if known else None)
-    return result
+        bucket = _Bucket()
+        bucket.add(steps[begin : begin + size], values[begin : begin + size])
+        buckets.append(bucket)
+    return _series(buckets, has_band=True)
 
 
 class Thinner:
-    """A column of any length made short while it is read: between half of `points` and all of them are left.
+    """A column of any length, made short while it is read. At the end it has between half of `points` and `points`.
 
-    Neighbours are put together two by two as often as there are too many, so that memory does not grow.
+    Whenever there are more than `points` buckets, neighbours are joined two by two, so memory does not grow:
+
+        points 4    1 2 3 4 | 5 →  (1 2) (3 4) (5 …  →  (1 2) (3 4) (5 6) (7 8) | 9  →  (1 2 3 4) …
     """
 
     def __init__(self, points: int) -> None:
-        self._points, self._size, self._open = points, 1, _Bucket()
-        self._buckets: list[_Bucket] = []
+        self._points = points
+        self._size = 1  # values of a full bucket
+        self._buckets: list[_Bucket] = []  # all full
+        self._open = _Bucket()  # the last one, which is not full yet
 
     def extend(self, steps: Sequence[int], values: Sequence[Number]) -> None:
-        """Add values, None for one that is not finite, with their steps."""
-        at = 0
-        while at < len(steps):
-            end = at + self._size - self._open.count
-            self._open.add(steps[at:end], values[at:end])
-            at = min(end, len(steps))
+        """Add values with their steps. None stands for a value that is not finite."""
+        begin = 0
+        while begin < len(steps):
+            end = begin + self._size - self._open.count
+            self._open.add(steps[begin:end], values[begin:end])
+            begin = min(end, len(steps))
             if self._open.count == self._size:
                 self._buckets.append(self._open)
                 self._open = _Bucket()
@@ -66,91 +68,117 @@ class Thinner:
                     self._halve()
 
     def _halve(self) -> None:
-        pairs = [self._buckets[at : at + 2] for at in range(0, len(self._buckets), 2)]
         self._size *= 2
-        if len(pairs[-1]) == 1:
-            self._open = pairs.pop()[0]
-        self._buckets = [first.joined(second) for first, second in pairs]
+        if len(self._buckets) % 2:
+            self._open = self._buckets.pop()  # half of a bucket of the new size
+        firsts = self._buckets[0::2]
+        for first, second in zip(firsts, self._buckets[1::2], strict=True):
+            first.join(second)
+        self._buckets = firsts
 
     def series(self) -> Series | None:
-        """The value added; None where no value was finite."""
-        found = [*self._buckets, *([self._open] if self._open.count else [])]
-        if not any(bucket.known for bucket in found):
+        """Return the column so far, or None if no value was finite."""
+        buckets = list(self._buckets)
+        if self._open.count:
+            buckets.append(self._open)
+        if not any(bucket.finite for bucket in buckets):
             return None
-        steps, means = [bucket.step for bucket in found], [_digits(bucket.mean) for bucket in found]
-        if self._size == 1:
-            return Series(steps, means)
-        return Series(
-            steps,
-            means,
-            [_digits(bucket.low) for bucket in found],
-            [_digits(bucket.high) for bucket in found],
-        )
+        return _series(buckets, has_band=self._size > 1)
 
 
 @dataclass
 class _Bucket:
-    """Neighbours of a column: how many, how many of them finite, and what is shown of these. `step`: the last one's."""
+    """Values of neighbouring steps, as their number, sum, lowest and highest."""
 
+    # The last step.
     step: int = 0
     count: int = 0
-    known: int = 0
+    # How many of the values are finite. The sum and the extremes are of these.
+    finite: int = 0
     total: float = 0
     low: Number = None
     high: Number = None
 
     def add(self, steps: Sequence[int], values: Sequence[Number]) -> None:
-        self.count, self.step = self.count + len(steps), steps[-1]
-        try:
-            total = math.fsum(values) if len(values) > 1 else values[0]  # type: ignore[arg-type]
-            known: Sequence[Any] = () if total is None else values
-        except TypeError:  # one of them is None
-            known = [value for value in values if value is not None]
-            total = math.fsum(known) if len(known) > 1 else known[0] if known else None
-        if known and total is not None:
-            self._take(len(known), total, min(known), max(known))
+        """Add values that come after those of the bucket."""
+        self.step = steps[-1]
+        self.count += len(steps)
+        finite = [value for value in values if value is not None]
+        if len(finite) == 1:
+            self._add_finite(1, finite[0], finite[0], finite[0])  # an int stays an int
+        elif finite:
+            self._add_finite(len(finite), math.fsum(finite), min(finite), max(finite))
 
-    def joined(self, other: _Bucket) -> _Bucket:
-        """Both as one, `other` being the later."""
-        self.count, self.step = self.count + other.count, other.step
-        if other.low is not None and other.high is not None:
-            self._take(other.known, other.total, other.low, other.high)
-        return self
+    def join(self, later: _Bucket) -> None:
+        """Add another bucket's values, which come after those of this one."""
+        self.step = later.step
+        self.count += later.count
+        if later.low is not None and later.high is not None:
+            self._add_finite(later.finite, later.total, later.low, later.high)
 
-    def _take(self, known: int, total: float, low: float, high: float) -> None:
-        self.known, self.total = self.known + known, self.total + total
+    def _add_finite(self, count: int, total: float, low: float, high: float) -> None:
+        self.finite += count
+        self.total += total
         self.low = low if self.low is None else min(self.low, low)
         self.high = high if self.high is None else max(self.high, high)
 
     @property
     def mean(self) -> Number:
-        return None if not self.known else self.total / self.known if self.known > 1 else self.total
+        if self.finite == 0:
+            return None
+        if self.finite == 1:
+            return self.total  # an int stays an int
+        return self.total / self.finite
+
+
+def _series(buckets: Sequence[_Bucket], *, has_band: bool) -> Series:
+    """Return the buckets as a series; with `has_band`, with their lowest and highest values."""
+    steps = [bucket.step for bucket in buckets]
+    means = [_rounded(bucket.mean) for bucket in buckets]
+    if not has_band:
+        return Series(steps, means)
+    lows = [_rounded(bucket.low) for bucket in buckets]
+    highs = [_rounded(bucket.high) for bucket in buckets]
+    return Series(steps, means, lows, highs)
 
 
 def smooth(values: Sequence[Number], span: float) -> list[Number]:
-    """Exponential moving average whose weights sum to one from the first value on. `span`: values it looks back."""
-    keep, total, weight = 1 - 1 / max(1.0, span), 0.0, 0.0
+    """Return the exponential moving average. `span`: how many values it looks back.
+
+    The weights sum to one from the first value on:
+
+        average = Σ kept^age · value / Σ kept^age,  where kept = 1 - 1 / span
+    """
+    kept = 1 - 1 / max(1.0, span)
+    new = 1 - kept or 1
+    total = 0.0
+    weight = 0.0
     result: list[Number] = []
     for value in values:
         if value is not None:
-            total, weight = keep * total + (1 - keep or 1) * value, keep * weight + (1 - keep or 1)
+            total = kept * total + new * value
+            weight = kept * weight + new
         result.append(total / weight if weight else None)
     return result
 
 
 def merge(parts: Sequence[Series], columns: Sequence[Sequence[Number]]) -> list[list[Number]]:
-    """One common axis of steps and, for each part, its column on that axis; None where a part has no such step."""
-    axis = sorted({step for part in parts for step in part.steps})
-    where = {step: index for index, step in enumerate(axis)}
+    """Return the steps of all parts, and each part's column on these steps. None where a part lacks a step.
+
+    parts     steps 1 2, column a b  ·  steps 2 3, column c d
+    result    [1 2 3]  [a b –]  [– c d]
+    """
+    all_steps: set[int] = set()
+    for part in parts:
+        all_steps.update(part.steps)
+    axis = sorted(all_steps)
     result: list[list[Number]] = [list(axis)]
     for part, column in zip(parts, columns, strict=True):
-        row: list[Number] = [None] * len(axis)
-        for step, value in zip(part.steps, column, strict=True):
-            row[where[step]] = value
-        result.append(row)
+        value_at = dict(zip(part.steps, column, strict=True))
+        result.append([value_at.get(step) for step in axis])
     return result
 
 
-def _digits(value: Number) -> Number:
-    """Five digits are more than an eye sees, and half the bytes."""
+def _rounded(value: Number) -> Number:
+    """Return five digits of a value: more than an eye sees, and half the bytes."""
     return float(f"{value:.5g}") if isinstance(value, float) else value

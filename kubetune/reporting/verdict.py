@@ -1,4 +1,4 @@
-"""The verdict on a run (verdict.json) for its page: the best checkpoint against the base model, and the gate."""
+"""What the page shows of verdict.json: the best checkpoint against the base model, and the gate."""
 
 from __future__ import annotations
 
@@ -8,47 +8,57 @@ from typing import Any
 from kubetune.config.metric_names import full_name
 
 
-def verdict(found: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`rows` of metrics before and after, with intervals and tests where answers were compared; `turned`, answers that
-    got better and worse by the first measure; `lengths` of answers as bars; `gate`. None where nothing was judged.
+def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what the page shows of a judged run, or None if nothing was judged.
+
+    `judged` holds verdict.json and `benchmarks` benchmarks.json. The result has
+
+        rows      metrics before and after, with intervals and tests where answers were compared
+        turned    answers that became better and worse by `metric`, the first metric that has any
+        lengths   lengths of answers, as bars
+        gate      the conditions and whether each is met
     """
-    asked = lines_of(found, benchmarks)
-    if not found and not asked:
+    compared_benchmarks = lines_of(judged, benchmarks)
+    if not judged and not compared_benchmarks:
         return None
-    measured = {full_name(line["metric"]): line for line in found.get("answers") or ()}
-    best = found.get("best") or {}
-    rows = [
-        {"name": name, "base": value, "best": best.get(name), **measured.get(name, {})}
-        for name, value in (found.get("base") or {}).items()
-    ] + [
-        {"name": line["metric"], "base": line["before"], "best": line["after"], **line}
-        for line in asked
-    ]
-    turned = found.get("turned") or {}
-    first = next(
-        (name for name, sides in turned.items() if sides.get("gained") or sides.get("lost")), None
-    )
+    compared_answers = {full_name(line["metric"]): line for line in judged.get("answers") or ()}
+    best = judged.get("best") or {}
+    rows = []
+    for name, value in (judged.get("base") or {}).items():
+        comparison = compared_answers.get(name, {})
+        rows.append({"name": name, "base": value, "best": best.get(name), **comparison})
+    for line in compared_benchmarks:
+        rows.append({"name": line["metric"], "base": line["before"], "best": line["after"], **line})
+    # A dict keeps the order and drops repetitions.
+    tests = dict.fromkeys(row["test"] for row in rows if "test" in row)
+    metric = None
+    turned = {}
+    for name, sides in (judged.get("turned") or {}).items():
+        if sides.get("gained") or sides.get("lost"):
+            metric = name
+            turned = sides
+            break
+    lengths = judged.get("lengths") or {}
     return {
-        "step": found.get("step", benchmarks.get("step")),
+        "step": judged.get("step", benchmarks.get("step")),
         "rows": rows,
-        "tests": ", ".join(
-            dict.fromkeys(line["test"] for line in (*measured.values(), *asked) if "test" in line)
-        ),
-        "metric": first,
-        "turned": turned.get(first) or {},
-        "lengths": {
-            name: _shares(bars) for name, bars in (found.get("lengths") or {}).items() if bars
-        },
-        "gate": found.get("gate"),
+        "tests": ", ".join(tests),
+        "metric": metric,
+        "turned": turned,
+        "lengths": {name: _with_shares(bars) for name, bars in lengths.items() if bars},
+        "gate": judged.get("gate"),
     }
 
 
-def lines_of(found: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The benchmarks of both models, where they are of the checkpoint that was judged."""
-    is_same = found.get("step") in (None, benchmarks.get("step"))
-    return list(benchmarks.get("compared") or ()) if is_same else []
+def lines_of(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the benchmarks of both models, if they are of the checkpoint that was judged."""
+    step = judged.get("step")
+    if step is not None and step != benchmarks.get("step"):
+        return []
+    return list(benchmarks.get("compared") or ())
 
 
-def _shares(bars: list[list[int]]) -> list[tuple[int, int, int, float]]:
-    most = max(count for _, _, count in bars)
-    return [(low, high, count, count / max(1, most)) for low, high, count in bars]
+def _with_shares(bars: list[list[int]]) -> list[tuple[int, int, int, float]]:
+    """Return the bars, each with its share of the highest one."""
+    highest = max(1, *(count for _, _, count in bars))
+    return [(low, high, count, count / highest) for low, high, count in bars]
