@@ -33,7 +33,6 @@ MOST_LINES_OF_A_FUNCTION = 60
 MOST_SYNTAX_NODES_OF_A_FUNCTION = 450
 STILL_TOO_LONG = {
     "k8s.cluster.submit:submit",
-    "data.reading.hub:_explained",
     "plugins.diagnostics.smoke.settings:add_arguments",
     "result.inference.before_after:record",
     "result.inference.classify:score_answers",

@@ -72,21 +72,21 @@ def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str,
         except IrregularFileError as error:
             raise ModelError(f"model {error}. Nothing was loaded.") from None
         return present
-    found = {}
+    files = {}
     for name in names:
         # A revision is the model's: a tokenizer from elsewhere has commits of its own.
         revision = model.revision if path == model.path else None
         file = _download(path, name, revision, model.local_files_only)
         if file is not None:
-            found[name] = file
-    if not found and _is_offline() and not model.local_files_only:
+            files[name] = file
+    if not files and _is_offline() and not model.local_files_only:
         raise EnvironmentFault(_not_here("model", path))
-    if not found and model.local_files_only:
+    if not files and model.local_files_only:
         raise ModelError(
             f"model {path} is not in the local cache and local_files_only is set; download it first "
             f"(`hf download {path}`), give the folder that holds it, or allow the network"
         )
-    return found
+    return files
 
 
 def list_files(model: ModelConfig, path: str) -> list[str]:
@@ -228,7 +228,8 @@ def explained_hub_errors(
             f"{repo!r} is neither an existing folder nor a hub id such as Qwen/Qwen3-8B"
         ) from error
     except Exception as error:
-        if (explained := _explained(error, repo, kind)) is None:
+        explained = _explained(error, repo, kind)
+        if explained is None:
             raise
         raise explained from error
 
@@ -239,53 +240,70 @@ def is_of_hub(error: Exception) -> bool:
 
 
 def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
-    """Meaning of an answer of the hub, or of none, for the user; None for what is not the hub's."""
+    """Return the error that says what went wrong between here and the hub; None for what has nothing to do with it."""
     from huggingface_hub import errors as hub
 
     # `datasets` tells of what went wrong in the words of an error about files, and hides the cause.
-    is_wrapped = isinstance(error, FileNotFoundError) and "on the Hugging Face Hub either" in str(
-        error
-    )
+    words = "on the Hugging Face Hub either"
+    is_wrapped = isinstance(error, FileNotFoundError) and words in str(error)
     chain = list(causes(error, hidden=is_wrapped))
-    refused = next((e for e in chain if isinstance(e, hub.HfHubHTTPError)), None)
-    status = refused.response.status_code if refused is not None else 0
+    what = f"{kind} {repo}"
+    for cause in chain:
+        if isinstance(cause, hub.HfHubHTTPError):
+            return _refused(cause.response.status_code, what)
+    if mistake := misread(chain):
+        answer = NOT_THE_HUB.format(found=mistake)
+        return EnvironmentFault(f"what answers for the hub about {what} {answer}")
+    for cause in chain:
+        is_of_arrow = type(cause).__module__ == "pyarrow.lib"
+        if is_of_arrow and not isinstance(error, KubetuneError):
+            return EnvironmentFault(
+                f"what came from the hub as {what} cannot be read as rows ({_one_line(cause)}): a file of it is "
+                "damaged, or a page of somebody else came in its place"
+            )
+    return _unreachable(chain, what, kind, repo, is_wrapped=is_wrapped)
+
+
+def _refused(status: int, what: str) -> KubetuneError:
+    """Return the error for an answer of the hub that says no."""
     if status in (401, 403):
-        have = (
-            "the token in HF_TOKEN is not valid, or may not read it"
-            if hub_token()
-            else "no token is set"
-        )
+        why = "no token is set"
+        if hub_token():
+            why = "the token in HF_TOKEN is not valid, or may not read it"
         return ModelError(
-            f"the hub refused {kind} {repo} ({status}): {have}; set HF_TOKEN to a token that may "
+            f"the hub refused {what} ({status}): {why}; set HF_TOKEN to a token that may "
             "(https://huggingface.co/settings/tokens)"
         )
-    if refused is not None:
-        again = "too many requests; wait some minutes" if status == 429 else "try again later"
+    advice = "too many requests; wait some minutes" if status == 429 else "try again later"
+    return EnvironmentFault(
+        f"the hub refused {what} ({status}): {advice}, and run the same command again"
+    )
+
+
+def _unreachable(
+    chain: Sequence[BaseException], what: str, kind: str, repo: str, *, is_wrapped: bool
+) -> KubetuneError | None:
+    """Return the error for a hub that did not answer, or not to the end; None where it was not the connection."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    lost = next((cause for cause in chain if is_lost(cause)), None)
+    reason = _one_line(lost or chain[-1])
+    is_missing = any(isinstance(cause, LocalEntryNotFoundError) for cause in chain)
+    is_connected = type(lost).__name__ not in ("ConnectError", "ConnectTimeout")
+    if lost is not None and is_connected and not is_missing:
         return EnvironmentFault(
-            f"the hub refused {kind} {repo} ({status}): {again}, and run the same command again"
-        )
-    if found := misread(chain):
-        return EnvironmentFault(
-            f"what answers for the hub about {kind} {repo} {NOT_THE_HUB.format(found=found)}"
-        )
-    unread = next((e for e in chain if type(e).__module__ == "pyarrow.lib"), None)
-    if unread is not None and not isinstance(error, KubetuneError):
-        return EnvironmentFault(
-            f"what came from the hub as {kind} {repo} cannot be read as rows ({' '.join(str(unread).split())}): a file "
-            "of it is damaged, or a page of somebody else came in its place"
-        )
-    lost = next((e for e in chain if is_lost(e)), None)
-    said = " ".join(str(lost or chain[-1]).split()) or type(lost or chain[-1]).__name__
-    has_begun = lost is not None and type(lost).__name__ not in ("ConnectError", "ConnectTimeout")
-    if has_begun and not any(isinstance(e, hub.LocalEntryNotFoundError) for e in chain):
-        return EnvironmentFault(
-            f"the connection to the hub was lost over {kind} {repo} ({said}); run the same command again, which goes "
+            f"the connection to the hub was lost over {what} ({reason}); run the same command again, which goes "
             "on with what has arrived"
         )
-    away = (hub.LocalEntryNotFoundError, ConnectionError, TimeoutError)
-    if lost or is_wrapped or any(isinstance(e, away) for e in chain):
-        return EnvironmentFault(_not_here(kind, repo, f" ({said})"))
+    away = (LocalEntryNotFoundError, ConnectionError, TimeoutError)
+    if lost or is_wrapped or any(isinstance(cause, away) for cause in chain):
+        return EnvironmentFault(_not_here(kind, repo, f" ({reason})"))
     return None
+
+
+def _one_line(error: BaseException) -> str:
+    """Return what an error says on one line, or its name if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 @functools.cache

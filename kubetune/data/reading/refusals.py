@@ -5,7 +5,7 @@ Other keys that nothing here knows are counted (fields.py), since most of them a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kubetune.data.reading.fields import Fields, show
@@ -36,23 +36,19 @@ _UNREADABLE: Final = frozenset((*_MEDIA, "chat_template_kwargs"))
 
 def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) -> None:
     """Raise ValueError for a record with an answer that is a bad one, unless `columns` say which to train on."""
-    if value.keys().isdisjoint(_TELLING) or any(
-        found in _PREFERENCES for found in columns.values()
-    ):
+    if value.keys().isdisjoint(_TELLING):
         return
-    if found := [
-        key for key in _PREFERENCES if isinstance(value.get(key), (str, list, dict)) and value[key]
-    ]:
-        chosen = next((key for key in found if key.startswith(("chosen", "positive"))), None)
-        prompt = next((key for key in _PROMPTS if value.get(key)), None)
-        advice = (
-            f", or to train the good ones alone, give `columns: {{{_columns(prompt, chosen)}}}`"
-            if chosen
-            else ""
-        )
+    if any(column in _PREFERENCES for column in columns.values()):
+        return
+    answers = []
+    for key in _PREFERENCES:
+        if value.get(key) and isinstance(value[key], (str, list, dict)):
+            answers.append(key)
+    if answers:
+        names = " and ".join(f"`{key}`" for key in answers)
         raise ValueError(
-            f"is preference data, by {' and '.join(f'`{key}`' for key in found)}, and "
-            f"`task: causal_lm` would train the bad answers like the good ones; set `task: preference`{advice}"
+            f"is preference data, by {names}, and `task: causal_lm` would train the bad answers like the good ones; "
+            f"set `task: preference`{_advice(value, answers)}"
         )
     for key in _VERDICTS:
         if _is_false(value.get(key)) and any(value.get(answer) for answer in _ANSWERED):
@@ -62,53 +58,74 @@ def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) 
             )
 
 
+def _advice(value: Mapping[str, Any], answers: Sequence[str]) -> str:
+    """Return how to train the good ones of these answers alone; empty where none is known to be good."""
+    chosen = next((key for key in answers if key.startswith(("chosen", "positive"))), None)
+    if chosen is None:
+        return ""
+    prompt = next((key for key in _PROMPTS if value.get(key)), None)
+    columns = _columns(prompt, chosen)
+    return f", or to train the good ones alone, give `columns: {{{columns}}}`"
+
+
 def _columns(prompt: str | None, chosen: str) -> str:
-    """The value of `data.columns` with which the chosen answers are trained on."""
+    """Return the value of `data.columns` with which the chosen answers are trained on."""
     if prompt is None:
         return f"messages: {chosen}"
     if prompt == "instruction":
         return f"output: {chosen}"
-    return f"completion: {chosen}" + (f", prompt: {prompt}" if prompt != "prompt" else "")
+    if prompt == "prompt":
+        return f"completion: {chosen}"
+    return f"completion: {chosen}, prompt: {prompt}"
 
 
 def _is_false(verdict: Any) -> bool:
-    return (
-        verdict == 0
-        if isinstance(verdict, (bool, int, float))
-        else str(verdict).lower() in ("false", "0")
-    )
+    if isinstance(verdict, (bool, int, float)):
+        return verdict == 0
+    return str(verdict).lower() in ("false", "0")
 
 
-def _is_zero(said: Any) -> bool:
-    return (
-        said == 0
-        if isinstance(said, (int, float))
-        else isinstance(said, str) and said in ("0", "0.0")
-    )
+def _is_zero(switch: Any) -> bool:
+    if isinstance(switch, (int, float)):
+        return switch == 0
+    return switch in ("0", "0.0")
 
 
 def require_trained(record: Mapping[str, Any]) -> None:
     """Raise ValueError for a record that a switch beside its text forbids to train on; tables hold it as text."""
-    for key, found in record.items():
-        if (name := key.strip().lower()) not in SWITCHES:
+    for key, value in record.items():
+        name = key.strip().lower()
+        if name not in SWITCHES:
             continue
-        said = found.strip().lower() if isinstance(found, str) else found
+        switch = _lower(value)
         # A number beside `loss` is one that somebody measured.
-        if said is False or said == "false" or (name != "loss" and _is_zero(said)):
-            talk = record.keys().isdisjoint(_TELLING) and not record.keys().isdisjoint(_TALKS)
-            answers = ", or give it to the answers that are read and not trained" if talk else ""
-            raise ValueError(
-                f"has `{key}: {show(found)}`, so it is not to be trained, as a whole; leave such records out{answers}"
-            )
+        is_off = switch is False or switch == "false" or (name != "loss" and _is_zero(switch))
+        if not is_off:
+            continue
+        advice = ""
+        if record.keys().isdisjoint(_TELLING) and not record.keys().isdisjoint(_TALKS):
+            advice = ", or give it to the answers that are read and not trained"
+        raise ValueError(
+            f"has `{key}: {show(value)}`, so it is not to be trained, as a whole; leave such records out{advice}"
+        )
 
 
 def is_obeyed(key: str, value: Any) -> bool:
     """True if a key beside the text of a record says that it is trained, as it is."""
-    said = value.strip().lower() if isinstance(value, str) else value
+    switch = _lower(value)
     name = key.strip().lower()
-    if name not in SWITCHES or (name == "loss" and not isinstance(said, bool | str)):
+    if name not in SWITCHES:
         return False
-    return said in ("true", "1", "1.0") or (isinstance(said, bool | int | float) and said == 1)
+    if name == "loss" and not isinstance(switch, bool | str):
+        return False
+    if isinstance(switch, bool | int | float):
+        return switch == 1
+    return switch in ("true", "1", "1.0")
+
+
+def _lower(value: Any) -> Any:
+    """Return a text without the space around it, in lower case; anything else as it is."""
+    return value.strip().lower() if isinstance(value, str) else value
 
 
 def require_readable(record: Fields) -> None:
@@ -121,8 +138,8 @@ def require_readable(record: Fields) -> None:
                 f"has `{key}`, which kubetune cannot show to a model; expected texts and images"
             )
     if record.holds("chat_template_kwargs"):
-        given = show(record.peek("chat_template_kwargs"))
+        settings = show(record.peek("chat_template_kwargs"))
         raise ValueError(
-            f"chat_template_kwargs is {given}, and kubetune renders all records with one set of settings; write a chat "
+            f"chat_template_kwargs is {settings}, and kubetune renders all records with one set of settings; write a chat "
             "template that has them (`model.chat_template: file.jinja`), and leave the key out"
         )
