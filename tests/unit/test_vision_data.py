@@ -370,9 +370,9 @@ def test_what_is_not_seen_of_images_is_counted(model: Path, tmp_path: Path) -> N
     report = check(config, load_tokenizer(config.model)).to_json()
     sentences = {finding["id"]: finding["sentence"] for finding in report["findings"]}
     assert sentences == {
-        "images_above_budget": "1 image of train, of more tokens than vision.image_max_tokens, being so narrow",
-        "images_animated": "1 animated image of train, the first frame of which alone is seen",
-        "images_deep": "1 image of train, with more than 8 bits of grey, whose brighter parts become white",
+        "images_above_budget": "1 image of train with more tokens than vision.image_max_tokens, because of a narrow shape",
+        "images_animated": "1 animated image of train of which only the first frame is seen",
+        "images_deep": "1 image of train with more than 8 bits of grey, whose brighter parts become white",
     }
 
 

@@ -240,7 +240,7 @@ _CHANGED: Final = (
 """Rows that lack or have something of which their records say nothing."""
 
 _IMAGES: Final = (
-    ("images_above_budget", "image", "with more tokens than vision.image_max_tokens: so narrow are they"),
+    ("images_above_budget", "image", "with more tokens than vision.image_max_tokens, because of a narrow shape"),
     ("images_animated", "animated image", "of which only the first frame is seen"),
     ("images_deep", "image", "with more than 8 bits of grey, whose brighter parts become white"),
 )  # fmt: skip

@@ -39,9 +39,11 @@ from kubetune.data.text.turns.template import CHATML
 from kubetune.errors import ModelError
 
 
-def cache_folder(given: str | None = None) -> Path:
-    """Folder of prepared data and of what was found out about tokenizers; `given` is `data.cache`, if it is set."""
-    return Path(given).expanduser() if given else user_cache(os.environ) / "kubetune"
+def cache_folder(folder: str | None = None) -> Path:
+    """Return the folder of prepared data and of what is known about tokenizers. `folder`: `data.cache`, if it is set."""
+    if folder:
+        return Path(folder).expanduser()
+    return user_cache(os.environ) / "kubetune"
 
 
 PROBES = ("a", "0", "the")
@@ -49,7 +51,7 @@ PROBES = ("a", "0", "the")
 
 
 def _texts_to_try(backend: tokenizers.Tokenizer) -> Iterator[str]:
-    """Texts that a tokenizer should make something of. Its vocabulary takes long to copy, so that comes last."""
+    """Yield texts that a tokenizer should make something of. Copying its vocabulary takes long, so that comes last."""
     yield from PROBES
     added = {str(token) for token in backend.get_added_tokens_decoder().values()}
     yield from islice(backend.get_vocab().keys() - added, 100)
@@ -95,13 +97,13 @@ class Tokenizer:
         return backend, prefix, post_processor
 
     def _prefix_of(self, backend: tokenizers.Tokenizer) -> list[int]:
-        """Ids that come before a text's own. Raises ModelError for a tokenizer that makes nothing of any text."""
+        """Return the ids that come before those of a text. Raises ModelError if no text has ids."""
         for text in _texts_to_try(backend):
             bare = backend.encode(text, add_special_tokens=False).ids
             full = backend.encode(text, add_special_tokens=True).ids
-            place = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), None)
-            if bare and place is not None:
-                return full[:place]
+            for place in range(len(full)):
+                if bare and full[place : place + len(bare)] == bare:
+                    return full[:place]
         kind = tokenizer_class(self.files, self._config)
         raise ModelError(
             f"the tokenizer of {self.name} makes no token of {', '.join(map(repr, PROBES))} or of entries of its own "
@@ -150,10 +152,9 @@ class Tokenizer:
     @property
     def spared(self) -> tuple[str, ...]:
         """Files that are not copied with the tokenizer: the model's, and templates that the run's own replaces."""
-        return (
-            *MODEL_FILES,
-            *(("chat_template.jinja", TOOL_TEMPLATE) if self.has_given_template else ()),
-        )
+        if not self.has_given_template:
+            return MODEL_FILES
+        return (*MODEL_FILES, "chat_template.jinja", TOOL_TEMPLATE)
 
     def require_chat(self) -> LimitedTemplate:
         """The chat template. Raises ModelError, saying how to give one, when there is none."""
@@ -166,22 +167,19 @@ class Tokenizer:
         return self.chat
 
     def _own_template(self) -> str:
-        """The template that is the model's, from its files, or else from a list of its settings, as transformers."""
-        own = self._config.get("chat_template") or read_json(
-            self.files.get("chat_template.json")
-        ).get("chat_template")
-        named = (
-            {entry["name"]: entry["template"] for entry in own}
-            if isinstance(own, list)
-            else {"default": own or ""}
-        )
-        places = {"default": "chat_template.jinja", "tool_use": TOOL_TEMPLATE}
-        found = {
-            name: self.files[place].read_text("utf-8")
-            for name, place in places.items()
-            if place in self.files
-        }
-        return joined(found or named)
+        """Return the model's template: from its files, or else from its settings, as transformers does."""
+        templates = {}  # by name
+        for name, file in (("default", "chat_template.jinja"), ("tool_use", TOOL_TEMPLATE)):
+            if file in self.files:
+                templates[name] = self.files[file].read_text("utf-8")
+        if templates:
+            return joined(templates)
+        setting = self._config.get("chat_template")
+        if not setting:
+            setting = read_json(self.files.get("chat_template.json")).get("chat_template")
+        if isinstance(setting, list):
+            return joined({entry["name"]: entry["template"] for entry in setting})
+        return joined({"default": setting or ""})
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
@@ -192,15 +190,17 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of all special tokens."""
-        added = self.backend.get_added_tokens_decoder()
-        return frozenset(id for id, token in added.items() if token.special)
+        decoder = self.backend.get_added_tokens_decoder()
+        return frozenset(id for id, token in decoder.items() if token.special)
 
     @cached_property
     def find_special(self) -> Callable[[str], object]:
-        """A function that finds the text of a special token in a text, for what has one; it is None where none is."""
-        added = self.backend.get_added_tokens_decoder().values()
-        texts = sorted((str(token) for token in added if token.special), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, texts))).search if texts else lambda _: None
+        """A function that returns something true for a text that holds the text of a special token, else None."""
+        texts = [self.added_tokens[id] for id in self.special_ids]
+        if not texts:
+            return lambda _: None
+        texts.sort(key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts))).search
 
     @property
     def eos_id(self) -> int:
@@ -216,12 +216,12 @@ class Tokenizer:
     @cached_property
     def turn_end_id(self) -> int | None:
         """The token with which the chat template ends an answer, such as `<|im_end|>`."""
-        ids = (
-            self.encode_text(self.chat.closing, special=False)
-            if self.chat and self.chat.closing
-            else []
-        )
-        return next((id for id in reversed(ids) if id in self.special_ids), None)
+        if self.chat is None or not self.chat.closing:
+            return None
+        for id in reversed(self.encode_text(self.chat.closing, special=False)):
+            if id in self.special_ids:
+                return id
+        return None
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
@@ -234,9 +234,10 @@ class Tokenizer:
     @property
     def pad_id(self) -> int:
         """Token that fills up batches that must be rectangular; never a label."""
-        pad = self._id("pad_token")
-        pad = self._stated_pad_id if pad is None else pad
-        return self.eos_id if pad is None else pad
+        for id in (self._id("pad_token"), self._stated_pad_id):
+            if id is not None:
+                return id
+        return self.eos_id
 
     @property
     def names_padding(self) -> bool:
@@ -254,7 +255,9 @@ class Tokenizer:
         return self._id("bos_token")
 
     def _id(self, name: str) -> int | None:
-        return self.backend.token_to_id(self.special[name]) if name in self.special else None
+        if name not in self.special:
+            return None
+        return self.backend.token_to_id(self.special[name])
 
     @property
     def max_length(self) -> int | None:
@@ -271,51 +274,51 @@ class Tokenizer:
         return max(self.backend.get_vocab().values()) + 1
 
     def encode_text(self, text: str, *, special: bool = True) -> list[int]:
-        """Ids of a text; with `special` after the special tokens that begin one."""
+        """Return the ids of a text; with `special` after the special tokens that begin one."""
         ids = self.backend.encode(text, add_special_tokens=False).ids
-        return [*self.prefix, *ids] if special else ids
+        if special:
+            return [*self.prefix, *ids]
+        return ids
 
     def encode_prompt(
         self, prompt: str | Sequence[Message], tools: Sequence[Any] | None = None
     ) -> list[int]:
-        """Ids that a model is given to go on from: exactly those it has seen before its labels in training.
+        """Return the ids that a model is given to go on from: those that it saw before its labels in training.
 
         `prompt` is a text or the messages of a conversation. Raises ValueError when the template refuses them.
         """
         if isinstance(prompt, str):
             return self.encode_text(prompt)
-        return self.encode_text(
-            self.require_chat().render(prompt, tools, generation_prompt=True), special=False
-        )
+        text = self.require_chat().render(prompt, tools, generation_prompt=True)
+        return self.encode_text(text, special=False)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def save(self, folder: Path) -> None:
         """Copy the tokenizer's files, byte for byte, and the chat template that replaced its own."""
         folder.mkdir(exist_ok=True)
-        for name, file in self.files.items():
+        for name, file in (self.files | self._named_templates()).items():
             if name not in self.spared:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, folder / name)
-        for name, file in self._named_templates().items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, folder / name)
         if self._given_template:
             (folder / "chat_template.jinja").write_text(self._given_template[1], encoding="utf-8")
 
     def _named_templates(self) -> dict[str, Path]:
-        """Chat templates that lie beside the tokenizer for `apply_chat_template` to name, where its own is a file too:
-        beside them alone transformers would not see another."""
-        own = self.files.get("chat_template.jinja")
+        """Return the chat templates beside the tokenizer's, which `apply_chat_template` can be told to use.
+
+        Only if the tokenizer's is a file too: where these lie alone, transformers sees no other.
+        """
+        template = self.files.get("chat_template.jinja")
+        if template is None or self.has_given_template:
+            return {}
         folder = PurePosixPath(TOOL_TEMPLATE).parent
-        there = (
-            own.parent.joinpath(folder).glob("*.jinja")
-            if own and not self.has_given_template
-            else ()
-        )
-        return {str(folder / file.name): file for file in sorted(there)}
+        named = {}
+        for file in sorted(template.parent.joinpath(folder).glob("*.jinja")):
+            named[str(folder / file.name)] = file
+        return named
 
     @cached_property
     def fingerprint(self) -> str:
@@ -329,19 +332,21 @@ class Tokenizer:
 
 
 def joined(named: Mapping[str, str]) -> str:
-    """One chat template from those that a tokenizer names: where it has another one for tools, the tools choose."""
-    plain, tools = (str(named.get(name) or "") for name in ("default", "tool_use"))
-    if not plain or not tools:
+    """Return one chat template of those that a tokenizer names. The one for tools is used where there are tools."""
+    plain = str(named.get("default") or "")
+    with_tools = str(named.get("tool_use") or "")
+    if not plain or not with_tools:
         return plain
-    # The empty texts keep a line break that a template begins with; that which it ends with is never written.
-    tools, other = (f"{{{{ '' }}}}{one.removesuffix(chr(10))}" for one in (tools, plain))
-    return f"{{% if tools %}}{tools}{{% else %}}{other}{{% endif %}}"
+    # `{{ '' }}` keeps a line break that a template begins with. The one that it ends with is never written.
+    with_tools = with_tools.removesuffix("\n")
+    plain = plain.removesuffix("\n")
+    return "{% if tools %}{{ '' }}" + with_tools + "{% else %}{{ '' }}" + plain + "{% endif %}"
 
 
 def load_tokenizer(
     model: ModelConfig, cache: Path | None = None, *, date: str | None = None
 ) -> Tokenizer:
-    """The tokenizer of a model, from `model.tokenizer` where that is given.
+    """Return the tokenizer of a model, from `model.tokenizer` where that is given.
 
     `date`: what a chat template is told that asks for today's; left out: the real one, as at inference.
 

@@ -132,7 +132,7 @@ _OVERRULED: Final = (
 
 
 def read_json(path: Path | None) -> dict[str, Any]:
-    """A JSON object from a file of a model; an absent file is an empty object. Raises ModelError when it is damaged."""
+    """Return a JSON object from a file of a model; an absent file is an empty one. Raises ModelError when it is damaged."""
     if path is None:
         return {}
     try:
@@ -147,7 +147,7 @@ def read_json(path: Path | None) -> dict[str, Any]:
 
 
 def tokenizer_class(files: Mapping[str, Path], config: Mapping[str, Any]) -> str | None:
-    """The name of the class `AutoTokenizer` would choose, without `Fast`; None when that takes asking it."""
+    """Return the name of the class `AutoTokenizer` would choose, without `Fast`; None when that takes asking it."""
     model = read_json(files.get("config.json"))
     model_type = model.get("model_type")
     declared = config.get("tokenizer_class") or model.get("tokenizer_class")
@@ -217,7 +217,7 @@ def _as_token(value: Any) -> AddedToken:
 def load_backend(
     files: Mapping[str, Path], config: Mapping[str, Any], cache: Path
 ) -> tokenizers.Tokenizer:
-    """The tokenizer with the ids `AutoTokenizer` gives. `cache` keeps what transformers had to be asked for.
+    """Return the tokenizer with the ids `AutoTokenizer` gives. `cache` keeps what transformers had to be asked for.
 
     Raises ModelError when there is no tokenizer, or only one that the `tokenizers` library cannot run.
     """
@@ -260,7 +260,7 @@ def _steps(content: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _canonical(step: Any) -> Any:
-    """A step of tokenizer.json without `trim_offsets`, which changes no ids."""
+    """Return a step of tokenizer.json without `trim_offsets`, which changes no ids."""
     if isinstance(step, dict):
         return {key: _canonical(value) for key, value in step.items() if key != "trim_offsets"}
     return [_canonical(part) for part in step] if isinstance(step, list) else step

@@ -34,7 +34,7 @@ class VisionEncoder:
         )  # neighbouring records often share an image
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
-        """Rows of many examples; in the place of one that is refused stands why."""
+        """Return rows of many examples; in place of one that is refused stands why."""
         rows: list[Encoded | str] = [""] * len(examples)
         texts: dict[int, Example] = {}
         for number, example in enumerate(examples):
@@ -42,17 +42,19 @@ class VisionEncoder:
                 texts[number] = self._as_text(example)
             except ValueError as error:
                 rows[number] = str(error)
-        for number, row in zip(
-            texts, self._encoder.encode_batch(list(texts.values())), strict=True
-        ):
+        encoded = self._encoder.encode_batch(list(texts.values()))
+        for number, row in zip(texts, encoded, strict=True):
+            if isinstance(row, str):
+                rows[number] = row
+                continue
             try:
-                rows[number] = row if isinstance(row, str) else self._expand(examples[number], row)
+                rows[number] = self._expand(examples[number], row)
             except ValueError as error:
                 rows[number] = str(error)
         return rows
 
     def encode_prompt(self, chat: Chat) -> Encoded:
-        """The input from which a model answers a conversation; of its ids none is a label.
+        """Return the input from which a model answers a conversation; of its ids none is a label.
 
         Raises ValueError when the chat template refuses the conversation, or an image cannot be used.
         """
@@ -66,71 +68,72 @@ class VisionEncoder:
         return self._expand(chat, Encoded(ids, [False] * len(ids)))
 
     def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
-        """The first `limit` tokens of a row; an image that would be cut through is left out with all after it."""
-        start = self._placeholder.start
-        places = [place for place, id in enumerate(encoded.ids) if id == self._placeholder.token]
-        seen, end = self._see([image.path for image in encoded.images]), 0
+        """Return the first `limit` tokens of a row; an image that would be cut is left out with all after it."""
+        token = self._placeholder.token
+        places = [place for place, id in enumerate(encoded.ids) if id == token]  # of all images
+        paths = [image.path for image in encoded.images]
+        seen = self._see(paths)
+        begin = 0  # of an image among the places
         for number, image in enumerate(seen):
-            begin, end = end, end + sum(image.runs)
-            if places[end - 1] >= limit:
-                if self._see([image.path for image in encoded.images[:number]]) != seen[:number]:
-                    number = begin = 0  # those before it would look otherwise without it
-                limit = min(limit, places[begin])
-                while limit and encoded.ids[limit - 1] == start:
-                    limit -= 1
-                return replace(
-                    self._encoder.cut(example, encoded, limit), images=encoded.images[:number]
-                )
+            end = begin + sum(image.runs)
+            if places[end - 1] < limit:
+                begin = end
+                continue
+            whole = number
+            if self._see(paths[:number]) != seen[:number]:
+                # Those before it would look otherwise without it, so they are left out too.
+                whole = 0
+                begin = 0
+            limit = min(limit, places[begin])
+            while limit and encoded.ids[limit - 1] == self._placeholder.start:
+                limit -= 1
+            cut = self._encoder.cut(example, encoded, limit)
+            return replace(cut, images=encoded.images[:whole])
         return self._encoder.cut(example, encoded, limit)
 
     def _see(self, paths: Sequence[str]) -> list[Seen]:
-        """The images of a row, made ready. Raises ValueError where one cannot be used."""
+        """Return the images of a row, made ready. Raises ValueError where one cannot be used."""
         return self._see_paths(tuple(map(Path, paths)))
 
     def _as_text(self, example: Example) -> Example:
-        """The conversation with what stands for each image in its texts. Raises ValueError for one that is no good."""
+        """Return the conversation with placeholders for its images. Raises ValueError for one that is no good."""
         if self._reads_prefixes:
             return self._as_pair(example)
         if not isinstance(example, Chat) or not example.images:
             return example
+        messages = []
         if self._processor.is_grid:
-            put = self._placeholder.text
-            messages = [
-                {**m, "content": m["content"].replace(IMAGE_TAG, put)} for m in example.messages
-            ]
+            for message in example.messages:
+                content = message["content"].replace(IMAGE_TAG, self._placeholder.text)
+                messages.append({**message, "content": content})
             return replace(example, messages=tuple(messages), images=())
-        remaining, written = iter(self._see(example.images)), self._processor.whole.written
-        messages = [
-            {
-                **m,
-                "content": m["content"].replace(IMAGE_TAG, IMAGE_MARK),
-                IMAGE_TEXTS: [
-                    (written, next(remaining).text) for _ in range(m["content"].count(IMAGE_TAG))
-                ],
-            }
-            for m in example.messages
-        ]
+        # A template of another model may lay images out itself; it is told what to write for each.
+        written = self._processor.whole.written
+        seen = iter(self._see(example.images))
+        for message in example.messages:
+            number = message["content"].count(IMAGE_TAG)
+            content = message["content"].replace(IMAGE_TAG, IMAGE_MARK)
+            texts = [(written, next(seen).text) for _ in range(number)]
+            messages.append({**message, "content": content, IMAGE_TEXTS: texts})
         return replace(example, messages=tuple(messages), images=())
 
     def _as_pair(self, example: Example) -> Pair:
-        """A question and its answer, for a model that reads questions in both directions."""
-        if not isinstance(example, Chat) or [m["role"] for m in example.messages] != [
-            "user",
-            "assistant",
-        ]:
+        """Return a question and its answer, for a model that reads questions in both directions."""
+        if not isinstance(example, Chat) or _roles(example) != ["user", "assistant"]:
             raise ValueError(
                 "is not one question with its answer: this model reads all before the answer in both directions, so "
-                "that it can learn no more than one; make a record of each answer"
+                "it can learn only one; make a record of each answer"
             )
         if self._encoder.trains_all:
             raise ValueError(
                 "`data.train_on` is all, but this model sees its whole question when it reads its first word"
             )
-        return Pair(self._as_question(example, 1), str(example.messages[1]["content"]))
+        question = replace(example, messages=example.messages[:1])
+        return Pair(self._as_question(question), str(example.messages[1]["content"]))
 
-    def _as_question(self, chat: Chat, answers: int = 0) -> str:
-        """A question with its images as the model's processor lays it out."""
-        if [m["role"] for m in chat.messages[: len(chat.messages) - answers]] != ["user"]:
+    def _as_question(self, chat: Chat) -> str:
+        """Return a question with its images as the model's processor lays it out."""
+        if _roles(chat) != ["user"]:
             raise ValueError("is a conversation, and this model answers one question")
         if not chat.images:
             raise ValueError("has no image, and this model's processor wants one in each question")
@@ -142,30 +145,50 @@ class VisionEncoder:
             raise ValueError(
                 f"has {len(seen)} images and {len(pieces) - 1} of {written!r}: its text holds that itself"
             )
-        return pieces[0] + "".join(
-            f"{image.text}{piece}" for image, piece in zip(seen, pieces[1:], strict=True)
-        )
+        text = pieces[0]
+        for image, piece in zip(seen, pieces[1:], strict=True):
+            text += image.text + piece
+        return text
 
     def _expand(self, example: Example, row: Encoded) -> Encoded:
-        """The row with the token of each image repeated. Raises ValueError where an image cannot be used."""
+        """Return the row with the token of each image repeated. Raises ValueError where an image cannot be used.
+
+        Example: a row with an image of four tokens; `x` is a label.
+
+            ids         user <image> What ? assistant Red <end>
+            trained                                   x   x
+            becomes     user <image> <image> <image> <image> What ? assistant Red <end>
+        """
         token = self._placeholder.token
         images = example.images if isinstance(example, Chat) else ()
-        found = row.ids.count(token)
-        seen = self._see(images)
-        if found != sum(len(image.runs) for image in seen):
+        runs: list[int] = []
+        refs: list[ImageRef] = []
+        notes: list[str] = []
+        for path, image in zip(images, self._see(images), strict=True):
+            runs += image.runs
+            refs.append(ImageRef(path, image.crc))
+            notes += image.notes
+        placeholders = row.ids.count(token)
+        if placeholders != len(runs):
             raise ValueError(
-                f"has {len(images)} images, but its text makes {found} of the tokens that stand for them: it holds "
-                f"{self._placeholder.text!r} itself, or the chat template leaves images out"
+                f"has {len(images)} images, but its text makes {placeholders} of the tokens that stand for them: it "
+                f"holds {self._placeholder.text!r} itself, or the chat template leaves images out"
             )
         if not images:
             return row
         ids: list[int] = []
         trained: list[bool] = []
-        runs = iter([run for image in seen for run in image.runs])
+        remaining = iter(runs)
         for id, is_label in zip(row.ids, row.trained, strict=True):
-            number = next(runs) if id == token else 1
-            ids += [id] * number
-            trained += [is_label and id != token] * number
-        refs = tuple(ImageRef(path, image.crc) for path, image in zip(images, seen, strict=True))
-        notes = tuple(note for image in seen for note in image.notes)
-        return replace(row, ids=ids, trained=trained, images=refs, image_notes=notes)
+            if id == token:
+                number = next(remaining)
+                ids += [id] * number
+                trained += [False] * number
+            else:
+                ids.append(id)
+                trained.append(is_label)
+        return replace(row, ids=ids, trained=trained, images=tuple(refs), image_notes=tuple(notes))
+
+
+def _roles(chat: Chat) -> list[str]:
+    return [message["role"] for message in chat.messages]

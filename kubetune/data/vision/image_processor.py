@@ -56,22 +56,21 @@ class Upright(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """An image in a text: `text`, whose runs of the image token are one each, the lengths of these `runs`, the
-    CRC-32 of its file, and what else there is to be counted of it: names of fields of `pipeline.Tally`."""
+    """An image as it stands in a text."""
 
-    text: str
-    runs: tuple[int, ...]
-    crc: int
-    notes: tuple[str, ...] = ()
+    text: str  # in which each run of the image token is one token
+    runs: tuple[int, ...]  # how long these runs are
+    crc: int  # CRC-32 of its file
+    notes: tuple[str, ...] = ()  # what is to be counted of it: names of fields of `pipeline.Tally`
 
 
 @dataclass(frozen=True)
 class Placeholder:
-    """The stand-in for an image in a text: `text` is tokenised, and the `token` in it repeated for each feature."""
+    """The stand-in for an image in a text."""
 
-    text: str
-    token: int
-    start: int | None
+    text: str  # what is tokenised
+    token: int  # the token in it that is repeated for each feature of the image
+    start: int | None  # the token before it, where the model has one
 
 
 class ImageProcessor:
@@ -101,9 +100,8 @@ class ImageProcessor:
             return AutoImageProcessor.from_pretrained(
                 self._folder, backend="pil", local_files_only=True, trust_remote_code=False
             )
-        except (
-            Exception
-        ) as error:  # remote code, damaged files, unknown classes: each raises its own kind
+        except Exception as error:
+            # Remote code, damaged files, unknown classes: each raises its own kind.
             raise ModelError(
                 f"{self.name} has no image processor that can be used: {error}"
             ) from error
@@ -147,9 +145,9 @@ class ImageProcessor:
         pixels = (processor.patch_size * processor.merge_size) ** 2
         least = self._vision.image_min_tokens
         longest = self._vision.image_max_tokens * pixels
-        shortest = (
-            least * pixels if least is not None else min(processor.size["shortest_edge"], longest)
-        )
+        shortest = min(processor.size["shortest_edge"], longest)
+        if least is not None:
+            shortest = least * pixels
         processor.size = {"shortest_edge": shortest, "longest_edge": longest}
         return processor
 
@@ -163,42 +161,49 @@ class ImageProcessor:
         return int(self.theirs.merge_size)
 
     def measure(self, facts: ImageFacts) -> int:
-        """Tokens of an image that `verify_image` has found good."""
+        """Return how many tokens an image is that `verify_image` has accepted."""
         patches = self.theirs.get_number_of_image_patches(facts.height, facts.width)
         return int(patches) // self.merge_size**2
 
     def see(self, files: Sequence[Path]) -> list[Seen]:
-        """The images of one row as they stand in its text. Raises UnusableImage for what cannot be trained on.
+        """Return the images of one row as they stand in its text. Raises UnusableImage for what cannot be trained on.
 
         All at once: some models lay out an image otherwise where it is not alone.
         """
         facts = [verify_image(file) for file in files]
         contents = [file.read_bytes() for file in files]
-        written: list[tuple[str, tuple[int, ...]]]
-        if self.is_grid:
-            written = [(self.placeholder.text, (self.measure(one),)) for one in facts]
-        else:
-            written = self.whole.see([_upright(content) for content in contents])
-        crcs = map(zlib.crc32, contents)
-        notes = (self._notes(one, sum(runs)) for one, (_, runs) in zip(facts, written, strict=True))
-        return [Seen(*one, crc, note) for one, crc, note in zip(written, crcs, notes, strict=True)]
+        whole: list[tuple[str, tuple[int, ...]]] = []
+        if not self.is_grid:
+            whole = self.whole.see([_upright(content) for content in contents])
+        seen = []
+        for number, content in enumerate(contents):
+            text = self.placeholder.text
+            runs: tuple[int, ...]
+            if self.is_grid:
+                runs = (self.measure(facts[number]),)
+            else:
+                text, runs = whole[number]
+            notes = self._notes(facts[number], sum(runs))
+            seen.append(Seen(text, runs, zlib.crc32(content), notes))
+        return seen
 
     def _notes(self, facts: ImageFacts, tokens: int) -> tuple[str, ...]:
-        above = self.is_grid and tokens > self._vision.image_max_tokens
-        notes = {
-            "images_above_budget": above,
-            "images_animated": facts.is_animated,
-            "images_deep": facts.is_deep,
-        }
-        return tuple(note for note, holds in notes.items() if holds)
+        notes = []
+        if self.is_grid and tokens > self._vision.image_max_tokens:
+            notes.append("images_above_budget")
+        if facts.is_animated:
+            notes.append("images_animated")
+        if facts.is_deep:
+            notes.append("images_deep")
+        return tuple(notes)
 
     def read(self, image: ImageRef) -> Picture | Upright:
-        """An image that `see` has found good. Raises DataError where the file is another one now."""
+        """Return an image that `see` has accepted. Raises DataError where the file is another one now."""
         return self.process(self.content(image))
 
     @staticmethod
     def content(image: ImageRef) -> bytes:
-        """The bytes of an image's file. Raises DataError where it is another one now."""
+        """Return the bytes of an image's file. Raises DataError where it is another one now."""
         try:
             content = Path(image.path).read_bytes()
         except OSError as error:
@@ -212,14 +217,14 @@ class ImageProcessor:
         return content
 
     def features(self, picture: Picture | Upright) -> int:
-        """Tokens of an image that has been made ready."""
+        """Return how many tokens an image is that has been made ready."""
         if isinstance(picture, Upright):
             [(_, runs)] = self.whole.see([picture.image])
             return sum(runs)
         return len(picture.pixel_values) // self.merge_size**2
 
     def process(self, content: bytes) -> Picture | Upright:
-        """The image in these bytes: the patches of its grid, or as it is."""
+        """Return the image in these bytes: the patches of its grid, or as it is."""
         upright = _upright(content)
         if not self.is_grid:
             return Upright(upright)
@@ -228,7 +233,7 @@ class ImageProcessor:
         return Picture(made["pixel_values"], (1, down, across))
 
     def tell_limits(self, folder: Path) -> list[str]:
-        """Put our budget of tokens into the image processor's files in an exported folder; returns their names.
+        """Put our budget of tokens into the image processor's files in an exported folder. Return their names.
 
         Whoever loads them then sees images in the sizes of training. Raises ModelError where that does not come about.
         """
@@ -237,16 +242,20 @@ class ImageProcessor:
         from transformers import AutoImageProcessor
 
         size = {name: self.theirs.size[name] for name in ("shortest_edge", "longest_edge")}
-        told = []
-        for name in (name for name in CONFIGS if (folder / name).is_file()):
-            facts = read_json(folder / name)
-            own = facts.get("image_processor") if name == "processor_config.json" else facts
-            if own is None:
+        written = []
+        for name in CONFIGS:
+            if not (folder / name).is_file():
                 continue
-            own["size"] = size
-            own |= {old: size[new] for old, new in _OLD_LIMITS.items() if old in own}
+            facts = read_json(folder / name)
+            settings = facts.get("image_processor") if name == "processor_config.json" else facts
+            if settings is None:
+                continue
+            settings["size"] = size
+            for old, new in _OLD_LIMITS.items():
+                if old in settings:
+                    settings[old] = size[new]
             write_atomic(folder / name, json.dumps(facts, indent=2) + "\n")
-            told.append(name)
+            written.append(name)
         loaded = AutoImageProcessor.from_pretrained(
             folder, backend="pil", local_files_only=True, trust_remote_code=False
         )
@@ -254,7 +263,7 @@ class ImageProcessor:
             raise ModelError(
                 f"the exported image processor of {self.name} does not keep the limits {size}"
             )
-        return told
+        return written
 
     @cached_property
     def fingerprint(self) -> str:
@@ -267,19 +276,18 @@ class ImageProcessor:
 
 
 def _upright(content: bytes) -> Any:
-    """The image in these bytes, turned as its camera was held, in RGB."""
+    """Return the image in these bytes, turned as its camera was held, in RGB."""
     from PIL import ImageOps
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # Pillow warns of sizes, which have been looked at, and of odd metadata
+        # Pillow warns of sizes, which have been looked at, and of odd metadata.
+        warnings.simplefilter("ignore")
         with pillow().open(BytesIO(content), formats=FORMATS) as opened:
             return ImageOps.exif_transpose(opened).convert("RGB")
 
 
 def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor | None:
-    """The image processor of a run's model; None where the task has no images.
+    """Return the image processor of a run's model; None where the task has no images.
 
     Raises ModelError when the model has no vision tower, or one that is not known here.
     """
@@ -301,13 +309,13 @@ def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor
         raise ModelError(
             f"model {model.path} has no image processor; expected {CONFIGS[0]} beside its weights"
         )
-    frame = [
-        facts.get(f"vision_{end}_token_id", facts.get(f"image_{end}_token_id"))
-        for end in ("start", "end")
-    ]
-    ids = (frame[0], token, frame[1])
+    # An image stands between two tokens of its own: <|vision_start|><|image_pad|><|vision_end|>
+    start = facts.get("vision_start_token_id", facts.get("image_start_token_id"))
+    end = facts.get("vision_end_token_id", facts.get("image_end_token_id"))
     text = ""
-    for id in (id for id in ids if id is not None):
+    for id in (start, token, end):
+        if id is None:
+            continue
         name = tokenizer.backend.id_to_token(id)
         if name is None:
             raise ModelError(
@@ -316,5 +324,5 @@ def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor
         text += name
     feature = tokenizer.backend.id_to_token(token) or ""
     return ImageProcessor(
-        model.path, files, config.vision, Placeholder(text, token, ids[0]), feature
+        model.path, files, config.vision, Placeholder(text, token, start), feature
     )

@@ -40,7 +40,9 @@ class WholeProcessor:
     """The processor of the model in `folder`; `feature` is the token repeated for each feature of an image."""
 
     def __init__(self, name: str, folder: Path, feature: str) -> None:
-        self._name, self._folder, self._feature = name, folder, feature
+        self._name = name
+        self._folder = folder
+        self._feature = feature
 
     @cached_property
     def theirs(self) -> Any:
@@ -53,9 +55,8 @@ class WholeProcessor:
             processor: Any = kind.from_pretrained(
                 self._folder, backend="pil", local_files_only=True, trust_remote_code=False
             )
-        except (
-            Exception
-        ) as error:  # other libraries missing, damaged files, unknown classes: each its own kind
+        except Exception as error:
+            # Other libraries missing, damaged files, unknown classes: each raises its own kind.
             reason = " ".join(str(error).split())
             raise ModelError(
                 f"{self._name} has no processor that can be used with Pillow alone: {reason}"
@@ -75,16 +76,13 @@ class WholeProcessor:
         import transformers
 
         files = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-        found = (
-            read_json(path if (path := self._folder / name).is_file() else None) for name in files
-        )
-        name = next(
-            (str(facts["processor_class"]) for facts in found if "processor_class" in facts), ""
-        )
+        name = ""
+        for file in files:
+            if not name and (self._folder / file).is_file():
+                name = str(read_json(self._folder / file).get("processor_class", ""))
         # SmolVLM's own asks for what writes numbers in words, for videos; that of Idefics3 makes the same of images.
-        kind: Any = getattr(
-            transformers, {"SmolVLMProcessor": "Idefics3Processor"}.get(name, name), None
-        )
+        substitutes = {"SmolVLMProcessor": "Idefics3Processor"}
+        kind: Any = getattr(transformers, substitutes.get(name, name), None) if name else None
         try:
             parts = kind.get_attributes() if kind is not None else _SEEING
         except ImportError:  # it needs a library that is not here
@@ -120,9 +118,8 @@ class WholeProcessor:
         )
         runs = re.compile(f"(?:{re.escape(self._feature)})+")
         seen = []
-        for text in (
-            str(replaced["replacement"]) for replaced in made["text_replacement_offsets"][0]
-        ):
+        for replaced in made["text_replacement_offsets"][0]:
+            text = str(replaced["replacement"])
             lengths = tuple(len(run) // len(self._feature) for run in runs.findall(text))
             if not lengths:
                 raise ModelError(
@@ -143,9 +140,8 @@ class WholeProcessor:
         if not images:
             return kinds
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # PaliGemma's makes arrays of tensors in an old way
+            # PaliGemma's makes arrays of tensors in an old way.
+            warnings.simplefilter("ignore", DeprecationWarning)
             made = self.theirs(
                 images=list(images), text=[self.written * len(images)], return_tensors="pt"
             )
@@ -200,9 +196,8 @@ def _beside_pillow(name: str) -> Any:
     spec = spec_from_file_location(f"{theirs.name}_beside_pillow", theirs.origin)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[spec.name] = module_from_spec(
-        spec
-    )  # where transformers looks for the file of a class
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # where transformers looks for the file of a class
     vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_twin}
     try:
         spec.loader.exec_module(module)
