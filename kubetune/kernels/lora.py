@@ -1,12 +1,22 @@
 """Frozen linear layers with LoRA adapters, forward and backward written out; those that share their input as one.
 
-Adapters are kept in fp32, the arithmetic is in the dtype of the input.
+Adapters are kept in fp32, the arithmetic is in the dtype of the input. Example: q, k and v with adapters of rank 2, for
+5 tokens of 8 numbers. The A matrices see the same input, so they are stacked and multiplied once:
+
+    down = [A_q; A_k; A_v]   [6, 8]    rows 0:2 are A_q, 2:4 A_k, 4:6 A_v
+    low  = x downᵀ           [5, 6]    columns 0:2 are x A_qᵀ, 2:4 x A_kᵀ, 4:6 x A_vᵀ
+    y_q  = x W_q + s low[:, 0:2] B_qᵀ, and so for k and v
+
+and in the backward, where `d_low` lies as `[6, 5]`:
+
+    d_low  = [B_qᵀ dy_qᵀ; B_kᵀ dy_kᵀ; B_vᵀ dy_vᵀ]
+    d_down = s d_low x       [6, 8]    rows 0:2 are dA_q, 2:4 dA_k, 4:6 dA_v
+    dx     = dy_q W_qᵀ + dy_k W_kᵀ + dy_v W_vᵀ + s d_lowᵀ down
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,117 +28,132 @@ from kubetune.kernels.dropout import draw, numbers
 from kubetune.kernels.products import add_times, times
 
 
-class Rounded(NamedTuple):
-    """Adapters of layers side by side in the dtype of the arithmetic, `down` `[all ranks, in]` and `ups`
-    `[out, rank]`, which an optimizer keeps equal to theirs, and its `sums` of the gradients of each A and B."""
+class AdapterCopies(NamedTuple):
+    """Adapters of layers with the same input, in the dtype of the arithmetic; an optimizer keeps them up to date."""
 
-    down: Tensor
-    ups: tuple[Tensor, ...]
-    sums: tuple[GradientSum, ...]
+    down: Tensor  # [all ranks, in] the A of each layer, below each other
+    ups: tuple[Tensor, ...]  # the B of each layer, [out, rank]
+    sums: tuple[GradientSum, ...] = ()  # the optimizer's, of A and B of each layer in turn
 
 
 class Adapters(NamedTuple):
-    """LoRA adapters of some layers besides their weights. `dropout`: the probability, of their input."""
+    """What the adapters of layers with the same input have in common."""
 
     scaling: float
-    dropout: float = 0.0
-    layers: int = 1
-    rounded: Rounded | None = None
+    dropout: float = 0.0  # probability, of the adapters' input
+    layers: int = 1  # number of layers
+    copies: AdapterCopies | None = None
 
 
 class Layer(NamedTuple):
-    """A frozen linear layer as its product takes it, with its adapter's `a` `[rank, in]` and `b` `[out, rank]`."""
+    """A frozen linear layer with its adapter."""
 
-    a: Tensor
-    b: Tensor
-    bias: Tensor | None
-    frozen: tuple[Tensor, ...]
+    a: Tensor  # [rank, in]
+    b: Tensor  # [out, rank]
+    bias: Tensor | None  # [out]
+    frozen: tuple[Tensor, ...]  # the weight, as the layer's product takes it
 
 
 def lora_forward(
     ctx: Any, product: Callable[..., Tensor], x: Tensor, adapters: Adapters, *flat: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """`product(x, bias, *frozen) + s (x Aᵀ) Bᵀ` of each layer, all `x Aᵀ` being one product.
+    """Return `product(x, bias, *frozen) + s (x Aᵀ) Bᵀ` of each layer.
 
-    Kept for the backward: x, x Aᵀ and what dropout has kept of the x before Aᵀ, in a byte each.
+    Kept for the backward: x, x Aᵀ and which numbers of x dropout has kept in front of Aᵀ, in a byte each.
     """
     rows = x.reshape(-1, x.shape[-1])
     layers = list(_layers(flat, adapters.layers))
-    if adapters.rounded is None or adapters.rounded.down.dtype != x.dtype:
-        wide = layers[0].a if len(layers) == 1 else torch.cat([layer.a for layer in layers])
-        down, ups = wide.to(x.dtype), tuple(layer.b.to(x.dtype) for layer in layers)
-        ctx.sums = None
-    else:
-        down, ups, ctx.sums = adapters.rounded
-    kept, scale = None, adapters.scaling
+    copies = adapters.copies
+    if copies is None or copies.down.dtype != x.dtype:
+        copies = _copy(layers, x.dtype)
+    scale = adapters.scaling
+    mask = None
     if adapters.dropout:
-        kept, growth = draw(rows, adapters.dropout)
+        mask, growth = draw(rows, adapters.dropout)
         scale *= growth
-    low = (down @ (rows if kept is None else rows * numbers(kept, rows.dtype)).t()).t()
-    ctx.spans = [
-        slice(*span) for span in pairwise(accumulate((len(layer.a) for layer in layers), initial=0))
-    ]
+    low = (copies.down @ _masked(rows, mask).t()).t()
+    ctx.ranks = []  # columns of `low` of each layer
     outputs = []
-    for layer, up, span in zip(layers, ups, ctx.spans, strict=True):
-        y = product(rows, layer.bias, *layer.frozen).addmm_(low[:, span], up.t(), alpha=scale)
+    first = 0
+    for layer, up in zip(layers, copies.ups, strict=True):
+        ranks = slice(first, first + len(layer.a))
+        first = ranks.stop
+        ctx.ranks.append(ranks)
+        y = product(rows, layer.bias, *layer.frozen).addmm_(low[:, ranks], up.t(), alpha=scale)
         outputs.append(y.view(*x.shape[:-1], y.shape[-1]))
-    ctx.save_for_backward(
-        rows, low, down, kept, *ups, *(tensor for layer in layers for tensor in layer.frozen)
-    )
-    ctx.scale, ctx.shape = scale, x.shape
+    frozen = [tensor for layer in layers for tensor in layer.frozen]
+    ctx.save_for_backward(rows, low, copies.down, mask, *copies.ups, *frozen)
+    ctx.scale = scale
+    ctx.shape = x.shape
+    ctx.sums = copies.sums
     ctx.set_materialize_grads(False)
     return tuple(outputs)
+
+
+def _copy(layers: Sequence[Layer], dtype: torch.dtype) -> AdapterCopies:
+    """Return copies for one forward, of adapters that no optimizer copies."""
+    down = layers[0].a if len(layers) == 1 else torch.cat([layer.a for layer in layers])
+    return AdapterCopies(down.to(dtype), tuple(layer.b.to(dtype) for layer in layers))
+
+
+def _masked(rows: Tensor, mask: Tensor | None) -> Tensor:
+    return rows if mask is None else rows * numbers(mask, rows.dtype)
 
 
 def lora_backward(
     ctx: Any, product: Callable[..., Tensor], grads: Sequence[Tensor | None]
 ) -> tuple[Any, ...]:
-    """Gradients of what `lora_forward` was given from x on. `product(total, d_y, *frozen)`: that of x without the
-    adapter, added to the total of layers before unless that is None.
+    """Return the gradients of the arguments of `lora_forward`, from x on.
 
-    With s the scale and D what dropout kept, y = x Wᵀ + s (x∘D) Aᵀ Bᵀ, so that
+    `product(total, d_y, *frozen)` is the gradient of x without the adapter, added to `total` unless that is None.
+    With s the scale and D the mask of dropout, y = x Wᵀ + s (x∘D) Aᵀ Bᵀ, so that
         dx = dy W + s (dy B) A ∘ D        dA = s (dy B)ᵀ (x∘D)        dB = s dyᵀ ((x∘D) Aᵀ)
-    `dy B` is made once, for both dx and dA, of all layers together; it and dB are made lying, `[r, tokens]` and
-    `[r, out]`: MKL takes 2 to 7 times as long for products of 8 columns as of 8 rows. `x∘D` is made anew, which costs
-    less than keeping it. W is frozen and has no gradient; dx is left out where nothing below is trained, as in a first
-    layer. Sums over tokens in dA and dB are fp32 only after the product: that is what the matrix unit adds up in
-    anyway. Where an optimizer keeps sums of them, they are added there at once.
     """
-    rows, low, down, kept, *others = ctx.saved_tensors
-    number = len(ctx.spans)
-    ups, frozen = others[:number], others[number:]
-    width = len(frozen) // number
-    d_x, d_lows, d_bs = None, list[Tensor](), list[Tensor | None]()
-    for i, (grad, up, span) in enumerate(zip(grads, ups, ctx.spans, strict=True)):
-        if grad is None:
-            d_lows.append(torch.zeros_like(low[:, span]).t())
+    # `dy B` is made once, for both dx and dA. It and dB are made lying, `[rank, tokens]` and `[rank, out]`: products of
+    # 8 columns take CPUs 2 to 7 times as long as those of 8 rows. x∘D is made anew, which costs less than keeping it.
+    # W is frozen. dx is left out where nothing below is trained, as in a first layer. Sums over tokens are rounded to
+    # the dtype of the arithmetic: matrix units add up in fp32 anyway.
+    rows, low, down, mask, *others = ctx.saved_tensors
+    number_of_layers = len(ctx.ranks)
+    ups = others[:number_of_layers]
+    frozen = others[number_of_layers:]
+    width = len(frozen) // number_of_layers  # tensors of each frozen weight
+    d_x = None
+    d_lows = []
+    d_bs: list[Tensor | None] = []
+    for number, ranks in enumerate(ctx.ranks):
+        grad = grads[number]
+        if grad is None:  # nobody used the output
+            d_lows.append(torch.zeros_like(low[:, ranks]).t())
             d_bs.append(None)
             continue
         d_y = grad.reshape(-1, grad.shape[-1])
-        d_lows.append(up.t() @ d_y.t())
-        d_bs.append((low[:, span].t() @ d_y).t())
+        d_lows.append(ups[number].t() @ d_y.t())
+        d_bs.append((low[:, ranks].t() @ d_y).t())
         if ctx.needs_input_grad[0]:
-            d_x = product(d_x, d_y, *frozen[i * width : (i + 1) * width])
-    d_low = d_lows[0] if number == 1 else torch.cat(d_lows)
+            d_x = product(d_x, d_y, *frozen[number * width : (number + 1) * width])
+    d_low = d_lows[0] if number_of_layers == 1 else torch.cat(d_lows)
     if d_x is not None:
-        if kept is None:
+        if mask is None:
             d_x.addmm_(d_low.t(), down, alpha=ctx.scale)
         else:
-            d_x.add_((d_low.t() @ down).mul_(numbers(kept, d_y.dtype)), alpha=ctx.scale)
+            d_x.add_((d_low.t() @ down).mul_(numbers(mask, d_low.dtype)), alpha=ctx.scale)
         d_x = d_x.view(ctx.shape)
-    d_down = d_low @ (rows if kept is None else rows * numbers(kept, rows.dtype))
-    found: list[Tensor | None] = []
-    for i, (d_b, span) in enumerate(zip(d_bs, ctx.spans, strict=True)):
-        found += [
-            *(_summed(ctx, 2 * i + j, d) for j, d in enumerate((d_down[span], d_b))),
-            *(None,) * (1 + width),
-        ]
-    return d_x, None, *found
+    d_down = d_low @ _masked(rows, mask)
+    gradients: list[Tensor | None] = []
+    for number, ranks in enumerate(ctx.ranks):
+        gradients.append(_summed(ctx, 2 * number, d_down[ranks]))
+        gradients.append(_summed(ctx, 2 * number + 1, d_bs[number]))
+        gradients += [None] * (1 + width)  # of bias and frozen weight
+    return d_x, None, *gradients
 
 
 def _summed(ctx: Any, number: int, gradient: Tensor | None) -> Tensor | None:
-    if gradient is None or ctx.sums is None:
-        return None if gradient is None else gradient.float().mul_(ctx.scale)
+    """Return a gradient in fp32, or add it to the optimizer's sum and return None."""
+    if gradient is None:
+        return None
+    if not ctx.sums:
+        return gradient.float().mul_(ctx.scale)
     ctx.sums[number].opened().add_(gradient, alpha=ctx.scale)
     return None
 
@@ -141,7 +166,7 @@ def _layers(flat: Sequence[Any], number: int) -> Iterator[Layer]:
 
 
 def flattened(layers: Sequence[Layer]) -> Iterator[Tensor | None]:
-    """Layers as a function of autograd takes them: tensor by tensor."""
+    """Yield the tensors of layers one by one, as a function of autograd takes them."""
     for layer in layers:
         yield from (layer.a, layer.b, layer.bias, *layer.frozen)
 
@@ -167,7 +192,9 @@ class _LoraLinears(Function):
 
 
 def lora_linears(x: Tensor, layers: Sequence[Layer], adapters: Adapters) -> tuple[Tensor, ...]:
-    """Outputs of frozen linear layers with their adapters for the same input. Dropout is drawn once for all of them;
-    of each, `frozen` is its weight `[in, out]`."""
-    found = _LoraLinears.apply(x, adapters, *flattened(layers))  # type: ignore[no-untyped-call]
-    return cast(tuple[Tensor, ...], found)
+    """Return the outputs of frozen linear layers with their adapters, for the same input.
+
+    Dropout is drawn once for all of them. `frozen` of a layer is its weight `[in, out]`.
+    """
+    outputs = _LoraLinears.apply(x, adapters, *flattened(layers))  # type: ignore[no-untyped-call]
+    return cast(tuple[Tensor, ...], outputs)

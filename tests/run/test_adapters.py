@@ -10,7 +10,6 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from kubetune.models.adapters import shared_input
-from kubetune.models.adapters.shared_input import SharedInput
 from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
 
 
@@ -58,10 +57,6 @@ def learn(model: nn.Module, x: Tensor) -> list[Tensor]:
     ]  # type: ignore[union-attr]
 
 
-def shared_inputs(model: nn.Module) -> set[SharedInput]:
-    return {module.shared_input for module in model.modules() if hasattr(module, "shared_input")}
-
-
 @pytest.mark.parametrize("shares", [True, False])
 def test_layers_named_alike_give_what_pefts_own_do_whether_they_share_their_input_or_not(
     shares: bool,
@@ -70,13 +65,13 @@ def test_layers_named_alike_give_what_pefts_own_do_whether_they_share_their_inpu
     names = list(ours.state_dict())
     assert shared_input.swap(ours) == 3
     assert list(ours.state_dict()) == names
-    (shared,) = shared_inputs(ours)
+    (shared,) = shared_input.shared_inputs(ours.modules())
     x = torch.randn(5, 7, 24)
     for _ in range(2):
         for found, expected in zip(learn(ours, x), learn(theirs, x), strict=True):
             assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
         assert shared.goes_alone is not shares
-        assert not shared.ready
+        assert not shared.waiting
     optimizer = FlatAdamW(ours.named_parameters(), AdamSettings())
     optimizer.mirror(shared_input.copies(ours, optimizer.collected))
     for found, expected in zip(learn(ours, x), learn(theirs, x), strict=True):

@@ -24,13 +24,11 @@ from kubetune.models.adapters.shared_input import (
     arguments,
     is_plain_lora,
     is_transposed,
+    shared_inputs,
 )
 
-GRANULE: Final = 16
-"""The product wants both widths of a layer to be multiples of this."""
-
-LARGEST_LOSS_CHANGE: Final = 0.01
-"""Share by which rounding may change the loss of the first batch."""
+GRANULE: Final = 16  # the product wants both widths of a layer to be multiples of this
+LARGEST_LOSS_CHANGE: Final = 0.01  # share by which rounding may change the loss of the first batch
 
 
 def adopt(
@@ -67,25 +65,22 @@ def adopt(
 
 
 def round_layers(model: nn.Module, kernels: Kernels) -> int:
-    """Round the frozen weights under plain adapters; returns of how many layers."""
-    layers: list[Any] = [
-        module for module in model.modules() if is_plain_lora(module) and _fits(module)
-    ]
+    """Round the frozen weights under plain adapters. Return of how many layers."""
+    layers: list[Any] = []
+    for module in model.modules():
+        if is_plain_lora(module) and _fits(module):
+            layers.append(module)
     for layer in layers:
         _round(layer)
         layer.forward = partial(_forward, layer, kernels)
-    shared = {
-        id(layer.shared_input): layer.shared_input
-        for layer in layers
-        if hasattr(layer, "shared_input")
-    }
-    together = [
-        one
-        for one in shared.values()
-        if all(hasattr(layer.base_layer, "row_scales") for layer in one.layers)
-    ]
+    for shared in shared_inputs(layers):
+        # Layers with the same input are computed together if all of them were rounded.
+        if not all(hasattr(layer.base_layer, "row_scales") for layer in shared.layers):
+            for layer in shared.layers:
+                if layer in layers:
+                    layer.shared_input = SharedInput((layer,))
     for layer in layers:
-        if getattr(layer, "shared_input", None) not in together:
+        if not hasattr(layer, "shared_input"):
             layer.shared_input = SharedInput((layer,))
         layer.shared_input.compute = partial(_compute, kernels)
     return len(layers)
@@ -93,24 +88,20 @@ def round_layers(model: nn.Module, kernels: Kernels) -> int:
 
 def _fits(layer: Any) -> bool:
     weight = layer.base_layer.weight
-    return (
-        not is_transposed(layer)
-        and weight.dim() == 2
-        and all(size % GRANULE == 0 for size in weight.shape)
-    )
+    if is_transposed(layer) or weight.dim() != 2:
+        return False
+    return all(size % GRANULE == 0 for size in weight.shape)
 
 
 def _round(layer: Any) -> None:
     base = layer.base_layer
     weight = base.weight.data
-    forward, backward = pointwise.round_rows(weight), pointwise.round_rows(weight.t().contiguous())
-    base.weight = nn.Parameter(forward[0], requires_grad=False)
-    for name, value in (
-        ("row_scales", forward[1]),
-        ("columns", backward[0]),
-        ("column_scales", backward[1]),
-    ):
-        base.register_buffer(name, value, persistent=False)
+    rows, row_scales = pointwise.round_rows(weight)
+    columns, column_scales = pointwise.round_rows(weight.t().contiguous())
+    base.weight = nn.Parameter(rows, requires_grad=False)
+    base.register_buffer("row_scales", row_scales, persistent=False)
+    base.register_buffer("columns", columns, persistent=False)
+    base.register_buffer("column_scales", column_scales, persistent=False)
 
 
 def _forward(layer: Any, kernels: Kernels, x: Tensor) -> Tensor:
@@ -122,39 +113,48 @@ def _forward(layer: Any, kernels: Kernels, x: Tensor) -> Tensor:
 
 
 def _compute(
-    kernels: Kernels, layers: Sequence[Any], x: Tensor, copies: lora.Rounded | None
+    kernels: Kernels, layers: Sequence[Any], x: Tensor, copies: lora.AdapterCopies | None
 ) -> tuple[Tensor, ...]:
     bases = [layer.base_layer for layer in layers]
     frozen = [(base.weight, base.row_scales, base.columns, base.column_scales) for base in bases]
-    given, settings = arguments(layers, frozen, copies)
-    out = _Fp8LoraLinears.apply(x, settings, kernels, *lora.flattened(given))  # type: ignore[no-untyped-call]
+    plain_layers, settings = arguments(layers, frozen, copies)
+    out = _Fp8LoraLinears.apply(x, settings, kernels, *lora.flattened(plain_layers))  # type: ignore[no-untyped-call]
     return cast(tuple[Tensor, ...], out)
 
 
 def _product(
     rounded: Tensor, row_scales: Tensor, columns: Tensor, scales: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """`x @ columnsᵀ` of rounded `x` `[rows, inner]` and `columns` `[outer, inner]`, with scales of their rows."""
+    """Return `x @ columnsᵀ` of rounded `x` `[rows, inner]` and `columns` `[outer, inner]`.
+
+    `row_scales` and `scales` are those of their rows.
+    """
     product = torch._scaled_mm(
         rounded, columns.t(), row_scales, scales.t(), out_dtype=torch.bfloat16
     )
     return product.to(dtype)
 
 
-def _times(
-    kernels: Kernels,
-    found: list[tuple[Tensor, Tensor]],
-    rows: Tensor,
-    bias: Tensor | None,
-    weight: Tensor,
-    row_scales: Tensor,
-    *columns: Tensor,
-) -> Tensor:
-    """Product of one of several layers with the same `rows`, which the first of them rounds into `found`."""
-    if not found:
-        found.append(kernels["round_rows"](rows))
-    y = _product(*found[0], weight, row_scales, rows.dtype)
-    return y if bias is None else y.add_(bias)
+class _Products:
+    """Products of layers with the same input, which the first of them rounds for all."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+        self.rounded: tuple[Tensor, Tensor] | None = None  # the input, and scales of its rows
+
+    def __call__(
+        self,
+        rows: Tensor,
+        bias: Tensor | None,
+        weight: Tensor,
+        row_scales: Tensor,
+        *columns: Tensor,
+    ) -> Tensor:
+        if self.rounded is None:
+            self.rounded = self.kernels["round_rows"](rows)
+        rounded, scales = self.rounded
+        y = _product(rounded, scales, weight, row_scales, rows.dtype)
+        return y if bias is None else y.add_(bias)
 
 
 def _times_transposed(
@@ -167,19 +167,19 @@ def _times_transposed(
     column_scales: Tensor,
 ) -> Tensor:
     rounded, scales = kernels["round_rows"](d_y)
-    found = _product(rounded, scales, columns, column_scales, d_y.dtype)
-    return found if total is None else total.add_(found)
+    product = _product(rounded, scales, columns, column_scales, d_y.dtype)
+    return product if total is None else total.add_(product)
 
 
 class _Fp8LoraLinears(Function):
-    """The twin of that in kernels/lora.py, with frozen weights rounded in both orders."""
+    """As in kernels/lora.py, with frozen weights rounded in both orders."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, settings: lora.Adapters, kernels: Kernels, *flat: Tensor | None
     ) -> tuple[Tensor, ...]:
         ctx.kernels = kernels
-        return lora.lora_forward(ctx, partial(_times, kernels, []), x, settings, *flat)
+        return lora.lora_forward(ctx, _Products(kernels), x, settings, *flat)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:

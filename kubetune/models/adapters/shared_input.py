@@ -1,12 +1,13 @@
-"""PEFT's LoRA layers as kernels/lora computes them: those that get the same input in one, for fewer and larger
-products; their adapters in the dtype of the arithmetic are made once a step, and not in every forward."""
+"""PEFT's LoRA layers computed by kernels/lora: those with the same input together, in fewer and larger products.
+
+Copies of the adapters in the dtype of the arithmetic are made once a step, not in every forward.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from types import MethodType
 from typing import Any, cast
 
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from kubetune.kernels.cross_entropy import GradientSum
-from kubetune.kernels.lora import Adapters, Layer, Rounded, lora_linears
+from kubetune.kernels.lora import AdapterCopies, Adapters, Layer, lora_linears
 
+# Names of layers that mostly get the same input, in the order in which models call them.
 SIBLINGS = (
     ("q_proj", "k_proj", "v_proj"),
     ("query", "key", "value"),
@@ -25,199 +27,207 @@ SIBLINGS = (
     ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
     ("in_proj_qkvz", "in_proj_ba"),
 )
-"""Names of layers that mostly get the same input, in the order they are called in."""
 
-Compute = Callable[[Sequence[Any], Tensor, Rounded | None], tuple[Tensor, ...]]
+Compute = Callable[[Sequence[Any], Tensor, AdapterCopies | None], tuple[Tensor, ...]]
 
 
-def compute(layers: Sequence[Any], x: Tensor, rounded: Rounded | None) -> tuple[Tensor, ...]:
-    """Outputs of LoRA layers for the same input."""
-    weights = [layer.base_layer.weight for layer in layers]
-    frozen = [
-        (w if is_transposed(layer) else w.t(),) for layer, w in zip(layers, weights, strict=True)
-    ]
-    return lora_linears(x, *arguments(layers, frozen, rounded))
+def compute(layers: Sequence[Any], x: Tensor, copies: AdapterCopies | None) -> tuple[Tensor, ...]:
+    """Return the outputs of LoRA layers for the same input."""
+    frozen = []
+    for layer in layers:
+        weight = layer.base_layer.weight
+        frozen.append((weight if is_transposed(layer) else weight.t(),))
+    return lora_linears(x, *arguments(layers, frozen, copies))
 
 
 def arguments(
-    layers: Sequence[Any], frozen: Sequence[tuple[Tensor, ...]], rounded: Rounded | None
+    layers: Sequence[Any], frozen: Sequence[tuple[Tensor, ...]], copies: AdapterCopies | None
 ) -> tuple[list[Layer], Adapters]:
-    """Layers, and what else is known of their adapters, as kernels/lora takes them."""
-    given = [
-        Layer(*weights_of(one), one.base_layer.bias, own)
-        for one, own in zip(layers, frozen, strict=True)
-    ]
-    return given, Adapters(scaling_of(layers[0]), _dropout(layers[0]), len(given), rounded)
+    """Return layers, and what their adapters have in common, as kernels/lora takes them."""
+    plain_layers = []
+    for layer, weight in zip(layers, frozen, strict=True):
+        a, b = weights_of(layer)
+        plain_layers.append(Layer(a, b, layer.base_layer.bias, weight))
+    first = layers[0]
+    return plain_layers, Adapters(scaling_of(first), _dropout(first), len(layers), copies)
 
 
 def weights_of(lora: Any) -> tuple[nn.Parameter, nn.Parameter]:
-    """A and B of a LoRA layer."""
+    """Return A and B of a LoRA layer."""
     name = lora.active_adapters[0]
     return lora.lora_A[name].weight, lora.lora_B[name].weight
 
 
 def scaling_of(lora: Any) -> float:
-    """Factor of a LoRA layer's adapter."""
+    """Return the factor of a LoRA layer's adapter."""
     return cast(float, lora.scaling[lora.active_adapters[0]])
 
 
 def _dropout(lora: Any) -> float:
-    return getattr(lora.lora_dropout[lora.active_adapters[0]], "p", 0.0) if lora.training else 0.0
+    if not lora.training:
+        return 0.0
+    return getattr(lora.lora_dropout[lora.active_adapters[0]], "p", 0.0)
 
 
 @dataclass(eq=False)
 class SharedInput:
-    """LoRA layers that get the same input: what all of them make of it is computed when the first is called.
+    """LoRA layers that get the same input. All are computed when the first is called.
 
-    The others find theirs `ready` where they are called with the very same tensor. If one is not, each layer goes
-    alone from then on. `rounded`: the adapters of each, and last those of all.
+    The others then take their outputs where they are called with the very same tensor. Calls of q, k and v:
+
+        q(x)   computes q, k and v of x; returns q's, `waiting` holds those of k and v
+        k(x)   returns k's; `waiting` holds v's
+        v(x)   returns v's; nothing waits
+
+        q(x)   as above
+        k(z)   z is another tensor: `goes_alone` from now on, each layer computes its own output alone
     """
 
-    layers: tuple[Any, ...]
+    layers: tuple[Any, ...]  # in the order in which the model calls them
     goes_alone: bool = False
-    rounded: tuple[Rounded | None, ...] = ()
+    copies: AdapterCopies | None = None  # of all layers together
+    copies_of_each: dict[nn.Module, AdapterCopies] = field(default_factory=dict)
     compute: Compute = compute
-    ready: dict[nn.Module, Tensor] = field(default_factory=dict)
-    given: tuple[Tensor, bool] | None = None
+    waiting: dict[nn.Module, Tensor] = field(default_factory=dict)  # outputs not yet asked for
+    input: Tensor | None = None  # what `waiting` was computed from
+    with_grad: bool = False  # whether autograd recorded `waiting`
 
-    def __post_init__(self) -> None:
-        self.rounded = (None,) * (len(self.layers) + 1)
-
-    def forward(self, module: Any, x: Tensor) -> Tensor:
-        """Forward of one of the layers."""
-        if self.ready:
-            grad = torch.is_grad_enabled()
-            if (
-                self.given is not None
-                and self.given[0] is x
-                and self.given[1] is grad
-                and module in self.ready
-            ):
-                return self._taken(module)
-            self.goes_alone, self.given, self.ready = True, None, {}
-        number = self.layers.index(module)
-        if number or self.goes_alone or len(self.layers) == 1 or _dropout(module):
-            return self.compute([module], x, self.rounded[number])[0]
-        found = self.compute(self.layers, x, self.rounded[-1])
-        self.given, self.ready = (
-            (x, torch.is_grad_enabled()),
-            dict(zip(self.layers[1:], found[1:], strict=True)),
-        )
-        return found[0]
-
-    def _taken(self, module: nn.Module) -> Tensor:
-        found = self.ready.pop(module)
-        if not self.ready:
-            self.given = None
-        return found
+    def forward(self, layer: Any, x: Tensor) -> Tensor:
+        """Return the output of one of the layers."""
+        if self.waiting:
+            is_same = self.input is x and self.with_grad is torch.is_grad_enabled()
+            if is_same and layer in self.waiting:
+                output = self.waiting.pop(layer)
+                if not self.waiting:
+                    self.input = None  # lets go of its memory
+                return output
+            self.goes_alone = True
+            self.waiting = {}
+            self.input = None
+        is_first = layer is self.layers[0]
+        # Each layer draws dropout of its own.
+        if not is_first or self.goes_alone or len(self.layers) == 1 or _dropout(layer):
+            return self.compute([layer], x, self.copies_of_each.get(layer))[0]
+        outputs = self.compute(self.layers, x, self.copies)
+        self.waiting = dict(zip(self.layers[1:], outputs[1:], strict=True))
+        self.input = x
+        self.with_grad = torch.is_grad_enabled()
+        return outputs[0]
 
     def keep(
         self, sums: Mapping[nn.Parameter, GradientSum]
     ) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Take adapters and their gradients' sums from an optimizer that has all of them: parameters, and copies of
-        them that are to be kept equal to them."""
+        """Yield each adapter's parameters with their copies, which the optimizer is to keep equal to them.
+
+        `sums` are that optimizer's sums of gradients. Nothing is copied where it lacks one of the parameters.
+        """
         pairs = [weights_of(layer) for layer in self.layers]
-        if not all(weight in sums for pair in pairs for weight in pair):
-            return
+        for pair in pairs:
+            if not all(parameter in sums for parameter in pair):
+                return
         dtype = self.layers[0].base_layer.weight.dtype
+        # The A matrices of q, k and v see the same input, so they are stacked and multiplied once:
+        #     down = [A_q; A_k; A_v]    rows 0:r, r:2r, 2r:3r
         if dtype == torch.float32 and len(pairs) == 1:
-            down = pairs[0][0].detach()
+            down = pairs[0][0].detach()  # the parameter's own memory
         else:
             down = torch.cat([a.detach().to(dtype) for a, _ in pairs])
-        ups = tuple(b.detach().to(dtype) for _, b in pairs)
-        spans = [
-            slice(*span) for span in pairwise(accumulate((len(a) for a, _ in pairs), initial=0))
-        ]
-        each = tuple((sums[a], sums[b]) for a, b in pairs)
-        alone = (
-            Rounded(down[span], (up,), own) for span, up, own in zip(spans, ups, each, strict=True)
-        )
-        self.rounded = (*alone, Rounded(down, ups, tuple(kept for own in each for kept in own)))
-        for (a, b), span, up in zip(pairs, spans, ups, strict=True):
-            yield from (
-                (weight, copy)
-                for weight, copy in ((a, down[span]), (b, up))
-                if not _is_view(weight, copy)
-            )
-
-
-def _is_view(weight: Tensor, copy: Tensor) -> bool:
-    return weight.data_ptr() == copy.data_ptr()
+        ups: list[Tensor] = []
+        all_sums: list[GradientSum] = []
+        first_row = 0
+        for layer, (a, b) in zip(self.layers, pairs, strict=True):
+            copy_of_a = down[first_row : first_row + len(a)]
+            copy_of_b = b.detach().to(dtype)
+            first_row += len(a)
+            ups.append(copy_of_b)
+            all_sums += [sums[a], sums[b]]
+            self.copies_of_each[layer] = AdapterCopies(copy_of_a, (copy_of_b,), (sums[a], sums[b]))
+            for parameter, copy in ((a, copy_of_a), (b, copy_of_b)):
+                if copy.data_ptr() != parameter.data_ptr():  # else it is the parameter itself
+                    yield parameter, copy
+        self.copies = AdapterCopies(down, tuple(ups), tuple(all_sums))
 
 
 def swap(model: nn.Module) -> int:
-    """Swap the forwards of all plain LoRA layers of a model; returns how many there are."""
+    """Swap the forwards of all plain LoRA layers of a model. Return how many there are."""
     number = 0
     for parent in model.modules():
         plain = {name: child for name, child in parent.named_children() if is_plain_lora(child)}
         number += len(plain)
-        for names in (*SIBLINGS, *((name,) for name in plain)):
-            layers = [plain.pop(name) for name in names if name in plain]
-            if len({_kind(layer) for layer in layers}) > 1:
-                found = [SharedInput((layer,)) for layer in layers]
+        for names in SIBLINGS:
+            siblings = [plain.pop(name) for name in names if name in plain]
+            if len({_kind(layer) for layer in siblings}) == 1:
+                _share(siblings)
             else:
-                found = [SharedInput(tuple(layers))] if layers else []
-            for shared in found:
-                for layer in shared.layers:
-                    # Hung on the module, not bound into its forward, which is the same for all where it is compiled.
-                    layer.shared_input, layer.forward = shared, MethodType(_forward, layer)
+                for layer in siblings:
+                    _share([layer])
+        for layer in plain.values():
+            _share([layer])
     return number
 
 
+def _share(layers: Sequence[Any]) -> None:
+    """Compute layers together from now on, which get the same input."""
+    shared = SharedInput(tuple(layers))
+    for layer in layers:
+        # Hung on the module, not bound into its forward, which is the same for all where it is compiled.
+        layer.shared_input = shared
+        layer.forward = MethodType(_forward, layer)
+
+
 def _kind(lora: Any) -> tuple[Any, ...]:
-    """Facts that layers must have in common to be computed together."""
+    """Return the facts that layers must have in common to be computed together."""
     return scaling_of(lora), weights_of(lora)[0].shape[1], lora.base_layer.weight.dtype
+
+
+def shared_inputs(layers: Iterable[Any]) -> list[SharedInput]:
+    """Return each SharedInput of some layers once, in their order; of those that have none, none."""
+    shared = [layer.shared_input for layer in layers if hasattr(layer, "shared_input")]
+    return list(dict.fromkeys(shared))
 
 
 def copies(
     model: nn.Module, sums: Mapping[nn.Parameter, GradientSum]
 ) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """`SharedInput.keep` of all LoRA layers of a model."""
-    found: dict[int, Any] = {
-        id(m.shared_input): m.shared_input for m in model.modules() if hasattr(m, "shared_input")
-    }
-    for shared in found.values():
+    """Yield `SharedInput.keep` of all LoRA layers of a model."""
+    for shared in shared_inputs(model.modules()):
         yield from shared.keep(sums)
 
 
-def _forward(module: Any, x: Tensor) -> Tensor:
-    if module.disable_adapters or module.merged:
-        return type(module).forward(module, x)  # type: ignore[no-any-return]
+def _forward(layer: Any, x: Tensor) -> Tensor:
+    if layer.disable_adapters or layer.merged:
+        return type(layer).forward(layer, x)  # type: ignore[no-any-return]
     if torch.compiler.is_compiling():
-        return compute([module], x, None)[0]
-    return cast(SharedInput, module.shared_input).forward(module, x)
+        return compute([layer], x, None)[0]
+    return cast(SharedInput, layer.shared_input).forward(layer, x)
 
 
 def is_plain_lora(module: Any) -> bool:
-    """Test for PEFT's LoRA around one frozen linear layer, or its weight, without variants, biases or second adapters.
+    """Return True for PEFT's LoRA around one frozen linear layer, or its weight, without variants or biases.
 
-    Classes made from `nn.Linear` may round their factors first, as those of quantised models do: these are not it.
+    Classes made from `nn.Linear` may round their factors first, as those of quantised models do. They are not plain.
     """
     from transformers.pytorch_utils import Conv1D
 
     # Not imported for this: where nobody has, there are no adapters, and it takes seconds, bitsandbytes and more along.
     peft_layers = sys.modules.get("peft.tuners.lora.layer")
-    kinds = () if peft_layers is None else (peft_layers.Linear, peft_layers.ParamWrapper)
-    if type(module) not in kinds or type(module.base_layer).forward not in (
-        nn.Linear.forward,
-        Conv1D.forward,
-    ):
+    if peft_layers is None or type(module) not in (peft_layers.Linear, peft_layers.ParamWrapper):
+        return False
+    if type(module.base_layer).forward not in (nn.Linear.forward, Conv1D.forward):
         return False
     return is_simple(module) and cast(Tensor, module.base_layer.weight).is_floating_point()
 
 
 def is_simple(lora: Any) -> bool:
-    """A frozen layer with one adapter, which has neither a variant nor biases."""
+    """Return True for a frozen layer with one adapter, which has neither a variant nor biases."""
     if len(lora.active_adapters) != 1 or lora.base_layer.weight.requires_grad:
         return False
     name = lora.active_adapters[0]
-    return (
-        not lora.lora_variant and lora.lora_A[name].bias is None and lora.lora_B[name].bias is None
-    )
+    has_bias = lora.lora_A[name].bias is not None or lora.lora_B[name].bias is not None
+    return not lora.lora_variant and not has_bias
 
 
 def is_transposed(lora: Any) -> bool:
-    """Storage of the weight under an adapter as `[in, out]`."""
-    return lora.fan_in_fan_out or getattr(
-        lora, "is_target_conv_1d_layer", False
-    )  # a wrapped weight lacks the latter
+    """Return True if the weight under an adapter is stored as `[in, out]`."""
+    # A wrapped weight lacks the second attribute.
+    return lora.fan_in_fan_out or getattr(lora, "is_target_conv_1d_layer", False)
