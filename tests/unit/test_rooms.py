@@ -37,7 +37,6 @@ STILL_TOO_LONG = {
     "result.inference.before_after:record",
     "result.inference.classify:score_answers",
     "result.inference.evaluate:evaluate_run",
-    "kernels.attention.blockwise:backward",
     "models.patches:reading_slices",
     "plan.activations:activations",
     "plan.forecast:forecast",

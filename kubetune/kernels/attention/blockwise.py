@@ -4,6 +4,20 @@ For short sequences this is several times faster than SDPA one by one and far fa
 query groups are folded into rows so that keys and values are never repeated, row blocks skip most of the upper
 triangle, and the probabilities are kept in the dtype of the inputs. Not for long sequences: memory is O(length²).
 Beginnings that sequences share stand in the batch once, and each of them sees them there.
+
+Example: sequences a (5 tokens) and b (2), causal, as if a block had 2 queries. x is computed and used, - computed and
+hidden, and what is blank is never computed:
+
+    keys        a0 a1 a2 a3 a4 b0 b1
+    block 0 a0   x  -                       Block(0, 2, keys 0:2, distance 0)
+            a1   x  x
+    block 1 a2   x  x  x  -                 Block(2, 4, keys 0:4, distance 2)
+            a3   x  x  x  x
+    block 2 a4   x  x  x  x  x              Block(4, 5, keys 0:5, distance 4)
+    block 3 b0                  x  -        Block(5, 7, keys 5:7, distance 0)
+            b1                  x  x
+
+Were b to go on from a (`parents` (-1, 0)), block 3 would see the keys 0:5 and 5:7, and be at distance 5.
 """
 
 from __future__ import annotations
@@ -18,95 +32,94 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-ROWS = 256
+ROWS = 256  # queries of a block
 
 
 class Rule(NamedTuple):
-    """Attention as a model asks for it. `window`, `softcap` and `dropout` (of the probabilities) of 0 mean none.
-
-    Dropout is for padded.py; block attention has none.
-    """
+    """Attention as a model asks for it; 0 means none."""
 
     scale: float
     causal: bool = True
     window: int = 0
     softcap: float = 0.0
-    dropout: float = 0.0
+    dropout: float = 0.0  # of the probabilities; for padded.py, block attention has none
 
 
 class Block(NamedTuple):
-    """Queries `[first, end)` of a sequence, which see the keys of `spans` that lie end to end in it.
-
-    `distance`: how far in the sequence the first query is behind the first of these keys.
-    """
+    """Queries `[first, end)` of a sequence, and the keys that they see."""
 
     first: int
     end: int
-    spans: tuple[slice, ...]
-    distance: int
+    spans: tuple[slice, ...]  # of keys, which lie end to end in the sequence
+    distance: int  # how far in the sequence the first query is behind the first of these keys
 
     @property
     def size(self) -> tuple[int, int]:
-        """Numbers of queries and of keys."""
-        return self.end - self.first, sum(span.stop - span.start for span in self.spans)
+        """Return the numbers of queries and of keys."""
+        return self.end - self.first, _length(self.spans)
+
+
+def _length(spans: tuple[slice, ...]) -> int:
+    return sum(span.stop - span.start for span in spans)
 
 
 def paths(
     cu_seqlens: tuple[int, ...], parents: tuple[int, ...] = ()
 ) -> Iterator[tuple[slice, ...]]:
-    """Places of the tokens of each sequence in a packed batch: shared beginnings from the first on, then its own."""
-    spans = [slice(start, stop) for start, stop in pairwise(cu_seqlens)]
-    found: list[tuple[slice, ...]] = []
-    for span, parent in zip(spans, parents or (-1,) * len(spans), strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), span))
-    yield from found
+    """Yield where the tokens of each sequence stand in a packed batch: its shared beginnings, then its own."""
+    all_paths: list[tuple[slice, ...]] = []
+    for number, (start, stop) in enumerate(pairwise(cu_seqlens)):
+        path = (slice(start, stop),)
+        if parents and parents[number] >= 0:
+            path = all_paths[parents[number]] + path
+        all_paths.append(path)
+        yield path
 
 
 def _blocks(
     cu_seqlens: tuple[int, ...], rule: Rule, parents: tuple[int, ...] = ()
 ) -> Iterator[Block]:
-    for *before, own in paths(cu_seqlens, parents):
-        offset = (
-            sum(span.stop - span.start for span in before) - own.start
-        )  # from places in the batch to positions
-        for first in range(own.start, own.stop, ROWS):
-            end = min(first + ROWS, own.stop)
-            keys = max(0, first + offset - rule.window + 1) if rule.window else 0
-            keys_end = (
-                end
-                if rule.causal
-                else min(own.stop, end + rule.window - 1)
-                if rule.window
-                else own.stop
-            )
-            spans = _from((*before, slice(own.start, keys_end)), keys)
-            yield Block(first, end, spans, first + offset - keys)
+    for path in paths(cu_seqlens, parents):
+        before = path[:-1]
+        last = path[-1]
+        offset = _length(before) - last.start  # from places in the batch to places in the sequence
+        for first in range(last.start, last.stop, ROWS):
+            end = min(first + ROWS, last.stop)
+            first_key = max(0, first + offset - rule.window + 1) if rule.window else 0
+            last_key = last.stop
+            if rule.causal:
+                last_key = end
+            elif rule.window:
+                last_key = min(last.stop, end + rule.window - 1)
+            spans = _without_first((*before, slice(last.start, last_key)), first_key)
+            yield Block(first, end, spans, first + offset - first_key)
 
 
-def _from(path: tuple[slice, ...], first: int) -> tuple[slice, ...]:
-    """Rest of a path behind its first `first` tokens."""
-    left = []
+def _without_first(path: tuple[slice, ...], number: int) -> tuple[slice, ...]:
+    """Return what follows the first `number` tokens of a path."""
+    rest = []
     for span in path:
-        start = min(span.start + first, span.stop)
-        first -= start - span.start
+        start = min(span.start + number, span.stop)
+        number -= start - span.start
         if start < span.stop:
-            left.append(slice(start, span.stop))
-    return tuple(left)
+            rest.append(slice(start, span.stop))
+    return tuple(rest)
 
 
 def _seen(x: Tensor, block: Block) -> Tensor:
-    """Keys or values that a block sees, in the order of the sequence."""
-    return (
-        x[block.spans[0]] if len(block.spans) == 1 else torch.cat([x[span] for span in block.spans])
-    )
+    """Return the keys or values that a block sees, in the order of the sequence."""
+    if len(block.spans) == 1:
+        return x[block.spans[0]]
+    return torch.cat([x[span] for span in block.spans])
 
 
 def _add(total: Tensor, block: Block, part: Tensor) -> None:
     """Add to the gradient of keys or values that of those which a block sees."""
-    for span, piece in zip(
-        block.spans, part.split([span.stop - span.start for span in block.spans]), strict=True
-    ):
-        total[span] += piece
+    first = 0
+    for span in block.spans:
+        length = span.stop - span.start
+        total[span] += part[first : first + length]
+        first += length
 
 
 @lru_cache(maxsize=64)
@@ -121,29 +134,21 @@ def _hide(scores: Tensor, block: Block, rule: Rule) -> None:
     if rule.causal:
         view[..., m - n :].masked_fill_(_future(n, scores.device), float("-inf"))
     if rule.window:
-        too_old = torch.ones(n, m, dtype=torch.bool, device=scores.device).tril(
-            block.distance - rule.window
-        )
-        view.masked_fill_(too_old, float("-inf"))
+        pairs = torch.ones(n, m, dtype=torch.bool, device=scores.device)
+        view.masked_fill_(pairs.tril(block.distance - rule.window), float("-inf"))
         if not rule.causal:
-            too_new = torch.ones(n, m, dtype=torch.bool, device=scores.device).triu(
-                block.distance + rule.window
-            )
-            view.masked_fill_(too_new, float("-inf"))
+            view.masked_fill_(pairs.triu(block.distance + rule.window), float("-inf"))
 
 
 def _fold(x: Tensor, kv_heads: int) -> Tensor:
-    """`[n, kv_heads * groups, dim]` -> `[kv_heads, groups * n, dim]`: query groups become rows."""
+    """Turn `[n, kv_heads * groups, dim]` to `[kv_heads, groups * n, dim]`: query groups become rows."""
     n, heads, dim = x.shape
-    return (
-        x.reshape(n, kv_heads, heads // kv_heads, dim)
-        .permute(1, 2, 0, 3)
-        .reshape(kv_heads, -1, dim)
-    )
+    by_group = x.reshape(n, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)
+    return by_group.reshape(kv_heads, -1, dim)
 
 
 def _unfold(x: Tensor, n: int) -> Tensor:
-    """The inverse of `_fold`."""
+    """Undo `_fold`."""
     kv_heads, rows, dim = x.shape
     return x.view(kv_heads, rows // n, n, dim).permute(2, 0, 1, 3).reshape(n, -1, dim)
 
@@ -157,11 +162,11 @@ def block_attention(
     rule: Rule,
     parents: tuple[int, ...] = (),
 ) -> Tensor:
-    """Attention of each sequence within itself, shared beginnings included (PrefixTree has `parents`).
+    """Return the attention of each sequence within itself, shared beginnings included (PrefixTree has `parents`).
 
     `query` `[tokens, heads, dim]`, `key` `[tokens, kv_heads, dim]`, `value` `[tokens, kv_heads, value_dim]`, `sinks`
     `[heads]` or None (one extra logit per head that takes probability and gives nothing, as in gpt-oss).
-    Returns `[tokens, heads, value_dim]`.
+    The result is `[tokens, heads, value_dim]`.
     """
     return cast(Tensor, _BlockAttention.apply(query, key, value, sinks, cu_seqlens, rule, parents))  # type: ignore[no-untyped-call]
 
@@ -193,7 +198,8 @@ class _BlockAttention(Function):
         kept: list[Tensor] = []
         for block in _blocks(cu_seqlens, rule, parents):
             n, m = block.size
-            keys, values = _seen(key, block), _seen(value, block)
+            keys = _seen(key, block)
+            values = _seen(value, block)
             scores = torch.baddbmm(
                 query.new_empty(()),
                 _fold(query[block.first : block.end], kv_heads),
@@ -215,7 +221,9 @@ class _BlockAttention(Function):
                 torch.bmm(probabilities[..., :m], values.transpose(0, 1)), n
             )
         ctx.save_for_backward(query, key, value, *kept)
-        ctx.sinks, ctx.rule, ctx.layout = sinks, rule, (cu_seqlens, rule, parents)
+        ctx.sinks = sinks
+        ctx.rule = rule
+        ctx.blocks = (cu_seqlens, rule, parents)
         return out
 
     @staticmethod
@@ -232,47 +240,46 @@ class _BlockAttention(Function):
         # over them) and, of a shared beginning, several sequences, so dK and dV are added up, in fp32, in the order of
         # the blocks: the same each time.
         query, key, value, *saved = ctx.saved_tensors
-        kept, rule, sinks, kv_heads = iter(saved), ctx.rule, ctx.sinks, value.shape[1]
+        kept = iter(saved)
+        rule, sinks = ctx.rule, ctx.sinks
+        kv_heads = value.shape[1]
         d_query = torch.empty_like(query)
-        d_key = torch.zeros(key.shape, dtype=torch.float32, device=key.device)
-        d_value = torch.zeros(value.shape, dtype=torch.float32, device=value.device)
-        d_sinks = (
-            None
-            if sinks is None
-            else torch.zeros(sinks.shape, dtype=torch.float32, device=sinks.device)
-        )
-        for block in _blocks(*ctx.layout):
+        d_key = _zeros(key)
+        d_value = _zeros(value)
+        d_sinks = None if sinks is None else _zeros(sinks)
+        for block in _blocks(*ctx.blocks):
             n, m = block.size
             bent = next(kept) if rule.softcap else None
             probabilities = next(kept)
-            q, g = (
-                _fold(query[block.first : block.end], kv_heads),
-                _fold(grad[block.first : block.end], kv_heads),
-            )
+            q = _fold(query[block.first : block.end], kv_heads)
+            g = _fold(grad[block.first : block.end], kv_heads)
             d_prob = torch.bmm(g, _seen(value, block).permute(1, 2, 0))
-            if d_sinks is not None:
-                d_prob = F.pad(d_prob, (0, 1))
-            d_scores = torch._softmax_backward_data(d_prob, probabilities, -1, probabilities.dtype)
-            if d_sinks is not None:
-                d_sinks += d_scores[..., m].float().view(d_sinks.numel(), n).sum(1)
-                d_scores, probabilities = d_scores[..., :m], probabilities[..., :m]
+            d_scores = _through_softmax(d_prob, probabilities, block, d_sinks)
             if bent is not None:
                 d_scores = d_scores * (1 - bent * bent)
-            d_query[block.first : block.end] = _unfold(
-                torch.bmm(d_scores, _seen(key, block).transpose(0, 1)).mul_(rule.scale), n
-            )
-            _add(
-                d_key,
-                block,
-                torch.bmm(d_scores.transpose(1, 2), q).mul_(rule.scale).transpose(0, 1),
-            )
-            _add(d_value, block, torch.bmm(probabilities.transpose(1, 2), g).transpose(0, 1))
-        return (
-            d_query,
-            d_key.to(key.dtype),
-            d_value.to(value.dtype),
-            None if d_sinks is None else d_sinks.to(sinks.dtype),
-            None,
-            None,
-            None,
-        )
+            block_d_query = torch.bmm(d_scores, _seen(key, block).transpose(0, 1))
+            d_query[block.first : block.end] = _unfold(block_d_query.mul_(rule.scale), n)
+            block_d_key = torch.bmm(d_scores.transpose(1, 2), q).mul_(rule.scale)
+            _add(d_key, block, block_d_key.transpose(0, 1))
+            block_d_value = torch.bmm(probabilities[..., :m].transpose(1, 2), g)
+            _add(d_value, block, block_d_value.transpose(0, 1))
+        if d_sinks is not None:
+            d_sinks = d_sinks.to(sinks.dtype)
+        return d_query, d_key.to(key.dtype), d_value.to(value.dtype), d_sinks, None, None, None
+
+
+def _zeros(x: Tensor) -> Tensor:
+    return torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+
+
+def _through_softmax(
+    d_prob: Tensor, probabilities: Tensor, block: Block, d_sinks: Tensor | None
+) -> Tensor:
+    """Return the gradient of a block's scores, and add its part to that of the sinks."""
+    n, m = block.size
+    if d_sinks is not None:
+        d_prob = F.pad(d_prob, (0, 1))
+    d_scores = torch._softmax_backward_data(d_prob, probabilities, -1, probabilities.dtype)
+    if d_sinks is not None:
+        d_sinks += d_scores[..., m].float().view(d_sinks.numel(), n).sum(1)
+    return d_scores[..., :m]
