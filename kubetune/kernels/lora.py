@@ -134,11 +134,7 @@ def lora_backward(
             d_x = product(d_x, d_y, *frozen[number * width : (number + 1) * width])
     d_low = d_lows[0] if number_of_layers == 1 else torch.cat(d_lows)
     if d_x is not None:
-        if mask is None:
-            d_x.addmm_(d_low.t(), down, alpha=ctx.scale)
-        else:
-            d_x.add_((d_low.t() @ down).mul_(numbers(mask, d_low.dtype)), alpha=ctx.scale)
-        d_x = d_x.view(ctx.shape)
+        d_x = _with_adapters(d_x, d_low, down, mask, ctx.scale).view(ctx.shape)
     d_down = d_low @ _masked(rows, mask)
     gradients: list[Tensor | None] = []
     for number, ranks in enumerate(ctx.ranks):
@@ -146,6 +142,15 @@ def lora_backward(
         gradients.append(_summed(ctx, 2 * number + 1, d_bs[number]))
         gradients += [None] * (1 + width)  # of bias and frozen weight
     return d_x, None, *gradients
+
+
+def _with_adapters(
+    d_x: Tensor, d_low: Tensor, down: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """Add to the gradient of x, in place, what comes through the adapters."""
+    if mask is None:
+        return d_x.addmm_(d_low.t(), down, alpha=scale)
+    return d_x.add_((d_low.t() @ down).mul_(numbers(mask, d_low.dtype)), alpha=scale)
 
 
 def _summed(ctx: Any, number: int, gradient: Tensor | None) -> Tensor | None:
