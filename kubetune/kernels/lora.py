@@ -136,11 +136,12 @@ def lora_backward(
     if d_x is not None:
         d_x = _with_adapters(d_x, d_low, down, mask, ctx.scale).view(ctx.shape)
     d_down = d_low @ _masked(rows, mask)
-    gradients: list[Tensor | None] = []
+    no_gradients = [None] * (1 + width)  # of bias and frozen weight
+    gradients = []
     for number, ranks in enumerate(ctx.ranks):
-        gradients.append(_summed(ctx, 2 * number, d_down[ranks]))
-        gradients.append(_summed(ctx, 2 * number + 1, d_bs[number]))
-        gradients += [None] * (1 + width)  # of bias and frozen weight
+        d_a = _summed(ctx, 2 * number, d_down[ranks])
+        d_b = _summed(ctx, 2 * number + 1, d_bs[number])
+        gradients += [d_a, d_b, *no_gradients]
     return d_x, None, *gradients
 
 
