@@ -6,7 +6,6 @@ experts of some families alone, and none to the shared experts beside those.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,23 +18,23 @@ from kubetune.config.schema import LoraConfig
 from kubetune.models.mixtures.experts import routers_of, stacks_of
 from kubetune.plan.linears import is_target, unreached
 
+# Names that the layers of each expert had, and have in other tools, by the tensor that holds them now.
 _BEFORE_STACKING = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "up_proj": (("up_proj",),),
     "down_proj": (("down_proj",), ("w2",)),
 }
-"""Names that the layers of each expert had, and have in other tools, by the tensor that holds them now."""
 
 
 class Targets(NamedTuple):
-    """Names of modules, or an expression for them, and of tensors."""
+    """What PEFT is to adapt."""
 
-    modules: str | list[str]
-    parameters: list[str]
+    modules: str | list[str]  # ends of names, or an expression for whole names
+    parameters: list[str]  # ends of names of tensors
 
 
 def find_targets(model: nn.Module, lora: LoraConfig, *, frozen: Callable[[str], bool]) -> Targets:
-    """The targets of LoRA in a model, but for modules that are `frozen` by name.
+    """Return the targets of LoRA in a model, without modules that are `frozen` by name.
 
     Raises ConfigError for names that the model lacks, and for settings that adapters on tensors cannot have.
     """
@@ -43,31 +42,32 @@ def find_targets(model: nn.Module, lora: LoraConfig, *, frozen: Callable[[str], 
     parameters = list(_asked(model, lora.target_parameters))
     stacks = stacks_of(model)
     takes_in_too_much = wanted == "all-linear" and (routers_of(model) or unreached_names(model))
-    if not stacks and not takes_in_too_much:
-        if not isinstance(wanted, str):
-            _require(wanted, linear_names(model))
-        found = Targets(wanted if isinstance(wanted, str) else list(wanted), parameters)
+    if stacks or takes_in_too_much:
+        targets = _in_mixture(model, stacks, wanted, parameters, frozen)
+    elif isinstance(wanted, str):
+        targets = Targets(wanted, parameters)
     else:
-        found = _in_mixture(model, stacks, wanted, parameters, frozen)
-    if found.parameters:
-        _require_plain(lora, found)
-    return found
+        _require(wanted, linear_names(model))
+        targets = Targets(list(wanted), parameters)
+    if targets.parameters:
+        _require_plain(lora, targets.parameters)
+    return targets
 
 
 def linear_names(model: nn.Module) -> list[str]:
-    """Whole names of a model's modules that hold a matrix."""
+    """Return the whole names of a model's modules that hold a matrix."""
     return [name for name, module in model.named_modules() if name and has_matrix(module)]
 
 
 def unreached_names(model: nn.Module) -> list[str]:
-    """Whole names of a model's modules an adapter of which would learn nothing."""
+    """Return the whole names of modules whose adapters would learn nothing."""
     config: Any = model.config
     out_of_reach = unreached(config.get_text_config().model_type)
     return [name for name in linear_names(model) if out_of_reach.fullmatch(name)]
 
 
 def has_matrix(module: nn.Module) -> bool:
-    """Presence of a weight that is a matrix."""
+    """Return True if a module has a weight that is a matrix."""
     weight = getattr(module, "weight", None)
     return isinstance(weight, nn.Parameter) and weight.dim() > 1
 
@@ -79,189 +79,242 @@ def _in_mixture(
     parameters: list[str],
     frozen: Callable[[str], bool],
 ) -> Targets:
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    routers = routers_of(model)
-    out_of_reach = {name for name in unreached_names(model) if not frozen(name)}
-    linear = {
-        name: module
-        for name, module in model.named_modules()
-        if _is_adaptable(module) and not frozen(name)
-        if wanted != "all-linear"
-        or not (module is head or isinstance(module, nn.Embedding) or name in out_of_reach)
-    }
+    """Return the targets in a mixture. Modules are named one by one, weights of experts and routers as tensors.
+
+    Example, of one layer of Qwen3-MoE with `wanted` = [q_proj, gate_proj, up_proj]:
+
+        self_attn.q_proj              a module that is wanted: PEFT adapts it by its name
+        mlp.gate                      the router: not wanted
+        mlp.experts.gate_up_proj      [experts, 2 × width, hidden], holds gate_proj and up_proj of all experts: adapted
+                                      as a tensor
+    """
+    linear = _adaptable_modules(model, frozen)
     if wanted == "all-linear":
-        if out_of_reach:
-            logs.MODEL.info(
-                "no adapters on %s: the model reads their weights without calling them, so an adapter would learn "
-                "nothing",
-                ", ".join(sorted({name.rpartition(".")[2] for name in out_of_reach})),
-            )
-        modules = [
-            name
-            for name in linear
-            if not any(f"{name}.".startswith(f"{router}.") for router in routers)
-        ]
-        tensors = {
-            f"{name}.{tensor}" for name, stack in stacks.items() for tensor in _tensors(stack)
-        }
+        modules, tensors = _all_linear(model, linear, stacks, frozen)
     else:
-        if not isinstance(wanted, str):
-            _require(wanted, [*linear_names(model), *_names_in(stacks)])
-        modules = [name for name in linear if is_target(name, wanted)]
-        others = [
-            name
-            for name in linear_names(model)
-            if name not in {*linear, *routers} and not frozen(name)
-        ]
-        if lost := [name for name in others if is_target(name, wanted)]:
-            raise errors.ConfigError(
-                f"lora.target_modules: {lost[0].rpartition('.')[2]} can have no adapter, as this model computes with "
-                f"its weight by itself ({type(model.get_submodule(lost[0])).__name__}); leave it out"
-            )
-        tensors = {
-            f"{name}.{tensor}"
-            for name, stack in stacks.items()
-            for tensor in _meant(name, stack, wanted)
-        }
-        tensors |= {
-            f"{name}.weight" for name in routers if name not in linear and is_target(name, wanted)
-        }
-    modules, beside = _kept_by_peft(model, modules)
-    tensors |= {f"{name}.weight" for name in beside if linear[name].weight.is_floating_point()}
-    if lost := [name for name in beside if f"{name}.weight" not in tensors]:
+        modules, tensors = _named(model, linear, stacks, wanted, frozen)
+    modules, taken_for_experts = _kept_by_peft(model, modules)
+    lost = []
+    for name in taken_for_experts:
+        # Named as a tensor PEFT adapts it all the same; a quantised one it cannot.
+        if linear[name].weight.is_floating_point():
+            tensors.add(f"{name}.weight")
+        elif f"{name}.weight" not in tensors:
+            lost.append(name)
+    if lost:
         logs.MODEL.warning(
             "no adapters on %s: PEFT takes their names for those of the experts, and their weights are quantised",
             ", ".join(_short(lost, linear)),
         )
-    every = [name for name, _ in model.named_parameters()]
-    parameters = [*parameters, *_short(sorted(tensors), every, parts=2)]
-    return Targets(
-        _short(modules, [name for name, _ in model.named_modules()]), sorted(set(parameters))
-    )
+    all_tensors = [name for name, _ in model.named_parameters()]
+    short_tensors = _short(sorted(tensors), all_tensors, parts=2)
+    short_modules = _short(modules, [name for name, _ in model.named_modules()])
+    return Targets(short_modules, sorted({*parameters, *short_tensors}))
+
+
+def _adaptable_modules(model: nn.Module, frozen: Callable[[str], bool]) -> dict[str, Any]:
+    modules = {}
+    for name, module in model.named_modules():
+        if _is_adaptable(module) and not frozen(name):
+            modules[name] = module
+    return modules
+
+
+def _all_linear(
+    model: nn.Module,
+    linear: Mapping[str, nn.Module],
+    stacks: Mapping[str, nn.Module],
+    frozen: Callable[[str], bool],
+) -> tuple[list[str], set[str]]:
+    """Return modules and tensors of `all-linear`: without head, embeddings and routers, but with the experts."""
+    out_of_reach = {name for name in unreached_names(model) if not frozen(name)}
+    if out_of_reach:
+        logs.MODEL.info(
+            "no adapters on %s: the model reads their weights without calling them, so an adapter would learn "
+            "nothing",
+            ", ".join(sorted({name.rpartition(".")[2] for name in out_of_reach})),
+        )
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    routers = tuple(f"{name}." for name in routers_of(model))
+    modules = []
+    for name, module in linear.items():
+        is_skipped = module is head or isinstance(module, nn.Embedding) or name in out_of_reach
+        if not is_skipped and not f"{name}.".startswith(routers):
+            modules.append(name)
+    tensors: set[str] = set()
+    for name, stack in stacks.items():
+        tensors.update(f"{name}.{tensor}" for tensor in _tensors(stack))
+    return modules, tensors
+
+
+def _named(
+    model: nn.Module,
+    linear: Mapping[str, nn.Module],
+    stacks: Mapping[str, nn.Module],
+    wanted: str | tuple[str, ...],
+    frozen: Callable[[str], bool],
+) -> tuple[list[str], set[str]]:
+    """Return the modules and tensors that `lora.target_modules` names. Raise ConfigError for one without adapters."""
+    if not isinstance(wanted, str):
+        _require(wanted, [*linear_names(model), *_names_in(stacks)])
+    routers = routers_of(model)
+    for name in linear_names(model):
+        is_other = name not in linear and name not in routers and not frozen(name)
+        if is_other and is_target(name, wanted):
+            raise errors.ConfigError(
+                f"lora.target_modules: {name.rpartition('.')[2]} can have no adapter, as this model computes with "
+                f"its weight by itself ({type(model.get_submodule(name)).__name__}); leave it out"
+            )
+    tensors: set[str] = set()
+    for name, stack in stacks.items():
+        tensors.update(f"{name}.{tensor}" for tensor in _wanted_tensors(name, stack, wanted))
+    for name in routers:
+        if name not in linear and is_target(name, wanted):
+            tensors.add(f"{name}.weight")
+    return [name for name in linear if is_target(name, wanted)], tensors
 
 
 def _is_adaptable(module: nn.Module) -> bool:
-    """A matrix that PEFT's layers compute with; those of families compute otherwise, though they are linear too."""
-    is_own = (
-        type(module).__module__.startswith("transformers.models.")
-        and type(module).forward is not nn.Linear.forward
-    )
-    return type(module).__name__ == "Conv1D" or (
-        isinstance(module, (nn.Linear, nn.Embedding)) and not is_own
-    )
+    """Return True for a matrix that PEFT's layers compute with.
+
+    Layers of some families compute otherwise, though they are linear too.
+    """
+    if type(module).__name__ == "Conv1D":
+        return True
+    if type(module).__module__.startswith("transformers.models."):
+        return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    return isinstance(module, (nn.Linear, nn.Embedding))
 
 
 def _tensors(stack: nn.Module) -> list[str]:
-    return [
-        name for name, parameter in stack.named_parameters(recurse=False) if parameter.dim() == 3
-    ]
+    """Return the names of the tensors that hold all experts, `[experts, …, …]`."""
+    tensors = stack.named_parameters(recurse=False)
+    return [name for name, tensor in tensors if tensor.dim() == 3]
 
 
 def _names_in(stacks: Mapping[str, nn.Module]) -> Iterator[str]:
-    """Names that the experts' layers go by, now and before they were stacked."""
+    """Yield the names of the experts' layers, now and before they were stacked."""
     for name, stack in stacks.items():
         for tensor in _tensors(stack):
             yield f"{name}.{tensor}"
-            yield from (
-                f"{name}.{old}" for olds in _BEFORE_STACKING.get(tensor, ()) for old in olds
-            )
+            for olds in _BEFORE_STACKING.get(tensor, ()):
+                yield from (f"{name}.{old}" for old in olds)
 
 
-def _meant(name: str, stack: nn.Module, wanted: str | tuple[str, ...]) -> Iterator[str]:
-    """Tensors of stacked experts that are meant, by their own names or those of the layers that they hold."""
+def _wanted_tensors(name: str, stack: nn.Module, wanted: str | tuple[str, ...]) -> Iterator[str]:
+    """Yield the tensors of stacked experts that are wanted, by their own names or those of the layers in them."""
     for tensor in _tensors(stack):
         if is_target(name, wanted) or is_target(f"{name}.{tensor}", wanted):
             yield tensor
             continue
         for olds in _BEFORE_STACKING.get(tensor, ()):
-            found = [old for old in olds if is_target(f"{name}.{old}", wanted)]
-            if len(found) == len(olds):
+            hits = [old for old in olds if is_target(f"{name}.{old}", wanted)]
+            if len(hits) == len(olds):
                 yield tensor
                 break
-            if found:
-                missing = " and ".join(old for old in olds if old not in found)
+            if hits:
+                missing = " and ".join(old for old in olds if old not in hits)
                 raise errors.ConfigError(
-                    f"lora.target_modules: {found[0]} of the experts can have no adapter without {missing}, as one "
+                    f"lora.target_modules: {hits[0]} of the experts can have no adapter without {missing}, as one "
                     f"tensor, {tensor}, holds both; name both, or target {tensor}"
                 )
 
 
 def _kept_by_peft(model: nn.Module, modules: list[str]) -> tuple[list[str], list[str]]:
-    """Modules that PEFT adapts when they are named, and those whose names it takes for parts of the experts."""
+    """Return the modules that PEFT adapts when they are named, and those whose names it takes for experts' parts."""
     from peft import LoraConfig as PeftLoraConfig
 
     try:
         from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
     except ImportError:  # a version that takes all names as they are
         return modules, []
-    old = {name for pairs in _BEFORE_STACKING.values() for names in pairs for name in names}
-    leaves = {name.rpartition(".")[2] for name in modules}
-    probe: Any = PeftLoraConfig(target_modules=sorted(leaves | old))
+    last_parts = {name.rpartition(".")[2] for name in modules}
+    for pairs in _BEFORE_STACKING.values():
+        for olds in pairs:
+            last_parts.update(olds)
+    probe: Any = PeftLoraConfig(target_modules=sorted(last_parts))
     convert_peft_config_for_transformers(probe, model, None)
-    kept = set(probe.target_modules)
-    beside = [name for name in modules if name.rpartition(".")[2] not in kept]
-    return [name for name in modules if name not in set(beside)], beside
+    kept: list[str] = []
+    taken_for_experts: list[str] = []
+    for name in modules:
+        is_kept = name.rpartition(".")[2] in probe.target_modules
+        (kept if is_kept else taken_for_experts).append(name)
+    return kept, taken_for_experts
 
 
-def _short(names: Sequence[str], every: Iterable[str], parts: int = 1) -> list[str]:
-    """Shortest ends of names, of so many parts or more, that mean these and no others of a model."""
-    wanted, found = set(names), set[str]()
-    meant: dict[str, set[str]] = {}
-    for name in every:
-        pieces = name.split(".")
-        for start in range(len(pieces)):
-            meant.setdefault(".".join(pieces[start:]), set()).add(name)
+def _short(names: Sequence[str], all_names: Iterable[str], parts: int = 1) -> list[str]:
+    """Return the shortest ends of names, of at least so many parts, that mean these and no others of a model.
+
+    Of layers.0.mlp.up and layers.1.mlp.up both are meant by `up`, unless layers.0.vision.up is not wanted: then by
+    `mlp.up`.
+    """
+    wanted = set(names)
+    meant: dict[str, set[str]] = {}  # the names that end so
+    for name in all_names:
+        for end in _ends(name, 1):
+            meant.setdefault(end, set()).add(name)
+    short = set()
     for name in names:
-        pieces = name.split(".")
-        ends = (".".join(pieces[start:]) for start in range(max(0, len(pieces) - parts), -1, -1))
-        found.add(next((end for end in ends if meant.get(end, {name}) <= wanted), name))
-    return sorted(found)
+        short.add(name)
+        for end in _ends(name, parts):
+            if meant.get(end, {name}) <= wanted:
+                short.remove(name)
+                short.add(end)
+                break
+    return sorted(short)
+
+
+def _ends(name: str, parts: int) -> Iterator[str]:
+    """Yield the ends of a name from the shortest of so many parts on: `c`, `b.c`, `a.b.c`."""
+    pieces = name.split(".")
+    for start in range(max(0, len(pieces) - parts), -1, -1):
+        yield ".".join(pieces[start:])
 
 
 def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
-    """`lora.target_parameters`, each of which must be a matrix or a stack of them."""
-    held = {name: parameter.dim() for name, parameter in model.named_parameters()}
-    known = {name for name, dimensions in held.items() if dimensions in (2, 3)}
+    """Yield `lora.target_parameters`, each of which must be a matrix or a stack of them."""
+    dimensions = {name: parameter.dim() for name, parameter in model.named_parameters()}
+    matrices = [name for name, number in dimensions.items() if number in (2, 3)]
     out_of_reach = set(unreached_names(model))
     for target in targets:
-        if not any(is_target(name, (target,)) for name in known):
-            ends = sorted({".".join(name.split(".")[-2:]) for name in known})
+        hits = [name for name in matrices if is_target(name, (target,))]
+        if not hits:
+            ends = sorted({".".join(name.split(".")[-2:]) for name in matrices})
             close = nearest(target, ends)
-            flat = any(is_target(name, (target,)) for name in held)
-            said = "is no matrix" if flat else "is not in this model"
-            raise errors.ConfigError(
-                f"lora.target_parameters: {target} {said}; "
-                + (f"did you mean {close}?" if close else f"it has {', '.join(ends)}")
-            )
-        modules = {name.rpartition(".")[0] for name in known if is_target(name, (target,))}
-        if any(
-            name in out_of_reach or isinstance(model.get_submodule(name), nn.Conv1d)
-            for name in modules
-        ):
-            raise errors.ConfigError(
-                f"lora.target_parameters: {target} can have no adapter, as this model computes with it by itself; "
-                "leave it out"
-            )
+            is_flat = any(is_target(name, (target,)) for name in dimensions)
+            problem = "is no matrix" if is_flat else "is not in this model"
+            advice = f"did you mean {close}?" if close else f"it has {', '.join(ends)}"
+            raise errors.ConfigError(f"lora.target_parameters: {target} {problem}; {advice}")
+        for name in hits:
+            module_name = name.rpartition(".")[0]
+            module = model.get_submodule(module_name)
+            if module_name in out_of_reach or isinstance(module, nn.Conv1d):
+                raise errors.ConfigError(
+                    f"lora.target_parameters: {target} can have no adapter, as this model computes with it by itself; "
+                    "leave it out"
+                )
         yield target
 
 
-def _require(targets: Sequence[str], known: Sequence[str]) -> None:
-    """PEFT accepts a list as soon as one name matches; a misspelt one would be left out silently."""
-    if lost := [
-        target for target in targets if not any(is_target(name, (target,)) for name in known)
-    ]:
-        suffixes = sorted({re.sub(r".*\.", "", name) for name in known})
+def _require(targets: Sequence[str], names: Sequence[str]) -> None:
+    """Raise ConfigError for a target that matches no name. PEFT is content if one of a list does."""
+    lost = []
+    for target in targets:
+        if not any(is_target(name, (target,)) for name in names):
+            lost.append(target)
+    if lost:
+        last_parts = sorted({name.rpartition(".")[2] for name in names})
         raise errors.ConfigError(
-            f"lora.target_modules: this model has no module named {', '.join(lost)}; it has {', '.join(suffixes)}"
+            f"lora.target_modules: this model has no module named {', '.join(lost)}; it has {', '.join(last_parts)}"
         )
 
 
-def _require_plain(lora: LoraConfig, found: Targets) -> None:
+def _require_plain(lora: LoraConfig, parameters: Sequence[str]) -> None:
     """Raise ConfigError for settings that adapters on tensors, as PEFT makes them, cannot have."""
     for setting, value in (("lora.dropout", lora.dropout), ("lora.use_dora", lora.use_dora)):
         if value:
-            names = ", ".join(found.parameters)
             raise errors.ConfigError(
-                f"{setting} is {str(value).lower()}, which adapters on tensors ({names}) cannot have; leave it out, or "
-                "name modules beside the experts in lora.target_modules, such as [q_proj, k_proj, v_proj, o_proj]"
+                f"{setting} is {str(value).lower()}, which adapters on tensors ({', '.join(parameters)}) cannot have; "
+                "leave it out, or name modules beside the experts in lora.target_modules, such as [q_proj, k_proj, "
+                "v_proj, o_proj]"
             )
