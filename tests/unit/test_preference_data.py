@@ -365,7 +365,9 @@ def test_a_check_shows_both_answers_and_counts_them(tmp_path: Path, tokenizer_fo
     prompt = "<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n"
     assert shown == [f"{prompt}[yes<|im_end|>]\n", f"{prompt}[no<|im_end|>]\n"] * 2
     assert report["splits"]["train"]["answers"]["chosen_longer"] >= 1
-    assert "of the chosen longer" in str([finding["sentence"] for finding in report["findings"]])
+    assert "the chosen one is longer" in str(
+        [finding["sentence"] for finding in report["findings"]]
+    )
     bad = write(
         tmp_path / "bad.jsonl", [CHATS["trl"], REFUSED["equal"][0], REFUSED["other prompts"][0]]
     )

@@ -40,48 +40,51 @@ class Side(NamedTuple):
 
 
 def likely_kind(value: Mapping[str, Any]) -> RecordKind:
-    """The kind of a record whose task is not known: with answers to compare, one that is judged, or a text."""
-    if any(value.get(key) for key in (*_CHOSEN, *_REJECTED)) or isinstance(
-        value.get("output"), list
-    ):
+    """Return the kind of a record whose task is not known: with answers to compare, one that is judged, or a text."""
+    if any(value.get(key) for key in (*_CHOSEN, *_REJECTED)):
         return "pair"
-    return "judged" if any(isinstance(value.get(key), bool) for key in _VERDICTS) else "text"
+    if isinstance(value.get("output"), list):
+        return "pair"
+    if any(isinstance(value.get(key), bool) for key in _VERDICTS):
+        return "judged"
+    return "text"
 
 
 def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
-    """The chosen answer and the rejected one. Raises ValueError for a record that can be read in more than one way."""
+    """Return the chosen answer and the rejected one. Raises ValueError for a record that can be read in two ways."""
     rest = dict(value)
     _require_one_context(rest)
-    chosen, rejected = _take(rest, _CHOSEN), _take(rest, _REJECTED)
-    if (
-        chosen is None
-        and rejected is None
-        and isinstance(ranked := rest.get("output"), list)
-        and len(ranked) == 2
-    ):
-        chosen, rejected = ("output[0]", ranked[0]), ("output[1]", ranked[1])
+    chosen = _take(rest, _CHOSEN)
+    rejected = _take(rest, _REJECTED)
+    has_talk = any(rest.get(key) for key in _TALKS)
+    output = rest.get("output")
+    if chosen is None and rejected is None and isinstance(output, list) and len(output) == 2:
+        chosen = ("output[0]", output[0])
+        rejected = ("output[1]", output[1])
         del rest["output"]
-    elif chosen is None and not any(rest.get(key) for key in _TALKS):
+    elif chosen is None and not has_talk:
         chosen = _take(rest, _ANSWERS)
-    if chosen is None and rejected is None and isinstance(ranked := rest.get("answers"), list):
+    answers = rest.get("answers")
+    if chosen is None and rejected is None and isinstance(answers, list):
         raise ValueError(
-            f"has {len(ranked)} `answers` to one prompt; expected two, `chosen` and `rejected`: make a record of the "
+            f"has {len(answers)} `answers` to one prompt; expected two, `chosen` and `rejected`: make a record of the "
             "best with one that is worse, or several such"
         )
-    if rejected is None or (chosen is None and not any(rest.get(key) for key in _TALKS)):
+    if rejected is None or (chosen is None and not has_talk):
         raise ValueError(
             f"{keys(value)}; expected two answers, `chosen` and `rejected`, with their prompt"
         )
-    names = ("messages" if chosen is None else chosen[0], rejected[0])
-    prompt, answers = _compared(rest, chosen and chosen[1], rejected[1])
-    return tuple(  # type: ignore[return-value]  # two
-        Side(_record(rest, prompt, answer, shape), name)
-        for answer, name in zip(answers, names, strict=True)
+    # Without a key for the chosen answer, it is the end of the conversation.
+    name, answer = chosen or ("messages", None)
+    prompt, (good, bad) = _compared(rest, answer, rejected[1])
+    return (
+        Side(_record(rest, prompt, good, shape), name),
+        Side(_record(rest, prompt, bad, shape), rejected[0]),
     )
 
 
 def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
-    """The answer of a record, and whether it is a good one. Raises ValueError as `sides_of` does."""
+    """Return the answer of a record, and True if it is a good one. Raises ValueError as `sides_of` does."""
     rest = dict(value)
     is_good = _verdict(rest)
     if any(rest.get(key) for key in (*_CHOSEN, *_REJECTED)):
@@ -93,22 +96,21 @@ def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
     if talk is not None:
         prompt, answer = _last_answer(talk)
         _require_told(rest, talk)
-        name = "messages"
+        return Side(_record(rest, prompt, answer, shape), "messages"), is_good
+    named_answer = _take(rest, _ANSWERS)
+    if named_answer is None:
+        raise ValueError(f"{keys(value)}; expected `completion` or `messages`, with `label`")
+    name, answer = named_answer
+    if _is_conversation(answer):
+        prompt, answer = _last_answer(answer)
+        _require_told(rest, prompt)
     else:
-        found = _take(rest, _ANSWERS)
-        if found is None:
-            raise ValueError(f"{keys(value)}; expected `completion` or `messages`, with `label`")
-        name, answer = found
-        if _is_conversation(answer):
-            prompt, answer = _last_answer(answer)
-            _require_told(rest, prompt)
-        else:
-            prompt = _question(rest)
+        prompt = _question(rest)
     return Side(_record(rest, prompt, answer, shape), name), is_good
 
 
 def _compared(rest: dict[str, Any], chosen: Any, rejected: Any) -> tuple[Any, tuple[Any, Any]]:
-    """The prompt of both answers, and the two: texts or messages. Takes them out of `rest`."""
+    """Return the prompt of both answers, and the two: texts or messages. Takes the prompt out of `rest`."""
     if chosen is None:
         whole = _taken_talk(rest) or []
         if _is_conversation(rejected):
@@ -128,123 +130,130 @@ def _compared(rest: dict[str, Any], chosen: Any, rejected: Any) -> tuple[Any, tu
         _require_told(rest, talk)
         return talk, (chosen, rejected)
     if any(rest.get(key) is not None for key in _QUESTIONS):
-        told = isinstance(rest.get("prompt"), str)
+        was_text = isinstance(rest.get("prompt"), str)
         prompt = _question(rest)
-        if told and isinstance(
-            prompt, list
-        ):  # as HH-RLHF's, whose answers begin with the space behind the colon
-            chosen, rejected = (a.strip() if isinstance(a, str) else a for a in (chosen, rejected))
+        if was_text and isinstance(prompt, list):
+            # HH-RLHF's texts: their answers begin with the space behind "Assistant:".
+            return prompt, (_stripped(chosen), _stripped(rejected))
         return prompt, (chosen, rejected)
     if not isinstance(chosen, str) or not isinstance(rejected, str):
         raise ValueError(
             f"has no prompt: {keys(rest)} beside the answers; expected `prompt` or `messages`"
         )
-    spoken = _dialogue(chosen), _dialogue(rejected)
-    if spoken[0] and spoken[1]:
-        return _shared(*spoken)
+    chosen_talk = _dialogue(chosen)
+    rejected_talk = _dialogue(rejected)
+    if chosen_talk and rejected_talk:
+        return _shared(chosen_talk, rejected_talk)
     return _shared_text(chosen, rejected)
 
 
+def _stripped(answer: Any) -> Any:
+    return answer.strip() if isinstance(answer, str) else answer
+
+
 def _record(rest: dict[str, Any], prompt: Any, answer: Any, shape: str) -> dict[str, Any]:
-    if over := next(
-        (key for key in ("prompt", "completion") if rest.get(key) not in (None, "", [], {})), None
-    ):
-        raise ValueError(
-            f"has `{over}` beside its answers and what they go on from; expected these alone"
-        )
+    """Return one answer and what it goes on from as a record with `prompt` and `completion`."""
+    for key in ("prompt", "completion"):
+        if rest.get(key) not in (None, "", [], {}):
+            raise ValueError(
+                f"has `{key}` beside its answers and what they go on from; expected these alone"
+            )
     if isinstance(prompt, str) and isinstance(answer, str):
-        is_plain = shape == "prompt_completion" or (
-            shape == "auto" and not any(key in rest for key in _OF_CHATS)
-        )
-        if is_plain:
+        is_of_chat = any(key in rest for key in _OF_CHATS)
+        if shape == "prompt_completion" or (shape == "auto" and not is_of_chat):
             return {**rest, "prompt": prompt, "completion": answer}
-    rest = dict(rest)  # that of the other answer too
-    before = _asked(rest, prompt) if isinstance(prompt, str) else prompt
-    return {**rest, "prompt": before, "completion": answer}
+    rest = dict(rest)  # the other answer's record is made of it too
+    if isinstance(prompt, str):
+        prompt = _asked(rest, prompt)
+    return {**rest, "prompt": prompt, "completion": answer}
 
 
 def _take(rest: dict[str, Any], names: Sequence[str]) -> tuple[str, Any] | None:
-    """The one key of these that holds something, with its value, taken out. Raises ValueError where several do."""
-    found = [name for name in names if rest.get(name) not in (None, [], {})]
-    if len(found) > 1:
-        raise ValueError(
-            f"has {' and '.join(f'`{name}`' for name in found)}; expected one of them, or `data.columns` that say which"
-        )
-    for name in names:
-        if name not in found:
-            rest.pop(name, None)
-    return (found[0], rest.pop(found[0])) if found else None
+    """Take out the one key of these that holds something. Raises ValueError where several do."""
+    held = [name for name in names if rest.get(name) not in (None, [], {})]
+    if len(held) > 1:
+        quoted = " and ".join(f"`{name}`" for name in held)
+        raise ValueError(f"has {quoted}; expected one of them, or `data.columns` that say which")
+    values = {name: rest.pop(name, None) for name in names}
+    return (held[0], values[held[0]]) if held else None
 
 
 def _taken_talk(rest: dict[str, Any]) -> list[Any] | None:
-    found = _take(rest, _TALKS)
-    return None if found is None else _turns(listed({found[0]: found[1]}, found[0]))
+    """Take the conversation out; None where there is none."""
+    taken = _take(rest, _TALKS)
+    if taken is None:
+        return None
+    key, talk = taken
+    return _turns(listed({key: talk}, key))
 
 
 def _turns(talk: list[Any]) -> list[Any]:
-    """Messages of a conversation; ms-swift has those of the user and of the assistant in one, by their names."""
-    found = []
+    """Return the messages of a conversation.
+
+    ms-swift has those of the user and of the assistant in one, by their names: `{"user": "Hi", "assistant": "Hello"}`.
+    """
+    turns = []
     for turn in talk:
-        said = (
-            {SPEAKERS.get(key): text for key, text in turn.items()}
-            if isinstance(turn, dict)
-            else {}
-        )
-        if said.keys() != {"user", "assistant"} or len(turn) != 2:
+        if not isinstance(turn, dict) or len(turn) != 2:
             return talk
-        found += [{"role": role, "content": said[role]} for role in ("user", "assistant")]
-    return found
+        texts = {SPEAKERS.get(key): text for key, text in turn.items()}
+        if texts.keys() != {"user", "assistant"}:
+            return talk
+        for role in ("user", "assistant"):
+            turns.append({"role": role, "content": texts[role]})
+    return turns
 
 
 def _question(rest: dict[str, Any]) -> Any:
-    """The prompt, in messages or as text, taken out. Alpaca's has two parts."""
+    """Take out the prompt, in messages or as text. Alpaca's has two parts."""
     asked = {key: rest.pop(key) for key in _QUESTIONS if rest.get(key) not in (None, [])}
-    if asked.keys() == {"instruction", "input"} and all(
-        isinstance(text, str) for text in asked.values()
-    ):
-        return _asked(
-            rest, "\n".join(text for text in (asked["instruction"], asked["input"]) if text)
-        )
+    if asked.keys() == {"instruction", "input"}:
+        parts = (asked["instruction"], asked["input"])
+        if all(isinstance(part, str) for part in parts):
+            return _asked(rest, "\n".join(part for part in parts if part))
     if len(asked) != 1:
-        found = " and ".join(f"`{key}`" for key in asked)
+        names = " and ".join(f"`{key}`" for key in asked) or "no prompt"
         raise ValueError(
-            f"has {found or 'no prompt'}; expected one prompt, or `data.columns` that say which it is"
+            f"has {names}; expected one prompt, or `data.columns` that say which it is"
         )
     key, prompt = asked.popitem()
     if isinstance(prompt, str):
+        dialogue = _dialogue(prompt, opens=True)
         # A question is always somebody's; a prompt may be any text.
-        return _dialogue(prompt, opens=True) or (
-            prompt if key == "prompt" else _asked(rest, prompt)
-        )
+        if dialogue or key == "prompt":
+            return dialogue or prompt
+        return _asked(rest, prompt)
     if not isinstance(prompt, list):
         raise ValueError(f"{key} is {show(prompt)}; expected a text or messages")
     return prompt
 
 
 def _asked(rest: dict[str, Any], question: str) -> list[dict[str, Any]]:
-    """A question as messages, behind those of `history`, which is taken out."""
+    """Return a question as messages, behind those of `history`, which is taken out."""
     history = rest.pop("history", None) or []
-    if not isinstance(history, list) or any(
-        not isinstance(pair, list) or len(pair) != 2 for pair in history
-    ):
-        raise ValueError(f"history is {show(history)}; expected a list of [question, answer]")
-    roles = ("user", "assistant")
-    before = [
-        {"role": role, "content": text}
-        for pair in history
-        for role, text in zip(roles, pair, strict=True)
-    ]
-    return [*before, {"role": "user", "content": question}]
+    pairs = history if isinstance(history, list) else [history]
+    messages = []
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError(f"history is {show(history)}; expected a list of [question, answer]")
+        for role, text in zip(("user", "assistant"), pair, strict=True):
+            messages.append({"role": role, "content": text})
+    messages.append({"role": "user", "content": question})
+    return messages
 
 
 def _speaker(message: Any) -> str | None:
-    said = message.get("role", message.get("from")) if isinstance(message, dict) else None
-    return SPEAKERS.get(said) if isinstance(said, str) else None
+    if not isinstance(message, dict):
+        return None
+    role = message.get("role", message.get("from"))
+    return SPEAKERS.get(role) if isinstance(role, str) else None
 
 
 def _is_conversation(answer: Any) -> bool:
-    """The case of an answer that begins with its prompt."""
-    return isinstance(answer, list) and bool(answer) and _speaker(answer[0]) in ("user", "system")
+    """True if an answer begins with its prompt."""
+    if not isinstance(answer, list) or not answer:
+        return False
+    return _speaker(answer[0]) in ("user", "system")
 
 
 def _last_answer(talk: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -259,11 +268,15 @@ def _last_answer(talk: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 def _shared(
     chosen: Sequence[Any], rejected: Sequence[Any]
 ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
-    """The beginning that two conversations share, and the rest of each. Raises ValueError where no answer does."""
-    pairs = list(zip(chosen, rejected, strict=False))
-    same = next(
-        (i for i, (one, other) in enumerate(pairs) if _said(one) != _said(other)), len(pairs)
-    )
+    """Return the beginning that two conversations share, and the rest of each.
+
+    Raises ValueError where the rest is no answer.
+    """
+    same = 0
+    for ours, theirs in zip(chosen, rejected, strict=False):
+        if _without_nulls(ours) != _without_nulls(theirs):
+            break
+        same += 1
     if same == len(chosen) == len(rejected):
         raise Unusable("has the same answer as chosen and as rejected; expected two that differ")
     for name, talk in (("chosen", chosen), ("rejected", rejected)):
@@ -277,12 +290,10 @@ def _shared(
     return list(chosen[:same]), (list(chosen[same:]), list(rejected[same:]))
 
 
-def _said(message: Any) -> Any:
-    return (
-        {key: said for key, said in message.items() if said is not None}
-        if isinstance(message, dict)
-        else message
-    )
+def _without_nulls(message: Any) -> Any:
+    if not isinstance(message, dict):
+        return message
+    return {key: value for key, value in message.items() if value is not None}
 
 
 def _shared_text(chosen: str, rejected: str) -> tuple[str, tuple[str, str]]:
@@ -308,10 +319,10 @@ def _dialogue(text: str, *, opens: bool = False) -> list[dict[str, str]]:
     parts = _SPOKEN.split(text)
     if len(parts) < 5 or parts[0].strip() or parts[1] != "Human":
         return []
-    turns = [
-        {"role": {"Human": "user", "Assistant": "assistant"}[who], "content": said.strip()}
-        for who, said in zip(parts[1::2], parts[2::2], strict=True)
-    ]
+    turns = []
+    for speaker, content in zip(parts[1::2], parts[2::2], strict=True):
+        role = "user" if speaker == "Human" else "assistant"
+        turns.append({"role": role, "content": content.strip()})
     if not opens:
         return turns
     return turns[:-1] if turns[-1] == {"role": "assistant", "content": ""} else []
@@ -319,21 +330,20 @@ def _dialogue(text: str, *, opens: bool = False) -> list[dict[str, str]]:
 
 def _require_told(rest: dict[str, Any], talk: Sequence[Any]) -> None:
     """Take prompts out that a conversation holds too, as UltraFeedback has them. Raises ValueError for another."""
-    contents = [
-        message.get("content", message.get("value"))
-        for message in talk
-        if isinstance(message, dict)
-    ]
+    contents = []
+    for message in talk:
+        if isinstance(message, dict):
+            contents.append(message.get("content", message.get("value")))
     for key in (*_TALKS, *_QUESTIONS):
-        given = rest.get(key)
-        if given in (None, "", []):
+        prompt = rest.get(key)
+        if prompt in (None, "", []):
             continue
-        is_known = given in contents
-        if isinstance(given, list):
-            is_known = [_said(message) for message in given] == [
-                _said(message) for message in talk[: len(given)]
-            ]
-        if not is_known:
+        if isinstance(prompt, list):
+            beginning = [_without_nulls(message) for message in talk[: len(prompt)]]
+            is_held = [_without_nulls(message) for message in prompt] == beginning
+        else:
+            is_held = prompt in contents
+        if not is_held:
             raise ValueError(f"has `{key}` that its conversations do not hold; expected one prompt")
         del rest[key]
 
@@ -341,30 +351,30 @@ def _require_told(rest: dict[str, Any], talk: Sequence[Any]) -> None:
 def _require_one_context(rest: dict[str, Any]) -> None:
     """Take out what ms-swift has a second time. Raises ValueError where it is another than the first."""
     for key in _OF_REJECTED:
-        given = rest.pop(f"rejected_{key}", None)
-        if given not in (None, [], "") and given != rest.get(key):
+        context = rest.pop(f"rejected_{key}", None)
+        if context not in (None, [], "") and context != rest.get(key):
             raise ValueError(
                 f"has `rejected_{key}` other than `{key}`; expected two answers to the same prompt"
             )
 
 
 def _verdict(rest: dict[str, Any]) -> bool:
-    """The verdict on an answer, true for a good one, taken out. Raises ValueError for none, and for two that differ."""
-    said = {}
+    """Take out the verdict on an answer, true for a good one. Raises ValueError for none, and for two that differ."""
+    verdicts = set()
     for key in _VERDICTS:
-        given = rest.pop(key, None)
-        if given is None:
+        value = rest.pop(key, None)
+        if value is None:
             continue
-        text = str(given).lower()
-        if isinstance(given, float) or text not in ("true", "false", "1", "0"):
+        text = str(value).lower()
+        if isinstance(value, float) or text not in ("true", "false", "1", "0"):
             raise ValueError(
-                f"{key} is {show(given)}; expected true for a good answer, false for a bad one"
+                f"{key} is {show(value)}; expected true for a good answer, false for a bad one"
             )
-        said[key] = text in ("true", "1")
-    if len(set(said.values())) != 1:
+        verdicts.add(text in ("true", "1"))
+    if not verdicts:
         raise ValueError(
-            "has `label` and `kto_tag`, which say different things"
-            if said
-            else f"{keys(rest)}; expected a `label`, true for a good answer and false for a bad one"
+            f"{keys(rest)}; expected a `label`, true for a good answer and false for a bad one"
         )
-    return next(iter(said.values()))
+    if len(verdicts) > 1:
+        raise ValueError("has `label` and `kto_tag`, which say different things")
+    return verdicts.pop()
