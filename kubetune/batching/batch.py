@@ -20,55 +20,60 @@ if TYPE_CHECKING:
 class Batch:
     """One micro-batch: sequences laid end to end, with the places where the next token is a label.
 
-    `input_ids`, `position_ids`: int64 `[tokens]`, positions restart in each sequence. `cu_seqlens`: where sequences
-    begin and end, `[sequences + 1]`. `rows`: int64 `[labels]`, positions in the packed batch that predict; `labels`:
-    int64 `[labels]`, what they should predict. `samples`: ids of the rows it was made from. Of labelled texts, `labels`
-    is fp32 `[sequences, width]`, `rows` is empty, and `segments` holds the token types, int64 `[tokens]`. `pictures`
-    are those of a vision-language model. A pair is two sequences, the chosen answer first; `targets`, of answers: fp32
-    `[samples, 1]`; `reference`: fp64 `[samples, 2]`, log-probabilities of their labels before training. `label_counts`:
-    labels of each sequence. `totals`: what a task needs to know of the whole global batch. With a `tree` rows share
-    beginnings, which are sequences of their own.
+    Example: "A B c d" and "E f", of which c, d and f are trained:
+
+        token          0 1 2 3 | 4 5      cu_seqlens     0 4 6
+        input_ids      A B c d | E f      rows           1 2 4   (B predicts c, c predicts d, E predicts f)
+        position_ids   0 1 2 3 | 0 1      labels         c d f
+                                          label_counts   2 1
     """
 
-    input_ids: Tensor
-    position_ids: Tensor
-    cu_seqlens: tuple[int, ...]
-    rows: Tensor
-    labels: Tensor
-    samples: tuple[int, ...]
-    segments: Tensor | None = None
-    pictures: Pictures | None = None
-    targets: Tensor | None = None
+    input_ids: Tensor  # int64 [tokens]
+    position_ids: Tensor  # int64 [tokens] they begin anew in each sequence
+    cu_seqlens: tuple[int, ...]  # [sequences + 1] where sequences begin and end
+    rows: Tensor  # int64 [labels] index of the token that predicts each label; empty for labelled texts
+    labels: (
+        Tensor  # int64 [labels] what is to be predicted; for labelled texts fp32 [sequences, width]
+    )
+    samples: tuple[int, ...]  # ids of the rows of data that it was made from
+    segments: Tensor | None = None  # int64 [tokens] token types of labelled texts
+    pictures: Pictures | None = None  # of a vision-language model
+    targets: Tensor | None = None  # fp32 [samples, 1] of answers
+    # fp64 [samples, 2] log-probabilities of a pair's labels before training. A pair is two sequences, the chosen first.
     reference: Tensor | None = None
-    label_counts: tuple[int, ...] = ()
-    totals: object = None
-    tree: PrefixTree | None = None
+    label_counts: tuple[int, ...] = ()  # [sequences] labels of each sequence
+    totals: object = None  # what a task needs to know of the whole global batch
+    tree: PrefixTree | None = (
+        None  # set where rows share beginnings, which are sequences of their own
+    )
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """Numbers of the sequences that others go on from (PrefixTree); empty where none does."""
+        """Return the numbers of the sequences that others go on from (PrefixTree); empty where none does."""
         return () if self.tree is None else self.tree.parents
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all sequences."""
+        """Return the number of tokens of all sequences."""
         return self.cu_seqlens[-1]
 
     @property
     def num_labels(self) -> int:
-        """Tokens that are trained."""
+        """Return the number of tokens that are trained."""
         return len(self.labels)
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on a device; pinned memory makes the copy to a GPU asynchronous."""
+        """Return the batch on a device. Pinned memory makes the copy to a GPU asynchronous."""
         if device.type == "cpu":
             return self
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {
-            n: moved_tensor(t, device) for n, t in tensors.items() if isinstance(t, Tensor)
-        }
-        pictures = self.pictures and self.pictures.to(device)
-        return replace(self, pictures=pictures, tree=self.tree and self.tree.to(device), **moved)
+        moved: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                moved[field.name] = moved_tensor(value, device)
+            elif isinstance(value, (Pictures, PrefixTree)):
+                moved[field.name] = value.to(device)
+        return replace(self, **moved)
 
 
 def collate(

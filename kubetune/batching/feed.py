@@ -35,17 +35,14 @@ SMALLEST_BATCH_TOKENS = 256  # below that a batch costs more in calls than in ar
 
 @dataclass(frozen=True)
 class Work:
-    """One rank's share of an optimizer step, what its loss is divided by, and the sizes of the whole global batch.
+    """One rank's share of an optimizer step, and the sizes of the whole global batch."""
 
-    `computed`: of its tokens, those that go through the model, which computes shared beginnings once; 0: not counted.
-    """
-
-    batches: list[Batch]
-    divisor: int
-    labels: int
-    tokens: int
-    samples: int
-    computed: int = 0
+    batches: list[Batch]  # this rank's micro-batches
+    divisor: int  # what the summed loss is divided by
+    labels: int  # labels of the global batch
+    tokens: int  # tokens of the global batch
+    samples: int  # rows of data of the global batch
+    computed: int = 0  # tokens that go through the model, shared beginnings once; 0: not counted
 
 
 class Feed:
@@ -107,8 +104,9 @@ class Feed:
         mine, computed = self._mine(step)
         batches = [batch_of(self._rows, micro, self._reader, shares=self.shares) for micro in mine]
         if self._reader is not None:
-            soon = (int(i) for micro in self._mine(step + 1)[0] for i in micro)
-            self._reader.look_ahead(image for i in soon for image in self._rows.images(i))
+            for micro in self._mine(step + 1)[0]:
+                for row in micro:
+                    self._reader.look_ahead(self._rows.images(int(row)))
         labels, tokens = int(self._rows.trained_counts[ids].sum()), int(self._lengths[ids].sum())
         return Work(
             batches,

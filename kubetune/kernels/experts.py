@@ -23,26 +23,35 @@ STRIDES = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 
 
 class Routing(NamedTuple):
-    """Rows of tokens sorted by expert. `order` `[rows]`: their places before, `back` its inverse, `ends` `[experts]`:
-    where the rows of each expert end, `experts` `[rows]`: whose each is, `choices`: experts that a token visits."""
+    """Rows of tokens sorted by expert. A token has a row for each expert that it visits.
 
-    order: Tensor
-    back: Tensor
-    ends: Tensor
-    experts: Tensor
-    choices: int
+    Example: 3 tokens, 3 experts, 2 choices; token 0 chose the experts (2, 0), token 1 (0, 1), token 2 (2, 1):
+
+        row before     0  1  2  3  4  5        token = row // 2
+        its expert     2  0  0  1  2  1
+        order          1  2  3  5  0  4        rows of expert 0, then 1, then 2
+        experts        0  0  1  1  2  2
+        ends           2  4  6                 expert 0 has the sorted rows 0:2, expert 1 2:4, expert 2 4:6
+        back           4  0  1  2  5  3        row 0 stands at 4 once sorted; token 0's rows are at 4 and 0
+    """
+
+    order: Tensor  # int64 [rows] which row stands at each sorted place
+    back: Tensor  # int64 [rows] the sorted place of each row, the inverse of `order`
+    ends: Tensor  # int32 [experts] where the rows of each expert end
+    experts: Tensor  # int64 [rows] the expert at each sorted place
+    choices: int  # experts that a token visits
 
 
 class Factors(NamedTuple):
-    """A LoRA adapter of all experts in PEFT's layout: `a` `[experts × rank, in]`, `b` `[out, rank × experts]`."""
+    """A LoRA adapter of all experts in PEFT's layout."""
 
-    a: Tensor
-    b: Tensor
+    a: Tensor  # [experts × rank, in]
+    b: Tensor  # [out, rank × experts]
     scaling: float
 
 
 def sort_by_expert(chosen: Tensor, experts: int) -> Routing:
-    """Routing by the experts `[tokens, choices]` that each token has chosen."""
+    """Return the routing by the experts `[tokens, choices]` that each token has chosen."""
     ids, order = torch.sort(chosen.reshape(-1), stable=True)
     ends = torch.searchsorted(
         ids, torch.arange(experts, device=ids.device, dtype=ids.dtype), right=True
@@ -53,12 +62,12 @@ def sort_by_expert(chosen: Tensor, experts: int) -> Routing:
 
 
 def dispatch(x: Tensor, routing: Routing) -> Tensor:
-    """Rows of tokens `[tokens, hidden]` as the experts take them: `[tokens × choices, hidden]`, sorted."""
+    """Return the rows of tokens `[tokens, hidden]` sorted by expert, `[tokens × choices, hidden]`."""
     return cast(Tensor, _Dispatch.apply(x, routing))  # type: ignore[no-untyped-call]
 
 
 def combine(y: Tensor, routing: Routing) -> Tensor:
-    """Sum, for each token, of what its experts made of it; the transpose of `dispatch`."""
+    """Return for each token the sum of what its experts made of it; the transpose of `dispatch`."""
     return cast(Tensor, _Combine.apply(y, routing))  # type: ignore[no-untyped-call]
 
 

@@ -50,27 +50,29 @@ def lone_sequences(batch: Batch) -> Iterator[Batch]:
 
 @dataclass(frozen=True)
 class Learner:
-    """A model, with what is known of it written here and not on its modules, which are others'.
-
-    `route`: how sequences go through it. `labels`: what a classifier tells apart. `preference`: which answers are to be
-    preferred, and how. `hidden`: the final hidden states `[tokens, hidden]` of a packed batch. `sums_once_per_step`: a
-    sharded model keeps whole gradients until the last micro-batch of a step. `compiled_layers`: decoder layers that are
-    compiled once the first step is done. `kernels`: its pointwise functions, plain or compiled. `gradient_sums`: where
-    the optimizer adds up the gradients of parameters. `undo`: takes back what was changed in transformers for this
-    model. `routing`: how the routers of a mixture load its experts.
-    """
+    """A model, with what is known of it written here and not on its modules, which are others'."""
 
     model: nn.Module
-    route: Route
-    labels: Labels | None = None
-    preference: PreferenceConfig | None = None
+    route: Route  # how sequences go through it
+    labels: Labels | None = None  # what a classifier tells apart
+    preference: PreferenceConfig | None = None  # which answers are to be preferred, and how
+    # Computes the final hidden states [tokens, hidden] of a packed batch.
     hidden: Callable[[Learner, Batch], Tensor] = _hidden
-    sums_once_per_step: bool = False
-    compiled_layers: CompiledLayers | None = None
-    kernels: Kernels = field(default_factory=Kernels)
+    sums_once_per_step: bool = (
+        False  # a sharded model keeps whole gradients until the last micro-batch of a step
+    )
+    compiled_layers: CompiledLayers | None = (
+        None  # decoder layers, compiled once the first step is done
+    )
+    kernels: Kernels = field(default_factory=Kernels)  # pointwise functions, plain or compiled
+    # Where the optimizer adds up the gradients of parameters.
     gradient_sums: Mapping[nn.Parameter, GradientSum] = field(default_factory=dict)
-    undo: ExitStack = field(default_factory=ExitStack)
-    routing: Routing = field(default_factory=Routing)
+    undo: ExitStack = field(
+        default_factory=ExitStack
+    )  # takes back what was changed in transformers for this model
+    routing: Routing = field(
+        default_factory=Routing
+    )  # how the routers of a mixture load its experts
 
     @property
     def lm(self) -> Any:

@@ -39,25 +39,29 @@ if TYPE_CHECKING:
 class Routing:
     """Choices of a mixture's routers in the step under way; of a model without experts, nothing.
 
-    `counts` `[layers, experts]`: tokens of this rank that each expert was given. `coefficients`: of balance and z-loss.
-    `layers`: names of the stacks of experts; `routers`: how many of theirs are balanced. `load`: tokens of all ranks in
-    the `steps` since the start; `dropped`: those that an expert had no room for.
+    Example: one layer of 4 experts, 2 for each of 3 tokens, which chose (0, 1), (0, 2) and (0, 1):
+
+        counts [[3, 2, 1, 0]]    F = counts / 3 = 1, 2/3, 1/3, 0    loss = 4 · Σ Fₑ · (mean probability of expert e)
     """
 
-    counts: Tensor | None = None
-    coefficients: tuple[float, float] = (0.0, 0.0)
-    choices: int = 0
-    layers: tuple[str, ...] = ()
-    routers: int = 0
-    load: Tensor | None = None
-    steps: int = 0
-    dropped: int = 0
-    _logits: list[Tensor] = field(default_factory=list)
-    _chosen_ahead: Tensor | None = None
-    _frequencies: Tensor | None = None
-    _losses: Tensor | None = None
-    _rows: float = 0.0
-    _divisor: float = 1.0
+    counts: Tensor | None = (
+        None  # int64 [layers, experts] tokens of this rank that each expert was given
+    )
+    coefficients: tuple[float, float] = (0.0, 0.0)  # of balance and z-loss
+    choices: int = 0  # experts that a token goes to
+    layers: tuple[str, ...] = ()  # names of the stacks of experts
+    routers: int = 0  # how many routers are balanced
+    load: Tensor | None = None  # int64 [layers, experts] tokens of all ranks since the start
+    steps: int = 0  # steps since the start
+    dropped: int = 0  # tokens that an expert had no room for
+    _logits: list[Tensor] = field(
+        default_factory=list
+    )  # [tokens, experts] of each router in this micro-batch
+    _chosen_ahead: Tensor | None = None  # int64 [experts] counted in a run without a gradient
+    _frequencies: Tensor | None = None  # [experts] F of the global batch
+    _losses: Tensor | None = None  # fp64 [2] balance and z-loss of this rank's step
+    _rows: float = 0.0  # tokens of the global batch, times routers
+    _divisor: float = 1.0  # what the language model's loss is divided by
 
     @property
     def balances(self) -> bool:
