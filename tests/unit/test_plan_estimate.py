@@ -147,6 +147,16 @@ def test_rows_that_will_be_lost_are_told(folder: Path, monkeypatch: pytest.Monke
     assert cut.tokens_per_row > dropped.tokens_per_row
 
 
+def test_records_without_an_answer_are_left_out_of_the_estimate(folder: Path) -> None:
+    question = {"role": "user", "content": TEXTS[0]}
+    answer = {"role": "assistant", "content": TEXTS[1]}
+    rows = [{"messages": [question, answer]}, {"messages": [question]}]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lengths = estimate_lengths(config(folder, train=str(folder / "chats.jsonl")), {})
+    assert lengths is not None
+    assert (lengths.sampled, lengths.bad_share, lengths.kept_share) == (2, 0, 0.5)
+
+
 def plan_of(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> dict[str, str]:
     (folder / "run.yaml").write_text(
         "model: model\ndata: {train: a.jsonl, max_length: 256}\nlora: true\n"

@@ -40,7 +40,8 @@ class _Seen:
 
     def repeats(self) -> dict[str, Any]:
         """Return how many rows repeat an earlier one, and how many pairs an earlier one with its answers exchanged."""
-        repeats, exchanged = list[int](), list[int]()
+        repeats: list[int] = []
+        exchanged: list[int] = []
         for part in _parts_of(self.digests):
             first: dict[int, int] = {}  # by digest, the first row that has it
             for row, digest in part(self.digests):
@@ -101,7 +102,8 @@ class RowWatch:
 
     def add(self, result: Result) -> None:
         """Note the rows of one batch."""
-        seen, chunk = self._seen[result.split], result.chunk
+        seen = self._seen[result.split]
+        chunk = result.chunk
         seen.digests.extend(result.digests)
         seen.reversed_digests.extend(result.reversed_digests)
         seen.sources.extend([result.source] * len(chunk.rows))
@@ -139,11 +141,14 @@ class RowWatch:
 
     def _in_train(self, split: Split) -> dict[str, Any]:
         """Return the number of rows of a split that are in train too, and of those that are the same records."""
-        seen, train = self._seen[split], self._seen["train"]
-        both = []
+        seen = self._seen[split]
+        train = self._seen["train"]
+        both: list[int] = []
         for part in _parts_of(train.digests):
             in_train = {digest for _, digest in part(train.digests)}
-            both += [row for row, digest in part(seen.digests) if digest in in_train]
+            for row, digest in part(seen.digests):
+                if digest in in_train:
+                    both.append(row)
         same = 0
         for index, source in enumerate(self._sources[split]):
             for other_index, other in enumerate(self._sources["train"]):
@@ -175,10 +180,11 @@ def _longest(chunk: Chunk) -> int:
 
 def _rows_beyond(chunk: Chunk, known: int) -> int:
     """Return how many rows hold an id that is not below `known`."""
-    number, end = 0, 0
+    number = 0
+    begin = 0
     for length in chunk.lengths:
-        begin, end = end, end + length
-        number += max(chunk.tokens[begin:end], default=-1) >= known
+        number += max(chunk.tokens[begin : begin + length], default=-1) >= known
+        begin += length
     return number
 
 
@@ -190,4 +196,6 @@ def labels_of(labels: Labels | None, chunk: Chunk) -> Iterator[list[str]]:
             yield []
             continue
         name = labels.name(chunk.targets[row * width : (row + 1) * width])
-        yield name if isinstance(name, list) else [name if isinstance(name, str) else f"{name:g}"]
+        if isinstance(name, float):
+            name = f"{name:g}"
+        yield name if isinstance(name, list) else [name]
