@@ -1,6 +1,6 @@
-"""The numbers of a run, read as a stream: curves of as many points as a page shows, and sums, whatever its length.
+"""The numbers of a run, read as a stream into sums, and into curves with as many points as a page shows.
 
-A run of a million steps leaves half a gigabyte of lines, of which a page needs some thousand numbers.
+A run of a million steps writes half a gigabyte of lines. A page needs some thousand numbers of them.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,84 +28,101 @@ _LINES_AT_ONCE = 400
 
 @dataclass(frozen=True)
 class RankTimes:
-    """Computing times by rank: mean seconds, share of steps in which it was the slowest; and the share of time lost."""
+    """How long the ranks computed."""
 
+    # Mean seconds of each rank.
     means: Sequence[float]
+    # Share of the steps in which each rank was the slowest.
     slowest: Sequence[float]
+    # Share of the time that ranks waited for the slowest one.
     lost: float
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """Curves of metrics.jsonl and timings.jsonl. `curves`: by the name of their key, and `skew`; `axes`: what had been
-    reached after some steps, which are the first column: `epoch`, `tokens`, `hours`; `unread`: bytes not read yet."""
+    """Curves and sums of metrics.jsonl and timings.jsonl."""
 
     totals: metrics.Totals
     evaluations: Lines
+    # By the name of their key, and `skew`.
     curves: Mapping[str, Series]
     peak_memory_bytes: int | None
     ranks: RankTimes | None
+    # For `epoch`, `tokens` and `hours`: some steps, and what had been reached after each.
     axes: Mapping[str, tuple[Sequence[int], Sequence[float]]] = field(default_factory=dict)
+    # Bytes that are not read yet.
     unread: int = 0
 
 
 def read_numbers(run_dir: Path, points: int, damaged: Mapping[str, list[int]]) -> Numbers:
-    """The numbers of a run, curves with at most so many points. `damaged` gets damaged lines' numbers, by file."""
-    known = _Known(points)
+    """Return the numbers of a run, with at most `points` points a curve.
+
+    The line numbers of damaged lines are added to `damaged`, by file.
+    """
+    collected = _Collected(points)
     for chunk in metrics.stream_chunks(run_dir / metrics.METRICS, damaged[metrics.METRICS]):
-        known.add_metrics(chunk)
+        collected.add_metrics(chunk)
     for chunk in metrics.stream_chunks(run_dir / metrics.TIMINGS, damaged[metrics.TIMINGS]):
-        known.add_timings(chunk)
-    return known.numbers()
+        collected.add_timings(chunk)
+    return collected.numbers()
 
 
 class NumbersReader:
-    """The numbers of a run that goes on, or is long: each look reads what is new, and may end before it has all."""
+    """The numbers of a run that is still running, or is long.
+
+    Each look reads only what is new, and may end before it has read everything.
+    """
 
     def __init__(self, run_dir: Path, points: int) -> None:
-        self._followers = [
-            metrics.follower(run_dir / name) for name in (metrics.METRICS, metrics.TIMINGS)
-        ]
-        self._points, self._known = points, _Known(points)
+        self._points = points
+        self._metrics = metrics.follower(run_dir / metrics.METRICS)
+        self._timings = metrics.follower(run_dir / metrics.TIMINGS)
+        self._collected = _Collected(points)
 
     def read(self, seconds: float = math.inf) -> Numbers:
-        """The numbers up to now, or those that could be read in so many seconds; `unread` says how much is left."""
+        """Return the numbers up to now, or what can be read in so many seconds."""
         until = time.monotonic() + seconds
-        for at, follower in enumerate(self._followers):
+        for follower in (self._metrics, self._timings):
             lines = follower.read()
-            if follower.has_begun_anew:  # a start of the run has cut it short, or it is another run
-                next(lines, None)  # a look that was not begun would leave the file open
+            # The file is another run's, or a new start of the run has cut it short.
+            if follower.has_begun_anew:
+                next(lines, None)  # opens and closes the file; else it would stay open
                 self._begin_anew()
                 return self.read(seconds)
-            add = (self._known.add_metrics, self._known.add_timings)[at]
             while chunk := list(islice(lines, _LINES_AT_ONCE)):
-                add(chunk)
+                if follower is self._metrics:
+                    self._collected.add_metrics(chunk)
+                else:
+                    self._collected.add_timings(chunk)
                 if time.monotonic() > until:
                     break
-        return replace(self._known.numbers(), unread=self.unread)
+        return replace(self._collected.numbers(), unread=self.unread)
 
     @property
     def unread(self) -> int:
-        """Bytes that are left to read."""
-        return sum(follower.unread for follower in self._followers)
+        """Bytes that are not read yet."""
+        return self._metrics.unread + self._timings.unread
 
     @property
     def damaged(self) -> dict[str, list[int]]:
         """Numbers of damaged lines, by file."""
-        return {follower.path.name: follower.damaged for follower in self._followers}
+        followers = (self._metrics, self._timings)
+        return {follower.path.name: follower.damaged for follower in followers}
 
     def _begin_anew(self) -> None:
-        self._followers = [metrics.follower(follower.path) for follower in self._followers]
-        self._known = _Known(self._points)
+        self._metrics = metrics.follower(self._metrics.path)
+        self._timings = metrics.follower(self._timings.path)
+        self._collected = _Collected(self._points)
 
 
-class _Known:
-    """Numbers of a run as far as it was read."""
+class _Collected:
+    """The numbers of a run as far as it was read."""
 
     def __init__(self, points: int) -> None:
-        beside = (*PREFERENCE_MEASURES, *EXPERT_MEASURES)
-        self._thinners = {key: Thinner(points) for key in (*OF_STEPS, *beside, *OF_TIMINGS, SKEW)}
-        self._totals, self._evaluations = metrics.Totals(), Lines()
+        keys = (*OF_STEPS, *PREFERENCE_MEASURES, *EXPERT_MEASURES, *OF_TIMINGS, SKEW)
+        self._thinners = {key: Thinner(points) for key in keys}
+        self._totals = metrics.Totals()
+        self._evaluations = Lines()
         self._axes = {
             "epoch": _Milestones(),
             "tokens": _Milestones(),
@@ -116,54 +132,74 @@ class _Known:
         self._waits = _Waits()
 
     def add_metrics(self, chunk: Lines) -> None:
-        """Take up lines of metrics.jsonl."""
-        self._evaluations += [line for line in chunk if "eval_loss" in line]
-        steps = [line for line in chunk if "loss" in line]
-        named = {"accuracy": PREFERENCE_MEASURES, "expert_load_max": EXPERT_MEASURES}
-        beside = [
-            name for first, names in named.items() if steps and first in steps[0] for name in names
-        ]
+        """Add lines of metrics.jsonl."""
+        steps = []
+        for line in chunk:
+            if "eval_loss" in line:
+                self._evaluations.append(line)
+            if "loss" in line:
+                steps.append(line)
+        if not steps:
+            return
+        keys = [*OF_STEPS]
+        if "accuracy" in steps[0]:
+            keys += PREFERENCE_MEASURES
+        if "expert_load_max" in steps[0]:
+            keys += EXPERT_MEASURES
         self._axes["epoch"].extend(steps, "epoch")
         self._axes["tokens"].extend(steps, "tokens", self._totals.tokens)
         self._totals.add(steps)
-        _thin(self._thinners, (*OF_STEPS, *beside), steps)
+        self._thin(keys, steps)
 
     def add_timings(self, chunk: Lines) -> None:
-        """Take up lines of timings.jsonl."""
+        """Add lines of timings.jsonl."""
         self._axes["hours"].extend(chunk, "seconds", self._totals.seconds)
         self._totals.seconds += math.fsum([line["seconds"] for line in chunk])
-        steps, columns = _thin(self._thinners, OF_TIMINGS, chunk)
-        self._peak = _highest(self._peak, columns["peak_memory_bytes"])
-        try:
-            rows = [line["rank_seconds"] for line in chunk]
-            is_shared = min(map(len, rows), default=0) > 1
-        except (KeyError, TypeError):
-            is_shared = False
-        if not is_shared:  # of a run that had one rank for a while
-            shared = [line for line in chunk if len(line.get("rank_seconds") or ()) > 1]
-            steps, rows = (
-                [line["step"] for line in shared],
-                [line["rank_seconds"] for line in shared],
-            )
-        self._thinners[SKEW].extend(steps, self._waits.add(rows))
+        self._thin(OF_TIMINGS, chunk)
+        peaks = [line.get("peak_memory_bytes") for line in chunk]
+        known_peaks = [peak for peak in peaks if peak is not None]
+        if known_peaks:
+            self._peak = max(self._peak or 0, *known_peaks)
+        # A lone rank waits for nobody. A run may have had one rank for a while.
+        steps = []
+        rank_seconds: list[list[float]] = []
+        for line in chunk:
+            seconds = line.get("rank_seconds")
+            if seconds and len(seconds) > 1:
+                steps.append(line["step"])
+                rank_seconds.append(seconds)
+        self._thinners[SKEW].extend(steps, self._waits.add(rank_seconds))
+
+    def _thin(self, keys: Sequence[str], lines: Lines) -> None:
+        """Add the values of these keys to their curves. Lines may lack a key."""
+        all_steps = [line["step"] for line in lines]
+        for key in keys:
+            having = [line for line in lines if key in line]
+            steps = all_steps
+            if len(having) < len(lines):
+                steps = [line["step"] for line in having]
+            self._thinners[key].extend(steps, [line[key] for line in having])
 
     def numbers(self) -> Numbers:
-        """All of it, as it is now."""
-        totals = replace(
-            self._totals, evaluation=self._evaluations[-1] if self._evaluations else None
-        )
-        curves = {
-            key: found
-            for key, thinner in self._thinners.items()
-            if (found := thinner.series()) is not None
-        }
-        reached = {
-            name: pairs
-            for name, milestones in self._axes.items()
-            if (pairs := milestones.found()) is not None
-        }
+        """Return everything as it is now."""
+        last = self._evaluations[-1] if self._evaluations else None
+        curves = {}
+        for key, thinner in self._thinners.items():
+            series = thinner.series()
+            if series is not None:
+                curves[key] = series
+        axes = {}
+        for name, milestones in self._axes.items():
+            reached = milestones.reached()
+            if reached is not None:
+                axes[name] = reached
         return Numbers(
-            totals, list(self._evaluations), curves, self._peak, self._waits.summary(), reached
+            totals=replace(self._totals, evaluation=last),
+            evaluations=list(self._evaluations),
+            curves=curves,
+            peak_memory_bytes=self._peak,
+            ranks=self._waits.summary(),
+            axes=axes,
         )
 
 
@@ -171,107 +207,108 @@ _MILESTONES = 256
 
 
 class _Milestones:
-    """Totals of a run after some of its steps, evenly spread, and after the last; for axes other than steps."""
+    """What a run had reached after some of its steps, evenly spread, and after the last one.
+
+    A chart uses these where its axis is not the steps.
+    """
 
     def __init__(self, unit: float = 1) -> None:
-        self._unit, self._every, self._seen = unit, 1, 0
-        self._kept: list[tuple[int, float | None]] = []
-        self._last: tuple[int, Callable[[], float | None]] | None = None
+        self._unit = unit
+        self._stride = 1  # every so many lines become a milestone
+        self._lines = 0
+        self._milestones: list[tuple[int, float | None]] = []
+        self._last: tuple[int, float | None] | None = None
 
     def extend(self, lines: Lines, key: str, total: float | None = None) -> None:
-        """Take up the lines of a chunk with their values of a key, or with the sums of these on top of `total`."""
+        """Add lines. With `total`, their values of `key` are added up on top of it."""
 
-        def reached(at: int) -> float | None:
+        def value_after(index: int) -> float | None:
             if total is None:
-                value: float | None = lines[at].get(key)
+                value: float | None = lines[index].get(key)
                 return value
-            return total + math.fsum([line.get(key) or 0 for line in lines[: at + 1]])
+            return total + math.fsum([line.get(key) or 0 for line in lines[: index + 1]])
 
-        for at in range(-self._seen % self._every, len(lines), self._every):
-            self._kept.append((lines[at]["step"], reached(at)))
-        self._seen += len(lines)
+        first = -self._lines % self._stride
+        for index in range(first, len(lines), self._stride):
+            self._milestones.append((lines[index]["step"], value_after(index)))
+        self._lines += len(lines)
         if lines:
-            self._last = lines[-1]["step"], partial(reached, len(lines) - 1)
-        while len(self._kept) > _MILESTONES:
-            self._kept = self._kept[::2]
-            self._every *= 2
+            self._last = (lines[-1]["step"], value_after(len(lines) - 1))
+        while len(self._milestones) > _MILESTONES:
+            self._milestones = self._milestones[::2]
+            self._stride *= 2
 
-    def found(self) -> tuple[Sequence[int], Sequence[float]] | None:
-        """Steps and values; None where the run does not say, or nothing grows."""
-        last = [(self._last[0], self._last[1]())] if self._last is not None else []
-        pairs = [*self._kept, *(pair for pair in last if pair not in self._kept)]
-        known = [
-            (step, float(f"{value / self._unit:.6g}")) for step, value in pairs if value is not None
-        ]
-        if len(known) < len(pairs) or not known or known[-1][1] <= 0:
+    def reached(self) -> tuple[Sequence[int], Sequence[float]] | None:
+        """Return steps and values, or None if some value is missing or the values do not grow."""
+        milestones = list(self._milestones)
+        if self._last is not None and self._last not in milestones:
+            milestones.append(self._last)
+        steps = []
+        values = []
+        for step, value in milestones:
+            if value is None:
+                return None
+            steps.append(step)
+            values.append(float(f"{value / self._unit:.6g}"))
+        if not values or values[-1] <= 0:
             return None
-        return [step for step, _ in known], [value for _, value in known]
-
-
-def _highest(before: int | None, values: Sequence[int | None]) -> int | None:
-    """The highest that is known."""
-    try:
-        return max(values) if before is None else max(before, *values)  # type: ignore[type-var]
-    except (TypeError, ValueError):  # one of them is None, or there is none
-        return max((value for value in (before, *values) if value is not None), default=None)
-
-
-def _thin(
-    thinners: Mapping[str, Thinner], keys: Sequence[str], lines: Lines
-) -> tuple[list[int], dict[str, list[Any]]]:
-    """Steps and columns of lines, which the thinners have taken up."""
-    columns: dict[str, list[Any]] = {}
-    all_steps = [line["step"] for line in lines]
-    for key in keys:
-        steps = all_steps
-        try:
-            columns[key] = [line[key] for line in lines]
-        except KeyError:  # not every line has it
-            steps = [line["step"] for line in lines if key in line]
-            columns[key] = [line[key] for line in lines if key in line]
-        thinners[key].extend(steps, columns[key])
-    return all_steps, columns
+        return steps, values
 
 
 @dataclass
-class _Waits:
-    """Sums over what each rank computed, apart for each number of ranks that the run had."""
+class _WaitsOfWorld:
+    """Sums over the steps that a run took with one number of ranks."""
 
-    seconds: dict[int, list[float]] = field(default_factory=dict)
-    slowest: dict[int, Counter[int]] = field(default_factory=dict)
-    longest: Counter[int] = field(default_factory=Counter)
-    count: Counter[int] = field(default_factory=Counter)
-    world: int = 0
+    # Seconds that each rank computed.
+    seconds: list[float]
+    # How often each rank was the slowest.
+    slowest: Counter[int] = field(default_factory=Counter)
+    # Seconds of the slowest rank of each step.
+    longest: float = 0.0
+    steps: int = 0
+
+
+class _Waits:
+    """Sums over how long the ranks computed, apart for each number of ranks that the run had."""
+
+    def __init__(self) -> None:
+        self._by_world: dict[int, _WaitsOfWorld] = {}
+        self._world = 0  # the number of ranks in the last step
 
     def add(self, rows: Sequence[list[float]]) -> list[float | None]:
-        """Count these, and return how much shorter the fastest rank of each computed than its slowest, as a share."""
-        longest = list(map(max, rows))
-        worlds = set(map(len, rows))
-        for world in worlds:
-            of_world = rows if len(worlds) == 1 else [row for row in rows if len(row) == world]
-            highest = longest if len(worlds) == 1 else list(map(max, of_world))
-            sums = map(math.fsum, zip(*of_world, strict=True))
-            before = self.seconds.get(world, [0.0] * world)
-            self.seconds[world] = [one + two for one, two in zip(before, sums, strict=True)]
-            self.slowest.setdefault(world, Counter()).update(map(list.index, of_world, highest))
-            self.longest[world] += math.fsum(highest)  # type: ignore[assignment]
-            self.count[world] += len(of_world)
-        self.world = len(rows[-1]) if rows else self.world
-        return [
-            1 - least / most if most > 0 else None
-            for least, most in zip(map(min, rows), longest, strict=True)
-        ]
+        """Add the seconds of all ranks, a row a step.
+
+        Return for each step how much shorter the fastest rank computed than the slowest, as a share.
+
+            [2.0, 4.0, 3.0] → 0.5
+        """
+        by_world: dict[int, list[list[float]]] = {}
+        skews: list[float | None] = []
+        for row in rows:
+            by_world.setdefault(len(row), []).append(row)
+            longest = max(row)
+            skews.append(1 - min(row) / longest if longest > 0 else None)
+            self._world = len(row)
+        for world, rows_of_world in by_world.items():
+            sums = self._by_world.setdefault(world, _WaitsOfWorld([0.0] * world))
+            for rank, seconds in enumerate(zip(*rows_of_world, strict=True)):
+                sums.seconds[rank] += math.fsum(seconds)
+            longest_of_steps = [max(row) for row in rows_of_world]
+            sums.slowest.update(map(list.index, rows_of_world, longest_of_steps))
+            sums.longest += math.fsum(longest_of_steps)
+            sums.steps += len(rows_of_world)
+        return skews
 
     def summary(self) -> RankTimes | None:
-        """Of the number of ranks that the run had last."""
-        if not self.world:
+        """Return the sums for the number of ranks that the run had last, or None if it had one."""
+        sums = self._by_world.get(self._world)
+        if sums is None:
             return None
-        count, seconds = self.count[self.world], self.seconds[self.world]
-        longest = self.longest[self.world]
+        mean_of_ranks = math.fsum(sums.seconds) / self._world
         return RankTimes(
-            means=[total / count for total in seconds],
-            slowest=[self.slowest[self.world][rank] / count for rank in range(self.world)],
-            lost=(longest - math.fsum(seconds) / self.world) / max(longest, 1e-12),
+            means=[total / sums.steps for total in sums.seconds],
+            slowest=[sums.slowest[rank] / sums.steps for rank in range(self._world)],
+            lost=(sums.longest - mean_of_ranks) / max(sums.longest, 1e-12),
         )
 
 

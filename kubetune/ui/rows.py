@@ -1,7 +1,7 @@
-"""Prepared rows looked through: those of a length, a source, a problem or with words, a page at a time.
+"""Find prepared rows by length, source, problem or words, and show them a page at a time.
 
-The rows stay where they are, in files that are mapped: what is read is their lengths, and the rows of one page. Words
-are looked for in so many rows as a moment allows; the next page goes on where that one ended.
+The rows stay in their files, which are mapped: only their lengths and the rows of one page are read. The
+search for words reads as many rows as fit into a moment; the next page goes on where that search ended.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -45,12 +45,15 @@ PROBLEMS = {
     "little": "less than 5 % trained",
     "repeated": "in the data more than once",
 }
-_SECONDS, _BATCH, _CHUNK, _PART = 0.12, 256, 1 << 12, 1 << 16
+_SEARCH_SECONDS = 0.12
+_SEARCH_BATCH = 256  # rows whose text is decoded at a time
+_HASH_BATCH = 1 << 12  # rows that are hashed at a time
+_FILTER_BATCH = 1 << 16  # rows that are filtered at a time
 
 
 @dataclass(frozen=True)
 class Query:
-    """Wishes of somebody who looks through rows. `at`: the first of the found ones that is looked at."""
+    """Which rows somebody wants to see."""
 
     split: str = "train"
     source: int | None = None
@@ -59,22 +62,26 @@ class Query:
     problem: str = ""
     order: str = "file"
     text: str = ""
+    # Index of the first row to look at, among those that fit.
     at: int = 0
 
 
 @dataclass(frozen=True)
 class Found:
-    """A page of rows. `total`: rows that fit all but the text; `next`: where the next page begins, if there is one."""
+    """A page of rows."""
 
     rows: list[dict[str, Any]]
+    # How many rows fit everything but the text.
     total: int
+    # How many rows the split has.
     of: int
+    # Where the next page begins, None after the last one.
     next: int | None
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The prepared rows of a config. They are mapped for each look anew: pages that stay so count as memory."""
+    """The prepared rows of a config. Each look maps them anew, since pages that stay mapped count as memory."""
 
     folder: Path
     config: Config
@@ -89,58 +96,64 @@ class Opened:
         return [finding.to_json() for finding in find(self.config, stats, self.tokenizer)]
 
     def look(self, query: Query) -> Found:
-        """The rows of a page. An unknown split has none."""
+        """Return a page of rows. An unknown split has none."""
         if query.split not in self.counts:
             return Found([], 0, 0, None)
         rows = Rows(self.folder / query.split, ())
-        fitting = _fitting(rows.folder, replace(query, text="", at=0), self.config.data.max_length)
-        picked, after = self._with_text(rows, fitting, query) if query.text else (
-            [int(i) for i in fitting[query.at : query.at + PAGE]], query.at + PAGE,
-        )  # fmt: skip
+        filters = replace(query, text="", at=0)
+        fitting = _fitting(rows.folder, filters, self.config.data.max_length)
+        if query.text:
+            page, after = self._with_text(rows, fitting, query)
+        else:
+            after = query.at + PAGE
+            page = [int(index) for index in fitting[query.at : after]]
         return Found(
-            [self._show(rows, query.split, i) for i in picked],
-            len(fitting),
-            len(rows),
-            after if after < len(fitting) else None,
+            rows=[self._show(rows, query.split, index) for index in page],
+            total=len(fitting),
+            of=len(rows),
+            next=after if after < len(fitting) else None,
         )
 
     def _with_text(
         self, rows: Rows, fitting: NDArray[np.uint32], query: Query
     ) -> tuple[list[int], int]:
-        words, until, picked, at = (
-            query.text.lower().split(),
-            time.monotonic() + _SECONDS,
-            list[int](),
-            query.at,
-        )
-        with (rows.folder / FILES["tokens"]).open(
-            "rb"
-        ) as file:  # of a map, rows far apart take whole pages each
+        """Return the next rows that hold all words, and where to go on."""
+        words = query.text.lower().split()
+        until = time.monotonic() + _SEARCH_SECONDS
+        page: list[int] = []
+        at = query.at
+        # The file is read, not mapped: of a map, rows that lie far apart take a whole page of memory each.
+        with (rows.folder / FILES["tokens"]).open("rb") as file:
             while at < len(fitting) and time.monotonic() < until:
-                batch = [int(i) for i in fitting[at : at + _BATCH]]
-                spans = [(4 * int(rows.offsets[i]), 4 * int(rows.offsets[i + 1])) for i in batch]
-                found = [os.pread(file.fileno(), end - begin, begin) for begin, end in spans]
-                ids = [np.frombuffer(content, "u4").tolist() for content in found]
-                texts = self.tokenizer.backend.decode_batch(ids, skip_special_tokens=False)
-                for place, text in enumerate(texts):
-                    if all(word in text.lower() for word in words):
-                        picked.append(batch[place])
-                        if len(picked) == PAGE:
-                            return picked, at + place + 1
-                at += len(batch)
-        return picked, at
+                batch = [int(index) for index in fitting[at : at + _SEARCH_BATCH]]
+                tokens = [_read_tokens(file, rows, index) for index in batch]
+                texts = self.tokenizer.backend.decode_batch(tokens, skip_special_tokens=False)
+                for index, text in zip(batch, texts, strict=True):
+                    at += 1
+                    lower = text.lower()
+                    if all(word in lower for word in words):
+                        page.append(index)
+                        if len(page) == PAGE:
+                            return page, at
+        return page, at
 
     def _show(self, rows: Rows, split: str, index: int) -> dict[str, Any]:
-        ids, trained = rows.row(index)
-        images = [image.path for image in rows.images(index)] if self.config.sees else []
-        second = int(rows.splits[index]) if rows.splits is not None else 0
+        """Return a row as the template draws it."""
+        tokens, trained = rows.row(index)
         row = Picked(
-            split, int(rows.source[index]), int(rows.record[index]), ids.tolist(), bytes(trained.view(np.uint8)),
-            images, self._said(rows, index), second,
-        )  # fmt: skip
+            split,
+            int(rows.source[index]),
+            int(rows.record[index]),
+            tokens.tolist(),
+            bytes(trained.view(np.uint8)),
+            [image.path for image in rows.images(index)] if self.config.sees else [],
+            self._target(rows, index),
+            int(rows.splits[index]) if rows.splits is not None else 0,
+        )
         return shown(f"row {index + 1:,}", row, self.tokenizer, self.sources[split][row.source])
 
-    def _said(self, rows: Rows, index: int) -> Sequence[str] | None:
+    def _target(self, rows: Rows, index: int) -> Sequence[str] | None:
+        """Return the label or the value that a classifier learns for a row, None for other tasks."""
         if self.labels is None or rows.targets is None:
             return None
         target = rows.targets[index]
@@ -152,82 +165,98 @@ class Opened:
         return [name for name, value in zip(names, target, strict=True) if value > 0]
 
 
+def _read_tokens(file: BinaryIO, rows: Rows, index: int) -> list[int]:
+    begin = int(rows.offsets[index])
+    end = int(rows.offsets[index + 1])
+    content = os.pread(file.fileno(), 4 * (end - begin), 4 * begin)
+    tokens: list[int] = np.frombuffer(content, "u4").tolist()
+    return tokens
+
+
 @lru_cache(maxsize=2)
 def _fitting(split: Path, query: Query, limit: int) -> NDArray[np.uint32]:
-    """Indexes of the rows that fit a query without a text, in its order."""
+    """Return the indexes of the rows that fit a query without a text, in its order."""
     rows = Rows(split, ())
-    parts = [
-        _fitting_part(rows, slice(at, at + _PART), query, limit)
-        for at in range(0, len(rows), _PART)
-    ]
-    found: NDArray[np.uint32] = np.concatenate(parts) if parts else np.empty(0, np.uint32)
+    indexes = np.empty(0, np.uint32)
+    batches = []
+    for begin in range(0, len(rows), _FILTER_BATCH):
+        batches.append(_fitting_batch(rows, slice(begin, begin + _FILTER_BATCH), query, limit))
+    if batches:
+        indexes = np.concatenate(batches)
     if query.problem == "repeated":
-        hashes = _hashes(split)[found]
-        order = np.argsort(hashes, kind="stable").astype(np.uint32)
-        hashes = hashes[order]
-        same = hashes[1:] == hashes[:-1]
-        found = found[order]
-        repeats: NDArray[np.bool_] = np.concatenate([[False], same]) | np.concatenate(
-            [same, [False]]
-        )
-        return found.compress(repeats)
+        return _repeated(indexes, _hashes(split)[indexes])
     if query.order == "file":
-        return found
-    lengths = np.diff(rows.offsets).astype(np.uint32)[found]
+        return indexes
+    lengths = np.diff(rows.offsets).astype(np.uint32)[indexes]
     if query.order == "least":
-        return found[
-            np.argsort((rows.trained_counts[found] / lengths).astype(np.float32), kind="stable")
-        ]
+        trained_share = (rows.trained_counts[indexes] / lengths).astype(np.float32)
+        return indexes[np.argsort(trained_share, kind="stable")]
     if query.order == "longest":
         np.subtract(np.uint32(0xFFFFFFFF), lengths, out=lengths)
-    return found[np.argsort(lengths, kind="stable")]
+    return indexes[np.argsort(lengths, kind="stable")]
 
 
-def _fitting_part(rows: Rows, part: slice, query: Query, limit: int) -> NDArray[np.uint32]:
-    """The indexes in a part of the rows, in the order of the files: what this takes is as small as the part."""
-    lengths = np.diff(rows.offsets[part.start : part.stop + 1])
+def _repeated(indexes: NDArray[np.uint32], hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Return the rows whose hash occurs more than once, equal rows side by side.
+
+    Example: the hashes 5 9 5 are sorted to 5 5 9. `same` is (True, False): the second equals the
+    first, the third does not equal the second. So the first two are repeated.
+    """
+    order = np.argsort(hashes, kind="stable").astype(np.uint32)
+    hashes = hashes[order]
+    same = hashes[1:] == hashes[:-1]
+    as_the_one_before = np.concatenate([[False], same])
+    as_the_one_after = np.concatenate([same, [False]])
+    repeats: NDArray[np.bool_] = as_the_one_before | as_the_one_after
+    return indexes[order].compress(repeats)
+
+
+def _fitting_batch(rows: Rows, batch: slice, query: Query, limit: int) -> NDArray[np.uint32]:
+    """Return the indexes of the rows of a batch that fit. Memory is taken for the batch alone."""
+    lengths = np.diff(rows.offsets[batch.start : batch.stop + 1])
     fits = lengths >= query.low
     if query.high is not None:
         fits &= lengths <= query.high
     if query.source is not None:
-        fits &= rows.source[part] == query.source
+        fits &= rows.source[batch] == query.source
     if query.problem == "limit":
         fits &= lengths >= limit
     elif query.problem == "little":
-        fits &= rows.trained_counts[part] * 20 < lengths
-    found: NDArray[np.uint32] = (np.flatnonzero(fits) + part.start).astype(np.uint32)
-    return found
+        fits &= rows.trained_counts[batch] * 20 < lengths
+    indexes: NDArray[np.uint32] = (np.flatnonzero(fits) + batch.start).astype(np.uint32)
+    return indexes
 
 
 @lru_cache(maxsize=1)
 def _hashes(split: Path) -> NDArray[np.uint64]:
-    """A number for each row that equal rows share: a sum of its tokens, each times an odd number of its place."""
+    """Return a number for each row. Equal rows have the same number.
+
+    It is the sum of a row's tokens, each multiplied by an odd number that depends on its position:
+
+        row [7, 3] → (7 + 1) · odd(1) + (3 + 1) · odd(2)
+    """
     offsets = Rows(split, ()).offsets
-    found = np.zeros(len(offsets) - 1, np.uint64)
-    with (split / FILES["tokens"]).open(
-        "rb"
-    ) as file:  # what is mapped would count as memory of the server
-        for begin in range(0, len(found), _CHUNK):
-            ends = offsets[begin : begin + _CHUNK + 1] - offsets[begin]
+    hashes = np.zeros(len(offsets) - 1, np.uint64)
+    # The file is read, not mapped: what is mapped would count as memory of the server.
+    with (split / FILES["tokens"]).open("rb") as file:
+        for begin in range(0, len(hashes), _HASH_BATCH):
+            ends = offsets[begin : begin + _HASH_BATCH + 1] - offsets[begin]
             tokens = np.fromfile(file, "u4", int(ends[-1]))
             if not len(tokens):
                 continue
-            places = np.arange(1, len(tokens) + 1, dtype=np.int64) - np.repeat(
-                ends[:-1], np.diff(ends)
-            )
-            # Splitmix64's constants spread the places; unsigned numbers wrap around.
-            mixed = places.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9) | np.uint64(
-                1
-            )
-            found[begin : begin + _CHUNK] = np.add.reduceat(
-                (tokens + np.uint64(1)) * mixed, ends[:-1]
-            )
-    return found
+            starts = np.repeat(ends[:-1], np.diff(ends))
+            positions = np.arange(1, len(tokens) + 1, dtype=np.int64) - starts
+            # The constants of Splitmix64 spread the positions; unsigned numbers wrap around.
+            mixed = positions.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            odd = mixed | np.uint64(1)
+            products = (tokens + np.uint64(1)) * odd
+            hashes[begin : begin + _HASH_BATCH] = np.add.reduceat(products, ends[:-1])
+    return hashes
 
 
 def open_rows(config: Config, fingerprint: str) -> Opened | None:
-    """Return the prepared rows of this fingerprint, None where this machine has none that are whole."""
+    """Return the prepared rows of this fingerprint, or None if this machine does not have all of them."""
     cache = cache_folder(config.data.cache)
     folder = cache / "prepared" / fingerprint[:32]
     if not fingerprint or damage_of(folder, fingerprint, cache) is not None:
@@ -238,13 +267,19 @@ def open_rows(config: Config, fingerprint: str) -> Opened | None:
 @lru_cache(maxsize=3)
 def _opened(folder: Path, settings: str, cache: Path) -> Opened:
     config = load_resolved(json.loads(settings))
-    tokenizer = load_tokenizer(config.model, cache, date=day_of(config))
-    sources = split_sources(config)
+    labels = None
+    if (folder / LABELS).is_file():
+        labels = Labels.read(folder / LABELS)
+    paths: dict[str, list[str]] = {}
+    counts: dict[str, int] = {}
+    for split, sources in split_sources(config).items():
+        paths[split] = [source.path for source in sources]
+        counts[split] = len(Rows(folder / split, ()))
     return Opened(
         folder,
         config,
-        tokenizer,
-        {split: [source.path for source in given] for split, given in sources.items()},
-        {split: len(Rows(folder / split, ())) for split in sources},
-        Labels.read(folder / LABELS) if (folder / LABELS).is_file() else None,
+        tokenizer=load_tokenizer(config.model, cache, date=day_of(config)),
+        sources=paths,
+        counts=counts,
+        labels=labels,
     )
