@@ -38,8 +38,8 @@ def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:
     Rows are found by what is in their files, which may have lain elsewhere when they were prepared.
     """
     stats: dict[str, Any] = json.loads((folder / "stats.json").read_text())
-    for found, source in zip(stats["sources"], sources, strict=True):
-        found["path"] = source.path
+    for counts, source in zip(stats["sources"], sources, strict=True):
+        counts["path"] = source.path
     return stats
 
 
@@ -49,12 +49,12 @@ def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
     The sources' weights are not among it: they decide how often a row is used, not what it is.
     """
     data = config.data
-    sources = {
-        split: given for split, given in config.sources.items() if given or split != "forget"
-    }
-    seeded = isinstance(data.eval, float) or any(
-        source.range or locate(source).sample for given in sources.values() for source in given
-    )
+    splits = dict(config.sources)
+    if not splits["forget"]:
+        del splits["forget"]
+    sources = [source for split in splits.values() for source in split]
+    takes_part = any(source.range or locate(source).sample for source in sources)
+    seeded = takes_part or isinstance(data.eval, float)
     facts: dict[str, Any] = {
         "format": FORMAT,
         "task": config.task,
@@ -65,7 +65,8 @@ def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
         "share": data.eval if isinstance(data.eval, float) else None,
         "seed": config.training.seed if seeded else None,
         "sources": {
-            split: [_source_facts(source) for source in given] for split, given in sources.items()
+            split: [_source_facts(source) for source in of_split]
+            for split, of_split in splits.items()
         },
     }
     if config.task == "preference":
@@ -74,12 +75,11 @@ def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
         facts["unusable_pairs"] = data.unusable_pairs
     if config.task == "sequence_classification":
         facts["labels"] = label_facts(config.classification, config.model)
-    if (processor := load_image_processor(config, tokenizer)) is not None:
+    processor = load_image_processor(config, tokenizer)
+    if processor is not None:
         facts["images"] = processor.fingerprint
         # Rows hold where their images lie, and that is seen from the data.
-        facts["folders"] = [
-            os.path.abspath(locate(s).path) for given in sources.values() for s in given
-        ]
+        facts["folders"] = [os.path.abspath(locate(source).path) for source in sources]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

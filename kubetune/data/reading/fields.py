@@ -31,9 +31,9 @@ class Fields(Mapping[str, Any]):
         self.images: list[Any] = []
 
     def __getitem__(self, key: str) -> Any:
-        found = self._value[key]
+        value = self._value[key]
         self._read.add(key)
-        return found
+        return value
 
     def get(self, key: str, default: Any = None) -> Any:
         """As any mapping's, but without an exception for what is not there: most keys that are asked for are not."""
@@ -49,15 +49,15 @@ class Fields(Mapping[str, Any]):
         return key in self._value
 
     def holds(self, key: str) -> bool:
-        """The key is there and has something to say."""
+        """True if the key is there and has something to say."""
         return self._value.get(key) not in NOTHING
 
     def has_read(self, key: str) -> bool:
-        """The key was asked for."""
+        """True if the key was asked for."""
         return key in self._read
 
     def peek(self, key: str) -> Any:
-        """The value of a key, which is not used by this."""
+        """Return the value of a key, which does not count as used by this."""
         return self._value.get(key)
 
     def note_unused(self, key: str) -> None:
@@ -76,23 +76,20 @@ class Fields(Mapping[str, Any]):
     @property
     def unused(self) -> tuple[str, ...]:
         """Keys that hold something and have not been read, in alphabetical order."""
-        return tuple(
-            sorted(
-                self._noted
-                | {key for key in self._value if key not in self._read and self.holds(key)}
-            )
-        )
+        unread = {key for key in self._value if key not in self._read and self.holds(key)}
+        return tuple(sorted(self._noted | unread))
 
 
 def required(value: Mapping[str, Any], key: str) -> Any:
-    """The value of a key. Raises ValueError where that is nothing."""
-    if (found := value.get(key)) is None:
-        raise ValueError(f"`{key}` is {'null' if key in value else 'missing'}; {keys(value)}")
-    return found
+    """Return the value of a key. Raises ValueError where there is none."""
+    if value.get(key) is None:
+        state = "null" if key in value else "missing"
+        raise ValueError(f"`{key}` is {state}; {keys(value)}")
+    return value[key]
 
 
 def listed(value: Mapping[str, Any], key: str) -> list[Any]:
-    """The messages under a key, which tables hold as JSON. Raises ValueError where there are none."""
+    """Return the messages under a key, which tables hold as JSON. Raises ValueError where there are none."""
     items = required(value, key)
     if isinstance(items, str):
         items = parsed(items, key)
@@ -104,7 +101,7 @@ def listed(value: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def text_of(value: Any, where: str, *, may_be_empty: bool = False) -> str:
-    """A text that can be tokenised. Raises ValueError for what is none."""
+    """Return a text that can be tokenised. Raises ValueError for what is none."""
     if not isinstance(value, str):
         raise ValueError(f"{where} is {show(value)}; expected a text")
     if not may_be_empty and not value.strip():
@@ -124,7 +121,7 @@ def text_of(value: Any, where: str, *, may_be_empty: bool = False) -> str:
 
 
 def parsed(text: str, where: str) -> Any:
-    """A text read as JSON. Raises ValueError where it is none."""
+    """Return a text read as JSON. Raises ValueError where it is none."""
     try:
         return parse(text)
     except RecursionError:
@@ -136,7 +133,7 @@ def parsed(text: str, where: str) -> Any:
 
 
 def keys(value: Mapping[str, Any]) -> str:
-    """The keys of a record, for messages."""
+    """Return the keys of a record, for messages."""
     if not value:
         return "has no keys"
     return "has the keys " + ", ".join(
@@ -145,7 +142,7 @@ def keys(value: Mapping[str, Any]) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as JSON, cut short, for messages."""
+    """Return a value as JSON, cut short, for messages."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (RecursionError, TypeError, ValueError):

@@ -277,8 +277,10 @@ def not_read(sources: Iterable[SourceConfig], *, images: bool = False) -> Counte
     """
     left: Counter[str] = Counter()
     for located in map(locate, sources):
-        found = (f for f in located.others if not (images and f.suffix.lower() in IMAGE_SUFFIXES))
-        left.update(file.suffix or file.name for file in found if file.is_file())
+        for file in located.others:
+            is_image = file.suffix.lower() in IMAGE_SUFFIXES
+            if file.is_file() and not (images and is_image):
+                left[file.suffix or file.name] += 1
     return left
 
 
