@@ -52,9 +52,9 @@ def evaluate(
     from kubetune.scoring import own_functions
 
     to = Path(predictions) if predictions else None
-    own = own_functions.given(metrics)
+    functions = own_functions.named(metrics)
     return evaluate_run(
-        folder_of(run), str(checkpoint), _text(data), to, model=_text(model), own=own,
+        folder_of(run), str(checkpoint), _text(data), to, model=_text(model), functions=functions,
         trust_code=trust_code,
     )  # fmt: skip
 

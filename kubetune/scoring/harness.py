@@ -1,7 +1,6 @@
 """EleutherAI's lm-evaluation-harness: its tasks, prompts and metrics, with our forward.
 
-Everything but the log-likelihoods is the harness's own Hugging Face model; those come from padding-free packed batches.
-Task files of one's own, or copies of the harness's where there is no network, are found in a folder that is named.
+Log-likelihoods come from padding-free packed batches; everything else is the harness's own Hugging Face model.
 """
 
 from __future__ import annotations
@@ -35,24 +34,25 @@ if TYPE_CHECKING:
     from kubetune.config.schema.evaluation import BenchmarksConfig
 
 BATCH_TOKENS = 4096
-"""Of a packed batch; requests are of some hundred tokens."""
+"""Of a packed batch; requests have some hundred tokens."""
 
 Request = tuple[tuple[str, str], list[int], list[int]]
+"""As the harness has it: the texts of context and continuation, then the ids of both."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Results of one task: `values` by metric as the harness names it, such as `acc,none`, and the `scores` of rows by
-    number, of metrics that are the mean of them."""
+    """Results of one task, by metric as the harness names it, such as `acc,none`."""
 
     values: dict[str, float]
     scores: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """By metric, the score of each row by its number; only of metrics that are the mean of their rows."""
 
 
 def task_manager(wanted: BenchmarksConfig) -> Any:
-    """The harness's list of tasks. Raises ConfigError where it is not installed, or does not know one that is wanted.
+    """Return the harness's list of tasks.
 
-    To read all task files takes the harness some seconds.
+    Raises ConfigError if the harness is not installed or does not know a task that is wanted.
     """
     folder = Path(wanted.tasks_folder).expanduser() if wanted.tasks_folder else None
     if folder is not None and not folder.is_dir():
@@ -62,12 +62,14 @@ def task_manager(wanted: BenchmarksConfig) -> Any:
     require("evaluation.benchmarks", "lm_eval")
     from lm_eval.tasks import TaskManager
 
-    if folder is not None:  # to read the harness's own 15,000 tasks takes it long
+    if folder is not None:
+        # The harness needs seconds to read its own 15,000 tasks, so look without them first.
         manager = TaskManager(include_path=str(folder), include_defaults=False)
         if set(wanted.tasks) <= set(manager.all_subtasks):
             return manager
     manager = TaskManager(include_path=str(folder) if folder else None)
-    if unknown := [task for task in wanted.tasks if task not in manager.all_tasks]:
+    unknown = [task for task in wanted.tasks if task not in manager.all_tasks]
+    if unknown:
         raise errors.ConfigError(
             f"benchmarks: the harness knows no {', '.join(unknown)}; `lm-eval ls tasks` lists those it has, and "
             "tasks_folder names a folder with task files of your own. Nothing was written."
@@ -78,71 +80,79 @@ def task_manager(wanted: BenchmarksConfig) -> Any:
 def run(
     learner: Learner, tokenizer: Path, wanted: BenchmarksConfig, manager: Any
 ) -> dict[str, Benchmark]:
-    """Results of every task that is wanted, and of the parts of those that are groups, by the files of `manager`."""
+    """Return the results of every task that is wanted, and of the parts of those that are groups."""
     from lm_eval.evaluator import simple_evaluate
 
     learner.model.eval()
-    harness = harness_model(learner, tokenizer)
-    found: Any = simple_evaluate(
-        harness,
+    results: Any = simple_evaluate(
+        harness_model(learner, tokenizer),
         tasks=list(wanted.tasks),
         limit=wanted.limit,
         task_manager=manager,
         bootstrap_iters=0,
     )
-    return {
-        task: Benchmark(
-            numbers := {name: value for name, value in values.items() if isinstance(value, float)},
-            dict(_scores(numbers, found["samples"].get(task, ()))),
+    benchmarks = {}
+    for task, of_task in results["results"].items():
+        values = {name: value for name, value in of_task.items() if isinstance(value, float)}
+        samples = results["samples"].get(task, ())
+        scores = {name: _scores(name, value, samples) for name, value in values.items()}
+        benchmarks[task] = Benchmark(
+            values, {name: of_rows for name, of_rows in scores.items() if of_rows}
         )
-        for task, values in found["results"].items()
-    }
+    return benchmarks
 
 
-def _scores(
-    values: Mapping[str, float], samples: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, dict[int, float]]]:
-    """The scores of rows, by metric, of those metrics that are their mean."""
-    for name, value in values.items():
-        metric, _, kind = name.partition(",")
-        of_rows = [line for line in samples if line.get("filter") == kind and metric in line]
-        scores = {line["doc_id"]: line[metric] for line in of_rows}
-        if scores and all(isinstance(score, (int, float, np.number)) for score in scores.values()):
-            numbers = {row: float(score) for row, score in scores.items()}
-            if math.isclose(
-                math.fsum(numbers.values()) / len(numbers), value, rel_tol=1e-9, abs_tol=1e-12
-            ):
-                yield name, numbers
+def _scores(name: str, value: float, samples: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Return the score of each row by its number; nothing if `value`, the metric, is not their mean."""
+    metric, _, kind = name.partition(",")
+    scores: dict[int, float] = {}
+    for line in samples:
+        if line.get("filter") == kind and metric in line:
+            if not isinstance(line[metric], (int, float, np.number)):
+                return {}
+            scores[line["doc_id"]] = float(line[metric])
+    if not scores:
+        return {}
+    mean = math.fsum(scores.values()) / len(scores)
+    return scores if math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12) else {}
 
 
 def compared(
     base: Mapping[str, Benchmark], tuned: Mapping[str, Benchmark], tasks: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """A line for each metric of the tasks, or of their parts where they have no results of their own.
+    """Return a line for each metric of the tasks, or of their parts where the tasks have no results themselves.
 
-    As the verdict has those of answers, but without intervals and test where the metric is no mean of rows.
+    Lines are as in the verdict on answers, but without intervals and test where the metric is no mean of rows.
     """
+    names = [task for task in tuned if task in tasks] or list(tuned)
     lines = []
-    for task in [task for task in tuned if task in tasks] or list(tuned):
-        first, second = base[task], tuned[task]
-        for name, after in second.values.items():
-            label, before = f"{task}/{name.removesuffix(',none')}", first.values[name]
-            line: dict[str, Any] = {"metric": label, "before": before, "after": after}
-            if name in first.scores and name in second.scores:
-                rows = sorted(first.scores[name].keys() & second.scores[name].keys())
-                ours, theirs = (
-                    [side.scores[name][row] for row in rows] for side in (second, first)
-                )
-                test = compare(theirs, ours)
-                line = Measured(
-                    label, len(rows), before, after, interval(theirs), interval(ours), test
-                ).facts()
-            lines.append(line)
+    for task in names:
+        for metric, after in tuned[task].values.items():
+            label = f"{task}/{metric.removesuffix(',none')}"
+            before = base[task].values[metric]
+            of_base = base[task].scores.get(metric)
+            of_tuned = tuned[task].scores.get(metric)
+            if of_base is None or of_tuned is None:
+                lines.append({"metric": label, "before": before, "after": after})
+                continue
+            rows = sorted(of_base.keys() & of_tuned.keys())
+            first = [of_base[row] for row in rows]
+            second = [of_tuned[row] for row in rows]
+            measured = Measured(
+                label,
+                len(rows),
+                before,
+                after,
+                interval(first),
+                interval(second),
+                compare(first, second),
+            )
+            lines.append(measured.facts())
     return lines
 
 
 def harness_model(learner: Learner, tokenizer: Path) -> Any:
-    """The harness's Hugging Face model around a learner, of which log-likelihoods are computed in packed batches."""
+    """Return the harness's Hugging Face model around a learner; log-likelihoods come from packed batches."""
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoTokenizer
 
@@ -170,54 +180,74 @@ def harness_model(learner: Learner, tokenizer: Path) -> Any:
 def log_likelihoods(
     learner: Learner, pairs: Sequence[tuple[list[int], list[int]]], max_length: int
 ) -> list[tuple[float, bool]]:
-    """Log-likelihood of each continuation after its context, and whether greedy decoding would have said it.
+    """Return the log-likelihood of each continuation after its context, and whether greedy decoding would say it.
 
     `pairs`: ids of both. What exceeds `max_length` is cut off on the left, as the harness does. Contexts that several
-    have, such as the question of a choice or the examples before it, are computed once for a packed batch.
+    pairs have, such as the question of a choice or the examples before it, are computed once for a packed batch.
     """
-    laid = collate if prefix_sharing.why_not(learner) else collate_shared
-    cut = [np.array((context + said)[-(max_length + 1) :], np.uint32) for context, said in pairs]
-    rows = [
-        (ids, np.arange(len(ids)) >= len(ids) - len(said))
-        for ids, (_, said) in zip(cut, pairs, strict=True)
-    ]
-    fitting = [i for i, ids in enumerate(cut) if len(ids) <= max_length]
-    batches = [(taken, laid([rows[i] for i in taken])) for taken in _batches(cut, fitting)]
-    batches += [([i], _longest(*rows[i])) for i, ids in enumerate(cut) if len(ids) > max_length]
-    device, found = next(learner.model.parameters()).device, dict[int, tuple[float, bool]]()
-    for taken, laid_out in batches:
-        batch = laid_out.to(device)
-        with packed(batch.cu_seqlens, parents=batch.parents):
-            _, right, each = fsdp.inside(learner.lm, score_labels, learner, batch)
-        sizes = [int(rows[i][1].sum()) for i in taken]
-        for i, losses, hits in zip(
-            taken, each.double().split(sizes), right.split(sizes), strict=True
-        ):
-            found[i] = (-float(losses.sum()), bool(hits.all()))
-    return [found[i] for i in range(len(pairs))]
+    rows = []
+    for context, continuation in pairs:
+        # The last token predicts nothing, so a row of one token more than fit still has all its labels.
+        ids = np.array((context + continuation)[-(max_length + 1) :], np.uint32)
+        is_label = np.arange(len(ids)) >= len(ids) - len(continuation)
+        rows.append((ids, is_label))
+    lay_out = collate if prefix_sharing.why_not(learner) else collate_shared
+    fitting = [number for number, (ids, _) in enumerate(rows) if len(ids) <= max_length]
+    results: dict[int, tuple[float, bool]] = {}
+    for numbers in _batches([ids for ids, _ in rows], fitting):
+        batch = lay_out([rows[number] for number in numbers])
+        for number, result in zip(numbers, _results(learner, batch), strict=True):
+            results[number] = result
+    for number, (ids, is_label) in enumerate(rows):
+        if len(ids) > max_length:
+            (results[number],) = _results(learner, _longest(ids, is_label))
+    return [results[number] for number in range(len(pairs))]
 
 
-def _longest(ids: NDArray[np.uint32], is_asked: NDArray[np.bool_]) -> Batch:
-    """A batch of one sequence without its last token, which predicts nothing and for which the model has no place."""
-    where = np.flatnonzero(is_asked) - 1
-    batch = collate([(ids[:-1], is_asked[:-1] & False)])
+def _results(learner: Learner, batch: Batch) -> Iterator[tuple[float, bool]]:
+    """Yield what `log_likelihoods` returns, for each row of a batch."""
+    device = next(learner.model.parameters()).device
+    batch = batch.to(device)
+    with packed(batch.cu_seqlens, parents=batch.parents):
+        _, hits, losses = fsdp.inside(learner.lm, score_labels, learner, batch)
+    losses_of_rows = losses.double().split(batch.label_counts)
+    hits_of_rows = hits.split(batch.label_counts)
+    for losses_of_row, hits_of_row in zip(losses_of_rows, hits_of_rows, strict=True):
+        yield -float(losses_of_row.sum()), bool(hits_of_row.all())
+
+
+def _longest(ids: NDArray[np.uint32], is_label: NDArray[np.bool_]) -> Batch:
+    """Return a batch of one row without its last token, which is a label that the model has no position for.
+
+    With `max_length` 4, context `a b c`, continuation `d e`:
+
+        ids       a b c d e     one more than the model takes
+        input     a b c d
+        labels        d e       predicted at positions 2 and 3
+    """
+    predicting = np.flatnonzero(is_label) - 1
+    batch = collate([(ids[:-1], np.zeros(len(ids) - 1, bool))])
     return replace(
         batch,
-        rows=torch.from_numpy(where),
-        labels=torch.from_numpy(ids[where + 1].astype(np.int64)),
+        rows=torch.from_numpy(predicting),
+        labels=torch.from_numpy(ids[predicting + 1].astype(np.int64)),
+        label_counts=(len(predicting),),
     )
 
 
 def _batches(sequences: Sequence[NDArray[np.uint32]], wanted: Sequence[int]) -> Iterator[list[int]]:
-    """Numbers of sequences that go together: like beginnings, up to BATCH_TOKENS of what is not shared."""
-    order, shared = sort_by_prefix([sequences[i] for i in wanted])
-    taken, tokens = list[int](), 0
-    for place, common in zip(order.tolist(), shared.tolist(), strict=True):
-        length = len(sequences[wanted[place]])
-        if taken and tokens + length - common > BATCH_TOKENS:
-            yield taken
-            taken, tokens = [], common
-        taken.append(wanted[place])
-        tokens += length - common
-    if taken:
-        yield taken
+    """Yield numbers of sequences that go together: like beginnings, up to BATCH_TOKENS of what is not shared."""
+    order, shared = sort_by_prefix([sequences[number] for number in wanted])
+    numbers: list[int] = []
+    num_tokens = 0
+    for place, num_shared in zip(order.tolist(), shared.tolist(), strict=True):
+        number = wanted[place]
+        num_new = len(sequences[number]) - num_shared
+        if numbers and num_tokens + num_new > BATCH_TOKENS:
+            yield numbers
+            numbers = []
+            num_tokens = num_shared  # the first of a batch shares its beginning with none
+        numbers.append(number)
+        num_tokens += num_new
+    if numbers:
+        yield numbers

@@ -26,29 +26,30 @@ Function = Callable[[str, str, str, dict[str, Any]], float]
 _ARGUMENTS = ("prompt", "answer", "reference", "record")
 
 
-def given(functions: Sequence[Callable[..., Any]]) -> dict[str, Function]:
-    """Functions of this process by their names. Raises ConfigError for what is none, or has no name."""
-    problems, found = [], dict[str, Function]()
+def named(functions: Sequence[Callable[..., Any]]) -> dict[str, Function]:
+    """Return functions of this process by their names. Raises ConfigError for what is no function or has no name."""
+    problems = []
+    by_name: dict[str, Function] = {}
     for function in functions:
         name = getattr(function, "__name__", "")
-        code = getattr(function, "__code__", None)
         if not callable(function) or not name.isidentifier():
             problems.append(
                 f"metrics: found {name or function!r}; expected a function that has a name"
             )
-        elif why := _misfit(function):
-            problems.append(
-                f"metrics: {name}{why}; expected {name}({', '.join(_ARGUMENTS)}) -> float"
-            )
-        else:
-            found[name] = _guarded(function, Path(code.co_filename if code else "metrics"), name)
+            continue
+        problem = _misfit("metrics", name, function)
+        if problem:
+            problems.append(problem)
+        code = getattr(function, "__code__", None)
+        path = Path(code.co_filename) if code else Path("metrics")
+        by_name[name] = _guarded(function, path, name)
     if problems:
         raise errors.ConfigError(problems)
-    return found
+    return by_name
 
 
 def require_file(wanted: OwnMetricsConfig) -> Path:
-    """The file with the functions. Raises ConfigError where it is none."""
+    """Return the file with the functions. Raises ConfigError unless it is a file."""
     path = Path(wanted.file).expanduser()
     if not path.is_file():
         raise errors.ConfigError(
@@ -58,29 +59,29 @@ def require_file(wanted: OwnMetricsConfig) -> Path:
 
 
 def load(wanted: OwnMetricsConfig) -> dict[str, Function]:
-    """The functions by name. Raises ConfigError where the file, or one of them, is missing or cannot be run."""
+    """Return the functions by name. Raises ConfigError where the file or a function is missing or cannot be run."""
     path = require_file(wanted)
     module = _run(path)
-    problems, found = [], {}
+    problems = []
+    by_name: dict[str, Function] = {}
     for name in wanted.functions:
         function = getattr(module, name, None)
         if not callable(function):
             functions = [value for value in vars(module).values() if inspect.isfunction(value)]
             defined = [value.__name__ for value in functions if value.__module__ == module.__name__]
             problems.append(f"{path} has no function {name}; it has {', '.join(defined) or 'none'}")
-        elif why := _misfit(function):
-            problems.append(
-                f"{path}: {name}{why}; expected {name}({', '.join(_ARGUMENTS)}) -> float"
-            )
-        else:
-            found[name] = _guarded(function, path, name)
+            continue
+        problem = _misfit(path, name, function)
+        if problem:
+            problems.append(problem)
+        by_name[name] = _guarded(function, path, name)
     if problems:
         raise errors.ConfigError(problems)
-    return found
+    return by_name
 
 
 def _run(path: Path) -> ModuleType:
-    """The file as a module, which may import what lies beside it."""
+    """Return the file as a module, which may import what lies beside it."""
     spec = importlib.util.spec_from_file_location(f"kubetune metrics {path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -96,7 +97,7 @@ def _run(path: Path) -> ModuleType:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[None]:
-    """Imports of what lies beside the file, also those within its functions."""
+    """Let imports find what lies beside the file, also imports within its functions."""
     folder = str(path.parent.absolute())
     sys.path.insert(0, folder)
     try:
@@ -106,18 +107,20 @@ def _beside(path: Path) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _misfit(function: Callable[..., Any]) -> str:
-    """Reason why a function cannot be called with the four arguments; empty where it can."""
+def _misfit(place: Path | str, name: str, function: Callable[..., Any]) -> str:
+    """Return what is wrong with a function that cannot be called with the four arguments; empty if it can."""
     try:
         inspect.signature(function).bind(*_ARGUMENTS)
     except TypeError as error:
-        return f": {error}"
+        return f"{place}: {name}: {error}; expected {name}({', '.join(_ARGUMENTS)}) -> float"
     except ValueError:
         return ""  # built-in ones have no signature
     return ""
 
 
 def _guarded(function: Callable[..., Any], path: Path, name: str) -> Function:
+    """Return the function so that what it raises, or returns that is no number, becomes a ConfigError."""
+
     def call(prompt: str, answer: str, reference: str, record: dict[str, Any]) -> float:
         try:
             with _beside(path):
@@ -140,8 +143,9 @@ def _guarded(function: Callable[..., Any], path: Path, name: str) -> Function:
 
 
 def _trace(error: BaseException, path: Path) -> str:
-    """The traceback from the user's file on, without what led there."""
+    """Return the traceback from the user's file on, without what led there."""
     frames = traceback.extract_tb(error.__traceback__)
-    first = next((n for n, frame in enumerate(frames) if Path(frame.filename) == path), len(frames))
-    lines = [*traceback.format_list(frames[first:]), *traceback.format_exception_only(error)]
+    while frames and Path(frames[0].filename) != path:
+        del frames[0]
+    lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]
     return "".join(lines).rstrip()

@@ -1,4 +1,4 @@
-"""Judgement of a run's weights: the task's own metrics, what it forgot, what it answers, and the gate at the end."""
+"""Judge a run's weights: the task's own metrics, what it forgot, what it answers, and the gate at the end."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from kubetune.training.start import preflight
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
+    from kubetune.config.schema.evaluation import EvaluationConfig
     from kubetune.data.prepared.prepare import Prepared
     from kubetune.distributed.process_group import World
     from kubetune.rundir.checkpoints import State
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def open_judge(config: Config, data: Prepared, world: World) -> Judge | None:
-    """The judge of a run's answers, where any are asked for.
+    """Return the judge of a run's answers, None where no answers are asked for.
 
     Raises ConfigError where `best` is chosen by a metric that the run does not have, or the judge cannot be made.
     """
@@ -44,7 +45,7 @@ def open_judge(config: Config, data: Prepared, world: World) -> Judge | None:
 
 
 def judge_weights(run: Run, step: int) -> dict[str, float] | None:
-    """Every metric of the weights after `step` steps, the same on all ranks; None when a stop was asked for meanwhile.
+    """Return every metric of the weights after `step` steps, the same on all ranks; None if a stop came meanwhile.
 
     The answers are written to the run directory.
     """
@@ -53,30 +54,32 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
     if values is None:
         return None
     if run.data.forget is not None:
-        lost = evaluate(run.task, run.learner, run.data.forget, run.plan, run.world, run.stop)
-        if lost is None:
+        of_forget = evaluate(run.task, run.learner, run.data.forget, run.plan, run.world, run.stop)
+        if of_forget is None:
             return None
-        values[FORGET_LOSS] = lost["eval_loss"]
+        values[FORGET_LOSS] = of_forget["eval_loss"]
     if run.judge is None:
         return values
     answers = answer(run.judge, run.learner, run.world, lambda: run.stop.requested)
     if answers is None:
         return None
-    return values | on_main(
-        partial(_score, run.judge, answers, run.checkpointer.run_dir, step), run.world
-    )
+    score = partial(_score, run.judge, answers, run.checkpointer.run_dir, step)
+    return values | on_main(score, run.world)
 
 
 def _score(judge: Judge, answers: Mapping[int, str], run_dir: Path, step: int) -> dict[str, float]:
+    """Return the metrics of the answers; write the answers, and the questions once for a run."""
     values, lines = judge.score(answers)
     questions = run_dir / metrics.ANSWERS / QUESTIONS
     if not questions.exists():
-        prompts = {question: judge.tokenizer.decode(question.ids) for question in judge.asked}
-        told = [
-            {"row": q.row, "prompt": text, "reference": judge.reference(q)}
-            for q, text in prompts.items()
-        ]
-        write_lines(questions, told, run_dir)
+        lines_of_questions = []
+        for question in judge.asked:
+            prompt = judge.tokenizer.decode(question.ids)
+            reference = judge.reference(question)
+            lines_of_questions.append(
+                {"row": question.row, "prompt": prompt, "reference": reference}
+            )
+        write_lines(questions, lines_of_questions, run_dir)
     write_lines(answers_file(run_dir, step), lines, run_dir)
     return values
 
@@ -95,20 +98,17 @@ def measure_base(run: Run, state: State) -> None:
     if values is None:
         raise errors.Preempted(0)
     if run.world.is_main:
-        files.write_atomic(
-            run_dir / metrics.BASE, json.dumps({"metrics": values}, indent=1), within=run_dir
-        )
-        logs.EVAL.info(
-            "before training %s", " ".join(f"{name} {value:.4g}" for name, value in values.items())
-        )
+        content = json.dumps({"metrics": values}, indent=1)
+        files.write_atomic(run_dir / metrics.BASE, content, within=run_dir)
+        texts = [f"{name} {value:.4g}" for name, value in values.items()]
+        logs.EVAL.info("before training %s", " ".join(texts))
 
 
-def conclude(config: Config, run_dir: Path, state: State, world: World) -> None:
+def conclude(wanted: EvaluationConfig, run_dir: Path, state: State, world: World) -> None:
     """Write the verdict on a run: the best checkpoint against the base model, and the gate.
 
     Raises GateFailed, on every rank, where the best checkpoint misses what `evaluation.gate` asks for.
     """
-    wanted = config.evaluation
     if wanted.names or wanted.gate:
         step = state.best_step if state.best_step is not None else state.step
         on_main(partial(verdict.conclude, wanted, run_dir, step), world)

@@ -12,7 +12,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +23,7 @@ from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
+from kubetune.rundir.exit_status import ExitStatus
 from kubetune.supervisor import place
 from kubetune.training.start.libraries import import_libraries
 from kubetune.training.start.preparation import (
@@ -34,65 +36,66 @@ from kubetune.training.start.preparation import (
 from kubetune.training.stop import StopRequest
 
 if TYPE_CHECKING:
+    from kubetune.data.prepared.identity import Check
+    from kubetune.data.prepared.prepare import Prepared
+    from kubetune.distributed.process_group import World
     from kubetune.rundir.checkpoints import State
+    from kubetune.tasks.task import Task
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank; returns its exit code."""
+    """Run one rank. Return its exit code."""
     processes.die_with_parent()
     stop = StopRequest().install()
     rank = int(os.environ.get("RANK", "0"))
-    code, reason, step, run_dir, kind = errors.OK, exit_status.DONE, None, None, None
+    run_dir: Path | None = None
     try:
-        config, found = open_run(sys.argv[1:] if argv is None else list(argv), rank)
-        with hold(found, rank):
-            run_dir = found
+        config, folder = open_run(sys.argv[1:] if argv is None else list(argv), rank)
+        with hold(folder, rank):
+            run_dir = folder  # from here on this rank may write to it
             state, remark = work(config, run_dir, stop)
-            step, reason = (
-                state.step,
-                f"{exit_status.DONE}, but {remark}" if remark else exit_status.DONE,
-            )
-    except errors.Preempted as stopped:
-        # Who is stopped before the loop does not know how far an earlier start has come.
-        step = stopped.step or (checkpoints.newest_step(run_dir) if run_dir is not None else 0)
-        code, reason, kind = stopped.exit_code, str(type(stopped)(step)), stopped.kind
-        logs.STEP.info("%s", reason)
-    except errors.KubetuneError as error:
-        code, reason = (
-            error.exit_code,
-            str(error) if run_dir is None else exit_status.reason_of(error),
-        )
-        kind = type(error).__name__
-        logs.ERROR.error("%s", reason)
+            status = ExitStatus(errors.OK, exit_status.DONE, state.step)
+            if remark:
+                status = replace(status, reason=f"{exit_status.DONE}, but {remark}")
     except Exception as error:
-        if fault := files.fault_of(error):
-            code, reason = fault.exit_code, str(fault)
-            logs.ERROR.error("%s", reason)
-        else:
-            code, reason = errors.BUG, f"{type(error).__name__}: {error}"
-            logs.family_logger("ERROR").critical("this is a bug in kubetune", exc_info=error)
+        status = _status_of(error, run_dir)
     if run_dir is not None:
         with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
-            exit_status.write_rank_exit_status(
-                run_dir, rank, exit_status.ExitStatus(code, reason, step, kind)
-            )
-    return code
+            exit_status.write_rank_exit_status(run_dir, rank, status)
+    return status.code
+
+
+def _status_of(error: Exception, run_dir: Path | None) -> ExitStatus:
+    """Log what ended the rank, and return its exit status. `run_dir`: None before anything was written there."""
+    if isinstance(error, errors.Preempted):
+        step = error.step
+        if not step and run_dir is not None:
+            # Who is stopped before the loop does not know how far an earlier start has come.
+            step = checkpoints.newest_step(run_dir)
+        reason = str(type(error)(step))
+        logs.STEP.info("%s", reason)
+        return ExitStatus(error.exit_code, reason, step, error.kind)
+    if isinstance(error, errors.KubetuneError):
+        reason = str(error) if run_dir is None else exit_status.reason_of(error)
+        logs.ERROR.error("%s", reason)
+        return ExitStatus(error.exit_code, reason, error=type(error).__name__)
+    fault = files.fault_of(error)
+    if fault is not None:
+        logs.ERROR.error("%s", fault)
+        return ExitStatus(fault.exit_code, str(fault))
+    logs.family_logger("ERROR").critical("this is a bug in kubetune", exc_info=error)
+    return ExitStatus(errors.BUG, f"{type(error).__name__}: {error}")
 
 
 def hold(run_dir: Path, rank: int) -> AbstractContextManager[None]:
-    """Keep a second writer out where no agent does; raises EnvironmentFault naming the first."""
-    return (
-        nullcontext()
-        if rank != 0 or processes.AGENT_PID in os.environ
-        else place.hold(run_dir, node=0)
-    )
+    """Keep a second writer out where no agent does. Raises EnvironmentFault that names the first writer."""
+    if rank != 0 or processes.AGENT_PID in os.environ:
+        return nullcontext()
+    return place.hold(run_dir, node=0)
 
 
 def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
-    """The config and the run directory: one that a launcher made, or a new one from a file or flags.
-
-    Raises ConfigError for what is wrong with them.
-    """
+    """Return the config and the run directory: one that a launcher made, or a new one from a file or flags."""
     from kubetune.config.load import load_resolved
     from kubetune.supervisor.command_line import add_run_arguments, config_from_args, parse
 
@@ -117,56 +120,66 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
 
 
 def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
-    """Prepare, join the others, train, report; the state at the end and, on rank 0, what is to be said of it."""
+    """Prepare the data, join the other ranks, train. Return the last state and, on rank 0, a remark on the run."""
     allocator.keep_memory(classifies=config.classifies)
     processes.try_threads()
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"
     with Preparation(config, run_dir) as preparation:
         import_libraries()
         from kubetune.data.prepared.identity import Check
-        from kubetune.data.prepared.statistics import record
         from kubetune.distributed import process_group
-        from kubetune.plan import actuals
-        from kubetune.scoring import kept_questions
         from kubetune.tasks import task_of
-        from kubetune.training.judgement import conclude
-        from kubetune.training.start import choices
-        from kubetune.training.start.facts import gpu_name, log_start
-        from kubetune.training.train import train
 
         with collector.paused():
             task = task_of(config)
             if config.lora is not None:
                 import peft  # noqa: F401
         data, config = preparation.result()
+    rank = int(os.environ.get("RANK", "0"))
     # On one rank alone; it reads the base while that is being loaded, and is waited for where weights meet.
-    base = Check(config, run_dir) if os.environ.get("RANK", "0") == "0" else None
-    if not alone:
+    base = Check(config, run_dir) if rank == 0 else None
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         stop.leave_to_kernel()
     logs.STEP.info("joining the other ranks")
     # Ranks that wait have the more patience, so that the one that hangs is the one that says so.
     patience = config.training.timeout_seconds
-    with ExitStack() as stack:
-        stack.enter_context(heartbeat.watch(run_dir, int(os.environ.get("RANK", "0")), patience))
+    with heartbeat.watch(run_dir, rank, patience):
         heartbeat.beat("joining")
-        world = stack.enter_context(
-            process_group.join(timeout_seconds=patience + heartbeat.WAITING_SECONDS)
-        )
-        heartbeat.beat("starting")
-        device: Literal["cuda", "cpu"] = "cuda" if world.device.type == "cuda" else "cpu"
-        plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
-        config = choices.decide(
-            config, plan, run_dir, world, planned_tokens(plan, data), width_of(data)
-        )
-        log_start(plan, world, data)
-        if world.is_main:
-            for line in actuals.outlook(config, plan, planned_tokens(plan, data), gpu_name(world)):
-                logs.STEP.info("%s", line)
-            files.write_atomic(run_dir / metrics.PLAN, plan.to_json(), within=run_dir)
-            record(run_dir, config, data)
-            kept_questions.keep(run_dir, config, data.eval)
-        state, remark = train(config, plan, run_dir, data, task, world, stop, base)
-        heartbeat.beat("report")
-        conclude(config, run_dir, state, world)
+        with process_group.join(timeout_seconds=patience + heartbeat.WAITING_SECONDS) as world:
+            return _train(config, run_dir, data, task, world, stop, base)
+
+
+def _train(
+    config: Config,
+    run_dir: Path,
+    data: Prepared,
+    task: Task,
+    world: World,
+    stop: StopRequest,
+    base: Check | None,
+) -> tuple[State, str]:
+    """Plan the run, record what it is made of, train, judge."""
+    from kubetune.data.prepared.statistics import record
+    from kubetune.plan import actuals
+    from kubetune.scoring import kept_questions
+    from kubetune.training.judgement import conclude
+    from kubetune.training.start import choices
+    from kubetune.training.start.facts import gpu_name, log_start
+    from kubetune.training.train import train
+
+    heartbeat.beat("starting")
+    device: Literal["cuda", "cpu"] = "cuda" if world.device.type == "cuda" else "cpu"
+    plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
+    num_tokens = planned_tokens(plan, data)
+    config = choices.decide(config, plan, run_dir, world, num_tokens, width_of(data))
+    log_start(plan, world, data)
+    if world.is_main:
+        for line in actuals.outlook(config, plan, num_tokens, gpu_name(world)):
+            logs.STEP.info("%s", line)
+        files.write_atomic(run_dir / metrics.PLAN, plan.to_json(), within=run_dir)
+        record(run_dir, config, data)
+        kept_questions.keep(run_dir, config, data.eval)
+    state, remark = train(config, plan, run_dir, data, task, world, stop, base)
+    heartbeat.beat("report")
+    conclude(config.evaluation, run_dir, state, world)
     return state, remark

@@ -73,7 +73,7 @@ def test_functions_that_are_called_here_need_a_name_and_the_arguments() -> None:
         return 1.0
 
     with pytest.raises(errors.ConfigError) as caught:
-        own_functions.given([lambda *given: 1.0, narrow])
+        own_functions.named([lambda *given: 1.0, narrow])
     assert "expected a function that has a name" in caught.value.problems[0]
     assert (
         "narrow: too many positional arguments; expected narrow(prompt, "
@@ -83,7 +83,7 @@ def test_functions_that_are_called_here_need_a_name_and_the_arguments() -> None:
     def half(prompt: str, answer: str, reference: str, record: dict[str, Any]) -> float:
         return 1 / len(answer)
 
-    found = own_functions.given([half])
+    found = own_functions.named([half])
     assert found["half"]("", "ab", "", {}) == 0.5
     with pytest.raises(
         errors.ConfigError, match=r"(?s)half raised ZeroDivisionError.*return 1 / len\(answer\)"

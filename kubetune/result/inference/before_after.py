@@ -1,5 +1,4 @@
-"""Answers of a run's model to rows it was not trained on, before training and at each checkpoint that was kept:
-before_after.jsonl, for its report.
+"""Write before_after.jsonl, for the report: answers to rows of the evaluation data, before and after training.
 
     python -m kubetune.result.inference.before_after RUN_DIR [N]
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kubetune import errors
@@ -24,6 +23,7 @@ from kubetune.config.schema import Config
 from kubetune.data.prepared import kept_rows
 from kubetune.data.prepared.kept_rows import KeptRows
 from kubetune.data.prepared.prepare import prepare
+from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.result.inference.generate import EncodedPrompt, Sampling, answers, load_run
 from kubetune.rundir import metrics
 from kubetune.rundir.checkpoints import folder_of, steps, verify
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 def record(run_dir: Path, number: int) -> Path:
     """Let every kept checkpoint, and the model before them, answer `number` rows of the evaluation data.
 
-    Raises ConfigError where there are none, or the task has no answers.
+    Raises ConfigError if there are no such rows, or the task writes no answers.
     """
     config = read_config(run_dir)
     if config.classifies:
@@ -58,48 +58,68 @@ def record(run_dir: Path, number: int) -> Path:
             f"{run_dir} is a run of task {config.task}, which writes nothing that could be shown"
         )
     kept = _questions(run_dir, config, number)
-    loaded, sampling = load_run(run_dir), Sampling(MOST_TOKENS)
-    begins = [found[0] for row in kept.rows if (found := cut(row.trained)) is not None]
-    prompts = [
-        EncodedPrompt(row.ids[:at].tolist(), row.images)
-        for row, at in zip(kept.rows, begins, strict=True)
-    ]
-    after = list(answers(loaded, prompts, sampling))
-    with loaded.as_base() as base:
-        before = list(answers(base, prompts, sampling))
-    best, decode = (
-        int(loaded.result.checkpoint.resolve().name.removeprefix("step-")),
-        loaded.tokenizer.decode,
-    )
-    del loaded, base
-    said = {best: after}
-    for step in steps(run_dir):
-        if step != best and verify(folder_of(run_dir, step), thorough=False) is None:
-            said[step] = list(answers(load_run(run_dir, str(step)), prompts, sampling))
-    lines = [
-        {
-            "prompt": decode(prompts[i].ids).strip()[-MOST_CHARACTERS:],
-            "expected": decode(row.ids[begins[i] : begins[i] + MOST_TOKENS].tolist()),
-            "before": before[i],
-            "after": after[i],
-            "step": best,
-            "answers": [{"step": step, "answer": said[step][i]} for step in sorted(said)],
-            **kept.turns.get(str(row.number), {}),
+    prompts = []
+    references = []  # ids, [rows]
+    for row in kept.rows:
+        cut_at = cut(row.trained)
+        assert cut_at is not None, "rows without an answer are not kept"
+        begin = cut_at[0]
+        prompts.append(EncodedPrompt(row.ids[:begin].tolist(), row.images))
+        references.append(row.ids[begin : begin + MOST_TOKENS].tolist())
+    answered = _ask(run_dir, prompts)
+    decode = answered.tokenizer.decode
+    lines = []
+    for index, row in enumerate(kept.rows):
+        line = {
+            "prompt": decode(prompts[index].ids).strip()[-MOST_CHARACTERS:],
+            "expected": decode(references[index]),
+            "before": answered.before[index],
+            "after": answered.after[answered.best][index],
+            "step": answered.best,
+            "answers": [
+                {"step": step, "answer": texts[index]}
+                for step, texts in sorted(answered.after.items())
+            ],
         }
-        for i, row in enumerate(kept.rows)
-    ]
+        line |= kept.turns.get(str(row.number), {})
+        lines.append(json.dumps(line, ensure_ascii=False, default=str))
     path = run_dir / metrics.BEFORE_AFTER
-    text = "".join(f"{json.dumps(line, ensure_ascii=False, default=str)}\n" for line in lines)
-    files.write_atomic(path, text, within=run_dir)
-    asked = counted(len(said), "checkpoint")
+    files.write_atomic(path, "".join(f"{line}\n" for line in lines), within=run_dir)
     logs.RESULT.info(
-        "%s before and after training, at %s: %s", counted(len(lines), "row"), asked, path
-    )
+        "%s before and after training, at %s: %s",
+        counted(len(lines), "row"), counted(len(answered.after), "checkpoint"), path,
+    )  # fmt: skip
     return path
 
 
+@dataclass(frozen=True)
+class Answers:
+    """Answers of every kept checkpoint, and of the model before training, to the same prompts."""
+
+    best: int  # the step of the best checkpoint
+    before: list[str]  # [rows]
+    after: dict[int, list[str]]  # by step, [rows]
+    tokenizer: Tokenizer
+
+
+def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> Answers:
+    """Ask one model after the other, so that one is in memory at a time."""
+    sampling = Sampling(MOST_TOKENS)
+    loaded = load_run(run_dir)
+    best = int(loaded.result.checkpoint.resolve().name.removeprefix("step-"))
+    tokenizer = loaded.tokenizer
+    after = {best: list(answers(loaded, prompts, sampling))}
+    with loaded.as_base() as base:
+        before = list(answers(base, prompts, sampling))
+    del loaded, base
+    for step in steps(run_dir):
+        if step != best and verify(folder_of(run_dir, step), thorough=False) is None:
+            after[step] = list(answers(load_run(run_dir, str(step)), prompts, sampling))
+    return Answers(best, before, after, tokenizer)
+
+
 def _questions(run_dir: Path, config: Config, number: int) -> KeptRows:
-    """The rows that the run keeps to be asked; where it has none, or fewer, rows of its data."""
+    """Return the rows that the run keeps to be asked; where it has none, or fewer, rows of its data."""
     kept = kept_rows.read(run_dir, QUESTION_ROWS)
     if kept is not None and number <= config.logging.before_after:
         return replace(kept, rows=kept.rows[:number])

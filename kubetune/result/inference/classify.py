@@ -1,4 +1,4 @@
-"""Verdicts of a trained classifier on texts, and rewards of answers: what `kubetune generate` does for such models."""
+"""What `kubetune generate` does for models that write nothing: classes of texts, and rewards of answers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from kubetune.tasks import reward_model
 from kubetune.tasks import sequence_classification as task
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from kubetune.config.schema import Config
 
 TOKENS_AT_ONCE = 8192
@@ -39,7 +37,7 @@ def classify_texts(
     model: str | None = None,
     trust_code: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Verdict of a run's classifier on each text, or pair of texts; overlong ones are cut as in training.
+    """Return the verdict of a run's classifier on each text, or pair of texts; overlong ones are cut as in training.
 
     `model`: its base, where that lies elsewhere here. Raises DataError naming what is no text.
     """
@@ -58,17 +56,23 @@ def classify_texts(
         tokenizer = result.tokenizer
     limit = most_tokens(result.config.data.max_length, tokenizer)
     framed = [frame(tokenizer, text, second, limit) for text, second in texts]
-    if not framed:
+    _warn_of_cuts([is_cut for _, _, is_cut in framed], limit)
+    groups = _groups([len(ids) for ids, *_ in framed], learner.route.padding_free)
+    batches = [_batch([framed[number] for number in group], group).to(device) for group in groups]
+    return task.classify(learner, batches) if batches else []
+
+
+def _groups(lengths: Sequence[int], padding_free: bool) -> list[list[int]]:
+    """Return the numbers of rows that are run together; without padding-free batches each goes alone."""
+    if not lengths:
         return []
-    _say_cut(sum(is_cut for _, _, is_cut in framed), len(framed), limit)
-    lengths = np.array([len(ids) for ids, *_ in framed])
-    budget = TOKENS_AT_ONCE if learner.route.padding_free else 1
-    groups = pack(np.arange(len(framed)), lengths, budget)
-    return task.classify(learner, [_batch(framed, group.tolist()).to(device) for group in groups])
+    budget = TOKENS_AT_ONCE if padding_free else 1
+    groups = pack(np.arange(len(lengths)), np.array(lengths), budget)
+    return [group.tolist() for group in groups]
 
 
 def answer_record(run_dir: Path, config: Config, prompt: str, answer: str) -> dict[str, Any]:
-    """A prompt and its answer as a record of what the run was trained on: a conversation, or plain texts."""
+    """Return a prompt and its answer as a record like those of the training data: a conversation, or plain texts."""
     if not known(run_dir, config.data.train[0], config.record_kind).is_chat:
         return {"prompt": prompt, "completion": answer}
     return {
@@ -77,7 +81,7 @@ def answer_record(run_dir: Path, config: Config, prompt: str, answer: str) -> di
 
 
 def answer_of(record: dict[str, Any]) -> Example:
-    """The answer of a record that is to be scored; a verdict on it decides nothing. Raises ValueError for two."""
+    """Return the answer of a record that is to be scored, without its verdict. Raises ValueError for two answers."""
     example = read(record, kind=likely_kind(record)).example
     if isinstance(example, Preference):
         raise ValueError(
@@ -94,19 +98,20 @@ def score_answers(
     model: str | None = None,
     trust_code: str | None = None,
 ) -> list[float]:
-    """Reward of each answer by a run's reward model; overlong ones are cut as in training.
+    """Return the reward of each answer by a run's reward model; overlong ones are cut as in training.
 
     `records`: where each stands, and a prompt with its completion, or messages that end in an answer, judged or not.
     Raises DataError naming those that are neither.
     """
     result = open_result(run_dir, which, model, trust_code)
+    config = result.config
     problems = Problems()
-    config, examples = result.config, list[Example]()
-    for where, record in records:
+    examples: list[Example] = []
+    for place, record in records:
         try:
             examples.append(answer_of(record))
         except ValueError as error:
-            problems.add(where, str(error))
+            problems.add(place, str(error))
     problems.raise_if_any()
     device = default_device()
     with result.checked():
@@ -116,37 +121,37 @@ def score_answers(
             add_special_tokens=config.data.add_special_tokens,
             keeps_prompts=True,  # as in training
         )
-    rows: list[tuple[NDArray[np.uint32], NDArray[np.bool_]]] = []
-    longer: list[bool] = []
-    for (where, _), found in zip(records, encoder.encode_batch(examples), strict=True):
-        if isinstance(found, str):
-            problems.add(where, found)
-            continue
-        ids = np.array(found.ids[: config.data.max_length], np.uint32)
-        longer.append(len(found.ids) > len(ids))
-        rows.append((ids, np.zeros(len(ids), bool)))
+    encoded: list[list[int]] = []
+    for (place, _), row in zip(records, encoder.encode_batch(examples), strict=True):
+        if isinstance(row, str):
+            problems.add(place, row)
+        else:
+            encoded.append(list(row.ids))
     problems.raise_if_any()
-    _say_cut(sum(longer), len(rows), config.data.max_length)
-    lengths = np.array([len(ids) for ids, _ in rows])
-    groups = (
-        pack(np.arange(len(rows)), lengths, TOKENS_AT_ONCE if learner.route.padding_free else 1)
-        if rows
-        else []
-    )
-    batches = [collate([rows[i] for i in group], group.tolist()).to(device) for group in groups]
+    limit = config.data.max_length
+    _warn_of_cuts([len(ids) > limit for ids in encoded], limit)
+    rows = []
+    for ids in encoded:
+        kept = np.array(ids[:limit], np.uint32)
+        rows.append((kept, np.zeros(len(kept), bool)))
+    groups = _groups([len(kept) for kept, _ in rows], learner.route.padding_free)
+    batches = [collate([rows[number] for number in group], group).to(device) for group in groups]
     return reward_model.score(learner, batches)
 
 
-def _say_cut(number: int, of: int, limit: int) -> None:
-    """A note of texts that are judged without their end, as training may have cut them or left them out."""
+def _warn_of_cuts(cuts: Sequence[bool], limit: int) -> None:
+    """Log how many texts are judged without their end."""
+    number = sum(cuts)
     if number:
         _log.warning(
             "%s of %s longer than %s tokens (data.max_length): cut there, and judged by that",
-            f"{number:,}", counted(of, "text"), f"{limit:,}",
+            f"{number:,}", counted(len(cuts), "text"), f"{limit:,}",
         )  # fmt: skip
 
 
-def _batch(framed: Sequence[tuple[list[int], list[int], bool]], chosen: Sequence[int]) -> Batch:
-    ids = [np.array(framed[i][0], np.uint32) for i in chosen]
-    segments = [np.array(framed[i][1], np.uint8) for i in chosen]
-    return collate_labelled(ids, segments, np.zeros((len(chosen), 1), np.float32), chosen)
+def _batch(framed: Sequence[tuple[list[int], list[int], bool]], numbers: Sequence[int]) -> Batch:
+    """Return a batch of texts, each as (ids, segments, is_cut), whose labels nobody knows."""
+    ids = [np.array(text[0], np.uint32) for text in framed]
+    segments = [np.array(text[1], np.uint8) for text in framed]
+    labels = np.zeros((len(framed), 1), np.float32)
+    return collate_labelled(ids, segments, labels, numbers)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from kubetune import errors
 from kubetune.base.files import require_not_read, write_atomic
@@ -16,11 +17,13 @@ from kubetune.config.schema import Config, SourceConfig
 from kubetune.config.schema.evaluation import FORGET_LOSS, GenerateConfig
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.sentences import find
+from kubetune.data.prepared.pipeline import Split
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
+from kubetune.data.text.labels import Labels
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import make_plan
-from kubetune.result.inference.result import default_device, open_result
+from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
 from kubetune.scoring.judge import answer, judge_of, remarks_on_answers
 from kubetune.scoring.own_functions import Function
@@ -30,64 +33,62 @@ from kubetune.training.start import reference
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Findings of an evaluation. `confusion[i][j]`: rows of class i taken for class j, of those in `names`.
-
-    `predictions`: the file that holds what a classifier said of each row. `remarks`: lines on records that are no rows,
-    or hold more than these.
-    """
+    """Findings of an evaluation."""
 
     metrics: dict[str, float]
-    predictions: Path | None = None
-    confusion: list[list[int]] | None = None
-    names: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
+    predictions: Path | None = None  # the file that holds a classifier's prediction for each row
+    confusion: list[list[int]] | None = None  # [i][j]: rows of class i that were taken for class j
+    names: tuple[str, ...] = ()  # of the classes of `confusion`
+    remarks: tuple[str, ...] = ()  # on records that became no rows, or hold more than their rows
 
 
 def other_sources(config: Config, data: str) -> tuple[SourceConfig, ...]:
-    """The sources that `data` names: a path, or what a run file may have as `data.train`, as text.
+    """Return the sources that `data` names: a path, or what a run file may have as `data.train`, as text.
 
-    What it leaves out about columns and format is taken from the run's own data, which other data mostly look like.
+    Columns and format that it leaves out are taken from the run's own data, which other data mostly look like.
     Raises ConfigError.
     """
+    flags = {"model.path": config.model.path}
+    overrides = []
     is_section = data.lstrip()[:1] in ("{", "[") and not Path(data).exists()
-    flags = {"model.path": config.model.path} | ({} if is_section else {"data.train": data})
-    given = load_config(
-        None, overrides=[f"data.train={data}"] if is_section else [], flags=flags
-    ).data.train
-    if len(weights := {source.weight for source in given}) == 1 and weights != {1.0}:
+    if is_section:
+        overrides.append(f"data.train={data}")
+    else:
+        flags["data.train"] = data
+    sources = load_config(None, overrides=overrides, flags=flags).data.train
+    weights = {source.weight for source in sources}
+    if len(weights) == 1 and weights != {1.0}:
         raise errors.ConfigError(
             f"--data: found weight {weights.pop():g}, and no source of another weight; weights are the mix that "
             "several sources are evaluated in: leave it out. Nothing was evaluated."
         )
-    own = config.data.eval if isinstance(config.data.eval, tuple) else config.data.train
-    alike = {key: getattr(own[0], key) for key in ("columns", "format")}
-    alike = {
-        key: value
-        for key, value in alike.items()
-        if all(getattr(source, key) == value for source in own)
-    }
-    return tuple(
-        source.model_copy(
-            update={key: alike[key] for key in alike if key not in source.model_fields_set}
-        )
-        for source in given
-    )
+    of_run = config.data.eval if isinstance(config.data.eval, tuple) else config.data.train
+    completed = []
+    for source in sources:
+        defaults = {}
+        for key in ("columns", "format"):
+            value = getattr(of_run[0], key)
+            is_common = all(getattr(other, key) == value for other in of_run)
+            if is_common and key not in source.model_fields_set:
+                defaults[key] = value
+        completed.append(source.model_copy(update=defaults))
+    return tuple(completed)
 
 
-def _rows(config: Config, *, is_given: bool) -> tuple[Rows, Rows | None, tuple[str, ...]]:
-    """The rows to evaluate on, those that must not be forgotten, and remarks on them.
+def _rows(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[str, ...]]:
+    """Return the rows to evaluate on, those that must not be forgotten, and remarks on both.
 
-    `is_given`: those of `--data`, which stand where those of training do; nothing else is measured then.
+    `is_other`: the rows are those of `--data`, which stand in the place of `data.train`; nothing else is measured then.
     """
     try:
         prepared = prepare(config)
     except errors.DataError as error:
-        if not is_given:
+        if not is_other:
             raise
         raise errors.DataError(
             [problem.replace("data.train", "--data") for problem in error.problems]
         ) from None
-    if is_given:
+    if is_other:
         findings = find(config, prepared.stats, prepared.tokenizer, names={"train": "--data"})
         return prepared.train, None, _remarks(findings, {"train"})
     assert prepared.eval is not None
@@ -100,14 +101,13 @@ def _remarks(findings: Iterable[Finding], splits: set[str]) -> tuple[str, ...]:
 
 
 def _asking(config: Config) -> Config:
-    """The config with answers to judge. Raises ConfigError for a task that writes none."""
+    """Return the config with answers to judge. Raises ConfigError for a task that writes none."""
     if config.classifies:
         raise errors.ConfigError(
             f"metrics judge answers, and a run of task {config.task} writes none"
         )
-    evaluation = config.evaluation.model_copy(
-        update={"generate": config.evaluation.generate or GenerateConfig()}
-    )
+    generate = config.evaluation.generate or GenerateConfig()
+    evaluation = config.evaluation.model_copy(update={"generate": generate})
     return config.model_copy(update={"evaluation": evaluation})
 
 
@@ -118,73 +118,102 @@ def evaluate_run(
     predictions: Path | None = None,
     *,
     model: str | None = None,
-    own: Mapping[str, Function] = MappingProxyType({}),
+    functions: Mapping[str, Function] = MappingProxyType({}),
     trust_code: str | None = None,
 ) -> Evaluation:
     """Evaluate a run's checkpoint on its evaluation data, or on `data` as `other_sources` reads it.
 
     A classifier's predictions are also written, one JSON object a line, to `predictions` or `predictions.jsonl` of the
-    run. `model`: its base, where that lies elsewhere here. `own`: functions that judge answers, besides those of the
-    config. `trust_code`: digest of code of the run that the user allows. Raises ConfigError when the run has no
-    evaluation data and none are given.
+    run. `model`: its base, where that lies elsewhere here. `functions`: they judge answers, besides those of the
+    config. `trust_code`: digest of code of the run that the user allows. Raises ConfigError if there is nothing to
+    evaluate on.
     """
     result = open_result(run_dir, which, model, trust_code)
     consent.require(consent.code_of(result.trained, [consent.METRICS]), run_dir, trust_code)
-    config, folder = result.config, result.checkpoint
-    device, task = default_device(), result.task
-    if own:
+    config = result.config
+    if functions:
         config = _asking(config)
-    labels = task.labels_of(folder)
-    if predictions is not None and labels is None:
-        raise errors.ConfigError(
-            f"predictions are a classifier's; {run_dir} is a run of task {config.task}"
-        )
+    labels = result.task.labels_of(result.checkpoint)
+    if predictions is not None:
+        _check_predictions(predictions, data, config.task, run_dir, has_labels=labels is not None)
     if data is not None:
-        if predictions is not None:
-            require_not_read(predictions, data)
-        sources = config.data.model_copy(
-            update={"train": other_sources(config, data), "eval": None}
-        )
-        config = config.model_copy(update={"data": sources})
-        if labels is not None:
-            # other data may lack some of the classes
-            config = config.model_copy(update={"classification": labels.section()})
+        config = _with_data(config, data, labels)
     elif not config.data.eval:
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
-    whole_reference = (
-        config.lora is None and config.task == "preference" and config.preference.needs_reference
-    )
-    with result.checked(base=whole_reference or None):
-        rows, kept, remarks = _rows(config, is_given=data is not None)
-        learner = task.load(config, folder, device)
+    evaluation, lines = _evaluate(result, config, labels, functions, is_other=data is not None)
+    if lines is not None:
+        predictions = predictions or run_dir / PREDICTIONS
+        text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+        write_atomic(predictions, text)
+        evaluation = replace(evaluation, predictions=predictions)
+    _write(run_dir, evaluation, which, data)
+    return evaluation
+
+
+def _evaluate(
+    result: Result,
+    config: Config,
+    labels: Labels | None,
+    functions: Mapping[str, Function],
+    *,
+    is_other: bool,
+) -> tuple[Evaluation, Iterator[dict[str, Any]] | None]:
+    """Load the model and measure it on the rows of `config`, which are those of `--data` if `is_other`.
+
+    Return also a classifier's predictions.
+    """
+    task = result.task
+    device = default_device()
+    # Only a model that was trained whole has its reference in another file: the base, which is then read too.
+    reads_base = config.lora is None and reference.needs_reference(config)
+    with result.checked(base=reads_base or None):
+        rows, forget, remarks = _rows(config, is_other=is_other)
+        learner = task.load(config, result.checkpoint, device)
     world = World(device=device)
     plan = make_plan(config, world_size=1)
     reference.ask_base(config, learner, rows, plan, world)
     parts = collect(task, learner, rows, plan, world)
     assert parts is not None
-    if (said := task.predictions(learner, parts, rows)) is not None:
-        predictions = predictions or run_dir / PREDICTIONS
-        write_atomic(
-            predictions, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in said)
-        )
-    matrix = task.confusion(learner, parts)
-    names = labels.names if matrix and labels else ()
     metrics = measured(task, learner, rows, parts, world)
-    if kept is not None:
-        metrics[FORGET_LOSS] = (evaluate(task, learner, kept, plan, world) or {})["eval_loss"]
-    judge = judge_of(
-        config, result.tokenizer, rows, world, "eval" if data is None else "train", own
-    )
+    if forget is not None:
+        metrics[FORGET_LOSS] = (evaluate(task, learner, forget, plan, world) or {})["eval_loss"]
+    split: Split = "train" if is_other else "eval"
+    judge = judge_of(config, result.tokenizer, rows, world, split, functions)
     if judge is not None:
-        remarks = (*remarks, *judge.remarks, *remarks_on_answers(learner.lm))
         metrics |= judge.score(answer(judge, learner, world, lambda: False) or {})[0]
-    found = Evaluation(metrics, predictions, matrix, names, remarks)
-    facts = {
-        **asdict(found),
-        "predictions": str(predictions) if predictions else None,
-        "checkpoint": which,
-        "data": data,
-        "time": now(),
-    }
+        remarks += (*judge.remarks, *remarks_on_answers(learner.lm))
+    confusion = task.confusion(learner, parts)
+    names = labels.names if confusion and labels else ()
+    evaluation = Evaluation(metrics, None, confusion, names, remarks)
+    return evaluation, task.predictions(learner, parts, rows)
+
+
+def _check_predictions(
+    predictions: Path, data: str | None, task: str, run_dir: Path, *, has_labels: bool
+) -> None:
+    """Raise ConfigError for predictions of a run that is no classifier, or that would replace the data."""
+    if not has_labels:
+        raise errors.ConfigError(
+            f"predictions are a classifier's; {run_dir} is a run of task {task}"
+        )
+    if data is not None:
+        require_not_read(predictions, data)
+
+
+def _with_data(config: Config, data: str, labels: Labels | None) -> Config:
+    """Return the config whose training data are `data`, and that has no evaluation data."""
+    sections = config.data.model_copy(update={"train": other_sources(config, data), "eval": None})
+    config = config.model_copy(update={"data": sections})
+    if labels is not None:
+        # Other data may lack some of the classes.
+        config = config.model_copy(update={"classification": labels.section()})
+    return config
+
+
+def _write(run_dir: Path, evaluation: Evaluation, which: str, data: str | None) -> None:
+    """Write evaluation.json."""
+    facts = asdict(evaluation)
+    if evaluation.predictions is not None:
+        facts["predictions"] = str(evaluation.predictions)
+    facts |= {"checkpoint": which, "data": data, "time": now()}
     write_atomic(run_dir / EVALUATION, json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
-    return found

@@ -1,7 +1,13 @@
 """The weights of an export: an adapter, the base with it merged, or a model trained whole, each with its proof.
 
 `WRITERS[kind](job, folder, sample)` writes weights, tokenizer and generation config into `folder`, and compares what it
-wrote with what was trained. The base is in memory once. What else lies in an export, and its name, is export.py's.
+wrote with what was trained. The base is in memory once:
+
+    adapter   load base + adapter, ask → write → load base + exported adapter, ask          trained ≈ exported
+    merged    load base + adapter, ask → merge, ask → write → load plain model, ask         trained ≈ merged = exported
+    model     load the trained model, ask → write → load plain model, ask                   trained ≈ exported
+
+What else lies in an export, and its name, is export.py's.
 """
 
 from __future__ import annotations
@@ -35,39 +41,43 @@ from kubetune.result.publishing.model_card import base_name
 Kind = Literal["adapter", "merged", "model"]
 Tell = Callable[[str], None]
 
-ADAPTER = ("adapter_model.safetensors", "adapter_config.json")
+Proof = tuple[list[Comparison], dict[str, Any]]
+"""Comparisons that prove an export, and notes: `effect` of the adapter, `dtype` of what is stored, kind of the `base`."""
+
+# PEFT's names of an adapter's files.
+WEIGHTS = "adapter_model.safetensors"
+SETTINGS = "adapter_config.json"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One export: of which result, as what, and where it runs. `dtype` is that of the weights written."""
+    """One export: of which result, as what, and where it runs."""
 
     result: Result
     kind: Kind
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the weights that are written
     device: torch.device
-    tell: Tell
-    max_shard_bytes: int
+    tell: Tell  # called with a line for the user before each long part
+    max_shard_bytes: int  # of a file of a model's weights; an adapter is one file
 
     @property
     def config(self) -> Config:
-        """The run's config, whose model is loaded in the dtype of the export."""
+        """Return the run's config, whose model is loaded in the dtype of the export."""
         return self.in_dtype(self.dtype)
 
     @property
     def dtype_name(self) -> str:
-        """The dtype of what is written, as configs name it."""
+        """Return the dtype of what is written, as configs name it."""
         return _name(self.dtype)
 
     def in_dtype(self, dtype: torch.dtype) -> Config:
-        """The run's config, whose model is loaded in this dtype."""
+        """Return the run's config, whose model is loaded in this dtype."""
         config = self.result.config
-        return config.model_copy(
-            update={"model": config.model.model_copy(update={"dtype": _name(dtype)})}
-        )
+        model = config.model.model_copy(update={"dtype": _name(dtype)})
+        return config.model_copy(update={"model": model})
 
     def load(self, folder: Path) -> Any:
-        """The model of a checkpoint, or of an exported adapter, as training's code loads it."""
+        """Load the model of a checkpoint, or of an exported adapter, with training's code."""
         settings = self.result.task.load_settings(self.config, folder)
         with merge.quiet():
             return loading.load_trained(
@@ -75,7 +85,7 @@ class Job:
             )
 
     def ask(self, model: Any, sample: Sample) -> list[Tensor]:
-        """Logits of a model on the rows of the proof."""
+        """Return the logits of a model on the rows of the proof."""
         return equivalence.ask(self.result.task, model, sample)
 
 
@@ -83,76 +93,96 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _write_adapter(
-    job: Job, folder: Path, sample: Sample
-) -> tuple[list[Comparison], dict[str, Any]]:
+def _write_adapter(job: Job, folder: Path, sample: Sample) -> Proof:
     model, trained, effect = _load_and_ask(job, sample)
-    weights, settings = (folder / name for name in ADAPTER)
-    tensors = load_file(job.result.checkpoint / ADAPTER[0])
-    stored = next(iter(tensors.values())).dtype
-    save_file(tensors, weights, metadata={"format": "pt"})
-    facts = json.loads((job.result.checkpoint / ADAPTER[1]).read_text())
-    facts |= {
-        "base_model_name_or_path": job.config.model.path,
-        "revision": job.config.model.revision,
-    }
-    files.write_atomic(settings, json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    checkpoint = job.result.checkpoint
+    tensors = load_file(checkpoint / WEIGHTS)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    settings = json.loads((checkpoint / SETTINGS).read_text())
+    settings["base_model_name_or_path"] = job.config.model.path
+    settings["revision"] = job.config.model.revision
+    _write_settings(folder, settings)
     if is_local(job.config.model.path):
         job.tell(
             "the base is a folder of this machine, which others lack: --merge makes a model that stands alone"
         )
-    if (job.result.checkpoint / "config.json").is_file():
-        shutil.copyfile(job.result.checkpoint / "config.json", folder / "config.json")
+    if (checkpoint / "config.json").is_file():
+        shutil.copyfile(checkpoint / "config.json", folder / "config.json")
     _write_companions(job, folder, unwrap(model))
     del model
     gc.collect()
     job.tell("loading the exported adapter")
     reloaded = job.ask(job.load(folder), sample)
-    same = equivalence.compare(
+    comparison = equivalence.compare(
         "the trained adapter and the exported one", trained, reloaded, TOLERANCE[job.dtype]
     )
+    base = _kind_of_base(job, tensors, settings)
+    if base["text_of"] in serving.NAMES_IN_VLLM:
+        _write_for_vllm(job, folder, tensors, settings, base["text_of"])
+    dtype = _name(next(iter(tensors.values())).dtype)
+    return [comparison], {"effect": effect, "dtype": dtype, "base": base}
+
+
+def _kind_of_base(
+    job: Job, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what serving.served_by asks about the base of an adapter."""
     described = read_json(job.result.tokenizer.files.get("config.json"))
-    kind, names_whole = (
-        str(described.get("model_type", "unknown")),
-        any("language_model" in name for name in tensors),
-    )
-    of_text = "text_config" in described and not names_whole
-    if of_text and (longer := serving.NAMES_IN_VLLM.get(kind)):
-        _write_under_names(folder / serving.FOR_VLLM, tensors, facts, longer)
-        job.tell(
-            f"vLLM reads this adapter in {serving.FOR_VLLM}/, under the names of all of {kind}; from the hub it takes "
-            "what lies at the top and leaves that out without a word, so push --merge"
-        )
-    base = {
-        "experts_of": kind if facts.get("target_parameters") else None,
-        "text_of": kind if of_text else None,
+    kind = str(described.get("model_type", "unknown"))
+    names_language_model = any("language_model" in name for name in tensors)
+    is_of_text = "text_config" in described and not names_language_model
+    return {
+        "experts_of": kind if settings.get("target_parameters") else None,
+        "text_of": kind if is_of_text else None,
     }
-    return [same], {"effect": effect, "dtype": _name(stored), "base": base}
 
 
-def _write_under_names(
-    folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], longer: str
+def _write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    content = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+    files.write_atomic(folder / SETTINGS, content)
+
+
+def _write_for_vllm(
+    job: Job, parent: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, Any], kind: str
 ) -> None:
-    """Write an adapter once more, for a model in which the text model's `model.` is called `longer`."""
-    folder.mkdir()
+    """Write an adapter once more, under the names that vLLM's model of this kind has.
+
+    transformers' text model    base_model.model.model.layers.0…
+    vLLM's model that sees      base_model.model.model.language_model.layers.0…
+    """
+    prefix = serving.NAMES_IN_VLLM[kind]
     first = "base_model.model."
-    named = {
-        name.replace(f"{first}model.", first + longer, 1): tensor
-        for name, tensor in tensors.items()
-    }
-    save_file(named, folder / ADAPTER[0], metadata={"format": "pt"})
-    parameters = [re.sub(r"^model\.", longer, name) for name in facts["target_parameters"] or ()]
+    renamed = {}
+    for name, tensor in tensors.items():
+        renamed[name.replace(f"{first}model.", first + prefix, 1)] = tensor
+    folder = parent / serving.FOR_VLLM
+    folder.mkdir()
+    save_file(renamed, folder / WEIGHTS, metadata={"format": "pt"})
+    parameters = []
+    for name in settings["target_parameters"] or ():
+        parameters.append(re.sub(r"^model\.", prefix, name))
     stacks = tuple(name.rpartition(".")[0] for name in parameters)
     # Each by its whole name: a pattern would miss the new ones, or hit layers that see.
-    adapted = {re.sub(r"(\.base_layer)?\.lora_.*", "", name.removeprefix(first)) for name in named}
-    modules = sorted(name for name in adapted if not (stacks and name.endswith(stacks)))
-    changed = {**facts, "target_modules": modules, "target_parameters": parameters or None}
-    files.write_atomic(folder / ADAPTER[1], json.dumps(changed, indent=2, sort_keys=True) + "\n")
+    modules = set()
+    for name in renamed:
+        module = re.sub(r"(\.base_layer)?\.lora_.*", "", name.removeprefix(first))
+        if not module.endswith(stacks):
+            modules.add(module)
+    _write_settings(
+        folder,
+        {
+            **settings,
+            "target_modules": sorted(modules),
+            "target_parameters": parameters or None,
+        },
+    )
+    job.tell(
+        f"vLLM reads this adapter in {serving.FOR_VLLM}/, under the names of all of {kind}; from the hub it takes "
+        "what lies at the top and leaves that out without a word, so push --merge"
+    )
 
 
-def _write_merged(
-    job: Job, folder: Path, sample: Sample
-) -> tuple[list[Comparison], dict[str, Any]]:
+def _write_merged(job: Job, folder: Path, sample: Sample) -> Proof:
     model, trained, effect = _load_and_ask(job, sample)
     allowed = TOLERANCE[job.dtype]
     if merge.is_quantised(model):
@@ -170,15 +200,14 @@ def _write_merged(
     del model
     gc.collect()
     reloaded = _ask_reloaded(job, folder, sample)
-    return [
-        equivalence.compare("adapter and merged model", trained, merged, allowed),
-        equivalence.compare(
-            "merged model and its reloaded export", merged, reloaded, TOLERANCE[torch.float32]
-        ),
-    ], {"effect": effect}
+    of_merge = equivalence.compare("adapter and merged model", trained, merged, allowed)
+    of_file = equivalence.compare(
+        "merged model and its reloaded export", merged, reloaded, TOLERANCE[torch.float32]
+    )
+    return [of_merge, of_file], {"effect": effect}
 
 
-def _write_full(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison], dict[str, Any]]:
+def _write_full(job: Job, folder: Path, sample: Sample) -> Proof:
     job.tell("loading the trained model")
     facts = transformers.AutoConfig.from_pretrained(
         job.result.checkpoint, trust_remote_code=job.config.model.trust_remote_code
@@ -196,16 +225,16 @@ def _write_full(job: Job, folder: Path, sample: Sample) -> tuple[list[Comparison
     del model
     gc.collect()
     reloaded = _ask_reloaded(job, folder, sample)
-    allowed = TOLERANCE[job.dtype]
-    return [
-        equivalence.compare("trained model and its reloaded export", trained, reloaded, allowed)
-    ], {}
+    comparison = equivalence.compare(
+        "trained model and its reloaded export", trained, reloaded, TOLERANCE[job.dtype]
+    )
+    return [comparison], {}
 
 
 def _load_and_ask(job: Job, sample: Sample) -> tuple[Any, list[Tensor], float | None]:
-    """The base with its adapter, its logits, and how far the adapter moves them: what a merge must not lose.
+    """Return the base with its adapter, its logits, and how far the adapter moves them: what a merge must not lose.
 
-    None for a classifier: without its adapter its head is a random one.
+    How far is None for a classifier: without its adapter its head is a random one.
     """
     job.tell(f"loading {base_name(job.config.model.path)} with its adapter")
     model = job.load(job.result.checkpoint)
@@ -227,13 +256,11 @@ def _ask_reloaded(job: Job, folder: Path, sample: Sample) -> list[Tensor]:
 
 
 def _save_model(job: Job, folder: Path, model: Any) -> None:
-    room, needed = (
-        files.free_bytes(folder),
-        sum(p.numel() * p.element_size() for p in model.parameters()),
-    )
-    if room < needed:
+    needed = sum(p.numel() * p.element_size() for p in model.parameters())
+    free = files.free_bytes(folder)
+    if free < needed:
         raise errors.EnvironmentFault(
-            f"{folder.parent}: the model takes {needed:,} bytes, {room:,} are free"
+            f"{folder.parent}: the model takes {needed:,} bytes, {free:,} are free"
         )
     job.tell(f"writing {needed / 1e9:.2f} GB")
     _write_companions(job, folder, model)
@@ -242,7 +269,7 @@ def _save_model(job: Job, folder: Path, model: Any) -> None:
 
 
 def _write_companions(job: Job, folder: Path, model: Any) -> None:
-    """The tokenizer, and the generation config with the tokens that the model was taught to end with."""
+    """Write the tokenizer, and the generation config with the tokens that the model was taught to end with."""
     job.result.tokenizer.save(folder)
     if model.can_generate():
         ends = list(job.result.tokenizer.eos_ids)
@@ -252,4 +279,3 @@ def _write_companions(job: Job, folder: Path, model: Any) -> None:
 
 
 WRITERS: Final = {"adapter": _write_adapter, "merged": _write_merged, "model": _write_full}
-"""Each returns the comparisons that prove it, and notes: `effect` of the adapter, `dtype` of what is stored."""

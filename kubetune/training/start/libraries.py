@@ -13,4 +13,4 @@ def import_libraries() -> None:
 
         from kubetune.data.prepared import identity, prepare, statistics  # noqa: F401
         from kubetune.plan import actuals  # noqa: F401
-        from kubetune.training import judgement, loop  # noqa: F401
+        from kubetune.training import judgement, train  # noqa: F401

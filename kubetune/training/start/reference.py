@@ -1,9 +1,17 @@
-"""Log-probabilities of all answers under the reference, found once, before the first step, by all ranks.
+"""Log-probabilities of all answers under the reference, computed once, before the first step, by all ranks.
 
-The reference is the model as it is before training: the base with its adapter off, or the frozen start. What it says
-lies beside the prepared data under a name of its own, whole or not there, and whoever trains on the same data from the
-same base finds it. Until then parts lie beside it, which a later start goes on from, on any number of ranks: which rows
-are run together depends on neither.
+The reference is the model as it is before training: the base with its adapter off, or the frozen start. Its numbers lie
+beside the prepared data, and every run on the same data and the same base takes them from there:
+
+    DATA.reference-3c4d.npz       train [rows, 2], eval [rows, 2]; only once it is whole
+    DATA.reference-3c4d.parts/    until then: one file for each part that is done
+        5e6f.npz                        train.ids [2, 0, 5], train [3, 2]: what the model says of rows 2, 0 and 5
+
+The work is cut into units, rows that are run together. They follow from the rows and the plan, not from ranks, so a
+later start on any number of ranks does exactly the units that no part has. Two ranks, parts of 4 units:
+
+    part 0    rank 0: units 0 2    rank 1: units 1 3    all ranks gather, one rank of each node writes its file
+    part 1    rank 0: units 4 6    rank 1: unit  5      rank 1 runs an empty unit if the model is sharded
 """
 
 from __future__ import annotations
@@ -11,12 +19,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import time
 import uuid
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import transformers
@@ -45,16 +54,28 @@ if TYPE_CHECKING:
     from kubetune.plan.plan import Plan
 
     Tables = dict[str, NDArray[np.float64]]
-    """Of each split, log-probabilities of the two answers of each row, `[rows, 2]`; NaN where they are not known."""
-
-    Unit = tuple[str, Ids]
-    """Split and ids of rows that are run together."""
+    """By split, the log-probabilities of the two answers of each row, `[rows, 2]`; NaN where still unknown."""
 
 FORMAT: Final = 1
 """Changes when the same rows would give other numbers, or the files another form."""
 
 PARTS: Final = 128
 """Number of parts that the work is kept in; a kill loses one of them."""
+
+
+class Unit(NamedTuple):
+    """Rows that are run together."""
+
+    split: str
+    ids: Ids  # [rows]
+
+
+class Answer(NamedTuple):
+    """What the reference says of a unit."""
+
+    split: str
+    ids: Ids  # [rows]
+    values: NDArray[np.float64]  # [rows, 2] log-probabilities of both answers
 
 
 def attach(
@@ -68,52 +89,62 @@ def attach(
     *,
     shares: bool,
 ) -> None:
-    """Give the rows what the reference says of them, where the loss of the run asks it; all ranks call it.
+    """Set `reference` of the rows where the loss of the run needs it. All ranks call it.
 
     The model must be as it is before training. `shares`: beginnings that rows share are computed once.
 
-    Raises ModelError where what it says is no number.
+    Raises ModelError where a log-probability is not finite.
     """
-    if config.task != "preference" or not config.preference.needs_reference:
+    if not needs_reference(config):
         return
-    splits = {
-        name: rows
-        for name, rows in (("train", data.train), ("eval", data.eval))
-        if rows is not None
-    }
-    key = process_group.broadcast(
-        _fingerprint(config, learner, data, world, run_dir, base, shares), world
-    )
-    place = data.path.with_name(f"{data.path.name}.reference-{key[:32]}.npz")
-    began, tables = time.perf_counter(), _read(place, splits)
-    is_found = not process_group.agree(tables is None, world)
-    if not is_found or tables is None:
-        tables = scores(learner, splits, plan, world, place.with_suffix(".parts"), shares=shares)
-        if world.local_rank == 0:
-            _write(place, tables)
-            whole_folder.remove(place.with_suffix(".parts"))
-    for name, rows in splits.items():
-        rows.reference = tables[name]
-    number, seconds = sum(map(len, splits.values())), time.perf_counter() - began
+    splits = {"train": data.train}
+    if data.eval is not None:
+        splits["eval"] = data.eval
+    key = None
     if world.is_main:
-        how = "found" if is_found else f"computed in {seconds:.1f} s"
-        logs.MODEL.info(
-            "log-probabilities of %s rows under the model before training: %s", f"{number:,}", how
-        )
-        metrics.record_event(run_dir, "reference", rows=number, found=is_found, seconds=seconds)
+        check = base or identity.Check(config, run_dir)
+        key = _fingerprint(config, learner, data, world, check, shares)
+    key = process_group.broadcast(key, world)
+    path = data.path.with_name(f"{data.path.name}.reference-{key[:32]}.npz")
+    parts = path.with_suffix(".parts")
+    began = time.perf_counter()
+    tables = _read(path, splits)
+    is_missing = process_group.agree(tables is None, world)
+    if is_missing or tables is None:
+        tables = scores(learner, splits, plan, world, parts, shares=shares)
+        if world.local_rank == 0:
+            _write(path, tables)
+            whole_folder.remove(parts)
+    for split, rows in splits.items():
+        rows.reference = tables[split]
+    if not world.is_main:
+        return
+    seconds = time.perf_counter() - began
+    num_rows = sum(len(rows) for rows in splits.values())
+    source = f"computed in {seconds:.1f} s" if is_missing else "found"
+    logs.MODEL.info(
+        "log-probabilities of %s rows under the model before training: %s", f"{num_rows:,}", source
+    )
+    metrics.record_event(run_dir, "reference", rows=num_rows, found=not is_missing, seconds=seconds)
+
+
+def needs_reference(config: Config) -> bool:
+    """True if the loss of the run compares the model with the reference."""
+    return config.task == "preference" and config.preference.needs_reference
 
 
 def ask_base(config: Config, learner: Learner, rows: Rows, plan: Plan, world: World) -> None:
-    """Give rows that are only evaluated what the base of a trained model says of them, if the loss asks it.
+    """Set `reference` of rows that are only evaluated, from the base of a trained model, if the loss needs it.
 
-    Where the model was trained whole, the base is loaded beside it.
+    Where every weight was trained, the base is loaded as a second model.
     """
-    if config.task == "preference" and config.preference.needs_reference:
-        if config.lora is None:
-            task = vision_language.TASK if config.sees else causal_lm.TASK
-            model = load_pretrained(getattr(transformers, task.auto_class), config, world.device)
-            learner = task.learner_of(model, config)
-        rows.reference = scores(learner, {"eval": rows}, plan, world)["eval"]
+    if not needs_reference(config):
+        return
+    if config.lora is None:
+        task = vision_language.TASK if config.sees else causal_lm.TASK
+        model = load_pretrained(getattr(transformers, task.auto_class), config, world.device)
+        learner = task.learner_of(model, config)
+    rows.reference = scores(learner, {"eval": rows}, plan, world)["eval"]
 
 
 def _fingerprint(
@@ -121,14 +152,11 @@ def _fingerprint(
     learner: Learner,
     data: Prepared,
     world: World,
-    run_dir: Path,
-    base: identity.Check | None,
+    base: identity.Check,
     shares: bool,
-) -> str | None:
-    """SHA-256 of all that decides what the reference says; rank 0's counts, and the others have none."""
-    if not world.is_main:
-        return None
-    weights = (base or identity.Check(config, run_dir)).now()["model"].files
+) -> str:
+    """Return the SHA-256 of all that decides what the reference says."""
+    weights = base.now()["model"].files
     facts: dict[str, Any] = {
         "format": FORMAT,
         "data": data.fingerprint,
@@ -138,9 +166,9 @@ def _fingerprint(
         "quantization": str(getattr(learner.lm.config, "quantization_config", None)),
     }
     if config.sees:
-        facts["images"] = [
-            rows.image_digest for rows in (data.train, data.eval) if rows is not None
-        ]
+        facts["images"] = [data.train.image_digest]
+        if data.eval is not None:
+            facts["images"].append(data.eval.image_digest)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -153,103 +181,124 @@ def scores(
     *,
     shares: bool = False,
 ) -> Tables:
-    """Tables of the model with its adapter off, for the rows of some splits; `parts`: a folder that keeps what is done.
+    """Return the tables of the model with its adapter off, for the rows of some splits.
 
-    Raises ModelError where that is no number.
+    `parts`: the folder that keeps what is done. Raises ModelError where a log-probability is not finite.
     """
-    tables = {name: np.full((len(rows), 2), np.nan) for name, rows in splits.items()}
-    for part in sorted(parts.glob("*.npz")) if parts is not None else ():
-        _take_up(part, tables)
-    units = [
-        (name, ids)
-        for name, rows in splits.items()
-        for ids in groups(rows, plan, np.arange(len(rows)), padding_free=learner.route.padding_free)
-    ]
-    here = np.array([not np.isnan(tables[name][ids]).any() for name, ids in units], bool)
-    everywhere = np.logical_and.reduce(process_group.gather(here, world))
-    left = [unit for unit, is_done in zip(units, everywhere, strict=True) if not is_done]
-    if len(left) < len(units) and world.is_main:
-        logs.MODEL.info(
-            "%d %% of the reference's part was done before",
-            100 * (len(units) - len(left)) // len(units),
-        )
-    size = -(-len(left) // (PARTS * world.size)) * world.size or 1
+    tables = {split: np.full((len(rows), 2), np.nan) for split, rows in splits.items()}
+    if parts is not None:
+        for part in sorted(parts.glob("*.npz")):
+            _take_up(part, tables)
+    units = []
+    for split, rows in splits.items():
+        everything = np.arange(len(rows))
+        for ids in groups(rows, plan, everything, padding_free=learner.route.padding_free):
+            units.append(Unit(split, ids))
+    missing = _missing(units, tables, world)
+    if len(missing) < len(units) and world.is_main:
+        percent = 100 * (len(units) - len(missing)) // len(units)
+        logs.MODEL.info("%d %% of the reference's part was done before", percent)
+    # Each rank has as many units of a part, but for the last part.
+    units_of_rank = max(1, math.ceil(len(missing) / (PARTS * world.size)))
+    size = units_of_rank * world.size
     learner.model.eval()
     try:
-        for start in range(0, len(left), size):
-            _do_part(learner, splits, left[start : start + size], tables, world, parts, shares)
+        for start in range(0, len(missing), size):
+            answers = _answers(learner, splits, missing[start : start + size], world, shares)
+            for answer in answers:
+                _require_finite(answer)
+                tables[answer.split][answer.ids] = answer.values
+            if parts is not None and world.local_rank == 0:
+                _write_part(parts, answers)
     finally:
         fsdp.close(learner.lm)
         learner.model.train()
     return tables
 
 
-def _do_part(
-    learner: Learner,
-    splits: Mapping[str, Rows],
-    units: list[Unit],
-    tables: Tables,
-    world: World,
-    parts: Path | None,
-    shares: bool,
-) -> None:
-    """Some units by all ranks in turn, into the tables of all, and into a file."""
-    mine = units[world.rank :: world.size]
-    if fsdp.is_sharded(learner.model):  # all ranks take part in each forward
-        mine += [(next(iter(splits)), np.empty(0, np.int64))] * (
-            -(-len(units) // world.size) - len(mine)
-        )
-    found, readers = [], {name: picture_reader(rows) for name, rows in splits.items()}
-    for name, ids in mine:
+def _missing(units: Sequence[Unit], tables: Tables, world: World) -> list[Unit]:
+    """Return the units that the files of at least one rank lack: nodes need not share a disk."""
+    has_unit = [not np.isnan(tables[unit.split][unit.ids]).any() for unit in units]
+    of_ranks = process_group.gather(np.array(has_unit, bool), world)
+    everywhere = np.logical_and.reduce(of_ranks)
+    return [unit for unit, is_done in zip(units, everywhere, strict=True) if not is_done]
+
+
+def _answers(
+    learner: Learner, splits: Mapping[str, Rows], units: Sequence[Unit], world: World, shares: bool
+) -> list[Answer]:
+    """Return what the reference says of some units, which ranks do in turn; the same on all ranks."""
+    mine = list(units[world.rank :: world.size])
+    if fsdp.is_sharded(learner.model):
+        # All ranks take part in each forward, so a rank without a unit runs one of no rows.
+        most = math.ceil(len(units) / world.size)
+        empty = Unit(next(iter(splits)), np.empty(0, np.int64))
+        mine += [empty] * (most - len(mine))
+    readers = {split: picture_reader(rows) for split, rows in splits.items()}
+    answers = []
+    for unit in mine:
         heartbeat.beat("reference")
-        batch = batch_of(splits[name], ids, readers[name], shares=shares).to(world.device)
-        said = preference.log_probabilities(learner, batch)
-        found.append((name, ids, said))
-    everybodys = [one for share in process_group.gather(found, world) for one in share]
-    for name, ids, said in everybodys:
-        if not np.isfinite(said).all():
-            row = int(ids[~np.isfinite(said).all(1)][0])
-            raise errors.ModelError(
-                f"the model says {said[list(ids).index(row)].tolist()} of the answers of {name} row {row:,}, before "
-                "any training; expected log-probabilities. Its weights may be damaged, or model.dtype too narrow"
-            )
-        tables[name][ids] = said
-    if parts is not None and world.local_rank == 0:
-        columns = {
-            name: [one for one in everybodys if one[0] == name and len(one[1])] for name in tables
-        }
-        kept: Tables = {}
-        for name, of_split in columns.items():
-            if of_split:
-                kept[f"{name}.ids"] = np.concatenate([ids for _, ids, _ in of_split])
-                kept[name] = np.concatenate([said for *_, said in of_split])
-        _write(parts / f"{uuid.uuid4().hex}.npz", kept)
+        batch = batch_of(splits[unit.split], unit.ids, readers[unit.split], shares=shares)
+        values = preference.log_probabilities(learner, batch.to(world.device))
+        answers.append(Answer(unit.split, unit.ids, values))
+    of_all = []
+    for of_rank in process_group.gather(answers, world):
+        of_all.extend(of_rank)
+    return of_all
 
 
-def _write(path: Path, arrays: Tables) -> None:
+def _require_finite(answer: Answer) -> None:
+    """Raise ModelError, naming the first row, where a log-probability is not finite."""
+    is_finite = np.isfinite(answer.values).all(1)
+    if is_finite.all():
+        return
+    first = int(np.argmin(is_finite))
+    raise errors.ModelError(
+        f"the model says {answer.values[first].tolist()} of the answers of {answer.split} row "
+        f"{int(answer.ids[first]):,}, before any training; expected log-probabilities. Its weights may be damaged, or "
+        "model.dtype too narrow"
+    )
+
+
+def _write_part(parts: Path, answers: Sequence[Answer]) -> None:
+    """Write a file with the rows of each split, in the form that the top of this file shows."""
+    by_split: dict[str, list[Answer]] = {}
+    for answer in answers:
+        if len(answer.ids):
+            by_split.setdefault(answer.split, []).append(answer)
+    arrays: dict[str, NDArray[Any]] = {}
+    for split, of_split in by_split.items():
+        arrays[f"{split}.ids"] = np.concatenate([answer.ids for answer in of_split])
+        arrays[split] = np.concatenate([answer.values for answer in of_split])
+    _write(parts / f"{uuid.uuid4().hex}.npz", arrays)
+
+
+def _write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]
     files.write_atomic(path, content.getvalue())
 
 
 def _load(path: Path) -> Tables:
-    """The arrays of a file; none of one that is not there, or damaged."""
+    """Return the arrays of a file; none if it does not exist or is damaged."""
     try:
-        with np.load(path) as found:
-            return dict(found)
+        with np.load(path) as arrays:
+            return dict(arrays)
     except (OSError, ValueError, zipfile.BadZipFile, EOFError):
         return {}
 
 
 def _read(path: Path, splits: Mapping[str, Rows]) -> Tables | None:
-    """The tables in a file, if they are all there and whole."""
+    """Return the tables in a file, or None unless all are there and whole."""
     tables = _load(path)
-    shapes = {name: (len(rows), 2) for name, rows in splits.items()}
-    return tables if {name: table.shape for name, table in tables.items()} == shapes else None
+    shapes = {split: table.shape for split, table in tables.items()}
+    expected = {split: (len(rows), 2) for split, rows in splits.items()}
+    return tables if shapes == expected else None
 
 
 def _take_up(part: Path, tables: Tables) -> None:
+    """Copy the rows of a part into the tables."""
     arrays = _load(part)
-    for name, table in tables.items():
-        if name in arrays:
-            table[arrays[f"{name}.ids"]] = arrays[name]
+    for split, table in tables.items():
+        if split in arrays:
+            table[arrays[f"{split}.ids"]] = arrays[split]

@@ -1,0 +1,106 @@
+"""The memory of a rank's device: how much there is, what the forecast expects, and what makes a run fit."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from kubetune import errors
+from kubetune.base.humanize import size
+from kubetune.config.schema.cluster import quantity_bytes
+from kubetune.models import acceleration
+from kubetune.plan.forecast import Forecast, forecast, remedies
+from kubetune.plan.memory import USABLE_SHARE
+from kubetune.plan.model_shapes import read_weights
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import Config
+    from kubetune.plan.plan import Plan
+
+SHARE_AFTER_WRONG_FORECAST = 0.9
+"""Share of the device that advice counts on after memory ran out although the forecast fitted."""
+
+
+class MemoryBudget:
+    """The memory that a rank may take, and what the forecast expects of the run."""
+
+    device_bytes: int  # what the rank may take
+    owner: str  # who says so, for messages: a GPU's name, `compute.memory`, this machine
+    forecast_bytes: int | None  # None where the files of the model say too little for a forecast
+
+    def __init__(
+        self, config: Config, plan: Plan, device: torch.device, longest: int | None = None
+    ) -> None:
+        self._config = config
+        self._plan = plan
+        self._longest = longest
+        self.device_bytes, self.owner = _device_bytes(config.compute.memory, plan, device)
+        self._weights = read_weights(config.model.path, os.environ)
+        self._forecast: Forecast | None = None
+        if self._weights is not None:
+            self._forecast = forecast(config, plan, self._weights, self.device_bytes, longest)
+        self.forecast_bytes = None
+        if self._forecast is not None:
+            self.forecast_bytes = self._forecast.allocated_bytes
+
+    def outlook(self) -> str:
+        """Return the forecast. It is logged first: on a CPU the kernel may kill the process without a word."""
+        if self._forecast is None:
+            return "unknown"
+        text = f"{size(self.forecast_bytes or 0)} of {size(self.device_bytes)} ({self.owner})"
+        if not self._forecast.fits:
+            text += f", which is not enough: {self.advice(1.0)}"
+        return text
+
+    def verdict(self, peak: int, reserved: int | None) -> str:
+        """Compare the measured peak, and what PyTorch reserved on a GPU, with the forecast and the device."""
+        text = f"peak memory {size(peak)}"
+        if reserved is not None:
+            text += f" allocated, {size(reserved)} reserved"
+        if self.forecast_bytes:
+            error = peak / self.forecast_bytes - 1
+            text += f", forecast {size(self.forecast_bytes)} ({error:+z.0%})"
+        share = (reserved or peak) / self.device_bytes
+        text += f"; {share:.0%} of {size(self.device_bytes)} ({self.owner})"
+        if share > USABLE_SHARE:
+            text += f", which leaves little for surprises; {self.advice(1.0, peak)}"
+        return text
+
+    def require(self, peak: int, content: str) -> None:
+        """Raise OutOfMemory where the largest peak of all ranks exceeds the device. `content`: of the batch."""
+        if peak > self.device_bytes:
+            what = f"the longest batch ({content}), an evaluation and a save"
+            raise self.fault(what, f"take {size(peak)}", peak)
+
+    def fault(self, what: str, problem: str, peak: int | None = None) -> errors.OutOfMemory:
+        """Return the error for what does not fit, with the changes that help."""
+        return errors.OutOfMemory(
+            f"preflight: {what} {problem}, there are {size(self.device_bytes)} ({self.owner}); "
+            f"{self.advice(SHARE_AFTER_WRONG_FORECAST, peak)}. Nothing was trained or saved."
+        )
+
+    def advice(self, share: float, peak: int | None = None) -> str:
+        """Return the changes with which the run fits. A measured peak corrects the forecast, else `share` does."""
+        if self._weights is None or self._forecast is None:
+            return "lower training.per_device_train_batch_size or data.max_length, or recompute activations"
+        wrong_by = 1 / share
+        if peak and self.forecast_bytes:
+            wrong_by = max(1.0, peak / self.forecast_bytes)
+        usable = int(self.device_bytes / wrong_by)
+        changes = remedies(self._config, self._plan, self._weights, usable, self._longest)
+        if not changes:
+            return "no single change would make it fit; several together may, or a larger device"
+        texts = [f"{text} (about {size(after.peak_bytes)})" for text, after in changes]
+        return f"it would fit with {', or '.join(texts)}"
+
+
+def _device_bytes(compute_memory: str | None, plan: Plan, device: torch.device) -> tuple[int, str]:
+    """Return the memory that a rank may take, and who says so."""
+    if device.type == "cuda":
+        return acceleration.device_bytes(device), torch.cuda.get_device_name(device)
+    if compute_memory:
+        process_bytes = quantity_bytes(compute_memory) // plan.processes_per_node
+        return process_bytes, "compute.memory of each process"
+    return acceleration.device_bytes(device), "this machine's, of each process"
