@@ -62,36 +62,35 @@ async def say(request: Request) -> Response:
     }
 
     async def lines() -> AsyncIterator[bytes]:
-        async for found in site.talkers.get(run_dir).answer(wanted):
-            yield logs.scrub(json.dumps(found)).encode() + b"\n"
+        async for part in site.talkers.get(run_dir).answer(wanted):
+            yield logs.scrub(json.dumps(part)).encode() + b"\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
 def _messages(asked: Mapping[str, Any]) -> list[dict[str, str]]:
-    found = asked.get("messages")
-    if not isinstance(found, list) or not 1 <= len(found) <= _LIMITS["messages"]:
-        raise ConfigError("messages: expected a list of turns")
-    for turn in found:
-        is_turn = (
-            isinstance(turn, dict)
-            and turn.keys() == {"role", "content"}
-            and isinstance(turn["content"], str)
+    turns = asked.get("messages")
+    if not isinstance(turns, list) or not 1 <= len(turns) <= _LIMITS["messages"]:
+        raise ConfigError(f"messages: expected a list of turns, from 1 to {_LIMITS['messages']}")
+    if not all(_is_turn(turn) for turn in turns):
+        raise ConfigError(
+            "messages: expected turns of role system, user or assistant with a text as content"
         )
-        if not is_turn or turn["role"] not in ("system", "user", "assistant"):
-            raise ConfigError(
-                "messages: expected turns of role system, user or assistant with a text as content"
-            )
-    return found
+    return turns
+
+
+def _is_turn(turn: Any) -> bool:
+    if not isinstance(turn, dict) or turn.keys() != {"role", "content"}:
+        return False
+    return isinstance(turn["content"], str) and turn["role"] in ("system", "user", "assistant")
 
 
 def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        tokens, temperature = (
-            int(asked.get("max_new_tokens", 256)),
-            float(asked.get("temperature", 0)),
-        )
-        top_p, seed = float(asked.get("top_p", 1)), int(asked.get("seed", 0))
+        tokens = int(asked.get("max_new_tokens", 256))
+        temperature = float(asked.get("temperature", 0))
+        top_p = float(asked.get("top_p", 1))
+        seed = int(asked.get("seed", 0))
     except (TypeError, ValueError, OverflowError):
         raise ConfigError("max_new_tokens, temperature, top_p and seed: expected numbers") from None
     require_sampling(tokens, temperature, top_p)

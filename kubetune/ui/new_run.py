@@ -1,4 +1,4 @@
-"""The page for a new run: a form, the plan of what is typed, the run file, and its start here or on a cluster."""
+"""The page for a new run: a form, the plan of what is typed, the run file, and the start of the run."""
 
 from __future__ import annotations
 
@@ -23,100 +23,125 @@ from kubetune.library.plan_forecast import forecast_run
 from kubetune.ui.fields import LABELS, form
 from kubetune.ui.site import Site, answer, body_of, page, run_of, site_of
 
-Values = Mapping[str, str]
-
 
 def new_run(request: Request) -> Response:
-    """The form, empty or with the settings of a run that is to be run again."""
-    site, values, base = site_of(request), dict[str, str](), ""
+    """Show the form, empty or with the settings of a run that is to be repeated."""
+    site = site_of(request)
+    values: dict[str, str] = {}
+    base = ""
     if "dir" in request.query_params:
         run_dir = run_of(request)
         base = site.records.name_of(run_dir)
-        values = _typed(site, read_config(run_dir))
+        values = _texts_of(site, read_config(run_dir))
     first, groups = form()
-    shown = {
-        field.key for field in (*first, *(field for group in groups for field in group.fields))
-    }
+    in_form = {field.key for field in first}
+    for group in groups:
+        in_form.update(field.key for field in group.fields)
+    others = {key: text for key, text in values.items() if key not in in_form}
     facts = {
         "title": "New run",
         "first": first,
         "groups": groups,
         "values": values,
-        "extra": json.dumps({key: text for key, text in values.items() if key not in shown}),
+        "extra": json.dumps(others),
         "base": base,
     }
     return page(request, "new.html", "kubetune init -o run.yaml", facts)
 
 
-def _typed(site: Site, config: Config) -> dict[str, str]:
-    """Texts that one would type for this config, under a name that is free."""
-    given = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    given.pop("output", None)
-    found = {key: _text(value) for key, value in dotted_values(given)}
+def _texts_of(site: Site, config: Config) -> dict[str, str]:
+    """Return what one would type for this config, with a name that no run has."""
+    settings = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    settings.pop("output", None)
+    texts = {key: _text(value) for key, value in dotted_values(settings)}
     if config.lora is not None:
-        found["lora"] = "true"
+        texts["lora"] = "true"
     stem = (config.name or "run")[:36].rstrip("-")
-    names = (f"{stem}-{number}" for number in range(2, 1000))
-    found["name"] = next((name for name in names if not (site.folder / name).exists()), "")
-    return found
+    texts["name"] = ""
+    for number in range(2, 1000):
+        name = f"{stem}-{number}"
+        if not (site.folder / name).exists():
+            texts["name"] = name
+            break
+    return texts
 
 
 def _text(value: Any) -> str:
-    """A value as one types it; sources that are but a path by that."""
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(one, dict) and one.keys() == {"path"} for one in value)
-    ):
-        value = [one["path"] for one in value] if len(value) > 1 else value[0]["path"]
+    """Return a value as one types it. A source without settings is typed as its path."""
+    if _is_list_of_paths(value):
+        paths = [source["path"] for source in value]
+        value = paths if len(paths) > 1 else paths[0]
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _is_list_of_paths(value: Any) -> bool:
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(item, dict) and item.keys() == {"path"} for item in value)
+
+
 async def plan(request: Request) -> Response:
-    """The run file and the plan of what is typed, or what is wrong with it."""
-    asked = await body_of(request)
-    return await to_thread.run_sync(lambda: answer(_planned(site_of(request), asked)))
+    """Answer with the run file and the plan of what is typed, or with what is wrong with it."""
+    body = await body_of(request)
+    return await to_thread.run_sync(lambda: answer(_planned(site_of(request), body)))
 
 
-def _planned(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
-    nothing = {"problems": [], "needed": [], "bad": [], "yaml": "", "facts": [], "command": ""}
+def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
+    planned: dict[str, Any] = {
+        "problems": [],
+        "needed": [],
+        "bad": [],
+        "yaml": "",
+        "facts": [],
+        "command": "",
+    }
     try:
-        config = _config(site, asked)
+        config = _config(site, body)
     except KubetuneError as error:
-        found = _listed(error)
-        # What nobody has come to yet is no mistake.
-        needed = [LABELS.get(key, key) for line in found if (key := _missing(line))]
-        return {
-            **nothing,
-            "problems": [line for line in found if not _missing(line)],
-            "needed": needed,
-        }
-    command, on_cluster = _command(site, config, "train"), bool(config.kubernetes)
-    shown = {**nothing, "yaml": as_yaml(config), "command": command, "on_cluster": on_cluster}
+        for line in _lines_of(error):
+            key = _missing_key(line)
+            if key:  # a field that nobody has filled in yet is no mistake
+                planned["needed"].append(LABELS.get(key, key))
+            else:
+                planned["problems"].append(line)
+        return planned
+    planned["yaml"] = as_yaml(config)
+    planned["command"] = _command(site, config, "train")
+    planned["on_cluster"] = bool(config.kubernetes)
     try:
-        # Target modules in doubt need the model built, with torch: the run looks at them before it begins.
-        ahead = forecast_run(config, os.environ, builds=False)
+        # To check target modules in doubt, the model would have to be built with torch. The run
+        # does that before it begins.
+        forecast = forecast_run(config, os.environ, builds=False)
     except KubetuneError as error:
-        return {**shown, "problems": _listed(error)}
-    bad = list(ahead.lengths.bad) if ahead.lengths is not None else []
-    return {**shown, "facts": list(ahead.describe()), "bad": bad}
+        planned["problems"] = _lines_of(error)
+        return planned
+    planned["facts"] = list(forecast.describe())
+    if forecast.lengths is not None:
+        planned["bad"] = list(forecast.lengths.bad)
+    return planned
 
 
-def _missing(line: str) -> str:
-    """The key that a line of problems misses, as the form has it; nothing for other problems."""
-    found = re.match("([a-z_.]+): missing;", line)
-    return "" if found is None else "model.path" if found[1] == "model" else found[1]
+def _missing_key(line: str) -> str:
+    """Return the form's key that a line of problems says is missing, "" for other problems."""
+    match = re.match("([a-z_.]+): missing;", line)
+    if match is None:
+        return ""
+    return "model.path" if match[1] == "model" else match[1]
 
 
-def _listed(error: KubetuneError) -> list[str]:
-    """Its lines, without where a terminal's words would stand: here they were typed into the form."""
-    lines = (re.sub("^(override|command line): ", "", line) for line in str(error).splitlines())
-    return [line for line in lines if line.strip()]
+def _lines_of(error: KubetuneError) -> list[str]:
+    """Return the lines of an error, without the place: everything was typed into the form."""
+    lines = []
+    for line in str(error).splitlines():
+        text = re.sub("^(override|command line): ", "", line)
+        if text.strip():
+            lines.append(text)
+    return lines
 
 
-def _config(site: Site, asked: Mapping[str, Any]) -> Config:
-    """The config of what is typed. Raises ConfigError, also for settings that have code run."""
-    typed, base = asked.get("values"), asked.get("base") or ""
+def _config(site: Site, body: Mapping[str, Any]) -> Config:
+    """Return the config of what is typed. Raises ConfigError, also for settings that run code."""
+    typed = body.get("values")
     if not isinstance(typed, dict) or not all(isinstance(text, str) for text in typed.values()):
         raise ConfigError("values: expected texts by key")
     typed = {key: text for key, text in typed.items() if text.strip()}
@@ -126,19 +151,23 @@ def _config(site: Site, asked: Mapping[str, Any]) -> Config:
             f"{', '.join(of_lora)}: for LoRA only, and the method is full fine-tuning; empty them or change it"
         )
     config = load_config(None, overrides=[f"{key}={text}" for key, text in typed.items()])
+    base = body.get("base")
     run_dir = site.records.find(str(base)) if base else None
-    _require_no_code(config, read_config(run_dir) if run_dir is not None else None)
+    repeated = None
+    if run_dir is not None:
+        repeated = read_config(run_dir)
+    _require_no_code(config, repeated)
     if config.output is None:
-        config = config.model_copy(
-            update={"output": str((site.folder / (config.name or "run")).absolute())}
-        )
+        output = (site.folder / (config.name or "run")).absolute()
+        config = config.model_copy(update={"output": str(output)})
     return config
 
 
 def _require_no_code(config: Config, base: Config | None) -> None:
-    """Raise ConfigError for settings that have code run.
+    """Raise ConfigError for settings that run code.
 
-    Unless the run that is repeated has the same, and the user has allowed that code on this machine.
+    They are allowed if the run that is repeated has the same ones, and the user has allowed that code
+    on this machine.
     """
     typed = set(consent.CODE) if base is None else set(consent.changed(config, base))
     for code in consent.code_of(config):
@@ -157,37 +186,49 @@ def _file(site: Site, config: Config) -> Path:
 
 
 async def start(request: Request) -> Response:
-    """Write the run file and begin the run: here, or on the cluster by `kubetune submit`."""
-    asked = await body_of(request)
-    return await to_thread.run_sync(lambda: answer(_started(site_of(request), asked)))
+    """Write the run file and start the run: here, or on the cluster with `kubetune submit`."""
+    body = await body_of(request)
+    return await to_thread.run_sync(lambda: answer(_started(site_of(request), body)))
 
 
-def _started(site: Site, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Start the run. Return its job, or the problems."""
+    verb = "submit" if body.get("on") == "cluster" else "train"
     try:
-        config = _config(site, asked)
-        if (name := config.name) is None:
+        config = _config(site, body)
+        name = config.name
+        if name is None:
             raise ConfigError(
                 "name: left out; a run that is begun here needs one, such as support-bot"
             )
-        verb, file = "submit" if asked.get("on") == "cluster" else "train", _file(site, config)
         forecast_run(config, os.environ, builds=False)
         site.folder.mkdir(parents=True, exist_ok=True)
         if verb == "train":
-            config = config.model_copy(update={"kubernetes": None}) if config.kubernetes else config
-            if (place := Path(str(config.output))).exists():
-                raise ConfigError(f"{place} is there already; choose another name")
-        if is_new := not file.exists() or site.jobs.has_failed_with(name, file):
-            write_atomic(file, as_yaml(config))
-        elif file.read_text("utf-8") != as_yaml(config):
-            raise ConfigError(f"{file} is there already, with other settings; choose another name")
-        try:
-            site.jobs.start(name, [verb, str(file)])
-        except (KubetuneError, OSError):
-            if is_new:
-                file.unlink()  # of a run that was never begun
-            raise
+            if config.kubernetes is not None:
+                config = config.model_copy(update={"kubernetes": None})
+            output = Path(str(config.output))
+            if output.exists():
+                raise ConfigError(f"{output} is there already; choose another name")
+        _write_and_start(site, config, name, verb)
     except (KubetuneError, OSError) as error:
-        if (refused := known(error)) is None:
+        refused = known(error)
+        if refused is None:
             raise
-        return {"problems": _listed(refused)}
+        return {"problems": _lines_of(refused)}
     return {"problems": [], "job": name, "command": _command(site, config, verb)}
+
+
+def _write_and_start(site: Site, config: Config, name: str, verb: str) -> None:
+    """Write the run file, and start the job. Without a start, no new run file stays."""
+    file = _file(site, config)
+    is_new = not file.exists() or site.jobs.has_failed_with(name, file)
+    if is_new:
+        write_atomic(file, as_yaml(config))
+    elif file.read_text("utf-8") != as_yaml(config):
+        raise ConfigError(f"{file} is there already, with other settings; choose another name")
+    try:
+        site.jobs.start(name, [verb, str(file)])
+    except (KubetuneError, OSError):
+        if is_new:
+            file.unlink()
+        raise
