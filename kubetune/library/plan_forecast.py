@@ -35,10 +35,18 @@ from kubetune.plan.cost import (
     reference_hours,
     time_line,
 )
-from kubetune.plan.forecast import MIB, Forecast, forecast, quantization_of, remedies
-from kubetune.plan.linears import UNQUANTISED, part_of, parts_line, shape_of, trained_by_part
+from kubetune.plan.forecast import MIB, Forecast, forecast, remedies
+from kubetune.plan.linears import (
+    UNQUANTISED,
+    Trainable,
+    part_of,
+    parts_line,
+    shape_of,
+    trained_by_part,
+)
 from kubetune.plan.model_shapes import Weights, read_weights
 from kubetune.plan.plan import Plan, make_plan
+from kubetune.plan.rank_work import quantization_of
 from kubetune.rundir.starts import day_of
 from kubetune.scoring.own_functions import require_file
 
@@ -287,10 +295,8 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> LabelledLines:
 
 def _trained_lines(config: Config, plan: Plan, weights: Weights) -> LabelledLines:
     """Yield how much of each part of the model is trained."""
-    # All parts of the model are trained by a language model without adapters.
-    full = config.model_copy(update={"lora": None, "task": "causal_lm"})
-    held = trained_by_part(full, weights)
-    yield "trained", parts_line(trained_by_part(config, weights), held)
+    held = trained_by_part(Trainable(lora=None, vision=None), weights)
+    yield "trained", parts_line(trained_by_part(Trainable.of(config), weights), held)
     base = quantization_of(config, plan)
     if held["experts"] and base != "none":
         share = held["experts"] / held.total()
@@ -364,7 +370,7 @@ def as_json(config: Config, plan: Plan, ahead: Ahead) -> dict[str, Any]:
         }
     trained = None
     if ahead.weights is not None:
-        trained = trained_by_part(config, ahead.weights)
+        trained = trained_by_part(Trainable.of(config), ahead.weights)
     rate = None
     bill_as_json = None
     if ahead.bill is not None:

@@ -16,8 +16,8 @@ from kubetune.data.inspect.estimate import is_upper_bound, makes_data
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.k8s.run_names import OUTPUTS, run_name
 from kubetune.plan.base_model import positions_of
-from kubetune.plan.forecast import quantization_of
 from kubetune.plan.plan import Plan
+from kubetune.plan.rank_work import quantization_of
 
 
 def on_data(lengths: Lengths | None, findings: Sequence[Finding] | None) -> Iterator[str]:

@@ -17,8 +17,8 @@ from kubetune.base import logs
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
 from kubetune.extras import require
-from kubetune.plan.forecast import auto_quantization
 from kubetune.plan.plan import Plan
+from kubetune.plan.rank_work import auto_quantization
 from kubetune.rundir import metrics
 
 # Small and new layers gain nothing from being quantised, and a new head must be trained.
@@ -32,7 +32,7 @@ def decide(config: Config, world: World) -> Config:
     """The config with `quantization: auto` replaced by what that means here; the log says why."""
     if config.quantization != "auto":
         return config
-    chosen, reason = auto_quantization(config, world.device.type, world.size)
+    chosen, reason = auto_quantization(config.lora, world.device.type, world.size)
     if chosen != "none" and (missing := _missing()) is not None:
         chosen, reason = "none", missing
     logs.MODEL.info("quantization: auto -> %s, because %s", chosen, reason)

@@ -1,25 +1,31 @@
 """Memory of activations: what autograd keeps of a micro-batch, and how many layers run again in the backward to fit.
 
-`kubetune plan` and a run that begins ask here, with the same facts, so that a run does what was planned.
+`kubetune plan` and a run that begins ask here with the same facts, so that a run does what was planned.
+
+Worked example, by hand: Qwen2.5-7B (28 layers, hidden 3,584, intermediate 18,944, 28 heads of 128, 4 of them for keys),
+LoRA in bf16, batch 8 × 2,048 = 16,384 tokens, compiled kernels:
+
+    a layer keeps of a token      4·3,584 + 2·3,584 + 2·512 + 3·18,944 = 79,360 values of 2 bytes
+    all layers, all tokens        28 · 158,720 · 16,384                = 67.8 GiB
+    each layer that runs again    gives back all of this but its input: 158,720 − 2·3,584 bytes a token = 2.3 GiB
+
+The counts follow "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), with fused
+attention, whose probabilities are never kept.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from kubetune.config.schema import Config
 from kubetune.plan.linears import adapted_linears, adapted_stacks, stacks
 from kubetune.plan.memory import Shape, activation_bytes_per_token
 from kubetune.plan.model_shapes import Weights
-from kubetune.plan.plan import Plan
+from kubetune.plan.rank_work import RankWork
 
 WORTH_COMPILING = {"cpu": 5e13, "cuda": 5e15}
 """Floating-point operations from which compiling pays: some minutes of training on two cores, or on a GPU."""
-
-EXACT_ROWS = 256
-LONG_ROW = 1024
-"""Block attention keeps the probabilities of blocks of so many queries; beyond LONG_ROW tokens nothing is kept."""
 
 LAYER_NORM = re.compile(r"(norm|layernorm|ln_\w+)\d?\.bias$", re.IGNORECASE)
 NORM_OF_A_LAYER = re.compile(r"\.0\.(\w*(norm|ln_)\w*)\.weight$", re.IGNORECASE)
@@ -32,224 +38,177 @@ KEPT_OF_ACTIVATION = {
     **dict.fromkeys(("gelu_new", "gelu_accurate", "gelu_python_tanh", "xielu"), 4),
     "gelu_fast": 7,
 }
-"""Copies that autograd keeps of what goes into an activation of transformers, and of steps within it; of others one.
-Those of one kernel keep what they are given, or only what they give."""
+"""Copies that autograd keeps of the input and of the steps of an activation of transformers; of others, which are one
+kernel, it keeps one."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What autograd keeps until the backward."""
+
+    parts: Mapping[str, int]  # bytes by name
+    recomputed_layers: int  # layers that run again in the backward
 
 
 def operations(parameters: int, tokens: float) -> float:
-    """Floating-point operations by which runs are compared where it is asked whether compiling pays."""
-    return (
-        4.0 * parameters * tokens
-    )  # forward and the gradient of the inputs; frozen weights need none of their own
+    """Return the floating-point operations by which runs are compared where it is asked whether compiling pays."""
+    # Forward and the gradient of the inputs; frozen weights need no gradient.
+    return 4.0 * parameters * tokens
 
 
 def is_worth_compiling(
     parameters: int, tokens: float, device: str, least: float | None = None
 ) -> bool:
-    """Decision of `training.compile: auto` for so many parameters and tokens, where a compiler is there.
+    """Decide `training.compile: auto` for so many parameters and tokens, where a compiler is installed.
 
-    `least`: operations from which it paid where it was measured on the machine.
+    `least`: operations from which it paid where that was measured on the machine.
     """
-    return operations(parameters, tokens) >= (WORTH_COMPILING[device] if least is None else least)
+    if least is None:
+        least = WORTH_COMPILING[device]
+    return operations(parameters, tokens) >= least
 
 
-def expects_compiling(config: Config, plan: Plan, weights: Weights) -> bool:
-    """Forecast of whether a run compiles its pointwise kernels; on a GPU a compiler is taken to be there."""
-    setting = config.training.compile
-    if plan.device == "cpu":
-        return setting is True
-    if config.training.parallelism == "fsdp":  # slices of weights are not compiled
+def expects_compiling(work: RankWork, parameters: int) -> bool:
+    """True if a run will compile its pointwise kernels. On a GPU a compiler is taken to be installed."""
+    if work.device == "cpu":
+        return work.compile is True
+    if work.is_sharded:  # slices of weights are not compiled
         return False
-    if setting != "auto":
-        return bool(setting)
-    tokens = plan.tokens_per_step
-    return tokens is None or is_worth_compiling(
-        weights.parameters, tokens * plan.num_steps, plan.device
-    )
+    if work.compile != "auto":
+        return bool(work.compile)
+    return work.run_tokens is None or is_worth_compiling(parameters, work.run_tokens, work.device)
 
 
 def activations(
-    config: Config,
-    plan: Plan,
-    weights: Weights,
-    *,
-    tokens: int,
-    element: int,
-    left: int | None,
-    logits: int,
-    compiled: bool,
-) -> tuple[dict[str, int], int]:
-    """Bytes by part that autograd keeps until the backward, with the gradients of the layer that the backward is in;
-    and the number of layers that recompute: as few as will do in the `left` bytes.
+    work: RankWork, weights: Weights, shape: Shape, *, room: int | None, logits: int, compiled: bool
+) -> Activations:
+    """Return what autograd keeps, with as few layers recomputed as fit into `room` bytes.
 
-    On a GPU those gradients come when the `logits` are gone, so only what they need beyond that room counts.
+    The gradients of the layer that the backward is in come when the `logits` are gone: only what they need
+    beyond these bytes counts.
     """
-    shape = Shape.of(weights.text_config)
-    assert shape is not None
-    logits = logits if plan.device == "cuda" else 0
-    if compiled:
-        kept = tokens * activation_bytes_per_token(shape, element)
+    tokens = work.row_tokens if goes_alone(work, weights) else work.batch_tokens
+    kept = _kept_bytes(work, weights, shape, tokens, compiled)
+    attention = _attention_bytes(work, weights, shape, tokens)
+    one_layer = (kept + attention) // shape.layers
+    # Gradients of gate, up, SiLU's output and the product, and of what the layer hands on.
+    gradients = tokens * work.element * (4 * shape.intermediate + 3 * shape.hidden)
+    input_bytes = tokens * shape.hidden * work.element
+    saved = kept // shape.layers - input_bytes
+    missing = 0 if room is None else kept + one_layer - room
+    recomputed = _recomputed_layers(work, shape.layers, missing, saved)
+    if not recomputed:
+        parts = {"activations": kept, "attention": attention}
     else:
-        kept = tokens * shape.layers * _kept_by_plain_layer(config, weights, shape, element)
+        # The layers that run again are the first ones. Their turn comes when what the others kept is free, but at
+        # least one layer is kept whole: the one that runs again.
+        whole = max(1, shape.layers - recomputed)
+        if whole == 1:
+            # Running a layer again leaves blocks that its gradients do not fit into, as measured.
+            gradients = 2 * one_layer
+        parts = {
+            f"activations, {recomputed} of {shape.layers} layers recomputed": whole * one_layer,
+            "inputs of those layers": recomputed * input_bytes,
+        }
+    parts["gradients of one layer's activations"] = max(0, gradients - logits)
+    return Activations(parts, recomputed)
+
+
+def _recomputed_layers(work: RankWork, layers: int, missing: int, saved: int) -> int:
+    """Return the number of layers that recompute. `missing`: bytes; `saved`: bytes that each layer gives back."""
+    if work.recompute != "auto":
+        return layers if work.recompute else 0
+    if work.device == "cpu" or missing <= 0:
+        return 0
+    return min(layers, -(-missing // max(1, saved)))
+
+
+def _kept_bytes(work: RankWork, weights: Weights, shape: Shape, tokens: int, compiled: bool) -> int:
+    """Return what all layers keep besides the probabilities and masks of attention."""
+    if compiled:
+        kept = tokens * activation_bytes_per_token(shape, work.element)
+    else:
+        kept = tokens * shape.layers * _kept_by_plain_layer(work, weights, shape)
+    values = 0
     if any(FUSED_ATTENTION.search(name) for name in weights.shapes):
         # The values are a part of one product, which stays whole with queries and keys that nothing else needs.
-        kept += tokens * shape.layers * (shape.attention + shape.keys) * element
-    attention = _attention_bytes(config, plan, weights, shape, tokens, element)
-    if goes_alone(config, weights) and _is_masked(weights):
-        kept += (
-            tokens * shape.layers * 2 * (shape.attention - shape.keys) * element
-        )  # keys and values for every head
-    if plan.device == "cpu" and _dropouts(weights)[1]:
-        kept += tokens * shape.layers * 2 * shape.hidden * element  # of two products
-    a_layer = (kept + attention) // shape.layers
-    setting = config.training.gradient_checkpointing
-    recomputed = shape.layers if setting is True else 0
-    if setting == "auto" and plan.device == "cuda" and left is not None and kept + a_layer > left:
-        saved = kept // shape.layers - tokens * shape.hidden * element
-        recomputed = min(shape.layers, -(-(kept + a_layer - left) // max(1, saved)))
-    # Of gate, up, what SiLU and their product gave, and of what a layer is handed on.
-    gradients = tokens * element * (4 * shape.intermediate + 3 * shape.hidden)
-    gradients_beside = {"gradients of one layer's activations": max(0, gradients - logits)}
-    if not recomputed:
-        return {"activations": kept, "attention": attention, **gradients_beside}, 0
-    # What is kept whole, at least the one layer that runs again, and the inputs of the others.
-    whole = max(1, shape.layers - recomputed)
-    if whole == 1:
-        # Running a layer again leaves blocks behind that its gradients do not fit into; as measured on a CPU.
-        gradients_beside = {"gradients of one layer's activations": max(0, 2 * a_layer - logits)}
-    # Those that run again are the first ones: their turn comes when what the others kept is free.
-    return {
-        f"activations, {recomputed} of {shape.layers} layers recomputed": whole * a_layer,
-        "inputs of those layers": recomputed * tokens * shape.hidden * element,
-        **gradients_beside,
-    }, recomputed
+        values += shape.attention + shape.keys
+    if goes_alone(work, weights) and _is_masked(weights):
+        values += 2 * (shape.attention - shape.keys)  # keys and values are repeated for every head
+    return kept + tokens * shape.layers * values * work.element
 
 
-def _kept_by_plain_layer(config: Config, weights: Weights, shape: Shape, element: int) -> int:
-    """Bytes a token that a layer keeps whose norms and activation are torch's own kernels, one after the other.
+def _kept_by_plain_layer(work: RankWork, weights: Weights, shape: Shape) -> int:
+    """Return the bytes a token that a layer keeps whose norms and activation are torch's own kernels.
 
-    What goes into a norm, in fp32; where its weight is trained, what it made before that; and what the two norms
-    before attention and the wide part give. Queries, keys, values and what attention gives.
+    They are: what goes into a norm, in fp32; where its weight is trained, what it made before that; what the two norms
+    before attention and feed-forward give; queries, keys, values and what attention gives; the wide part.
     """
-    names = {found[1] for name in weights.shapes if (found := NORM_OF_A_LAYER.search(name))}
-    is_plain = any(
-        LAYER_NORM.search(name) for name in weights.shapes
-    )  # one kernel, which keeps what it is given
-    trained = config.lora is None
-
-    def norm(width: int) -> int:
-        return width * (element if is_plain else 4 + element * trained)
-
-    norms = max(2, len(names)) * norm(shape.hidden) + 2 * shape.hidden * element
+    element = work.element
+    norm_element = 4
+    if work.lora is None:
+        norm_element += element
+    if any(LAYER_NORM.search(name) for name in weights.shapes):
+        norm_element = element  # one kernel, which keeps its input
+    norms = set()
+    for name in weights.shapes:
+        if match := NORM_OF_A_LAYER.search(name):
+            norms.add(match[1])
+    kept = max(2, len(norms)) * shape.hidden * norm_element + 2 * shape.hidden * element
     if any("q_norm" in name for name in weights.shapes):
-        norms += norm(shape.attention + shape.keys)
-    inner = (
-        2 * shape.attention + 2 * shape.keys + _kept_of_wide(weights) * shape.intermediate
-    ) * element
-    choices = int(weights.text_config.get("num_experts_per_tok") or 1)
-    low = 0
-    if config.lora:
-        adapted = sum(1 for _ in adapted_linears(config, weights))
-        low = config.lora.r * (adapted + choices * sum(1 for _ in adapted_stacks(config, weights)))
-    # Of a token's experts each has a copy of it, sorted by expert, and what it made of it, before and after sorting.
-    copies = 3 * choices * shape.hidden * element if any(True for _ in stacks(weights)) else 0
-    return norms + inner + copies + low * element // shape.layers
+        kept += (shape.attention + shape.keys) * norm_element
+    wide = _copies_of_wide(weights) * shape.intermediate
+    kept += (2 * shape.attention + 2 * shape.keys + wide) * element
+    experts = int(weights.text_config.get("num_experts_per_tok") or 1)
+    if any(True for _ in stacks(weights)):
+        # Each expert has a copy of the token, sorted by expert, and its output before and after sorting.
+        kept += 3 * experts * shape.hidden * element
+    if work.lora:
+        modules = sum(1 for _ in adapted_linears(work.trainable, weights))
+        modules += experts * sum(1 for _ in adapted_stacks(work.lora, weights))
+        kept += work.lora.r * modules * element // shape.layers
+    return kept
 
 
-def goes_alone(config: Config, weights: Weights) -> bool:
-    """One sequence at a time, each a micro-batch of its own: as asked for, or because images are no grids of patches.
+def goes_alone(work: RankWork, weights: Weights) -> bool:
+    """True if each sequence is a micro-batch: as asked for, or because images are no grids of patches.
 
-    The towers that see grids are those for videos as well, whose patches have a third side.
+    Towers that see grids are those for videos as well, whose patches have a third side.
     """
     tower = weights.config.get("vision_config")
     is_grid = isinstance(tower, Mapping) and "temporal_patch_size" in tower
-    return config.model.attention in ("eager", "sdpa") or (config.sees and not is_grid)
+    return work.attention in ("eager", "sdpa") or (work.sees and not is_grid)
 
 
 def _is_masked(weights: Weights) -> bool:
-    """Masks of a model's own attention that are more than causal: of a window, or of images read in both directions."""
-    return bool(weights.text_config.get("sliding_window")) or "gemma" in str(
-        weights.config.get("model_type")
-    )
+    """True if a model's attention has masks that are more than causal: a window, or images read in both directions."""
+    kind = str(weights.config.get("model_type"))
+    return bool(weights.text_config.get("sliding_window")) or "gemma" in kind
 
 
-def _attention_bytes(
-    config: Config, plan: Plan, weights: Weights, shape: Shape, tokens: int, element: int
-) -> int:
-    """Probabilities that attention keeps for each head, or masks where a kernel keeps nothing else."""
-    heads = int(
-        weights.text_config.get("num_attention_heads") or weights.text_config.get("n_head") or 1
-    )
-    is_alone = goes_alone(config, weights)
-    if is_alone:
-        pairs = tokens * min(config.data.max_length, tokens)
-        if config.model.attention != "eager":
-            return shape.layers * pairs * element if _is_masked(weights) else 0
-    elif plan.device != "cpu":
+def _attention_bytes(work: RankWork, weights: Weights, shape: Shape, tokens: int) -> int:
+    """Return the bytes of masks, or of probabilities where attention is not a fused kernel."""
+    if not goes_alone(work, weights):
         return 0
-    elif _dropouts(weights)[0]:
-        length = min(config.data.max_length, tokens)
-        pairs = few_values(tokens // length) * few_values(length) ** 2
-    else:
-        pairs = _pairs(config, plan, tokens)
-    attention = shape.layers * heads * pairs * element
-    if weights.text_config.get("attn_logit_softcapping"):
-        attention *= 2  # the scores as they were bent are kept beside the probabilities
-    if _dropouts(weights)[0]:
-        attention *= 3  # what dropped them, in their dtype, and what it left
-    return attention
-
-
-def _dropouts(weights: Weights) -> tuple[float, float]:
-    """Shares of the attention's probabilities, and of what layers give, that a model drops in training."""
+    pairs = tokens * min(work.sequence_tokens, tokens)
+    if work.attention != "eager":
+        return shape.layers * pairs * work.element if _is_masked(weights) else 0
     text = weights.text_config
-    of_attention, of_hidden = (
-        next((float(text[name]) for name in names if text.get(name)), 0.0)
-        for names in (
-            ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop"),
-            ("hidden_dropout_prob", "hidden_dropout", "resid_pdrop", "dropout"),
-        )
-    )
-    return of_attention, of_hidden
+    heads = int(text.get("num_attention_heads") or text.get("n_head") or 1)
+    copies = 1
+    if text.get("attn_logit_softcapping"):
+        copies *= 2  # the scores before the cap
+    if any(
+        text.get(key) for key in ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+    ):
+        copies *= 3  # the mask of dropout, and its output
+    return shape.layers * heads * pairs * copies * work.element
 
 
-def _kept_of_wide(weights: Weights) -> int:
-    """Copies of its wide part that a layer keeps: of the activation, what it gives, and with a gate up and product."""
-    names = ("hidden_act", "hidden_activation", "activation", "activation_function")
-    act = next(
-        (str(weights.text_config[name]) for name in names if weights.text_config.get(name)), ""
-    )
-    return KEPT_OF_ACTIVATION.get(act, 1) + (
-        3 if any(GATED.search(name) for name in weights.shapes) else 1
-    )
-
-
-def _pairs(config: Config, plan: Plan, tokens: int) -> int:
-    """Probabilities that block attention keeps for each head on CPUs, for rows of the longest kind.
-
-    Beginnings are taken to be shared by all rows of a step alike: what is a row's own also sees the beginning.
-    """
-    length = min(config.data.max_length, tokens)
-    if length > LONG_ROW:
-        return 0
-    rows = max(2, plan.global_batch_size // plan.world_size)
-    shared = min(length - 1, round(plan.spared_share * length * rows / (rows - 1)))
-    own = length - shared
-    return _triangle(shared) + (tokens - shared) // own * (_triangle(own) + own * shared)
-
-
-def few_values(n: int) -> int:
-    """`n` rounded up to three significant bits: at most a quarter more, and four values for each power of two.
-
-    So sequences and their number are padded where attention drops probabilities, or is not causal.
-    """
-    step = 1 << max(0, n.bit_length() - 3)
-    return -(-n // step) * step
-
-
-def _triangle(length: int) -> int:
-    """Pairs of a sequence's tokens with those before them, in blocks of EXACT_ROWS."""
-    firsts = range(0, length, EXACT_ROWS)
-    return sum(
-        min(EXACT_ROWS, length - first) * min(first + EXACT_ROWS, length) for first in firsts
-    )
+def _copies_of_wide(weights: Weights) -> int:
+    """Return how many values a layer keeps for each of its wide part: activation, gate, up and product."""
+    act = ""
+    for key in ("activation_function", "activation", "hidden_activation", "hidden_act"):
+        act = str(weights.text_config.get(key) or act)
+    gated = any(GATED.search(name) for name in weights.shapes)
+    return KEPT_OF_ACTIVATION.get(act, 1) + (3 if gated else 1)

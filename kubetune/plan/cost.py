@@ -11,11 +11,11 @@ from kubetune.config.schema import Config
 from kubetune.plan import earlier_runs
 from kubetune.plan.earlier_runs import Kind, Range, Speed
 from kubetune.plan.flops import causal_pairs, planned_cost
-from kubetune.plan.forecast import element_bytes, micro_batch_tokens, quantization_of
 from kubetune.plan.gpu_specs import stated_tflops
-from kubetune.plan.linears import shape_of
+from kubetune.plan.linears import Trainable, shape_of
 from kubetune.plan.model_shapes import Weights
 from kubetune.plan.plan import Plan
+from kubetune.plan.rank_work import RankWork, element_bytes, quantization_of
 
 WIDE_SHARE, NARROW_HALF = 0.46, 1550
 """Share of the peak that is assumed of wide models, and the hidden size that has half of it: fitted to published
@@ -104,7 +104,7 @@ def _stated_rate(
         rate = compute.tokens_per_second * plan.world_size
         return Rate(rate, "compute.tokens_per_second of each device")
     peak, peak_source = compute.peak_tflops, "compute.peak_tflops"
-    if peak is None and gpu is not None and element_bytes(config, plan) == 2:
+    if peak is None and gpu is not None and element_bytes(config.model.dtype, plan.device) == 2:
         peak, peak_source = stated_tflops(gpu), f"what is stated for {gpu}"
     if peak is not None and flops:
         share = _assumed_share(weights)
@@ -233,7 +233,7 @@ def kind_of(
         devices=plan.world_size if plan.device == "cuda" else plan.nodes,
         world=plan.world_size,
         length=length,
-        batch=min(micro_batch_tokens(config, plan), plan.tokens_per_step / plan.world_size),
+        batch=min(RankWork.of(config, plan).batch_tokens, plan.tokens_per_step / plan.world_size),
         flops=flops,
     )
 
@@ -245,7 +245,7 @@ def flops_per_token(
 
     `spared`: share of all tokens that stands in beginnings which other rows have computed.
     """
-    found = planned_cost(config, weights, has_vocabulary=not config.classifies)
+    found = planned_cost(Trainable.of(config), weights, has_vocabulary=not config.classifies)
     length = length or config.data.max_length
     return None if found is None else found.sparing(spared).of(1, causal_pairs(length) / length, 1)
 

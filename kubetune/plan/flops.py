@@ -17,9 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kubetune.config.schema import Config
 from kubetune.plan.linears import (
-    adapter_parameters,
+    Trainable,
     is_expert,
     linears,
     shape_of,
@@ -28,7 +27,8 @@ from kubetune.plan.linears import (
 )
 from kubetune.plan.model_shapes import Weights
 
-FROZEN, TRAINED = 4, 6
+FROZEN = 4  # FLOPs a weight and token
+TRAINED = 6
 
 
 class Linear(NamedTuple):
@@ -86,19 +86,21 @@ def visited_share(text_config: Mapping[str, Any]) -> float:
     return (text_config.get("num_experts_per_tok") or 1) / experts
 
 
-def planned_cost(config: Config, weights: Weights, *, has_vocabulary: bool) -> Cost | None:
-    """Cost of a model known by the shapes of its weights; None where its config does not name its sizes."""
+def planned_cost(trainable: Trainable, weights: Weights, *, has_vocabulary: bool) -> Cost | None:
+    """Return the cost of a model known by the shapes of its weights; None where its config does not name its sizes."""
     shape = shape_of(weights)
     if shape is None:
         return None
-    is_full = config.lora is None
+    is_full = trainable.lora is None
     modules = [Linear(name, size, is_full) for name, size in _sizes(weights)]
     if not is_full:
-        of_experts = trained_by_part(config, weights)["experts"]
-        modules.append(Linear("adapters", adapter_parameters(config, weights) - of_experts, True))
-        modules.append(Linear("experts", of_experts, True))
-    vocabulary = int(weights.text_config.get("vocab_size") or 0)
-    head = Linear("head", vocabulary * shape.hidden, is_full) if has_vocabulary else None
+        adapters = trained_by_part(trainable, weights)
+        modules.append(Linear("adapters", adapters.total() - adapters["experts"], True))
+        modules.append(Linear("experts", adapters["experts"], True))
+    head = None
+    if has_vocabulary:
+        vocabulary = int(weights.text_config.get("vocab_size") or 0)
+        head = Linear("head", vocabulary * shape.hidden, is_full)
     visited = visited_share(weights.text_config)
     return cost(modules, head, attention=shape.attention, layers=shape.layers, visited=visited)
 

@@ -1,6 +1,6 @@
 """Linear modules of a model, by the names of its weights: which there are, and which of them LoRA adapts.
 
-Experts may lie in files one by one; transformers stacks those of a layer when it loads them, and so they are told here.
+Experts may lie in files one by one; transformers stacks those of a layer when it loads them, and so does this file.
 """
 
 from __future__ import annotations
@@ -9,21 +9,24 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from kubetune.config.schema import Config, VisionConfig
+from kubetune.config.schema import Config, LoraConfig, VisionConfig
 from kubetune.plan.memory import Shape
 from kubetune.plan.model_shapes import HEARING, PROJECTORS, TOWERS, Weights
 
 HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|pooler|pre_classifier)(\.|$)")
 EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
 EXPERT = re.compile(r"(?P<stack>(?:.*\.)?experts)\.\d+\.(?P<layer>\w+)\.weight")
-FUSED = {
+STACKED_AS = {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
     "w1": "gate_up_proj",
     "w3": "gate_up_proj",
+    "w2": "down_proj",
 }
+"""Names of an expert's layers in files, and of the tensors that transformers stacks them into."""
 ROUTER = re.compile(r"\.(gate|router)(\.|$)")
 _UNREACHED = r"(.*\.)?(indexer\..*|(mamba|mixer)\.dt_proj|o_a_proj)"
 """Linear modules an adapter of which nothing would reach: indexers choose keys without a gradient (DeepSeek-V3.2,
@@ -38,14 +41,9 @@ _READ_BY_KERNELS = {
 """Linear modules, by the model_type of the language model, whose weights transformers hands to a fused kernel on a GPU,
 which never calls the modules: an adapter on them would learn on a CPU alone."""
 PARTS = (
-    *(
-        (part, re.compile(rf"(^|\.)({'|'.join(names)})(\.|$)"))
-        for part, names in (
-            ("projector", PROJECTORS),
-            ("vision tower", TOWERS),
-            ("hearing", HEARING),
-        )
-    ),
+    ("projector", re.compile(rf"(^|\.)({'|'.join(PROJECTORS)})(\.|$)")),
+    ("vision tower", re.compile(rf"(^|\.)({'|'.join(TOWERS)})(\.|$)")),
+    ("hearing", re.compile(rf"(^|\.)({'|'.join(HEARING)})(\.|$)")),
     ("router", ROUTER),
     ("head", HEADS),
     ("embeddings", EMBEDDINGS),
@@ -56,7 +54,7 @@ PARTS = (
 
 
 def shape_of(weights: Weights) -> Shape | None:
-    """The sizes of the decoder; None where they are not named, or differ from layer to layer."""
+    """Return the sizes of the decoder; None where they are not named, or differ from layer to layer."""
     try:
         shape = Shape.of(weights.text_config)
     except TypeError:
@@ -71,151 +69,188 @@ UNQUANTISED = "bitsandbytes stores linear layers in fewer bits, and stacked expe
 """Reason why the base of a mixture shrinks little."""
 
 
+class Linear(NamedTuple):
+    """A linear module, and the sizes of its weight."""
+
+    name: str
+    rows: int
+    columns: int
+
+
 class Stack(NamedTuple):
     """The same layer of all experts in one tensor, and its sizes."""
 
     name: str
     experts: int
-    rows: int
+    rows: int  # of one expert
     columns: int
 
 
-def linears(weights: Weights, *, embeddings: bool = False) -> Iterator[tuple[str, int, int]]:
-    """Name and two sizes of each linear module inside the model: no head, no experts; embeddings if asked."""
+def linears(weights: Weights, *, embeddings: bool = False) -> Iterator[Linear]:
+    """Yield each linear module inside the model: no head, no experts; embeddings if asked."""
     for name, shape in weights.shapes.items():
         module = name.removesuffix(".weight")
         if len(shape) != 2 or module == name or EXPERT.fullmatch(name):
             continue
         if not HEADS.search(module) and (embeddings or not EMBEDDINGS.search(module)):
-            yield module, shape[0], shape[1]
+            yield Linear(module, *shape)
 
 
 def stacks(weights: Weights) -> Iterator[Stack]:
-    """Tensors of a mixture that hold a layer of all experts."""
-    held: dict[str, list[int]] = {}
+    """Yield the tensors of a mixture that hold a layer of all experts.
+
+    Experts that a file has one by one are stacked here as transformers does when it loads them:
+
+        experts.0.gate_proj [f, h], experts.0.up_proj [f, h], experts.1.…    →  experts.gate_up_proj [2, 2f, h]
+    """
+    experts: Counter[str] = Counter()
+    rows: Counter[str] = Counter()  # of all experts
+    columns: dict[str, int] = {}
     for name, shape in weights.shapes.items():
         if len(shape) == 3 and is_expert(name):
             yield Stack(name, *shape)
-        elif len(shape) == 2 and (found := EXPERT.fullmatch(name)) is not None:
-            layer = {"w2": "down_proj"}.get(
-                found["layer"], FUSED.get(found["layer"], found["layer"])
-            )
-            sizes = held.setdefault(f"{found['stack']}.{layer}", [0, 0, shape[1]])
-            sizes[1] += shape[0]
-            sizes[0] += found["layer"] not in ("up_proj", "w3")
-    for name, (experts, rows, columns) in held.items():
-        yield Stack(name, experts, rows // max(1, experts), columns)
+        elif len(shape) == 2 and (match := EXPERT.fullmatch(name)):
+            stack = f"{match['stack']}.{STACKED_AS.get(match['layer'], match['layer'])}"
+            columns[stack] = shape[1]
+            rows[stack] += shape[0]
+            if match["layer"] not in ("up_proj", "w3"):  # each beside a gate that is counted
+                experts[stack] += 1
+    for name, width in columns.items():
+        yield Stack(name, experts[name], rows[name] // max(1, experts[name]), width)
 
 
 def is_expert(name: str) -> bool:
-    """Membership of a module in a mixture's experts, by its name; those that all tokens share are none."""
+    """True if a module belongs to a mixture's experts, by its name; those that all tokens share do not count."""
     return "experts" in name.split(".") and "shared" not in name
 
 
 def frozen_names(vision: VisionConfig, names: Iterable[str]) -> str | None:
-    """An expression for the full names, of modules or parameters, of what must not learn; None where all may."""
-    parts = {part for name in names for part in name.split(".")}
-    tower, projector, hearing = (
-        rf"(.*\.)?({'|'.join(them)})(\..*)?" for them in (TOWERS, PROJECTORS, HEARING)
-    )
-    frozen = {
-        tower
-        if vision.freeze_projector
-        else f"(?!{projector}$){tower}": vision.freeze_vision_tower,
-        projector: vision.freeze_projector and not parts.isdisjoint(PROJECTORS),
-        hearing: not parts.isdisjoint(HEARING),
-    }
-    return "|".join(part for part, is_frozen in frozen.items() if is_frozen) or None
+    """Return an expression for the full names, of modules or parameters, of what must not learn; None where all may."""
+    words = set()
+    for name in names:
+        words.update(name.split("."))
+    tower = rf"(.*\.)?({'|'.join(TOWERS)})(\..*)?"
+    projector = rf"(.*\.)?({'|'.join(PROJECTORS)})(\..*)?"
+    frozen = []
+    if vision.freeze_vision_tower:
+        # A projector may lie inside the tower.
+        frozen.append(tower if vision.freeze_projector else f"(?!{projector}$){tower}")
+    if vision.freeze_projector and not words.isdisjoint(PROJECTORS):
+        frozen.append(projector)
+    if not words.isdisjoint(HEARING):
+        frozen.append(rf"(.*\.)?({'|'.join(HEARING)})(\..*)?")
+    return "|".join(frozen) or None
 
 
-def _left(config: Config, weights: Weights) -> re.Pattern[str]:
-    """Full names of what does not learn; of a model that sees, and reads text alone here, all but its text."""
-    return re.compile(
-        frozen_names(config.vision if config.sees else VisionConfig(), weights.shapes) or "$^"
-    )
+@dataclass(frozen=True)
+class Trainable:
+    """What of a model learns."""
+
+    lora: LoraConfig | None  # adapters; None where all parameters learn
+    vision: (
+        VisionConfig | None
+    )  # what of a vision tower learns; None for tasks that read text alone
+
+    @classmethod
+    def of(cls, config: Config) -> Trainable:
+        """Read it from a run's config."""
+        return cls(config.lora, config.vision if config.sees else None)
+
+    def frozen(self, names: Iterable[str]) -> re.Pattern[str]:
+        """Return a pattern for the full names of what does not learn of the parts that see and hear."""
+        return re.compile(frozen_names(self.vision or VisionConfig(), names) or "$^")
 
 
 def part_of(name: str) -> str:
-    """Part of a model that a parameter belongs to, by its name."""
+    """Return the part of a model that a parameter belongs to, by its name."""
     if is_expert(name):
         return "experts"
-    return next((part for part, pattern in PARTS if pattern.search(name)), "others")
+    for part, pattern in PARTS:
+        if pattern.search(name):
+            return part
+    return "others"
 
 
 def parts_line(trained: Counter[str], held: Counter[str]) -> str:
-    """`attention 0.8 M of 33 M, experts …`: parameters that learn beside those that are there, by part."""
-    text = ("attention", "feed-forward", "experts", "router", "embeddings", "head", "others")
-    order = (*text, "vision tower", "projector", "hearing")
-    return ", ".join(
-        f"{part} {trained[part]:,} of {held[part]:,}"
-        for part in order
-        if trained[part] or held[part]
-    )
+    """Return `attention 0.8 M of 33 M, experts …`: parameters that learn beside all, by part."""
+    order = ("attention", "feed-forward", "experts", "router", "embeddings", "head", "others")
+    texts = []
+    for part in (*order, "vision tower", "projector", "hearing"):
+        if trained[part] or held[part]:
+            texts.append(f"{part} {trained[part]:,} of {held[part]:,}")
+    return ", ".join(texts)
 
 
-def adapter_parameters(config: Config, weights: Weights) -> int:
-    """Parameters that LoRA adds, and those of modules that are trained in full beside it."""
-    return trained_by_part(config, weights).total()
+def adapter_parameters(trainable: Trainable, weights: Weights) -> int:
+    """Return the parameters that LoRA adds, with those of modules that are trained in full beside it."""
+    return trained_by_part(trainable, weights).total()
 
 
-def trained_by_part(config: Config, weights: Weights) -> Counter[str]:
-    """Parameters that a run trains of each part of the model; with LoRA those of the adapters on it."""
-    found: Counter[str] = Counter()
-    lora = config.lora
-    left = _left(config, weights)
-    for name, shape in weights.shapes.items():
-        is_whole = lora is None and not (config.sees and left.fullmatch(name))
-        if is_whole or (
-            lora and any(f".{module}." in f".{name}" for module in lora.modules_to_save)
-        ):
-            found[part_of(name)] += math.prod(shape)
+def trained_by_part(trainable: Trainable, weights: Weights) -> Counter[str]:
+    """Count the parameters that a run trains of each part of the model; with LoRA those of its adapters."""
+    counts: Counter[str] = Counter()
+    lora = trainable.lora
     if lora is None:
-        return found
-    for name, *sizes in adapted_linears(config, weights):
-        found[part_of(name)] += lora.r * sum(sizes) + (sizes[0] if lora.use_dora else 0)
-    for stack in adapted_stacks(config, weights):
-        found["experts"] += lora.r * stack.experts * (stack.rows + stack.columns)
-    return found
+        frozen = trainable.frozen(weights.shapes)
+        for name, shape in weights.shapes.items():
+            if trainable.vision is None or not frozen.fullmatch(name):
+                counts[part_of(name)] += math.prod(shape)
+        return counts
+    for name, shape in weights.shapes.items():
+        if any(f".{module}." in f".{name}" for module in lora.modules_to_save):
+            counts[part_of(name)] += math.prod(shape)
+    for linear in adapted_linears(trainable, weights):
+        magnitudes = linear.rows if lora.use_dora else 0
+        counts[part_of(linear.name)] += lora.r * (linear.rows + linear.columns) + magnitudes
+    for stack in adapted_stacks(lora, weights):
+        counts["experts"] += lora.r * stack.experts * (stack.rows + stack.columns)
+    return counts
 
 
-def adapted_linears(config: Config, weights: Weights) -> Iterator[tuple[str, int, int]]:
-    """Linear modules that get an adapter; of a mixture no router, unless it is named."""
-    assert config.lora is not None
-    lora, targets = config.lora, config.lora.target_modules
-    left, has_experts = _left(config, weights), any(True for _ in stacks(weights))
+def adapted_linears(trainable: Trainable, weights: Weights) -> Iterator[Linear]:
+    """Yield the linear modules that get an adapter; of a mixture no router, unless it is named."""
+    lora = trainable.lora
+    assert lora is not None
+    adapts_all = lora.target_modules == "all-linear"
+    has_experts = any(True for _ in stacks(weights))
+    frozen = trainable.frozen(weights.shapes)
     out_of_reach = unreached(weights.text_config.get("model_type"))
-    for name, *sizes in linears(weights, embeddings=targets != "all-linear"):
-        is_left = targets == "all-linear" and (
-            (has_experts and ROUTER.search(name)) or out_of_reach.fullmatch(name)
-        )
-        is_named = bool(lora.target_parameters) and is_target(
-            f"{name}.weight", lora.target_parameters
-        )
-        if is_named or (is_target(name, targets) and not is_left and not left.fullmatch(name)):
-            yield name, *sizes  # type: ignore[misc]  # two of them
+    for linear in linears(weights, embeddings=not adapts_all):
+        name = linear.name
+        if lora.target_parameters and is_target(f"{name}.weight", lora.target_parameters):
+            yield linear
+            continue
+        if adapts_all and out_of_reach.fullmatch(name):
+            continue
+        if adapts_all and has_experts and ROUTER.search(name):
+            continue
+        if is_target(name, lora.target_modules) and not frozen.fullmatch(name):
+            yield linear
 
 
-def adapted_stacks(config: Config, weights: Weights) -> Iterator[Stack]:
-    """Stacked experts that get adapters, by their names or those of the layers that they hold."""
-    assert config.lora is not None
-    targets, named = config.lora.target_modules, config.lora.target_parameters
+def adapted_stacks(lora: LoraConfig, weights: Weights) -> Iterator[Stack]:
+    """Yield the stacked experts that get adapters, by their names or those of the layers that they hold."""
+    names_in_files = {"down_proj": ("down_proj", "w2"), "gate_up_proj": ("gate_proj", "w1")}
     for stack in stacks(weights):
-        above, _, own = stack.name.rpartition(".")
-        olds = {"down_proj": ("down_proj", "w2"), "gate_up_proj": ("gate_proj", "w1")}.get(own, ())
-        names = (above, stack.name, *(f"{above}.{old}" for old in olds))
-        if any(is_target(name, targets) for name in names) or (
-            named and is_target(stack.name, named)
-        ):
+        parent, _, layer = stack.name.rpartition(".")
+        names = [parent, stack.name]
+        for name in names_in_files.get(layer, ()):
+            names.append(f"{parent}.{name}")
+        is_named = lora.target_parameters and is_target(stack.name, lora.target_parameters)
+        if is_named or any(is_target(name, lora.target_modules) for name in names):
             yield stack
 
 
 def unreached(kind: object) -> re.Pattern[str]:
     """Return an expression for the whole names of modules an adapter of which would learn nothing, by `model_type`."""
-    return re.compile("|".join(filter(None, (_UNREACHED, _READ_BY_KERNELS.get(str(kind))))))
+    names = _UNREACHED
+    if str(kind) in _READ_BY_KERNELS:
+        names += f"|{_READ_BY_KERNELS[str(kind)]}"
+    return re.compile(names)
 
 
 def is_target(name: str, targets: str | Iterable[str]) -> bool:
-    """Choice of a module for LoRA by `lora.target_modules`, as PEFT chooses."""
+    """True if `lora.target_modules` chooses a module, as PEFT reads it."""
     if targets == "all-linear":
         return True
     if isinstance(targets, str):

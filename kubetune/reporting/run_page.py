@@ -12,7 +12,7 @@ from typing import Any
 
 from kubetune.base.humanize import counted, duration, number, size
 from kubetune.config.load import as_yaml, dotted_values, resolved
-from kubetune.plan.forecast import quantization_of
+from kubetune.plan.rank_work import quantization_of
 from kubetune.reporting import cards
 from kubetune.reporting.histogram import fold
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys

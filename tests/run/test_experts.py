@@ -23,7 +23,7 @@ from kubetune.models.mixtures.experts import is_described, routers_of, stacks_of
 from kubetune.models.mixtures.targets import unreached_names
 from kubetune.models.padding_free import choose_attention
 from kubetune.plan.base_model import may_lack_targets
-from kubetune.plan.linears import part_of, trained_by_part
+from kubetune.plan.linears import Trainable, part_of, trained_by_part
 from kubetune.plan.model_shapes import read_weights
 from kubetune.result.publishing.export import export_run
 from kubetune.tasks.causal_lm import TASK
@@ -289,13 +289,12 @@ def test_a_plan_foresees_what_is_trained_of_each_part(tmp_path, name, settings):
     )
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
-    assert trained_by_part(config, weights) == trained
+    assert trained_by_part(Trainable.of(config), weights) == trained
     dropping = config.model_copy(update={"lora": LoraConfig(dropout=0.1)})
     assert may_lack_targets(dropping, weights), "a plan asks the model itself, which refuses it"
     # A file may hold what is no parameter: biases of a router that no gradient moves.
-    assert trained_by_part(
-        config.model_copy(update={"lora": None}), weights
-    ).total() == pytest.approx(whole, rel=1e-4)
+    everything = trained_by_part(Trainable(lora=None, vision=None), weights)
+    assert everything.total() == pytest.approx(whole, rel=1e-4)
 
 
 def trained_of(model: Any, settings: dict[str, Any]) -> Counter[str]:
@@ -319,7 +318,7 @@ def test_a_plan_knows_what_is_left_out_and_what_is_asked_for(tmp_path, name, set
     )
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
-    assert trained_by_part(config, weights) == trained_of(model, settings)
+    assert trained_by_part(Trainable.of(config), weights) == trained_of(model, settings)
 
 
 @pytest.mark.parametrize(

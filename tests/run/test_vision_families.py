@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from collections import Counter
+from dataclasses import replace
 from inspect import signature
 from itertools import product
 from pathlib import Path
@@ -39,8 +40,10 @@ from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload, tune
 from kubetune.models.adapters.lora import add_lora
 from kubetune.plan.activations import goes_alone
-from kubetune.plan.linears import part_of, trained_by_part
+from kubetune.plan.linears import Trainable, part_of, trained_by_part
 from kubetune.plan.model_shapes import TOWERS, read_weights
+from kubetune.plan.plan import make_plan
+from kubetune.plan.rank_work import RankWork
 from kubetune.result.inference.generate import Sampling, answer, load_run
 from kubetune.result.publishing.export import export_run
 from kubetune.tasks import vision_language
@@ -255,8 +258,9 @@ def test_a_plan_knows_which_models_take_one_sequence_at_a_time(name: str, tmp_pa
     processor = load_image_processor(config, load_tokenizer(config.model))
     assert weights is not None
     assert processor is not None
-    assert goes_alone(config, weights) is not processor.is_grid
-    assert not goes_alone(config.model_copy(update={"task": "causal_lm"}), weights)
+    seeing = RankWork.of(config, make_plan(config))
+    assert goes_alone(seeing, weights) is not processor.is_grid
+    assert not goes_alone(replace(seeing, sees=False), weights)
 
 
 def test_the_file_of_the_weights_is_let_go_of_where_a_tower_does_not_learn(tmp_path: Path) -> None:
@@ -320,7 +324,7 @@ def test_a_plan_foresees_what_is_trained_of_what_sees(
                 else frozen is None or re.fullmatch(frozen, part) is None
             )
             trained[part_of(part)] += parameter.numel() if learns else 0
-        assert trained_by_part(config, weights) == +trained
+        assert trained_by_part(Trainable.of(config), weights) == +trained
         if lora is None:
             assert (trained["vision tower"] == 0, trained["projector"] == 0) == (tower, projector)
 

@@ -43,7 +43,7 @@ from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, set_attention, unwrap
 from kubetune.plan.flops import planned_cost
 from kubetune.plan.forecast import forecast
-from kubetune.plan.linears import linears
+from kubetune.plan.linears import Trainable, linears
 from kubetune.plan.memory import chunk_rows
 from kubetune.plan.model_shapes import Weights
 from kubetune.plan.plan import make_plan
@@ -162,7 +162,7 @@ def require_as_planned(folder: Path, name: str, layers: int, ranks: int, lora: b
     (folder / "rows.jsonl").touch()
     config = load_config(None, flags=flags)
     tokens, labels = sum(LENGTHS), sum(length - 1 for length in LENGTHS)
-    cost = planned_cost(config, weights, has_vocabulary=True)
+    cost = planned_cost(Trainable.of(config), weights, has_vocabulary=True)
     assert cost is not None
     products = sum(
         found["flops"][name] for name in ("mm", "addmm", "addmm_") if name in found["flops"]

@@ -14,6 +14,7 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import LoraConfig
 from kubetune.plan.flops import planned_cost
 from kubetune.plan.gpu_specs import stated_tflops
+from kubetune.plan.linears import Trainable
 from kubetune.plan.model_shapes import Weights, shapes_of
 from kubetune.rundir import metrics
 from kubetune.training import flops as measured_flops
@@ -79,16 +80,18 @@ def test_a_plan_counts_what_a_run_counts(kind: str, lora: bool) -> None:
         found = next(iter(model.peft_config.values()))
         targets = tuple(sorted(found.target_modules))
         config = config.model_copy(update={"lora": LoraConfig(r=found.r, target_modules=targets)})
-    assert planned_cost(config, weights, has_vocabulary=True) == measured_flops.cost_of(
-        model, has_vocabulary=True
-    )
+    assert planned_cost(
+        Trainable.of(config), weights, has_vocabulary=True
+    ) == measured_flops.cost_of(model, has_vocabulary=True)
 
 
 def test_benchmarks_count_what_a_plan_counts() -> None:
     shape = SHAPES["qwen3-8b"]
     sizes = {**vars(shape), "model_type": "qwen3"}
     config = load_config(None, overrides=["model=m/m", "data.train=x/y", "lora.r=16"])
-    found = planned_cost(config, Weights(shapes_of(sizes), sizes, False), has_vocabulary=True)
+    found = planned_cost(
+        Trainable.of(config), Weights(shapes_of(sizes), sizes, False), has_vocabulary=True
+    )
     assert found is not None
     assert flops.training_flops(shape, "all-linear", [3, 3], 4) == found.of(6, 12, 4)
 

@@ -14,7 +14,7 @@ from kubetune.config.load import load_config
 from kubetune.plan import cost
 from kubetune.plan.cost import bill, flops_per_token
 from kubetune.plan.forecast import GIB, MIB, Forecast, forecast, remedies
-from kubetune.plan.linears import adapter_parameters
+from kubetune.plan.linears import Trainable, adapter_parameters
 from kubetune.plan.model_shapes import Weights, read_weights, shapes_of
 from kubetune.plan.plan import make_plan
 
@@ -48,7 +48,7 @@ def ahead(*overrides: str, gpus: int = 1, nodes: int = 1, gib: int | None = 80) 
 def test_weights_of_a_known_model_are_counted() -> None:
     assert WEIGHTS.parameters == pytest.approx(8.19e9, rel=0.002)
     config = load_config(None, overrides=["model=m/m", "data.train=x/y", "lora.r=16"])
-    assert adapter_parameters(config, WEIGHTS) == 43_646_976, (
+    assert adapter_parameters(Trainable.of(config), WEIGHTS) == 43_646_976, (
         "what PEFT prints for all linear modules"
     )
     some = load_config(
@@ -60,59 +60,79 @@ def test_weights_of_a_known_model_are_counted() -> None:
             "lora.target_modules=[q_proj,v_proj]",
         ],
     )
-    assert adapter_parameters(some, WEIGHTS) == 8 * 36 * (2 * 4096 + 4096 + 1024)
+    assert adapter_parameters(Trainable.of(some), WEIGHTS) == 8 * 36 * (2 * 4096 + 4096 + 1024)
 
 
-def test_a_toy_takes_little_beside_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured: one of 260,000 parameters, all trained in fp32, took 402 MiB where allowances made it 585."""
-    monkeypatch.setattr("kubetune.plan.forecast.is_mkl_narrow", lambda: True)
-    facts = {**QWEN3_8B, "hidden_size": 64, "num_hidden_layers": 5, "intermediate_size": 172, "head_dim": 8,
-             "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512}  # fmt: skip
-    words = ["model=org/m", "data.train=org/d", "data.max_length=64", "compute.gpus_per_node=0"]
-    config = load_config(None, overrides=[*words, "model.dtype=float32"])
-    found = forecast(config, make_plan(config), Weights(shapes_of(facts), facts, stated=False))
-    assert found is not None
-    assert found.peak_bytes == pytest.approx(402 * MIB, rel=0.05)
-
-
-def test_what_the_heap_loses_does_not_grow_with_the_optimizers_flat_buffers() -> None:
-    """Measured: a model of 42 M lost 28 MiB, one of 103 M with the same layers 52; a share of all was 128 and 286."""
-    lost, kept = [], []
-    for vocabulary in (32_000, 151_936):
-        facts = {**QWEN3_8B, "hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1536, "head_dim": 64,
-                 "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": vocabulary}  # fmt: skip
-        words = [
-            "model=org/m",
-            "data.train=org/d",
-            "data.max_length=512",
-            "compute.gpus_per_node=0",
-        ]
-        config = load_config(None, overrides=[*words, "model.dtype=bfloat16"])
-        found = forecast(config, make_plan(config), Weights(shapes_of(facts), facts, stated=False))
-        assert found is not None
-        lost.append(found.parts["allocator"])
-        kept.append(found.parts["trained weights, in fp32"])
-    assert kept[1] > 2 * kept[0]
-    assert lost[0] == lost[1] < 128 * MIB
+# Measured on a CPU, six steps each; the models are those of benchmarks/memory.py.
+SMALL = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1152,
+         "vocab_size": 24_000, "head_dim": 64}  # fmt: skip
+TOY = {"hidden_size": 64, "num_hidden_layers": 5, "intermediate_size": 172, "head_dim": 8,
+       "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("words", "narrow", "mib"),
+    ("sizes", "length", "batch", "words", "mib"),
     [
-        (["lora.r=16"], True, 55),
-        (["lora.r=16"], False, 0),
-        (["lora.r=16", "task=sequence_classification"], True, 55),
-        ([], True, 105),
-        (["task=sequence_classification"], True, 0),
-        (["lora.r=16", "model.dtype=bfloat16"], False, 80),
+        pytest.param(TOY, 64, 1, [], 402, id="toy"),
+        pytest.param(SMALL | {"num_key_value_heads": 6}, 448, 2, [], 1271, id="llama"),
+        pytest.param(SMALL | {"num_key_value_heads": 2}, 960, 2, [], 1593, id="qwen3"),
+        pytest.param(SMALL | {"num_key_value_heads": 3}, 480, 5, [], 1721, id="mistral"),
+        pytest.param(
+            SMALL | {"num_key_value_heads": 2, "tie_word_embeddings": True},
+            320, 6, ["lora.r=16"], 1022, id="qwen2, lora",
+        ),
+        pytest.param(
+            SMALL | {"num_key_value_heads": 3}, 256, 5, ["lora.r=16", "model.dtype=bfloat16"], 800,
+            id="mistral, lora, bf16",
+        ),
     ],
-)
-def test_the_code_of_onednns_products_is_counted_where_it_makes_them(
-    words: list[str], narrow: bool, mib: int, monkeypatch: pytest.MonkeyPatch
+)  # fmt: skip
+def test_the_forecast_for_a_cpu_is_within_a_quarter(
+    sizes: dict[str, Any], length: int, batch: int, words: list[str], mib: int
 ) -> None:
-    monkeypatch.setattr("kubetune.plan.forecast.is_mkl_narrow", lambda: narrow)
-    found = ahead(*words, gpus=0, gib=None)
-    assert found.parts.get("code of matrix products", 0) == mib * MIB
+    facts = QWEN3_8B | sizes
+    settings = [
+        "model=org/m",
+        "data.train=org/d",
+        "compute.gpus_per_node=0",
+        "model.dtype=float32",
+        "training.compile=false",
+        f"data.max_length={length}",
+        f"training.per_device_train_batch_size={batch}",
+        *words,
+    ]
+    config = load_config(None, overrides=settings)
+    memory = forecast(config, make_plan(config), Weights(shapes_of(facts), facts, stated=False))
+    assert memory is not None
+    assert memory.peak_bytes == pytest.approx(mib * MIB, rel=0.25)
+
+
+def test_the_worked_examples_are_what_is_computed() -> None:
+    """The examples at the top of plan/forecast.py and plan/activations.py: LoRA on 7B, batch 8 × 2,048."""
+    facts = {"model_type": "qwen2", "hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18_944,
+             "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152_064}  # fmt: skip
+    weights = Weights(shapes_of(facts), facts, stated=False)
+    words = ["model=org/m", "data.train=org/d", "lora.r=16", "data.max_length=2048", "model.dtype=bfloat16",
+             "training.per_device_train_batch_size=8", "compute.gpus_per_node=1"]  # fmt: skip
+    config = load_config(None, overrides=words)
+    plan = make_plan(config)
+    whole = forecast(config, plan, weights)
+    fitted = forecast(config, plan, weights, 80 * GIB)
+    assert whole is not None
+    assert fitted is not None
+
+    def gib(memory: Forecast, part: str) -> float:
+        return round(memory.parts[part] / GIB, 1)
+
+    assert whole.trained_parameters == 40_370_176
+    assert gib(whole, "activations") == 67.8
+    assert gib(fitted, "weights") == 14.2
+    assert round(sum(state_of(fitted)) / GIB, 1) == 0.6
+    assert gib(fitted, "logits, a chunk at a time") == 1.5
+    assert fitted.recomputed_layers == 6
+    assert gib(fitted, "activations, 6 of 28 layers recomputed") == 53.3
+    assert gib(fitted, "inputs of those layers") == 0.7
+    assert fitted.fits
 
 
 def test_the_bases_precision_and_the_method_decide_over_weights_and_state() -> None:
@@ -204,9 +224,6 @@ def test_slices_come_with_what_is_borrowed_and_what_is_on_its_way() -> None:
     assert summed not in ahead(*twice, gpus=8, gib=80).parts, "too much of such a device"
     lora = ahead("lora.r=16", "training.parallelism=fsdp", gpus=8).parts
     assert "gradient of the head, whole" not in lora
-    cpu = ahead("training.parallelism=fsdp", "compute.processes=2", gpus=0).parts
-    assert cpu["buffers of the collectives"] == 2 * 4 * around
-    assert cpu["files of a checkpoint, mapped"] == 4 * WEIGHTS.parameters
 
 
 def test_a_classifiers_head_counts_for_nothing() -> None:
@@ -337,7 +354,6 @@ def test_rows_that_are_short_fill_no_micro_batch_meant_for_long_ones() -> None:
     assert short.parts["activations"] == pytest.approx(
         whole.parts["activations"] * 140 / 1024, rel=0.01
     )
-    assert short.parts["attention"] < whole.parts["attention"] / 20
     assert on_a_cpu("lora.r=16", longest=1024) == on_a_cpu("lora.r=16", longest=4000) == whole
     # Packed, all eight rows of a step share one micro-batch, as far as its tokens reach.
     eight = ("lora.r=16", "training.global_batch_size=8")
@@ -347,9 +363,7 @@ def test_rows_that_are_short_fill_no_micro_batch_meant_for_long_ones() -> None:
     assert on_a_cpu(*eight, longest=512).parts["activations"] == whole.parts["activations"]
 
 
-def test_beginnings_that_rows_share_fill_no_micro_batch_and_are_seen_by_what_goes_on_from_them() -> (
-    None
-):
+def test_beginnings_that_rows_share_fill_no_micro_batch() -> None:
     config = load_config(
         None,
         overrides=[
@@ -373,11 +387,6 @@ def test_beginnings_that_rows_share_fill_no_micro_batch_and_are_seen_by_what_goe
     tokens = 512 + 8 * 256
     assert found.parts["activations"] / whole.parts["activations"] == pytest.approx(
         tokens / (8 * 768), rel=0.01
-    )
-    seen, plain = 256 * 256 + 256 * 512, 256 * (256 + 512 + 768)
-    pairs = seen + 8 * (256 * 256 + 256 * 512)
-    assert found.parts["attention"] / whole.parts["attention"] == pytest.approx(
-        pairs / (8 * plain), rel=0.01
     )
     small = config.model_copy(
         update={"training": config.training.model_copy(update={"per_device_train_batch_size": 1})}
@@ -456,70 +465,9 @@ def test_what_takes_one_sequence_at_a_time_keeps_no_others_and_no_probabilities(
     )
 
 
-def test_bitsandbytes_counts_where_it_is_imported() -> None:
-    plain, four = on_a_cpu("lora.r=16"), on_a_cpu("lora.r=16", "quantization=4bit")
-    assert set(four.parts) - set(plain.parts) == {"bitsandbytes"}
-    assert "bitsandbytes" in on_a_cpu("training.optim=adamw_8bit").parts
-
-
 def test_what_dropout_drew_is_kept() -> None:
-    plain, dropping = (
-        on_a_cpu("task=sequence_classification", weights=like(changes))
-        for changes in ({}, {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1})
-    )
-    assert dropping.parts["attention"] == 3 * 36 * 32 * 1024 * 1024 * 4, (
-        "not only what is seen before each token"
-    )
-    padded = on_a_cpu(
-        "task=sequence_classification", weights=like({"attention_dropout": 0.1}), longest=480
-    )
-    assert padded.parts["attention"] == 3 * 36 * 32 * 512 * 512 * 4
-    assert dropping.parts["activations"] - plain.parts["activations"] == 1024 * 36 * 2 * 4096 * 4
-
-
-@pytest.mark.parametrize(("is_apart", "least", "most"), [(True, 1.9, 2.3), (False, 1.0, 1.5)])
-def test_experts_that_are_apart_in_a_file_lie_in_memory_twice_while_they_load(
-    is_apart: bool, least: float, most: float
-) -> None:
-    sizes = {
-        "num_hidden_layers": 8,
-        "hidden_size": 1024,
-        "intermediate_size": 64,
-        "vocab_size": 1000,
-    }
-    config = (
-        QWEN3_8B | sizes | {"model_type": "qwen3_moe", "num_experts": 64, "num_experts_per_tok": 2}
-    )
-    shapes = dict(shapes_of(QWEN3_8B | sizes))
-    for layer in range(8):
-        place = f"model.layers.{layer}.mlp.experts"
-        if is_apart:
-            each = {"gate_proj": (512, 1024), "up_proj": (512, 1024), "down_proj": (1024, 512)}
-            shapes |= {
-                f"{place}.{n}.{name}.weight": shape
-                for n in range(64)
-                for name, shape in each.items()
-            }
-        else:
-            shapes |= {
-                f"{place}.gate_up_proj": (64, 1024, 1024),
-                f"{place}.down_proj": (64, 1024, 512),
-            }
-    run = load_config(
-        None, overrides=["model=m/m", "data.train=x/y", "lora.r=4", "data.max_length=64"]
-    )
-    found = forecast(run, make_plan(run), Weights(shapes, config, stated=True))
-    assert found is not None
-    assert least < (found.peak_bytes - found.parts["process"]) / found.parts["weights"] < most
-    assert ("file of experts, until they are stacked" in found.parts) is is_apart
-
-
-def test_trackers_count() -> None:
-    plain = on_a_cpu("lora.r=16")
-    tracked = on_a_cpu(
-        "lora.r=16", "tracking.tensorboard=true", "tracking.mlflow={uri: ./mlruns, experiment: x}"
-    )
-    assert tracked.peak_bytes - plain.peak_bytes == tracked.parts["trackers"] == 184 * MIB
+    dropping = on_a_cpu("model.attention=eager", weights=like({"attention_dropout": 0.1}))
+    assert dropping.parts["attention"] == 3 * 36 * 32 * 1024 * 1024 * 4
 
 
 def like(changes: dict[str, Any], rename: tuple[str, str] = ("", "")) -> Weights:
@@ -528,17 +476,26 @@ def like(changes: dict[str, Any], rename: tuple[str, str] = ("", "")) -> Weights
     return Weights(shapes, {**QWEN3_8B, **changes}, stated=False)
 
 
-def test_caps_keep_what_they_bent() -> None:
-    plain, capped = (
-        on_a_cpu(),
-        on_a_cpu(weights=like({"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0})),
-    )
+def test_caps_and_factors_keep_the_logits_that_they_change() -> None:
     chunk = "logits, a chunk at a time"
-    # All is done in the buffer; with a cap there is the slope too. In 16 bits there is one in fp32 beside them.
-    assert capped.parts[chunk] == 2 * plain.parts[chunk] == 2 * 4 * 220 * 151_936
-    assert on_a_cpu("model.dtype=bfloat16").parts[chunk] == (2 + 4) * 220 * 151_936
-    assert capped.parts["attention"] == 2 * plain.parts["attention"]
-    assert on_a_cpu(weights=like({"logits_scaling": 8.0})).parts[chunk] == plain.parts[chunk]
+    values = 1024 * 151_936  # 1,024 rows on an H100, and the whole vocabulary
+    for changes, value_bytes in (
+        ({}, 2 + 8),
+        ({"final_logit_softcapping": 30.0}, 2 + 8 + 8),
+        ({"logits_scaling": 8.0}, 2 + 8 + 4),
+    ):
+        config = load_config(
+            None, overrides=["model=m/m", "data.train=x/y", "compute.gpus_per_node=1"]
+        )
+        memory = forecast(config, make_plan(config), like(changes), 80 * GIB)
+        assert memory is not None
+        assert memory.parts[chunk] == values * value_bytes
+    assert on_a_cpu().parts[chunk] == 220 * 151_936 * 4, "in fp32, in place"
+    eager = [
+        on_a_cpu("model.attention=eager", weights=like(changes)).parts["attention"]
+        for changes in ({}, {"attn_logit_softcapping": 50.0})
+    ]
+    assert eager[1] == 2 * eager[0]
 
 
 def test_relu_keeps_half_of_what_gelu_does_and_fused_products_stay_whole() -> None:

@@ -13,7 +13,7 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.config.schema.preference import ONLY_WITH
 from kubetune.errors import ConfigError
-from kubetune.plan.linears import adapted_linears
+from kubetune.plan.linears import Trainable, adapted_linears
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import learning_rate_at, make_plan
 from kubetune.plugins.importers import Imported, import_config
@@ -287,7 +287,7 @@ def our_adapters(config: Config) -> dict[str, Any] | None:
         return None
     weights = read_weights(config.model.path, {})
     assert weights is not None
-    names = {name.split(".")[-1] for name, *_ in adapted_linears(config, weights)}
+    names = {name.split(".")[-1] for name, *_ in adapted_linears(Trainable.of(config), weights)}
     rank = config.lora.r
     divisor = math.sqrt(rank) if config.lora.use_rslora else rank
     return {

@@ -18,6 +18,7 @@ from kubetune.plan.forecast import forecast
 from kubetune.plan.memory import Shape, activation_bytes_per_token
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan, make_plan
+from kubetune.plan.rank_work import RankWork
 
 QWEN3_8B = {
     "hidden_size": 4096,
@@ -107,10 +108,12 @@ def test_compiling_is_expected_where_it_is_worth_it(tmp_path: Path) -> None:
     config, plan, _ = planned(tmp_path, 80)
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
-    assert expects_compiling(config, plan, weights), "the data are unread"
+    assert expects_compiling(RankWork.of(config, plan), weights.parameters), "the data are unread"
     short = make_plan(config, 10, world_size=1, device="cuda", tokens=1000)
     long = make_plan(config, 10**5, world_size=1, device="cuda", tokens=10**8)
-    assert [expects_compiling(config, each, weights) for each in (short, long)] == [False, True]
+    for data, is_compiled in ((short, False), (long, True)):
+        work = RankWork.of(config, data)
+        assert expects_compiling(work, weights.parameters) is is_compiled
 
 
 def test_experts_count_only_as_often_as_a_token_meets_them():
