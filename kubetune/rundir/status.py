@@ -6,7 +6,7 @@ The same on a laptop and, by cluster/in_pod, in a pod; asks no API server.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +25,7 @@ _LOG_LINES = 300
 _LOG_BYTES = 32 * 1024
 _POINTS = 320
 _SILENT_SECONDS = 30
+_STEPS_FOR_SPEED = 20
 
 
 def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
@@ -33,42 +34,48 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
     `verdict` is that of the best checkpoint without its answers, empty before there is one.
     `ranks` tell how many seconds ago each said where it is, by the clock of this machine.
     """
-    steps = [line for line in metrics.last_lines(run_dir / metrics.METRICS) if "loss" in line][
-        -_POINTS:
-    ]
+    steps = [line for line in metrics.last_lines(run_dir / metrics.METRICS) if "loss" in line]
+    steps = steps[-_POINTS:]
+    newest = steps[-1] if steps else {}
     timings = metrics.last_lines(run_dir / metrics.TIMINGS)[-_POINTS:]
+    timing = timings[-1] if timings else {}
     start = metrics.last_start(metrics.read_events(run_dir))
     verdict: dict[str, Any] = {}
     with suppress(EnvironmentFault):  # where it is damaged, the page on the run says so
         verdict = metrics.read_verdict(run_dir)
+    if verdict:
+        verdict = {key: verdict.get(key) for key in ("step", "base", "best", "answers")}
     return {
         "progress": progress(run_dir),
         "losses": [line["loss"] for line in steps],
-        "learning_rate": steps[-1].get("learning_rate") if steps else None,
-        "grad_norm": steps[-1].get("grad_norm") if steps else None,
-        "loss_steps": [steps[0]["step"], steps[-1]["step"]] if steps else None,
+        "learning_rate": newest.get("learning_rate"),
+        "grad_norm": newest.get("grad_norm"),
+        "loss_steps": [steps[0]["step"], newest["step"]] if steps else None,
         "speeds": [line["tokens_per_second"] for line in timings if "tokens_per_second" in line],
-        "rank_seconds": timings[-1].get("rank_seconds") or [] if timings else [],
-        "peak_memory_bytes": timings[-1].get("peak_memory_bytes") if timings else None,
+        "rank_seconds": timing.get("rank_seconds") or [],
+        "peak_memory_bytes": timing.get("peak_memory_bytes"),
         "flops_per_token": start.get("flops_per_token"),
         "peak_tflops": start.get("peak_tflops"),
-        "verdict": {key: verdict.get(key) for key in ("step", "base", "best", "answers")}
-        if verdict
-        else {},
+        "verdict": verdict,
         "ranks": ranks(run_dir),
         "gpus": gpu_use(),
         "log": log_lines(run_dir, log_rank),
         "log_rank": log_rank,
-        "log_ranks": sorted(
-            int(number)
-            for path in (run_dir / "logs").glob("rank-*.log")
-            if (number := path.stem.removeprefix("rank-")).isdecimal()
-        ),
+        "log_ranks": _ranks_with_logs(run_dir),
     }
 
 
+def _ranks_with_logs(run_dir: Path) -> list[int]:
+    numbers = []
+    for path in (run_dir / "logs").glob("rank-*.log"):
+        number = path.stem.removeprefix("rank-")
+        if number.isdecimal():
+            numbers.append(int(number))
+    return sorted(numbers)
+
+
 def ranks(run_dir: Path, beats: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """Place of each rank in the run, and how many seconds ago it said so. `beats`: its beats, if they were read."""
+    """Return where each rank is, and how many seconds ago it said so. `beats`: its beats, if they were read."""
     now = time.time()
     return [
         {
@@ -86,7 +93,7 @@ def ranks(run_dir: Path, beats: Sequence[Mapping[str, Any]] | None = None) -> li
 def state_of(
     exit_facts: Mapping[str, Any] | None, ranks: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str]:
-    """State of a run of this machine and why: `running`, `waiting`, `done`, `stopped` or `failed`.
+    """Return the state of a run of this machine and why: `running`, `waiting`, `done`, `stopped` or `failed`.
 
     `exit_facts` are `progress`'s exit_status, `ranks` those of `ranks`.
     """
@@ -100,7 +107,7 @@ def state_of(
 
 
 def log_lines(run_dir: Path, rank: int, count: int = _LOG_LINES) -> list[str]:
-    """The last lines of a rank's log; what is wrong with it where it is no file of the run directory."""
+    """Return the last lines of a rank's log, or what is wrong with it if it is no file of the run directory."""
     try:
         return last_lines(run_dir / "logs" / f"rank-{rank}.log", count, run_dir)
     except IrregularFileError as error:
@@ -108,14 +115,11 @@ def log_lines(run_dir: Path, rank: int, count: int = _LOG_LINES) -> list[str]:
 
 
 def last_lines(path: Path, count: int = _LOG_LINES, folder: Path | None = None) -> list[str]:
-    """The last lines of a text file; none when it is not there. `folder`: that which it must lie in."""
+    """Return the last lines of a text file, none if it is missing. `folder`: the one that it must lie in."""
     return [
         line.decode(errors="replace").rstrip("\r\n")
         for line in jsonl.last_lines(path, _LOG_BYTES, folder)[-count:]
     ]
-
-
-_STEPS_FOR_SPEED = 20
 
 
 def progress(
@@ -123,48 +127,78 @@ def progress(
     events: Sequence[dict[str, Any]] | None = None,
     beats: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Progress of the run in this directory. Keys that nothing is known about yet are None.
+    """Return how far the run in this directory is. Keys that nothing is known about yet are None.
 
     `events`, `beats`: those of the run, where somebody has read them already.
     """
+    if events is None:
+        events = metrics.read_events(run_dir)
+    if beats is None:
+        beats = heartbeat.read_beats(run_dir)
     # Lists of runs ask this of thousands: no line is parsed that is not needed.
-    numbers = metrics.newest_with(run_dir / metrics.METRICS, ("loss", "eval_loss"))
-    newest, evaluation = numbers["loss"] or {}, numbers["eval_loss"]
+    newest = metrics.newest_with(run_dir / metrics.METRICS, ("loss", "eval_loss"))
+    training = newest["loss"] or {}
     timings = metrics.last_lines(run_dir / metrics.TIMINGS, _STEPS_FOR_SPEED)
-    events = metrics.read_events(run_dir) if events is None else events
-    beats = heartbeat.read_beats(run_dir) if beats is None else beats
-    plan = _plan(run_dir)
-    step = newest.get("step")
-    # A start that is still preparing does not know it yet; the one before it did.
-    known = [
-        event["steps"]
-        for event in events
-        if event["event"] in ("start", "resume") and event.get("steps")
-    ]
-    total = plan.get("num_steps") or (known[-1] if known else None)
-    seconds = sum(line["seconds"] for line in timings) / len(timings) if timings else None
-    status, saved = exit_status.read_exit_status(run_dir), _newest_checkpoint(run_dir)
+    step = training.get("step")
+    steps = _planned_steps(run_dir, events)
+    status = exit_status.read_exit_status(run_dir)
+    saved = _newest_checkpoint(run_dir)
     return {
         "starting": _is_starting(events),
         "phase": beats[0]["phase"] if beats else None,
         "step": step,
-        "steps": total,
-        "loss": newest.get("loss"),
-        "measures": {name: newest[name] for name in PREFERENCE_MEASURES if name in newest},
-        "experts": {name: newest[name] for name in EXPERT_MEASURES if name in newest},
+        "steps": steps,
+        "loss": training.get("loss"),
+        "measures": _present(training, PREFERENCE_MEASURES),
+        "experts": _present(training, EXPERT_MEASURES),
         "tokens_per_second": timings[-1].get("tokens_per_second") if timings else None,
-        "seconds_left": (total - step) * seconds
-        if total and step is not None and seconds
-        else None,
-        "evaluation": evaluation,
+        "seconds_left": _seconds_left(step, steps, timings),
+        "evaluation": newest["eval_loss"],
         "saved_step": saved,
         "best": _best(run_dir, saved),
-        "restarts": max(
-            0, sum(event["event"] == "launch" and event.get("node") == 0 for event in events) - 1
-        ),
+        "restarts": _restarts(events),
         "last_exit": _cause(events),
         "exit_status": asdict(status) if status else None,
     }
+
+
+def _planned_steps(run_dir: Path, events: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the number of steps of the whole run.
+
+    A start that is still preparing has none in its plan yet; the one before it had.
+    """
+    steps: int | None = _plan(run_dir).get("num_steps")
+    if steps:
+        return steps
+    for event in reversed(events):
+        if event["event"] in ("start", "resume") and event.get("steps"):
+            return int(event["steps"])
+    return None
+
+
+def _seconds_left(
+    step: int | None, steps: int | None, timings: Sequence[Mapping[str, Any]]
+) -> float | None:
+    """Return the seconds until the last step, at the mean speed of the latest ones."""
+    if step is None or not steps:
+        return None
+    seconds = sum(line["seconds"] for line in timings)
+    if not seconds:
+        return None
+    return (steps - step) * float(seconds / len(timings))
+
+
+def _restarts(events: Sequence[Mapping[str, Any]]) -> int:
+    """Return how often the run was started again; each start has one launch on node 0."""
+    launches = 0
+    for event in events:
+        if event["event"] == "launch" and event.get("node") == 0:
+            launches += 1
+    return max(0, launches - 1)
+
+
+def _present(line: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: line[name] for name in names if name in line}
 
 
 def _is_starting(events: Sequence[dict[str, Any]]) -> bool:
@@ -174,7 +208,7 @@ def _is_starting(events: Sequence[dict[str, Any]]) -> bool:
 
 
 def _cause(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Of the exits of the last start that failed on some node, the one that brought the others about."""
+    """Return the exit that caused the others, of those of the last start that failed on some node."""
     exits: list[dict[str, Any]] = []
     for event in reversed(events):
         if event["event"] == "exit" and event.get("code"):
@@ -188,7 +222,7 @@ def _cause(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _plan(run_dir: Path) -> dict[str, Any]:
-    """plan.json; nothing where it is missing or damaged, which is no reason to know nothing at all."""
+    """Return plan.json, empty if it is missing or damaged: the other files of the run still tell something."""
     try:
         return files.read_object(run_dir / metrics.PLAN)
     except (FileNotFoundError, EnvironmentFault):
@@ -196,16 +230,14 @@ def _plan(run_dir: Path) -> dict[str, Any]:
 
 
 def _newest_checkpoint(run_dir: Path) -> int | None:
-    whole = (
-        step
-        for step in reversed(checkpoints.steps(run_dir))
-        if (checkpoints.folder_of(run_dir, step) / checkpoints.MANIFEST).exists()
-    )
-    return next(whole, None)
+    for step in reversed(checkpoints.steps(run_dir)):
+        if (checkpoints.folder_of(run_dir, step) / checkpoints.MANIFEST).exists():
+            return step
+    return None
 
 
 def _best(run_dir: Path, saved: int | None) -> dict[str, Any] | None:
-    """`step` and `value` of the best evaluation that the newest checkpoint knows, by metric_for_best_model."""
+    """Return `step` and `value` of the best evaluation that the newest checkpoint knows, by metric_for_best_model."""
     with suppress(FileNotFoundError, EnvironmentFault):
         step = run_dir / "checkpoints" / f"step-{saved or 0:06d}"
         state = files.read_object(step / STATE, run_dir)
