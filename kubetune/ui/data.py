@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from shlex import quote
+from typing import Any
 from urllib.parse import urlencode
 
 from anyio import to_thread
@@ -33,10 +34,12 @@ _MOST_FILES = 200
 
 
 def data(request: Request) -> Response:
-    """Rows of what is chosen, by the filters that are set."""
-    site, asked = site_of(request), request.query_params
-    run, file = asked.get("dir", ""), asked.get("file", "")
-    common = {
+    """Show the rows of a run or a run file that fit the filters."""
+    site = site_of(request)
+    params = request.query_params
+    run = params.get("dir", "")
+    file = params.get("file", "")
+    facts: dict[str, Any] = {
         "title": "Data",
         "listed": site.records.listed(),
         "files": _files(site),
@@ -44,60 +47,60 @@ def data(request: Request) -> Response:
         "file": file,
         "orders": ORDERS,
         "problems": PROBLEMS,
+        "found": None,
     }
     if not run and not file:
-        return page(
-            request,
-            "rows.html",
-            "kubetune data check RUN.yaml --html data.html",
-            {**common, "found": None},
-        )
+        return page(request, "rows.html", "kubetune data check RUN.yaml --html data.html", facts)
     config, prepared, target = _chosen(site, run, file)
-    query = _query(asked)
+    query = _query(params)
     opened = open_rows(config, prepared)
-    facts = {
-        **common,
+    facts |= {
         "query": query,
         "target": str(target),
         "task": config.task,
         "limit": config.data.max_length,
     }
-    verb = f"kubetune data check {quote(str(target))} --html data.html"
     if opened is None:
-        return page(
-            request,
-            "rows.html",
-            f"kubetune data prepare {quote(str(target))}",
-            {**facts, "found": None, "absent": True},
-        )
-    found = opened.look(query)
-    kept = {key: value for key, value in asked.items() if key != "at" and value}
-    return page(request, "rows.html", verb, {
-        **facts, "found": found, "splits": opened.counts,
-        "sources": opened.sources.get(query.split, []), "findings": opened.findings(),
-        "after": urlencode({**kept, "at": found.next}) if found.next is not None else "",
-        "before": urlencode({**kept, "at": max(0, query.at - PAGE)}) if query.at and not query.text else "",
-        "first": urlencode(kept) if query.at else "",
-    })  # fmt: skip
+        facts["absent"] = True
+        return page(request, "rows.html", f"kubetune data prepare {quote(str(target))}", facts)
+    rows = opened.look(query)
+    filters = {key: value for key, value in params.items() if key != "at" and value}
+    after = ""
+    before = ""
+    if rows.next is not None:
+        after = urlencode({**filters, "at": rows.next})
+    if query.at and not query.text:  # with a text, nobody knows where the page before began
+        before = urlencode({**filters, "at": max(0, query.at - PAGE)})
+    facts |= {
+        "found": rows,
+        "splits": opened.counts,
+        "sources": opened.sources.get(query.split, []),
+        "findings": opened.findings(),
+        "after": after,
+        "before": before,
+        "first": urlencode(filters) if query.at else "",
+    }
+    verb = f"kubetune data check {quote(str(target))} --html data.html"
+    return page(request, "rows.html", verb, facts)
 
 
 def _files(site: Site) -> list[str]:
-    """Run files beside the runs."""
-    found = sorted(
-        path.name
-        for path in site.folder.glob("[!.]*.yaml")
-        if path.is_file() and not path.is_symlink()
-    )
-    return found[:_MOST_FILES]
+    """Return the names of the run files beside the runs."""
+    names = []
+    for path in site.folder.glob("[!.]*.yaml"):
+        if path.is_file() and not path.is_symlink():
+            names.append(path.name)
+    return sorted(names)[:_MOST_FILES]
 
 
 def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
-    """The config that is chosen, the fingerprint of its rows, and the file that the command line takes."""
+    """Return the config, the fingerprint of its rows, and the file that the command line takes."""
     target = _target(site, run, file)
     if run:
-        config, path = read_config(target.parent), target.parent / metrics.DATA
-        known = read_object(path) if path.is_file() else {}
-        return config, str(known.get("fingerprint", "")), target
+        config = read_config(target.parent)
+        path = target.parent / metrics.DATA
+        prepared = read_object(path) if path.is_file() else {}
+        return config, str(prepared.get("fingerprint", "")), target
     config = load_config(target, environ=os.environ)
     require_sources(config.sources)
     tokenizer = load_tokenizer(config.model, cache_folder(config.data.cache), date=day_of(config))
@@ -105,7 +108,7 @@ def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
 
 
 def _target(site: Site, run: str, file: str) -> Path:
-    """The run file of a run, or one beside the runs. Raises Missing."""
+    """Return the run file of a run, or one beside the runs. Raises Missing."""
     if run:
         return find_run(site, run) / metrics.CONFIG
     if file not in _files(site):
@@ -113,62 +116,82 @@ def _target(site: Site, run: str, file: str) -> Path:
     return site.folder / file
 
 
-def _query(asked: Mapping[str, str]) -> Query:
-    """The filters of an address. Raises ConfigError for those without sense."""
+def _query(params: Mapping[str, str]) -> Query:
+    """Return the filters of an address. Raises ConfigError for a filter that does not exist."""
     numbers = {}
     for key in ("source", "low", "high", "at"):
-        text = asked.get(key, "").strip()
+        text = params.get(key, "").strip()
         if text and not (text.isdecimal() and len(text) < 12):
             raise ConfigError(f"{key}: found {text!r}; expected a whole number")
         numbers[key] = int(text) if text else None
-    problem, order = asked.get("problem", ""), asked.get("order") or "file"
+    problem = params.get("problem", "")
+    order = params.get("order") or "file"
     if problem not in ("", *PROBLEMS) or order not in ORDERS:
         raise ConfigError(
             f"problem and order: expected one of {', '.join(PROBLEMS)}, and one of {', '.join(ORDERS)}"
         )
     return Query(
-        asked.get("split") or "train", numbers["source"], numbers["low"] or 0, numbers["high"], problem, order,
-        asked.get("text", "").strip()[:200], numbers["at"] or 0,
-    )  # fmt: skip
+        split=params.get("split") or "train",
+        source=numbers["source"],
+        low=numbers["low"] or 0,
+        high=numbers["high"],
+        problem=problem,
+        order=order,
+        text=params.get("text", "").strip()[:200],
+        at=numbers["at"] or 0,
+    )
 
 
 def bad(request: Request) -> Response:
-    """Bad records, a page at a time, as the last check of all found them."""
-    site, asked = site_of(request), request.query_params
-    run, file = asked.get("dir", ""), asked.get("file", "")
-    target, at = _target(site, run, file), _query(asked).at
+    """Show the records that the last check refused, a page at a time."""
+    site = site_of(request)
+    params = request.query_params
+    run = params.get("dir", "")
+    file = params.get("file", "")
+    target = _target(site, run, file)
+    at = _query(params).at
     name = _job_of("check", run or file)
-    seen, path = site.jobs.look(name), site.jobs.result(name)
-    total, found = bad_records(path, at) if path.is_file() and not seen["running"] else (None, [])
-    kept = urlencode({"dir": run} if run else {"file": file})
+    job = site.jobs.look(name)
+    result = site.jobs.result(name)
+    total = None
+    records: list[tuple[str, str, str]] = []
+    if result.is_file() and not job["running"]:
+        total, records = bad_records(result, at)
     facts = {
-        "title": "Bad records", "run": run, "file": file, "target": str(target), "kept": kept, "seen": seen, "at": at,
-        "total": total, "found": found, "checked": path.stat().st_mtime if total is not None else None,
+        "title": "Bad records",
+        "run": run,
+        "file": file,
+        "target": str(target),
+        "kept": urlencode({"dir": run} if run else {"file": file}),
+        "seen": job,
+        "at": at,
+        "total": total,
+        "found": records,
+        "checked": result.stat().st_mtime if total is not None else None,
         "after": at + MOST_BAD if total is not None and at + MOST_BAD < total else None,
         "before": max(0, at - MOST_BAD) if at else None,
-    }  # fmt: skip
+    }
     return page(request, "bad.html", f"kubetune data check {quote(str(target))} --json", facts)
 
 
 def bad_records(path: Path, at: int) -> tuple[int | None, list[tuple[str, str, str]]]:
-    """Number of records that `kubetune data check --json` refused, and some of them: file, line, what was found there.
+    """Return how many records `kubetune data check --json` refused, and a page of them: file, line and problem.
 
-    Each stands on a line of its own, so that none but these are held. None where the check came to no end.
+    The answer has one problem a line, so only the lines of the page are parsed. The number is None if the
+    check did not come to its end.
     """
     with path.open(encoding="utf-8") as lines:
         if not any(line == '  "problems": {\n' for line in lines):
             return None, []
         total = int(next(lines).partition(": ")[2].rstrip(",\n"))
         next(lines)  # the head of the list
-        kept = [
-            json.loads(line.strip().rstrip(","))
-            for line in islice(lines, at, min(at + MOST_BAD, total))
-        ]
-    problems = []
-    for text in kept:
+        of_page = list(islice(lines, at, min(at + MOST_BAD, total)))
+    records = []
+    for line in of_page:
+        text = json.loads(line.strip().rstrip(","))
         parts = re.fullmatch(r"(.*?):(\d+): (.*)", text, re.DOTALL)
-        problems.append((parts[1], parts[2], parts[3]) if parts else ("", "", text))
-    return total, problems
+        records.append((parts[1], parts[2], parts[3]) if parts else ("", "", text))
+    return total, records
 
 
 async def prepare(request: Request) -> Response:
@@ -182,8 +205,10 @@ async def check(request: Request) -> Response:
 
 
 async def _begin(request: Request, kind: str, words: list[str]) -> Response:
-    site, asked = site_of(request), await body_of(request)
-    run, file = str(asked.get("dir") or ""), str(asked.get("file") or "")
+    site = site_of(request)
+    body = await body_of(request)
+    run = str(body.get("dir") or "")
+    file = str(body.get("file") or "")
 
     def begin() -> Response:
         try:
@@ -198,5 +223,5 @@ async def _begin(request: Request, kind: str, words: list[str]) -> Response:
 
 
 def _job_of(kind: str, chosen: str) -> str:
-    """By the whole path: many runs have the same last name."""
+    """Return the name of a job. It has the whole path, since many runs have the same last name."""
     return f"{chosen}.{kind}"
