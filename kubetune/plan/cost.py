@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kubetune.base.humanize import duration
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, LoraConfig
 from kubetune.plan import earlier_runs
 from kubetune.plan.earlier_runs import Kind, Range, Speed
 from kubetune.plan.flops import causal_pairs, planned_cost
@@ -175,7 +175,7 @@ def evaluation_hours(
     return (
         times
         * ((plan.eval_rows + forget_rows) * length + answers)
-        / (rate * _reading_speed(config))
+        / (rate * _reading_speed(config.lora))
         / 3600
     )
 
@@ -191,12 +191,12 @@ def reference_hours(config: Config, plan: Plan, rate: float | None) -> float | N
         return None
     sequences = 2 if config.record_kind == "judged" else 1
     tokens = sequences * plan.tokens_per_epoch * (1 + (plan.eval_rows or 0) / plan.rows)
-    return tokens / (rate * _reading_speed(config)) / 3600
+    return tokens / (rate * _reading_speed(config.lora)) / 3600
 
 
-def _reading_speed(config: Config) -> int:
+def _reading_speed(lora: LoraConfig | None) -> int:
     """Factor by which a token is read faster than trained on, by adapters or by all parameters."""
-    return 2 if config.lora is not None else 3
+    return 2 if lora is not None else 3
 
 
 def kind_of(

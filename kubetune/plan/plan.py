@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kubetune.base.files import read_inside
 from kubetune.base.humanize import counted
 from kubetune.config.naming import method_label
-from kubetune.config.schema import Config
+from kubetune.config.schema import ComputeConfig, Config
 from kubetune.errors import ConfigError
 
 GRACE_SECONDS = 60
@@ -150,7 +150,7 @@ def make_plan(
     it found itself in, which take precedence over both. Raises ConfigError naming the splits that are possible.
     """
     training = config.training
-    nodes, processes, on_gpu = _world(config, gpus, world_size)
+    nodes, processes, on_gpu = _world(config.compute, gpus, world_size)
     world_size, device = nodes * processes, device or ("cuda" if on_gpu else "cpu")
     global_batch_size, batch_tokens, accumulation = _batches(config, world_size)
     if batch_tokens is None:
@@ -212,18 +212,17 @@ def _interval(steps: int | Literal["epoch"], steps_per_epoch: int) -> int:
     return steps_per_epoch if steps == "epoch" else steps
 
 
-def _world(config: Config, gpus: int, world_size: int | None) -> tuple[int, int, bool]:
+def _world(compute: ComputeConfig, gpus: int, world_size: int | None) -> tuple[int, int, bool]:
     """Nodes, processes on each, and whether each process has a GPU; as planned, or as a rank found it."""
-    nodes = config.compute.nodes
+    nodes = compute.nodes
     if world_size is None:
-        return nodes, *_processes(config, gpus)
+        return nodes, *_processes(compute, gpus)
     nodes = nodes if world_size % nodes == 0 else 1
-    return nodes, world_size // nodes, bool(config.compute.gpus_per_node or gpus)
+    return nodes, world_size // nodes, bool(compute.gpus_per_node or gpus)
 
 
-def _processes(config: Config, gpus: int) -> tuple[int, bool]:
+def _processes(compute: ComputeConfig, gpus: int) -> tuple[int, bool]:
     """Processes on each node, and whether each has a GPU."""
-    compute = config.compute
     available = gpus if compute.gpus_per_node is None else compute.gpus_per_node
     processes = compute.processes or available or 1
     if 0 < available < processes:
