@@ -24,14 +24,17 @@ MOST_COMPARED = 12
 
 
 def all_runs(request: Request) -> Response:
-    """The table of runs: filtered by a text, in an order, with a line of each loss."""
-    site, asked = site_of(request), request.query_params
-    sort, descends = asked.get("sort", "started"), asked.get("order", "desc") == "desc"
+    """Show the table of runs, filtered by a text and a state and sorted, with a line of each loss."""
+    site = site_of(request)
+    params = request.query_params
+    sort = params.get("sort", "started")
+    descends = params.get("order", "desc") == "desc"
+    text = params.get("text", "").strip()
+    state = params.get("state", "")
     runs = site.records.listed()
     sorts = [*SORTS, *metric_names(runs)]
     if sort not in sorts:
         raise ConfigError(f"sort: found {sort!r}; expected {', '.join(sorts)}")
-    text, state = asked.get("text", "").strip(), asked.get("state", "")
     shown = [run for run in runs if is_like(run, text, state)]
     if any(value_of(run, sort) is not None for run in shown):
         shown = in_order(shown, sort, reverse=descends)
@@ -47,45 +50,55 @@ def all_runs(request: Request) -> Response:
         "sorts": sorts,
         "most": MOST_COMPARED,
     }
-    words = ["kubetune", "runs", str(site.folder), "--sort", sort, *["--reverse"] * descends]
-    # By "=", since a text may begin with a dash.
-    words += [*([f"--state={state}"] if state else ()), *([f"--filter={text}"] if text else ())]
+    words = ["kubetune", "runs", str(site.folder), "--sort", sort]
+    if descends:
+        words.append("--reverse")
+    # With "=", since a text may begin with a dash.
+    if state:
+        words.append(f"--state={state}")
+    if text:
+        words.append(f"--filter={text}")
     return page(request, "runs.html", shlex.join(words), facts)
 
 
 def one_run(request: Request) -> Response:
-    """Everything of one run, and how it stands at this moment."""
-    site, run_dir = site_of(request), run_of(request)
+    """Show everything about one run, and how it stands at this moment."""
+    site = site_of(request)
+    run_dir = run_of(request)
     (record,) = site.records.read([run_dir])
     template, facts = page_of([record])
     status = read_status(run_dir, _number(request.query_params.get("rank")))
-    state, why = state_of(status["progress"]["exit_status"], status["ranks"])
+    progress = status["progress"]
+    state, reason = state_of(progress["exit_status"], status["ranks"])
+    is_live = state in ("running", "waiting")
     is_running_here = bool(launchers(site, run_dir))
-    can_continue = (
-        not is_running_here
-        and state != "running"
-        and not _is_over(status["progress"]["exit_status"])
-    )
+    is_over = _is_over(progress["exit_status"])
+    can_continue = not is_running_here and state != "running" and not is_over
+    if is_live:  # else the state at the end, which the record has
+        facts["state"] = state
+        facts["reason"] = reason
     facts |= {
         "run_dir": site.records.name_of(run_dir),
         "now": status,
-        "progress": status["progress"],
-        "left": brief(status["progress"]["seconds_left"]),
-        "state": state if state in ("running", "waiting") else facts["state"],
-        "reason": why if state in ("running", "waiting") else facts["reason"],
+        "progress": progress,
+        "left": brief(progress["seconds_left"]),
         "can_stop": is_running_here,
         "can_continue": can_continue,
         "stop_words": shlex.join(["kubetune", "stop", str(run_dir)]) if is_running_here else "",
         "continue_words": _continue_words(run_dir) if can_continue else "",
-        "is_live": state in ("running", "waiting"),
+        "is_live": is_live,
         "unread": record.numbers.unread,
     }
-    verb = shlex.join(["kubetune", "watch" if facts["is_live"] else "report", str(run_dir)])
-    return page(request, f"live_{template}", verb, facts)
+    verb = "watch" if is_live else "report"
+    words = shlex.join(["kubetune", verb, str(run_dir)])
+    return page(request, f"live_{template}", words, facts)
 
 
 def _continue_words(run_dir: Path) -> str:
-    """The command line that *Continue* begins; nothing where the run's file cannot be read, which it will say."""
+    """Return the command line that *Continue* starts, or "" if the run file cannot be read.
+
+    The job says then what is wrong with the file.
+    """
     try:
         return shlex.join(["kubetune", *train_again(run_dir)])
     except KubetuneError:
@@ -93,7 +106,7 @@ def _continue_words(run_dir: Path) -> str:
 
 
 def _is_over(ended: Mapping[str, Any] | None) -> bool:
-    """An end that the same command would not move: done, or done and not good enough."""
+    """True if the same command would not go on: the run is done, or done and not good enough."""
     return ended is not None and ended["code"] in (OK, GATE)
 
 
@@ -102,8 +115,9 @@ def _number(text: str | None) -> int:
 
 
 def compare(request: Request) -> Response:
-    """Runs side by side; without any, the way to choose them."""
-    site, run_dirs = site_of(request), runs_of(request)
+    """Show runs side by side, or a form to choose them if there are not two."""
+    site = site_of(request)
+    run_dirs = runs_of(request)
     if len(run_dirs) < 2:
         chosen = [site.records.name_of(run_dir) for run_dir in run_dirs]
         facts = {
@@ -130,7 +144,7 @@ def compare(request: Request) -> Response:
 
 
 def address(site: Site, *run_dirs: Path, path: str = "/run") -> str:
-    """The address of a page on these runs."""
+    """Return the address of a page about these runs."""
     return f"{path}?{urlencode([('dir', site.records.name_of(run_dir)) for run_dir in run_dirs])}"
 
 
