@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune.base.humanize import counted, unused_keys, visible
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.prepare import data_convert
-from kubetune.errors import ConfigError, DataError
+from kubetune.errors import OK, USER, ConfigError, DataError
 from kubetune.plan.base_model import require_kind
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kubetune.data.findings.finding import Finding
     from kubetune.data.inspect.check import Report, Sample
     from kubetune.data.inspect.gallery import Gallery
+    from kubetune.data.reading.problems import Problems
     from kubetune.data.text.tokenizer import Tokenizer
 
 CLASSES_SHOWN = 20
@@ -128,12 +130,12 @@ def _check(args: argparse.Namespace) -> Answer:
         if args.html:
             console.print(f"wrote {args.html}; open it in a browser, no network is needed")
 
+    # Whoever sees the report on a terminal has read there what keeps training from beginning.
+    is_seen = not args.json and sys.stdout.isatty()
     error = None
-    if report.problems.total:
-        error = report.problems.error()
-    elif not report.ok:
-        error = DataError(report.verdict)
-    return Answer(report.to_json(), show, error=error)
+    if not report.ok and not is_seen:
+        error = report.problems.error() if report.problems.total else DataError(report.verdict)
+    return Answer(report.to_json(), show, exit_code=OK if report.ok else USER, error=error)
 
 
 def _write_page(
@@ -250,11 +252,23 @@ def _show(report: Report, console: Console) -> None:
             f"shared beginnings: {share}, computed once (data.share_prefixes)", highlight=False
         )
     _show_findings(report.findings, console)
+    _show_problems(report.problems, console)
     console.print()
     if report.ok:
         console.print("[bold green]ready to train[/bold green]")
     else:
         console.print("[bold red]not ready to train[/bold red]")
+
+
+def _show_problems(problems: Problems, console: Console) -> None:
+    """Print the first records that cannot be used, each with its line, and the number of the others."""
+    from kubetune.data.reading.problems import SHOWN
+
+    shown = problems.first[:SHOWN]
+    for text in shown:
+        console.print(text, markup=False)
+    if problems.total > len(shown):
+        console.print(f"and {problems.total - len(shown):,} more")
 
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "default"}
