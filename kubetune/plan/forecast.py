@@ -42,8 +42,9 @@ CUDA_LOST_SHARE = 0.06
 
 CPU_PROCESS_BYTES = 480 * MIB
 CPU_FACTOR = 1.3
-"""Peak of a process on a CPU: CPU_PROCESS_BYTES + CPU_FACTOR × the parts. Fitted to the 108 runs of
-benchmarks/results/*-memory.json, which it meets within 25 %, half of them within 6 %."""
+"""Peak of a process on a CPU: CPU_PROCESS_BYTES + CPU_FACTOR × the parts. Fitted to 108 of the runs of
+benchmarks/results/*-memory.json, which it meets within 25 %, half of them within 6 %; docs/forecast.md says which
+were left out."""
 
 NF4_BITS = 4.127  # of a parameter, with its share of the doubly quantised scales
 
