@@ -107,7 +107,7 @@ def test_who_generates_is_told_what_the_model_does_not_see(
     )
     assert "which the model does not see; the same holds for 1 other prompt\n" in said
     with pytest.raises(
-        errors.DataError, match=r"in.jsonl:1: has `system` and another message of the system"
+        errors.DataError, match=r"in.jsonl:1: has `system` and a different system message"
     ):
         encode(deaf, [Question("in.jsonl:1", {"messages": asked, "system": "Rhyme."}, ())])
 

@@ -146,7 +146,7 @@ def test_is_shown_images_in_a_conversation(
     assert main(["chat", str(trained), "--max-new-tokens", "6"]) == 0
     said = capsys.readouterr().out
     assert "is no image of JPEG, PNG" in said
-    assert said.count("goes with what you say next") == 2
+    assert said.count("goes with your next message") == 2
     assert f"user: <image>\n{QUESTION}" in said, "the tag is put before what was said"
     assert "> red\n" in said.split("forgotten")[1]
 
