@@ -1,4 +1,4 @@
-"""Copies of a checkpoint's tensors in memory of the host, written while the loop goes on."""
+"""Copies of a checkpoint's tensors in the memory of the host; a thread writes them while the loop goes on."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ WORTH_BACKGROUND_BYTES = 64 * 2**20
 
 
 def writes_in_background(setting: bool | str, optimizer: FlatAdamW) -> bool:
-    """`training.async_save`, decided: `auto` where memory of the host holds the copy and the checkpoint is large."""
+    """Return `training.async_save`; `auto` is true of large checkpoints on a GPU, whose copies are in other memory."""
     if setting != "auto":
         return bool(setting)
-    size = sum(t.numel() * t.element_size() for t in optimizer.state().values())
+    size = sum(tensor.numel() * tensor.element_size() for tensor in optimizer.state().values())
     return optimizer.master.is_cuda and size >= WORTH_BACKGROUND_BYTES
 
 
-class Held(NamedTuple):
-    """One rank's part of a checkpoint: copies, or the tensors themselves. No `weights`: as the model has them."""
+class Tensors(NamedTuple):
+    """What one rank writes of a checkpoint: copies, or the tensors themselves."""
 
     optimizer: dict[str, Tensor]
-    weights: dict[str, Tensor] | None = None
+    weights: dict[str, Tensor] | None = None  # None: as the model has them when they are written
 
 
 class HostCopies:
-    """Memory of the host that is kept from one checkpoint to the next."""
+    """Memory of the host that is reused from one checkpoint to the next."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
-    def take(self, model: Any, optimizer: FlatAdamW, *, is_whole: bool) -> Held:
-        """The tensors of this moment; the weights too where this rank has them whole."""
-        state = {
-            name: self._copy(f"optimizer.{name}", tensor)
-            for name, tensor in optimizer.state().items()
-        }
+    def take(self, model: Any, optimizer: FlatAdamW, *, is_whole: bool) -> Tensors:
+        """Copy the tensors of this moment, and the weights too where this rank has them whole."""
+        state = {}
+        for name, tensor in optimizer.state().items():
+            state[name] = self._copy(f"optimizer.{name}", tensor)
         if not is_whole:
-            return Held(state)
+            return Tensors(state)
         entries = model.state_dict(keep_vars=True)
-        first_names = {
-            id(value): name for name, value in reversed(entries.items())
-        }  # a tied one is copied once
-        weights = {
-            name: self._copy(first_names[id(value)], value)
-            if value.requires_grad
-            else value.detach()
-            for name, value in entries.items()
-        }
-        return Held(state, weights)
+        # A tied weight has several names and is copied once, under its first.
+        first_names: dict[int, str] = {}
+        for name, value in entries.items():
+            first_names.setdefault(id(value), name)
+        weights = {}
+        for name, value in entries.items():
+            if value.requires_grad:
+                weights[name] = self._copy(first_names[id(value)], value)
+            else:
+                weights[name] = value.detach()  # frozen, so no step changes it
+        return Tensors(state, weights)
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        if name not in self._kept:
-            self._kept[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
-        return self._kept[name].copy_(tensor.detach())
+        if name not in self._buffers:
+            self._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+        return self._buffers[name].copy_(tensor.detach())
