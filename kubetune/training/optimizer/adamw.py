@@ -1,7 +1,17 @@
 """The optimizer: every trained parameter, its gradient and AdamW's state in flat fp32 buffers.
 
-Parameters stay what they are (names, shapes, modules); only their storage moves. One norm, one all-reduce and one
-fused update per step, and updates that bf16 weights would round away are kept by the fp32 master copy.
+Parameters stay what they are (names, shapes, modules); only their storage moves. So a step has one norm, one all-reduce
+and one fused update. Trained are a weight w `[2, 2]`, a bias b `[2]`, and a bf16 weight v `[2]` of a norm:
+
+    layout       w w w w | b b | v v        those that decay come first
+    master       . . . . | . . | . .        w and b are views of it; v is copied from it after each update, so that
+    gradient     . . . . | . . | . .        updates that bf16 would round away are not lost
+    exp_avg      . . . . | . . | . .        w.grad and b.grad are views of `gradient`; v.grad is added to it in fp32
+    exp_avg_sq   . . . . | . . | . .        as soon as autograd has it
+                 0       4 = _decayed
+
+Tables of words of which few rows occur (rows.py) are stretches of the buffers that are left out; `_around` yields the
+rest.
 """
 
 from __future__ import annotations
@@ -33,62 +43,65 @@ class AdamSettings:
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Weight decay of a parameter: none for biases and norms, which are vectors."""
+    """True if weight decay applies: not to biases and norms, which are vectors."""
     return parameter.dim() > 1 and not name.endswith("bias")
 
 
 def sum_of_squares(vector: Tensor) -> float:
-    """Of an fp32 vector of any length, without a copy of it: norms of stretches, which are put together in fp64.
+    """Add up the squares of an fp32 vector of any length without a copy of it: norms of stretches, summed in fp64.
 
     On a CPU one sum in fp32 over all of it would lose 2 % of 150 million squares, as each is small beside the sum.
     """
     whole = len(vector) // STRETCH * STRETCH
-    stretches = (
-        torch.linalg.vector_norm(vector[:whole].view(-1, STRETCH), dim=1).double().square().sum()
-    )
-    return float(stretches + torch.linalg.vector_norm(vector[whole:]).double().square())
+    norms = torch.linalg.vector_norm(vector[:whole].view(-1, STRETCH), dim=1)
+    rest = torch.linalg.vector_norm(vector[whole:])
+    return float(norms.double().square().sum() + rest.double().square())
 
 
 class FlatAdamW:
-    """AdamW (arXiv 1711.05101) over flat buffers.
+    """AdamW (arXiv 1711.05101) over flat buffers."""
 
-    `master`, `gradient`, `exp_avg`, `exp_avg_sq`: fp32 `[parameters]`, ordered by `layout`. Parameters that are fp32
-    themselves are views of `master`; others (bf16 full fine-tuning) are refreshed from it after each update, and
-    their gradients are collected into `gradient` in fp32 as soon as autograd has them.
-    """
+    layout: dict[
+        str, tuple[int, ...]
+    ]  # names and shapes of the trained parameters, in the order of the buffers
+    master: Tensor  # fp32 [parameters], as are the next three
+    gradient: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    collected: dict[nn.Parameter, Collected]  # kernels/cross_entropy.py adds to the head's directly
 
     def __init__(
         self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: AdamSettings
     ) -> None:
-        named = sorted(
-            ((name, p) for name, p in named_parameters if p.requires_grad),
-            key=lambda pair: not decays(*pair),
-        )
+        named = [
+            (name, parameter) for name, parameter in named_parameters if parameter.requires_grad
+        ]
         if not named:
             raise ValueError("no trainable parameters")
+        named.sort(key=lambda pair: not decays(*pair))
         self.settings = settings
-        self.layout = {name: tuple(p.shape) for name, p in named}
-        held = [process_group.local(p) for _, p in named]
-        size, device = sum(part.numel() for part in held), held[0].device
-        self.master, self.gradient, self.exp_avg, self.exp_avg_sq = (
-            torch.zeros(size, device=device) for _ in range(4)
-        )
+        self.layout = {name: tuple(parameter.shape) for name, parameter in named}
+        parts = [process_group.local(parameter) for _, parameter in named]
+        size = sum(part.numel() for part in parts)
+        device = parts[0].device
+        self.master = torch.zeros(size, device=device)
+        self.gradient = torch.zeros(size, device=device)
+        self.exp_avg = torch.zeros(size, device=device)
+        self.exp_avg_sq = torch.zeros(size, device=device)
         self.step_count = torch.zeros((), device=device)
-        self._mirrors: list[tuple[Tensor, Tensor]] = []
-        self.collected: dict[
-            nn.Parameter, Collected
-        ] = {}  # kernels/cross_entropy.py adds to the head's directly
-        self._decayed = sum(
-            part.numel() for (name, p), part in zip(named, held, strict=True) if decays(name, p)
-        )
+        self._mirrors: list[tuple[Tensor, Tensor]] = []  # (copy, what it must equal)
+        self.collected = {}
+        self._decayed = 0  # numbers that weight decay applies to
         start = 0
-        for (_, parameter), part in zip(named, held, strict=True):
+        for (name, parameter), part in zip(named, parts, strict=True):
             span = slice(start, start + part.numel())
-            self._adopt(
-                parameter, self.master[span].view_as(part), self.gradient[span].view_as(part)
-            )
+            value = self.master[span].view_as(part)
+            gradient = self.gradient[span].view_as(part)
+            self._adopt(parameter, value, gradient)
             self._watch(parameter, span)
             start = span.stop
+            if decays(name, parameter):
+                self._decayed = start
 
     def _adopt(self, parameter: nn.Parameter, value: Tensor, gradient: Tensor) -> None:
         """Put a parameter and its gradient into the buffers: those in fp32 live there, others are copied there."""
@@ -96,7 +109,8 @@ class FlatAdamW:
         collected = Collected(gradient)
         self.collected[parameter] = collected
         if parameter.dtype == torch.float32:
-            parameter.data, parameter.grad = value, gradient
+            parameter.data = value
+            parameter.grad = gradient
             return
 
         def collect(p: Tensor) -> None:
@@ -108,29 +122,26 @@ class FlatAdamW:
         self._mirrors.append((parameter, value))
 
     def _watch(self, parameter: nn.Parameter, span: slice) -> None:
-        """Let a table of words be moved by the rows that occur; decay moves all."""
-        collected, is_moved_whole = self.collected.get(parameter), bool(self.settings.weight_decay)
-        if (
-            collected
-            and parameter.dtype != torch.float32
-            and not is_moved_whole
-            and OccurringRows.fit(parameter, span)
-        ):
+        """Let a table of words be moved by the rows that occur."""
+        collected = self.collected.get(parameter)
+        if not collected or parameter.dtype == torch.float32 or self.settings.weight_decay:
+            return  # decay moves every row
+        if OccurringRows.fit(parameter, span):
             parts = tuple(part.view(parameter.shape) for part in self._buffers(span))
             collected.occurring = OccurringRows(parameter, span, parts)
 
     @property
     def size(self) -> int:
-        """Trained parameters of the whole model."""
+        """Return the number of trained parameters of the whole model."""
         return self.master.numel()
 
     @property
     def shards(self) -> list[OptimizerShard]:
-        """Stretches that this rank's buffers hold of the buffers of the whole model."""
+        """Return which stretches of the whole model's buffers this rank holds."""
         return [OptimizerShard(0, self.master.numel())]
 
     def reduce_gradient(self, world: World) -> float:
-        """Add `gradient` over all ranks; returns its norm, the same on each."""
+        """Add `gradient` over all ranks. Return its norm, the same on each."""
         if world.size > 1:
             for collected in self.collected.values():
                 collected.opened()  # other ranks have other rows
@@ -138,39 +149,40 @@ class FlatAdamW:
         return self.gradient_norm()
 
     def gradient_norm(self) -> float:
-        """The norm of what this rank holds of the gradient."""
-        parts = [self.gradient[span] for span in self._around()] + [
-            rows.gradient() for rows in self._occurring()
-        ]
+        """Return the norm of what this rank holds of the gradient."""
+        parts = [self.gradient[span] for span in self._around()]
+        parts += [rows.gradient() for rows in self._occurring()]
         return math.sqrt(sum(sum_of_squares(part) for part in parts))
 
     def scale_gradient(self, factor: float, norm: float, largest: float) -> None:
         """Multiply the gradient by `factor`, which makes its norm `norm`, and clip that to `largest` (0: never)."""
         if 0 < largest < norm:
             factor *= largest / norm
-        if factor != 1.0:
-            rest = [self.gradient[span] for span in self._around()]
-            for part in (*rest, *(rows.buffers()[1] for rows in self._occurring())):
-                part.mul_(factor)
+        if factor == 1.0:
+            return
+        for span in self._around():
+            self.gradient[span].mul_(factor)
+        for rows in self._occurring():
+            rows.buffers()[1].mul_(factor)
 
     def update(self, learning_rate: float) -> None:
-        """One AdamW step from `gradient`, which is zeroed afterwards."""
+        """Make one AdamW step from `gradient`, which is zeroed afterwards."""
         self.step_count += 1
         for span in self._around():
             middle = min(max(span.start, self._decayed), span.stop)
-            self._move(
-                self._buffers(slice(span.start, middle)), learning_rate, self.settings.weight_decay
-            )
-            self._move(self._buffers(slice(middle, span.stop)), learning_rate, 0.0)
+            decayed = self._buffers(slice(span.start, middle))
+            others = self._buffers(slice(middle, span.stop))
+            self._move(decayed, learning_rate, self.settings.weight_decay)
+            self._move(others, learning_rate, 0.0)
         for rows in self._occurring():
             self._move(rows.buffers(), learning_rate, 0.0)
         self.clear_gradient()
         self._refresh()
 
     def _buffers(self, span: slice) -> list[Tensor]:
-        return [
-            buffer[span] for buffer in (self.master, self.gradient, self.exp_avg, self.exp_avg_sq)
-        ]
+        """Return a stretch of each of the four buffers."""
+        buffers = (self.master, self.gradient, self.exp_avg, self.exp_avg_sq)
+        return [buffer[span] for buffer in buffers]
 
     def _move(self, buffers: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         """Move what stands in parts of the four buffers by a step."""
@@ -203,12 +215,16 @@ class FlatAdamW:
             collected.is_zero = True
 
     def _occurring(self) -> list[OccurringRows]:
-        return [
-            c.occurring for c in self.collected.values() if c.occurring and not c.occurring.is_empty
-        ]
+        """Return the tables of which rows have occurred, which are moved by themselves."""
+        tables = []
+        for collected in self.collected.values():
+            rows = collected.occurring
+            if rows is not None and not rows.is_empty:
+                tables.append(rows)
+        return tables
 
     def _around(self) -> Iterator[slice]:
-        """Stretches of the buffers between tables whose rows are moved by themselves."""
+        """Yield the stretches of the buffers between those tables."""
         start = 0
         for rows in self._occurring():
             yield slice(start, rows.span.start)
@@ -221,40 +237,43 @@ class FlatAdamW:
         self._refresh()
 
     def _refresh(self) -> None:
+        """Copy new weights to the parameters and copies that are no views of `master`."""
         tables = self._occurring()
         for rows in tables:
             rows.refresh()
-        mirrors = [
-            (p, value) for p, value in self._mirrors if not any(p is rows.weight for rows in tables)
-        ]
-        if mirrors:
-            torch._foreach_copy_(
-                [process_group.local(p) for p, _ in mirrors], [value for _, value in mirrors]
-            )
+        tables_of_words = {id(rows.weight) for rows in tables}
+        copies = []
+        values = []
+        for copy, value in self._mirrors:
+            if id(copy) not in tables_of_words:
+                copies.append(process_group.local(copy))
+                values.append(value)
+        if copies:
+            torch._foreach_copy_(copies, values)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors that a checkpoint needs to go on bit by bit."""
+        """Return the tensors that a checkpoint needs to go on bit by bit."""
         for rows in self._occurring():
             rows.write_back()
         return {
-            name: getattr(self, name) for name in ("master", "exp_avg", "exp_avg_sq", "step_count")
+            "master": self.master,
+            "exp_avg": self.exp_avg,
+            "exp_avg_sq": self.exp_avg_sq,
+            "step_count": self.step_count,
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over a checkpoint's state; parameters follow. Raises ValueError when sizes differ."""
+        """Take over a checkpoint's state; parameters follow. Raises ValueError where names, shapes or dtypes differ."""
         for name, tensor in self.state().items():
-            if name not in state or (state[name].shape, state[name].dtype) != (
-                tensor.shape,
-                tensor.dtype,
-            ):
+            stored = state.get(name)
+            if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
                 raise ValueError(f"optimizer state {name!r} does not fit this model")
-            tensor.copy_(state[name])
-        found = [
-            collected.occurring and collected.occurring.read_again()
-            for collected in self.collected.values()
-        ]
-        for collected in self.collected.values():
-            collected.occurring = None  # for once all weights follow what was loaded
+            tensor.copy_(stored)
+        tables = {}
+        for parameter, collected in self.collected.items():
+            if collected.occurring is not None:
+                tables[parameter] = collected.occurring.read_again()
+                collected.occurring = None  # once, all weights follow what was loaded
         self._refresh()
-        for collected, rows in zip(self.collected.values(), found, strict=True):
-            collected.occurring = rows
+        for parameter, rows in tables.items():
+            self.collected[parameter].occurring = rows

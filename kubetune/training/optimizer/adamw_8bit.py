@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,30 +11,19 @@ from torch import Tensor, nn
 from kubetune.models.quantization import require_bitsandbytes
 from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
 
-if TYPE_CHECKING:
-    from kubetune.config.schema import TrainingConfig
-
 BLOCK = 256  # numbers that share a scale
-
-
-def make_optimizer(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], training: TrainingConfig
-) -> FlatAdamW:
-    """The optimizer that `training.optim` names, over all trained parameters."""
-    settings = AdamSettings(
-        training.adam_beta1, training.adam_beta2, training.adam_epsilon, training.weight_decay
-    )
-    return (FlatAdamW8bit if training.optim == "adamw_8bit" else FlatAdamW)(
-        named_parameters, settings
-    )
 
 
 class FlatAdamW8bit(FlatAdamW):
     """`FlatAdamW` with `exp_avg` and `exp_avg_sq` as codes, uint8 `[parameters]`.
 
-    Every `BLOCK` codes share a scale; what a code means stands in two tables of 256. Decayed parameters and the rest
-    are two spans, whose blocks do not overlap.
+    A number of the first moment is `codes[0][exp_avg[i]] * scale[block]`. Decayed parameters and the rest are two
+    spans, whose blocks of `BLOCK` numbers do not overlap.
     """
+
+    codes: tuple[Tensor, Tensor]  # for each moment, fp32 [256]: what a code means
+    scale: Tensor  # fp32 [blocks], of the first moment
+    scale_sq: Tensor  # fp32 [blocks], of the second moment
 
     def __init__(
         self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: AdamSettings
@@ -44,54 +33,63 @@ class FlatAdamW8bit(FlatAdamW):
         super().__init__(named_parameters, settings)
         from bitsandbytes.functional import create_dynamic_map
 
-        device, size = self.master.device, self.master.numel()
+        device = self.master.device
+        size = self.master.numel()
         self.codes = (
             create_dynamic_map(signed=True).to(device),
             create_dynamic_map(signed=False).to(device),
         )
         # What stands for zero differs: the table of the first moment is signed.
-        self.exp_avg, self.exp_avg_sq = (
-            torch.full((size,), int(code.abs().argmin()), dtype=torch.uint8, device=device)
-            for code in self.codes
-        )
-        self._spans = [slice(0, self._decayed), slice(self._decayed, size)]
-        blocks = sum(-(-(span.stop - span.start) // BLOCK) for span in self._spans)
-        self.scale, self.scale_sq = (torch.zeros(blocks, device=device) for _ in range(2))
+        zero, zero_sq = (int(code.abs().argmin()) for code in self.codes)
+        self.exp_avg = torch.full((size,), zero, dtype=torch.uint8, device=device)
+        self.exp_avg_sq = torch.full((size,), zero_sq, dtype=torch.uint8, device=device)
+        blocks = _num_blocks(self._decayed) + _num_blocks(size - self._decayed)
+        self.scale = torch.zeros(blocks, device=device)
+        self.scale_sq = torch.zeros(blocks, device=device)
 
     def _watch(self, parameter: nn.Parameter, span: slice) -> None:
         """Numbers that share a scale are moved together, so no row is by itself."""
 
     def update(self, learning_rate: float) -> None:
-        """One AdamW step from `gradient`, which is zeroed afterwards."""
-        from bitsandbytes.functional import optimizer_update_8bit_blockwise
-
+        """Make one AdamW step from `gradient`, which is zeroed afterwards."""
         self.step_count += 1
-        step, first_block, settings = int(self.step_count), 0, self.settings
-        for span, decay in zip(self._spans, (settings.weight_decay, 0.0), strict=True):
-            blocks = slice(first_block, first_block + -(-(span.stop - span.start) // BLOCK))
-            first_block = blocks.stop
-            if span.stop > span.start:
-                optimizer_update_8bit_blockwise(
-                    "adam",
-                    self.gradient[span],
-                    self.master[span],
-                    self.exp_avg[span],
-                    self.exp_avg_sq[span],
-                    settings.beta1,
-                    settings.beta2,
-                    0.0,
-                    0.0,
-                    settings.epsilon,
-                    step,
-                    learning_rate,
-                    *self.codes,
-                    self.scale[blocks],
-                    self.scale_sq[blocks],
-                    weight_decay=decay,
-                )
+        blocks = _num_blocks(self._decayed)
+        decayed = slice(0, self._decayed)
+        others = slice(self._decayed, self.master.numel())
+        self._move_span(decayed, slice(0, blocks), learning_rate, self.settings.weight_decay)
+        self._move_span(others, slice(blocks, len(self.scale)), learning_rate, 0.0)
         self.clear_gradient()
         self._refresh()
 
+    def _move_span(self, span: slice, blocks: slice, learning_rate: float, decay: float) -> None:
+        from bitsandbytes.functional import optimizer_update_8bit_blockwise
+
+        if span.stop == span.start:
+            return
+        settings = self.settings
+        optimizer_update_8bit_blockwise(
+            "adam",
+            self.gradient[span],
+            self.master[span],
+            self.exp_avg[span],
+            self.exp_avg_sq[span],
+            settings.beta1,
+            settings.beta2,
+            0.0,  # beta3 and alpha are of another optimizer
+            0.0,
+            settings.epsilon,
+            int(self.step_count),
+            learning_rate,
+            *self.codes,
+            self.scale[blocks],
+            self.scale_sq[blocks],
+            weight_decay=decay,
+        )
+
     def state(self) -> dict[str, Tensor]:
-        """Tensors that a checkpoint needs to go on bit by bit."""
+        """Return the tensors that a checkpoint needs to go on bit by bit."""
         return super().state() | {"scale": self.scale, "scale_sq": self.scale_sq}
+
+
+def _num_blocks(size: int) -> int:
+    return math.ceil(size / BLOCK)

@@ -12,38 +12,38 @@ from torch.distributed.tensor import DTensor
 from kubetune.config.schema import TrainingConfig
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
-from kubetune.training.optimizer import adamw_8bit
 from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW, sum_of_squares
+from kubetune.training.optimizer.adamw_8bit import FlatAdamW8bit
 from kubetune.training.optimizer.shards import OptimizerShard
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig) -> FlatAdamW:
-    """The optimizer of what is trained of a model: over slices where that is sharded."""
-    if not any(isinstance(p, DTensor) and p.requires_grad for p in model.parameters()):
-        return adamw_8bit.make_optimizer(model.named_parameters(), training)
-    return ShardedAdamW(
-        model,
-        AdamSettings(
-            training.adam_beta1, training.adam_beta2, training.adam_epsilon, training.weight_decay
-        ),
+    """Return the optimizer that `training.optim` names, over what is trained of a model: over slices if it is sharded."""
+    settings = AdamSettings(
+        training.adam_beta1, training.adam_beta2, training.adam_epsilon, training.weight_decay
     )
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if any(isinstance(parameter, DTensor) for parameter in trained):
+        return ShardedAdamW(model, settings)
+    if training.optim == "adamw_8bit":
+        return FlatAdamW8bit(model.named_parameters(), settings)
+    return FlatAdamW(model.named_parameters(), settings)
 
 
 class ShardedAdamW(FlatAdamW):
     """`FlatAdamW` over this rank's slices. Gradients arrive summed over all ranks, in `gradient`."""
 
     def __init__(self, model: nn.Module, settings: AdamSettings) -> None:
-        self._slices: list[tuple[Any, Tensor]] = []
+        self._slices: list[tuple[Any, Tensor]] = []  # (parameter, its part of `master`)
         super().__init__(model.named_parameters(), settings)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 _renew(module)
         # A slice shorter than other ranks' is padded by FSDP in memory of its own: that one has to be refreshed.
-        self._mirrors = [
-            (p, value)
-            for p, value in self._slices
-            if process_group.local(p).data_ptr() != value.data_ptr()
-        ]
+        self._mirrors = []
+        for parameter, value in self._slices:
+            if process_group.local(parameter).data_ptr() != value.data_ptr():
+                self._mirrors.append((parameter, value))
 
     def _adopt(self, parameter: Any, value: Tensor, gradient: Tensor) -> None:
         value.copy_(process_group.local(parameter))
@@ -59,24 +59,31 @@ class ShardedAdamW(FlatAdamW):
 
     @property
     def size(self) -> int:
-        """Trained parameters of all ranks."""
-        return sum(p.numel() for p, _ in self._slices)
+        """Return the number of trained parameters of all ranks."""
+        return sum(parameter.numel() for parameter, _ in self._slices)
 
     @property
     def shards(self) -> list[OptimizerShard]:
-        """Slices are whole rows, so each is one stretch of its parameter."""
-        shards, start = [], 0
+        """Return where the slices stand in the whole model's buffers.
+
+        Slices are whole rows, so each is one stretch of its parameter. `[5, 2]` at number 100, over 2 ranks:
+
+            rank 0    rows 0 1 2    OptimizerShard(100, 6)
+            rank 1    rows 3 4      OptimizerShard(106, 4)
+        """
+        shards = []
+        start = 0
         for parameter, value in self._slices:
-            rows, mesh = parameter.shape[0], parameter.device_mesh
-            first = min(rows, mesh.get_local_rank() * -(-rows // mesh.size()))
-            shards.append(
-                OptimizerShard(start + first * (parameter.numel() // rows), value.numel())
-            )
+            num_rows = parameter.shape[0]
+            width = parameter.numel() // num_rows
+            mesh = parameter.device_mesh
+            first_row = min(num_rows, mesh.get_local_rank() * math.ceil(num_rows / mesh.size()))
+            shards.append(OptimizerShard(start + first_row * width, value.numel()))
             start += parameter.numel()
         return shards
 
     def reduce_gradient(self, world: World) -> float:
-        """The norm over the slices of all ranks."""
+        """Return the norm over the slices of all ranks."""
         return math.sqrt(process_group.sum_numbers([sum_of_squares(self.gradient)], world)[0])
 
 

@@ -1,9 +1,14 @@
-"""Gradients as they are collected, and tables of words of which few rows occur: those alone are moved, which changes no
-bit of the others.
+"""Gradients as they are collected, and tables of words of which few rows occur: only those rows are moved.
 
-AdamW without weight decay moves by zero what never had a gradient. Of a small model's parameters the table is most, and
-of its words an epoch holds a part. Rows that occur lie together in buffers of their own, since rows that are apart
-take longer to reach than all take in order.
+AdamW without weight decay moves by zero what never had a gradient, so no bit of the other rows changes. Of a small
+model's parameters the table is most, and an epoch holds a part of its words. Rows that occur lie together in buffers of
+their own, since scattered rows take longer to reach than a whole table in order. A table of 6 rows, whose rows 4 and 1
+have occurred, in this order:
+
+    _slots       -1  1 -1 -1  0 -1      by row of the table: its row in the buffers, -1 for none
+    _ids          4  1                  by row of the buffers: its row in the table
+    _buffers     [4] [1]                these rows of master, gradient, exp_avg, exp_avg_sq
+    touched       1  4                  rows with a gradient in this step, sorted
 """
 
 from __future__ import annotations
@@ -13,47 +18,51 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LEAST, MOST = 2**18, 2**23
-"""Numbers of a table that pays, and of one whose rows the forecast of memory may overlook."""
-SHARE = 2
-"""One of so many rows may occur: with more, all are moved."""
-ALIGNED = 16
-"""Numbers that vector units take at once: rows of whole ones are moved alike wherever they lie."""
+LEAST = 2**18  # numbers of a table; it does not pay for a smaller one
+MOST = (
+    2**23
+)  # numbers of a table; for a larger one the forecast of memory would have to count the buffers
+SHARE = 2  # one of so many rows may occur; with more, all are moved
+ALIGNED = 16  # numbers that vector units take at once; rows of a multiple are moved alike wherever they lie
 
 
 class OccurringRows:
-    """Rows of a table `[rows, width]` that have occurred, out of the optimizer's buffers.
+    """Rows of a table `[rows, width]` that have occurred, taken out of the optimizer's buffers.
 
-    `parts`: the table's parts of `master`, `gradient`, `exp_avg` and `exp_avg_sq`, which know nothing of what happens
-    here until `write_back`. `touched`: sorted rows of the gradient, while there is one.
+    The optimizer's buffers do not know what happens here until `write_back`.
     """
 
     def __init__(self, weight: Tensor, span: slice, parts: tuple[Tensor, ...]) -> None:
-        self.weight, self.span, self._parts = weight, span, parts
+        self.weight = weight
+        self.span = span  # of the table in the optimizer's buffers
+        self._parts = parts  # the table's parts of master, gradient, exp_avg and exp_avg_sq
         self.touched = torch.empty(0, dtype=torch.long)
         self._slots = torch.empty(0, dtype=torch.long)
         self._ids = torch.empty(0, dtype=torch.long)
-        self._buffers: tuple[Tensor, ...] = ()
+        self._buffers: tuple[Tensor, ...] = ()  # made when the first row occurs
 
     @staticmethod
     def fit(weight: Tensor, span: slice) -> bool:
-        """Test for what may be a table whose rows can be moved by themselves."""
-        is_aligned = weight.dim() == 2 and weight.shape[1] % ALIGNED == span.start % ALIGNED == 0
-        return is_aligned and weight.device.type == "cpu" and LEAST <= weight.numel() <= MOST
+        """True if a parameter may be a table whose rows can be moved by themselves."""
+        if weight.dim() != 2 or weight.device.type != "cpu":
+            return False
+        is_aligned = weight.shape[1] % ALIGNED == 0 and span.start % ALIGNED == 0
+        return is_aligned and LEAST <= weight.numel() <= MOST
 
     @property
     def is_empty(self) -> bool:
-        """True while none has occurred."""
+        """True while no row has occurred."""
         return not len(self._ids)
 
     def admit(self, rows: Tensor) -> bool:
-        """Let sorted rows, each once, be among those that have occurred; False where they are too many."""
+        """Count sorted rows, each once, among those that have occurred. Return False if these are too many."""
         if not self._buffers:
             count, width = self.weight.shape
             self._slots = torch.full((count,), -1)
             self._buffers = tuple(torch.empty(count // SHARE, width) for _ in self._parts)
         new = rows[self._slots.index_select(0, rows) < 0]
-        first, stop = len(self._ids), len(self._ids) + len(new)
+        first = len(self._ids)
+        stop = first + len(new)
         if stop > len(self._buffers[0]):
             return False
         self._slots[new] = torch.arange(first, stop)
@@ -63,29 +72,31 @@ class OccurringRows:
         return True
 
     def add(self, rows: Tensor, values: Tensor) -> bool:
-        """Add to the gradient of rows; False, and nothing, where too many have occurred."""
+        """Add to the gradient of rows. Return False, and add nothing, if too many rows have occurred."""
         # Zeros alone, as of a word that stands last in its sequence, leave no moments by which a resume knows the row.
         is_moved = values.any(1)
-        rows, values = rows[is_moved], values[is_moved]
-        found = rows.unique()
-        if not self.admit(found):
+        rows = rows[is_moved]
+        distinct = rows.unique()
+        if not self.admit(distinct):
             return False
-        self._buffers[1].index_add_(0, self._slots.index_select(0, rows), values)
-        self.touched = found if not len(self.touched) else torch.cat([self.touched, found]).unique()
+        self._buffers[1].index_add_(0, self._slots.index_select(0, rows), values[is_moved])
+        if len(self.touched):
+            distinct = torch.cat([self.touched, distinct]).unique()
+        self.touched = distinct
         return True
 
     def buffers(self) -> list[Tensor]:
-        """The four buffers of the rows that have occurred, `[numbers]`."""
+        """Return the four buffers of the rows that have occurred, `[numbers]`."""
         return [buffer[: len(self._ids)].view(-1) for buffer in self._buffers]
 
     def gradient(self) -> Tensor:
-        """The gradient of the rows that have one, in their order in the table: what is summed must not depend on when
-        they occurred."""
-        return (
-            self._buffers[1].index_select(0, self._slots[self.touched]).view(-1)
-            if self._buffers
-            else torch.empty(0)
-        )
+        """Return the gradient of the rows that have one.
+
+        They stand in the order of the table: a norm must not depend on when they occurred.
+        """
+        if not self._buffers:
+            return torch.empty(0)
+        return self._buffers[1].index_select(0, self._slots[self.touched]).view(-1)
 
     def clear_gradient(self) -> None:
         """Forget what was added up."""
@@ -96,11 +107,8 @@ class OccurringRows:
     def refresh(self) -> None:
         """Let the weights follow what was moved."""
         if len(self._ids):
-            _put(
-                self.weight.data,
-                self._ids,
-                self._buffers[0][: len(self._ids)].to(self.weight.dtype),
-            )
+            values = self._buffers[0][: len(self._ids)].to(self.weight.dtype)
+            _put(self.weight.data, self._ids, values)
 
     def write_back(self) -> None:
         """Let the optimizer's buffers hold what is here."""
@@ -108,30 +116,37 @@ class OccurringRows:
             _put(part, self._ids, buffer[: len(self._ids)])
 
     def read_again(self) -> OccurringRows | None:
-        """The same table anew, where what has moments has occurred; None where that is too much."""
-        rows = torch.stack([part.any(1) for part in self._parts[2:]]).any(0).nonzero()[:, 0]
-        found = OccurringRows(self.weight, self.span, self._parts)
-        return found if not len(rows) or found.admit(rows) else None
+        """Return the same table anew: a row has occurred if it has moments. None if too many have."""
+        _, _, exp_avg, exp_avg_sq = self._parts
+        rows = (exp_avg.any(1) | exp_avg_sq.any(1)).nonzero()[:, 0]
+        table = OccurringRows(self.weight, self.span, self._parts)
+        if len(rows) and not table.admit(rows):
+            return None
+        return table
 
 
 def _put(table: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Copy values to rows of a table."""
     # torch copies one number at a time: these are as wide as they can be.
     table.view(torch.complex128).index_copy_(0, rows, values.view(torch.complex128))
 
 
 @dataclass
 class Collected:
-    """Sum of one parameter's gradient in fp32: a part of the optimizer's `gradient`, or in `occurring` rows."""
+    """The sum of one parameter's gradient in fp32."""
 
-    gradient: Tensor
-    is_zero: bool = True
-    occurring: OccurringRows | None = None
+    gradient: Tensor  # the parameter's part of the optimizer's `gradient`
+    is_zero: bool = True  # nothing was added yet in this step
+    occurring: OccurringRows | None = (
+        None  # the sum is there instead, if the parameter is such a table
+    )
 
     def add(self, gradient: Tensor) -> None:
         """Add what autograd made, of whatever dtype, dense or of some rows."""
         # Adding bf16 to fp32 first makes an fp32 copy: four times the work of writing it where nothing is yet.
         if gradient.is_sparse:
-            rows, values = gradient._indices()[0], gradient._values().float()
+            rows = gradient._indices()[0]
+            values = gradient._values().float()
             if self.occurring is None or not self.occurring.add(rows, values):
                 self.opened().index_add_(0, rows, values)
         elif self.is_zero:
@@ -140,7 +155,7 @@ class Collected:
             self.opened().add_(gradient)
 
     def opened(self) -> Tensor:
-        """The sum, for those who add to it themselves (kernels/cross_entropy.py)."""
+        """Return the sum, for those who add to it themselves (kernels/cross_entropy.py)."""
         self.is_zero = False
         if self.occurring is not None:
             self.occurring.write_back()

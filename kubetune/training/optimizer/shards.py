@@ -1,8 +1,14 @@
 """The optimizer's buffers on disk, whole or cut over the ranks, so that any number of ranks can go on from them.
 
 A file of one rank says in its header which stretches of the whole model's buffers it holds; a file that says nothing
-holds all. `master` holds the weights themselves, so a model is put together from it without any rank's memory.
-Safetensors only: reading runs no code. What the buffers mean is known to adamw.py.
+holds all. Two ranks wrote these; a run on one rank, or on three, reads what it needs by the numbers of the whole:
+
+    numbers of the whole buffer   0 1 2 3 4 5 6 7 8 9 10
+    optimizer-00001-of-00002      0 1 2       6 7 8            header: shards [[0, 3], [6, 3]] (start, length)
+    optimizer-00002-of-00002            3 4 5       9 10       header: shards [[3, 3], [9, 2]]
+
+`master` holds the weights themselves, so a model is put together from it without any rank's memory. Safetensors only:
+reading runs no code. adamw.py knows what the buffers mean.
 """
 
 from __future__ import annotations
@@ -13,7 +19,6 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +55,7 @@ class OptimizerShard(NamedTuple):
 
 
 def part_name(rank: int, world_size: int) -> str:
-    """File of one rank's shards."""
+    """Return the name of the file with one rank's shards."""
     return f"optimizer-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
@@ -62,12 +67,12 @@ def write_part(path: Path, state: dict[str, Tensor], shards: Sequence[OptimizerS
 
 
 class _Source(NamedTuple):
-    """A shard in a file: where it begins in the whole buffer and in the file's."""
+    """A shard in a file."""
 
-    start: int
+    start: int  # number of the whole buffer
     stop: int
     file: Any
-    offset: int
+    offset: int  # of the shard's first number in the file's buffer
 
 
 class Buffers:
@@ -76,36 +81,48 @@ class Buffers:
     def __init__(self, folder: Path) -> None:
         self._stack = ExitStack()
         paths = sorted(folder.glob(PART)) or [folder / OPTIMIZER]
-        self._files = [self._stack.enter_context(safe_open(path, framework="pt")) for path in paths]
-        self._sources = sorted(
-            (s for file in self._files for s in _sources(file)), key=lambda source: source[:2]
-        )
+        self._files = []
+        self._sources: list[_Source] = []  # in the order of the whole buffer
+        for path in paths:
+            file = self._stack.enter_context(safe_open(path, framework="pt"))
+            self._files.append(file)
+            self._sources.extend(_sources(file))
+        self._sources.sort(key=lambda source: (source.start, source.stop))
         self.size = self._sources[-1].stop if self._sources else 0
 
     def __enter__(self) -> Buffers:
-        """Raises ValueError when files of some rank are missing."""
-        gaps = [a.stop for a, b in pairwise(self._sources) if a.stop != b.start]
-        if gaps or not self._sources or self._sources[0].start:
+        """Raise ValueError if files of some rank are missing."""
+        stop = 0
+        is_whole = bool(self._sources)
+        for source in self._sources:
+            is_whole = source.start == stop
+            if not is_whole:
+                break
+            stop = source.stop
+        if not is_whole:
             self._stack.close()
-            raise ValueError(f"optimizer state lacks numbers from {gaps[0] if gaps else 0} on")
+            raise ValueError(f"optimizer state lacks numbers from {stop} on")
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def read(self, name: str, shard: OptimizerShard) -> Iterator[Tensor]:
-        """The numbers of one shard, in stretches."""
-        at, stop = shard.start, shard.start + shard.length
+        """Yield the numbers of one shard in pieces, each out of one file."""
+        at = shard.start
+        stop = shard.start + shard.length
         index = bisect_right(self._sources, at, key=lambda source: source.start) - 1
         while at < stop:
             source = self._sources[index]
             until = min(stop, source.stop, at + CHUNK)
             first = source.offset + at - source.start
             yield source.file.get_slice(name)[first : first + until - at]
-            at, index = until, index + (until == source.stop)
+            at = until
+            if at == source.stop:
+                index += 1
 
     def state(self, shards: Sequence[OptimizerShard], size: int) -> dict[str, Tensor]:
-        """All buffers of some shards, laid end to end, and what is no such buffer as it is.
+        """Return all buffers of some shards, laid end to end, and what is no such buffer as it is.
 
         Raises ValueError unless the whole model's buffers have `size` numbers.
         """
@@ -114,23 +131,26 @@ class Buffers:
                 f"its optimizer state is of {self.size:,} parameters, and {size:,} are trained now"
             )
         first = self._files[0]
-        shapes = {name: first.get_slice(name).get_shape() for name in first.keys()}  # noqa: SIM118 - not a dict
+        length = sum(shard.length for shard in shards)
+        buffer_shape = first.get_slice(MASTER).get_shape()
         state: dict[str, Tensor] = {}
-        for name, shape in shapes.items():
-            if shape != shapes[MASTER]:
+        for name in first.keys():  # noqa: SIM118 - not a dict
+            stored = first.get_slice(name)
+            if stored.get_shape() != buffer_shape:
                 state[name] = first.get_tensor(name)
                 continue
-            state[name] = torch.empty(
-                sum(shard.length for shard in shards), dtype=first.get_slice(name)[:0].dtype
-            )
+            buffer = torch.empty(length, dtype=stored[:0].dtype)
             at = 0
-            for part in (part for shard in shards for part in self.read(name, shard)):
-                state[name][at : at + len(part)] = part
-                at += len(part)
+            for shard in shards:
+                for part in self.read(name, shard):
+                    buffer[at : at + len(part)] = part
+                    at += len(part)
+            state[name] = buffer
         return state
 
 
 def _sources(file: Any) -> Iterator[_Source]:
+    """Yield the shards of a file that hold numbers."""
     metadata = file.metadata() or {}
     shards = json.loads(metadata.get("shards") or "null")
     if shards is None:
@@ -153,17 +173,18 @@ def write_weights(
     `layout`: shapes of the trained parameters, in the order of the buffers; they are written as `dtype`. `others`:
     what a model saves besides. safetensors itself would want all of it in memory.
     """
+    tensors = [(name, shape, dtype) for name, shape in layout.items()]
+    tensors += [(name, tensor.shape, tensor.dtype) for name, tensor in others.items()]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    described = [(name, shape, dtype) for name, shape in layout.items()]
-    described += [(name, tensor.shape, tensor.dtype) for name, tensor in others.items()]
-    end = 0
-    for name, shape, kind in described:
-        begin, end = end, end + math.prod(shape) * kind.itemsize
+    begin = 0
+    for name, shape, kind in tensors:
+        end = begin + math.prod(shape) * kind.itemsize
         header[name] = {
             "dtype": DTYPE_NAMES[kind],
             "shape": list(shape),
             "data_offsets": [begin, end],
         }
+        begin = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with Buffers(folder) as buffers, open(folder / WEIGHTS, "wb") as file:
