@@ -1,4 +1,4 @@
-"""Two models on the same questions: each measure with its interval, what was gained and lost, and by chance or not.
+"""Compare two models on the same questions: measures with intervals, answers gained and lost, by chance or not.
 
 The answers are those that evaluations left in run directories, so no model is needed.
 """
@@ -24,12 +24,17 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Answered:
-    """One question and what a model answered; `scores` by measure."""
+    """One question and what a model answered."""
 
     prompt: str
     reference: str
     answer: str
-    scores: Mapping[str, float]
+    scores: Mapping[str, float]  # by metric
+
+    @property
+    def question(self) -> tuple[str, str]:
+        """Return what must be equal for two models to have been asked the same."""
+        return self.prompt, self.reference
 
 
 @dataclass(frozen=True)
@@ -43,54 +48,59 @@ class Measured:
     rows: int
     before: float
     after: float
-    before_interval: Interval
+    before_interval: Interval  # 95 %, as the next
     after_interval: Interval
     paired: Comparison
 
     def facts(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {
-            **{key: value for key, value in vars(self).items() if key != "paired"},
-            **self.paired._asdict(),
-        }
+        """Return the line of verdict.json."""
+        facts = dict(vars(self))
+        del facts["paired"]
+        return facts | self.paired._asdict()
 
 
 def answers_file(run_dir: Path, step: int) -> Path:
-    """The file that an evaluation after `step` steps leaves the answers in."""
+    """Return the file that an evaluation after `step` steps leaves the answers in."""
     return run_dir / metrics.ANSWERS / f"step-{step:06d}.jsonl"
 
 
 def read_answers(run_dir: Path, step: int) -> list[Answered]:
-    """Questions and answers of the evaluation after `step` steps. Raises ConfigError where none were kept."""
+    """Return the questions and answers of the evaluation after `step` steps. Raises ConfigError if none were kept."""
     path = answers_file(run_dir, step)
     if not path.is_file():
         raise errors.ConfigError(
             f"{run_dir} keeps no answers of step {step}; they are kept where the run file has evaluation.generate"
         )
-    asked = {
-        line["row"]: line for line in metrics.stream_lines(run_dir / metrics.ANSWERS / QUESTIONS)
-    }
-    return [
-        Answered(
-            asked[line["row"]]["prompt"],
-            asked[line["row"]]["reference"],
-            line["answer"],
-            line["scores"],
-        )
-        for line in metrics.stream_lines(path)
-        if line["row"] in asked
-    ]
+    questions = {}
+    for question in metrics.stream_lines(run_dir / metrics.ANSWERS / QUESTIONS):
+        questions[question["row"]] = question
+    answers = []
+    for line in metrics.stream_lines(path):
+        if line["row"] in questions:
+            question = questions[line["row"]]
+            prompt = question["prompt"]
+            answers.append(Answered(prompt, question["reference"], line["answer"], line["scores"]))
+    return answers
+
+
+def _pairs(
+    before: Sequence[Answered], after: Sequence[Answered]
+) -> list[tuple[Answered, Answered]]:
+    """Return both models' answers to the questions that both were asked."""
+    first = {answered.question: answered for answered in before}
+    pairs = []
+    for answered in after:
+        if answered.question in first:
+            pairs.append((first[answered.question], answered))
+    return pairs
 
 
 def compare_answers(before: Sequence[Answered], after: Sequence[Answered]) -> list[Measured]:
-    """Every measure that both have, over the questions that both were asked.
+    """Compare every measure that both have, over the questions that both were asked.
 
     Raises ConfigError where they share no question, or no measure.
     """
-    first = {(answered.prompt, answered.reference): answered for answered in before}
-    pairs = [
-        (first[key], other) for other in after if (key := (other.prompt, other.reference)) in first
-    ]
+    pairs = _pairs(before, after)
     if not pairs:
         raise errors.ConfigError(
             "the two were not asked the same: no question with its reference is in both"
@@ -104,47 +114,41 @@ def compare_answers(before: Sequence[Answered], after: Sequence[Answered]) -> li
 
 
 def _measured(name: str, pairs: Sequence[tuple[Answered, Answered]]) -> Measured:
-    references = [one.reference for one, _ in pairs]
-    scores = [[answered.scores[name] for answered in side] for side in zip(*pairs, strict=True)]
-    answers = [[answered.answer for answered in side] for side in zip(*pairs, strict=True)]
-    sides = list(zip(scores, answers, strict=True))
-    values = [of_all(name, own, said, references) for own, said in sides]
-    intervals = [bounds(name, own, said, references) for own, said in sides]
-    return Measured(
-        name,
-        len(pairs),
-        values[0],
-        values[1],
-        intervals[0],
-        intervals[1],
-        compare(scores[0], scores[1]),
-    )
+    """Compare one measure."""
+    first = [before for before, _ in pairs]
+    second = [after for _, after in pairs]
+    first_scores = [answered.scores[name] for answered in first]
+    second_scores = [answered.scores[name] for answered in second]
+    before, before_interval = _value(name, first)
+    after, after_interval = _value(name, second)
+    paired = compare(first_scores, second_scores)
+    return Measured(name, len(pairs), before, after, before_interval, after_interval, paired)
+
+
+def _value(name: str, answers: Sequence[Answered]) -> tuple[float, Interval]:
+    """Return a measure of one model's answers, and its interval."""
+    scores = [answered.scores[name] for answered in answers]
+    texts = [answered.answer for answered in answers]
+    references = [answered.reference for answered in answers]
+    return of_all(name, scores, texts, references), bounds(name, scores, texts, references)
 
 
 def turned(
     before: Sequence[Answered], after: Sequence[Answered], name: str, most: int
 ) -> dict[str, list[Any]]:
-    """Questions whose score a model gained and lost most by, at most so many of each."""
-    first = {(answered.prompt, answered.reference): answered for answered in before}
-    changes = [
-        (
-            other.scores[name] - first[key].scores[name],
-            {**asdict(other), "before": first[key].answer},
-        )
-        for other in after
-        if (key := (other.prompt, other.reference)) in first
-    ]
+    """Return the questions whose score a model gained and lost most by, at most `most` of each."""
+    changes = []
+    for first, second in _pairs(before, after):
+        facts = asdict(second) | {"before": first.answer}
+        changes.append((second.scores[name] - first.scores[name], facts))
     changes.sort(key=lambda change: change[0])
-    lost = [facts for change, facts in changes[:most] if change < 0]
-    return {
-        "gained": [facts for change, facts in changes[: -most - 1 : -1] if change > 0],
-        "lost": lost,
-    }
+    lost = [facts for change, facts in changes if change < 0]
+    gained = [facts for change, facts in reversed(changes) if change > 0]
+    return {"gained": gained[:most], "lost": lost[:most]}
 
 
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]], run_dir: Path) -> None:
     """Write answers or questions, whole or not at all."""
     path.parent.mkdir(exist_ok=True)
-    write_atomic(
-        path, "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines), within=run_dir
-    )
+    text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+    write_atomic(path, text, within=run_dir)

@@ -43,57 +43,55 @@ def generate(
     *,
     streamer: BaseStreamer | None = None,
 ) -> list[list[int]]:
-    """New ids for each prompt, without what follows the first end token.
+    """Return new ids for each prompt, without what follows the first end token.
 
     Prompts of several lengths are padded on the left and masked, so that all go on from their last token; models whose
-    state runs over the padding must be given those of one length. `settings`: arguments of transformers' `generate`.
+    state runs over the padding must be given prompts of one length. `settings`: arguments of transformers' `generate`.
     `images` of each prompt are read by `reader`; where they are no grids, a prompt with some goes alone.
     """
-    device, longest = next(model.parameters()).device, max(map(len, prompts))
+    device = next(model.parameters()).device
+    longest = max(len(prompt) for prompt in prompts)
     ids = torch.full((len(prompts), longest), tokenizer.pad_id)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
-    ends = tokenizer.eos_ids
+    inputs: dict[str, Tensor] = {}
+    if reader is not None and any(images):
+        inputs = _image_inputs(prompts, images, reader, longest, device)
     out = model.generate(
         input_ids=ids.to(device),
         attention_mask=mask.to(device),
-        eos_token_id=list(ends),
+        eos_token_id=list(tokenizer.eos_ids),
         pad_token_id=tokenizer.pad_id,
         streamer=streamer,
-        **(_seen(prompts, images, reader, longest, device) if reader is not None else {}),
+        **inputs,
         **settings,
     )
-    return [until_end(row, ends) for row in out[:, longest:].tolist()]
+    return [until_end(row, tokenizer.eos_ids) for row in out[:, longest:].tolist()]
 
 
-def _seen(
+def _image_inputs(
     prompts: Sequence[Sequence[int]],
     images: Sequence[Sequence[ImageRef | bytes]],
     reader: PictureReader,
     longest: int,
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """The images of prompts as the model's code takes them; nothing where there are none."""
-    if not any(images):
-        return {}
+    """Return the images of prompts as the model's code takes them."""
     rows = [(np.asarray(prompt, np.uint32), np.zeros(len(prompt), bool)) for prompt in prompts]
-    seen = image_inputs(
-        collate_pictured(rows, [reader.read(own) for own in images], reader.processor).to(device)
-    )
-    if (
-        len(prompts) > 1
-    ):  # what tokens are images is told of rows end to end, and asked of rows padded on the left
-        kinds = seen["mm_token_type_ids"][0].split([len(prompt) for prompt in prompts])
-        seen["mm_token_type_ids"] = torch.stack(
-            [functional.pad(kind, (longest - len(kind), 0)) for kind in kinds]
-        )
-    return seen
+    pictures = [reader.read(of_prompt) for of_prompt in images]
+    inputs = image_inputs(collate_pictured(rows, pictures, reader.processor).to(device))
+    if len(prompts) > 1:
+        # The kinds of tokens stand end to end, and generation wants them padded on the left.
+        kinds = inputs["mm_token_type_ids"][0].split([len(prompt) for prompt in prompts])
+        padded = [functional.pad(kind, (longest - len(kind), 0)) for kind in kinds]
+        inputs["mm_token_type_ids"] = torch.stack(padded)
+    return inputs
 
 
 def greedy(max_new_tokens: int) -> dict[str, Any]:
-    """Settings of answers that are the likeliest token each time."""
+    """Return the settings of answers that are the likeliest token each time."""
     return {"max_new_tokens": max_new_tokens, "do_sample": False}
 
 
@@ -109,5 +107,8 @@ def acting_settings(model: Any) -> dict[str, Any]:
 
 
 def until_end(ids: list[int], ends: Sequence[int]) -> list[int]:
-    """The ids before the first of `ends`."""
-    return ids[: next((n for n, id in enumerate(ids) if id in ends), len(ids))]
+    """Return the ids before the first of `ends`."""
+    for place, token in enumerate(ids):
+        if token in ends:
+            return ids[:place]
+    return ids

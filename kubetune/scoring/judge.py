@@ -1,14 +1,14 @@
-"""Questions put to a model while it is trained, and the verdict on its answers.
+"""Ask a model questions while it is trained, and measure its answers.
 
-All ranks share the rows that are asked, each row once. Which of them go together does not depend on how many ranks
-there are, so that neither do the answers. Nothing is drawn at random, and nothing of the training changes.
+All ranks share the rows that are asked, each row once. Which rows go together does not depend on the number of ranks,
+so neither do the answers. Nothing is drawn at random, and nothing of the training changes.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -45,52 +45,56 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Judge:
-    """Questions of each evaluation, and measures of the answers; these are rank 0's alone, which judges.
-
-    `reader`: of the images that questions have. `records`: of each row asked, as it was read; only where functions of
-    the user's want it. `remarks`: lines on references that a measure finds nothing in, rank 0's alone too.
-    """
+    """Questions of each evaluation, and measures of the answers. Rank 0 alone judges, so it alone has the last four."""
 
     wanted: GenerateConfig
     tokenizer: Tokenizer
     asked: Sequence[Question]
-    reader: PictureReader | None = None
-    measures: Mapping[str, Measure] = field(default_factory=dict)
-    own: Mapping[str, own_functions.Function] = field(default_factory=dict)
-    records: Mapping[int, dict[str, Any]] = field(default_factory=dict)
-    remarks: Sequence[str] = ()
+    reader: PictureReader | None = None  # of the images that questions have
+    measures: Mapping[str, Measure] = field(default_factory=dict)  # the built-in ones, by name
+    functions: Mapping[str, own_functions.Function] = field(default_factory=dict)  # the user's
+    records: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # by row, for `functions`
+    remarks: Sequence[str] = ()  # lines on references that a measure finds nothing in
 
     def reference(self, question: Question) -> str:
-        """The text that a question is to be answered with."""
+        """Return the text that a question is to be answered with."""
         return self.tokenizer.decode(question.answer).strip()
 
     def score(self, answers: Mapping[int, str]) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Metrics of the answers by row, and a line for each: `row`, `answer`, `scores`."""
-        told = [question for question in self.asked if question.row in answers]
-        lines, references = list[dict[str, Any]](), list[str]()
-        for question in told:
-            answer, reference = answers[question.row], self.reference(question)
+        """Return metrics of the answers by row, and a line for each answer: `row`, `answer`, `scores`."""
+        lines = []
+        texts = []
+        references = []
+        scores: dict[str, list[float]] = {name: [] for name in (*self.measures, *self.functions)}
+        for question in self.asked:
+            if question.row not in answers:
+                continue
+            answer = answers[question.row]
+            reference = self.reference(question)
+            of_row = self._score_row(question, answer, reference)
+            lines.append({"row": question.row, "answer": answer, "scores": of_row})
+            texts.append(answer)
             references.append(reference)
-            scores = {name: measure(answer, reference) for name, measure in self.measures.items()}
-            if self.own:
-                prompt = self.tokenizer.decode(question.ids)
-                record = self.records[question.row]
-                try:
-                    scores |= {
-                        n: own(prompt, answer, reference, record) for n, own in self.own.items()
-                    }
-                except errors.ConfigError as error:
-                    raise errors.ConfigError(
-                        f"row {question.row} of the evaluation data: {error}"
-                    ) from error
-            lines.append({"row": question.row, "answer": answer, "scores": scores})
-        said = [line["answer"] for line in lines]
-        return {
-            full_name(name): of_all(
-                name, [line["scores"][name] for line in lines], said, references
-            )
-            for name in (*self.measures, *self.own)
-        }, lines
+            for name, score in of_row.items():
+                scores[name].append(score)
+        metrics = {}
+        for name, of_rows in scores.items():
+            metrics[full_name(name)] = of_all(name, of_rows, texts, references)
+        return metrics, lines
+
+    def _score_row(self, question: Question, answer: str, reference: str) -> dict[str, float]:
+        scores = {name: measure(answer, reference) for name, measure in self.measures.items()}
+        if not self.functions:
+            return scores
+        prompt = self.tokenizer.decode(question.ids)
+        record = self.records[question.row]
+        for name, function in self.functions.items():
+            try:
+                scores[name] = function(prompt, answer, reference, record)
+            except errors.ConfigError as error:
+                place = f"row {question.row} of the evaluation data"
+                raise errors.ConfigError(f"{place}: {error}") from error
+        return scores
 
 
 def judge_of(
@@ -99,39 +103,46 @@ def judge_of(
     rows: Rows,
     world: World,
     split: Split = "eval",
-    own: Mapping[str, own_functions.Function] = MappingProxyType({}),
+    functions: Mapping[str, own_functions.Function] = MappingProxyType({}),
 ) -> Judge | None:
-    """The judge of the answers to these rows; None where nothing is asked. `own`: functions besides the config's.
+    """Return the judge of the answers to these rows; None where nothing is asked. `functions`: besides the config's.
 
     Raises ConfigError on every rank for packages, files and functions that are missing, and data that ask nothing.
     """
-    wanted, file = config.evaluation.generate, config.evaluation.metrics
+    wanted = config.evaluation.generate
+    file = config.evaluation.metrics
     if wanted is None:
         return None
     # A text that is trained whole asks nothing: any continuation of it may be right.
-    found = islice((question for question in drawn(rows) if not question.is_whole), wanted.rows)
-    asked = sorted(found, key=lambda question: question.row)
+    questions = (question for question in drawn(rows) if not question.is_whole)
+    asked = sorted(islice(questions, wanted.rows), key=lambda question: question.row)
     if not asked:
         raise errors.ConfigError(
             "evaluation.generate: no row of the evaluation data has a prompt and an answer; expected conversations, or "
             "prompts with completions"
         )
-    of_main: dict[str, Any] = {}
+    judge = Judge(wanted, tokenizer, asked, picture_reader(rows))
+    of_main: list[Judge] = []
 
     def load() -> None:
-        functions = {**(own_functions.load(file) if file is not None else {}), **own}
-        records = (
-            records_of(config, split, rows, [question.row for question in asked])
-            if functions
-            else {}
-        )
+        loaded = dict(functions) if file is None else {**own_functions.load(file), **functions}
+        records = {}
+        if loaded:
+            records = records_of(config, split, rows, [question.row for question in asked])
         remarks = _remarks_on_references(wanted, tokenizer, asked)
-        of_main.update(
-            measures=measures_of(wanted), own=functions, records=records, remarks=remarks
+        of_main.append(
+            replace(
+                judge,
+                measures=measures_of(wanted),
+                functions=loaded,
+                records=records,
+                remarks=remarks,
+            )
         )
 
+    # Functions cannot be sent to other ranks, so that rank 0's judge is no result of `on_main`.
     on_main(load, world)
-    return Judge(wanted, tokenizer, asked, picture_reader(rows), **of_main)
+    return of_main[0] if of_main else judge
 
 
 def _remarks_on_references(
@@ -141,9 +152,11 @@ def _remarks_on_references(
 
     Raises ConfigError where it finds nothing in any.
     """
-    remarks = list[str]()
+    remarks: list[str] = []
     texts = {question.row: tokenizer.decode(question.answer).strip() for question in asked}
-    for name in filter(TARGETS.__contains__, wanted.metric):
+    for name in wanted.metric:
+        if name not in TARGETS:
+            continue
         rows = [row for row, text in texts.items() if lacks_target(name, text, wanted.labels)]
         if not rows:
             continue
@@ -153,11 +166,12 @@ def _remarks_on_references(
                 f"evaluation.generate.metric: {name} finds no {TARGETS[name]} in any of the {len(rows):,} references "
                 f"({first}), so every answer would count as wrong; take another metric, or other evaluation data"
             )
-        remarks.append(
+        remark = (
             f"{name} finds no {TARGETS[name]} in {len(rows):,} of {counted(len(texts), 'reference')} ({first}); every "
             "answer to these counts as wrong"
         )
-        logs.EVAL.warning("%s", remarks[-1])
+        remarks.append(remark)
+        logs.EVAL.warning("%s", remark)
     return remarks
 
 
@@ -178,30 +192,24 @@ def shortened(text: str) -> str:
 def rehearse(judge: Judge, learner: Learner, world: World) -> None:
     """Let the longest questions be answered at full length on every rank: what that takes, and whether it works."""
     longest = _groups(judge, learner)[:1]
-    _ask(
-        judge,
-        learner,
-        world,
-        longest,
-        {"min_new_tokens": judge.wanted.max_new_tokens},
-        lambda: False,
-    )
+    settings = {"min_new_tokens": judge.wanted.max_new_tokens}
+    _ask(judge, learner, world, longest, settings, lambda: False)
 
 
 def answer(
     judge: Judge, learner: Learner, world: World, is_stopping: Callable[[], bool]
 ) -> dict[int, str] | None:
-    """Greedy answers by row, of all ranks on all ranks; None when a stop was asked for meanwhile.
+    """Return greedy answers by row, of all ranks on all ranks; None if a stop was asked for meanwhile.
 
     A model that attends to everything before it gets prompts of several lengths at a time, padded on the left; others
-    get equal ones together. Where the time runs out, rows are left unasked, which is told.
+    get equal ones together. Where the time runs out, rows are left unasked, which is logged.
     """
     mine = _ask(judge, learner, world, _groups(judge, learner), {}, is_stopping)
     if mine is None:
         return None
-    answers = {
-        row: text for part in process_group.gather(mine, world) for row, text in part.items()
-    }
+    answers: dict[int, str] = {}
+    for of_rank in process_group.gather(mine, world):
+        answers |= of_rank
     if len(answers) < len(judge.asked) and world.is_main:
         logs.EVAL.warning(
             "evaluation.generate.max_seconds: %g s are over; %d of %d rows were asked, and the metrics are theirs",
@@ -218,10 +226,12 @@ def _ask(
     settings: Mapping[str, Any],
     is_stopping: Callable[[], bool],
 ) -> dict[int, str] | None:
-    """This rank's answers by row; None when a stop was asked for meanwhile."""
-    began, lm, wanted = time.monotonic(), learner.lm, judge.wanted
+    """Return this rank's answers by row; None if a stop was asked for meanwhile."""
+    began = time.monotonic()
+    lm = learner.lm
+    most_seconds = judge.wanted.max_seconds
     settings = {
-        **greedy(wanted.max_new_tokens),
+        **greedy(judge.wanted.max_new_tokens),
         "use_cache": True,
         "synced_gpus": fsdp.is_sharded(lm),
         **settings,
@@ -232,32 +242,22 @@ def _ask(
         with own_attention(lm), torch.no_grad():
             for first in range(0, len(groups), world.size):
                 heartbeat.beat("evaluation")
-                late = bool(
-                    first and wanted.max_seconds and time.monotonic() - began > wanted.max_seconds
-                )
-                stopped, is_late = process_group.sum_numbers(
-                    [float(is_stopping()), float(late)], world
-                )
-                if stopped:
+                is_late = bool(first and most_seconds and time.monotonic() - began > most_seconds)
+                flags = [float(is_stopping()), float(is_late)]
+                stopping, late = process_group.sum_numbers(flags, world)
+                if stopping:
                     return None
-                if is_late:
+                if late:
                     break
                 # Ranks of a sharded model run every step together: one that has nothing left asks again what is asked.
-                group = groups[min(first + world.rank, len(groups) - 1)]
-                own = [question.images for question in group]
-                new = generate(
-                    lm,
-                    judge.tokenizer,
-                    [question.ids for question in group],
-                    settings,
-                    judge.reader,
-                    own,
-                )
-                if first + world.rank < len(groups):
-                    mine |= {
-                        q.row: judge.tokenizer.decode(ids).strip()
-                        for q, ids in zip(group, new, strict=True)
-                    }
+                number = first + world.rank
+                group = groups[min(number, len(groups) - 1)]
+                prompts = [question.ids for question in group]
+                images = [question.images for question in group]
+                new = generate(lm, judge.tokenizer, prompts, settings, judge.reader, images)
+                if number < len(groups):
+                    for question, ids in zip(group, new, strict=True):
+                        mine[question.row] = judge.tokenizer.decode(ids).strip()
     finally:
         fsdp.close(lm)
         learner.model.train()
@@ -265,19 +265,21 @@ def _ask(
 
 
 def _groups(judge: Judge, learner: Learner) -> list[list[Question]]:
-    """Questions that go together, longest first; where images are no grids, those with some go alone."""
-    padded, reader = learner.route.padding_free, judge.reader
-    is_lone = reader is not None and not reader.processor.is_grid
+    """Return the questions that go together, longest first; where images are no grids, those with some go alone."""
+    reader = judge.reader
+    images_go_alone = reader is not None and not reader.processor.is_grid
+
+    def goes_with(group: list[Question], question: Question) -> bool:
+        if len(group) >= judge.wanted.batch_size:
+            return False
+        if images_go_alone and (question.images or group[0].images):
+            return False
+        return learner.route.padding_free or len(group[0].ids) == len(question.ids)
+
     groups: list[list[Question]] = []
     for question in sorted(judge.asked, key=lambda question: (-len(question.ids), question.row)):
-        last = groups[-1] if groups else []
-        fits = (
-            last
-            and len(last) < judge.wanted.batch_size
-            and not (is_lone and (question.images or last[0].images))
-        )
-        if fits and (padded or len(last[0].ids) == len(question.ids)):
-            last.append(question)
+        if groups and goes_with(groups[-1], question):
+            groups[-1].append(question)
         else:
             groups.append([question])
     return groups

@@ -37,51 +37,51 @@ def keep(run_dir: Path, config: Config, rows: Rows | None) -> None:
 
 
 def choose(config: Config, rows: Rows, number: int) -> KeptRows:
-    """As many rows that have an answer, always the same ones, with their turns where they are conversations."""
+    """Return as many rows that have an answer, always the same ones, with their turns if they are conversations."""
     wanted = [question.row for question in islice(drawn(rows), number)]
-    return KeptRows(
-        tuple(kept_rows.row(rows, index) for index in wanted),
-        "evaluation data",
-        _turns(config, rows, wanted),
-    )
+    kept = tuple(kept_rows.row(rows, index) for index in wanted)
+    return KeptRows(kept, "evaluation data", _turns(config, rows, wanted))
 
 
 def _turns(config: Config, rows: Rows, wanted: list[int]) -> dict[str, dict[str, Any]]:
-    """`messages` before the last answer, and the names of `tools`, of the rows that are conversations.
+    """Return `messages` before the last answer, and the names of `tools`, of the rows that are conversations.
 
     A row that may have lost its last answer to `data.max_length`, or is trained whole, is shown as the template has it.
     """
     if config.data.train_on != "assistant":
         return {}
-    whole = [
-        i
-        for i in wanted
-        if config.data.overlong != "truncate" or rows.lengths[i] < config.data.max_length
-    ]
-    found: dict[str, dict[str, Any]] = {}
-    for index, record in records_of(config, "eval", rows, whole).items():
-        source = split_sources(config)["eval"][int(rows.source[index])]
+    if config.data.overlong == "truncate":
+        wanted = [index for index in wanted if rows.lengths[index] < config.data.max_length]
+    sources = split_sources(config)["eval"]
+    turns: dict[str, dict[str, Any]] = {}
+    for index, record in records_of(config, "eval", rows, wanted).items():
+        source = sources[int(rows.source[index])]
         example = convert(record, source.format, source.columns, kind=config.record_kind)
         if isinstance(example, Preference):
             example = example.chosen
-        if isinstance(example, Chat) and (answered := trained_messages(example)):
-            shown: dict[str, Any] = {
-                "messages": [_shortened(turn) for turn in example.messages[: answered[-1]]]
-            }
+        if not isinstance(example, Chat):
+            continue
+        answered = trained_messages(example)
+        if answered:
+            before = example.messages[: answered[-1]]
+            shown: dict[str, Any] = {"messages": [_shortened(message) for message in before]}
             if example.tools:
                 shown["tools"] = [_name(tool) for tool in example.tools]
-            found[str(index)] = shown
-    return found
+            turns[str(index)] = shown
+    return turns
 
 
 def _shortened(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
-    is_long = isinstance(content, str) and len(content) > MOST_CHARACTERS
-    return (
-        {**message, "content": f"{content[:MOST_CHARACTERS]} …"} if is_long and content else message
-    )
+    if isinstance(content, str) and len(content) > MOST_CHARACTERS:
+        return {**message, "content": f"{content[:MOST_CHARACTERS]} …"}
+    return message
 
 
 def _name(tool: Any) -> str:
-    inner = tool.get("function", tool) if isinstance(tool, dict) else tool
-    return str(inner.get("name", "?")) if isinstance(inner, dict) else str(inner)
+    """Return a tool's name, in whichever of the usual forms it is written."""
+    if isinstance(tool, dict):
+        tool = tool.get("function", tool)
+    if isinstance(tool, dict):
+        return str(tool.get("name", "?"))
+    return str(tool)

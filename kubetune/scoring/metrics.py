@@ -37,64 +37,66 @@ _FENCE = re.compile(r"```\w*\s*\n(.*?)\n?```", re.DOTALL)
 
 
 def normalised(text: str) -> str:
-    """Text without what two right answers may differ in: case, width of letters, spaces, and a full stop at the end."""
-    return (
-        " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".").rstrip()
-    )
+    """Return a text without what right answers may differ in: case, width of letters, spaces, a full stop at the end."""
+    words = unicodedata.normalize("NFKC", text).casefold().split()
+    return " ".join(words).removesuffix(".").rstrip()
 
 
 def exact_match(answer: str, reference: str) -> float:
-    """Equality of the normalised texts."""
+    """Return 1 if the normalised texts are equal."""
     return float(normalised(answer) == normalised(reference))
 
 
 def contains(answer: str, reference: str) -> float:
-    """Presence of the normalised reference in the normalised answer."""
+    """Return 1 if the normalised answer contains the normalised reference."""
     return float(normalised(reference) in normalised(answer))
 
 
 def numeric(answer: str, reference: str) -> float:
-    """Equality of the last numbers of both; commas group thousands. A text without a number is wrong."""
-    ours, theirs = _last_number(answer), _last_number(reference)
-    return float(
-        ours is not None
-        and theirs is not None
-        and math.isclose(ours, theirs, rel_tol=1e-6, abs_tol=1e-9)
-    )
+    """Return 1 if the last numbers of both are equal; commas group thousands. A text without a number is wrong."""
+    ours = _last_number(answer)
+    theirs = _last_number(reference)
+    if ours is None or theirs is None:
+        return 0.0
+    return float(math.isclose(ours, theirs, rel_tol=1e-6, abs_tol=1e-9))
 
 
 def _last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text.replace("\u2212", "-"))  # the minus sign of typeset text
-    return float(found[-1].replace(",", "")) if found else None
+    numbers = _NUMBER.findall(text.replace("\u2212", "-"))  # the minus sign of typeset text
+    return float(numbers[-1].replace(",", "")) if numbers else None
 
 
 def regex(pattern: str) -> Measure:
-    """Equality of what a pattern finds in both: its first group or, without one, all of the match.
+    """Return a measure that is 1 if a pattern matches the same in both: its first group or, without one, all of it.
 
-    A reference in which it finds nothing is what is to be found itself.
+    A reference that the pattern does not match is itself what the answer must match.
     """
     compiled = re.compile(pattern)
-
-    def found(text: str) -> str | None:
-        match = compiled.search(text)
-        return None if match is None else match[1 if compiled.groups else 0]
+    group = 1 if compiled.groups else 0
 
     def measure(answer: str, reference: str) -> float:
-        ours, theirs = found(answer), found(reference)
-        return float(
-            ours is not None
-            and normalised(ours) == normalised(reference if theirs is None else theirs)
-        )
+        in_answer = compiled.search(answer)
+        in_reference = compiled.search(reference)
+        # A group that takes no part in a match is None.
+        ours = in_answer[group] if in_answer else None
+        theirs = in_reference[group] if in_reference else None
+        if theirs is None:
+            theirs = reference
+        return float(ours is not None and normalised(ours) == normalised(theirs))
 
     return measure
 
 
 def label(labels: Sequence[str]) -> Measure:
-    """Equality of the first label word in both. Longer ones are looked for first: `not good` is not `good`."""
+    """Return a measure that is 1 if the first label word is the same in both.
+
+    Longer words are looked for first: `not good` is not `good`.
+    """
     pattern = _label_pattern(labels)
 
     def measure(answer: str, reference: str) -> float:
-        ours, theirs = (pattern.search(normalised(text)) for text in (answer, reference))
+        ours = pattern.search(normalised(answer))
+        theirs = pattern.search(normalised(reference))
         return float(ours is not None and theirs is not None and ours[0] == theirs[0])
 
     return measure
@@ -107,17 +109,21 @@ def _label_pattern(labels: Sequence[str]) -> re.Pattern[str]:
 
 
 def json_valid(answer: str, reference: str) -> float:
-    """Validity as JSON, also between the fences of a code block that is all of the answer; NaN is none."""
+    """Return 1 if the answer, or the code block that it is, is JSON; NaN is not."""
     return float(_parse(answer) is not _INVALID)
 
 
 def json_equal(answer: str, reference: str) -> float:
-    """Share of keys with equal values, among the keys of either object; of other values, equality."""
-    ours, theirs = _parse(answer), _parse(reference)
+    """Return the share of keys with equal values, among the keys of either object; of other values, 1 if equal."""
+    ours = _parse(answer)
+    theirs = _parse(reference)
     if isinstance(ours, dict) and isinstance(theirs, dict):
         keys = ours.keys() | theirs.keys()
-        equal = sum(key in ours and key in theirs and _same(ours[key], theirs[key]) for key in keys)
-        return equal / len(keys) if keys else 1.0
+        if not keys:
+            return 1.0
+        common = ours.keys() & theirs.keys()
+        equal = sum(_same(ours[key], theirs[key]) for key in common)
+        return equal / len(keys)
     return float(ours is not _INVALID and _same(ours, theirs))
 
 
@@ -148,7 +154,10 @@ def _no_json(constant: str) -> Any:
 
 
 def _same(ours: Any, theirs: Any) -> bool:
-    """Equality as JSON has it: `true` is not 1, though Python says so. Answers may nest deeper than functions can."""
+    """True if both are equal as JSON has it: `true` is not 1, though Python says so.
+
+    Answers may nest deeper than functions can call themselves, so this is a loop.
+    """
     pairs = [(ours, theirs)]
     while pairs:
         ours, theirs = pairs.pop()
@@ -165,7 +174,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def rouge_l() -> Measure:
-    """ROUGE-L's F-measure, without stemming."""
+    """Return ROUGE-L's F-measure, without stemming."""
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(["rougeL"])
@@ -177,7 +186,7 @@ def _sentence(metric: Any) -> Measure:
 
 
 def measures_of(wanted: GenerateConfig) -> dict[str, Measure]:
-    """The built-in measures that a config asks for, by name. Raises ConfigError for packages that are missing."""
+    """Return the built-in measures that a config asks for, by name. Raises ConfigError for packages that are missing."""
     packages = {PACKAGES[name] for name in wanted.metric if name in PACKAGES}
     require("evaluation.generate.metric", *sorted(packages))
     return {name: _measure(name, wanted) for name in wanted.metric}
@@ -191,11 +200,11 @@ def _measure(name: str, wanted: GenerateConfig) -> Measure:
         "json_valid": json_valid,
         "json_equal": json_equal,
     }
-    if name in OF_ALL_ROWS:
-        # Of sentences one at a time, short ones would have no 4-gram and so no score.
-        return _sentence(
-            _sacrebleu(name, effective_order=True) if name == "bleu" else _sacrebleu(name)
-        )
+    if name == "bleu":
+        # Without it short sentences, which have no 4-gram, would have no score.
+        return _sentence(_sacrebleu(name, effective_order=True))
+    if name == "chrf":
+        return _sentence(_sacrebleu(name))
     if name == "regex":
         return regex(wanted.pattern or "")
     if name == "label":
@@ -206,7 +215,7 @@ def _measure(name: str, wanted: GenerateConfig) -> Measure:
 def of_all(
     name: str, scores: Sequence[float], answers: Sequence[str], references: Sequence[str]
 ) -> float:
-    """One number for all rows: the mean of theirs, but for BLEU and chrF, which are measured over the whole corpus."""
+    """Return one number for all rows: the mean, but for BLEU and chrF, which are measured over the whole corpus."""
     if name not in OF_ALL_ROWS:
         return math.fsum(scores) / len(scores) if scores else math.nan
     return float(_sacrebleu(name).corpus_score(list(answers), [list(references)]).score)
@@ -215,14 +224,17 @@ def of_all(
 def bounds(
     name: str, scores: Sequence[float], answers: Sequence[str], references: Sequence[str]
 ) -> tuple[float, float]:
-    """The 95 % interval of `of_all`; of BLEU and chrF by sacrebleu's bootstrap of the corpus, the same each time."""
+    """Return the 95 % interval of `of_all`; of BLEU and chrF by sacrebleu's bootstrap of the corpus, the same each time."""
     if name not in OF_ALL_ROWS:
         return interval(scores)
-    drawn = min(
-        1000, max(100, 2**21 // len(answers))
-    )  # all at once: fewer of many rows, for the memory's sake
-    found = _sacrebleu(name).corpus_score(list(answers), [list(references)], n_bootstrap=drawn)
-    return max(0.0, float(found._mean - found._ci)), min(100.0, float(found._mean + found._ci))
+    # sacrebleu holds all samples at once, so of many rows fewer are drawn.
+    num_samples = min(1000, max(100, 2**21 // len(answers)))
+    score = _sacrebleu(name).corpus_score(
+        list(answers), [list(references)], n_bootstrap=num_samples
+    )
+    low = float(score._mean - score._ci)
+    high = float(score._mean + score._ci)
+    return max(0.0, low), min(100.0, high)
 
 
 def _sacrebleu(name: str, **settings: Any) -> Any:

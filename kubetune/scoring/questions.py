@@ -24,59 +24,66 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """A row cut in two: `ids` up to its last answer, and the ids of that. `is_whole`: the row is trained from its start
-    on, and is cut in its middle."""
+    """A row of the evaluation data cut in two."""
 
     row: int
-    ids: tuple[int, ...]
-    answer: tuple[int, ...]
+    ids: tuple[int, ...]  # up to the last answer
+    answer: tuple[int, ...]  # ids of the last answer
     images: tuple[ImageRef, ...] = ()
-    is_whole: bool = False
+    is_whole: bool = False  # the row is trained from its start on, and is cut in its middle
 
 
 def drawn(rows: Rows) -> Iterator[Question]:
-    """The rows that have something to be answered as questions, in an order that is the same each time.
+    """Yield the rows that have an answer as questions, in an order that is the same each time.
 
     A pair of answers is asked for the chosen one.
     """
     ids = np.arange(len(rows), dtype=np.int64)
-    for index in ids[np.argsort(hash_ids(ids, "sample"), kind="stable")].tolist():
+    order = np.argsort(hash_ids(ids, "sample"), kind="stable")
+    for index in order.tolist():
         if rows.targets is not None and rows.splits is None and not rows.targets[index].any():
             continue  # an answer that was judged to be bad
         row, trained = rows.sequences(index)[0]
-        if (found := cut(trained)) is None:
+        place = cut(trained)
+        if place is None:
             continue
-        begin, is_whole = found
+        begin, is_whole = place
+        prompt = tuple(row[:begin].tolist())
+        answer = tuple(row[begin:].tolist())
         images = rows.images(index) if rows.processor is not None else ()
-        yield Question(
-            index, tuple(row[:begin].tolist()), tuple(row[begin:].tolist()), images, is_whole
-        )
+        yield Question(index, prompt, answer, images, is_whole)
 
 
 def cut(trained: NDArray[np.bool_]) -> tuple[int, bool] | None:
-    """Beginning of the last answer in a sequence, and whether that is trained whole and cut in its middle.
+    """Return where the last answer of a sequence begins, and whether the sequence is trained whole.
 
-    `trained`: for each token whether it is a label; None where none is.
+    A sequence that is trained whole is cut in its middle; None is returned where no token is trained.
+
+        trained    0 0 1 1 0 0 1 1    →  6, False
+        trained    1 1 1 1 1 1        →  3, True
     """
     places = np.flatnonzero(trained)
     if not len(places):
         return None
     breaks = np.flatnonzero(np.diff(places) > 1)
     begin = int(places[breaks[-1] + 1] if len(breaks) else places[0])
-    return (begin, False) if begin > 1 else (max(1, (int(places[-1]) + 1) // 2), True)
+    if begin > 1:
+        return begin, False
+    middle = (int(places[-1]) + 1) // 2
+    return max(1, middle), True
 
 
 def records_of(
     config: Config, split: Split, rows: Rows, wanted: list[int]
 ) -> dict[int, dict[str, Any]]:
-    """The records, as they were read, that these rows of a split were made of."""
-    by_source: dict[int, dict[int, int]] = {}
+    """Return the records, as they were read, that these rows of a split were made of."""
+    by_source: dict[int, dict[int, int]] = {}  # source → record → row
     for index in wanted:
         by_source.setdefault(int(rows.source[index]), {})[int(rows.record[index])] = index
-    found = {}
-    for source, numbers in by_source.items():
+    values = {}
+    for source, rows_of in by_source.items():
         records = read_source(split_sources(config)[split][source], Problems())
-        for number, record in enumerate(islice(records, max(numbers) + 1)):
-            if number in numbers:
-                found[numbers[number]] = record.value
-    return found
+        for number, record in enumerate(islice(records, max(rows_of) + 1)):
+            if number in rows_of:
+                values[rows_of[number]] = record.value
+    return values

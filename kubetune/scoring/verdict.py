@@ -22,7 +22,6 @@ from kubetune.scoring.comparison import (
 )
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config
     from kubetune.config.schema.evaluation import EvaluationConfig
 
 _COMPARISONS: Final = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -35,134 +34,137 @@ def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
 
     Benchmarks are still to come: conditions on them do not hold yet, and fail nothing.
     """
-    values = next(
-        (
-            line
-            for line in metrics.read_metrics(run_dir)
-            if line["step"] == step and "eval_loss" in line
-        ),
-        {},
-    )
-    base = (
-        files.read_object(run_dir / metrics.BASE)["metrics"]
-        if (run_dir / metrics.BASE).exists()
-        else {}
-    )
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {}
+    for line in metrics.read_metrics(run_dir):
+        if line["step"] == step and "eval_loss" in line:
+            values = line
+            break
+    base: dict[str, float] = {}
+    if (run_dir / metrics.BASE).exists():
+        base = files.read_object(run_dir / metrics.BASE)["metrics"]
+    facts: dict[str, Any] = {
         "step": step,
         "base": base,
         "best": {name: values.get(name) for name in base},
     }
     if wanted.generate is not None and answers_file(run_dir, 0).is_file():
-        before, after = read_answers(run_dir, 0), read_answers(run_dir, step)
-        measured = compare_answers(before, after)
-        found["answers"] = [each.facts() for each in measured]
-        found["turned"] = {
-            each.metric: turned(before, after, each.metric, SHOWN) for each in measured
+        before = read_answers(run_dir, 0)
+        after = read_answers(run_dir, step)
+        measures = compare_answers(before, after)
+        facts["answers"] = [measured.facts() for measured in measures]
+        facts["turned"] = {
+            measured.metric: turned(before, after, measured.metric, SHOWN) for measured in measures
         }
-        found["lengths"] = {
-            name: _lengths(side) for name, side in (("before", before), ("after", after))
-        }
-        for line in found["answers"]:
+        facts["lengths"] = {"before": _lengths(before), "after": _lengths(after)}
+        for line in facts["answers"]:
             logs.RESULT.info("%s", line_in_words(line))
-    checks = [
-        _check(name, text, values.get(name), base.get(name)) for name, text in wanted.gate.items()
-    ]
-    _decide(
-        run_dir,
-        found,
-        checks,
-        [check for check in checks if not wanted.is_benchmark(check["metric"])],
-    )
+    checks = []
+    final = []
+    for name, text in wanted.gate.items():
+        check = _check(name, text, values.get(name), base.get(name))
+        checks.append(check)
+        if not wanted.is_benchmark(name):
+            final.append(check)
+    _decide(run_dir, facts, checks, final)
 
 
 def judge_benchmarks(
-    config: Config, run_dir: Path, step: int, lines: Sequence[Mapping[str, Any]]
+    wanted: EvaluationConfig, run_dir: Path, step: int, lines: Sequence[Mapping[str, Any]]
 ) -> None:
     """Decide the conditions of the gate on benchmarks, whose `lines` are as `harness.compared` has them.
 
     Raises GateFailed.
     """
-    wanted, found = config.evaluation, metrics.read_verdict(run_dir, step)
-    if not (gate := found.get("gate")):
+    facts = metrics.read_verdict(run_dir, step)
+    gate = facts.get("gate")
+    if not gate:
         return
-    known = dict[str, Mapping[str, Any]]()
+    measured: dict[str, Mapping[str, Any]] = {}
     for line in lines:
         task, _, metric = line["metric"].partition("/")
         for name in (task, line["metric"], f"{task}/{metric.partition(',')[0]}"):
-            known.setdefault(f"eval_{name}", line)  # the first metric is the task's own
-    checks = [
-        _check(check["metric"], check["wanted"], line.get("after"), line.get("before"))
-        if wanted.is_benchmark(check["metric"])
-        and (line := known.get(check["metric"], {})) is not None
-        else check
-        for check in gate["checks"]
-    ]
-    _decide(run_dir, found, checks, checks)
+            measured.setdefault(f"eval_{name}", line)  # the first metric is the task's own
+    checks = []
+    for check in gate["checks"]:
+        name = check["metric"]
+        if wanted.is_benchmark(name):
+            line = measured.get(name, {})
+            check = _check(name, check["wanted"], line.get("after"), line.get("before"))
+        checks.append(check)
+    _decide(run_dir, facts, checks, checks)
 
 
 def _decide(
     run_dir: Path,
-    found: Mapping[str, Any],
+    facts: Mapping[str, Any],
     checks: Sequence[Mapping[str, Any]],
     final: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write the verdict; raise GateFailed where one of the checks that are `final` does not hold."""
+    """Write the verdict. Raises GateFailed where one of the `final` checks does not hold."""
     passed = all(check["holds"] for check in checks)
-    verdict = {**found, "gate": {"passed": passed, "checks": checks} if checks else None}
-    files.write_atomic(
-        run_dir / metrics.VERDICT, json.dumps(verdict, indent=1, ensure_ascii=False), within=run_dir
-    )
-    if failed := "; ".join(check["said"] for check in final if not check["holds"]):
+    gate = {"passed": passed, "checks": checks} if checks else None
+    content = json.dumps({**facts, "gate": gate}, indent=1, ensure_ascii=False)
+    files.write_atomic(run_dir / metrics.VERDICT, content, within=run_dir)
+    failed = [check["said"] for check in final if not check["holds"]]
+    if failed:
         raise errors.GateFailed(
-            f"the gate failed at step {found['step']}: {failed}. The checkpoint is saved"
+            f"the gate failed at step {facts['step']}: {'; '.join(failed)}. The checkpoint is saved"
         )
     if checks and passed:
-        logs.RESULT.info("the gate holds at step %d", found["step"])
+        logs.RESULT.info("the gate holds at step %d", facts["step"])
 
 
 def line_in_words(line: Mapping[str, Any]) -> str:
-    """One measure of both models as a line for a log, as `Measured.facts` or a benchmark has it."""
-    said = f"{line['metric']} {line['before']:.4g} → {line['after']:.4g}"
+    """Return a line for a log of one measure of both models, as `Measured.facts` or a benchmark has it."""
+    text = f"{line['metric']} {line['before']:.4g} → {line['after']:.4g}"
     if "test" not in line:
-        return said
+        return text
     low, high = line["after_interval"]
     return (
-        f"{said} (95 %: {low:.3g}–{high:.3g}, {line['rows']} rows); {line['gained']} gained, {line['lost']} lost, "
+        f"{text} (95 %: {low:.3g}–{high:.3g}, {line['rows']} rows); {line['gained']} gained, {line['lost']} lost, "
         f"p = {line['p_value']:.2g} ({line['test']})"
     )
 
 
-def _lengths(answered: Sequence[Answered]) -> list[list[int]]:
-    """Histogram of the characters of answers; empty ones, which have none, come first as `[0, 0, rows]`."""
-    sizes = [len(one.answer) for one in answered]
-    empty, full = sizes.count(0), [size for size in sizes if size]
-    return [*([[0, 0, empty]] if empty else []), *(bars(full) if full else [])]
+def _lengths(answers: Sequence[Answered]) -> list[list[int]]:
+    """Return a histogram of the characters of answers; empty answers come first as `[0, 0, rows]`."""
+    lengths = [len(answered.answer) for answered in answers]
+    num_empty = lengths.count(0)
+    others = [length for length in lengths if length]
+    histogram = []
+    if num_empty:
+        histogram.append([0, 0, num_empty])
+    if others:
+        histogram.extend(bars(others))
+    return histogram
 
 
 def is_met(condition: Condition, value: float, base: float | None) -> bool:
-    """Truth of a condition of a metric's value and of the base model's; never true of NaN."""
+    """True if the metric's value meets the condition. NaN never does."""
     limit = condition.number
     if condition.is_change:
         if base is None:
             raise ValueError("a change against the base model needs the base model's value")
-        limit = base + (abs(base) * condition.number if condition.is_share else condition.number)
+        change = abs(base) * condition.number if condition.is_share else condition.number
+        limit = base + change
     return bool(_COMPARISONS[condition.comparison](value, limit))
 
 
 def _check(name: str, text: str, value: float | None, base: float | None) -> dict[str, Any]:
-    """One condition of the gate; what was not measured does not hold."""
+    """Check one condition of the gate. A metric that was not measured fails."""
     condition = Condition.parse(text)
-    holds, said = False, f"{name} was not measured, expected {text}"
+    holds = False
+    message = f"{name} was not measured, expected {text}"
     if value is not None and (base is not None or not condition.is_change):
         holds = is_met(condition, value, base)
-        of_base = f" of the base model's {base:.4g}" if condition.is_change else ""
-        said = f"{name} is {value:.4g}, expected {text}{of_base}"
+        message = f"{name} is {value:.4g}, expected {text}"
+        if condition.is_change:
+            message += f" of the base model's {base:.4g}"
     return {
         "metric": name,
         "wanted": text,
         "value": value,
         "base": base,
         "holds": holds,
-        "said": said,
+        "said": message,
     }

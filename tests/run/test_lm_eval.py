@@ -194,8 +194,8 @@ def test_the_gate_waits_for_benchmarks(inputs: Path, tmp_path: Path) -> None:
     with pytest.raises(
         errors.GateFailed, match=r"acc_norm is 0.4, expected >= \+0.1 of the base model's 0.4"
     ):
-        verdict.judge_benchmarks(config, tmp_path, 7, lines)
-    verdict.judge_benchmarks(config, tmp_path, 7, [lines[0], lines[1] | {"after": 0.6}])
+        verdict.judge_benchmarks(config.evaluation, tmp_path, 7, lines)
+    verdict.judge_benchmarks(config.evaluation, tmp_path, 7, [lines[0], lines[1] | {"after": 0.6}])
     assert metrics.read_verdict(tmp_path, 7)["gate"]["passed"]
 
 

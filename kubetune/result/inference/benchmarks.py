@@ -64,7 +64,7 @@ def _measure(run_dir: Path) -> None:
         for line in known["compared"]:
             logs.RESULT.info("%s", verdict.line_in_words(line))
         metrics.record_event(run_dir, "benchmarks", ok=True, tasks=list(wanted.tasks))
-    verdict.judge_benchmarks(config, run_dir, step, known["compared"])
+    verdict.judge_benchmarks(config.evaluation, run_dir, step, known["compared"])
 
 
 def evaluate_benchmarks(
