@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.cluster.harness import Cluster
-from tests.golden.manifests import CASES, golden
+from tests.golden.manifests import CASES, rendered
 
 UNRESTRICTED = (
     "existing",
@@ -42,7 +42,7 @@ def jobs_of(obj: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.usefixtures("kubectl")
 @pytest.mark.parametrize("case", CASES)
 def test_a_rendered_run_is_accepted_and_its_pods_are_made(cluster: Cluster, case: str) -> None:
-    objects = [obj for obj in yaml.safe_load_all(golden(case).read_text()) if obj]
+    objects = [obj for obj in yaml.safe_load_all(rendered(case)) if obj]
     for obj in objects:
         obj["metadata"]["namespace"] = cluster.namespace
         for job in jobs_of(obj):

@@ -1,5 +1,7 @@
 """The golden manifests: what `kubetune render` makes of the run files beside this module, byte for byte.
 
+Some are whole, and the others say in what they differ from one of these (differences.py).
+
 python -m tests.golden.manifests      writes them anew, after a change that is meant to change them
 """
 
@@ -7,9 +9,11 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 
 from kubetune.cli import main
+from tests.golden.differences import difference
 
 FOLDER = Path(__file__).parent
 CASES: dict[str, list[str]] = {
@@ -80,6 +84,22 @@ CASES: dict[str, list[str]] = {
 }
 
 
+BESIDE = {
+    "statefulset": "job",
+    "jobset": "job",
+    "pytorchjob": "job",
+    "trainjob": "jobset",
+    "rdma": "minimal",
+    "rdma-host": "rdma",
+    "existing": "minimal",
+    "placed": "minimal",
+    "shared-cache": "minimal",
+    "volcano-job": "minimal",
+}
+"""Cases that are kept as their difference from another; the others are kept whole, one of each kind."""
+
+
+@cache
 def rendered(case: str) -> str:
     """What the command line prints for a case."""
     file, *words = CASES[case]
@@ -90,11 +110,20 @@ def rendered(case: str) -> str:
     return out.getvalue()
 
 
+def kept(case: str) -> str:
+    """What has to lie in the file of a case: all that is rendered, or its difference from another case."""
+    if case not in BESIDE:
+        return rendered(case)
+    base = BESIDE[case]
+    return difference(base, rendered(base), rendered(case))
+
+
 def golden(case: str) -> Path:
-    """Where the expected text of a case lies."""
-    return FOLDER / "manifests" / f"{case}.yaml"
+    """Where that file is."""
+    ending = "diff" if case in BESIDE else "yaml"
+    return FOLDER / "manifests" / f"{case}.{ending}"
 
 
 if __name__ == "__main__":
     for name in CASES:
-        golden(name).write_text(rendered(name))
+        golden(name).write_text(kept(name))

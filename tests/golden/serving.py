@@ -9,10 +9,12 @@ import io
 import json
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 
 from kubetune.cli import main
 from kubetune.config.load import load_config, resolved
+from tests.golden.differences import difference
 
 FOLDER = Path(__file__).parent
 RUN = "RUN"
@@ -49,6 +51,7 @@ def write_run(folder: Path, *overrides: str) -> Path:
     return folder
 
 
+@cache
 def rendered(case: str) -> str:
     """What the command line prints for a case."""
     out = io.StringIO()
@@ -64,12 +67,20 @@ def rendered(case: str) -> str:
     return out.getvalue()
 
 
+def kept(case: str) -> str:
+    """What has to lie in the file of a case: the case "whole" as it is, another as its difference from that."""
+    if case == "whole":
+        return rendered(case)
+    return difference("whole", rendered("whole"), rendered(case))
+
+
 def golden(case: str) -> Path:
-    """Where the expected text of a case lies."""
-    return FOLDER / "serving" / f"{case}.yaml"
+    """Where that file is."""
+    ending = "yaml" if case == "whole" else "diff"
+    return FOLDER / "serving" / f"{case}.{ending}"
 
 
 if __name__ == "__main__":
     for name in CASES:
         golden(name).parent.mkdir(exist_ok=True)
-        golden(name).write_text(rendered(name))
+        golden(name).write_text(kept(name))

@@ -295,11 +295,11 @@ def test_a_table_of_positions_is_seen_in_the_weights(tmp_path: Path) -> None:
     model.mkdir()
     describe_model(tmp_path, model_type="own", max_position_embeddings=32)
     config = Config.model_validate({"model": str(model), "data": {"train": "x"}})
-    found = positions_of(config, {})
+    found = positions_of(config.task, config.model.path, {})
     assert found is not None
     assert not found.is_table
     save_file({"own.wpe.weight": np.zeros((34, 4), np.float32)}, model / "model.safetensors")
-    found = positions_of(config, {})
+    found = positions_of(config.task, config.model.path, {})
     assert found is not None
     assert (found.limit, found.is_table) == (32, True)
 

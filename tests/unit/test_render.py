@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from kubetune.cli import main
-from tests.golden.manifests import CASES, FOLDER, golden
+from tests.golden.manifests import CASES, FOLDER, rendered
 
 FULL = FOLDER / "full.yaml"
 
@@ -30,7 +30,7 @@ def test_kustomize_builds_the_same_objects(case: str, tmp_path: Path) -> None:
     built = subprocess.run(
         ["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True
     ).stdout
-    assert by_name(built) == by_name(golden(case).read_text())
+    assert by_name(built) == by_name(rendered(case))
 
 
 def test_a_folder_can_be_rendered_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,11 +15,11 @@ from kubetune.k8s.lint.objects import check_objects
 from kubetune.plugins.serving.manifests import LORA_RANKS, Adapter, Serving, command
 from kubetune.result.publishing.serving import commands, served_by
 from standin.schemas import NEWEST, OLDEST, problems
-from tests.golden.serving import CASES, golden, rendered, write_run
+from tests.golden.serving import CASES, golden, kept, rendered, write_run
 
 
 def objects(case: str) -> dict[str, dict[str, Any]]:
-    return {obj["kind"]: obj for obj in yaml.safe_load_all(golden(case).read_text())}
+    return {obj["kind"]: obj for obj in yaml.safe_load_all(rendered(case))}
 
 
 def pod(case: str) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def pod(case: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_output_is_golden(case: str) -> None:
-    assert rendered(case) == golden(case).read_text()
+    assert kept(case) == golden(case).read_text()
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
