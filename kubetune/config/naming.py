@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config, TrainingConfig
+    from kubetune.config.schema import Config, LoraConfig, TrainingConfig
 
 RESOLVED = "resolved.json"
 """The whole config of a run, in its directory."""
@@ -20,14 +20,16 @@ OF_TRACKERS = ("wandb", "mlruns", "tensorboard")
 """Folders of a run directory that trackers write, with links of their own; nothing of ours reads them."""
 
 
-def method_label(config: Config) -> str:
-    """`lora-r16-a32`, or `full`."""
-    return f"lora-r{config.lora.r}-a{config.lora.lora_alpha:g}" if config.lora else "full"
+def method_label(lora: LoraConfig | None) -> str:
+    """Return `lora-r16-a32`, or `full` without adapters."""
+    if lora is None:
+        return "full"
+    return f"lora-r{lora.r}-a{lora.lora_alpha:g}"
 
 
 def default_output(config: Config, now: datetime) -> str:
-    """The run directory where none is given: `outputs/Qwen3-8B/lora-r16-a32-len2048-20261120-1015`."""
-    run = f"{method_label(config)}-len{config.data.max_length}-{now:%Y%m%d-%H%M}"
+    """Return the run directory if none is given: `outputs/Qwen3-8B/lora-r16-a32-len2048-20261120-1015`."""
+    run = f"{method_label(config.lora)}-len{config.data.max_length}-{now:%Y%m%d-%H%M}"
     return f"outputs/{model_short_name(config.model.path)}/{run}"
 
 

@@ -105,14 +105,14 @@ def forecast_run(
 
     Raises ConfigError for a run that cannot work, DataError for data that do not exist.
     """
-    require_kind(config, environ)
+    require_kind(config.task, config.model.path, environ)
     if config.evaluation.metrics is not None:
         require_file(config.evaluation.metrics)
     rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
     # Lengths and findings both need the tokenizer; it is loaded once.
-    load_tokenizer = cache(partial(load_here, config.model, config.data, day_of(config)))
+    load_tokenizer = cache(partial(load_here, config.model, config.data, day_of(config.data)))
     lengths = estimate_lengths(config, environ, load_tokenizer)
-    positions = positions_of(config, environ)
+    positions = positions_of(config.task, config.model.path, environ)
     if positions is not None and lengths is not None:
         positions.require(lengths.longest)
     _require_experts(config)
@@ -164,7 +164,7 @@ def _with_measured_choices(
     measurements = measured.read(gpu)
     total_tokens = float(tokens or 0) * plan.num_epochs
     compiles = measured.compiles(
-        config, measurements, weights.parameters, total_tokens, plan.device
+        config.task, config.training, measurements, weights.parameters, total_tokens, plan.device
     )
     if compiles != "auto":
         texts.append(
@@ -201,7 +201,7 @@ def _require_targets(config: Config) -> None:
     weights = read_weights(config.model.path, os.environ)
     if lora is None or weights is None or config.model.trust_remote_code:
         return
-    if not may_lack_targets(config, weights):
+    if not may_lack_targets(config.lora, weights):
         return
     import transformers
 
@@ -297,7 +297,7 @@ def _trained_lines(config: Config, plan: Plan, weights: Weights) -> LabelledLine
     """Yield how much of each part of the model is trained."""
     held = trained_by_part(Trainable(lora=None, vision=None), weights)
     yield "trained", parts_line(trained_by_part(Trainable.of(config), weights), held)
-    base = quantization_of(config, plan)
+    base = quantization_of(config.quantization, config.lora, plan)
     if held["experts"] and base != "none":
         share = held["experts"] / held.total()
         yield "", f"the experts, {share:.1%} of the model, do not become {base}: {UNQUANTISED}"
@@ -335,7 +335,9 @@ def _memory_lines(
 def _time_lines(config: Config, plan: Plan, bill: Bill, forget_rows: int) -> LabelledLines:
     """Yield how long the run takes, what is added to that, and the price."""
     yield "time", time_line(bill)
-    hours = evaluation_hours(config, plan, bill.tokens_per_second, forget_rows)
+    hours = evaluation_hours(
+        config.evaluation, config.lora, plan, bill.tokens_per_second, forget_rows
+    )
     if hours:
         text = f"evaluations add about {duration(hours * 3600)}"
         if config.evaluation.generate is not None:
@@ -379,7 +381,9 @@ def as_json(config: Config, plan: Plan, ahead: Ahead) -> dict[str, Any]:
     return {
         "memory": memory,
         "trained_by_part": trained,
-        "evaluation_hours": evaluation_hours(config, plan, rate, ahead.forget_rows),
+        "evaluation_hours": evaluation_hours(
+            config.evaluation, config.lora, plan, rate, ahead.forget_rows
+        ),
         "reference_hours": reference_hours(config, plan, rate),
         "bill": bill_as_json,
     }

@@ -55,7 +55,7 @@ def describe(
             f"about {lengths.spared:.0%} of the tokens, which are computed once",
         )
     if findings is None and lengths is not None:
-        positions = positions_of(config, os.environ)
+        positions = positions_of(config.task, config.model.path, os.environ)
         if positions is not None and lengths.longest > positions.limit:
             yield "positions", positions.say(lengths.longest)
     yield from _schedule(config, plan, _accuracy(config, plan, lengths))
@@ -63,7 +63,7 @@ def describe(
 
 
 def _method(config: Config, plan: Plan) -> str:
-    base = quantization_of(config, plan)
+    base = quantization_of(config.quantization, config.lora, plan)
     text = plan.method
     if base != "none":
         text += f", {base} base"

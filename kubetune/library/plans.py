@@ -37,9 +37,12 @@ def make_plan(config: ConfigLike, *, gpus: int | None = None) -> Plan:
         ModelError: a tokenizer that is of no use.
     """
     config = config_of(config)
-    require_kind(config, os.environ)
+    require_kind(config.task, config.model.path, os.environ)
     rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
-    lengths, positions = estimate_lengths(config, os.environ), positions_of(config, os.environ)
+    lengths, positions = (
+        estimate_lengths(config, os.environ),
+        positions_of(config.task, config.model.path, os.environ),
+    )
     if positions is not None and lengths is not None:
         positions.require(lengths.longest)
     tokens = lengths.tokens(rows) if lengths is not None else None
@@ -72,7 +75,7 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
     Raises ConfigError, DataError, ModelError or EnvironmentFault for what would end it at once.
     """
     check_model_folder(config.model)
-    require_kind(config, os.environ)
+    require_kind(config.task, config.model.path, os.environ)
     _require_place_for_report(config)
     run_dir = Path(config.output) if config.output else _new_run_dir(config)
     config = config.model_copy(update={"output": str(run_dir)})

@@ -7,10 +7,11 @@ after minutes of loading. What these do not tell is left to loading.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from kubetune.config.schema import Config
+from kubetune.config.schema import LoraConfig, ModelConfig
 from kubetune.errors import ConfigError
 from kubetune.plan.linears import EMBEDDINGS, HEADS, is_target, stacks, unreached
 from kubetune.plan.model_shapes import Weights, read_config, read_weights
@@ -23,129 +24,142 @@ _LEARNED = ("gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt", "opt", "biogpt")
 
 @dataclass(frozen=True)
 class Positions:
-    """`limit`: how many a model has; `is_table`: whether they are looked up in a table, so that none come after."""
+    """The positions that a model can give to tokens."""
 
-    limit: int
-    is_table: bool
+    limit: int  # positions that it was trained with
+    is_table: bool  # they are looked up in a table, so that there are none beyond
 
     def say(self, longest: int) -> str:
-        """Warning of a row of so many tokens, more than there are positions, and of what becomes of it."""
-        said = f"the model has {self.limit:,} positions, the longest row {longest:,} tokens"
+        """Return the warning about a longest row that has more tokens than there are positions."""
+        text = f"the model has {self.limit:,} positions, the longest row {longest:,} tokens"
         if self.is_table:
-            return f"{said}; set data.max_length to {self.limit} or less (`overlong` says what happens then)"
-        return f"{said}: beyond them it was never trained"
+            return f"{text}; set data.max_length to {self.limit} or less (`overlong` says what happens then)"
+        return f"{text}: beyond them it was never trained"
 
     def require(self, longest: int) -> None:
-        """Raise ConfigError for a row of so many tokens that is beyond the end of a table."""
+        """Raise ConfigError if a row of so many tokens passes the end of a table."""
         if self.is_table and longest > self.limit:
             raise ConfigError(self.say(longest))
 
 
-def require_kind(config: Config, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError where a model that is on this machine is of a kind that the task cannot train."""
-    found = read_config(config.model.path, environ)
-    if found is None or config.task != "causal_lm":
+def require_kind(task: str, model_path: str, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if the task cannot train this kind of model, as far as the model is on this machine."""
+    facts = read_config(model_path, environ)
+    if facts is None or task != "causal_lm":
         return
-    kind, classes = found.get("model_type"), found.get("architectures") or []
-    if found.get("is_encoder_decoder"):
+    if facts.get("is_encoder_decoder"):
         what = "an encoder-decoder"
-    elif (
-        classes
-        and all(str(name).endswith(_ENCODERS) for name in classes)
-        and not found.get("is_decoder")
-    ):
+    elif _is_encoder(facts):
         what = "an encoder, for task: sequence_classification"
     else:
         return
+    kind = facts.get("model_type")
     raise ConfigError(
-        f"model {config.model.path} is {what} ({kind}); task: causal_lm trains decoders, which write one token after "
+        f"model {model_path} is {what} ({kind}); task: causal_lm trains decoders, which write one token after "
         "another, such as Llama, Qwen, Gemma or GPT-2: choose one of these"
     )
 
 
-def positions_of(config: Config, environ: Mapping[str, str]) -> Positions | None:
-    """The positions of a model that is on this machine; None where they are not told, or rows are cut to them."""
-    found = read_config(config.model.path, environ)
-    if found is None or config.task == "sequence_classification":
+def _is_encoder(facts: Mapping[str, Any]) -> bool:
+    classes = facts.get("architectures") or []
+    if not classes or facts.get("is_decoder"):
+        return False
+    return all(str(name).endswith(_ENCODERS) for name in classes)
+
+
+def positions_of(task: str, model_path: str, environ: Mapping[str, str]) -> Positions | None:
+    """Return the positions of a model that is on this machine.
+
+    Return None if config.json does not name them, or if rows are cut to them.
+    """
+    facts = read_config(model_path, environ)
+    if facts is None or task == "sequence_classification":
         return None
-    text = found.get("text_config") or found
+    text = facts.get("text_config") or facts
     limit = text.get("n_positions") or text.get("max_position_embeddings")
     if not isinstance(limit, int) or limit < 1:
         return None
-    weights = read_weights(config.model.path, environ)
-    tables = (
-        [shape[0] for name, shape in weights.shapes.items() if _POSITIONS.search(name)]
-        if weights
-        else []
-    )
-    # OPT's table is two longer than it says.
-    return Positions(
-        limit,
-        text.get("model_type") in _LEARNED or any(limit <= rows <= limit + 2 for rows in tables),
-    )
+    if text.get("model_type") in _LEARNED:
+        return Positions(limit, is_table=True)
+    weights = read_weights(model_path, environ)
+    return Positions(limit, is_table=weights is not None and _has_table(weights, limit))
+
+
+def _has_table(weights: Weights, positions: int) -> bool:
+    """Return True if the model looks up so many positions in a table."""
+    for name, shape in weights.shapes.items():
+        # OPT's table is two longer than its config.json says.
+        if _POSITIONS.search(name) and positions <= shape[0] <= positions + 2:
+            return True
+    return False
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Number of a model's embeddings, by its config.json; `model` and `tokenizer` as the run names them."""
+    """The tokens that a model has embeddings for."""
 
-    known: int
-    model: str
-    tokenizer: str | None
+    known: int  # ids below this one have an embedding, by config.json
+    model: str  # model.path of the run
+    tokenizer: str | None  # model.tokenizer of the run
 
     def say(self, id: int, token: str, holding: str) -> str:
-        """Complaint about a token of an id that is not `known`, which `holding` rows have, or a later one."""
-        given = (
-            f"model.tokenizer is {self.tokenizer}"
-            if self.tokenizer
-            else "the tokenizer is the model's own"
-        )
+        """Return the message about ids without an embedding. `holding`: the rows that hold them, in words."""
+        source = "the tokenizer is the model's own"
+        if self.tokenizer:
+            source = f"model.tokenizer is {self.tokenizer}"
         return (
             f"model {self.model} has embeddings for {self.known:,} tokens, but {holding} hold ids beyond them, up to "
-            f"{id:,} ({token!r}); {given}. Give a tokenizer whose tokens the model knows, or a model whose embeddings "
+            f"{id:,} ({token!r}); {source}. Give a tokenizer whose tokens the model knows, or a model whose embeddings "
             "were made longer for these"
         )
 
 
-def embeddings_of(config: Config, environ: Mapping[str, str]) -> Embeddings | None:
-    """The embeddings of a model that is on this machine; None where it brings its own code, or does not tell."""
-    found = read_config(config.model.path, environ)
-    if found is None or config.model.trust_remote_code:
+def embeddings_of(model: ModelConfig, environ: Mapping[str, str]) -> Embeddings | None:
+    """Return the embeddings of a model that is on this machine.
+
+    Return None if the model brings its own code, or if config.json does not say how many there are.
+    """
+    facts = read_config(model.path, environ)
+    if facts is None or model.trust_remote_code:
         return None
-    known = (found.get("text_config") or found).get("vocab_size")
-    return (
-        Embeddings(known, config.model.path, config.model.tokenizer)
-        if isinstance(known, int) and known
-        else None
-    )
+    known = (facts.get("text_config") or facts).get("vocab_size")
+    if not isinstance(known, int) or not known:
+        return None
+    return Embeddings(known, model.path, model.tokenizer)
 
 
-def may_lack_targets(config: Config, weights: Weights) -> bool:
-    """LoRA's target modules may not be in the model, or may not be adapted; only building it tells for sure."""
-    lora = config.lora
+def may_lack_targets(lora: LoraConfig | None, weights: Weights) -> bool:
+    """Return True if the names of the weights leave open whether LoRA can adapt its target modules.
+
+    Only a built model tells then.
+    """
     if lora is None:
         return False
-    targets, has_experts = lora.target_modules, any(True for _ in stacks(weights))
-    if lora.target_parameters or (
-        has_experts and (lora.dropout or lora.use_dora or targets != "all-linear")
-    ):
+    targets = lora.target_modules
+    if lora.target_parameters:
+        return True
+    has_experts = any(True for _ in stacks(weights))
+    if has_experts and (lora.dropout or lora.use_dora or targets != "all-linear"):
         return True
     if targets == "all-linear":
         return False
+    modules = []
+    for name, shape in weights.shapes.items():
+        if len(shape) > 1:
+            modules.append(name.removesuffix(".weight"))
     out_of_reach = unreached(weights.text_config.get("model_type"))
-    modules = [
-        name.removesuffix(".weight") for name, shape in weights.shapes.items() if len(shape) > 1
-    ]
-    if any(
-        is_target(module, targets) and (_may_be_tied(module) or out_of_reach.fullmatch(module))
-        for module in modules
-    ):
-        return True
+    for module in modules:
+        is_open = _may_be_tied(module) or out_of_reach.fullmatch(module)
+        if is_open and is_target(module, targets):
+            return True
     if isinstance(targets, str):
         return not any(re.fullmatch(targets, module) for module in modules)
-    return any(
-        not any(f".{module}".endswith(f".{target}") for module in modules) for target in targets
-    )
+    return not all(_ends_one_of(modules, target) for target in targets)
+
+
+def _ends_one_of(modules: Sequence[str], target: str) -> bool:
+    """Return True if a target, such as `q_proj` or `mlp.up_proj`, is the end of a module's name."""
+    return any(f".{module}".endswith(f".{target}") for module in modules)
 
 
 def _may_be_tied(module: str) -> bool:

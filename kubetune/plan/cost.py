@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from kubetune.base.humanize import duration
-from kubetune.config.schema import Config, LoraConfig
+from kubetune.config.schema import ComputeConfig, Config, EvaluationConfig, LoraConfig
 from kubetune.plan import earlier_runs
 from kubetune.plan.earlier_runs import Kind, Range, Speed
 from kubetune.plan.flops import causal_pairs, planned_cost
@@ -72,7 +73,7 @@ def bill(
     if config.compute.tokens_per_second is None and earlier:
         rate = Rate(earlier[0].middle, earlier[0].source)
     else:
-        rate = _stated_rate(config, plan, weights, flops, gpu)
+        rate = _stated_rate(config.compute, config.model.dtype, plan, weights, flops, gpu)
     price_per_hour = None
     if config.compute.price_per_gpu_hour is not None:
         price_per_hour = config.compute.price_per_gpu_hour * plan.world_size
@@ -96,15 +97,19 @@ class Rate(NamedTuple):
 
 
 def _stated_rate(
-    config: Config, plan: Plan, weights: Weights | None, flops: float | None, gpu: str | None
+    compute: ComputeConfig,
+    dtype: str,
+    plan: Plan,
+    weights: Weights | None,
+    flops: float | None,
+    gpu: str | None,
 ) -> Rate:
     """Return the rate by the config, or by the peak of the device. `flops`: of one token."""
-    compute = config.compute
     if compute.tokens_per_second is not None:
         rate = compute.tokens_per_second * plan.world_size
         return Rate(rate, "compute.tokens_per_second of each device")
     peak, peak_source = compute.peak_tflops, "compute.peak_tflops"
-    if peak is None and gpu is not None and element_bytes(config.model.dtype, plan.device) == 2:
+    if peak is None and gpu is not None and element_bytes(dtype, plan.device) == 2:
         peak, peak_source = stated_tflops(gpu), f"what is stated for {gpu}"
     if peak is not None and flops:
         share = _assumed_share(weights)
@@ -143,41 +148,42 @@ def _price(hours: float | None, per_hour: float | None) -> float | None:
 
 
 def _assumed_share(weights: Weights | None) -> float:
-    shape = shape_of(weights) if weights is not None else None
-    return (
-        WIDE_SHARE * shape.hidden / (shape.hidden + NARROW_HALF)
-        if shape is not None
-        else WIDE_SHARE
-    )
+    """Return the share of a device's peak that a model of this width is assumed to reach."""
+    shape = None if weights is None else shape_of(weights)
+    if shape is None:
+        return WIDE_SHARE
+    # Hidden size 1,550 reaches 0.23, 4,096 reaches 0.33, 8,192 reaches 0.39.
+    return WIDE_SHARE * shape.hidden / (shape.hidden + NARROW_HALF)
 
 
 def evaluation_hours(
-    config: Config, plan: Plan, rate: float | None, forget_rows: int = 0
+    evaluation: EvaluationConfig,
+    lora: LoraConfig | None,
+    plan: Plan,
+    rate: float | None,
+    forget_rows: int = 0,
 ) -> float | None:
-    """Hours of all evaluations at `rate` tokens/s of training; None where rows or steps are unknown.
+    """Return the hours of all evaluations, or None if rows or steps are unknown.
 
-    Answers are counted as long as they may be, each token as one that is read, which generation with its small batches
-    seldom reaches; rows that must not be forgotten as long as those of training.
+    `rate`: tokens per second of training. Answers are counted as long as they may be, each token like one that is
+    read, which generation with its small batches seldom reaches. Rows that must not be forgotten are counted as long as
+    those of training.
     """
-    if (
-        not rate
-        or not plan.eval_rows
-        or not plan.rows
-        or not plan.tokens_per_epoch
-        or not plan.num_steps
-    ):
+    if not rate or not plan.eval_rows or not plan.rows or not plan.tokens_per_epoch:
         return None
-    length, generate = plan.tokens_per_epoch / plan.rows, config.evaluation.generate
-    asked = min(generate.rows or plan.eval_rows, plan.eval_rows) if generate is not None else 0
-    answers = asked * (length + generate.max_new_tokens) if generate is not None else 0.0
+    if not plan.num_steps:
+        return None
+    row_tokens = plan.tokens_per_epoch / plan.rows
+    tokens = (plan.eval_rows + forget_rows) * row_tokens
+    generate = evaluation.generate
+    if generate is not None:
+        questions = min(generate.rows or plan.eval_rows, plan.eval_rows)
+        tokens += questions * (row_tokens + generate.max_new_tokens)
     # As Plan.is_eval_step has it: every so many steps, and at the end.
-    times = -(-plan.num_steps // (plan.eval_steps or plan.num_steps)) + config.evaluation.needs_base
-    return (
-        times
-        * ((plan.eval_rows + forget_rows) * length + answers)
-        / (rate * _reading_speed(config.lora))
-        / 3600
-    )
+    times = math.ceil(plan.num_steps / (plan.eval_steps or plan.num_steps))
+    if evaluation.needs_base:
+        times += 1
+    return times * tokens / (rate * _reading_speed(lora)) / 3600
 
 
 def reference_hours(config: Config, plan: Plan, rate: float | None) -> float | None:
@@ -215,7 +221,7 @@ def kind_of(
     if plan.device == "cuda" and gpu is None:
         return None
     training, length = config.training, plan.tokens_per_epoch / plan.rows
-    base = quantization_of(config, plan)
+    base = quantization_of(config.quantization, config.lora, plan)
     method = f"{plan.method}, {base}, {training.parallelism}, recompute {training.gradient_checkpointing}, {config.task}"
     dtype: str | None = config.model.dtype
     if dtype == "auto":

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from kubetune.base import files, logs
-from kubetune.config.schema import Config
+from kubetune.config.schema import TrainingConfig
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.plan import earlier_runs
 from kubetune.plan.activations import is_worth_compiling
@@ -100,19 +100,22 @@ def cpu_dtype(width: int | None) -> tuple[str, str] | None:
 
 
 def compiles(
-    config: Config, known: Choices, parameters: int, tokens: float, device: str
+    task: str,
+    training: TrainingConfig,
+    known: Choices,
+    parameters: int,
+    tokens: float,
+    device: str,
 ) -> bool | str:
-    """The meaning of `training.compile: auto` where compiling was measured here, else still `auto`.
+    """Return what `training.compile: auto` means if that was measured here, else `auto`.
 
-    Only for what was measured: language models, whole on each device. `tokens`: of all steps.
+    Measured were language models, whole on each device. `tokens`: of all steps.
     """
-    if config.task != "causal_lm" or config.training.parallelism == "fsdp" or known.compile is None:
+    if task != "causal_lm" or training.parallelism == "fsdp" or known.compile is None:
         return "auto"
-    return (
-        known.compile
-        if is_worth_compiling(parameters, tokens, device, known.compile_from)
-        else False
-    )
+    if not is_worth_compiling(parameters, tokens, device, known.compile_from):
+        return False
+    return known.compile
 
 
 def _entries() -> dict[str, Any]:

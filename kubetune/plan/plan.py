@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kubetune.base.files import read_inside
 from kubetune.base.humanize import counted
 from kubetune.config.naming import method_label
-from kubetune.config.schema import ComputeConfig, Config
+from kubetune.config.schema import ComputeConfig, Config, TrainingConfig
 from kubetune.errors import ConfigError
 
 GRACE_SECONDS = 60
@@ -152,18 +152,15 @@ def make_plan(
     training = config.training
     nodes, processes, on_gpu = _world(config.compute, gpus, world_size)
     world_size, device = nodes * processes, device or ("cuda" if on_gpu else "cpu")
-    global_batch_size, batch_tokens, accumulation = _batches(config, world_size)
+    global_batch_size, batch_tokens, accumulation = _batches(
+        training, world_size, is_packed=config.data.packing, longest_row=config.longest_row
+    )
     if batch_tokens is None:
         steps_per_epoch = math.ceil(rows / global_batch_size) if rows else 0
     else:
         steps_per_epoch = min(rows, math.ceil(tokens / batch_tokens)) if rows and tokens else 0
         global_batch_size = math.ceil(rows / steps_per_epoch) if rows and steps_per_epoch else 0
     num_steps = training.max_steps or math.ceil(training.num_train_epochs * steps_per_epoch)
-    warmup = (
-        math.ceil(training.warmup_ratio * num_steps)
-        if training.warmup_steps is None
-        else training.warmup_steps
-    )
     batch = training.per_device_train_batch_size
     plan = Plan(
         nodes=nodes,
@@ -183,16 +180,23 @@ def make_plan(
         steps_per_epoch=steps_per_epoch,
         num_steps=num_steps,
         num_epochs=num_steps / steps_per_epoch if steps_per_epoch else training.num_train_epochs,
-        warmup_steps=warmup,
+        warmup_steps=_warmup_steps(training, num_steps),
         eval_steps=_interval(training.eval_steps, steps_per_epoch) if config.data.eval else 0,
         save_steps=_interval(training.save_steps, steps_per_epoch),
         learning_rate=config.learning_rate,
         lr_scheduler_type=training.lr_scheduler_type,
-        method=method_label(config),
+        method=method_label(config.lora),
         grace_seconds=config.kubernetes.grace_seconds if config.kubernetes else GRACE_SECONDS,
         spared_share=spared_share,
     )
     return plan.model_copy(update={"accumulation": _micro_batches(plan)})
+
+
+def _warmup_steps(training: TrainingConfig, num_steps: int) -> int:
+    """Return the steps in which the learning rate rises: as stated, or a share of all steps."""
+    if training.warmup_steps is not None:
+        return training.warmup_steps
+    return math.ceil(training.warmup_ratio * num_steps)
 
 
 def _micro_batches(plan: Plan) -> int:
@@ -233,44 +237,50 @@ def _processes(compute: ComputeConfig, gpus: int) -> tuple[int, bool]:
     return processes, available > 0
 
 
-def _batches(config: Config, world_size: int) -> tuple[int, int | None, int]:
-    """Samples per optimizer step, or tokens instead, and micro-batches per step and rank."""
-    training, batch = config.training, config.training.per_device_train_batch_size
-    wanted, accumulation = training.global_batch_size, training.gradient_accumulation_steps
+def _batches(
+    training: TrainingConfig, world_size: int, *, is_packed: bool, longest_row: int
+) -> tuple[int, int | None, int]:
+    """Return samples of an optimizer step, or tokens instead, and micro-batches of a step and rank."""
     if training.global_batch_tokens is not None:
-        return 0, *_token_batches(config, world_size)
+        whole = training.per_device_train_batch_size * longest_row * world_size
+        return 0, *_token_batches(training, whole, is_packed=is_packed)
+    batch = training.per_device_train_batch_size
+    wanted = training.global_batch_size
+    accumulation = training.gradient_accumulation_steps
     if wanted is None:
         accumulation = accumulation or 1
         return batch * accumulation * world_size, None, accumulation
-    if accumulation is not None and (found := batch * accumulation * world_size) != wanted:
+    if accumulation is not None and batch * accumulation * world_size != wanted:
         raise ConfigError(
             f"training.global_batch_size: found {wanted}, but per_device_train_batch_size {batch} × "
-            f"gradient_accumulation_steps {accumulation} × {world_size} processes = {found}; "
-            "leave out gradient_accumulation_steps, which follows from the others, or global_batch_size"
+            f"gradient_accumulation_steps {accumulation} × {world_size} processes = "
+            f"{batch * accumulation * world_size}; leave out gradient_accumulation_steps, which follows from the "
+            "others, or global_batch_size"
         )
-    if config.data.packing:
-        if wanted < world_size:
-            raise ConfigError(
-                f"training.global_batch_size: found {wanted} samples for {world_size} processes; expected at least one "
-                f"for each: a global batch of {world_size} or more, or {wanted} processes or fewer"
-            )
-    elif wanted % (batch * world_size):
+    if not is_packed and wanted % (batch * world_size):
         raise ConfigError(_impossible_split(wanted, batch, world_size))
+    if wanted < world_size:
+        raise ConfigError(
+            f"training.global_batch_size: found {wanted} samples for {world_size} processes; expected at least one "
+            f"for each: a global batch of {world_size} or more, or {wanted} processes or fewer"
+        )
     return wanted, None, math.ceil(wanted / (batch * world_size))
 
 
-def _token_batches(config: Config, world_size: int) -> tuple[int, int]:
-    """Tokens per optimizer step, and full-length micro-batches per step and rank."""
-    training = config.training
-    wanted, accumulation = training.global_batch_tokens, training.gradient_accumulation_steps
-    whole = training.per_device_train_batch_size * config.longest_row * world_size
+def _token_batches(training: TrainingConfig, whole: int, *, is_packed: bool) -> tuple[int, int]:
+    """Return tokens of an optimizer step, and full-length micro-batches of a step and rank.
+
+    `whole`: tokens of one full-length micro-batch of each rank, all together.
+    """
+    wanted = training.global_batch_tokens
+    accumulation = training.gradient_accumulation_steps
     if training.global_batch_size is not None:
         raise ConfigError(
             f"training.global_batch_tokens: found {wanted} beside global_batch_size {training.global_batch_size}; "
             "expected one of them: a step takes a number of tokens or of samples"
         )
     if wanted == "packed":
-        if not config.data.packing:
+        if not is_packed:
             raise ConfigError(
                 "training.global_batch_tokens: found packed with data.packing: false; expected a number of tokens, "
                 "or data.packing: true"
@@ -281,7 +291,8 @@ def _token_batches(config: Config, world_size: int) -> tuple[int, int]:
             f"training.global_batch_tokens: found {wanted} beside gradient_accumulation_steps {accumulation}; leave "
             "that out, it follows from the tokens; or set global_batch_tokens: packed"
         )
-    return int(wanted or 0), math.ceil(int(wanted or 0) / whole)
+    tokens = int(wanted or 0)
+    return tokens, math.ceil(tokens / whole)
 
 
 def _impossible_split(wanted: int, batch: int, world_size: int) -> str:

@@ -57,7 +57,7 @@ class RankWork:
             ranks=plan.world_size,
             is_sharded=training.parallelism == "fsdp",
             trainable=Trainable.of(config),
-            quantization=quantization_of(config, plan),
+            quantization=quantization_of(config.quantization, config.lora, plan),
             element=element_bytes(config.model.dtype, plan.device),
             optimizer=training.optim,
             attention=config.model.attention,
@@ -93,11 +93,11 @@ def element_bytes(dtype: str, device: str) -> int:
     return 4 if dtype == "float32" else 2
 
 
-def quantization_of(config: Config, plan: Plan) -> str:
-    """Return `quantization`, with `auto` decided as the run will."""
-    if config.quantization != "auto":
-        return config.quantization
-    return auto_quantization(config.lora, plan.device, plan.world_size)[0]
+def quantization_of(setting: str, lora: LoraConfig | None, plan: Plan) -> str:
+    """Return the setting `quantization`, with `auto` decided as the run will."""
+    if setting != "auto":
+        return setting
+    return auto_quantization(lora, plan.device, plan.world_size)[0]
 
 
 def auto_quantization(lora: LoraConfig | None, device: str, processes: int) -> tuple[str, str]:

@@ -237,7 +237,7 @@ def _tags(config: Config, run_dir: Path) -> Iterator[tuple[str, str]]:
     yield "kubetune.run_dir", str(run_dir.absolute())
     yield "kubetune.host", platform.node()
     yield "kubetune.task", config.task
-    yield "kubetune.method", method_label(config)
+    yield "kubetune.method", method_label(config.lora)
     yield "kubetune.model", config.model.path
     for name in _LIBRARIES:
         try:

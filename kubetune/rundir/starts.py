@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config
+    from kubetune.config.schema import Config, DataConfig
 
 _FREE_TO_CHANGE = (
     "name", "output", "push", "mirror", "compute", "kubernetes", "logging", "tracking", "hooks",
@@ -55,9 +55,9 @@ def today() -> str:
     return date.today().isoformat()
 
 
-def day_of(config: Config) -> str:
-    """`data.date`; today where no start of the run has filled it in yet."""
-    return config.data.date or today()
+def day_of(data: DataConfig) -> str:
+    """Return `data.date`, or today if no start of the run has filled it in yet."""
+    return data.date or today()
 
 
 def dated(config: Config, first_start: Any) -> Config:

@@ -70,7 +70,7 @@ class WandbSink(Sink):
             project=wanted.project,
             entity=wanted.entity,
             group=wanted.group,
-            tags=[config.task, method_label(config), *wanted.tags],
+            tags=[config.task, method_label(config.lora), *wanted.tags],
             id=run_id(self._run_dir),
             resume="allow",
             name=config.name or self._run_dir.name,

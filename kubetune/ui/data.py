@@ -103,7 +103,9 @@ def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
         return config, str(prepared.get("fingerprint", "")), target
     config = load_config(target, environ=os.environ)
     require_sources(config.sources)
-    tokenizer = load_tokenizer(config.model, cache_folder(config.data.cache), date=day_of(config))
+    tokenizer = load_tokenizer(
+        config.model, cache_folder(config.data.cache), date=day_of(config.data)
+    )
     return config, fingerprint(config, tokenizer), site.folder / file
 
 

@@ -278,7 +278,7 @@ def _opened(folder: Path, settings: str, cache: Path) -> Opened:
     return Opened(
         folder,
         config,
-        tokenizer=load_tokenizer(config.model, cache, date=day_of(config)),
+        tokenizer=load_tokenizer(config.model, cache, date=day_of(config.data)),
         sources=paths,
         counts=counts,
         labels=labels,

@@ -91,7 +91,7 @@ def _load(args: argparse.Namespace) -> Config:
     if getattr(args, "model", None):
         flags["model.path"] = args.model
     config = load_config(path, overrides=args.overrides, flags=flags, environ=os.environ)
-    require_kind(config, os.environ)
+    require_kind(config.task, config.model.path, os.environ)
     return config
 
 
@@ -117,7 +117,7 @@ def _check(args: argparse.Namespace) -> Answer:
     cache = None
     if config.data.cache:
         cache = Path(config.data.cache).expanduser()
-    tokenizer = load_tokenizer(config.model, cache, date=day_of(config))
+    tokenizer = load_tokenizer(config.model, cache, date=day_of(config.data))
     gallery = Gallery() if args.html else None
     # With --json every bad record is kept, else as many as are shown.
     most_problems = None if args.json else SHOWN

@@ -97,7 +97,7 @@ class RowWatch:
         self._sources = sources
         self._labels = labels
         self._seen: dict[Split, _Seen] = {split: _Seen() for split in sources}
-        embeddings = embeddings_of(config, os.environ)
+        embeddings = embeddings_of(config.model, os.environ)
         self._known_ids = embeddings.known if embeddings is not None else None
 
     def add(self, result: Result) -> None:

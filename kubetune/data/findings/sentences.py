@@ -117,7 +117,7 @@ def find(
 def _unknown_ids(
     config: Config, stats: Mapping[Split, Mapping[str, Any]], tokenizer: Tokenizer | None
 ) -> Iterator[Finding]:
-    embeddings = embeddings_of(config, os.environ)
+    embeddings = embeddings_of(config.model, os.environ)
     largest = max((of_split["largest_id"] for of_split in stats.values()), default=-1)
     if embeddings is None or largest < embeddings.known:
         return
@@ -140,7 +140,7 @@ def _unknown_ids(
 
 
 def _positions(config: Config, stats: Mapping[Split, Mapping[str, Any]]) -> Iterator[Finding]:
-    positions = positions_of(config, os.environ)
+    positions = positions_of(config.task, config.model.path, os.environ)
     longest = max((of_split["longest_kept"] for of_split in stats.values()), default=0)
     if positions is not None and longest > positions.limit:
         severity: Severity = "error" if positions.is_table else "warning"

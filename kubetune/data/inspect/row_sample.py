@@ -121,7 +121,7 @@ def _require_embeddings(
     rows: Sequence[Sequence[Sequence[int]]],
 ) -> None:
     """Raise ConfigError where one of these rows has a token that the model has no embedding for."""
-    embeddings = embeddings_of(config, environ)
+    embeddings = embeddings_of(config.model, environ)
     largest = [max(max(ids, default=-1) for ids in row) for row in rows]
     if embeddings is None or max(largest, default=-1) < embeddings.known:
         return

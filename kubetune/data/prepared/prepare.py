@@ -75,7 +75,7 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     """
     cache = cache_folder(config.data.cache)
     require_sources(config.sources)
-    tokenizer = load_tokenizer(config.model, cache, date=day_of(config))
+    tokenizer = load_tokenizer(config.model, cache, date=day_of(config.data))
     key = fingerprint(config, tokenizer)
     folder = cache / "prepared" / key[:32]
     with lock(folder.with_suffix(".lock"), wait=True):

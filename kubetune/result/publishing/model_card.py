@@ -139,7 +139,7 @@ def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
     training, lora = config.training, config.lora
     found: dict[str, Any] = {
         "task": config.task,
-        "method": method_label(config),
+        "method": method_label(config.lora),
         "learning rate": f"{config.learning_rate:g}",
         "global batch": _global_batch(facts["checkpoint"]),
         "longest sequence": f"{config.data.max_length:,} tokens",

@@ -64,7 +64,9 @@ def _choose(
         found["attention"] = "sdpa"
     weights = read_weights(config.model.path, os.environ)
     if asked["compile"] == "auto" and weights is not None:
-        found["compile"] = measured.compiles(config, known, weights.parameters, tokens, plan.device)
+        found["compile"] = measured.compiles(
+            config.task, config.training, known, weights.parameters, tokens, plan.device
+        )
         if found["compile"] and pointwise.can_compile(world.device) is not None:
             found["compile"] = "auto"
     if changed := [
