@@ -291,7 +291,9 @@ def test_a_plan_foresees_what_is_trained_of_each_part(tmp_path, name, settings):
     assert weights is not None
     assert trained_by_part(Trainable.of(config), weights) == trained
     dropping = config.model_copy(update={"lora": LoraConfig(dropout=0.1)})
-    assert may_lack_targets(dropping.lora, weights), "a plan asks the model itself, which refuses it"
+    assert may_lack_targets(dropping.lora, weights), (
+        "a plan asks the model itself, which refuses it"
+    )
     # A file may hold what is no parameter: biases of a router that no gradient moves.
     everything = trained_by_part(Trainable(lora=None, vision=None), weights)
     assert everything.total() == pytest.approx(whole, rel=1e-4)
