@@ -31,6 +31,25 @@ def find_runs(folder: Path) -> Iterator[Path]:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
 
 
+# Facts that are None for a damaged run.
+_UNKNOWN_IF_DAMAGED = (
+    "name",
+    "step",
+    "steps",
+    "loss",
+    "evaluation",
+    "saved_step",
+    "metric",
+    "model",
+    "method",
+    "started",
+    "tags",
+    "seconds_left",
+    "hours",
+    "price",
+)
+
+
 def facts(run_dir: Path) -> dict[str, Any]:
     """Return the facts that `--json` prints of a run, each None if it is not known.
 
@@ -43,7 +62,7 @@ def facts(run_dir: Path) -> dict[str, Any]:
         status = progress(run_dir, events, beats)
         state, why = state_of(status["exit_status"], ranks(run_dir, beats))
     except KubetuneError as error:
-        unknown = dict.fromkeys(UNKNOWN_IF_DAMAGED)
+        unknown = dict.fromkeys(_UNKNOWN_IF_DAMAGED)
         return {"path": str(run_dir), **unknown, "state": "damaged", "why": first_line(error)}
     return {
         "path": str(run_dir),
@@ -65,24 +84,6 @@ def facts(run_dir: Path) -> dict[str, Any]:
         "state": state,
         "why": why,
     }
-
-
-UNKNOWN_IF_DAMAGED = (
-    "name",
-    "step",
-    "steps",
-    "loss",
-    "evaluation",
-    "saved_step",
-    "metric",
-    "model",
-    "method",
-    "started",
-    "tags",
-    "seconds_left",
-    "hours",
-    "price",
-)
 
 
 def _tags(tracking: TrackingConfig) -> list[str]:

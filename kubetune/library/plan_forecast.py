@@ -201,7 +201,7 @@ def _require_targets(config: Config) -> None:
     weights = read_weights(config.model.path, os.environ)
     if lora is None or weights is None or config.model.trust_remote_code:
         return
-    if not may_lack_targets(config.lora, weights):
+    if not may_lack_targets(lora, weights):
         return
     import transformers
 

@@ -39,10 +39,8 @@ def make_plan(config: ConfigLike, *, gpus: int | None = None) -> Plan:
     config = config_of(config)
     require_kind(config.task, config.model.path, os.environ)
     rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
-    lengths, positions = (
-        estimate_lengths(config, os.environ),
-        positions_of(config.task, config.model.path, os.environ),
-    )
+    lengths = estimate_lengths(config, os.environ)
+    positions = positions_of(config.task, config.model.path, os.environ)
     if positions is not None and lengths is not None:
         positions.require(lengths.longest)
     tokens = lengths.tokens(rows) if lengths is not None else None
@@ -81,14 +79,14 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
     config = config.model_copy(update={"output": str(run_dir)})
     rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
     gpus = visible_gpus(os.environ)
-    found = plan.make_plan(config, rows, eval_rows, gpus)
-    if found.device == "cuda" and found.processes_per_node > gpus:
+    run_plan = plan.make_plan(config, rows, eval_rows, gpus)
+    if run_plan.device == "cuda" and run_plan.processes_per_node > gpus:
         fewer = f"compute.gpus_per_node={gpus}, or " if gpus else ""
         raise EnvironmentFault(
-            f"the run wants {counted(found.processes_per_node, 'GPU')} on this machine, which has {gpus}; set "
+            f"the run wants {counted(run_plan.processes_per_node, 'GPU')} on this machine, which has {gpus}; set "
             f"{fewer}compute.gpus_per_node=0 and compute.processes to train on the CPU"
         )
-    return config, found
+    return config, run_plan
 
 
 def _require_place_for_report(config: Config) -> None:

@@ -128,13 +128,11 @@ def embeddings_of(model: ModelConfig, environ: Mapping[str, str]) -> Embeddings 
     return Embeddings(known, model.path, model.tokenizer)
 
 
-def may_lack_targets(lora: LoraConfig | None, weights: Weights) -> bool:
+def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
     """Return True if the names of the weights leave open whether LoRA can adapt its target modules.
 
     Only a built model tells then.
     """
-    if lora is None:
-        return False
     targets = lora.target_modules
     if lora.target_parameters:
         return True

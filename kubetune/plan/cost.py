@@ -251,29 +251,31 @@ def flops_per_token(
 
     `spared`: share of all tokens that stands in beginnings which other rows have computed.
     """
-    found = planned_cost(Trainable.of(config), weights, has_vocabulary=not config.classifies)
+    cost = planned_cost(Trainable.of(config), weights, has_vocabulary=not config.classifies)
+    if cost is None:
+        return None
     length = length or config.data.max_length
-    return None if found is None else found.sparing(spared).of(1, causal_pairs(length) / length, 1)
+    return cost.sparing(spared).of(1, causal_pairs(length) / length, 1)
 
 
-def time_line(found: Bill) -> str:
-    """Time, and by whose word, in a line."""
-    spans = [f"{_between(span)} by {span.source}" for span in found.spans]
-    if found.hours is None or found.tokens_per_second is None:
-        return found.source
-    if found.spans and found.source == found.spans[0].source:
-        return f"{'; '.join(spans)} ({found.tokens:,} tokens)"
-    rate = f"{found.tokens:,} tokens at {found.tokens_per_second:,.0f} tokens/s ({found.source})"
-    return "; ".join((f"about {duration(found.hours * 3600)} for {rate}", *spans))
+def time_line(estimate: Bill) -> str:
+    """Return the hours in a line, with the source of the speed that they follow from."""
+    spans = [f"{_between(span)} by {span.source}" for span in estimate.spans]
+    if estimate.hours is None or estimate.tokens_per_second is None:
+        return estimate.source
+    if estimate.spans and estimate.source == estimate.spans[0].source:
+        return f"{'; '.join(spans)} ({estimate.tokens:,} tokens)"
+    rate = f"{estimate.tokens:,} tokens at {estimate.tokens_per_second:,.0f} tokens/s ({estimate.source})"
+    return "; ".join((f"about {duration(estimate.hours * 3600)} for {rate}", *spans))
 
 
-def price_line(found: Bill, each: float | None) -> str:
-    """Cost at `each` for a device and hour, in a line; nothing where that is not known."""
-    if each is None or found.price is None:
+def price_line(estimate: Bill, each: float | None) -> str:
+    """Return the price in a line, at `each` for a device and hour. Return "" if it is not known."""
+    if each is None or estimate.price is None:
         return ""
-    about = f"about {found.price:,.2f}"
-    if found.spans and found.source == found.spans[0].source:
-        about = f"{found.spans[0].low_price:,.2f}–{found.spans[0].high_price:,.2f}"
+    about = f"about {estimate.price:,.2f}"
+    if estimate.spans and estimate.source == estimate.spans[0].source:
+        about = f"{estimate.spans[0].low_price:,.2f}–{estimate.spans[0].high_price:,.2f}"
     return f"{about} at {each:g} for each device and hour"
 
 

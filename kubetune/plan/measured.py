@@ -61,24 +61,25 @@ def place() -> Path:
 def read(gpu: str | None) -> Choices:
     """The choices for the GPU of this name, or for this machine's CPU; with None for all where nothing is known."""
     try:
-        found = _ONE.validate_python(_entries().get(earlier_runs.device_name(gpu), {}))
+        choices = _ONE.validate_python(_entries().get(earlier_runs.device_name(gpu), {}))
     except ValidationError:
         return Choices()
-    return found if found.torch == _torch() else Choices()
+    return choices if choices.torch == _torch() else Choices()
 
 
 def keep(gpu: str | None, **measured: Any) -> Choices:
     """Add what was measured to what is known of a device. Never ends the run that calls it."""
     path = place()
-    found = replace(read(gpu), **measured, time=now(), torch=_torch())
-    found = replace(found, dtype_time=found.time) if "dtype" in measured else found
+    choices = replace(read(gpu), **measured, time=now(), torch=_torch())
+    if "dtype" in measured:
+        choices = replace(choices, dtype_time=choices.time)
     try:
         with files.lock(path.with_name(f".{FILE}.lock"), wait=False):
-            entries = {**_entries(), earlier_runs.device_name(gpu): asdict(found)}
+            entries = {**_entries(), earlier_runs.device_name(gpu): asdict(choices)}
             files.write_atomic(path, json.dumps(entries, indent=2) + "\n")
     except (KubetuneError, OSError) as error:
         logs.RESULT.info("what was measured on this machine is not kept for later runs: %s", error)
-    return found
+    return choices
 
 
 def cpu_dtype(width: int | None) -> tuple[str, str] | None:

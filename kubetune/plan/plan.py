@@ -70,10 +70,10 @@ class Plan(BaseModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            found = error.errors(include_url=False)[0]
-            where = ".".join(map(str, found["loc"]))
+            problem = error.errors(include_url=False)[0]
+            where = ".".join(map(str, problem["loc"]))
             raise ConfigError(
-                f"not a plan written by this version of kubetune: {f'{where}: ' if where else ''}{found['msg']}; start "
+                f"not a plan written by this version of kubetune: {f'{where}: ' if where else ''}{problem['msg']}; start "
                 "the run again with its run file, which writes it anew"
             ) from None
 

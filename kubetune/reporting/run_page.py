@@ -63,11 +63,9 @@ def sentence(run: RunRecord) -> str:
     """Return model, method, data and batch of the run in a sentence."""
     config, plan = run.config, run.plan
     method = f"LoRA of rank {config.lora.r}" if config.lora else "full fine-tuning"
-    quantization = (
-        config.quantization
-        if plan is None
-        else quantization_of(config.quantization, config.lora, plan)
-    )
+    quantization: str = config.quantization
+    if plan is not None:
+        quantization = quantization_of(config.quantization, config.lora, plan)
     if quantization != "none":
         method += f" on a base in {quantization}"
     sources = ", ".join(Path(source.path).name for source in config.data.train)

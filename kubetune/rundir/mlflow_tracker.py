@@ -86,9 +86,11 @@ class MlflowSink(Sink):
 
     def send(self, numbers: Sequence[Numbers]) -> None:
         """Send numbers, some at a time."""
-        found = [metric for one in numbers for metric in _metrics(one)]
-        for first in range(0, len(found), _NUMBERS_PER_CALL):
-            self._client.log_batch(self._run_id, metrics=found[first : first + _NUMBERS_PER_CALL])
+        values: list[Any] = []
+        for of_step in numbers:
+            values += _metrics(of_step)
+        for first in range(0, len(values), _NUMBERS_PER_CALL):
+            self._client.log_batch(self._run_id, metrics=values[first : first + _NUMBERS_PER_CALL])
 
     def tell(self, name: str, text: str) -> None:
         """A tag of the run."""
@@ -246,25 +248,25 @@ def _tags(config: Config, run_dir: Path) -> Iterator[tuple[str, str]]:
             continue
 
 
-def machine_load(found: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers of a look at the machine, under the names that MLflow's page of system metrics knows."""
+def machine_load(load: Mapping[str, Any]) -> dict[str, float]:
+    """Return how busy the machine is, under the names that MLflow's page of system metrics knows."""
     names = {
         "cpu_percent": "cpu_utilization_percentage",
         "memory_percent": "system_memory_usage_percentage",
     }
-    said = {f"system/{name}": found[key] for key, name in names.items()}
-    said["system/system_memory_usage_megabytes"] = found["memory_bytes"] / 1e6
-    if "disk_free_bytes" in found:
-        said["system/disk_available_megabytes"] = found["disk_free_bytes"] / 1e6
-    for gpu in found["gpus"]:
+    values = {f"system/{name}": load[key] for key, name in names.items()}
+    values["system/system_memory_usage_megabytes"] = load["memory_bytes"] / 1e6
+    if "disk_free_bytes" in load:
+        values["system/disk_available_megabytes"] = load["disk_free_bytes"] / 1e6
+    for gpu in load["gpus"]:
         name = f"system/gpu_{gpu['index']}"
         if "percent" in gpu:
-            said[f"{name}_utilization_percentage"] = gpu["percent"]
+            values[f"{name}_utilization_percentage"] = gpu["percent"]
         if "memory_bytes" in gpu:
-            said[f"{name}_memory_usage_megabytes"] = gpu["memory_bytes"] / 1e6
+            values[f"{name}_memory_usage_megabytes"] = gpu["memory_bytes"] / 1e6
         if "watts" in gpu:
-            said[f"{name}_power_usage_watts"] = gpu["watts"]
-    return said
+            values[f"{name}_power_usage_watts"] = gpu["watts"]
+    return values
 
 
 def find_store(uri: str) -> tuple[str, str | None]:

@@ -43,11 +43,14 @@ def train_again(run_dir: Path) -> list[str]:
     from kubetune.config.load import dotted_values, load_config, read_config, resolved
     from kubetune.rundir import metrics
 
-    given = [str(run_dir / metrics.CONFIG), f"output={run_dir}"]
-    known = read_config(run_dir)
-    file = load_config(Path(given[0]), overrides=given[1:], environ=os.environ)
-    now, then = (dict(dotted_values(resolved(config))) for config in (file, known))
-    return ["train", *given, *(f"{key}={value}" for key, _, value in moved_numbers(now, then))]
+    run_file = run_dir / metrics.CONFIG
+    output = f"output={run_dir}"
+    at_first = read_config(run_dir)
+    by_file = load_config(run_file, overrides=[output], environ=os.environ)
+    now = dict(dotted_values(resolved(by_file)))
+    then = dict(dotted_values(resolved(at_first)))
+    overrides = [f"{key}={value}" for key, _, value in moved_numbers(now, then)]
+    return ["train", str(run_file), output, *overrides]
 
 
 def today() -> str:

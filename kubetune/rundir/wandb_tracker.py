@@ -123,7 +123,7 @@ def run_id(run_dir: Path) -> str:
 
 def _scrubbed(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _scrubbed(one) for key, one in value.items()}
+        return {key: _scrubbed(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_scrubbed(one) for one in value]
+        return [_scrubbed(inner) for inner in value]
     return scrub(value) if isinstance(value, str) else value

@@ -56,27 +56,23 @@ class Query:
     """Which rows somebody wants to see."""
 
     split: str = "train"
-    source: int | None = None
-    low: int = 0
-    high: int | None = None
-    problem: str = ""
-    order: str = "file"
-    text: str = ""
-    # Index of the first row to look at, among those that fit.
-    at: int = 0
+    source: int | None = None  # index of the source, None for all
+    low: int = 0  # tokens that a row must have at least
+    high: int | None = None  # and at most, None without a limit
+    problem: str = ""  # a key of PROBLEMS, "" for all rows
+    order: str = "file"  # a key of ORDERS
+    text: str = ""  # words that a row must hold
+    at: int = 0  # index of the first row to look at, among those that fit
 
 
 @dataclass(frozen=True)
 class Found:
     """A page of rows."""
 
-    rows: list[dict[str, Any]]
-    # How many rows fit everything but the text.
-    total: int
-    # How many rows the split has.
-    of: int
-    # Where the next page begins, None after the last one.
-    next: int | None
+    rows: list[dict[str, Any]]  # as the template draws them
+    total: int  # rows that fit everything but the text
+    of: int  # rows of the split
+    next: int | None  # where the next page begins, None after the last one
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The golden manifests: what `kubetune render` makes of the run files beside this module, byte for byte.
 
-Some are whole, and the others say in what they differ from one of these (differences.py).
+Some are kept whole, and the others as their difference from another case (differences.py).
 
 python -m tests.golden.manifests      writes them anew, after a change that is meant to change them
 """
@@ -96,7 +96,7 @@ BESIDE = {
     "shared-cache": "minimal",
     "volcano-job": "minimal",
 }
-"""Cases that are kept as their difference from another; the others are kept whole, one of each kind."""
+"""Cases that are kept as their difference from another, which may be one itself; the others are kept whole."""
 
 
 @cache
@@ -111,7 +111,7 @@ def rendered(case: str) -> str:
 
 
 def kept(case: str) -> str:
-    """What has to lie in the file of a case: all that is rendered, or its difference from another case."""
+    """Return what the file of a case has to hold: all that is rendered, or its difference from another case."""
     if case not in BESIDE:
         return rendered(case)
     base = BESIDE[case]
@@ -119,7 +119,7 @@ def kept(case: str) -> str:
 
 
 def golden(case: str) -> Path:
-    """Where that file is."""
+    """Return the path of that file."""
     ending = "diff" if case in BESIDE else "yaml"
     return FOLDER / "manifests" / f"{case}.{ending}"
 

@@ -68,14 +68,14 @@ def rendered(case: str) -> str:
 
 
 def kept(case: str) -> str:
-    """What has to lie in the file of a case: the case "whole" as it is, another as its difference from that."""
+    """Return what the file of a case has to hold: "whole" as it is rendered, another as its difference from that."""
     if case == "whole":
         return rendered(case)
     return difference("whole", rendered("whole"), rendered(case))
 
 
 def golden(case: str) -> Path:
-    """Where that file is."""
+    """Return the path of that file."""
     ending = "yaml" if case == "whole" else "diff"
     return FOLDER / "serving" / f"{case}.{ending}"
 

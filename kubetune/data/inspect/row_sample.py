@@ -24,8 +24,7 @@ from kubetune.errors import ConfigError
 from kubetune.plan.base_model import embeddings_of
 
 _RECORDS: Final = 200
-_RECORDS_WITH_IMAGES: Final = 50
-"""Each of them has to be opened."""
+_RECORDS_WITH_IMAGES: Final = 50  # fewer, since each image has to be opened
 
 
 class _AnyLabels(Labels):

@@ -155,10 +155,10 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepare
     manifest = json.loads((folder / MANIFEST).read_text())
     sources = split_sources(config)
     processor = load_image_processor(config, tokenizer)
-    rows = {
-        split: Rows(folder / split, [s.weight for s in given], processor, names_of(given))
-        for split, given in sources.items()
-    }
+    rows = {}
+    for split, of_split in sources.items():
+        weights = [source.weight for source in of_split]
+        rows[split] = Rows(folder / split, weights, processor, names_of(of_split))
     stats = kept_stats(folder, config, images=processor is not None)
     return Prepared(
         path=folder,

@@ -113,13 +113,13 @@ def _snippet(config: Config, kind: str, base: str) -> str:
             f"from transformers import {auto}, {reader}\n\n"
             f"model = {auto}.from_pretrained({here})\nreader = {reader}.from_pretrained({here})"
         ).replace("reader =", "processor =" if reader == "AutoProcessor" else "tokenizer =")
-    given = ", config=config, ignore_mismatched_sizes=True" if config.classifies else ""
+    of_classes = ", config=config, ignore_mismatched_sizes=True" if config.classifies else ""
     lines = ["from peft import PeftModel", f"from transformers import {auto}, {reader}", ""]
-    if given:
+    if of_classes:
         lines[1] = f"from transformers import AutoConfig, {auto}, {reader}"
         lines.append(f"config = AutoConfig.from_pretrained({here})")
     lines += [
-        f"base = {auto}.from_pretrained({json.dumps(base)}{revision}{given})",
+        f"base = {auto}.from_pretrained({json.dumps(base)}{revision}{of_classes})",
         f"model = PeftModel.from_pretrained(base, {here})",
         f"{'processor' if reader == 'AutoProcessor' else 'tokenizer'} = {reader}.from_pretrained({here})",
     ]
@@ -127,17 +127,16 @@ def _snippet(config: Config, kind: str, base: str) -> str:
 
 
 def _global_batch(checkpoint: Mapping[str, Any]) -> str:
-    samples, tokens = checkpoint["global_batch_size"], checkpoint.get("global_batch_tokens")
-    return (
-        f"about {tokens:,} tokens, {counted(samples, 'sample')}"
-        if tokens
-        else counted(samples, "sample")
-    )
+    samples = counted(checkpoint["global_batch_size"], "sample")
+    tokens = checkpoint.get("global_batch_tokens")
+    if not tokens:
+        return samples
+    return f"about {tokens:,} tokens, {samples}"
 
 
 def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
     training, lora = config.training, config.lora
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "task": config.task,
         "method": method_label(config.lora),
         "learning rate": f"{config.learning_rate:g}",
@@ -147,27 +146,25 @@ def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
         "data fingerprint": f"`{facts['checkpoint']['data_fingerprint'][:16]}`",
     }
     if lora is not None:
-        found["target modules"] = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(
-            lora.target_modules
-        )  # fmt: skip
-        found |= (
-            {"modules trained whole": ", ".join(lora.modules_to_save)}
-            if lora.modules_to_save
-            else {}
-        )
-        found |= {
-            name: "yes"
-            for name, is_set in (("DoRA", lora.use_dora), ("rsLoRA", lora.use_rslora))
-            if is_set
-        }
+        targets = lora.target_modules
+        settings["target modules"] = targets if isinstance(targets, str) else ", ".join(targets)
+        if lora.modules_to_save:
+            settings["modules trained whole"] = ", ".join(lora.modules_to_save)
+        if lora.use_dora:
+            settings["DoRA"] = "yes"
+        if lora.use_rslora:
+            settings["rsLoRA"] = "yes"
     if config.sees:
-        found["image tokens"] = (
+        settings["image tokens"] = (
             f"at most {config.vision.image_max_tokens:,}, as the image processor here makes them"
         )
-    found |= {name: value for name in _SETTINGS if (value := getattr(training, name)) is not None}
+    for name in _SETTINGS:
+        value = getattr(training, name)
+        if value is not None:
+            settings[name] = value
     if training.max_steps is not None:
-        del found["num_train_epochs"]  # not what it ended by
-    return found
+        del settings["num_train_epochs"]  # not what it ended by
+    return settings
 
 
 def _table(values: Mapping[str, Any]) -> str:

@@ -31,8 +31,10 @@ def decide(
     `tokens`: of all steps; `width`: the model's hidden size, where it is known.
     """
     config = cpu_dtype.decide(config, run_dir, world, width)
-    own = _choose(config, plan, tokens, run_dir, world) if world.is_main else None
-    chosen = process_group.broadcast(own, world)
+    chosen = None
+    if world.is_main:
+        chosen = _choose(config, plan, tokens, run_dir, world)
+    chosen = process_group.broadcast(chosen, world)
     return config.model_copy(
         update={
             "model": config.model.model_copy(update={"attention": chosen["attention"]}),
@@ -59,19 +61,22 @@ def _choose(
             for name, value in asked.items()
         }
     gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
-    known, found = measured.read(gpu), dict(asked)
+    known = measured.read(gpu)
+    chosen = dict(asked)
     if asked["attention"] == "auto" and known.attention == "sdpa":
-        found["attention"] = "sdpa"
+        chosen["attention"] = "sdpa"
     weights = read_weights(config.model.path, os.environ)
     if asked["compile"] == "auto" and weights is not None:
-        found["compile"] = measured.compiles(
+        chosen["compile"] = measured.compiles(
             config.task, config.training, known, weights.parameters, tokens, plan.device
         )
-        if found["compile"] and pointwise.can_compile(world.device) is not None:
-            found["compile"] = "auto"
-    if changed := [
-        f"{name} auto -> {str(found[name]).lower()}" for name in asked if found[name] != asked[name]
-    ]:
+        if chosen["compile"] and pointwise.can_compile(world.device) is not None:
+            chosen["compile"] = "auto"
+    changed = []
+    for name in asked:
+        if chosen[name] != asked[name]:
+            changed.append(f"{name} auto -> {str(chosen[name]).lower()}")
+    if changed:
         logs.MODEL.info(
             "%s, because %s (measured on %s)", ", ".join(changed), known.why, known.time[:10]
         )
@@ -79,4 +84,4 @@ def _choose(
         logs.MODEL.info(
             "training.fp8: true would be faster here, by what was measured on %s", known.time[:10]
         )
-    return found
+    return chosen
