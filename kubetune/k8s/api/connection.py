@@ -8,6 +8,7 @@ kr8s has no server-side apply.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -41,7 +42,7 @@ STARTING_SECONDS = 30.0
 """Time for which rights are asked for again, that an API server refuses before it is ready."""
 
 _TRY_AGAIN = (429, 502, 503, 504)
-_READY_SECONDS = 5.0
+_READY_SECONDS = 5.0  # for so long the server counts as ready without being asked
 _PAUSE_AT_START_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -50,6 +51,7 @@ _SILENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 500
 _SWITCHED = 101
+_SENT = "kubetune_sent"  # extension of a request: when it was sent, by time.monotonic()
 # Of OpenSSL's message.
 _DISTRUST = "CERTIFICATE_VERIFY_FAILED"
 
@@ -88,15 +90,16 @@ class Connection:
         self._streams = self.client()
         for client in (self.http, self._streams):
             weakref.finalize(self, client.close)
-        # Until when refusals of rights are doubted, and until when the server counts as ready without being asked.
+        # Until when refusals of rights are doubted, and when the server last said that it is ready.
         self._doubt_until: float | None = None
-        self._ready_until = 0.0
+        self._ready_since = -math.inf
 
     def client(self, silence_seconds: float | None = None) -> httpx2.Client:
         """Return a client that gives up after so much silence."""
         login = self._login
 
-        def name_server(request: httpx2.Request) -> None:
+        def note(request: httpx2.Request) -> None:
+            request.extensions[_SENT] = time.monotonic()
             if login.tls_server_name:
                 request.extensions["sni_hostname"] = login.tls_server_name
 
@@ -112,7 +115,7 @@ class Connection:
                 ),
                 # As many at a time as are asked for, where httpx2 would keep the 101st waiting.
                 limits=httpx2.Limits(max_connections=None),
-                event_hooks={"request": [name_server], "response": [_read_refusal]},
+                event_hooks={"request": [note], "response": [_read_refusal]},
             )
         except (ValueError, httpx2.InvalidURL, ImportError) as error:
             raise EnvironmentFault(f"no connection can be made to {login.way}: {error}") from None
@@ -193,7 +196,7 @@ class Connection:
         except httpx2.HTTPError as error:
             # Whatever comes back may have just started.
             self._doubt_until = None
-            self._ready_until = 0.0
+            self._ready_since = -math.inf
             reason = str(error) or type(error).__name__
             file = os.environ.get("KUBECONFIG", "~/.kube/config")
             if _DISTRUST in reason:
@@ -229,9 +232,14 @@ class Connection:
         refusals are doubted, with a pause after each, for STARTING_SECONDS; then no more, until it has been away.
         """
         message = str(status_of(response).get("message"))
-        now = time.monotonic()
-        if now < self._ready_until or not is_doubtful(response.status_code, message):
+        if not is_doubtful(response.status_code, message):
             return False
+        # What was sent before the server was ready may have been refused for that, though another
+        # thread knows by now that it is ready.
+        sent = response.request.extensions[_SENT]
+        if self._ready_since <= sent < self._ready_since + _READY_SECONDS:
+            return False
+        now = time.monotonic()
         if self._doubt_until is None:
             self._doubt_until = now + min(STARTING_SECONDS, self._patience_seconds)
         if now > self._doubt_until:
@@ -245,7 +253,7 @@ class Connection:
             time.sleep(_PAUSE_AT_START_SECONDS)
         else:
             # It may have become ready since it refused: one more try decides.
-            self._ready_until = time.monotonic() + _READY_SECONDS
+            self._ready_since = time.monotonic()
         return True
 
 
