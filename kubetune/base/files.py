@@ -63,6 +63,8 @@ _KINDS = (
 _OF_THIS_PROCESS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _STREAMS = ("/dev/stdout", "/dev/stderr", *_OF_THIS_PROCESS)
 _SNAPSHOTS = "snapshots"
+_REPOSITORIES = ("models--", "datasets--")
+"""Beginnings of the names of repositories in the hub's cache."""
 _MOST_ENTRIES = 200_000
 """Entries of one folder that are looked at; no run directory and no model has as many."""
 
@@ -401,14 +403,6 @@ def require_inside(
     return real
 
 
-def require_plain_files(folder: str | os.PathLike[str]) -> None:
-    """As `require_plain` for what lies at the top of a folder; what lies in folders of it is not looked at."""
-    folder = Path(folder)
-    for name in sorted(os.listdir(folder)):
-        if not os.path.isdir(folder / name):
-            _require_plain_entry(os.fspath(folder / name), folder)
-
-
 def require_plain(folder: str | os.PathLike[str], but: tuple[str, ...] = ()) -> None:
     """Raise IrregularFileError for the first thing below a folder that is no file or folder inside it.
 
@@ -421,13 +415,14 @@ def require_plain(folder: str | os.PathLike[str], but: tuple[str, ...] = ()) -> 
         if Path(place) == folder:
             folders[:] = [name for name in folders if name not in but]
         for name in sorted((*names, *folders)):
-            _require_plain_entry(os.path.join(place, name), folder)
+            require_plain_entry(os.path.join(place, name), folder)
         count += len(names)
         if count > _MOST_ENTRIES:
             raise IrregularFileError(folder, f"holds more than {_MOST_ENTRIES:,} files")
 
 
-def _require_plain_entry(path: str, folder: Path) -> None:
+def require_plain_entry(path: StrPath, folder: StrPath) -> None:
+    """Raise IrregularFileError for a name below a folder that stands for no file or folder inside it."""
     mode = os.lstat(path).st_mode
     if stat.S_ISLNK(mode):
         real = require_inside(path, folder)
@@ -442,7 +437,7 @@ def _roots(folder: Path) -> list[str]:
     """Return the folders that links of a folder may lead to: itself, and those of the hub's cache around a snapshot."""
     real = Path(os.path.realpath(folder))
     roots = [os.fspath(real)]
-    if real.parent.name == _SNAPSHOTS and real.parents[1].name.startswith("models--"):
+    if real.parent.name == _SNAPSHOTS and real.parents[1].name.startswith(_REPOSITORIES):
         roots.append(os.fspath(real.parents[1]))
     return roots
 

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from kubetune import errors
 from kubetune.base import logs
-from kubetune.base.files import IrregularFileError, require_plain_files
+from kubetune.base.files import IrregularFileError, require_plain
 from kubetune.base.humanize import counted
 from kubetune.config import consent
 from kubetune.config.schema import Config, ModelConfig
@@ -178,7 +178,7 @@ def require_plain_adapter(folder: Path) -> None:
     where adapter_model.safetensors is missing it reads a pickle, or asks the hub.
     """
     try:
-        require_plain_files(folder)
+        require_plain(folder)
     except IrregularFileError as error:
         raise errors.ModelError(f"adapter {error}. Nothing was loaded.") from None
     if not (folder / "adapter_model.safetensors").is_file():

@@ -108,6 +108,58 @@ def test_what_a_folder_has_beside_its_data_is_not_passed_over(
         locate(SourceConfig(path=str(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("link", "target"), [("data/b.jsonl", "../secret/b.jsonl"), ("data/b.jsonl", "/dev/zero")]
+)
+@pytest.mark.parametrize("source", ["data", "data/*.jsonl", "data/**/*.jsonl", "../{folder}/data/"])
+def test_links_out_of_a_folder_of_data_are_refused(
+    link: str, target: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "data" / "a.jsonl", [{"text": "a"}])
+    write(tmp_path / "secret" / "b.jsonl", [{"text": "secret"}])
+    (tmp_path / link).symlink_to(target)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"b\.jsonl is a link that leads out of .*data"):
+        texts(SourceConfig(path=source.format(folder=tmp_path.name)))
+
+
+@pytest.mark.parametrize("source", ["data", "data/**/*.jsonl", "data/*/*.jsonl"])
+def test_linked_folders_that_lead_out_of_a_folder_of_data_are_refused(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "data" / "a.jsonl", [{"text": "a"}])
+    write(tmp_path / "secret" / "b.jsonl", [{"text": "secret"}])
+    (tmp_path / "data" / "more").symlink_to("../secret")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"data/more(/b.jsonl)? is a link"):
+        texts(SourceConfig(path=source))
+
+
+def test_a_pipe_in_a_folder_of_data_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"text": "a"}])
+    os.mkfifo(tmp_path / "b.jsonl")
+    with pytest.raises(DataError, match=r"b\.jsonl is a pipe"):
+        texts(SourceConfig(path=str(tmp_path)))
+
+
+def test_links_that_the_user_typed_are_followed(tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere" / "a.jsonl", [{"text": "a"}])
+    (tmp_path / "data").symlink_to("elsewhere")
+    (tmp_path / "b.jsonl").symlink_to("elsewhere/a.jsonl")
+    for path in ("data", "data/*.jsonl", "b.jsonl"):
+        assert texts(SourceConfig(path=str(tmp_path / path))) == ["a"]
+
+
+def test_snapshots_of_data_in_the_hubs_cache(tmp_path: Path) -> None:
+    """Their files are links to the blobs beside the snapshots."""
+    repo = tmp_path / "datasets--org--name"
+    write(repo / "blobs" / "0", [{"text": "a"}])
+    snapshot = repo / "snapshots" / ("a" * 40)
+    (snapshot / "data").mkdir(parents=True)
+    (snapshot / "data" / "a.jsonl").symlink_to("../../../blobs/0")
+    assert texts(SourceConfig(path=str(snapshot))) == ["a"]
+
+
 def test_a_folder_of_plain_texts(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("third\n")
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbffirst line\r\nsecond line\r\n\r\n \t\nsecond\n")
@@ -165,6 +217,28 @@ def test_a_data_set_of_the_hub_without_the_hub_is_explained() -> None:
         match="dataset trian is not in the local cache and the hub cannot be reached",
     ):
         count_rows(SourceConfig(path="trian"))
+
+
+def test_saved_datasets_stay_in_their_folder(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"text": "secret"}])
+    rows.save_to_disk(str(tmp_path / "secret"))
+    arrow = "data-00000-of-00001.arrow"
+    for name in ("linked", "naming"):
+        rows.save_to_disk(str(tmp_path / name))
+        (tmp_path / name / arrow).unlink()
+    (tmp_path / "linked" / arrow).symlink_to(f"../secret/{arrow}")
+    state = tmp_path / "naming" / "state.json"
+    state.write_text(state.read_text().replace(arrow, f"../secret/{arrow}"))
+    (tmp_path / "splits").mkdir()
+    (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["../secret"]}')
+    for name, problem in (
+        ("linked", rf"{arrow} is a link that leads out of"),
+        ("naming", rf"state\.json names '\.\./secret/{arrow}'; expected names of what lies in"),
+        ("splits", r"dataset_dict\.json names '\.\./secret'; expected names of what lies in"),
+    ):
+        with pytest.raises(DataError, match=problem):
+            texts(SourceConfig(path=str(tmp_path / name), split="train"))
 
 
 def test_saved_datasets(tmp_path: Path) -> None:

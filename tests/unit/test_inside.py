@@ -14,8 +14,14 @@ import pytest
 
 from kubetune import cli, errors
 from kubetune.base import files, jsonl, whole_folder
+from kubetune.config.schema import ModelConfig
+from kubetune.data.reading import hub
+from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.models import loading
 from kubetune.rundir import checkpoints
 from kubetune.rundir.status import log_lines
+from tests.architectures import save_model
+from tests.tiny import train_tokenizer
 
 
 def pipe(path: Path, outside: Path) -> None:
@@ -108,6 +114,50 @@ def test_snapshots_of_the_hub_link_to_their_blobs(tmp_path: Path, outside: Path)
     (snapshot / "other.json").symlink_to(outside)
     with pytest.raises(files.IrregularFileError):
         files.read_inside(snapshot / "other.json")
+
+
+LINKED_FOLDERS = ["assets", "additional_chat_templates", "deep/er/still"]
+
+
+@pytest.mark.parametrize("name", LINKED_FOLDERS)
+def test_folders_of_models_and_adapters_that_are_links_out(
+    name: str, tmp_path: Path, outside: Path
+) -> None:
+    model = save_model(tmp_path / "model")
+    train_tokenizer(model)
+    (model / name).parent.mkdir(parents=True, exist_ok=True)
+    (model / name).symlink_to(outside.parent)
+    problem = rf"{name} is a link that leads out of .*\. Nothing was loaded"
+    config = ModelConfig(path=str(model))
+    for refused in (
+        lambda: hub.check_model_folder(config),
+        lambda: load_tokenizer(config),
+        lambda: loading.require_plain_adapter(model),
+    ):
+        with pytest.raises(errors.ModelError, match=problem):
+            refused()
+
+
+def test_folders_of_models_that_the_user_names_by_a_link(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "elsewhere")
+    (model / "assets").mkdir()
+    (model / "more").symlink_to("assets")
+    (tmp_path / "model").symlink_to("elsewhere")
+    hub.check_model_folder(ModelConfig(path=str(tmp_path / "model")))
+
+
+def test_snapshots_of_models_with_folders_in_the_hubs_cache(tmp_path: Path) -> None:
+    repo = tmp_path / "models--org--name"
+    (repo / "snapshots").mkdir(parents=True)
+    (repo / "blobs").mkdir()
+    snapshot = save_model(repo / "snapshots" / ("a" * 40))
+    (snapshot / "assets").mkdir()
+    (snapshot / "assets" / "image.txt").write_text("text")
+    for number, path in enumerate(sorted(snapshot.rglob("*.*"))):
+        blob = repo / "blobs" / str(number)
+        path.rename(blob)
+        path.symlink_to(os.path.relpath(blob, path.parent))
+    hub.check_model_folder(ModelConfig(path=str(snapshot)))
 
 
 @pytest.mark.parametrize("plant", IRREGULAR)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kubetune.base.files import IrregularFileError, require_inside, require_plain_files
+from kubetune.base.files import IrregularFileError, require_plain
 from kubetune.config import consent
 from kubetune.config.schema import ModelConfig
 from kubetune.errors import EnvironmentFault, KubetuneError, ModelError, causes
@@ -66,11 +66,8 @@ def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str,
                 f"model folder {path} does not exist; give a folder that holds the model, or a hub id"
             )
         present = {name: folder / name for name in names if (folder / name).is_file()}
-        try:
-            for path_in_folder in present.values():
-                require_inside(path_in_folder, folder)
-        except IrregularFileError as error:
-            raise ModelError(f"model {error}. Nothing was loaded.") from None
+        if present:
+            _require_plain(folder)
         return present
     files = {}
     for name in names:
@@ -155,10 +152,7 @@ def check_model_folder(model: ModelConfig) -> None:
         raise ModelError(
             f"model {folder}: has no config.json; expected a folder in Hugging Face form"
         )
-    try:
-        require_plain_files(folder)
-    except IrregularFileError as error:
-        raise ModelError(f"model {error}. Nothing was loaded.") from None
+    _require_plain(folder)
     if (folder / "adapter_config.json").exists():
         raise ModelError(
             f"model {folder}: holds adapter_config.json, an adapter, which would have another model or weights loaded; "
@@ -178,6 +172,17 @@ def check_model_folder(model: ModelConfig) -> None:
             "safetensors (model.save_pretrained with transformers does)"
         )
     raise ModelError(f"model {folder}: has no *.safetensors file")
+
+
+def _require_plain(folder: Path) -> None:
+    """Raise ModelError unless all that lies below a model's folder are files and folders inside it.
+
+    Libraries open files of its folders too, such as chat templates, which are copied into checkpoints.
+    """
+    try:
+        require_plain(folder)
+    except IrregularFileError as error:
+        raise ModelError(f"model {error}. Nothing was loaded.") from None
 
 
 def _require_read_code(folder: Path, pin: str) -> None:

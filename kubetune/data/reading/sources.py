@@ -16,7 +16,15 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from kubetune.base.files import fault_of, sha256_file
+from kubetune.base.files import (
+    IrregularFileError,
+    fault_of,
+    read_object,
+    require_inside,
+    require_plain,
+    require_plain_entry,
+    sha256_file,
+)
 from kubetune.config.data_files import (
     OTHER_RECORDS,
     ending_of,
@@ -95,9 +103,11 @@ def _files_of(place: Path, path: str) -> tuple[Path, ...]:
         raise DataError(f"{path} is a device, pipe or socket; expected a file of records")
     if not any(char in path for char in "*?["):
         return ()
-    files = sorted(
-        Path(name) for name in glob.glob(str(place), recursive=True) if Path(name).is_file()
-    )
+    matches = sorted(Path(name) for name in glob.glob(str(place), recursive=True))
+    folder = _folder_of_pattern(place)
+    for match in matches:
+        require_in_folder(match, folder)
+    files = [match for match in matches if match.is_file()]
     if not files:
         raise DataError(f"{path} matches no file")
     return tuple(_known(file) for file in files)
@@ -211,6 +221,7 @@ def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
     import datasets
 
     if Path(path).expanduser().is_dir():
+        _require_saved_inside(Path(path).expanduser())
         saved: Any = datasets.load_from_disk(str(Path(path).expanduser()))
         whole = (
             ("train", str(saved.split or "train")) if isinstance(saved, datasets.Dataset) else ()
@@ -294,6 +305,7 @@ def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     for file in found:
         if why := _why_not_read(file):
             raise DataError(f"{file} {why}, or move it out of {folder}: what it holds is not read")
+        require_in_folder(file, folder)
     files = [file for file in found if is_read(file) and file.is_file()]
     records = [file for file in files if ending_of(file) != ".txt"]
     files = records or files  # beside records, plain texts are licences and notes
@@ -303,6 +315,53 @@ def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         )
     taken = set(files)
     return tuple(files), tuple(file for file in found if file not in taken)
+
+
+def _folder_of_pattern(pattern: Path) -> Path:
+    """Return the folder that a pattern names before its first wildcard, which the user has typed."""
+    folder = pattern.parent
+    while glob.has_magic(str(folder)):
+        folder = folder.parent
+    return folder
+
+
+def require_in_folder(file: Path, folder: Path) -> None:
+    """Raise DataError for what lies in a folder of data and is no file or folder inside it."""
+    try:
+        require_inside(file, folder)
+        require_plain_entry(file, folder)
+    except IrregularFileError as error:
+        raise DataError(
+            f"{error}, or name it as a source of its own. Nothing was written."
+        ) from None
+
+
+def _require_saved_inside(folder: Path) -> None:
+    """Raise DataError where a data set saved by `datasets` would have files read that lie outside its folder."""
+    try:
+        require_plain(folder)
+    except IrregularFileError as error:
+        raise DataError(f"data set {error}. Nothing was written.") from None
+    for file in sorted((*folder.rglob("dataset_dict.json"), *folder.rglob("state.json"))):
+        for name in _names_in(read_object(file, folder)):
+            try:
+                require_inside(file.parent / name, folder)
+            except IrregularFileError:
+                raise DataError(
+                    f"data set {folder}: {file.relative_to(folder)} names {name!r}; expected names of what lies in the "
+                    "folder. Nothing was written."
+                ) from None
+
+
+def _names_in(facts: Mapping[str, Any]) -> list[str]:
+    """Return the files and folders that a file of a saved data set names."""
+    data_files = facts.get("_data_files")
+    splits = facts.get("splits")
+    names = list(splits) if isinstance(splits, list) else []
+    for entry in data_files if isinstance(data_files, list) else []:
+        if isinstance(entry, dict):
+            names.append(entry.get("filename"))
+    return [name for name in names if isinstance(name, str)]
 
 
 def _why_not_read(file: Path) -> str:

@@ -21,6 +21,7 @@ from kubetune.data.reading.packed import opened
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import count_lines, read_file
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.sources import require_in_folder
 from kubetune.data.reading.tables import parquet_rows
 from kubetune.errors import ConfigError, DataError, EnvironmentFault
 
@@ -98,6 +99,8 @@ def locate_splits(source: str, splits: Sequence[str], *, given: bool) -> list[Or
     place = Path(source).expanduser()
     if place.is_dir():
         files = sorted(file for file in place.iterdir() if is_read(file) and file.is_file())
+        for file in files:
+            require_in_folder(file, place)
         return [Origin(split, _files_of(split, files, source)) for split in splits]
     if not place.is_file():
         raise DataError(
@@ -158,6 +161,8 @@ def _on_hub(repo: str, splits: Sequence[str]) -> list[Origin]:
         except OfflineModeIsEnabled:
             folder = Path(snapshot_download(repo, repo_type="dataset", local_files_only=True))
             files = sorted(file for file in folder.rglob("*") if is_read(file))
+            for file in files:
+                require_in_folder(file, folder)
             return [Origin(split, _files_of(split, files, HUB + repo)) for split in splits]
         paths = sorted(Path(name) for name in names if is_read(name))
         wanted = {split: _files_of(split, paths, HUB + repo) for split in splits}
