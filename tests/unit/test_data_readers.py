@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import csv
+import errno
 import gzip
 import io
 import json
@@ -387,7 +388,8 @@ def test_tables_survive_quoting_and_keep_their_lines(
     problems = Problems()
     records = list(reader_of(file)(file, problems))
     assert problems.total == 0
-    assert [tuple(record.value.values()) for record in records] == rows
+    expected = [{"prompt": prompt, "completion": completion} for prompt, completion in rows]
+    assert [record.value for record in records] == expected
     assert [record.line for record in records] == lines
 
 
@@ -468,8 +470,48 @@ def test_parquet(tmp_path: Path) -> None:
     assert [record.line for record in records] == list(range(1, 2501))
     assert parquet_rows(file) == 2500
     assert problems.total == 0
-    file.write_text("no")
-    with pytest.raises(DataError, match="is not a Parquet file"):
+
+
+def _write_numbers(file: Path) -> bytes:
+    """Write a Parquet file of two groups of rows with checksums, and return its bytes."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"text": [f"text {number}" for number in range(4000)]})
+    parquet.write_table(table, file, row_group_size=2000, write_page_checksum=True)
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("damage", "place"),
+    [
+        pytest.param(lambda data: b"", "", id="empty"),
+        pytest.param(lambda data: b'{"text": "a"}\n' * 9, "", id="JSON"),
+        pytest.param(lambda data: data[: len(data) // 2], "", id="cut off"),
+        pytest.param(lambda data: data[:-200] + b"\xff" * 150 + data[-50:], "", id="footer"),
+        pytest.param(
+            lambda data: data[:9000] + bytes(500) + data[9500:], " from row 1 on", id="page"
+        ),
+    ],
+)
+def test_a_damaged_parquet_file_is_refused_by_its_name(
+    tmp_path: Path, damage: Callable[[bytes], bytes], place: str
+) -> None:
+    file = tmp_path / "a.parquet"
+    file.write_bytes(damage(_write_numbers(file)))
+    expected = f"{file} cannot be read as a Parquet file{place}: .+ Download or write it again"
+    with pytest.raises(DataError, match=expected):
+        read(file)
+
+
+def test_an_error_of_the_disk_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.parquet"
+    _write_numbers(file)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile", fail)
+    with pytest.raises(OSError, match="Input/output error"):
         read(file)
 
 

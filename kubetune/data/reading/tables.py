@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -48,13 +50,26 @@ def read_tsv(file: Path, problems: Problems) -> Iterator[Record]:
 def _begins_with_quotes(file: Path) -> bool:
     """True if a value of the table begins with a quote."""
     with opened(file) as stream:
-        return any(line.startswith(b'"') or b'\t"' in line for line in lines(stream))
+        return any(line.startswith(b'"') or b'\t"' in line for line in _lines(stream))
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a table, without the byte order mark with which Excel begins its UTF-8 tables.
+
+    It goes before the line is split: behind it, a quote would be no longer the first character of its value.
+    """
+    is_first = True
+    for line in lines(stream):
+        yield line.removeprefix(codecs.BOM_UTF8) if is_first else line
+        is_first = False
 
 
 def _rows(stream: IO[bytes], delimiter: str, quoting: Quoting) -> Any:
     """Return a `csv.reader` of the stream, which also knows the number of the line it has come to."""
     csv.field_size_limit(record.MAX_RECORD_BYTES)
-    return csv.reader(map(decode, lines(stream)), delimiter=delimiter, quoting=quoting, strict=True)
+    return csv.reader(
+        map(decode, _lines(stream)), delimiter=delimiter, quoting=quoting, strict=True
+    )
 
 
 def _count_rows(file: Path, quoting: Quoting) -> int:
@@ -80,8 +95,6 @@ def _read_table(
             if mistake := _header_mistake(header):
                 problems.add(f"{file}:1", mistake)
                 return
-            # Excel begins its UTF-8 tables with a byte order mark.
-            header[0] = header[0].removeprefix("\ufeff")
             line = rows.line_num + 1
             for row in rows:
                 if row:
@@ -106,7 +119,7 @@ def _header_mistake(header: list[str]) -> str:
     """Return what is wrong with the names of the columns; empty if nothing is."""
     if not any(header):
         return "is blank; expected a header with the names of the columns"
-    counts = Counter(name.removeprefix("\ufeff") for name in header)
+    counts = Counter(header)
     twice = ", ".join(f"`{name}`" for name, count in counts.items() if count > 1)
     if twice:
         return f"has the column {twice} more than once; all but the last would be lost"
@@ -122,10 +135,24 @@ def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
         mistake = f"has the column `{twice}` more than once; all but one would be lost"
         problems.add(f"{file}:1", mistake)
         return
-    for batch in table.iter_batches(batch_size=1000):
-        for value in batch.to_pylist():
+    for values in _batches(file, table):
+        for value in values:
             number += 1
             yield Record(str(file), number, without_nulls(value))
+
+
+def _batches(file: Path, table: Any) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of a Parquet file, some at once. Raises DataError where the file is damaged."""
+    batches = table.iter_batches(batch_size=1000)
+    number = 1
+    while True:
+        with _damage_refused(file, f" from row {number:,} on"):
+            batch = next(batches, None)
+            values = [] if batch is None else batch.to_pylist()
+        if batch is None:
+            return
+        number += len(values)
+        yield values
 
 
 def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
@@ -183,10 +210,27 @@ def _parquet(file: Path) -> Any:
     from kubetune.extras import require
 
     require(f"{file}, a Parquet file,", "pyarrow")
-    import pyarrow
     import pyarrow.parquet
 
+    with _damage_refused(file):
+        # Where the pages of a file have checksums, they are compared.
+        return pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
+
+
+@contextmanager
+def _damage_refused(file: Path, place: str = "") -> Iterator[None]:
+    """Raise DataError, which names the file, for what pyarrow cannot read of it. Errors of the disk pass."""
+    import pyarrow
+
     try:
-        return pyarrow.parquet.ParquetFile(file)
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{file} is not a Parquet file: {error}. Nothing was written.") from error
+        yield
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        # pyarrow calls damage an OSError too, but one without a number of the system.
+        is_of_system = isinstance(error, OSError) and error.errno is not None
+        if is_of_system or isinstance(error, MemoryError):
+            raise
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise DataError(
+            f"{file} cannot be read as a Parquet file{place}: {reason}. It is damaged, cut off, or another kind of "
+            "file. Download or write it again; a file of another kind needs its usual ending. Nothing was written."
+        ) from error
