@@ -115,12 +115,20 @@ def test_a_kubelet_that_is_away_ends_no_follower(desk: Desk, argv: str) -> None:
     follower = Follower(desk, *argv.split())
     follower.read(lines=20)
     (pod,) = desk.cluster.wait_ready("fit")
+    # The API server ends the log that is followed within a line.
     desk.cluster.leave_kubelet(pod["spec"]["nodeName"])
     wait_asked(desk, LOG, 3)
     desk.cluster.clear_faults()
     follower.read(lines=20)
     end(desk)
     follower.end()
+
+
+@pytest.mark.parametrize("argv", ["logs fit", "logs -f fit"])
+def test_a_last_line_without_an_end_is_shown(desk: Desk, argv: str) -> None:
+    desk.submit_script("echo first; printf 'no end'", compute__nodes=1)
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    assert desk.quick(*argv.split()).stdout == "first\nno end\n"
 
 
 def test_an_api_server_that_has_just_started_ends_no_follower(desk: Desk) -> None:

@@ -72,11 +72,15 @@ def warnings_of(response: httpx2.Response) -> list[str]:
 
 
 def lines_of(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield lines without their end; only a newline ends one, whatever Unicode thinks of other characters."""
+    """Yield lines with their end; only a newline ends one, whatever Unicode thinks of other characters.
+
+    A last line without an end may have been cut off.
+    """
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
+        for line in lines:
+            yield line + b"\n"
     if rest:
         yield rest
 

@@ -33,6 +33,8 @@ _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 # A line of a log begins with its time; the text may be empty.
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?: |$)")
+# The beginning of such a time, where a line was cut off within it.
+_TORN_TIME = re.compile(r"\d[\d:.TZ+-]*")
 
 
 class Sink(Protocol):
@@ -191,8 +193,9 @@ class Cluster:
     ) -> Iterator[str]:
         """Yield the log of a container, each line after its time. Unreachable when it breaks off, or its node is away.
 
-        What the node says instead of the log has no time, and is told to the user. `since` is a time of whole seconds,
-        `tail` a number of lines; `previous` asks for the container's last start.
+        A last line without a newline may be cut off: where a kubelet goes, the API server ends its answer within a
+        line, as if that were all. What the node says instead of the log has no time, and is told to the user. `since`
+        is a time of whole seconds, `tail` a number of lines; `previous` asks for the container's last start.
         """
         params = {"container": container, "timestamps": "true"}
         if since is not None:
@@ -206,11 +209,11 @@ class Cluster:
         with self._connection.stream(self._question("get", "Pod", pod, "log"), params) as response:
             for line in lines_of(response.iter_bytes()):
                 text = line.decode(errors="replace")
-                if _LOG_LINE.match(text):
+                if _LOG_LINE.match(text) or _TORN_TIME.fullmatch(text):
                     yield text
                 elif text.strip():
                     # Kubelet answers so where the file of the log has gone.
-                    self.tell_once(f"the node of Pod {pod} says of its log: {text}")
+                    self.tell_once(f"the node of Pod {pod} says of its log: {text.rstrip()}")
 
     def exec(
         self,

@@ -286,7 +286,9 @@ class LogFollower:
 
         - **read to its end**: over if the container has ended; while it runs, kubelet merely closed the stream (it
           does when it rotates the file), and the next pass goes on at the time of the last line;
-        - **cut off**, or its node is away (`Unreachable`): once more, from there. Servers know whole seconds only, so a
+        - **cut off**, within a line that has no end, or its node is away (`Unreachable`): once more, from there. A last
+          line without an end counts only once the container writes no more and says the same twice, or the pod is
+          gone. Servers know whole seconds only, so a
           pass begins with lines seen already; `Position` skips as many as were seen of that time. While the run goes on
           there is no limit to it; once it is over, a log that gives no new line within `_PATIENCE_SECONDS` is an error;
         - **refused**: with 400 the container is still being created, or its log not open yet, so once more; with 404
@@ -297,14 +299,17 @@ class LogFollower:
         """
         position, previous = Position(), False
         stuck_since: float | None = None
+        # The line in which the last pass that was answered ended.
+        torn = ""
         try:
             kept = None if self._keep is None else Kept(self._keep / source.file_name)
             while True:
                 position.reconnect()
                 is_whole, lines = False, position.lines
                 try:
-                    self._pass_on(source, position, kept, follow=follow, previous=previous)
-                    is_whole, stuck_since = True, None
+                    last = self._pass_on(source, position, kept, follow=follow, previous=previous)
+                    is_whole = not last or (last == torn and self._standing(source) != "running")
+                    torn, stuck_since = last, None
                 except Unreachable as error:
                     if stuck_since is None or position.lines > lines:
                         stuck_since = time.monotonic()
@@ -319,13 +324,14 @@ class LogFollower:
                     if error.code not in (400, 404):
                         raise
                     if error.code == 404 or previous:
-                        return
+                        break
                 if not follow or (previous and is_whole) or self._stop.wait(_PAUSE_SECONDS):
-                    return
+                    break
                 standing = self._standing(source)
                 if standing == "gone" or (standing == "ended" and is_whole):
-                    return
+                    break
                 previous = standing == "restarted"
+            self._pass_line_on(source, position, kept, torn)
         except (
             KubetuneError,
             OSError,
@@ -352,7 +358,8 @@ class LogFollower:
 
     def _pass_on(
         self, source: Source, position: Position, kept: Kept | None, *, follow: bool, previous: bool
-    ) -> None:
+    ) -> str:
+        """Pass on the lines that are new. Return the last one where it has no end; it is not passed on."""
         lines = self._cluster.log(
             source.pod,
             source.container,
@@ -361,15 +368,27 @@ class LogFollower:
             previous=previous,
         )
         for line in lines:
-            stamp, _, text = line.partition(" ")
-            if position.is_new(stamp):
-                with self._lock:
-                    if self._stop.is_set():
-                        return
-                    self._last_line = time.monotonic()
-                    self._emit(source, text)
-                    if kept is not None:
-                        kept.write(stamp, line)
+            if not line.endswith("\n"):
+                return line
+            self._pass_line_on(source, position, kept, line.removesuffix("\n"))
+            if self._stop.is_set():
+                break
+        return ""
+
+    def _pass_line_on(
+        self, source: Source, position: Position, kept: Kept | None, line: str
+    ) -> None:
+        """Emit and keep a line, without its end, if it is new. One that was cut within its time tells nothing."""
+        stamp, space, text = line.partition(" ")
+        if not space or not position.is_new(stamp):
+            return
+        with self._lock:
+            if self._stop.is_set():
+                return
+            self._last_line = time.monotonic()
+            self._emit(source, text)
+            if kept is not None:
+                kept.write(stamp, line)
 
     def _raise_error(self) -> None:
         if self._errors:
