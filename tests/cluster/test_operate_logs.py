@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kubetune.cli.remote.submit import wait_for_end
 from kubetune.k8s.api.client import Cluster as Client
 from kubetune.k8s.cluster.log_follow import LogFollower, Source
 from kubetune.k8s.cluster.runs import find_run
@@ -126,13 +127,18 @@ def test_followed_logs_go_on_in_the_pods_of_the_next_start(desk: Desk, kind: str
     assert [text for node, text in seen if node == 1] == ["first", "second"]
 
 
-def test_a_log_that_always_breaks_off_is_an_error_once_the_run_is_over(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+def test_a_log_that_always_breaks_off_is_an_error_of_logs_once_the_run_is_over(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Who waits for the run gets its exit code all the same."""
     monkeypatch.setattr("kubetune.k8s.cluster.log_follow._PATIENCE_SECONDS", 0.5)
     desk.submit_script("echo done", compute__nodes=1)
     desk.cluster.wait_condition("Job", "fit", "Complete")
     desk.cluster.trouble("get pods/log", cut="within")
+    with desk.at():
+        client = Client()
+        assert wait_for_end(client, find_run(client, "fit"), show_logs=True) == 0
+    assert "cannot be read to its end, though the run is over" in capsys.readouterr().err
     told = desk.quick("logs", "-f", "fit", code=3)
     assert told.stdout == ""
     assert "kubetune: the log of fit-0-" in told.stderr

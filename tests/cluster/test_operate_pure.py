@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from kubetune.base.gpus import parse_gpus
 from kubetune.base.humanize import visible
 from kubetune.cli.remote.events import row
+from kubetune.cli.remote.logs import _lasting_reasons
 from kubetune.cli.remote.status import facts, headline, warning_lines
 from kubetune.cli.remote.submit import exit_code
 from kubetune.config.load import load_resolved
@@ -31,6 +32,7 @@ from kubetune.k8s.cluster.log_follow import Kept, Position
 from kubetune.k8s.cluster.runs import ObservedRun, find_cause
 from kubetune.k8s.cluster.submit import spec_of
 from kubetune.k8s.cluster.termination import last_step, trusted
+from kubetune.k8s.manifests.kinds.kind import State
 from kubetune.k8s.manifests.spec import RunSpec
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.dev_pods import dev_config, pack_tree
@@ -306,11 +308,11 @@ def test_progress_that_is_none_ends_no_verb(wrong: object) -> None:
     config = load_resolved(
         {"name": "fit", "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}}
     )
-    states: tuple[pods.State, ...] = ("running", "stopped", "failed")
+    states: tuple[State, ...] = ("running", "stopped", "failed")
     for state in states:
         observed = ObservedRun(spec_of(config), None, [], [], state, "", found)
         assert next(headline(observed)).startswith("fit: Job in default")
-        assert exit_code(observed) in (1, 143)
+        assert exit_code(observed) in (3, 143)
 
 
 @pytest.mark.parametrize("wrong", [[], "x", None, 3])
@@ -405,7 +407,7 @@ def test_the_exit_code_of_what_ends_in_a_pod_is_waited_for(tmp_path: Path) -> No
     assert in_pod.follow(tmp_path, 0) == ENVIRONMENT, "killed with what it watched"
 
 
-def observed_run(state: pods.State, *found: dict[str, Any], **progress: Any) -> ObservedRun:
+def observed_run(state: State, *found: dict[str, Any], **progress: Any) -> ObservedRun:
     """A run of two nodes with these pods."""
     config = load_resolved(
         {"name": "fit", "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}}
@@ -437,9 +439,38 @@ def test_a_rank_that_was_killed_comes_before_those_that_lost_it() -> None:
         known = find_cause(found, [])
         assert known is not None
         assert known["pod"] == "fit-1-x"
+        # What followers tell.
+        assert next(iter(_lasting_reasons(found))) == "fit-1-x"
     shown = [*headline(observed_run("failed", ended_pod(0, 6, "much " * 60, "OutOfMemoryAgain")))]
     assert shown[0].endswith(", failed")
     assert shown[1] == f"why: {'much ' * 60}"
+
+
+@pytest.mark.parametrize(("cause", "expected"), [(137, 137), (2, 2), (3, 3)])
+def test_the_code_of_a_failed_run_is_that_of_its_cause(cause: int, expected: int) -> None:
+    guilty = ended_pod(0, cause, "the cause", "Killed")
+    victim = ended_pod(1, 145, "lost another rank", "LostPeer")
+    failed = observed_run("failed", guilty, victim)
+    assert exit_code(failed) == expected
+    assert next(headline(failed)).endswith("failed, the cause")
+
+
+def test_a_trial_of_a_sweep_fails_by_its_cause() -> None:
+    """By the code of a node that only lost it, the trial would be started again."""
+    pytest.importorskip("optuna")
+    from kubetune.library.sweep.remote import _status
+
+    victim = ended_pod(0, 145, "lost another rank", "LostPeer")
+    failed = observed_run("failed", victim, ended_pod(1, 2, "a bad record", "DataError"))
+    status = _status(failed, failed.spec)
+    assert status is not None
+    assert (status.code, status.reason) == (2, "a bad record")
+
+
+@pytest.mark.parametrize("state", ["failed", "absent"])
+def test_a_run_that_the_cluster_has_ended_is_no_bug(state: State) -> None:
+    """Its deadline was over, or somebody deleted it: no pod is left that tells a code."""
+    assert exit_code(observed_run(state)) == ENVIRONMENT
 
 
 def test_speed_and_time_left_are_those_of_the_start_that_runs() -> None:

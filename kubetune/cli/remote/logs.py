@@ -194,11 +194,14 @@ def _lines(warnings: Sequence[Object], reasons: Mapping[str, str]) -> list[str]:
 
 
 def _lasting_reasons(pods: Sequence[Object]) -> dict[str, str]:
-    """Return why pods do not run, by their names, without what passes in some seconds."""
-    from kubetune.k8s.cluster.pods import name_of, why
+    """Return why pods do not run, by their names, without what passes in some seconds.
+
+    The pod by which a start ended comes before those that only lost it.
+    """
+    from kubetune.k8s.cluster.pods import name_of, only_followed, why
 
     reasons = {}
-    for pod in pods:
+    for pod in sorted(pods, key=only_followed):
         reason = why(pod)
         if reason and not _may_pass_soon(pod, reason):
             reasons[name_of(pod)] = reason

@@ -130,13 +130,14 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
     """Follow a run to its end, telling what it waits for; returns its exit code. Ctrl-C leaves it running."""
     from kubetune.cli.remote.logs import printer, teller
     from kubetune.cli.remote.status import headline
-    from kubetune.k8s.cluster.log_follow import LogFollower
+    from kubetune.k8s.cluster.log_follow import LogFollower, follow_to_end
     from kubetune.k8s.cluster.runs import observe
 
     keep = local_folder(spec) / "logs" / "pods"
     emit = printer(spec) if show_logs else lambda source, text: None
     with told_on_interrupt(f"{spec.name} goes on; kubetune stop {spec.typed} would stop it"):
-        LogFollower(cluster, spec, emit, keep=keep, look=teller(cluster, spec)).follow()
+        follower = LogFollower(cluster, spec, emit, keep=keep, look=teller(cluster, spec))
+        follow_to_end(cluster, follower)
     observed = observe(cluster, spec)
     for line in headline(observed):
         print(line)
@@ -144,7 +145,10 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
 
 
 def exit_code(observed: ObservedRun) -> int:
-    """Return the exit code of a run that has ended: its own, else that of its pods."""
+    """Return the exit code of a run that has ended: its own, else that of the pod that the headline names as the cause.
+
+    Where no pod tells, the cluster has ended it: its deadline was over, or somebody deleted it.
+    """
     from kubetune.k8s.cluster import pods
     from kubetune.k8s.cluster.runs import exit_status_in
 
@@ -156,13 +160,6 @@ def exit_code(observed: ObservedRun) -> int:
     if exit_status:
         return int(exit_status["code"])
     # Progress that a dead pod left behind has no exit status.
-    last_code = None
-    last_final_code = None
-    for pod in (*observed.preparing, *observed.pods):
-        code = pods.exit_code(pod)
-        if not code:
-            continue
-        last_code = code
-        if code in (*errors.FINAL, errors.ENVIRONMENT):
-            last_final_code = code
-    return last_final_code or last_code or errors.BUG
+    guilty = pods.culprit(observed.pods or observed.preparing)
+    code = None if guilty is None else pods.exit_code(guilty)
+    return code or errors.ENVIRONMENT

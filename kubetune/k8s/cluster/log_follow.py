@@ -59,6 +59,10 @@ class Source:
         return f"{self.pod}.{self.uid[:8]}.{self.container}.{self.attempt}.log"
 
 
+class UnreadableLog(Unreachable):
+    """A run is over, and nobody gives the rest of one of its logs: its node has gone, say. All others were read."""
+
+
 Emit = Callable[[Source, str], None]
 Look = Callable[[Sequence[Object], Sequence[Object]], None]
 
@@ -319,7 +323,7 @@ class LogFollower:
                         self._cluster.tell_once(f"{error}; asking again while the run goes on")
                     if self._is_hopeless(stuck_since):
                         told = f"the log of {source.pod} cannot be read to its end, though the run is over"
-                        raise Unreachable(f"{told}: {error}") from None
+                        raise UnreadableLog(f"{told}: {error}") from None
                 except Refused as error:
                     if error.code not in (400, 404):
                         raise
@@ -395,12 +399,21 @@ class LogFollower:
             raise self._errors[0]
 
 
+def follow_to_end(cluster: Cluster, follower: LogFollower) -> None:
+    """Follow for the sake of how it ends: the user is told of a log that cannot be read, and that is no failure."""
+    try:
+        follower.follow()
+    except UnreadableLog as error:
+        cluster.tell_once(str(error))
+
+
 def wait_for_job(cluster: Cluster, spec: RunSpec, emit: Emit, look: Look | None = None) -> None:
     """Follow the Job that prepares to its end. Raises ConfigError, EnvironmentFault with its cause when it failed."""
     name = preprocess_name(spec)
-    LogFollower(
+    follower = LogFollower(
         cluster, spec, emit, components=(PREPROCESS,), workload=("Job", name), look=look
-    ).follow()
+    )
+    follow_to_end(cluster, follower)
     state, reason = pods.state_of(cluster.get("Job", name), [])
     if state == "done":
         return

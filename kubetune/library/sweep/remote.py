@@ -319,11 +319,16 @@ def _status(seen: ObservedRun, spec: RunSpec) -> ExitStatus | None:
         )  # its pods are gone: what else could it be
         told = ended[-1] if ended else {"reason": seen.reason or "done", "error": paused}
         return ExitStatus(errors.OK, str(told["reason"]), told.get("step"), told.get("error"))
-    if failed := [told for told in ended if told.get("code")]:
-        last = failed[-1]
-        return ExitStatus(
-            int(last["code"]), str(last["reason"]), last.get("step"), last.get("error")
-        )
+    return _failure(seen)
+
+
+def _failure(seen: ObservedRun) -> ExitStatus:
+    """The end of a run that has failed: that of the pod which is the cause, not of those that lost it by that."""
+    guilty = pods.culprit(seen.pods)
+    word = None if guilty is None else pods.message_of(guilty)
+    if guilty is not None and word is not None:
+        code = pods.exit_code(guilty) or errors.BUG
+        return ExitStatus(code, str(word["reason"]), word.get("step"), word.get("error"))
     cause = seen.cause or {}
     return ExitStatus(
         cause.get("code") or errors.BUG, cause.get("reason") or seen.reason or "it failed"
