@@ -19,7 +19,7 @@ from kubetune.library.configs import ConfigLike, config_of
 from kubetune.plan import plan
 from kubetune.plan.base_model import positions_of, require_kind
 from kubetune.plan.plan import Plan
-from kubetune.rundir import metrics
+from kubetune.rundir.report import require_place_of_report
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared
@@ -99,7 +99,7 @@ def _require_place_for_report(config: Config) -> None:
         raise EnvironmentFault(
             f"logging.report_json: {path} cannot be written; give another place. Nothing was written."
         )
-    metrics.require_place_of_report(path)
+    require_place_of_report(path)
 
 
 def _new_run_dir(config: Config) -> Path:

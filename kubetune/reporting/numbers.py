@@ -17,6 +17,7 @@ from typing import Any
 from kubetune.config.metric_names import EXPERT_MEASURES, PREFERENCE_MEASURES
 from kubetune.reporting.series import Number, Series, Thinner
 from kubetune.rundir import metrics
+from kubetune.rundir.totals import Totals
 
 Lines = list[dict[str, Any]]
 
@@ -42,7 +43,7 @@ class RankTimes:
 class Numbers:
     """Curves and sums of metrics.jsonl and timings.jsonl."""
 
-    totals: metrics.Totals
+    totals: Totals
     evaluations: Lines
     # By the name of their key, and `skew`.
     curves: Mapping[str, Series]
@@ -121,7 +122,7 @@ class _Collected:
     def __init__(self, points: int) -> None:
         keys = (*OF_STEPS, *PREFERENCE_MEASURES, *EXPERT_MEASURES, *OF_TIMINGS, SKEW)
         self._thinners = {key: Thinner(points) for key in keys}
-        self._totals = metrics.Totals()
+        self._totals = Totals()
         self._evaluations = Lines()
         self._axes = {
             "epoch": _Milestones(),

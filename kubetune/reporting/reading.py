@@ -24,6 +24,8 @@ from kubetune.reporting.numbers import Numbers, NumbersReader, read_numbers
 from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
 from kubetune.rundir.exit_status import ExitStatus, read_exit_status
+from kubetune.rundir.report import read_report
+from kubetune.rundir.totals import runaway_line
 
 Lines = list[dict[str, Any]]
 
@@ -123,7 +125,7 @@ def read_run(
         _tell(name, lines, damage)
     events, report = (
         _lines(run_dir / metrics.EVENTS, damage),
-        _object(run_dir, damage, metrics.read_report),
+        _object(run_dir, damage, read_report),
     )
     return RunRecord(
         path=run_dir,
@@ -220,7 +222,7 @@ def _runaway(report: Mapping[str, Any]) -> list[Incident]:
     found = report.get("loss_runaway")
     if not isinstance(found, dict):
         return []
-    detail = metrics.runaway_line(found).partition(": ")[2]
+    detail = runaway_line(found).partition(": ")[2]
     return [Incident(report["finished"], "the loss ran away", detail, report.get("steps"), True)]
 
 

@@ -11,7 +11,9 @@ from markupsafe import Markup
 
 from kubetune.base.humanize import counted, duration, number, place, share, size
 from kubetune.reporting.search import readable
-from kubetune.rundir.metrics import mfu_sentence, now, versions
+from kubetune.rundir.machine import versions
+from kubetune.rundir.metrics import now
+from kubetune.rundir.throughput import mfu_sentence
 
 HERE = Path(__file__).parent
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written aside, checksummed, renamed; found only when every byte is right.
+"""Checkpoints that are whole or not there: written aside, checksummed, renamed, and read only when every byte is right.
 
 This file knows folders and files, not models. A checkpoint is a folder `step-000120` whose `manifest.json` names the
 sha256 of every other file and is written last; the folder gets its name by rename after everything is on disk.
@@ -23,15 +23,16 @@ from kubetune.rundir import metrics
 STEP_FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "manifest.json"
 STATE = "state.json"
-_FORMER = ".former-"
-"""Before the name of a whole checkpoint while another of its step takes its place."""
+_FORMER = (
+    ".former-"  # begins the name of a whole checkpoint while another of its step takes its place
+)
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything the loop cannot recompute. `step` counts completed optimizer steps."""
+    """Everything the loop cannot recompute."""
 
-    step: int = 0
+    step: int = 0  # completed optimizer steps
     samples: int = 0
     tokens: int = 0
     trained_tokens: int = 0
@@ -50,12 +51,12 @@ class State:
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
-    """The folder of the checkpoint after so many steps, there or not."""
+    """Return the folder of the checkpoint after so many steps, whether it exists or not."""
     return run_dir / "checkpoints" / f"step-{step:06d}"
 
 
 def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
-    """Write one checkpoint: `write(folder)` puts the files in place, then it is sealed and named.
+    """Write one checkpoint and return its folder: `write(folder)` makes the files, then it is sealed and named.
 
     A whole checkpoint of the same step is replaced, a damaged one is set aside. Raises EnvironmentFault when the disk
     is full; whatever was there before stays good.
@@ -79,7 +80,7 @@ def _former(folder: Path) -> Path:
 
 
 def _make_way(folder: Path) -> None:
-    """Take a checkpoint out of the way of another of its step, a whole one only until the other has its name."""
+    """Move a checkpoint out of the way of another of its step; a whole one is kept until the other has its name."""
     if verify(folder) is None:
         os.rename(folder, _former(folder))
         fault_injection.reach("commit.former")
@@ -98,9 +99,10 @@ def verify(
     but: str = "",
     digest: Callable[[Path], str] = files.sha256_file,
 ) -> str | None:
-    """None for a whole checkpoint, else what is wrong with it. Not `thorough`: names and sizes only.
+    """Return what is wrong with a checkpoint, None for a whole one.
 
-    The same of files that the pattern `but` names. `digest`: SHA-256 of a file, where some are known.
+    Only names and sizes are checked where `thorough` is false, and of files that the pattern `but` names. `digest`
+    returns the SHA-256 of a file: some callers know it already.
     """
     try:
         require_inside(folder, folder.parent)
@@ -117,51 +119,58 @@ def verify(
     if not is_ours:
         return "has an unreadable manifest"
     present = whole_folder.contents(folder, but=MANIFEST)
-    if missing := sorted(listed.keys() - present.keys()):
+    missing = sorted(listed.keys() - present.keys())
+    if missing:
         return f"lacks {', '.join(missing)}"
-    if foreign := sorted(present.keys() - listed.keys()):
+    foreign = sorted(present.keys() - listed.keys())
+    if foreign:
         return f"holds {', '.join(foreign)}, which its manifest does not name"
-    if linked := sorted(name for name, path in present.items() if path.is_symlink()):
-        return f"holds {linked[0]} as a link, where the file itself is expected"
+    for name in sorted(present):
+        if present[name].is_symlink():
+            return f"holds {name} as a link, where the file itself is expected"
     for name, path in present.items():
-        if path.stat().st_size != listed[name]["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {listed[name]['bytes']}"
+        size = path.stat().st_size
+        if size != listed[name]["bytes"]:
+            return f"{name} has {size} bytes instead of {listed[name]['bytes']}"
         if thorough and not fnmatchcase(name, but) and digest(path) != listed[name]["sha256"]:
             return f"{name} is damaged (checksum differs)"
     return _misnamed(folder)
 
 
 def _misnamed(folder: Path) -> str | None:
-    """Fault of a checkpoint that is named for another step than its own, or says nothing of steps."""
-    named = STEP_FOLDER.fullmatch(folder.name)
-    if named is None:
+    """Return what is wrong with the name of a checkpoint's folder, None where it names the step of its state."""
+    name = STEP_FOLDER.fullmatch(folder.name)
+    if name is None:
         return None
     try:
         step = files.read_object(folder / STATE).get("step")
     except (OSError, errors.EnvironmentFault) as error:
         return f"has no {STATE} that can be read ({error})"
-    return None if step == int(named[1]) else f"is of step {step}, not of the one in its name"
+    if step != int(name[1]):
+        return f"is of step {step}, not of the one in its name"
+    return None
 
 
 def steps(run_dir: Path) -> list[int]:
-    """Steps that have a checkpoint folder, good or not, in order."""
+    """Return the steps that have a checkpoint folder, whole or not, in order."""
     root = run_dir / "checkpoints"
     names = os.listdir(root) if root.is_dir() else []
     return sorted(int(m.group(1)) for name in names if (m := STEP_FOLDER.fullmatch(name)))
 
 
 def newest_step(run_dir: Path) -> int:
-    """Step at which the next start goes on, told by names and sizes, without reading every byte; 0 where it begins."""
-    whole = (
-        step
-        for step in reversed(steps(run_dir))
-        if verify(folder_of(run_dir, step), thorough=False) is None
-    )
-    return next(whole, 0)
+    """Return the step from which the next start goes on, 0 for a start from the beginning.
+
+    Names and sizes decide, so that not every byte is read.
+    """
+    for step in reversed(steps(run_dir)):
+        if verify(folder_of(run_dir, step), thorough=False) is None:
+            return step
+    return 0
 
 
 def set_aside(folder: Path) -> Path:
-    """Take a damaged checkpoint out of the way without losing it, so that its step can be committed again."""
+    """Rename a damaged checkpoint, so that it is not lost and its step can be committed again. Return its new path."""
     number = 1
     while (target := folder.with_name(f"damaged-{folder.name}-{number}")).exists():
         number += 1
@@ -170,7 +179,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def find(run_dir: Path) -> Path | None:
-    """The newest checkpoint whose every byte is right; damaged newer ones are set aside.
+    """Return the newest checkpoint whose every byte is right; set damaged newer ones aside.
 
     Raises ConfigError when there are checkpoints and none is whole: starting over silently would lose the work. They
     stay where they are then, so that the next start says the same.
@@ -187,37 +196,45 @@ def find(run_dir: Path) -> Path | None:
             return folder
         wrong[folder] = problem
     if wrong:
+        problems = "; ".join(f"{folder.name} {problem}" for folder, problem in wrong.items())
         raise errors.ConfigError(
-            f"{run_dir / 'checkpoints'}: no checkpoint is whole: "
-            f"{'; '.join(f'{folder.name} {problem}' for folder, problem in wrong.items())}. Restore one, or start over "
-            "with another `output`. Nothing was written."
+            f"{run_dir / 'checkpoints'}: no checkpoint is whole: {problems}. Restore one, or start over with another "
+            "`output`. Nothing was written."
         )
     return None
 
 
 def choose(run_dir: Path, which: str = "best") -> Path:
-    """The folder of `best`, `last` or a step. A run without evaluation has no best, so that is its last.
+    """Return the folder of the checkpoint `best`, `last` or a step.
 
-    Raises ConfigError when there is no such checkpoint, naming those there are.
+    A run without evaluation has no best, so `best` is its last. Raises ConfigError that names the checkpoints of the
+    run when this is none of them.
     """
     root = run_dir / "checkpoints"
-    names = {"best": ["best", "last"], "last": ["last"]}.get(which)
-    if names is None:
-        names = [folder_of(run_dir, int(which)).name] if which.isdecimal() else [which]
+    if which == "best":
+        names = ["best", "last"]
+    elif which.isdecimal():
+        names = [folder_of(run_dir, int(which)).name]
+    else:
+        names = [which]
     for name in names:
         if (root / name / MANIFEST).is_file():
             return Path(require_inside(root / name, run_dir))
-    there = [name for name in ("best", "last") if (root / name / MANIFEST).is_file()]
-    there += [f"step {step}" for step in steps(run_dir)]
+    known = [name for name in ("best", "last") if (root / name / MANIFEST).is_file()]
+    known += [f"step {step}" for step in steps(run_dir)]
     raise errors.ConfigError(
-        f"{run_dir}: no checkpoint {which!r}; there are: {', '.join(there) or 'none'}"
+        f"{run_dir}: no checkpoint {which!r}; there are: {', '.join(known) or 'none'}"
     )
 
 
 def load_state(folder: Path) -> State:
-    """The state a checkpoint holds. Raises ConfigError for what another version wrote, EnvironmentFault for damage."""
+    """Return the state that a checkpoint holds.
+
+    Raises ConfigError for keys of another version, EnvironmentFault for damage.
+    """
     facts = files.read_object(folder / STATE)
-    if unknown := sorted(facts.keys() - State.__dataclass_fields__.keys()):
+    unknown = sorted(facts.keys() - State.__dataclass_fields__.keys())
+    if unknown:
         raise errors.ConfigError(
             f"{folder / STATE} has {', '.join(unknown)}, which this version of kubetune does not know; go on with the "
             "one that wrote it. Nothing was written."
@@ -237,16 +254,18 @@ def link(run_dir: Path, name: str, step: int) -> None:
 
 
 def prune(run_dir: Path, keep: int, protected: set[int]) -> None:
-    """Delete what is older than the newest `keep` whole checkpoints, never a protected one (the best).
+    """Delete the checkpoints older than the newest `keep` whole ones, never a protected one (the best).
 
-    Damaged ones do not count, so that those kept are worth keeping. Names and sizes tell: reading every byte at each
-    save would cost more than it gives.
+    Damaged ones do not count, so that the kept ones are worth keeping. Names and sizes decide which are whole: reading
+    every byte at each save would cost more than it gives.
     """
-    whole = [
-        step for step in steps(run_dir) if verify(folder_of(run_dir, step), thorough=False) is None
-    ]
-    if len(whole) > keep:
-        for step in {step for step in steps(run_dir) if step < whole[-keep]} - protected:
+    present = steps(run_dir)
+    whole = [step for step in present if verify(folder_of(run_dir, step), thorough=False) is None]
+    if len(whole) <= keep:
+        return
+    oldest_kept = whole[-keep]
+    for step in present:
+        if step < oldest_kept and step not in protected:
             whole_folder.remove(folder_of(run_dir, step))
 
 

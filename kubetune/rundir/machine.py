@@ -1,6 +1,6 @@
-"""The machine that a run is on: what it is made of, how busy it is, and what of git is checked out there.
+"""The machine of a run: its parts, how busy it is, the versions of its libraries, and what git has checked out there.
 
-For the run's own record, its report and its trackers. What GPUs are asked is base/gpus'.
+For the run's own record, its report and its trackers. base/gpus asks the GPUs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,20 @@ from kubetune.base.processes import COMMAND, command_line, usable_cores
 from kubetune.errors import EnvironmentFault
 from kubetune.rundir import metrics
 
-_FIRST_SECONDS, _LONGEST_SECONDS, _LOOKS = 1.0, 15.0, 60
-"""Between looks at a machine: short at first, so that short runs have curves, and longer the longer a run takes."""
+# Seconds between two measurements: few at first, so that short runs have curves, more the longer a run takes.
+_FIRST_SECONDS = 1.0
+_LONGEST_SECONDS = 15.0
+_MEASUREMENTS = 60  # so many at most before the pauses grow
 
-_HERE = Path()  # not its name: the folder may have been deleted by now
+_CURRENT_FOLDER = Path()  # not its absolute path: the folder may have been deleted by now
 
 _log = family_logger("FILES")
 
 
 def describe() -> dict[str, Any]:
-    """Make-up of this machine, and the command and code by which the run was started.
+    """Return the parts of this machine, and the command and the code that started the run.
 
-    The code is git's of the current folder, which is where people start what is theirs.
+    The code is the commit that git has checked out in the current folder, where people start their own runs.
     """
     gpus = gpu_use()
     return {
@@ -49,35 +52,35 @@ def describe() -> dict[str, Any]:
         "command": os.environ.get(COMMAND) or command_line(),
         "git_commit": git_commit(),
         "git_dirty": git_is_dirty(),
-        "versions": metrics.versions(),
+        "versions": versions(),
     }
 
 
 def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name in shops, or its architecture where the system does not tell."""
+    """Return the processor's trade name, or its architecture where the system does not say."""
     with suppress(OSError):
-        if found := re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE):
-            return found[1]
+        if match := re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE):
+            return match[1]
     return platform.processor() or platform.machine()
 
 
 def gpu_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """The version of NVIDIA's driver; None where there is none."""
+    """Return the version of NVIDIA's driver, None where there is none."""
     with suppress(OSError):
-        if found := re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", file.read_text()):
-            return found[1]
+        if match := re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", file.read_text()):
+            return match[1]
     return None
 
 
-def git_commit(folder: Path = _HERE) -> str | None:
-    """The commit that is checked out in a folder; None where git, or a repository, is missing."""
+def git_commit(folder: Path = _CURRENT_FOLDER) -> str | None:
+    """Return the commit that is checked out in a folder, None where git or a repository is missing."""
     return _git(folder, "rev-parse", "HEAD")
 
 
-def git_is_dirty(folder: Path = _HERE) -> bool | None:
-    """Files that git knows were changed since that commit; None as above."""
-    said = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return None if said is None else bool(said)
+def git_is_dirty(folder: Path = _CURRENT_FOLDER) -> bool | None:
+    """Return True if files that git knows were changed since that commit, None where git or a repository is missing."""
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return None if changes is None else bool(changes)
 
 
 def _git(folder: Path, *words: str) -> str | None:
@@ -90,92 +93,104 @@ def _git(folder: Path, *words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of what numbers may depend on."""
+    by_name = {"python": platform.python_version()}
+    for package in ("kubetune", "torch", "transformers", "peft", "tokenizers"):
+        with suppress(PackageNotFoundError):
+            by_name[package] = version(package)
+    return by_name
+
+
 def _memory_bytes() -> int:
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(there, cgroup.memory_limit() or there)
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(physical, cgroup.memory_limit() or physical)
 
 
 class Load:
-    """Load of this machine between two looks at it; `folder` says which disk is meant."""
+    """How busy this machine was between two measurements. `folder` says which disk is meant."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._before = folder, self._counters()
+        self._folder = folder
+        self._before = self._counters()
 
-    def look(self) -> dict[str, Any]:
-        """Percent of the CPUs, bytes of memory, bytes a second to and from disks, free bytes, and each GPU.
+    def measure(self) -> dict[str, Any]:
+        """Return the load since the measurement before. What the system does not say is left out.
 
-        A GPU has `index`, and `percent`, `memory_bytes` and `watts` where it tells; what nobody tells is left out.
+        Percent of the CPUs, bytes of memory, bytes a second to and from disks, free bytes, and `gpus`, each with
+        `index`, `percent`, `memory_bytes` and `watts`.
         """
         import psutil
 
-        after, before = self._counters(), self._before
+        before = self._before
+        after = self._counters()
         self._before = after
         seconds = max(after["time"] - before["time"], 1e-9)
+        cpu_seconds = max(after["cpu"] - before["cpu"], 1e-9)
         memory = psutil.virtual_memory()
-        found = {
-            "cpu_percent": 100
-            * (after["busy"] - before["busy"])
-            / max(after["cpu"] - before["cpu"], 1e-9),
+        load = {
+            "cpu_percent": 100 * (after["busy"] - before["busy"]) / cpu_seconds,
             "memory_bytes": memory.used,
             "memory_percent": memory.percent,
         }
         if "disk" in after and "disk" in before:
-            found["disk_bytes_per_second"] = (after["disk"] - before["disk"]) / seconds
+            load["disk_bytes_per_second"] = (after["disk"] - before["disk"]) / seconds
         with suppress(OSError):
-            found["disk_free_bytes"] = psutil.disk_usage(str(self._folder)).free
-        return {**found, "gpus": [_use_of(gpu) for gpu in gpu_use()]}
+            load["disk_free_bytes"] = psutil.disk_usage(str(self._folder)).free
+        return {**load, "gpus": [_load_of(gpu) for gpu in gpu_use()]}
 
     @staticmethod
     def _counters() -> dict[str, float]:
         import psutil
 
         times = psutil.cpu_times()._asdict()
+        # The system counts the seconds of guests as user and nice, too.
+        guests = times.get("guest", 0.0) + times.get("guest_nice", 0.0)
+        total = sum(times.values()) - guests
         idle = times["idle"] + times.get("iowait", 0.0)
-        total = (
-            sum(times.values()) - times.get("guest", 0.0) - times.get("guest_nice", 0.0)
-        )  # they are in others, too
-        found = {"time": time.monotonic(), "cpu": total, "busy": total - idle}
-        with suppress(OSError, RuntimeError):  # some containers tell nothing of disks
-            if (disks := psutil.disk_io_counters()) is not None:
-                found["disk"] = float(disks.read_bytes + disks.write_bytes)
-        return found
+        counters = {"time": time.monotonic(), "cpu": total, "busy": total - idle}
+        with suppress(OSError, RuntimeError):  # some containers say nothing of disks
+            disks = psutil.disk_io_counters()
+            if disks is not None:
+                counters["disk"] = float(disks.read_bytes + disks.write_bytes)
+        return counters
 
 
-def _use_of(gpu: dict[str, Any]) -> dict[str, Any]:
+def _load_of(gpu: dict[str, Any]) -> dict[str, Any]:
     used = gpu["memory_used_mib"]
-    told = {
+    values = {
         "percent": gpu["utilization_percent"],
         "memory_bytes": used * 2**20 if isinstance(used, int | float) else None,
         "watts": gpu["power_watts"],
     }
-    numbers = {name: value for name, value in told.items() if isinstance(value, int | float)}
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
     return {"index": gpu["index"], **numbers}
 
 
 @contextmanager
 def recorded(
-    run_dir: Path, step: Callable[[], int], told: Callable[[dict[str, Any]], None]
+    run_dir: Path, step: Callable[[], int], listener: Callable[[dict[str, Any]], None]
 ) -> Iterator[None]:
-    """Within, how busy the machine is goes to load.jsonl now and then, with the steps that are completed by then.
+    """Write within the block, now and then, how busy the machine is to load.jsonl, with the number of completed steps.
 
-    `told` hears it too, in a thread. A disk that takes no more of it ends the record, not the run.
+    `listener` gets each measurement too, in a thread. A disk that takes no more lines ends the record, not the run.
     """
     load = Load(run_dir)
 
-    def note(ended: threading.Event) -> None:
+    def record(ended: threading.Event) -> None:
         began = time.monotonic()
         try:
             with Appender(run_dir / metrics.LOAD) as file:
                 while not ended.wait(_pause(time.monotonic() - began)):
-                    found = load.look()
-                    told(found)
-                    file.append({"time": metrics.now(), "step": step(), **found})
+                    values = load.measure()
+                    listener(values)
+                    file.append({"time": metrics.now(), "step": step(), **values})
         except (EnvironmentFault, OSError) as error:
             _log.warning("%s gets no more lines: %s", metrics.LOAD, error)
 
-    with reminders.beside(note, "machine-load"):
+    with reminders.beside(record, "machine-load"):
         yield
 
 
 def _pause(elapsed: float) -> float:
-    return min(_LONGEST_SECONDS, max(_FIRST_SECONDS, elapsed / _LOOKS))
+    return min(_LONGEST_SECONDS, max(_FIRST_SECONDS, elapsed / _MEASUREMENTS))

@@ -19,6 +19,7 @@ from kubetune.config.metric_names import EXPERT_MEASURES, PREFERENCE_MEASURES
 from kubetune.errors import EnvironmentFault, only_followed
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.rundir.checkpoints import STATE
+from kubetune.rundir.throughput import last_start
 
 # What scrolls; in a cluster it comes over the network every few seconds.
 _LOG_LINES = 300
@@ -39,7 +40,7 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
     newest = steps[-1] if steps else {}
     timings = metrics.last_lines(run_dir / metrics.TIMINGS)[-_POINTS:]
     timing = timings[-1] if timings else {}
-    start = metrics.last_start(metrics.read_events(run_dir))
+    start = last_start(metrics.read_events(run_dir))
     verdict: dict[str, Any] = {}
     with suppress(EnvironmentFault):  # where it is damaged, the page on the run says so
         verdict = metrics.read_verdict(run_dir)

@@ -16,6 +16,9 @@ from kubetune.plan import actuals
 from kubetune.plan.plan import Plan
 from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
+from kubetune.rundir.report import is_reported, read_report, write_report_json
+from kubetune.rundir.throughput import throughput_line
+from kubetune.rundir.totals import Totals, read_totals, runaway_line
 from kubetune.training.run_log import peak_memory_bytes
 from kubetune.training.start.preparation import planned_tokens
 
@@ -29,12 +32,12 @@ def report(
     if not world.is_main:
         return ""
     copy = config.logging.report_json
-    if metrics.is_reported(run_dir, state.step) and (copy is None or Path(copy).exists()):
+    if is_reported(run_dir, state.step) and (copy is None or Path(copy).exists()):
         # A start that found nothing left to train would only spoil the numbers of those that did.
         logs.DONE.info(
             "all %d steps were done before; %s tells of them", state.step, run_dir / metrics.REPORT
         )
-        return _remark(metrics.read_report(run_dir).get("loss_runaway"))
+        return _remark(read_report(run_dir).get("loss_runaway"))
     events = metrics.read_events(run_dir)
     totals = totals_of(run_dir, plan, state)
     found = actuals.compare(
@@ -47,7 +50,7 @@ def report(
         events=events,
         until=metrics.now(),
     )
-    numbers = metrics.write_report_json(
+    numbers = write_report_json(
         run_dir,
         totals,
         world_size=world.size,
@@ -62,7 +65,7 @@ def report(
     )
     best = "best" if state.best_step is not None else "last"
     if numbers["throughput"] is not None:
-        logs.RESULT.info("%s", metrics.throughput_line(numbers["throughput"]))
+        logs.RESULT.info("%s", throughput_line(numbers["throughput"]))
         speed = numbers["throughput"]["tokens_per_second"]
         actuals.remember(
             config, plan, tokens_per_second=speed, seconds=totals.seconds, events=events
@@ -82,12 +85,12 @@ def report(
 
 
 def _remark(runaway: Any) -> str:
-    return metrics.runaway_line(runaway) if isinstance(runaway, dict) else ""
+    return runaway_line(runaway) if isinstance(runaway, dict) else ""
 
 
-def totals_of(run_dir: Path, plan: Plan, state: State) -> metrics.Totals:
+def totals_of(run_dir: Path, plan: Plan, state: State) -> Totals:
     """The sums of the whole run. Those of its checkpoint hold, where the disk has lost lines of the numbers."""
-    found = metrics.read_totals(run_dir)
+    found = read_totals(run_dir)
     if found.steps == state.step:
         return replace(found, seconds=state.seconds)
     return replace(

@@ -25,6 +25,7 @@ from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan, learning_rate_at
 from kubetune.rundir import machine, metrics, trackers
 from kubetune.rundir.checkpoints import State
+from kubetune.rundir.totals import read_totals, runaway, runaway_line
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -188,8 +189,9 @@ def open_run_log(
             Progress(plan.num_steps, state.step, is_wanted(world.rank))
         )
         yield run_log
-        if (runaway := metrics.runaway(metrics.read_totals(run_dir))) is not None:
-            run_log._tracker.tell("loss_runaway", metrics.runaway_line(runaway))
+        losses = runaway(read_totals(run_dir))
+        if losses is not None:
+            run_log._tracker.tell("loss_runaway", runaway_line(losses))
 
 
 def _write_page(run_dir: Path, file: Path) -> None:

@@ -21,7 +21,7 @@ from kubetune.base.humanize import visible
 from kubetune.base.logs import scrub
 from kubetune.errors import ConfigError
 from kubetune.reporting.rendering import environment
-from kubetune.rundir.metrics import versions
+from kubetune.rundir.machine import versions
 from kubetune.ui.jobs import Jobs
 from kubetune.ui.records import Records
 from kubetune.ui.talkers import Talkers

@@ -19,6 +19,7 @@ from kubetune.reporting import write_report
 from kubetune.reporting.differences import differences
 from kubetune.reporting.series import shorten, smooth
 from kubetune.rundir import metrics
+from kubetune.rundir.machine import versions
 from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
@@ -189,7 +190,7 @@ def test_the_machine_and_how_busy_it_was_are_on_the_page(run_dir: Path, tmp_path
         if event["event"] in ("start", "resume")
     ]
     assert len(told) == 2
-    assert told[-1]["versions"] == metrics.versions()
+    assert told[-1]["versions"] == versions()
     assert {
         "host",
         "cpu",

@@ -16,7 +16,7 @@ from kubetune.plan.flops import planned_cost
 from kubetune.plan.gpu_specs import stated_tflops
 from kubetune.plan.linears import Trainable
 from kubetune.plan.model_shapes import Weights, shapes_of
-from kubetune.rundir import metrics
+from kubetune.rundir.throughput import throughput, throughput_line
 from kubetune.training import flops as measured_flops
 from tests.architectures import MIXTURE, PROMISED, build_model
 
@@ -124,13 +124,13 @@ def test_mfu_is_the_share_of_the_peak_of_all_devices() -> None:
         "peak_tflops": 2.0,
         "peak_source": "compute.peak_tflops",
     }
-    found = metrics.throughput([{"event": "launch"}, start], 6000, 3000, 3.0, world_size=2)
+    found = throughput([{"event": "launch"}, start], 6000, 3000, 3.0, world_size=2)
     assert found is not None
     assert (found["tokens_per_second"], found["trained_tokens_per_second"]) == (2000, 1000)
     assert found["tflops_per_device"] == pytest.approx(1.0)
     assert found["mfu"] == pytest.approx(0.5)
     line = "2,000 tokens/s without padding, 1,000 trained; MFU 50 %: 1 of the 2 TFLOP/s that compute.peak_tflops says"
-    assert metrics.throughput_line(found) == line
-    bare = metrics.throughput([{"event": "launch"}], 6000, 3000, 3.0, world_size=2)
+    assert throughput_line(found) == line
+    bare = throughput([{"event": "launch"}], 6000, 3000, 3.0, world_size=2)
     assert bare is not None
-    assert metrics.throughput_line(bare) == "2,000 tokens/s without padding, 1,000 trained"
+    assert throughput_line(bare) == "2,000 tokens/s without padding, 1,000 trained"

@@ -47,11 +47,11 @@ def test_names_of_parts_are_read_where_the_system_keeps_them(tmp_path: Path) -> 
     assert machine.gpu_driver(tmp_path / "none") is None
 
 
-def test_load_is_between_two_looks(tmp_path: Path) -> None:
+def test_load_is_measured_between_two_moments(tmp_path: Path) -> None:
     load, until = machine.Load(tmp_path), time.process_time() + 0.1
     while time.process_time() < until:
         pass
-    found = load.look()
+    found = load.measure()
     assert 0 < found["cpu_percent"] <= 100.1
     assert 0 < found["memory_bytes"] < 2**60
     assert found["disk_free_bytes"] > 0

@@ -21,14 +21,13 @@ from kubetune.library.listing import facts
 from kubetune.rundir import metrics
 from kubetune.rundir.metrics import (
     MetricsLog,
-    Totals,
     read_events,
     read_lines,
     read_metrics,
-    read_totals,
     record_event,
-    runaway,
 )
+from kubetune.rundir.report import REPORT_VERSION, read_report, write_report_json
+from kubetune.rundir.totals import Totals, read_totals, runaway
 from tests.run.test_report_long import write_run
 
 STEP = {
@@ -160,7 +159,7 @@ def test_the_report_sums_up_the_run(tmp_path: Path) -> None:
             log.write(step, {**STEP, "epoch": step / 2, "loss": loss})
             log.write_timing(step, {"seconds": 2.0})
         log.write(2, {"epoch": 1.0, "eval_loss": 1.4})
-    report = metrics.write_report_json(
+    report = write_report_json(
         tmp_path,
         read_totals(tmp_path),
         world_size=2,
@@ -189,9 +188,9 @@ def test_the_report_sums_up_the_run(tmp_path: Path) -> None:
 
 def test_the_copy_of_a_report_overwrites_nothing_but_reports(tmp_path: Path) -> None:
     def write(copy: Path) -> None:
-        metrics.write_report_json(
+        write_report_json(
             tmp_path,
-            metrics.read_totals(tmp_path),
+            read_totals(tmp_path),
             world_size=1,
             data_fingerprint="f",
             peak_memory_bytes=1,
@@ -212,7 +211,7 @@ def test_the_copy_of_a_report_overwrites_nothing_but_reports(tmp_path: Path) -> 
 
 def test_the_report_of_a_run_without_steps(tmp_path: Path) -> None:
     (tmp_path / "resolved.json").write_text("{}")
-    report = metrics.write_report_json(
+    report = write_report_json(
         tmp_path, Totals(), world_size=1, data_fingerprint="", peak_memory_bytes=0
     )
     assert report["steps"] == 0
@@ -375,10 +374,10 @@ def test_a_loss_that_ran_away_is_known(
 
 
 def test_a_report_of_another_version_is_refused_and_named(tmp_path: Path) -> None:
-    newer = metrics.REPORT_VERSION + 1
+    newer = REPORT_VERSION + 1
     (tmp_path / metrics.REPORT).write_text(json.dumps({"schema_version": newer}))
     with pytest.raises(EnvironmentFault, match=rf"report\.json: schema_version is {newer}, this"):
-        metrics.read_report(tmp_path)
+        read_report(tmp_path)
 
 
 def test_a_list_of_runs_parses_only_the_lines_that_it_shows(

@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 from kubetune.reporting import write_report
 from kubetune.reporting.numbers import NumbersReader, read_numbers
 from kubetune.rundir import metrics
-from kubetune.rundir.metrics import versions
+from kubetune.rundir.machine import versions
 from kubetune.ui import connections, site
 from kubetune.ui.security import Guard
 from kubetune.ui.server import application, server_settings

@@ -37,11 +37,12 @@ def run(args: argparse.Namespace) -> Answer:
 def _facts(run_dir: Path, exit_code: int) -> dict[str, Any]:
     """Return how a run ended."""
     from kubetune.rundir import exit_status, metrics
+    from kubetune.rundir.report import read_report
 
     status = exit_status.read_exit_status(run_dir)
     report = None
     if (run_dir / metrics.REPORT).is_file():
-        report = metrics.read_report(run_dir)
+        report = read_report(run_dir)
     return {
         "run_dir": str(run_dir),
         "exit_code": exit_code,

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kubetune.base.humanize import brief, counted, number, share, size, visible
-from kubetune.rundir.metrics import utilization
+from kubetune.rundir.throughput import utilization
 
 # A rank that says nothing for so long is marked.
 LATE_SECONDS = 15.0

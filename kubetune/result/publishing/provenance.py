@@ -12,6 +12,7 @@ from kubetune.result.publishing.model_card import base_name
 from kubetune.result.publishing.serving import served_by
 from kubetune.result.publishing.writers import Job
 from kubetune.rundir import checkpoints, metrics
+from kubetune.rundir.machine import versions
 
 PROVENANCE = "provenance.json"
 
@@ -27,7 +28,7 @@ def facts_of(
     result = job.result
     state, config = asdict(checkpoints.load_state(result.checkpoint)), read_config(result.run_dir)
     return {
-        "made_by": f"kubetune {metrics.versions().get('kubetune', '')}".strip(),
+        "made_by": f"kubetune {versions().get('kubetune', '')}".strip(),
         "time": metrics.now(),
         "kind": job.kind,
         "dtype": notes.get("dtype", job.dtype_name),
@@ -56,5 +57,5 @@ def facts_of(
             "effect_of_adapter": notes.get("effect"),
             "tokenizer_files_equal": tokenizer_files,
         },
-        "versions": metrics.versions(),
+        "versions": versions(),
     }

@@ -18,6 +18,7 @@ from kubetune.plan.actuals import held_seconds
 from kubetune.plan.plan import Plan
 from kubetune.rundir import checkpoints, heartbeat, metrics
 from kubetune.rundir.status import progress
+from kubetune.rundir.throughput import last_start, utilization
 
 if TYPE_CHECKING:
     from kubetune.supervisor.observers.beside import Observed
@@ -138,11 +139,7 @@ class State:
         held, useful = held_seconds(events, metrics.now()), self._step_seconds()
         saved = known["saved_step"]
         speed = known["tokens_per_second"]
-        mfu = (
-            metrics.utilization(metrics.last_start(events), speed, plan.world_size)[1]
-            if plan
-            else None
-        )
+        mfu = utilization(last_start(events), speed, plan.world_size)[1] if plan else None
         since = self._began if saved is None else _written(self._run_dir, saved)
         return {
             "step": known["step"] or 0,

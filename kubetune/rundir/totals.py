@@ -1,0 +1,115 @@
+"""Sums over all steps of a run, and whether its loss ran away.
+
+The report of a run and its last lines are made from them. Not for the curves, which need each step (reporting/).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from kubetune.base.humanize import counted
+from kubetune.rundir.metrics import METRICS, TIMINGS, is_number, stream_lines
+
+_ENDS = 10  # steps at each end of the run whose losses are compared
+
+# A median far above another one is more than twice as high, and a tenth more, which is the noise of small losses.
+_FAR = 2.0
+_FAR_NOISE = 0.1
+# The loss of the first step alone depends on the rows of one batch, so more is asked of it.
+_FAR_FROM_ONE_STEP = 4.0
+_ONE_STEP_NOISE = 1.0
+
+
+@dataclass
+class Totals:
+    """Sums over the steps of a run, and the lines at its ends."""
+
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    seconds: float = 0.0
+    first: Mapping[str, Any] = field(default_factory=dict)  # line of the first step
+    last: Mapping[str, Any] = field(default_factory=dict)  # line of the last step
+    evaluation: Mapping[str, Any] | None = None  # line of the last evaluation
+    first_losses: list[float] = field(default_factory=list)  # at most _ENDS
+    last_losses: list[float] = field(default_factory=list)  # at most _ENDS, in order
+
+    def add(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Add the lines of these steps, which follow those added before."""
+        if not steps:
+            return
+        if not self.first:
+            self.first = steps[0]
+        self.last = steps[-1]
+        self.steps += len(steps)
+        missing = _ENDS - len(self.first_losses)
+        self.first_losses += islice(_losses(steps), missing)
+        newest = list(islice(_losses(reversed(steps)), _ENDS))
+        newest.reverse()
+        self.last_losses = [*self.last_losses, *newest][-_ENDS:]
+        self.samples += _sum(steps, "samples")
+        self.tokens += _sum(steps, "tokens")
+        self.trained_tokens += _sum(steps, "trained_tokens")
+
+
+def _sum(steps: Sequence[Mapping[str, Any]], key: str) -> int:
+    try:
+        return sum([step[key] for step in steps])
+    except KeyError:
+        return sum([step.get(key, 0) for step in steps])
+
+
+def _losses(steps: Iterable[Mapping[str, Any]]) -> Iterator[float]:
+    return (line["loss"] for line in steps if is_number(line.get("loss")))
+
+
+def read_totals(run_dir: Path) -> Totals:
+    """Return the sums of what metrics.jsonl and timings.jsonl hold."""
+    totals = Totals()
+    totals.seconds = math.fsum(line["seconds"] for line in stream_lines(run_dir / TIMINGS))
+    for line in stream_lines(run_dir / METRICS):
+        if "eval_loss" in line:
+            totals.evaluation = line
+        if "loss" in line:
+            totals.add([line])
+    return totals
+
+
+def runaway(totals: Totals) -> dict[str, Any] | None:
+    """Return the median losses at both ends of a run whose loss ran away, None for any other run.
+
+    Every one of the last losses must lie above every one of the first, so that single bad steps are not taken for a
+    trend. A loss that ran away within the first steps is compared with that of the very first step, before which no
+    weight had moved. `steps` of the result is the number of losses at each end.
+
+    Example: losses 1.0 1.1 0.9 … 4.0 4.2 3.9 ran away (3.9 > 1.1, and 4.0 > 2 × 1.0 + 0.1).
+    """
+    count = min(_ENDS, totals.steps // 4)
+    first = totals.first_losses[:count]
+    last = totals.last_losses[-count:] if count else []
+    if not first or not last:
+        return None
+    low = statistics.median(first)
+    high = statistics.median(last)
+    if min(last) > max(first) and high > _FAR * low + _FAR_NOISE:
+        return {"steps": count, "first": low, "last": high}
+    if min(last) > _FAR_FROM_ONE_STEP * first[0] + _ONE_STEP_NOISE:
+        return {"steps": count, "first": first[0], "last": high}
+    return None
+
+
+def runaway_line(losses: Mapping[str, Any]) -> str:
+    """Return what `runaway` returned as a sentence."""
+    steps = counted(losses["steps"], "step")
+    return (
+        f"the loss ran away: {losses['last']:.4g} over the last {steps}, {losses['first']:.4g} at first; the result "
+        "may be worse than the model it was made from. Lower training.learning_rate, or set "
+        "training.loss_watchdog_threshold"
+    )
