@@ -446,6 +446,26 @@ def test_a_rank_that_was_killed_comes_before_those_that_lost_it() -> None:
     assert shown[1] == f"why: {'much ' * 60}"
 
 
+def test_a_container_beside_the_trainer_is_no_cause_of_its_end() -> None:
+    """Kubelet sorts the states by name, and a service mesh may be killed once the trainer has ended."""
+    killed = {"state": {"terminated": {"exitCode": 137, "reason": "Error"}}}
+    pod = ended_pod(0, 2, "a bad record", "DataError")
+    pod["spec"]["containers"].append({"name": "istio-proxy"})
+    pod["status"]["containerStatuses"].insert(0, {"name": "istio-proxy", **killed})
+    assert pods.exit_code(pod) == 2
+    assert pods.why(pod) == "exit code 2: a bad record"
+
+    done = ended_pod(0, 0, "done", None)
+    done["spec"]["initContainers"] = [{"name": "istio-proxy", "restartPolicy": "Always"}]
+    done["status"] |= {
+        "phase": "Succeeded",
+        "initContainerStatuses": [{"name": "istio-proxy", **killed}],
+    }
+    assert pods.exit_code(done) == 0
+    assert pods.why(done) == ""
+    assert pods.culprit([done]) is None
+
+
 @pytest.mark.parametrize(("cause", "expected"), [(137, 137), (2, 2), (3, 3)])
 def test_the_code_of_a_failed_run_is_that_of_its_cause(cause: int, expected: int) -> None:
     guilty = ended_pod(0, cause, "the cause", "Killed")

@@ -180,8 +180,16 @@ def only_followed(pod: Object) -> bool:
 
 
 def failed_container(pod: Object) -> str | None:
-    """The first of its containers whose last end was none with exit code 0; None where there is none."""
-    for status in container_statuses(pod):
+    """The first of its containers whose last end was none with exit code 0; None where there is none.
+
+    The trainer comes first: containers beside it, as those of a service mesh, end because it has. Those that run beside
+    it as init containers do not decide how a pod ends.
+    """
+    trainer = trainer_container(pod)
+    init_containers = pod["spec"].get("initContainers") or []
+    beside = {entry["name"] for entry in init_containers if entry.get("restartPolicy") == "Always"}
+    statuses = [status for status in container_statuses(pod) if status["name"] not in beside]
+    for status in sorted(statuses, key=lambda status: status["name"] != trainer):
         for state in (status.get("state") or {}, status.get("lastState") or {}):
             if "terminated" in state:
                 if state["terminated"]["exitCode"]:
