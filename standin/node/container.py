@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from standin.node import runtime
 from standin.node.environment import Waiting, environment, expand
 from standin.node.loopback import translate
+from standin.node.readiness import wait_until_ready
 from standin.state.objects import Object, now
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Container:
         self.end_reason: str | None = (
             None  # what the next ending is called, if not Completed or Error
         )
+        self._probing: asyncio.Task[None] | None = None  # until the readiness probe is answered
         self._env: dict[str, str] = {}
         context = (worker.spec.get("securityContext") or {}) | (spec.get("securityContext") or {})
         self._context = context
@@ -195,6 +197,8 @@ class Container:
         assert process.stdout is not None
         await _copy_log(process.stdout, self.log_file(self.status["restartCount"]))
         code = await process.wait()
+        if self._probing is not None:
+            self._probing.cancel()
         self.pid = None
         reason = (
             "StartError" if error else self.end_reason or ("Completed" if code == 0 else "Error")
@@ -216,11 +220,20 @@ class Container:
         self.status.update(
             state={"running": {"startedAt": started}}, started=True, containerID=f"standin://{pid}"
         )
-        self.status["ready"] = not self.init
+        self.status["ready"] = not self.init and "readinessProbe" not in self.spec
+        if not self.init and not self.status["ready"]:
+            self._probing = asyncio.create_task(self._probe())
         self.worker.store.event(
             self.worker.pod, "Normal", "Started", f"Started container {self.name}"
         )
         self.worker.publish(None if self.init else "Running")
+
+    async def _probe(self) -> None:
+        """Make the container ready once its readiness probe is answered."""
+        address = self.worker.pod["status"]["podIP"]
+        await wait_until_ready(self.spec, address, self.worker.sandbox_pid)
+        self.status["ready"] = True
+        self.worker.publish()
 
     async def _back_off(self, failures: int) -> None:
         """The first restart is almost at once, later ones wait twice as long each time."""

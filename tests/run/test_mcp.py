@@ -34,7 +34,8 @@ def ask(*calls: tuple[str, dict[str, Any]], folder: Path) -> tuple[list[Any], li
             cwd=str(folder),
         )
         answers: list[dict[str, Any]] = []
-        async with Client(stdio_client(command)) as client:
+        # The terminal: what pytest puts in its place is no file that a process can write to.
+        async with Client(stdio_client(command, errlog=sys.__stderr__)) as client:
             tools = (await client.list_tools()).tools
             for name, arguments in calls:
                 code = answers[-1].get("confirmation", "") if answers else ""
