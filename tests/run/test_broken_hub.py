@@ -27,7 +27,7 @@ from kubetune.result.publishing import hub_upload
 from kubetune.config.schema import ModelConfig
 from kubetune.data.reading import hub
 from kubetune.data.reading import sources
-from kubetune.plugins.recipes import hub_images, origin
+from kubetune.plugins.recipes import files
 hub_upload.WAITS_SECONDS, hub.PATIENCE_SECONDS = (0.0,), 1.0
 datasets.config.STREAMING_READ_MAX_RETRIES, datasets.config.STREAMING_READ_RETRY_INTERVAL = 2, 0
 for function in (http.http_backoff, http.http_stream_backoff.__wrapped__):
@@ -45,10 +45,7 @@ def ask(what, repo, folder):
             case "data":
                 sources.load_dataset(repo, None, "train")
             case "convert":
-                origin.locate_splits(f"hub:{repo}", ["train"], given=False)
-            case "images":
-                from pathlib import Path
-                hub_images._fetch(repo, ["a.png"], Path(folder), Path(folder), lambda *of: None)
+                files.locate_splits(f"hub:{repo}", ["train"], are_given=False)
             case "push":
                 hub_upload.upload(folder, repo, private=True, message="m")
     except errors.KubetuneError as error:
@@ -108,7 +105,6 @@ CASES = {
     },
     "data": FIND | {"404": (OURS, "org/")},
     "convert": FIND | {"truncated": (OUT, LOST)},
-    "images": FIND | {"404": (OURS, "org/"), "swapped": (OUT, "cannot be read as rows")},
     "push": {
         "refused": (OUT, "could not be reached"),
         "reset": (OUT, "could not be reached"),
@@ -130,7 +126,6 @@ QUICK = {
     "fetch": ("reset", "slow", "cut", "swapped", "401"),
     "data": ("reset", "slow", "garbage", "429"),
     "convert": ("garbage", "other JSON", "cut", "404"),
-    "images": ("reset", "other JSON", "429"),
     "push": ("garbage", "other JSON", "404"),
 }
 

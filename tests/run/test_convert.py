@@ -1,34 +1,31 @@
-"""`kubetune data convert fire|volcano`: the same bytes however often it is killed, or nothing at all."""
+"""`kubetune data convert fire|volcano`: all that was asked for, or nothing at all."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
+from kubetune.base.files import lock
 from kubetune.cli import main
+from kubetune.cli.prepare import data_convert
 from kubetune.config.schema import SourceConfig
 from kubetune.data.inspect.check import check_shapes
-from kubetune.plugins.recipes import origin
 
 Image = pytest.importorskip("PIL.Image")
 
-RECORDS = 8500
-"""Two saves of the journal, and some more."""
+RECORDS = 2500
 
 
 def trajectory(number: int, words: str = "a bear in the snow") -> dict[str, Any]:
@@ -110,25 +107,11 @@ def convert(recipe: str, *words: Any, **environ: str) -> dict[str, Any]:
     return stats
 
 
-def digests(folder: Path) -> dict[str, str]:
-    files = (file for file in folder.rglob("*") if file.is_file())
-    return {
-        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in files
-    }
-
-
-@cache
-def uninterrupted(source: Path, workers: int) -> dict[str, str]:
-    output = source / f"whole-{workers}"
-    convert("fire", "--source", source, "--skip-images", "--workers", workers, "--output", output)
-    return digests(output)
-
-
-def test_any_number_of_workers_writes_the_same_bytes(source: Path) -> None:
-    assert uninterrupted(source, 1) == uninterrupted(source, 2)
-    rows = (source / "whole-1" / "fire_bc_train.jsonl").read_text().splitlines()
-    stats = json.loads((source / "whole-1" / "stats.json").read_text())
+def test_every_record_becomes_rows_or_is_counted(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    convert("fire", "--source", source, "--skip-images", "--output", output)
+    rows = (output / "fire_bc_train.jsonl").read_text().splitlines()
+    stats = json.loads((output / "stats.json").read_text())
     assert len(rows) == stats["train"]["examples_generated"] == stats["train"]["total_rounds"]
     assert stats["train"]["samples_processed"] == RECORDS
     assert stats["train"]["skipped_by_reason"] == {
@@ -143,85 +126,51 @@ def test_any_number_of_workers_writes_the_same_bytes(source: Path) -> None:
     assert order == sorted(order)
 
 
-slow = pytest.mark.slow
-KILLS = [
-    pytest.param("convert", 20, id="before the first save", marks=slow),
-    pytest.param("convert.written", 2, id="rows on disk, journal not"),
-    pytest.param("write train.json", 2, id="journal half written", marks=slow),
-    pytest.param("convert.saved", 2, id="journal written", marks=slow),
-    pytest.param("convert", 138, id="in the second split"),
-    pytest.param("convert.whole", 1, id="all but the name", marks=slow),
-]
-
-
-@pytest.mark.parametrize(("point", "nth"), KILLS)
-def test_a_killed_conversion_goes_on(source: Path, tmp_path: Path, point: str, nth: int) -> None:
-    words = ("--source", source, "--skip-images", "--workers", 2, "--output", tmp_path / "out")
-    killed = run("fire", *words, KUBETUNE_FAULT=f"signal 9:{point}:{nth}")
-    assert killed.returncode == -signal.SIGKILL
+@pytest.mark.parametrize(
+    ("number", "point"),
+    [
+        (signal.SIGKILL, "convert:2600"),
+        pytest.param(signal.SIGKILL, "convert.sealed:1", marks=pytest.mark.slow),
+        (signal.SIGINT, "convert:20"),
+    ],
+)
+def test_a_conversion_that_was_stopped_is_begun_anew(
+    source: Path, tmp_path: Path, number: int, point: str
+) -> None:
+    words = ("--source", source, "--skip-images", "--output", tmp_path / "out")
+    stopped = run("fire", *words, KUBETUNE_FAULT=f"signal {number:d}:{point}")
+    assert stopped.returncode == (130 if number == signal.SIGINT else -number)
     assert not (tmp_path / "out").exists()
-    convert("fire", *words)
-    assert digests(tmp_path / "out") == uninterrupted(source, 1)
+    if number == signal.SIGINT:
+        assert not any(tmp_path.iterdir())
+    stats = convert("fire", *words)
+    assert (stats["train"]["samples_processed"], stats["test"]["samples_processed"]) == (2500, 700)
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        "fire_bc_train.jsonl",
+        "fire_bc_test.jsonl",
+        "stats.json",
+        "conversion.json",
+    }
 
 
-def test_what_was_done_is_not_done_again(source: Path, tmp_path: Path) -> None:
-    words = ("--source", source, "--skip-images", "--workers", 1, "--output", tmp_path / "out")
-    run("fire", *words, KUBETUNE_FAULT="signal 9:convert.saved:2")
-    rows = tmp_path / ".out.converting" / "fire_bc_train.jsonl"
-    kept = rows.read_bytes()
-    doctored = kept.replace(b'"id": "r0"', b'"id": "R0"', 1)
-    rows.write_bytes(doctored)
-    convert("fire", *words)
-    assert (
-        (tmp_path / "out" / "fire_bc_train.jsonl")
-        .read_bytes()
-        .startswith(doctored[: len(kept) // 2])
-    )
-    again = run("fire", *words)
-    assert "nothing to do: these settings were converted already" in again.stdout
+def test_two_conversions_of_one_output_do_not_meet(source: Path, tmp_path: Path) -> None:
+    words = ("--source", source, "--skip-images", "--output", tmp_path / "out")
+    with lock(tmp_path / ".out.lock", wait=False):
+        refused = run("fire", *words)
+    assert refused.returncode == 3
+    assert "is locked by process" in refused.stderr
 
 
-class Terminal(io.StringIO):
-    """What a terminal would be sent."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_shows_how_far_it_is_how_fast_and_how_long_it_will_take(
+def test_what_was_done_is_not_done_again_and_never_overwritten(
     source: Path, tmp_path: Path
 ) -> None:
-    terminal = Terminal()
-    words = [
-        "--source",
-        str(source),
-        "--split",
-        "train",
-        "--skip-images",
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    environ = {"TERM": "xterm-256color", "COLUMNS": "100"}
-    with patch.dict(os.environ, environ), redirect_stderr(terminal), redirect_stdout(io.StringIO()):
-        assert main(["data", "convert", "fire", *words]) == 0
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
-    assert re.search(rf"train .* {RECORDS}/{RECORDS} [0-9,]+/s 0:00:00", shown)
-
-
-def test_ctrl_c_says_how_to_go_on(source: Path, tmp_path: Path) -> None:
-    words = ("--source", source, "--skip-images", "--workers", 2, "--output", tmp_path / "out")
-    stopped = run("fire", *words, KUBETUNE_FAULT=f"signal {signal.SIGINT:d}:convert:20")
-    assert stopped.returncode == 130
-    assert stopped.stderr == "kubetune: stopped; the same command continues from here\n"
-    assert [file.name for file in tmp_path.iterdir()] == [".out.converting"]
-
-
-def test_other_settings_begin_anew_and_never_overwrite(source: Path, tmp_path: Path) -> None:
     words = ("--source", source, "--skip-images", "--output", tmp_path / "out")
-    run("fire", *words, KUBETUNE_FAULT="signal 9:convert.saved:2")
-    stats = convert("fire", *words, "--max-samples", 10, "--max-history-rounds", 1)
+    limits = ("--max-samples", 10, "--max-history-rounds", 1)
+    stats = convert("fire", *words, *limits)
     assert stats["train"]["samples_processed"] == stats["test"]["samples_processed"] == 10
+    again = run("fire", *words, *limits)
+    assert "nothing to do: these settings were converted already" in again.stdout
     other = run("fire", *words)
     assert other.returncode == 2
     assert (
@@ -232,6 +181,27 @@ def test_other_settings_begin_anew_and_never_overwrite(source: Path, tmp_path: P
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     assert run("fire", *words[:3], "--output", tmp_path / "mine").returncode == 2
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_only_records_of_the_source_sets_asked_for_are_kept(tmp_path: Path) -> None:
+    paths = ["coco/a.jpg", "gqa/1.jpg", "images/2.jpg", "3.jpg", " ", {"bytes": "x"}]
+    records = [{**trajectory(number), "image": path} for number, path in enumerate(paths)]
+    file = write_list(tmp_path / "FIRE-train.json", iter(records))
+    words = ("--source", file, "--skip-images")
+    everything = convert("fire", *words, "--output", tmp_path / "all")["train"]
+    assert everything["skipped_by_reason"] == {"bad_image": 1, "no_image": 1}
+    kept = convert("fire", *words, "--keep-sources", "gqa,other", "--output", tmp_path / "kept")
+    assert kept["train"]["samples_used"] == 3
+    assert kept["train"]["filtered_by_source"] == 1
+
+
+def test_a_long_conversion_says_how_far_it_is(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_convert, "LINE_SECONDS", 0.0)
+    words = ("--source", source, "--split", "test", "--skip-images", "--output", tmp_path / "out")
+    shown = run("fire", *words).stderr
+    assert shown.splitlines()[-1] == "test: 700 so far"
 
 
 def test_variables_of_containers(source: Path, tmp_path: Path) -> None:
@@ -257,14 +227,12 @@ def test_images_of_a_folder_are_looked_at_and_stay_where_they_are(
         (images / "train2017" / file.name).write_bytes(file.read_bytes())
     (images / "train2017" / f"{1:012d}.jpg").write_bytes(b"<html>not found</html>")
     (images / "train2017" / f"{2:012d}.jpg").unlink()
-    words = ("--source", source / "FIRE-train.json", "--max-samples", 900, "--workers", 2)
-    stats = convert("fire", *words, "--images", f"coco={images}", "--output", tmp_path / "out")[
-        "train"
-    ]
+    words = ("--source", source / "FIRE-train.json", "--max-samples", 900)
+    stats = convert("fire", *words, "--images", images, "--output", tmp_path / "out")["train"]
     assert stats["skipped_by_reason"] == {
         "image_missing": 288, "image_unknown": 288, "no_conversations": 18, "no_image": 18
     }  # fmt: skip
-    assert stats["samples_used"] == stats["samples_used_by_source"]["coco"] == 288
+    assert stats["samples_used"] == 288
     rows = tmp_path / "out" / "fire_bc_train.jsonl"
     assert {json.loads(row)["images"][0] for row in rows.read_text().splitlines()} == {
         f"{images}/train2017/{0:012d}.jpg"
@@ -276,7 +244,8 @@ def test_images_of_a_folder_are_looked_at_and_stay_where_they_are(
 
 LIMITS = [
     (["--skip-images"], "is one file, so give one split"),
-    ([], "--images is missing; expected a folder, hub, or --skip-images"),
+    ([], "expected --images with a folder or hub, or else --skip-images"),
+    (["--skip-images", "--images", "hub"], "expected --images with a folder or hub, or else"),
     (["--images", "/no/such"], "there is no folder /no/such"),
     (["--skip-images", "--style", "gpt"], "--style gpt: expected bc or sharegpt"),
     (["--skip-images", "--max-samples", "-1"], "--max-samples -1: expected at least 0"),
@@ -286,7 +255,7 @@ LIMITS = [
     ),
     (
         ["--skip-images", "--keep-sources", "mars"],
-        "train: none of 8,500 records can be used: 8,500 filtered_by_source",
+        "train: none of 2,500 records can be used: 2,500 filtered_by_source",
     ),
 ]
 
@@ -305,55 +274,27 @@ def test_what_cannot_be_asked_for(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_download_that_ended_early_is_found_first(source: Path, tmp_path: Path) -> None:
+def test_a_download_that_ended_early_is_refused(source: Path, tmp_path: Path) -> None:
     content = (source / "FIRE-test.json").read_bytes()
     (tmp_path / "FIRE-test.json").write_bytes(content[: len(content) // 2])
     words = ("--source", tmp_path / "FIRE-test.json", "--skip-images", "--output", tmp_path / "out")
     done = run("fire", *words)
     assert done.returncode == 2
-    assert "The file is damaged, or its download incomplete. Nothing was written." in done.stderr
+    assert "FIRE-test.json:" in done.stderr
+    assert "Nothing was written." in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["FIRE-test.json"]
     assert convert("fire", *words, "--max-samples", 50)["test"]["samples_processed"] == 50
 
 
-def test_damage_within_a_list_is_found_and_nothing_is_kept(source: Path, tmp_path: Path) -> None:
-    content = (source / "FIRE-test.json").read_bytes()
-    half = len(content) // 2
-    (tmp_path / "FIRE-test.json").write_bytes(content[:half] + b"\0" + content[half:])
-    done = run(
-        "fire",
-        "--source",
-        tmp_path / "FIRE-test.json",
-        "--skip-images",
-        "--output",
-        tmp_path / "out",
-    )
-    assert done.returncode == 2
-    assert "The file is damaged, or its download incomplete. Nothing was written." in done.stderr
-    assert [file.name for file in tmp_path.iterdir()] == ["FIRE-test.json"]
-
-
-@pytest.mark.parametrize("block", [50, 2**20])
-def test_records_are_estimated_without_parsing_them(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
-    monkeypatch.setattr(origin, "_BLOCK", block)
-    (tmp_path / "train.jsonl").write_text("{}\n{}\n{}")
-    assert (
-        origin.Origin("test", (source / "FIRE-test.json", tmp_path / "train.jsonl")).estimate()
-        == 703
-    )
-
-
-def test_lines_that_are_no_json_are_counted(tmp_path: Path) -> None:
+def test_lines_that_are_no_json_are_refused(tmp_path: Path) -> None:
     lines = [json.dumps(trajectory(number)) for number in range(3)]
     (tmp_path / "train.jsonl").write_text("\n".join([lines[0], "{", lines[1], "7", lines[2]]))
-    stats = convert(
-        "fire", "--source", tmp_path, "--split", "train", "--skip-images", "-o", tmp_path / "o"
-    )["train"]
-    assert (stats["samples_processed"], stats["samples_used"]) == (5, 3)
-    assert stats["skipped_by_reason"] == {"bad_json": 2}
-    assert stats["errors"][1] == "train.jsonl:4: is a number; expected a JSON object."
+    words = ("--source", tmp_path, "--split", "train", "--skip-images", "-o", tmp_path / "o")
+    done = run("fire", *words)
+    assert done.returncode == 2
+    assert "train.jsonl:2: " in done.stderr
+    assert "train.jsonl:4: is a number; expected a JSON object." in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["train.jsonl"]
 
 
 def test_records_that_no_file_can_hold_are_told_of(tmp_path: Path) -> None:
@@ -363,7 +304,7 @@ def test_records_that_no_file_can_hold_are_told_of(tmp_path: Path) -> None:
     stats = convert(
         "fire", "--source", tmp_path, "--split", "train", "--skip-images", "-o", tmp_path / "o"
     )["train"]
-    assert stats["skipped_by_reason"] == {"bad_text": 1, "image_outside": 1}
+    assert stats["skipped_by_reason"] == {"bad_image": 1, "bad_text": 1}
     first = json.loads((tmp_path / "o" / "fire_bc_train.jsonl").read_text().splitlines()[0])
     assert first["id"] == "half ?"
 
@@ -384,9 +325,19 @@ def test_volcano_mixes_rows_with_and_without_images(source: Path, tmp_path: Path
         tmp_path / "out",
         MAX_HISTORY_ROUNDS="x",
     )
-    assert stats["train"]["samples_used_by_source"] == {"coco": 4, "text": 5}
+    assert stats["train"]["notes"] == {"text_only": 5}
     kinds = check_shapes(SourceConfig(path=str(tmp_path / "out" / "volcano_train.jsonl"))).kinds
     assert kinds == {"Chat": 5, "Chat with images that are not there": 4}
+
+
+def test_files_that_lead_out_of_the_folder_are_refused(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "FIRE-train.json").symlink_to(source / "FIRE-test.json")
+    words = ("--source", tmp_path / "in", "--split", "train", "--skip-images")
+    refused = run("fire", *words, "--output", tmp_path / "out")
+    assert refused.returncode == 2
+    assert "FIRE-train.json" in refused.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.slow
@@ -409,7 +360,7 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
         "--skip-images",
     ]
     told = subprocess.run(
-        [sys.executable, "-c", WATCHED, *command, "--workers", "2", "--output", str(tmp_path / "out")],
+        [sys.executable, "-c", WATCHED, *command, "--output", str(tmp_path / "out")],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert (tmp_path / "out" / "fire_bc_train.jsonl").stat().st_size > 400e6

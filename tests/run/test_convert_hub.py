@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 
 from kubetune.data.reading.images import verify_image
-from kubetune.plugins.recipes import hub_images
 from tests.hub import serving
 
 Image = pytest.importorskip("PIL.Image")
@@ -106,21 +104,13 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
         environ | {"HF_ENDPOINT": "http://127.0.0.1:9"}, "--skip-images", "-o", tmp_path / "c"
     )
     assert away.returncode == 3
-    assert "cannot be read from the hub" in away.stderr
+    assert "the hub cannot be reached" in away.stderr
     assert "Traceback" not in away.stderr
     assert not (tmp_path / "c").exists()
 
 
-@pytest.mark.slow
-def test_images_of_the_hub_are_kept_as_they_are_and_a_kill_loses_none(
-    hub: dict[str, str], tmp_path: Path
-) -> None:
-    words = ("--images", "hub", "--output", tmp_path / "out")
-    killed = convert(hub | {"KUBETUNE_FAULT": "signal 9:convert.image:11"}, *words)
-    assert killed.returncode == -signal.SIGKILL
-    assert not (tmp_path / "out").exists()
-    assert len(list((tmp_path / ".out.converting" / "images").rglob("*.jpg"))) == 11
-    done = convert(hub, *words)
+def test_images_of_the_hub_are_kept_as_they_are(hub: dict[str, str], tmp_path: Path) -> None:
+    done = convert(hub, "--images", "hub", "--output", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     stats = json.loads(done.stdout)
     assert stats["train"]["skipped_by_reason"] == {"image_missing": 1}
@@ -140,22 +130,16 @@ def test_images_of_the_hub_are_kept_as_they_are_and_a_kill_loses_none(
         assert file.read_bytes() == jpeg(int(row["id"][1:]))
 
 
-@pytest.mark.slow
-def test_the_stream_goes_on_from_where_it_was_noted(
-    repos: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hub_images, "SAVE_EVERY", 10)
-    data_set = str(repos["detection-datasets/coco"])
-    names = [
-        image.name for image in hub_images._stream(data_set, tmp_path / "whole", ("val", "train"))
-    ]
-    assert names[:3] == ["0", "4", "12"]
-    assert len(names) == 59
-    for stopped, noted in ((5, 0), (37, 34), (14, 14)):  # the 14 of val, then of train each ten
-        notes = tmp_path / str(stopped)
-        stream = hub_images._stream(data_set, notes, ("val", "train"))
-        for _ in range(stopped + 1):
-            next(stream)
-        stream.close()
-        left = [image.name for image in hub_images._stream(data_set, notes, ("val", "train"))]
-        assert left == names[noted:]
+def test_what_was_fetched_is_not_fetched_again(hub: dict[str, str], tmp_path: Path) -> None:
+    words = ("--images", "hub", "--max-samples", "4", "--output")
+    assert convert(hub, *words, tmp_path / "a").returncode == 0
+    offline = convert(hub | {"HF_HUB_OFFLINE": "1"}, *words, tmp_path / "b")
+    assert offline.returncode == 0, offline.stderr
+    assert json.loads(offline.stdout)["train"]["images_saved"] == 4
+
+
+def test_data_sets_without_images(hub: dict[str, str], tmp_path: Path) -> None:
+    done = convert(hub, "--images", "hub:PengxiangLi/FIRE", "--output", tmp_path / "out")
+    assert done.returncode == 2
+    assert "data set PengxiangLi/FIRE has no Parquet files" in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -214,8 +214,7 @@ HUB_CASES = {
     "data/prepared/fetch_worker.py": "run/test_broken_hub.py",
     "data/reading/hub.py": "run/test_broken_hub.py",
     "data/reading/sources.py": "run/test_broken_hub.py",
-    "plugins/recipes/hub_images.py": "run/test_broken_hub.py",
-    "plugins/recipes/origin.py": "run/test_broken_hub.py",
+    "plugins/recipes/files.py": "run/test_broken_hub.py",
     "result/publishing/hub_upload.py": "run/test_broken_hub.py",
 }
 

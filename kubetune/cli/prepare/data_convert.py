@@ -8,21 +8,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from kubetune.base.humanize import visible
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.errors import OK, ConfigError
 
-if TYPE_CHECKING:
-    from kubetune.plugins.recipes.conversion import Progress
-
 Number = TypeVar("Number", int, int | None)
 
 RECIPES = ("fire", "volcano")
-# Time between lines that say how far it is, where there is no terminal.
+# Time between lines that say how far it is.
 LINE_SECONDS = 15.0
-BAR_SECONDS = 0.2
 
 OPTIONS_OF_RECIPES = (
     "source",
@@ -32,7 +28,6 @@ OPTIONS_OF_RECIPES = (
     "max_samples",
     "max_history_rounds",
     "keep_sources",
-    "workers",
     "json",
 )
 # Attempts with their feedback that a state of FIRE holds, where nothing else is said.
@@ -42,7 +37,7 @@ _EPILOG = """\
 examples:
   kubetune data convert answers.csv --columns prompt=question completion=answer -o answers.jsonl
   kubetune data convert fire --source hub:PengxiangLi/FIRE --split train,test --images hub --output fire_bc
-  kubetune data convert fire --source FIRE-test.json --images coco=/data/coco --max-samples 100 --output fire_bc_100
+  kubetune data convert fire --source FIRE-test.json --images /data/coco --max-samples 100 --output fire_bc_100
   kubetune data convert volcano --source volcano-train.json --skip-images --output volcano
 """
 
@@ -69,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_options_of_shapes(parser.add_argument_group("any data"))
     recipes = parser.add_argument_group(
         "recipes",
-        "stopped or killed, the same command continues; --output appears when it is whole",
+        "--output appears when it is whole; the same command begins anew after a stop",
     )
     _add_options_of_recipes(recipes)
 
@@ -97,10 +92,8 @@ def _add_options_of_recipes(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--images",
-        action="append",
-        metavar="[SET=]DIR|hub[:ID]",
-        help="where images are: a folder that holds them by the paths of the records, `coco=DIR` for one source set, "
-        "`hub` for COCO on the hub; may be repeated",
+        metavar="DIR|hub[:ID]",
+        help="where images are: a folder that holds them by the paths of the records, or `hub` for COCO on the hub",
     )
     group.add_argument(
         "--skip-images",
@@ -124,12 +117,6 @@ def _add_options_of_recipes(group: argparse._ArgumentGroup) -> None:
         "--keep-sources",
         metavar="SET,…",
         help="only records whose image is of these source sets, such as coco,gqa",
-    )
-    group.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="processes (default: usable cores; with --skip-images one less, for reading)",
     )
     add_json(group, "the statistics as JSON")
 
@@ -198,30 +185,31 @@ def _convert_shape(args: argparse.Namespace) -> int:
 @prints_json
 def _convert_recipe(args: argparse.Namespace) -> Answer:
     """Convert a published data set."""
-    from kubetune.base.processes import usable_cores
     from kubetune.config.environment import max_samples
     from kubetune.plugins.recipes.conversion import (
         Request,
         convert_recipe,
         load_recipe,
-        locate_origins,
     )
-    from kubetune.plugins.recipes.image_sources import ImageSources
+    from kubetune.plugins.recipes.files import HUB, locate_splits
+    from kubetune.plugins.recipes.images import ImageSource
     from kubetune.plugins.recipes.recipe import Options
 
     recipe = load_recipe(args.target)
     problems = []
     if args.style not in (None, *recipe.styles):
         problems.append(f"--style {args.style}: expected {' or '.join(recipe.styles)}")
-    if args.max_history_rounds is not None and not recipe.rounds:
+    if args.max_history_rounds is not None and not recipe.has_history:
         problems.append(f"--max-history-rounds: {recipe.name} has no attempts to remember")
-    for flag, least in (("max_samples", 0), ("max_history_rounds", 0), ("workers", 1)):
+    for flag, least in (("max_samples", 0), ("max_history_rounds", 0)):
         value = getattr(args, flag)
         if value is not None and value < least:
             problems.append(f"--{flag.replace('_', '-')} {value}: expected at least {least}")
     splits = _listed(args.split)
     if args.split is not None and not splits:
         problems.append("--split is empty; expected names such as train,test")
+    if bool(args.images) == bool(args.skip_images):
+        problems.append("expected --images with a folder or hub, or else --skip-images")
     if problems:
         raise ConfigError([*problems, "Nothing was written."])
     # 0 asks for all.
@@ -231,24 +219,19 @@ def _convert_recipe(args: argparse.Namespace) -> Answer:
     rounds = args.max_history_rounds
     if rounds is None:
         rounds = 0
-        if recipe.rounds:
+        if recipe.has_history:
             rounds = _of_environment("MAX_HISTORY_ROUNDS", _history_rounds)
+    source = args.source or f"{HUB}{recipe.hub}"
     request = Request(
         recipe=recipe,
-        images=ImageSources.parse(args.images or (), skip=bool(args.skip_images)),
-        origins=locate_origins(recipe, args.source, splits),
-        options=Options(args.style or recipe.styles[0], rounds, _listed(args.keep_sources) or ()),
+        splits=locate_splits(source, splits or recipe.splits, are_given=splits is not None),
+        options=Options(args.style or recipe.styles[0], rounds),
+        images=ImageSource.parse(args.images),
         output=args.output,
+        keep_sources=_listed(args.keep_sources) or (),
         max_samples=samples,
-        # Without images there is so little to do for a record that reading and writing keep a core busy.
-        workers=args.workers or max(1, usable_cores() - bool(args.skip_images)),
     )
-    try:
-        with _ProgressDisplay() as update:
-            stats, done = convert_recipe(request, update)
-    except KeyboardInterrupt:
-        print("kubetune: stopped; the same command continues from here", file=sys.stderr)
-        raise
+    stats, done = convert_recipe(request, _ProgressLines().show)
     return Answer(stats, lambda: _tell(stats, args.output, done))
 
 
@@ -300,61 +283,15 @@ def _tell(stats: dict[str, Any], output: Path, done: bool) -> None:
     print(f"{outcome} {output}")
 
 
-class _ProgressDisplay:
-    """A bar on a terminal, elsewhere a line now and then; on standard error."""
+class _ProgressLines:
+    """Say now and then on standard error how much is done."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        console = Console(file=sys.stderr)
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            console=console,
-            # That would take a thread, which must not exist when processes are forked.
-            auto_refresh=False,
-            disable=not console.is_terminal,
-        )
-        # By split: its line in the bar, and when and at which record it began.
-        self._tasks: dict[str, Any] = {}
-        self._began: dict[str, tuple[float, int]] = {}
         self._shown_at = time.monotonic()
 
-    def __enter__(self) -> Progress:
-        self._bar.start()
-        return self._update
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.refresh()
-        self._bar.stop()
-
-    def _update(self, what: str, total: int, done: int) -> None:
+    def show(self, what: str, done: int) -> None:
+        """Print a line, unless the last one is recent."""
         now = time.monotonic()
-        total = max(total, done)
-        began, first = self._began.setdefault(what, (now, done))
-        rate = 0.0
-        if now > began:
-            rate = (done - first) / (now - began)
-        speed = f"{rate:,.0f}/s" if rate else ""
-        if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, completed=done, rate="")
-        self._bar.update(self._tasks[what], total=total, completed=done, rate=speed)
-        age = now - self._shown_at
-        if self._bar.disable and age >= LINE_SECONDS:
-            left = f", {(total - done) / rate:,.0f} s left" if rate else ""
-            line = f"{what}: {done:,} of {total:,}, {rate:,.0f}/s{left}"
-            print(line, file=sys.stderr, flush=True)
+        if now - self._shown_at >= LINE_SECONDS:
             self._shown_at = now
-        elif not self._bar.disable and (age >= BAR_SECONDS or done == total):
-            self._bar.refresh()
-            self._shown_at = now
+            print(f"{what}: {done:,} so far", file=sys.stderr, flush=True)

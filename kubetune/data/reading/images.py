@@ -11,7 +11,7 @@ import hashlib
 import re
 import warnings
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import BytesIO
@@ -110,15 +110,14 @@ def _kept(content: bytes, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class ImageFolders:
-    """Folders of a data set's images: `root` holds them by path; `prefixes` gives some source sets another folder.
+    """A folder of a data set's images, which holds them by path.
 
-    `coco/train2017/1.jpg` is `root/coco/train2017/1.jpg`; `train2017/1.jpg` beneath `prefixes["coco"]`; and where
-    `root` is itself called coco, `root/train2017/1.jpg`. A path without its source set (`images/1.jpg`) may lie in any
-    one folder of the root, but only in one.
+    `coco/train2017/1.jpg` is `root/coco/train2017/1.jpg`, and where `root` is itself called coco,
+    `root/train2017/1.jpg`. A path without its source set (`images/1.jpg`) may lie in any one folder of the root, but
+    only in one.
     """
 
-    root: Path | None
-    prefixes: Mapping[str, Path]
+    root: Path
 
     def find(self, path: str) -> Path:
         """The file of a path. Raises UnusableImage: `image_outside`, `image_missing` or `image_ambiguous`."""
@@ -140,18 +139,11 @@ class ImageFolders:
                 "image_ambiguous", f"image {path!r} is in {found[0].parent} and {found[1].parent}"
             )
         if not found:
-            looked = (
-                " nor ".join(map(str, candidates))
-                or f"any place known: no folder was given for {parts[0]!r}"
-            )
+            looked = " nor ".join(map(str, candidates))
             raise UnusableImage("image_missing", f"image {path!r} is not at {looked}")
         return found[0]
 
     def _exact(self, parts: list[str]) -> list[Path]:
-        if parts[0] in self.prefixes and len(parts) > 1:
-            return [join_inside(self.prefixes[parts[0]], "/".join(parts[1:]))]
-        if self.root is None:
-            return []
         # From 1 on: --images /data/coco, or /data/coco/train2017
         depths = (
             depth
@@ -161,8 +153,6 @@ class ImageFolders:
         return [join_inside(self.root, "/".join(parts[depth:])) for depth in depths]
 
     def _below_one_folder(self, path: str) -> list[Path]:
-        if self.root is None:
-            return []
         joined = (join_inside(folder, path) for folder in _folders_in(self.root))
         return [candidate for candidate in joined if candidate.is_file()]
 

@@ -1,312 +1,292 @@
-"""Converts a published data set: in flat memory, by all cores, in order, resumable after a kill, whole or not at all.
+"""Converts a published data set: in flat memory, in order, whole or not at all.
 
-Everything is written into a hidden folder beside the output, which is renamed when all of it is on disk. What a record
-becomes is the recipe's work; fetching images from the hub is hub_images.py's.
+Everything is written into a hidden folder beside the output, which gets its name when all of it is on disk. What a
+record becomes is the recipe's work.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
-import shutil
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune.base import fault_injection
-from kubetune.base.files import explained_writes, fsync_folder, lock, write_atomic
-from kubetune.data.prepared.workers import map_in_processes
+from kubetune.base import fault_injection, whole_folder
+from kubetune.base.files import lock
+from kubetune.base.processes import usable_cores
+from kubetune.data.reading.fields import NOTHING, text_of
 from kubetune.data.reading.images import UnusableImage
 from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.readers import read_file
 from kubetune.data.reading.record import Record
 from kubetune.errors import ConfigError, DataError
 from kubetune.plugins.recipes import RECIPES
-from kubetune.plugins.recipes.hub_images import fetch_images
-from kubetune.plugins.recipes.image_sources import ImageSources
-from kubetune.plugins.recipes.journal import Journal
-from kubetune.plugins.recipes.origin import NOTHING, Origin, locate_splits
-from kubetune.plugins.recipes.recipe import Options, Recipe, image_path, require_source
-from kubetune.plugins.recipes.tally import MOST_ERRORS, Skipped, Tally
+from kubetune.plugins.recipes.files import Splits
+from kubetune.plugins.recipes.images import ImageSource, save_images
+from kubetune.plugins.recipes.recipe import Converted, Options, Recipe, Skipped
 
-FORMAT: Final = 3
-"""Changes when the same input would give other rows."""
-
-BATCH_RECORDS: Final = 64
-FEW_RECORDS: Final = 8 * BATCH_RECORDS
-"""Up to here starting processes takes longer than the work."""
-
+# Changes when the same input would give other rows.
+FORMAT: Final = 4
 FACTS: Final = "conversion.json"
 STATS: Final = "stats.json"
-_KILLED: Final = (
-    "a process that converts was killed, probably for want of memory; give --workers 1 and run the same command again: "
-    "it goes on from where it stopped. No output was written."
-)
+# So many skipped records are described, the first; all are counted.
+MOST_ERRORS: Final = 100
+# The reason of records that the user did not ask for: counted, but no error.
+FILTERED: Final = "filtered_by_source"
+# Records whose images are decoded at once.
+BATCH_RECORDS: Final = 256
 
-Progress = Callable[[str, int, int], None]
-"""`progress(what, total, done)`; `what` is a split, whose total is a guess until it is done, or that images of a data
-set are fetched."""
+# progress(what, done): records of a split, or images of a data set
+Progress = Callable[[str, int], None]
+Outcome = Converted | Skipped | UnusableImage
 
 
 @dataclass(frozen=True)
 class Request:
-    """Conversion to be done, and how. `max_samples` counts records of each split, from the first."""
+    """A conversion to be done."""
 
     recipe: Recipe
-    origins: tuple[Origin, ...]
+    splits: Splits
     options: Options
-    images: ImageSources
+    images: ImageSource
     output: Path
+    # source sets to keep, empty for all
+    keep_sources: tuple[str, ...] = ()
+    # records of each split, from the first
     max_samples: int | None = None
-    workers: int = 1
 
     def facts(self) -> dict[str, Any]:
-        """All that decides the rows; the number of workers does not."""
+        """Return all that decides the rows."""
+        files = []
+        for split in self.splits.values():
+            for file in split:
+                status = file.stat()
+                files.append([str(file.resolve()), status.st_size, status.st_mtime_ns])
         return {
             "format": FORMAT,
             "recipe": self.recipe.name,
             "style": self.options.style,
-            "max_history_rounds": self.options.max_history_rounds if self.recipe.rounds else None,
-            "sources": list(self.options.sources),
+            "max_history_rounds": self.options.max_history_rounds,
+            "sources": list(self.keep_sources),
             "max_samples": self.max_samples,
-            "images": self.images.facts(),
-            "splits": {origin.split: origin.facts() for origin in self.origins},
+            "images": str(self.images.folder or self.images.data_set),
+            "splits": list(self.splits),
+            "files": files,
+        }
+
+
+@dataclass
+class Tally:
+    """What became of the records of one split."""
+
+    read: int = 0
+    rows: int = 0
+    rounds: int = 0
+    images_saved: int = 0
+    # by reason
+    skipped: Counter[str] = field(default_factory=Counter)
+    # what was mended or left out inside of records that were used
+    notes: Counter[str] = field(default_factory=Counter)
+    # records in which a key says something that is in no row
+    unused_keys: Counter[str] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+
+    def skip(self, where: str, error: Skipped | UnusableImage) -> None:
+        """Count a record that was skipped; `where` says which."""
+        self.skipped[error.reason] += 1
+        if error.reason != FILTERED and len(self.errors) < MOST_ERRORS:
+            self.errors.append(f"{where}: {error.reason}: {error}")
+
+    def summary(self) -> dict[str, Any]:
+        """Return what stats.json says of a split; the same for the same input and settings, so no times."""
+        return {
+            "samples_processed": self.read,
+            "samples_used": self.read - self.skipped.total(),
+            "skipped": self.skipped.total(),
+            "no_image": self.skipped["no_image"],
+            "no_conversations": self.skipped["no_conversations"],
+            FILTERED: self.skipped[FILTERED],
+            "total_rounds": self.rounds,
+            "examples_generated": self.rows,
+            "images_saved": self.images_saved,
+            "skipped_by_reason": dict(sorted(self.skipped.items())),
+            "notes": dict(sorted((+self.notes).items())),
+            "keys_not_used": dict(sorted(self.unused_keys.items())),
+            "errors": self.errors,
         }
 
 
 def load_recipe(name: str) -> Recipe:
-    """A recipe by its name on the command line."""
+    """Return a recipe by its name on the command line."""
     recipe: Recipe = import_module(RECIPES[name]).RECIPE
     return recipe
 
 
-def locate_origins(
-    recipe: Recipe, source: str | None, splits: tuple[str, ...] | None
-) -> tuple[Origin, ...]:
-    """The files of the splits asked for, or of those that the data set has. Raises ConfigError or DataError."""
-    found = locate_splits(
-        source or f"hub:{recipe.hub}", splits or recipe.splits, given=splits is not None
-    )
-    return tuple(found)
+def convert_recipe(request: Request, progress: Progress) -> tuple[dict[str, Any], bool]:
+    """Write the rows of all splits, `stats.json` and `conversion.json`, or see that they are there already.
 
-
-def convert_recipe(
-    request: Request, progress: Progress | None = None
-) -> tuple[dict[str, Any], bool]:
-    """Write the rows of all splits, `stats.json` and `conversion.json`, or find that they are there already.
-
-    Returns the statistics by split, and whether anything was done. A conversion that was killed goes on from where it
-    stopped when it is asked for again, and ends with the same bytes. Raises DataError when nothing would come of it.
+    Return the statistics by split, and whether anything was done. Raise DataError when nothing would come of it,
+    ConfigError where the output holds anything else.
     """
-    facts = request.facts()
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     output = request.output.expanduser().absolute()
-    if not _is_free(output):
-        return _finished(output, key), False
-    work = output.with_name(f".{output.name}.converting")
-    with lock(work / ".lock", wait=False):
+    facts = request.facts()
+    if os.path.ismount(output):
+        raise ConfigError(
+            f"--output {output} is where a volume is mounted; give a folder in it. Nothing was written."
+        )
+    lock_file = output.with_name(f".{output.name}.lock")
+    with lock(lock_file, wait=False):
         try:
-            with explained_writes(output):
-                if _key_of(work) != key:
-                    _begin(work, key)
-                    _convert(request, work, progress or (lambda *_: None))
-                    write_atomic(work / FACTS, json.dumps({"fingerprint": key, **facts}, indent=1))
-                fault_injection.reach("convert.whole")
-                stats: dict[str, Any] = json.loads((work / STATS).read_text())
-                _publish(work, output)
-        except DataError:
-            shutil.rmtree(work, ignore_errors=True)
-            raise
+            if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+                return _stats_of(output, facts), False
+            # What a killed conversion left half-written.
+            whole_folder.remove_leftovers(output.parent, output.name)
+            with whole_folder.written(output, "convert") as folder:
+                stats = _convert(request, folder, progress)
+                (folder / STATS).write_text(json.dumps(stats, indent=1, ensure_ascii=False))
+                (folder / FACTS).write_text(json.dumps(facts, indent=1))
+        finally:
+            lock_file.unlink()
     return stats, True
 
 
-def _is_free(output: Path) -> bool:
-    if os.path.ismount(output):
-        raise ConfigError(
-            f"--output {output} is where a volume is mounted; give a folder in it. {NOTHING}"
-        )
-    return not output.exists() or (output.is_dir() and not any(output.iterdir()))
-
-
-def _finished(output: Path, key: str) -> dict[str, Any]:
-    """The statistics of an output of these settings. Raises ConfigError where it is anything else."""
-    found = _key_of(output)
-    if found == key:
-        stats: dict[str, Any] = json.loads((output / STATS).read_text())
-        return stats
-    told = (
-        "holds a conversion of other data or with other settings"
-        if found
-        else "exists and holds no conversion"
+def _stats_of(output: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the statistics of an output with these facts. Raise ConfigError where it is anything else."""
+    problem = "exists and holds no conversion"
+    if (output / FACTS).is_file():
+        if json.loads((output / FACTS).read_text()) == facts:
+            stats: dict[str, Any] = json.loads((output / STATS).read_text())
+            return stats
+        problem = "holds a conversion of other data or with other settings"
+    raise ConfigError(
+        f"--output {output} {problem}; remove it, or give another folder. Nothing was written."
     )
-    raise ConfigError(f"--output {output} {told}; remove it, or give another folder. {NOTHING}")
 
 
-def _key_of(folder: Path) -> str | None:
-    """The fingerprint of a whole conversion; None where there is none."""
-    try:
-        return str(json.loads((folder / FACTS).read_text())["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _begin(work: Path, key: str) -> None:
-    """Make the working folder this conversion's own: what one with other settings left there is removed."""
-    marker = work / ".progress" / "fingerprint"
-    if marker.is_file() and marker.read_text() == key:
-        return
-    for entry in work.iterdir():
-        if entry.name != ".lock":
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    write_atomic(marker, key)
-
-
-def _publish(work: Path, output: Path) -> None:
-    shutil.rmtree(work / ".progress", ignore_errors=True)
-    (work / ".lock").unlink(missing_ok=True)
-    fsync_folder(work)
-    os.rename(work, output)
-    fsync_folder(output.parent)
-
-
-def _convert(request: Request, work: Path, progress: Progress) -> None:
-    journals = {
-        origin.split: Journal.open(work / ".progress" / f"{origin.split}.json")
-        for origin in request.origins
-    }
-    pending = [origin for origin in request.origins if not journals[origin.split].done]
-    if request.max_samples is None:
-        for origin in pending:
-            origin.require_ends()
-    saved = {}
-    if request.images.hub:
-        needed = {origin.split: _needed_images(request, origin) for origin in pending}
-        saved = fetch_images(needed, request.images, work, progress)
-    for origin in pending:
-        journal = journals[origin.split]
-        journal.tally.images_saved = saved.get(origin.split, 0)
-        total = request.max_samples or origin.estimate()
-        _convert_split(request, origin, journal, work, partial(progress, origin.split, total))
-        progress(origin.split, journal.read, journal.read)
-    stats = {split: journal.tally.summary() for split, journal in journals.items()}
-    for split, journal in journals.items():
-        if not journal.tally.rows:
-            raise DataError(_nothing_left(split, journal.tally))
-    write_atomic(work / STATS, json.dumps(stats, indent=1, ensure_ascii=False))
-
-
-def _nothing_left(split: str, tally: Tally) -> str:
-    reasons = ", ".join(f"{number:,} {reason}" for reason, number in tally.skipped.most_common())
-    first = "".join(f"\n  {error}" for error in tally.errors[:3])
-    return f"{split}: none of {tally.read:,} records can be used: {reasons or 'there are none'}.{first}\n{NOTHING}"
-
-
-def _needed_images(request: Request, origin: Origin) -> set[str]:
-    """The paths of the images that the records of a split name and the hub is to be asked for."""
-    needed = set()
-    for record in islice(origin.records(Problems(MOST_ERRORS)), request.max_samples):
-        path = image_path(record.value)
-        if path is not None and request.images.data_set(path) is not None:
-            with contextlib.suppress(Skipped):
-                require_source(path, request.options)
-                needed.add(path)
-    return needed
+def _convert(request: Request, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Fetch the images of the hub and write the rows of all splits; return the statistics."""
+    named: dict[str, set[str]] = {}
+    saved: set[str] = set()
+    if request.images.data_set is not None:
+        named = {split: _named_images(request, split) for split in request.splits}
+        everything = set().union(*named.values())
+        saved = save_images(everything, request.images.data_set, folder, progress)
+    find_image = request.images.finder(saved)
+    stats = {}
+    for split in request.splits:
+        tally = _convert_split(request, split, folder, find_image, progress)
+        tally.images_saved = len(saved & named.get(split, set()))
+        if not tally.rows:
+            reasons = [f"{number:,} {reason}" for reason, number in tally.skipped.most_common()]
+            examples = "".join(f"\n  {error}" for error in tally.errors[:3])
+            raise DataError(
+                f"{split}: none of {tally.read:,} records can be used: "
+                f"{', '.join(reasons) or 'there are none'}.{examples}\nNothing was written."
+            )
+        stats[split] = tally.summary()
+    return stats
 
 
 def _convert_split(
-    request: Request, origin: Origin, journal: Journal, work: Path, progress: Callable[[int], None]
-) -> None:
-    problems = Problems(MOST_ERRORS)
-    # What was done already is read again, which takes a small part of the time that converting takes.
-    records = islice(origin.records(problems), journal.read, request.max_samples)
-    worker = Converter(request, origin.split, work)
-    progress(journal.read)
-    file = work / request.recipe.file_name(request.options.style, origin.split)
+    request: Request,
+    split: str,
+    folder: Path,
+    find_image: Callable[[str], str],
+    progress: Progress,
+) -> Tally:
+    """Write the rows of a split and return what became of its records."""
+    recipe = request.recipe
+    tally = Tally()
+
+    def convert(record: Record) -> Outcome:
+        try:
+            path = _image_of(record, request.keep_sources)
+            converted = recipe.convert(record.value, path is not None, request.options)
+            if path is not None:
+                images = [find_image(path)]
+                for row in converted.rows:
+                    row["images"] = images
+        except (Skipped, UnusableImage) as error:
+            return error
+        return converted
+
+    name = recipe.file_name(request.options.style, split)
     with (
-        journal.appending(file) as stream,
-        closing(_results(worker, records, journal.read, request.workers)) as results,
+        open(folder / name, "w", encoding="utf-8") as file,
+        # To decode images keeps all cores busy.
+        ThreadPoolExecutor(usable_cores()) as pool,
     ):
-        for rows, tally in results:
-            journal.written += stream.write(rows)
-            journal.read += tally.read
-            journal.tally.add(tally)
-            fault_injection.reach("convert")
-            progress(journal.read)
-            journal.save_sometimes(stream)
-        tally = journal.tally
-        tally.read += problems.total
-        tally.skipped.update({"bad_json": problems.total} if problems.total else {})
-        lines = [
-            error.replace(f"{Path(error.partition(':')[0]).parent}/", "", 1)
-            for error in problems.first
-        ]
-        tally.errors = [*lines, *tally.errors][:MOST_ERRORS]
-        journal.done = True
-        journal.save(stream)
-
-
-def _results(
-    worker: Converter, records: Iterator[Record], start: int, workers: int
-) -> Generator[tuple[bytes, Tally]]:
-    batches = _batches(records, start)
-    first = list(islice(batches, FEW_RECORDS // BATCH_RECORDS + 1))
-    if workers > 1 and len(first) * BATCH_RECORDS > FEW_RECORDS:
-        yield from map_in_processes(worker, chain(first, batches), workers, if_killed=_KILLED)
-    else:
-        yield from map(worker, chain(first, batches))
-
-
-Batch = tuple[int, list[Record]]
-"""Records, and the index of the first of them in its split."""
-
-
-def _batches(records: Iterator[Record], start: int) -> Iterator[Batch]:
-    while batch := list(islice(records, BATCH_RECORDS)):
-        yield start, batch
-        start += len(batch)
-
-
-class Converter:
-    """Turns batches of records into the bytes of their rows; every process has one."""
-
-    def __init__(self, request: Request, split: str, work: Path) -> None:
-        self._recipe = request.recipe
-        self._options = request.options
-        self._image_of = request.images.finder(work)
-        self._split = split
-
-    def __call__(self, batch: Batch) -> tuple[bytes, Tally]:
-        """The rows, each with its line break, and what became of the records."""
-        start, records = batch
-        tally, rows = Tally(), []
-        for index, record in enumerate(records, start):
-            name = record.value.get("id")
-            # A file cannot hold half a surrogate pair, which JSON can.
-            name = (
-                f"{self._split}_{index:06d}"
-                if name is None
-                else str(name).encode("utf-8", "replace").decode()
-            )
-            try:
-                mine = Tally(read=1)
-                found = self._recipe.rows_of(
-                    record.value, name, self._options, self._image_of, mine
-                )
-            except (Skipped, UnusableImage) as error:
+        records = _records(request, split)
+        while batch := list(islice(records, BATCH_RECORDS)):
+            for record, outcome in zip(batch, pool.map(convert, batch), strict=True):
+                fault_injection.reach("convert")
+                identity = _identity(record, f"{split}_{tally.read:06d}")
                 tally.read += 1
-                tally.skip(
-                    f"{Path(record.file).name}:{record.line}", name, error.reason, str(error)
-                )
-                continue
-            mine.rows = len(found)
-            mine.unused_keys.update(self._recipe.unused_keys(record.value))
-            tally.add(mine)
-            rows += found
-        rows.append("")
-        return "\n".join(rows).encode(), tally
+                if not isinstance(outcome, Converted):
+                    tally.skip(f"{Path(record.file).name}:{record.line}: {identity}", outcome)
+                    continue
+                tally.rows += len(outcome.rows)
+                tally.rounds += outcome.rounds
+                tally.notes.update(outcome.notes)
+                tally.unused_keys.update(recipe.unused_keys(record.value))
+                for row in outcome.rows:
+                    file.write(json.dumps({"id": identity, **row}, ensure_ascii=False) + "\n")
+            progress(split, tally.read)
+    return tally
+
+
+def _records(request: Request, split: str) -> Iterator[Record]:
+    """Yield the records that are asked for. Raise DataError where a file of them is damaged."""
+    left = request.max_samples
+    for file in request.splits[split]:
+        problems = Problems()
+        for record in islice(read_file(file, problems), left):
+            yield record
+            left = left and left - 1
+        problems.raise_if_any()
+
+
+def _identity(record: Record, default: str) -> str:
+    """Return the name of a record in its rows."""
+    identity = record.value.get("id")
+    if identity is None:
+        return default
+    # A file cannot hold half a surrogate pair, which JSON can.
+    return str(identity).encode("utf-8", "replace").decode()
+
+
+def _image_of(record: Record, keep_sources: tuple[str, ...]) -> str | None:
+    """Return the path of a record's image. Raise Skipped where it is none, or of a set that nobody asked for."""
+    path = record.value.get("image")
+    has_image = path not in NOTHING and not str(path).isspace()
+    # The first folder of a path is the data set that the image comes from; `images/1.jpg` does not say it.
+    source = "other"
+    if isinstance(path, str) and "/" in path and not path.startswith("images/"):
+        source = path.partition("/")[0]
+    if keep_sources and source not in keep_sources:
+        raise Skipped(FILTERED, f"source {source} was not asked for")
+    if not has_image:
+        return None
+    try:
+        return text_of(path, "image")
+    except ValueError as error:
+        raise Skipped("bad_image", str(error)) from None
+
+
+def _named_images(request: Request, split: str) -> set[str]:
+    """Return the paths of the images that the records of a split name."""
+    paths = set()
+    for record in _records(request, split):
+        try:
+            path = _image_of(record, request.keep_sources)
+        except Skipped:
+            continue
+        if path is not None:
+            paths.add(path)
+    return paths
