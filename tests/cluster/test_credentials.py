@@ -340,6 +340,24 @@ def test_a_credential_that_has_run_out_is_renewed(
     assert (tmp_path / "runs").read_text() == "x\nx\n"
 
 
+def test_a_login_program_that_fails_after_it_worked_is_asked_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    server: Server,
+) -> None:
+    """As on a laptop that has just woken up: its token has run out, and the network is not there yet."""
+    monkeypatch.setattr("kubetune.k8s.api.login_program._PAUSE_SECONDS", 0.05)
+    answer = credential(token="t", expirationTimestamp="2020-01-01T00:00:00Z")
+    script = f"echo x >> {tmp_path}/runs; test $(wc -l < {tmp_path}/runs) != 2 || exit 7; echo '{answer}'"
+    kubeconfig(tmp_path / "config", monkeypatch, plugin(tmp_path, script), {"server": url(server)})
+    cluster = Cluster()
+    cluster.list("ConfigMap")
+    cluster.list("ConfigMap")
+    assert (tmp_path / "runs").read_text() == "x\nx\nx\n"
+    assert "ended with exit code 7: it said nothing; trying again" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("by", ["program", "kubeconfig"])
 def test_a_client_certificate_proves_who_we_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, authority: Authority, by: str

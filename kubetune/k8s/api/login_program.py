@@ -13,6 +13,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from lightkube.config.models import FileStr
 
 from kubetune.base.reminders import reminding
 from kubetune.errors import EnvironmentFault
+from kubetune.k8s.api.api_errors import Unreachable
 from kubetune.k8s.api.kubeconfig import ClusterEntry, LoginProgram, beside, convert
 
 _VERSIONS = tuple(f"client.authentication.k8s.io/{name}" for name in ("v1", "v1beta1", "v1alpha1"))
@@ -33,6 +35,8 @@ _UNAUTHORIZED = 401
 _REMINDER_SECONDS = 15.0
 # A token is not used up to its last moment: clocks differ, and a request takes its time.
 _MARGIN_SECONDS = 10.0
+# How long a program is left alone that fails after it has worked.
+_PAUSE_SECONDS = 10.0
 
 
 class Credential(msgspec.Struct):
@@ -54,7 +58,11 @@ class Credential(msgspec.Struct):
 
 
 class ExecLogin(httpx2.Auth):
-    """Requests with what a program gives. It is asked at the first request, and again when the server refuses that."""
+    """Requests with what a program gives. It is asked at the first request, and again when the server refuses that.
+
+    One that fails after it has worked may only miss the network, as on a laptop that has just woken up: that is
+    Unreachable, so that who follows a run asks again.
+    """
 
     def __init__(
         self,
@@ -73,6 +81,9 @@ class ExecLogin(httpx2.Auth):
         self._credential = Credential()
         self._until = 0.0
         self._runs = 0
+        # The last failure since the program worked, and until when it stands without another try.
+        self._failure: Unreachable | None = None
+        self._failed_until = 0.0
 
     def sync_auth_flow(
         self, request: httpx2.Request
@@ -94,10 +105,27 @@ class ExecLogin(httpx2.Auth):
         """Run the program unless what it last gave still holds; `refused` is the run whose gift the server refused."""
         with self._lock:
             if self._runs == refused or datetime.now(UTC).timestamp() > self._until:
-                self._credential = self._take(self._ask())
+                self._credential = self._renewed()
                 self._until = self._credential.until()
                 self._runs += 1
             return self._runs
+
+    def _renewed(self) -> Credential:
+        """Return what the program gives. Raise Unreachable where it fails though it has worked before."""
+        if self._failure is not None and time.monotonic() < self._failed_until:
+            raise self._failure
+        try:
+            credential = self._take(self._ask())
+        except EnvironmentFault as fault:
+            if not self._runs:
+                raise
+            if self._failure is None:
+                self._tell(f"{fault}; trying again")
+            self._failure = Unreachable(str(fault), _PAUSE_SECONDS)
+            self._failed_until = time.monotonic() + _PAUSE_SECONDS
+            raise self._failure from None
+        self._failure = None
+        return credential
 
     def _take(self, credential: Credential) -> Credential:
         """Have connections show the certificate, if there is one."""
