@@ -64,6 +64,10 @@ class Unreachable(ApiError):
     """The API server does not answer, or a connection to it broke."""
 
 
+class NotLoggedIn(Unreachable):
+    """The program that logs in fails, though it has worked before."""
+
+
 class Distrusted(Unreachable):
     """The API server does not prove who it is."""
 

@@ -27,6 +27,7 @@ from kubetune.k8s.api.answers import Object, retry_after, status_of, warnings_of
 from kubetune.k8s.api.api_errors import (
     ApiError,
     Distrusted,
+    NotLoggedIn,
     Question,
     Refused,
     Unreachable,
@@ -153,7 +154,9 @@ class Connection:
                 left = deadline - time.monotonic()
                 if left <= 0 or not _is_worth_another_try(error):
                     raise
-                self._tell_of_waiting(pause, error.pause_seconds)
+                # What the login program says was told, and the server is not to blame.
+                if not isinstance(error, NotLoggedIn):
+                    self._tell_of_waiting(pause, error.pause_seconds)
                 time.sleep(min(max(pause, error.pause_seconds), left))
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

@@ -25,7 +25,7 @@ from lightkube.config.models import FileStr
 
 from kubetune.base.reminders import reminding
 from kubetune.errors import EnvironmentFault
-from kubetune.k8s.api.api_errors import Unreachable
+from kubetune.k8s.api.api_errors import NotLoggedIn
 from kubetune.k8s.api.kubeconfig import ClusterEntry, LoginProgram, beside, convert
 
 _VERSIONS = tuple(f"client.authentication.k8s.io/{name}" for name in ("v1", "v1beta1", "v1alpha1"))
@@ -61,7 +61,7 @@ class ExecLogin(httpx2.Auth):
     """Requests with what a program gives. It is asked at the first request, and again when the server refuses that.
 
     One that fails after it has worked may only miss the network, as on a laptop that has just woken up: that is
-    Unreachable, so that who follows a run asks again.
+    NotLoggedIn, so that who follows a run asks again.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ExecLogin(httpx2.Auth):
         self._until = 0.0
         self._runs = 0
         # The last failure since the program worked, and until when it stands without another try.
-        self._failure: Unreachable | None = None
+        self._failure: NotLoggedIn | None = None
         self._failed_until = 0.0
 
     def sync_auth_flow(
@@ -111,7 +111,7 @@ class ExecLogin(httpx2.Auth):
             return self._runs
 
     def _renewed(self) -> Credential:
-        """Return what the program gives. Raise Unreachable where it fails though it has worked before."""
+        """Return what the program gives. Raise NotLoggedIn where it fails though it has worked before."""
         if self._failure is not None and time.monotonic() < self._failed_until:
             raise self._failure
         try:
@@ -121,7 +121,7 @@ class ExecLogin(httpx2.Auth):
                 raise
             if self._failure is None:
                 self._tell(f"{fault}; trying again")
-            self._failure = Unreachable(str(fault), _PAUSE_SECONDS)
+            self._failure = NotLoggedIn(str(fault), _PAUSE_SECONDS)
             self._failed_until = time.monotonic() + _PAUSE_SECONDS
             raise self._failure from None
         self._failure = None
