@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +15,10 @@ from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.remote.run_on_cluster import asker
 from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError
-from kubetune.plugins.nebius.cluster_file import HOURS_PER_MONTH, NebiusCluster, costs, load_cluster
+from kubetune.plugins.nebius.cluster_file import NebiusCluster, load_cluster
 
 if TYPE_CHECKING:
-    from kubetune.plugins.nebius.provision import Provisioner, Record
+    from kubetune.plugins.nebius.provision import Provisioner
 
 GONE = "is not there"
 
@@ -33,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--dry-run", action="store_true", help="print it all as a bash script and do nothing"
     )
-    status = actions.add_parser("status", help="what there is, how it stands, and what it costs")
+    status = actions.add_parser("status", help="what there is, and how it stands")
     add_json(status, "it as JSON")
     credentials = actions.add_parser(
         "credentials", help="put the cluster into the kubeconfig, as a context of its own"
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         from kubetune.plugins.nebius.script import script
         from kubetune.plugins.nebius.steps import steps
 
-        sys.stdout.write(script(steps(config), config.context))
+        sys.stdout.write(script(steps(config)))
         return OK
     actions = {
         "create": _create,
@@ -82,7 +81,7 @@ def _provisioner(
         args.action in ("status", "credentials") or getattr(args, "node_group", None) is not None
     )
     require_programs(["nebius"] if is_nebius_enough else list(INSTALL))
-    state = State.read(args.file.with_suffix(".state.json"), config.context)
+    state = State.read(args.file.with_suffix(".state.json"))
 
     def say(line: str) -> None:
         if not quiet:
@@ -96,8 +95,6 @@ def _create(args: argparse.Namespace) -> int:
 
     config = load_cluster(args.file)
     provisioner = _provisioner(args, config)
-    for line in _bill(config):
-        print(line)
     provisioner.create(steps(config))
     print(f"kubetune: {config.name} is ready: kubectl --context {config.context} get nodes")
     for claim in config.claims:
@@ -130,32 +127,28 @@ def _status(args: argparse.Namespace) -> Answer:
     provisioner = _provisioner(args, config, quiet=True)
     things = []
     for key, record in provisioner.state.records.items():
-        kind = KINDS[record.kind]
-        if not kind.get or not kind.remove:
-            continue
-        answer = provisioner.look(record)
-        thing = json.loads(answer.out) if answer else {}
+        thing = provisioner.look(record)
+        state = GONE
+        created_at = None
+        if thing is not None:
+            state = _state(thing)
+            created_at = thing["metadata"].get("created_at")
         things.append(
             {
                 "key": key,
-                "what": kind.title,
+                "what": KINDS[record.kind].title,
                 "name": record.name,
                 "id": record.id,
-                "state": _state(thing) if answer else GONE,
+                "state": state,
                 "made_here": record.created,
-                "created_at": thing.get("metadata", {}).get("created_at"),
+                "created_at": created_at,
             }
         )
-    keys = {str(thing["key"]) for thing in things if thing["state"] != GONE}
-    prices = [{"what": what, "per_hour": price} for what, price in costs(config, keys)]
-    facts = {"things": things, "costs": prices, "currency": config.currency}
-    return Answer(facts, lambda: _show_status(args.file, config, things, keys))
+    return Answer({"things": things}, lambda: _show_status(args.file, config, things))
 
 
-def _show_status(
-    file: Path, config: NebiusCluster, things: Sequence[dict[str, Any]], keys: Collection[str]
-) -> None:
-    """Print a table of all things, and the costs of those that exist, which have these keys."""
+def _show_status(file: Path, config: NebiusCluster, things: Sequence[dict[str, Any]]) -> None:
+    """Print a table of all things."""
     if not things:
         create = f"kubetune cluster create -f {shell_word(file)}"
         print(f"kubetune: nothing is known of {config.name}; `{create}` makes it")
@@ -165,9 +158,6 @@ def _show_status(
         made_here = "yes" if thing["made_here"] else "no"
         rows.append((thing["what"], thing["name"], thing["id"], thing["state"], made_here))
     print_table(("WHAT", "NAME", "ID", "STATE", "MADE HERE"), rows)
-    if keys:
-        for line in _bill(config, keys):
-            print(line)
     for thing in things:
         if thing["key"] == "cluster" and thing["created_at"]:
             age = datetime.now(UTC) - datetime.fromisoformat(thing["created_at"])
@@ -190,15 +180,13 @@ def _delete(args: argparse.Namespace) -> int:
     provisioner = _provisioner(args, config)
     if args.node_group is not None:
         return _delete_nodes(args, config, provisioner)
-    doomed = list(provisioner.doomed())
-    if not doomed:
+    keys = list(provisioner.state.records)
+    if not keys:
         print(
             f"kubetune: {provisioner.state.path} knows of nothing that was made here; nothing was deleted"
         )
         return OK
-    print("kubetune: of what is known:")
-    _show(doomed)
-    if any(record.kind == "filesystem" and record.created for _, record, _ in doomed):
+    if "filesystem" in _show_fates(provisioner, keys):
         print("kubetune: all files on the shared filesystem are lost for ever")
     print(
         "kubetune: disks of claims with another storage class stay and cost: delete such claims first",
@@ -206,36 +194,36 @@ def _delete(args: argparse.Namespace) -> int:
     )
     if not asker(args)(f"Delete {config.name}"):
         raise ConfigError("nothing was deleted")
-    provisioner.delete()
+    provisioner.delete(keys)
+    provisioner.state.path.unlink()
     print(f"kubetune: done; the context {config.context} may still be in your kubeconfig")
     return OK
 
 
 def _delete_nodes(args: argparse.Namespace, config: NebiusCluster, provisioner: Provisioner) -> int:
     """Give back nodes, those named or all, and with them the GPU clusters that were made for them."""
-    keys = [key.partition("/") for key in provisioner.state.records]
-    known = list(
-        dict.fromkeys(name for kind, _, name in keys if kind in ("node-group", "gpu-cluster"))
-    )
-    if unknown := sorted(set(args.node_group) - set(known)):
+    path = provisioner.state.path
+    records = provisioner.state.records
+    of_nodes = [key for key in records if key.startswith(("node-group/", "gpu-cluster/"))]
+    known = list(dict.fromkeys(records[key].name for key in of_nodes))
+    unknown = sorted(set(args.node_group) - set(known))
+    if unknown:
         raise ConfigError(
-            f"{provisioner.state.path} knows of no nodes {', '.join(unknown)}, but of {', '.join(known) or 'none'}. "
+            f"{path} knows of no nodes {', '.join(unknown)}, but of {', '.join(known) or 'none'}. "
             "Nothing was deleted."
         )
-    wanted = set()
-    for name in args.node_group or known:
-        nodes = provisioner.state.records.get(f"node-group/{name}")
+    wanted = []
+    for key in of_nodes:
+        name = records[key].name
+        nodes = records.get(f"node-group/{name}")
         # What was made for nodes that stay is theirs.
-        stays = nodes is not None and nodes.id is not None and not nodes.created
-        wanted |= {f"node-group/{name}"} | (set() if stays else {f"gpu-cluster/{name}"})
-    doomed = list(provisioner.doomed(wanted))
-    if not any(record.created and record.id for _, record, _ in doomed):
-        print(
-            f"kubetune: {provisioner.state.path} knows of no nodes that were made here; nothing was deleted"
-        )
+        stay = nodes is not None and nodes.id is not None and not nodes.created
+        if name in (args.node_group or known) and not stay:
+            wanted.append(key)
+    if not wanted:
+        print(f"kubetune: {path} knows of no nodes that were made here; nothing was deleted")
         return OK
-    print("kubetune: of what is known:")
-    _show(doomed)
+    _show_fates(provisioner, wanted)
     print(
         "kubetune: what runs on these nodes is stopped, and their boot disks go; all else stays",
         flush=True,
@@ -247,33 +235,18 @@ def _delete_nodes(args: argparse.Namespace, config: NebiusCluster, provisioner: 
     return OK
 
 
-def _show(doomed: Sequence[tuple[str, Record, str]]) -> None:
-    from kubetune.plugins.nebius.steps import KINDS
-
-    for _, record, fate in doomed:
-        print(
-            f"  {f'{KINDS[record.kind].title} {record.name}'.strip()} ({record.id or 'no id'}): {fate}"
-        )
-
-
-def _bill(config: NebiusCluster, there: Collection[str] | None = None) -> Iterator[str]:
-    """Cost of the cluster by the prices that the file states, and what has no price there.
-
-    `there`: only of the parts with these keys.
-    """
-    parts = list(costs(config, there))
-    if not parts:
-        return
-    total = sum(price for _, price in parts if price is not None)
-    if not any(price is not None for _, price in parts):
-        yield "kubetune: the cluster file states no prices, so no cost can be told; it does cost from now on"
-        return
-    for what, price in parts:
-        yield f"  {what:<50} " + (
-            "no price stated" if price is None else f"{price:8.3f} {config.currency}/h"
-        )
-    known = "" if all(price is not None for _, price in parts) else " and what has no price"
-    yield (
-        f"kubetune: {total:,.2f} {config.currency} an hour, {total * 24:,.0f} a day, "
-        f"{total * HOURS_PER_MONTH:,.0f} a month{known}"
-    )
+def _show_fates(provisioner: Provisioner, keys: Sequence[str]) -> list[str]:
+    """Print what will become of the things with these keys; return the keys of those that are deleted."""
+    print("kubetune: of what is known:")
+    doomed = []
+    for key in reversed(keys):
+        record = provisioner.completed(key)
+        fate = "is deleted"
+        if record.id is None:
+            fate = "was never made"
+        elif not record.created:
+            fate = "stays: it was not made here"
+        else:
+            doomed.append(key)
+        print(f"  {record.title}: {fate}")
+    return doomed

@@ -6,23 +6,29 @@ where it stopped, makes nothing twice, and knows later what was made here and wh
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
 import shlex
 import shutil
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from kubetune.base.files import write_atomic
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.plugins.nebius.steps import KINDS, Command, Step, fill, is_absent
+from kubetune.plugins.nebius.steps import (
+    KINDS,
+    Action,
+    Command,
+    Step,
+    Subnet,
+    Thing,
+    fill,
+    is_absent,
+)
 
 INSTALL = {
     "nebius": "https://docs.nebius.com/cli/install",
@@ -31,22 +37,26 @@ INSTALL = {
 }
 CLOCK_SKEW = timedelta(minutes=5)
 POLL_SECONDS = 10.0
+GO_ON = "What was made so far stays; run the same command again to go on here."
 
 
 @dataclass(frozen=True)
 class Record:
-    """Knowledge of one step. `id` is None from the moment it is about to be made until it is known to be made.
-
-    `created`: it was made here, and may be deleted here. `made`: the options it was made with.
-    """
+    """What is known of one thing."""
 
     kind: str
     name: str
     parent: str
+    # None from the moment it is about to be made until it is known to be made
     id: str | None = None
+    # it was made here, and may be deleted here
     created: bool = False
     intended_at: str = ""
-    made: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Return what it is called in lines for people."""
+        return f"{KINDS[self.kind].title} {self.name} ({self.id or 'no id'})"
 
 
 @dataclass
@@ -54,28 +64,23 @@ class State:
     """The records of one cluster, in the order in which they were made, and the file they are kept in."""
 
     path: Path
-    context: str
     records: dict[str, Record] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path, context: str) -> State:
-        """Raises ConfigError when the file is not one of ours."""
+    def read(cls, path: Path) -> State:
+        """Read the file. Raise ConfigError when it is not one of ours."""
         if not path.exists():
-            return cls(path, context)
+            return cls(path)
         try:
             content = json.loads(path.read_text("utf-8"))
-            records = {
-                key: Record(**{**r, "made": tuple(r["made"])})
-                for key, r in content["records"].items()
-            }
-            if content["version"] != 1 or any(
-                record.kind not in KINDS for record in records.values()
-            ):
+            records = {key: Record(**record) for key, record in content["records"].items()}
+            if content["version"] != 2 or not {r.kind for r in records.values()} <= KINDS.keys():
                 raise ValueError("another version")
-            return cls(path, content["context"], records)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            what = "not a state file of this version of kubetune"
-            raise ConfigError(f"{path}: {what}: {error}. Nothing was done.") from None
+            raise ConfigError(
+                f"{path}: not a state file of this version of kubetune: {error}. Nothing was done."
+            ) from None
+        return cls(path, records)
 
     def put(self, key: str, record: Record | None) -> None:
         """Remember, or with None forget, a record; on disk before this returns."""
@@ -83,251 +88,176 @@ class State:
             del self.records[key]
         else:
             self.records[key] = record
-        content = {
-            "version": 1,
-            "provider": "nebius",
-            "context": self.context,
-            "records": {name: asdict(each) for name, each in self.records.items()},
-        }
-        write_atomic(self.path, json.dumps(content, indent=2) + "\n")
-
-    def fill(self, command: Sequence[str], record: Record | None = None) -> Command:
-        """The command with the ids of what is known, and what `record` is called."""
-        values = {key: each.id or "" for key, each in self.records.items()} | {
-            "context": self.context
-        }
-        if record is not None:
-            values |= {"id": record.id or "", "name": record.name, "parent": record.parent}
-        return fill(command, values)
+        records = {name: asdict(kept) for name, kept in self.records.items()}
+        write_atomic(self.path, json.dumps({"version": 2, "records": records}, indent=2) + "\n")
 
 
 @dataclass(frozen=True)
 class Finished:
     """End of a command."""
 
+    command: Command
     code: int
     out: str
-    err: str
+    # empty where it was shown as it came
+    err: str = ""
 
+    def fault(self, advice: str) -> EnvironmentFault:
+        """Return the error that says how it ended."""
+        lines = [f"`{shlex.join(self.command)[:300]}` ended with {self.code}"]
+        lines += [f"  {line}" for line in self.err.strip().splitlines()[-5:]]
+        return EnvironmentFault("\n".join([*lines, advice]))
 
-def run_command(command: Command, stdin: str = "", *, quiet: bool = False) -> Finished:
-    """Run one command. What it says on stderr is shown as it comes, unless `quiet`; stdout is kept for us."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    said: list[str] = []
-
-    def listen() -> None:
-        for line in process.stderr or ():
-            said.append(line)
-            if not quiet:
-                print(f"  {line}", end="", file=sys.stderr, flush=True)
-
-    listener = threading.Thread(target=listen)
-    listener.start()
-    try:
-        # It may end without reading; its exit code then says why.
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(stdin)
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        out = process.stdout.read()
-    finally:
-        code = process.wait()
-        listener.join()
-        process.stdout.close()
-        process.stderr.close()
-    return Finished(code, out, "".join(said))
+    def json(self) -> Any:
+        """Return the thing that was printed. Raise EnvironmentFault where it is none."""
+        try:
+            thing = json.loads(self.out)
+            str(thing["metadata"]["id"])
+        except (ValueError, KeyError, TypeError):
+            raise EnvironmentFault(
+                f"`{shlex.join(self.command)[:300]}` printed no JSON with metadata.id but {self.out[:200]!r}; "
+                "run the same command again, which looks for what it made"
+            ) from None
+        return thing
 
 
 def require_programs(names: Sequence[str]) -> None:
-    """Raises EnvironmentFault naming every program that is not on the PATH."""
-    if missing := [name for name in names if shutil.which(name) is None]:
-        wanted = "\n".join(
-            f"{name} is not on the PATH; install it: {INSTALL[name]}" for name in missing
-        )
-        raise EnvironmentFault(f"{wanted}\nNothing was done.")
+    """Raise EnvironmentFault naming every program that is not on the PATH."""
+    missing = [name for name in names if shutil.which(name) is None]
+    if missing:
+        lines = [f"{name} is not on the PATH; install it: {INSTALL[name]}" for name in missing]
+        raise EnvironmentFault("\n".join([*lines, "Nothing was done."]))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Provisioner:
-    """Everything that commands are run with. `say` prints a line; `wait` passes time between two looks."""
+    """Everything that commands are run with."""
 
     state: State
+    # prints a line
     say: Callable[[str], None]
     ready_minutes: int = 60
+    # passes time between two looks
     wait: Callable[[float], None] = time.sleep
+    # ids of the parts that steps name as `@{key}`
+    ids: dict[str, str] = field(default_factory=dict)
 
     def create(self, steps: Sequence[Step]) -> None:
-        """Bring all steps about. Raises EnvironmentFault at the first that cannot be; what is made stays."""
+        """Bring all steps about. Raise EnvironmentFault at the first that cannot be; what is made stays."""
+        self.ids = {key: record.id for key, record in self.state.records.items() if record.id}
         for number, step in enumerate(steps, 1):
-            title = f"{KINDS[step.kind].title} {step.name}".strip() if step.kind else step.key
-            self.say(f"[{number}/{len(steps)}] {re.sub(r' ?@.*', '', title)}")
-            if not step.kind:
-                self._run(self.state.fill(step.make), "")
-            elif step.repeats:
-                self._apply(step)
-            else:
-                self._ensure(step)
+            self.say(f"[{number}/{len(steps)}] {step.title}")
+            match step:
+                case Action(command=command, stdin=stdin):
+                    self._make(fill(command, self.ids), stdin)
+                case Subnet():
+                    self.ids["subnet"] = self._only_subnet(step)
+                case Thing():
+                    record = self._ensured(step)
+                    self.ids[step.key] = str(record.id)
+                    self._until_it_runs(record)
 
-    def delete(self, only: Collection[str] | None = None) -> None:
-        """Remove what was made here, last made first. What it did not make is only forgotten.
-
-        `only`: nothing but the records with these keys, and of those none that was not made here; the rest stays known.
-        """
-        for key, record in self._chosen(only):
-            record = self._completed(key, record)
-            if only is not None and not record.created and record.id is not None:
+    def delete(self, keys: Collection[str]) -> None:
+        """Remove of the things with these keys what was made here, last made first. The others are only forgotten."""
+        for key in reversed(list(self.state.records)):
+            if key not in keys:
                 continue
-            kind = KINDS[record.kind]
-            if (
-                record.created
-                and record.id is not None
-                and kind.remove
-                and not self._goes_with(record)
-            ):
-                done = self._ask(self.state.fill(kind.remove, record))
-                if done.code and not is_absent(kind.remove, done.err):
-                    raise _failed(
-                        kind.remove, done, "The rest stays until then; run the same command again."
-                    )
-            if not self._goes_with(record):
-                self._forget(key)
-        if only is not None:
-            return
-        for key in list(self.state.records):
-            self._forget(key)
-        self.state.path.unlink(missing_ok=True)
-
-    def _chosen(self, only: Collection[str] | None) -> list[tuple[str, Record]]:
-        found = reversed(list(self.state.records.items()))
-        return [(key, record) for key, record in found if only is None or key in only]
-
-    def _forget(self, key: str) -> None:
-        """Forget a record and all that went with it."""
-        for inner, record in list(self.state.records.items()):
-            if KINDS[record.kind].within == key:
-                self.state.put(inner, None)
-        if key in self.state.records:
+            record = self.completed(key)
+            if record.created and record.id is not None:
+                done = self._ask(KINDS[record.kind].remove(record.id))
+                if done.code and not is_absent(done.err):
+                    raise done.fault("The rest stays until then; run the same command again.")
             self.state.put(key, None)
 
-    def _goes_with(self, record: Record) -> bool:
-        outer = self.state.records.get(KINDS[record.kind].within)
-        return outer is not None and outer.created
-
-    def doomed(self, only: Collection[str] | None = None) -> Iterator[tuple[str, Record, str]]:
-        """Every record with what `delete` will do to it: deleted, goes with another, or stays."""
-        for key, record in self._chosen(only):
-            record = self._completed(key, record)
-            if not record.created or record.id is None:
-                yield key, record, "stays: it was not made here" if record.id else "was never made"
-            elif self._goes_with(record):
-                yield key, record, f"goes with the {KINDS[KINDS[record.kind].within].title}"
-            else:
-                yield (
-                    key,
-                    record,
-                    "is deleted" if KINDS[record.kind].remove else "stays: others may use it",
-                )
-
-    def look(self, record: Record) -> Finished | None:
-        """Resource there is now of a record, by its id where it has one; None where there is nothing.
-
-        Raises EnvironmentFault when that cannot be known.
-        """
-        kind = KINDS[record.kind]
-        by_id = kind.get if record.id is not None else ()
-        command = self.state.fill(by_id or kind.look, record)
-        done = self._ask(command)
-        if done.code and not is_absent(command, done.err, "" if by_id else record.parent):
-            raise _failed(command, done, "Nothing was changed by it.")
-        exists = not done.code and (bool(by_id) or _read_id(record, done.out) is not None)
-        return done if exists else None
-
-    def _completed(self, key: str, record: Record) -> Record:
-        """The record with its id, for one that was being made when something broke off."""
-        if record.id is None and record.intended_at:
-            record = self._found(record) or record
+    def completed(self, key: str) -> Record:
+        """Return a record, with the id of a thing that was being made when something broke off."""
+        record = self.state.records[key]
+        if record.id is None:
+            record = self._by_name(record) or record
             self.state.put(key, record)
         return record
 
-    def _found(self, record: Record) -> Record | None:
-        """The record of what is there under that name; it counts as made here if it is no older than our intention."""
-        record = replace(record, id=None)
-        done = self.look(record)
-        if done is None:
+    def look(self, record: Record) -> Any:
+        """Return a thing as Nebius shows it now, None where there is nothing.
+
+        Raise EnvironmentFault when that cannot be known.
+        """
+        kind = KINDS[record.kind]
+        command = kind.look(record.name, record.parent)
+        parent = record.parent
+        if record.id is not None:
+            command = kind.get(record.id)
+            parent = ""
+        done = self._ask(command)
+        if not done.code:
+            return done.json()
+        if is_absent(done.err, parent):
             return None
-        dated = bool(KINDS[record.kind].get)  # the others say nothing of their age
-        made_here = bool(record.intended_at) and (
-            not dated or _is_since(done.out, record.intended_at)
-        )
-        return replace(record, id=_read_id(record, done.out), created=made_here)
+        raise done.fault("Nothing was changed by it.")
 
-    def _ensure(self, step: Step) -> None:
-        name, parent = self.state.fill((step.name, step.parent or ""))
-        make = self.state.fill(step.make)
-        known = self.state.records.get(step.key)
-        if known is not None and known.name == name and known.id is not None:
-            if self.look(known) is not None:
-                if known.created and known.made != make:
-                    self.say(f"  keeps the settings it was made with: {shlex.join(known.made)}")
-                self._until_it_runs(step.key)
-                return
-            self.say("  is gone; making it again")
-            known = None
-        if known is not None and known.name != name:
+    def _by_name(self, record: Record) -> Record | None:
+        """Return the record of what is there under that name.
+
+        It counts as made here if it is no older than our intention to make it.
+        """
+        thing = self.look(replace(record, id=None))
+        if thing is None:
+            return None
+        made_here = bool(record.intended_at) and _is_since(thing, record.intended_at)
+        return replace(record, id=str(thing["metadata"]["id"]), created=made_here)
+
+    def _ensured(self, step: Thing) -> Record:
+        """Return the record of a thing, which is made where it is not there."""
+        record = self.state.records.get(step.key)
+        if record is None:
+            record = Record(step.kind, step.name, fill([step.parent], self.ids)[0])
+        if record.name != step.name:
             raise ConfigError(
-                f"{self.state.path}: {step.key} is {known.name} there and {name} in the cluster file; names cannot be "
-                "changed. Use another file for another cluster, or delete this one first."
+                f"{self.state.path}: {step.key} is {record.name} there and {step.name} in the cluster file; names "
+                "cannot be changed. Use another file for another cluster, or delete this one first."
             )
-        if known is None:
-            known = Record(step.kind, name, parent)
-        found = self._found(known)
-        if found is not None:
-            self.say(f"  {'was made before' if found.created else 'is there already'}: {found.id}")
-            self.state.put(step.key, replace(found, made=make))
-        elif not step.make:
-            raise EnvironmentFault(
-                f"there is no {KINDS[step.kind].title}; make one in the console, and run it again"
-            )
+        if record.id is not None:
+            if self.look(record) is not None:
+                return record
+            self.say("  is gone; making it again")
+            record = replace(record, id=None, intended_at="")
+        existing = self._by_name(record)
+        if existing is not None:
+            where = "was made before" if existing.created else "is there already"
+            self.say(f"  {where}: {existing.id}")
+            record = existing
         else:
-            self.state.put(step.key, replace(known, intended_at=_now(), made=make))
-            out = self._run(make, step.stdin)
-            made = replace(self.state.records[step.key], created=True)
-            self.state.put(step.key, replace(made, id=_made_id(out, make)))
-        self._until_it_runs(step.key)
+            # Should this break off, the next look by name knows that it may be ours.
+            moment = datetime.now(UTC).isoformat(timespec="seconds")
+            self.state.put(step.key, replace(record, intended_at=moment))
+            done = self._make(fill(step.make, self.ids))
+            record = replace(record, id=str(done.json()["metadata"]["id"]), created=True)
+        self.state.put(step.key, record)
+        return record
 
-    def _apply(self, step: Step) -> None:
-        known = self.state.records.get(step.key)
-        if known is None:
-            known = self._found(Record(step.kind, step.name, step.parent))
-            known = known or Record(
-                step.kind, step.name, step.parent, created=True, intended_at=_now()
+    def _only_subnet(self, step: Subnet) -> str:
+        done = self._ask(step.look)
+        if done.code:
+            raise done.fault("Nothing was changed by it.")
+        try:
+            ids = [str(item["metadata"]["id"]) for item in json.loads(done.out).get("items", [])]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise done.fault("Expected a list of subnets as JSON. Nothing was changed.") from None
+        if len(ids) != 1:
+            raise ConfigError(
+                f"the project has {len(ids)} subnets ({', '.join(ids) or 'none'}); give the id of one as subnet: in "
+                "the cluster file. Nothing was made by it."
             )
-            self.state.put(step.key, known)
-        if not known.created:
-            self.say("  is there already, and is left as it is")
-            return
-        self._run(self.state.fill(step.make), step.stdin)
-        self.state.put(step.key, replace(known, id=step.name))
+        return ids[0]
 
-    def _until_it_runs(self, key: str) -> None:
-        record = self.state.records[key]
+    def _until_it_runs(self, record: Record) -> None:
         if not KINDS[record.kind].has_state:
             return
         deadline = time.monotonic() + 60 * self.ready_minutes
         while True:
-            there = self.look(record)
-            status = json.loads(there.out).get("status", {}) if there else {}
-            state = status.get("state", "unknown") if there else "gone"
+            thing = self.look(record)
+            status = {"state": "gone"} if thing is None else thing.get("status", {})
+            state = status.get("state", "unknown")
             if state in ("RUNNING", "READY"):
                 return
             if state in ("ERROR", "DELETING", "gone"):
@@ -342,60 +272,31 @@ class Provisioner:
             self.wait(POLL_SECONDS)
 
     def _ask(self, command: Command) -> Finished:
+        """Run a command that is allowed to fail."""
         self.say(f"  + {shlex.join(command)}")
-        return run_command(command, quiet=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
+        return Finished(command, done.returncode, done.stdout, done.stderr)
 
-    def _run(self, command: Command, stdin: str) -> str:
-        shown = shlex.join(command)
-        self.say(f"  + {shown}" + (f" <<'EOF'\n{stdin}EOF" if stdin else ""))
-        done = run_command(command, stdin)
-        if done.code:
-            raise _failed(
-                command,
-                done,
-                "What was made so far stays; run the same command again to go on here.",
-            )
-        return done.out
-
-
-def _failed(command: Command, done: Finished, advice: str) -> EnvironmentFault:
-    said = done.err.strip().splitlines()[-5:] or ["it said nothing"]
-    lines = "\n".join(f"  {line}" for line in said)
-    return EnvironmentFault(
-        f"`{shlex.join(command)[:300]}` ended with {done.code}:\n{lines}\n{advice}"
-    )
+    def _make(self, command: Command, stdin: str = "") -> Finished:
+        """Run a command that brings something about. Raise EnvironmentFault where it fails."""
+        document = f" <<'EOF'\n{stdin}EOF" if stdin else ""
+        self.say(f"  + {shlex.join(command)}{document}")
+        # What it says on the way is shown as it comes: some take many minutes.
+        done = subprocess.run(
+            command, input=stdin, stdout=subprocess.PIPE, text=True, errors="replace", check=False
+        )
+        finished = Finished(command, done.returncode, done.stdout)
+        if finished.code:
+            raise finished.fault(GO_ON)
+        return finished
 
 
-def _made_id(out: str, command: Command) -> str:
+def _is_since(thing: Any, moment: str) -> bool:
+    """True if a thing says that it was created after a moment; without a word of it, it counts as older."""
     try:
-        return str(json.loads(out)["metadata"]["id"])
-    except (ValueError, KeyError, TypeError):
-        raise EnvironmentFault(
-            f"`{shlex.join(command)[:300]}` printed no JSON with metadata.id; run the same command again, "
-            "which looks for what it made"
-        ) from None
-
-
-def _read_id(record: Record, out: str) -> str | None:
-    title = KINDS[record.kind].title
-    try:
-        return KINDS[record.kind].found(out, record.name)
-    except (KeyError, TypeError, json.JSONDecodeError):
-        raise EnvironmentFault(
-            f"looking for the {title} gave other JSON than expected: {out[:200]}"
-        ) from None
-    except ValueError as error:
-        raise ConfigError(f"{error}. Nothing was made by it.") from None
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _is_since(out: str, moment: str) -> bool:
-    """A resource says that it was created after a moment; without a word of it, it counts as older."""
-    try:
-        created = datetime.fromisoformat(json.loads(out)["metadata"]["created_at"])
+        created = datetime.fromisoformat(thing["metadata"]["created_at"])
     except (ValueError, KeyError, TypeError):
         return False
     return created >= datetime.fromisoformat(moment) - CLOCK_SKEW

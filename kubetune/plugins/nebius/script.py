@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-from kubetune.plugins.nebius.steps import ABSENT, KINDS, TOKEN, Command, Step, fill
+from kubetune.plugins.nebius.steps import ABSENT, KINDS, TOKEN, Action, Command, Step, Subnet
 
 HEAD = """\
 #!/usr/bin/env bash
@@ -14,25 +14,24 @@ HEAD = """\
 # Each thing is made only where there is none of its name, so it can be run again after a failure.
 set -euo pipefail
 
-look_up() {  # a name, jq's query, a command: prints the id, nothing where there is none; fails where that is not known
-  local name=$1 query=$2 errors found code=0
-  shift 2
+look_up() {  # a command that prints a thing: prints its id, nothing where there is none; fails where that is not known
+  local errors found code=0
   errors=$(mktemp)
   found=$("$@" 2>"$errors") || code=$?
   if [ "$code" = 0 ]; then
     rm "$errors"
-    jq -r --arg name "$name" "$query" <<<"$found"
+    jq -r .metadata.id <<<"$found"
   elif grep -Eq 'ABSENT' "$errors"; then
     rm "$errors"
   else
     cat "$errors" >&2
     rm "$errors"
-    echo "whether there is a $name is not known; nothing was made on a guess" >&2
+    echo "whether it is there is not known; nothing was made on a guess" >&2
     return 1
   fi
 }
 
-until_it_runs() {  # a command that prints the thing as JSON
+until_it_runs() {  # a command that prints a thing
   local state
   while true; do
     state=$("$@" | jq -r .status.state)
@@ -44,50 +43,54 @@ until_it_runs() {  # a command that prints the thing as JSON
   done
 }
 """
+ONLY_SUBNET = (
+    'if (.items | length) == 1 then .items[0].metadata.id else error("expected one subnet") end'
+)
 
 
-def script(steps: Sequence[Step], context: str) -> str:
-    """The text of the script; it reads nothing and keeps no state but what Nebius has."""
+def script(steps: Sequence[Step]) -> str:
+    """Return the text of the script; it reads nothing and keeps no state but what Nebius has."""
     parts = [HEAD.replace("ABSENT", ABSENT)]
     for number, step in enumerate(steps, 1):
-        title = KINDS[step.kind].title if step.kind else step.key
-        name = "" if TOKEN.search(step.name) else step.name
-        heading = f"\n# [{number}/{len(steps)}] {title} {name}".rstrip()
-        parts.append("\n".join([heading, *_lines(step, context), ""]))
+        parts.append(f"\n# [{number}/{len(steps)}] {step.title}\n")
+        parts += [f"{line}\n" for line in _lines(step)]
     return "".join(parts)
 
 
-def _lines(step: Step, context: str) -> Iterator[str]:
-    if not step.kind or step.repeats:
-        yield quote(step.make) + (f" <<'EOF'\n{step.stdin}EOF" if step.stdin else "")
+def _lines(step: Step) -> Iterator[str]:
+    if isinstance(step, Action):
+        document = f" <<'EOF'\n{step.stdin}EOF" if step.stdin else ""
+        yield quote(step.command) + document
         return
-    kind, variable = KINDS[step.kind], _variable(step.key)
-    words = {"name": step.name, "parent": step.parent, "context": context}
-    look = quote(fill(kind.look, words))
-    yield f"{variable}=$(look_up {quote((step.name,))} {shlex.quote(kind.jq)} {look})"
-    if not step.make:
+    if isinstance(step, Subnet):
+        yield f"SUBNET_ID=$({quote(step.look)} | jq -er {shlex.quote(ONLY_SUBNET)})"
         return
+    kind = KINDS[step.kind]
+    variable = _variable(step.key)
+    yield f"{variable}=$(look_up {quote(kind.look(step.name, step.parent))})"
     yield f'[ -n "${variable}" ] ||'
     yield f"  {variable}=$({quote(step.make)} | jq -er .metadata.id)"
     if kind.has_state:
-        yield f"until_it_runs {quote(fill(kind.get, {'id': f'@{{{step.key}}}'}))}"
+        yield f"until_it_runs {quote(kind.get(f'@{{{step.key}}}'))}"
     yield f'echo "{kind.title}: ${variable}"'
 
 
 def quote(command: Command) -> str:
-    """The command for a shell, ids of earlier steps as its variables."""
+    """Return the command for a shell, ids of earlier steps as its variables."""
     return " ".join(_quote_word(word) for word in command)
 
 
 def _quote_word(word: str) -> str:
     if not TOKEN.search(word):
         return shlex.quote(word)
+    quoted = ""
     # Every second part is a token's key.
-    parts = TOKEN.split(word)
-    return "".join(
-        f'"${_variable(part)}"' if i % 2 else part and shlex.quote(part)
-        for i, part in enumerate(parts)
-    )
+    for index, part in enumerate(TOKEN.split(word)):
+        if index % 2:
+            quoted += f'"${_variable(part)}"'
+        elif part:
+            quoted += shlex.quote(part)
+    return quoted
 
 
 def _variable(key: str) -> str:
