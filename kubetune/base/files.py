@@ -30,6 +30,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+# `extras` is imported here, not where it is used: it explains errors, also that no more files can be opened.
+from kubetune import extras
 from kubetune.base import fault_injection, lockfile, reminders
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError, OutOfMemory, causes
 
@@ -120,8 +122,6 @@ def fault_of(error: BaseException) -> KubetuneError | None:
     A name that is only looked up can be refused too, as in a folder that this user may not enter. What ran short may
     show in what was going on when something else failed for it.
     """
-    from kubetune import extras
-
     if lack := extras.missing_extra(error):
         return lack
     for cause in causes(error, hidden=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.rundir import checkpoints
 from kubetune.rundir.mirror import copier, store
-from kubetune.rundir.mirror.sync import Mirror
+from kubetune.rundir.mirror.sync import FETCHING, Mirror
 from tests import s3, toy
 from tests.broken_store import DRIP, WAYS, serving
 from tests.ranks import started, wait_all
@@ -125,7 +126,10 @@ def test_a_store_that_fails_while_a_run_is_fetched_leaves_it_to_be_fetched(
     address, empty = f"s3://{s3.BUCKET}/fetched-{way}", tmp_path / "empty"
     Mirror(run_dir, address).send()
     with serving(bucket.url, way, until=str(WEIGHTS)) as server:
-        with pytest.raises(errors.EnvironmentFault, match=f"{address} cannot be read: ") as fault:
+        # Asked again, a login page is what it reads of the owner of the copy.
+        with pytest.raises(
+            errors.EnvironmentFault, match=f"{address}( cannot be read: |/mirror.json is dam)"
+        ) as fault:
             ask("restore", empty, address, server.url)
         assert server.has_broken
     assert way != DRIP or f"less than 65,536 bytes of {address[5:]}/{WEIGHTS} in 10 s" in str(
@@ -137,6 +141,17 @@ def test_a_store_that_fails_while_a_run_is_fetched_leaves_it_to_be_fetched(
         ask("restore", empty, address, "http://127.0.0.1:1")
     ask("restore", empty, address, bucket.url)
     assert toy.digests(empty) == toy.digests(run_dir)
+
+
+def test_a_copy_that_is_gone_after_a_fetch_that_was_cut_off_starts_nothing_over(
+    ask: Ask, bucket: Store, run_dir: Path, tmp_path: Path
+) -> None:
+    address, half = f"s3://{s3.BUCKET}/gone", tmp_path / "half"
+    shutil.copytree(run_dir, half)
+    (half / FETCHING).touch()
+    with pytest.raises(errors.EnvironmentFault, match="cut off before; .*half holds a part of it"):
+        ask("restore", half, address, bucket.url)
+    assert (half / FETCHING).exists()
 
 
 def test_a_store_without_a_whole_checkpoint_starts_nothing_over(

@@ -262,9 +262,16 @@ class Mirror:
         there = self.remote_files()
         remote, local = self.remote_steps(), checkpoints.steps(self.run_dir)
         mark = self.run_dir / FETCHING
-        is_wanted = everything or not local or mark.exists() or (remote and remote[-1] > local[-1])
-        if not there or not is_wanted:
-            mark.unlink(missing_ok=True)
+        is_half_here = mark.exists()
+        if not there:
+            if is_half_here:
+                raise OSError(
+                    f"nothing is there now, but a fetch of the run was cut off before; {self.run_dir} holds a part of "
+                    "it. Put the copy back, or remove this directory to start over"
+                )
+            return None
+        is_longer = bool(remote) and (not local or remote[-1] > local[-1])
+        if not (everything or not local or is_half_here or is_longer):
             return None
         files.write_atomic(mark, "")
         links = {name: self.lease.read(f"checkpoints/{name}") for name in LINKS}
