@@ -149,7 +149,7 @@ def test_a_copy_that_is_gone_after_a_fetch_that_was_cut_off_starts_nothing_over(
     address, half = f"s3://{s3.BUCKET}/gone", tmp_path / "half"
     shutil.copytree(run_dir, half)
     (half / FETCHING).touch()
-    with pytest.raises(errors.EnvironmentFault, match="cut off before; .*half holds a part of it"):
+    with pytest.raises(errors.EnvironmentFault, match=r"cut off before; .*half holds a part of it"):
         ask("restore", half, address, bucket.url)
     assert (half / FETCHING).exists()
 
