@@ -5,7 +5,7 @@
 The same model, adapters, ids and steps (forward and backward of one packed batch), each way in a process of its own
 with one thread, taking turns; CPU seconds a step and peak memory above that before the first step are compared.
 Everything but the experts' forward is the same in all; how long the experts take alone is measured after it. PEFT's is
-measured twice: as its users have it, and with the allocator of our runs (`base/allocator`), which it gains by too.
+measured twice: as its users have it, and with the allocator of our runs (`base/cpu`), which it gains by too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.corpus import FIRST_WORD, Corpus, lengths
 from benchmarks.results import Results, open_results
 from benchmarks.table import PAGE, markdown
-from kubetune.base import allocator
+from kubetune.base import cpu
 from kubetune.base.files import write_atomic
 
 BEGIN, END = "<!-- experts: begin, written by benchmarks.experts -->", "<!-- experts: end -->"
@@ -117,7 +117,7 @@ def measure(results: Results, key: dict[str, Any]) -> None:
 def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
     """CPU seconds of a step, memory above that before the first, and what was computed."""
     if way != "peft":
-        allocator.keep_memory()  # before torch
+        cpu.keep_memory()  # before torch
 
     import numpy as np
     import torch

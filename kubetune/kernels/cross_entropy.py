@@ -17,10 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from kubetune.base import allocator
+from kubetune.base import cpu
 from kubetune.kernels import pointwise
 from kubetune.kernels.pointwise import Kernels, chunk_rows
-from kubetune.kernels.products import times, times_into
 
 STRIPE = 2**22
 """Numbers of a head's gradient that are made before they are added to it: so few that they stay in the cache."""
@@ -64,7 +63,7 @@ class Head(NamedTuple):
 
 def _logits(x: Tensor, head: Head, room: Tensor) -> Tensor:
     """Logits of the rows `x` before the head's rule, in the first rows of `room`."""
-    found = times_into(room[: len(x)], x, head.weight.t())
+    found = torch.mm(x, head.weight.t(), out=room[: len(x)])
     return found if head.bias is None else found.add_(head.bias)
 
 
@@ -77,7 +76,7 @@ def _room(number: int, like: Tensor, rows: int, width: int, dtype: torch.dtype) 
 
 @lru_cache(maxsize=4)
 def _kept_room(number: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-    room = torch.frombuffer(allocator.outside_heap(rows * width * dtype.itemsize), dtype=dtype)
+    room = torch.frombuffer(cpu.outside_heap(rows * width * dtype.itemsize), dtype=dtype)
     return room.view(rows, width)
 
 
@@ -129,7 +128,7 @@ def add_product(total: Tensor, d_logits: Tensor, x: Tensor) -> None:
     """`total += d_logits.T @ x`, a stripe of the vocabulary at a time: `[vocabulary, hidden]` never exists twice."""
     rows = max(1, STRIPE // x.shape[1])
     for start in range(0, len(total), rows):
-        total[start : start + rows] += times(d_logits[:, start : start + rows].t(), x)
+        total[start : start + rows] += d_logits[:, start : start + rows].t() @ x
 
 
 def opened(parameter: Tensor, collected: GradientSum | None) -> Tensor:
@@ -168,7 +167,7 @@ class FusedLinearCrossEntropy(Function):
         loss = torch.zeros((), device=hidden.device)
         for span, losses, d_logits in chunks(hidden, labels, head, scale):
             loss += losses.sum()
-            times_into(d_hidden[span], d_logits, weight)
+            torch.mm(d_logits, weight, out=d_hidden[span])
             if d_weight is not None:
                 add_product(d_weight, d_logits, hidden[span])
             if d_bias is not None:

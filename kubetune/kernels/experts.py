@@ -14,12 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from kubetune.kernels.products import pays, times
-
 ALIGNED = 16
 """Bytes that rows of grouped products are multiples of, those of factors too."""
 STRIDES = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
-"""Rows of products where their code is made by size: few, that all of it is kept (`allocator.KEPT_PRODUCTS`)."""
+"""Rows of products where their code is made by size: few, that all of it is kept (`cpu.KEPT_PRODUCTS`)."""
 
 
 class Routing(NamedTuple):
@@ -203,7 +201,7 @@ def _exact(x: Tensor) -> Tensor:
 
 
 def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    if _is_compiled_by_size(x) or pays(x[: len(x) // len(weight)], weight[0]):
+    if _is_compiled_by_size(x):
         return _in_strides(x, weight, ends.tolist())
     return F.grouped_mm(x, weight, offs=ends)
 
@@ -215,8 +213,8 @@ def _in_strides(x: Tensor, weight: Tensor, ends: Sequence[int]) -> Tensor:
         while start < end:
             stride = next((each for each in STRIDES if each >= end - start), STRIDES[-1])
             first, stop = max(0, min(start, len(x) - stride)), min(start + stride, end)
-            found = times(x[first : first + stride], weight[expert])
-            y[start:stop] = found[start - first : stop - first]
+            product = x[first : first + stride] @ weight[expert]
+            y[start:stop] = product[start - first : stop - first]
             start = stop
     return y
 

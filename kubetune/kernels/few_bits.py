@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from kubetune.base import allocator
+from kubetune.base import cpu
 from kubetune.kernels.lora import Adapters, Layer, flattened, lora_backward, lora_forward
-from kubetune.kernels.products import add_times, times_into
 
 
 class Bits(Protocol):
@@ -73,7 +72,7 @@ def _times_weight(bits: Bits, rows: Tensor, bias: Tensor | None, width: int) -> 
     )  # before the weight, lest it come to lie behind what will be a hole
     weight = bits.weight(rows.dtype).t()
     if bias is None:
-        return times_into(given, rows, weight)
+        return torch.mm(rows, weight, out=given)
     return torch.addmm(bias.to(rows.dtype), rows, weight, out=given)
 
 
@@ -83,13 +82,13 @@ _ROOMS: dict[torch.dtype, Tensor] = {}
 def _room(size: int, dtype: torch.dtype) -> Tensor:
     """The room of all weights of a dtype, which has grown to the largest."""
     if dtype not in _ROOMS or len(_ROOMS[dtype]) < size:
-        _ROOMS[dtype] = torch.frombuffer(allocator.outside_heap(size * dtype.itemsize), dtype=dtype)
+        _ROOMS[dtype] = torch.frombuffer(cpu.outside_heap(size * dtype.itemsize), dtype=dtype)
     return _ROOMS[dtype][:size]
 
 
 def _times_transposed(bits: Bits, total: Tensor | None, d_y: Tensor) -> Tensor:
     weight = bits.weight(d_y.dtype)
-    return add_times(total, d_y, weight)
+    return d_y @ weight if total is None else total.addmm_(d_y, weight)
 
 
 class _LoraLinear(Function):

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd import Function
 
 from kubetune.kernels.cross_entropy import Head, add_product, chunks, opened
-from kubetune.kernels.products import times_into
 
 
 class LinearLogProbabilities(Function):
@@ -38,7 +37,7 @@ class LinearLogProbabilities(Function):
         for span, losses, d_logits in chunks(hidden, labels, head, -1.0):
             torch.neg(losses, out=found[span])
             if slopes is not None:
-                times_into(slopes[span], d_logits, weight)
+                torch.mm(d_logits, weight, out=slopes[span])
         if slopes is not None:
             ctx.save_for_backward(slopes)
         else:
@@ -58,7 +57,7 @@ class LinearLogProbabilities(Function):
         d_bias = opened(bias, bias_sum) if ctx.needs_input_grad[2] else None
         for span, _, d_logits in chunks(hidden, labels, head, -1.0):
             d_logits.mul_(grad[span, None])
-            times_into(d_hidden[span], d_logits, weight)
+            torch.mm(d_logits, weight, out=d_hidden[span])
             if d_weight is not None:
                 add_product(d_weight, d_logits, hidden[span])
             if d_bias is not None:

@@ -25,7 +25,6 @@ from torch.autograd import Function
 
 from kubetune.kernels.cross_entropy import GradientSum
 from kubetune.kernels.dropout import draw, numbers
-from kubetune.kernels.products import add_times, times
 
 
 class AdapterCopies(NamedTuple):
@@ -178,11 +177,11 @@ def flattened(layers: Sequence[Layer]) -> Iterator[Tensor | None]:
 
 
 def _times(rows: Tensor, bias: Tensor | None, w: Tensor) -> Tensor:
-    return times(rows, w, bias)
+    return rows @ w if bias is None else torch.addmm(bias, rows, w)
 
 
 def _times_transposed(total: Tensor | None, d_y: Tensor, w: Tensor) -> Tensor:
-    return add_times(total, d_y, w.t())
+    return d_y @ w.t() if total is None else total.addmm_(d_y, w.t())
 
 
 class _LoraLinears(Function):

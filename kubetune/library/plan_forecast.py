@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cache, partial
 from typing import Any
 
+from kubetune.base import cpu
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import duration, size
 from kubetune.config.schema import Config
@@ -147,16 +148,10 @@ def _with_measured_choices(
     texts = []
     if plan.device == "cpu" and config.model.dtype == "auto" and config.kubernetes is None:
         shape = None if weights is None else shape_of(weights)
-        choice = measured.cpu_dtype(None if shape is None else shape.hidden)
-        if choice is None:
-            texts.append(
-                "model.dtype: auto -> float32 or bfloat16, because a run measures which is faster"
-            )
-        else:
-            dtype, reason = choice
-            texts.append(f"model.dtype: auto -> {dtype}, because {reason}")
-            model = config.model.model_copy(update={"dtype": dtype})
-            config = config.model_copy(update={"model": model})
+        dtype, reason = cpu.dtype_for(None if shape is None else shape.hidden)
+        texts.append(f"model.dtype: auto -> {dtype}, because {reason}")
+        model = config.model.model_copy(update={"dtype": dtype})
+        config = config.model_copy(update={"model": model})
     gpu = gpu_here() if plan.device == "cuda" else None
     runs_elsewhere = config.kubernetes is not None or (plan.device == "cuda" and gpu is None)
     if weights is None or config.training.compile != "auto" or runs_elsewhere:
@@ -318,7 +313,7 @@ def _memory_lines(
     if plan.device == "cpu" and config.model.dtype == "auto":
         yield (
             "",
-            "in float32; the run itself measures whether this CPU is faster in bfloat16 "
+            "in float32; less where the processor has instructions for bfloat16 "
             "(model.dtype: auto)",
         )
     if not weights.stated:

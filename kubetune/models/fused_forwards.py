@@ -1,9 +1,9 @@
 """Fused forwards for modules of an unmodified Hugging Face + PEFT model. Names, parameters and saving stay.
 
-LoRA layers, linear ones and dropout are known by their class, and tests hold them to PEFT's and torch's own; norms,
-SwiGLU and rotary embeddings are recognised by their structure and proved equal on the model at hand before they are
-swapped. Anything else stays as it is. LoRA layers and dropped rows pay everywhere, dropout and linear layers on a CPU;
-the others pay when their kernels are compiled.
+LoRA layers and dropout are known by their class, and tests hold them to PEFT's and torch's own; norms, SwiGLU and rotary
+embeddings are recognised by their structure and proved equal on the model at hand before they are swapped. Anything
+else stays as it is. LoRA layers and dropped rows pay everywhere, dropout on a CPU; the others pay when their kernels
+are compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from kubetune.kernels import few_bits, pointwise
 from kubetune.kernels.dropout import dropout
 from kubetune.kernels.pointwise import Kernels
-from kubetune.kernels.products import is_mkl_narrow, linear
 from kubetune.models import patches
 from kubetune.models.adapters import shared_input
 from kubetune.models.attention_hooks import CURRENT
@@ -61,8 +60,6 @@ def _candidates(
         yield "lora", quantized
     elif type(module) is nn.Dropout and not module.inplace:
         yield "dropout", _dropout_forward
-    elif _is_linear_in_fp32(module) and is_mkl_narrow():
-        yield "linear", _linear_forward
     elif kernels is None:
         return
     elif _is_rms_norm(module):
@@ -133,18 +130,6 @@ def _in_few_bits(module: Any, x: Tensor, bits: few_bits.Bits) -> Tensor:
 
 def _dropout_forward(module: Any, x: Tensor) -> Tensor:
     return dropout(x, module.p) if module.training else x
-
-
-def _is_linear_in_fp32(module: Any) -> bool:
-    return (
-        type(module) is nn.Linear
-        and module.weight.dtype == torch.float32
-        and _is_on_cpu(module.weight)
-    )
-
-
-def _linear_forward(module: Any, x: Tensor) -> Tensor:
-    return linear(x, module.weight, module.bias)
 
 
 def _is_rms_norm(module: nn.Module) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from kubetune.base import files, jsonl, logs
+from kubetune.base import cpu, files, jsonl, logs
 from kubetune.base.humanize import counted
 from kubetune.errors import KubetuneError
 
@@ -127,16 +126,7 @@ def _ratio(a: float, b: float) -> float:
 
 def device_name(gpu: str | None) -> str:
     """Name of what computes here: the GPU of this name, or the CPU and how many of its cores this process may use."""
-    return gpu or f"{_cpu()}, {counted(len(os.sched_getaffinity(0)), 'core')}"
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine() or "CPU"
+    return gpu or f"{cpu.model_name()}, {counted(len(os.sched_getaffinity(0)), 'core')}"
 
 
 def place() -> Path:

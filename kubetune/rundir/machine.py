@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from kubetune.base import cgroup, reminders
+from kubetune.base import cgroup, cpu, reminders
 from kubetune.base.gpus import gpu_use
 from kubetune.base.jsonl import Appender
 from kubetune.base.logs import family_logger
@@ -44,7 +44,7 @@ def describe() -> dict[str, Any]:
     return {
         "host": platform.node(),
         "system": platform.platform(),
-        "cpu": cpu_model(),
+        "cpu": cpu.model_name(),
         "cores": usable_cores(),
         "memory_bytes": _memory_bytes(),
         "gpus": [gpu["name"] for gpu in gpus],
@@ -54,14 +54,6 @@ def describe() -> dict[str, Any]:
         "git_dirty": git_is_dirty(),
         "versions": versions(),
     }
-
-
-def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the processor's trade name, or its architecture where the system does not say."""
-    with suppress(OSError):
-        if match := re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE):
-            return match[1]
-    return platform.processor() or platform.machine()
 
 
 def gpu_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:

@@ -6,6 +6,7 @@ What is counted is said in plan/flops.py; this file finds it in a model at hand.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from kubetune.config.schema import Config
 from kubetune.data.prepared.rows import Rows
-from kubetune.kernels.product_speed import of_device
+from kubetune.distributed.process_group import wait_for_device
 from kubetune.models.acceleration import device_bytes
 from kubetune.models.classifier_pooling import pools_last
 from kubetune.models.learner import Learner
@@ -110,7 +111,27 @@ def peak_of(device: torch.device, dtype: torch.dtype, stated: float | None) -> t
         known = stated_tflops(name)
         if known is not None:
             return known, f"stated for {name}"
-    return of_device(device, dtype)
+    return _measured_peak(device, dtype)
+
+
+def _measured_peak(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
+    """Return the TFLOP/s of the fastest bare matrix product here, and what was multiplied.
+
+    The fastest, since whatever else the machine does only slows products down.
+    """
+    size = 8192 if device.type == "cuda" else 512
+    left = torch.full((size, size), 0.5, dtype=dtype, device=device)
+    right = left.clone()
+    _ = left @ right  # the first one prepares the kernel
+    durations: list[float] = []
+    while len(durations) < 3 or math.fsum(durations) < 0.05:
+        wait_for_device(device)
+        began = time.perf_counter()
+        _ = left @ right
+        wait_for_device(device)
+        durations.append(time.perf_counter() - began)
+    kind = str(dtype).removeprefix("torch.")
+    return 2 * size**3 / min(durations) / 1e12, f"measured: a {size} × {size} {kind} product"
 
 
 def _linears(lm: nn.Module, skip: nn.Module | None) -> Iterator[Linear]:

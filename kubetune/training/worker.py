@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from kubetune import errors
-from kubetune.base import allocator, collector, files, logs, processes
+from kubetune.base import collector, cpu, files, logs, processes
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.plan.plan import make_plan
@@ -121,7 +121,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
 
 def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
     """Prepare the data, join the other ranks, train. Return the last state and, on rank 0, a remark on the run."""
-    allocator.keep_memory(classifies=config.classifies)
+    cpu.keep_memory()
     processes.try_threads()
     # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
     with Preparation(config, run_dir) as preparation:

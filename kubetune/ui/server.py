@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from kubetune.base import allocator
+from kubetune.base import cpu
 from kubetune.base.files import known
 from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.rendering import style
@@ -140,7 +140,7 @@ def serve(
     """Serve until a signal, and print the address. Raises EnvironmentFault where the port is taken."""
     import uvicorn
 
-    allocator.give_back()
+    cpu.give_back()
     listening = _listening(host, port)
     site = Site.of(folder, namespace)
     app = application(site, token, [*names, host])

@@ -1,30 +1,25 @@
-"""What `model.dtype: auto` means on a CPU: measured where a run begins, alike on all ranks, kept to the run's end."""
+"""What `model.dtype: auto` means on a CPU: a plain rule, alike on all ranks, kept to the run's end."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from kubetune import errors
-from kubetune.base import logs
+from kubetune.base import cpu, logs
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
-from kubetune.kernels import product_speed
-from kubetune.plan import measured
 from kubetune.result.inference.evaluate import evaluate_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.training.start import cpu_dtype
 from tests import toy
 from tests.ranks import run_ranks
 
-PINNED = measured.PINNED
+PINNED = cpu.PINNED
 FULL = {"lora": None, "data": {"max_length": 64}}
 
 
@@ -44,26 +39,22 @@ def starts(run_dir: Path) -> list[dict[str, object]]:
 
 
 def chosen_on(world: World, config: Config, run_dir: Path) -> str:
+    """Choose on a rank. Each has another processor: the first has instructions for bfloat16."""
     os.environ.pop(PINNED, None)
-    os.environ["XDG_CACHE_HOME"] = str(run_dir / "cache")
+    cpu.CPU_INFO = run_dir / f"cpuinfo-{world.rank}"
+    cpu.CPU_INFO.write_text("flags\t\t: fpu avx512_bf16\n" if world.rank == 0 else "flags\t: fpu\n")
     logs.configure("INFO", run_dir, world.rank)
-    return cpu_dtype.decide(config, run_dir, world).model.dtype
+    return cpu_dtype.decide(config, run_dir, world, 4096).model.dtype
 
 
-def test_two_ranks_take_what_the_first_measured(inputs: Path, tmp_path: Path) -> None:
-    first, second = run_ranks(chosen_on, 2, toy.make_config(inputs), tmp_path)
-    assert first == second
-    said = r"auto -> (\w+), because a core multiplies matrices at ([\d.e+]+) GFLOP/s here in bfloat16, ([\d.e+]+) in float"
-    found = re.search(said, log_of(tmp_path))
-    assert found, log_of(tmp_path)
-    assert found[1] == first
-    halves, singles = float(found[2]), float(found[3])
-    if not 1.19 < halves / singles < 1.21:  # what is printed is rounded
-        assert (first == "bfloat16") == (halves > 1.2 * singles)
+def test_two_ranks_take_what_suits_the_first(inputs: Path, tmp_path: Path) -> None:
+    assert run_ranks(chosen_on, 2, toy.make_config(inputs), tmp_path) == ["bfloat16", "bfloat16"]
+    reason = "auto -> bfloat16, because this processor has instructions for it (avx512_bf16)"
+    assert reason in log_of(tmp_path)
     assert "model.dtype: auto" not in log_of(tmp_path, 1)
 
 
-def test_a_narrow_model_is_not_measured(inputs: Path, tmp_path: Path) -> None:
+def test_a_narrow_model_is_trained_in_float32(inputs: Path, tmp_path: Path) -> None:
     run_dir = toy.make_run(
         tmp_path / "run", toy.make_config(inputs, {"max_steps": 1, "eval_steps": 1})
     )
@@ -73,88 +64,32 @@ def test_a_narrow_model_is_not_measured(inputs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("halves", "chosen"), [(0.068, "float32"), (0.15, "float32"), (0.54, "bfloat16")]
+    ("cpu_info", "width", "dtype"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16\n", 512, "bfloat16"),
+        ("flags\t\t: fpu avx512f amx_bf16\n", None, "bfloat16"),
+        ("flags\t\t: fpu avx512f avx512_bf16\n", 511, "float32"),
+        ("flags\t\t: fpu avx2 avx512f\n", 4096, "float32"),
+        ("Features\t: fp asimd bf16\n", 4096, "float32"),
+        ("", 4096, "float32"),
+    ],
 )
-def test_the_faster_is_taken(
+def test_bfloat16_is_for_wide_models_and_processors_with_instructions_for_it(
+    cpu_info: str,
+    width: int | None,
+    dtype: str,
     inputs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    halves: float,
-    chosen: str,
 ) -> None:
-    caplog.set_level("INFO", "kubetune")
     monkeypatch.delenv(PINNED)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(product_speed, "_series", lambda *_: {"float32": 0.135, "bfloat16": halves})
+    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "cpuinfo")
+    if cpu_info:
+        (tmp_path / "cpuinfo").write_text(cpu_info)
     config = toy.make_config(inputs)
-    assert cpu_dtype.decide(config, tmp_path, World()).model.dtype == chosen
-    # Of the machine, and so not measured again, until another torch is there.
-    monkeypatch.setattr(product_speed, "of_core", lambda: ({"float32": 1.0, "bfloat16": 1.0}, True))
-    assert cpu_dtype.decide(config, tmp_path / "next", World(), 4096).model.dtype == chosen
-    assert "(measured on 2" in caplog.messages[-1]
-    assert measured.cpu_dtype(4096) == (chosen, caplog.messages[-1].partition("because ")[2])
-    monkeypatch.setattr(measured, "version", lambda name: "99.0")
-    assert measured.cpu_dtype(4096) is None
-    assert cpu_dtype.decide(config, tmp_path / "last", World(), 4096).model.dtype == "float32"
+    assert cpu_dtype.decide(config, tmp_path, World(), width).model.dtype == dtype
     stated = toy.make_config(inputs, model={"path": str(inputs / "model"), "dtype": "float16"})
-    assert cpu_dtype.decide(stated, tmp_path, World()) == stated
-
-
-def test_measuring_takes_few_products_where_they_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        product_speed, "SECONDS", 0.0
-    )  # where they are fast, as many as that long takes
-    threads = torch.get_num_threads()
-    with FlopCounterMode(display=False) as counter:
-        assert all(speed > 0 for speed in product_speed.of_core()[0].values())
-    assert 0 < counter.get_total_flops() < 1e9
-    assert torch.get_num_threads() == threads
-
-
-@pytest.mark.parametrize(
-    ("readings", "dtype", "is_kept"),
-    [
-        ([(0.1, 0.4), (0.1, 0.4)], "bfloat16", True),
-        ([(0.0014, 0.09), (0.1, 0.09), (0.1, 0.1)], "float32", True),  # the first was disturbed
-        ([(0.1, 0.05), (0.01, 0.05), (0.1, 0.05), (0.01, 0.05), (0.1, 0.05)], "float32", False),
-    ],
-)
-def test_readings_that_differ_are_repeated_and_not_kept(
-    readings: list[tuple[float, float]], dtype: str, is_kept: bool, inputs: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    caplog.set_level("INFO", "kubetune")
-    left = iter([readings[0], *readings])  # the first prepares the kernels
-    monkeypatch.delenv(PINNED)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        product_speed,
-        "_series",
-        lambda *_: dict(zip(("float32", "bfloat16"), next(left), strict=True)),
-    )
-    assert cpu_dtype.decide(toy.make_config(inputs), tmp_path, World()).model.dtype == dtype
-    assert next(left, None) is None
-    assert (measured.cpu_dtype(4096) is not None) is is_kept
-    assert (
-        "readings differed widely, so they hold for this run alone" in caplog.text
-    ) is not is_kept
-
-
-def test_an_old_reading_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PINNED)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    measured.keep(None, dtype="bfloat16", why="w")
-    measured.keep(None, compile=False)
-    assert measured.cpu_dtype(4096) is not None
-    for old in (
-        '"dtype_time": "2026-01-',
-        '"was": "20',
-    ):  # long ago, and by a version that kept no day
-        written = re.sub(r'"dtype_time": "(.{8}|2026-01-)', old, measured.place().read_text())
-        measured.place().write_text(written)
-        assert measured.cpu_dtype(4096) is None
-        assert measured.read(None).compile is False
+    assert cpu_dtype.decide(stated, tmp_path, World(), width) == stated
 
 
 def test_what_is_pinned_must_be_one_of_two(
@@ -191,12 +126,12 @@ def test_a_run_goes_on_and_is_evaluated_in_what_it_began_with(
     assert facts["dtype"] == began
 
 
-def test_runs_of_older_versions_go_on_in_float32(
+def test_a_run_that_began_on_a_gpu_chooses_anew(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PINNED, "bfloat16")
     config = toy.make_config(inputs)
-    metrics.record_event(tmp_path, "start", step=0, device="NVIDIA H100")
+    metrics.record_event(tmp_path, "start", step=0, device="NVIDIA H100", dtype="float16")
     assert cpu_dtype.decide(config, tmp_path, World()).model.dtype == "bfloat16"
-    metrics.record_event(tmp_path, "start", step=0, device="CPU")
+    metrics.record_event(tmp_path, "start", step=0, device="CPU", dtype="float32")
     assert cpu_dtype.decide(config, tmp_path, World()).model.dtype == "float32"

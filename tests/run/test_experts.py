@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from kubetune.batching.batch import collate
@@ -92,6 +93,19 @@ def test_a_grouped_product_is_that_of_merged_weights(transposed, rank):
     assert max(relative(*pair) for pair in zip(found, expected, strict=True)) <= EXACT
 
 
+class CountedRows(TorchDispatchMode):
+    """Collect how many rows each product of matrices has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: set[int] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.mm.default:
+            self.rows.add(len(args[0]))
+        return function(*args, **(kwargs or {}))
+
+
 def test_products_of_few_sizes_are_the_grouped_product() -> None:
     torch.manual_seed(0)
     sizes = torch.tensor([0, 1, 300, 16, 0, 45, 3])
@@ -103,7 +117,10 @@ def test_products_of_few_sizes_are_the_grouped_product() -> None:
     expected = torch.nn.functional.grouped_mm(x, weight, offs=ends)
     assert relative(kernels._in_strides(x, weight, ends.tolist()), expected) <= EXACT
     half, halved = x.bfloat16(), weight.bfloat16()
-    found = kernels._grouped(half, halved, ends)
+    with CountedRows() as counted:
+        found = kernels._grouped(half, halved, ends)
+    assert counted.rows
+    assert counted.rows <= set(kernels.STRIDES)
     assert (
         relative(
             found.float(), torch.nn.functional.grouped_mm(half.float(), halved.float(), offs=ends)

@@ -17,8 +17,8 @@ LARGE = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, 
 MEASURE = """
 import sys, threading
 from pathlib import Path
-from kubetune.base import allocator
-allocator.give_back()
+from kubetune.base import cpu
+cpu.give_back()
 import peft, torch, transformers.models.llama.modeling_llama
 from kubetune.result.publishing.export import export_run
 

@@ -49,7 +49,7 @@ def rows(**speeds: float) -> dict[str, dict[str, object]]:
 
 def test_the_faster_is_chosen_where_both_were_measured() -> None:
     found = verdict.choices(
-        rows(plain=100, compiled=120, layers=150, fp8=180, alone=50), ["8B", "4B"], "cuda"
+        rows(plain=100, compiled=120, layers=150, fp8=180, alone=50), ["8B", "4B"]
     )
     assert found.pop("why").startswith(
         "4B LoRA, bfloat16, compiled layers: 150 tokens/s, LoRA, bfloat16: 100; "
@@ -57,10 +57,10 @@ def test_the_faster_is_chosen_where_both_were_measured() -> None:
     # Of 18,000 tokens, 180 s without compiling are 120 s and 60 s of compiling with it.
     assert found.pop("compile_from") == pytest.approx(4.0 * 4e9 * 18_000)
     assert found == {"compile": "layers", "fp8": True, "attention": "padding_free"}
-    found = verdict.choices(rows(plain=100, compiled=101, single=90), ["4B"], "cpu")
+    found = verdict.choices(rows(plain=100, compiled=101, single=90), ["4B"])
     assert found.pop("why")
-    assert found == {"dtype": "bfloat16", "compile": False}
-    assert verdict.choices({"4B LoRA, bfloat16": {"failed": "out of memory"}}, ["4B"], "cuda") == {
+    assert found == {"compile": False}
+    assert verdict.choices({"4B LoRA, bfloat16": {"failed": "out of memory"}}, ["4B"]) == {
         "why": ""
     }
 
@@ -182,7 +182,7 @@ def test_choices_that_are_damaged_or_of_another_torch_choose_nothing(
     measured.keep(None, compile=False, why="w")
     measured.keep("NVIDIA H100", compile="layers", why="g")
     assert (measured.read(None).compile, measured.read("NVIDIA H100").compile) == (False, "layers")
-    measured.keep(None, dtype="float32", why="d")
+    measured.keep(None, attention="sdpa", why="d")
     assert measured.read(None).compile is False
     monkeypatch.setattr(measured, "version", lambda name: "0")
     assert measured.read(None) == measured.Choices()
@@ -204,7 +204,7 @@ def test_plan_says_what_was_measured(cache: Path, capsys: pytest.CaptureFixture[
         "--lora",
         "compute.gpus_per_node=0",
     ]
-    measured.keep(None, dtype="bfloat16", compile=False, why="it is faster")
+    measured.keep(None, compile=False, why="it is faster")
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "training.compile: auto -> false, because it is faster (measured on 2" in said
@@ -223,7 +223,7 @@ def test_a_whole_benchmark_becomes_tables_and_choices(
     speeds = {row["case"]: row.get("tokens_per_second") for row in found["measurements"]}
     assert all(speed for name, speed in speeds.items() if "TRL" not in name), found
     assert found["disagreements"] == []
-    assert found["choices"]["dtype"] in ("float32", "bfloat16")
+    assert "attention" in found["choices"]
     assert measured.read(None) == measured.Choices()  # of a tiny model nothing is kept
     assert "| tiny LoRA, float32 |" in table.render(read_results(output))
     assert bench._slug(found["machine"])

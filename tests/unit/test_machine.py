@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kubetune.base import processes
+from kubetune.base import cpu, processes
 from kubetune.rundir import machine, metrics
 from kubetune.rundir.mlflow_tracker import machine_load
 
@@ -37,10 +37,18 @@ def test_a_command_is_told_as_it_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_
     assert machine.describe()["command"] == "kubetune train run.yaml"
 
 
-def test_names_of_parts_are_read_where_the_system_keeps_them(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9654\nflags\t: fpu\n")
-    assert machine.cpu_model(tmp_path / "cpuinfo") == "AMD EPYC 9654"
-    assert machine.cpu_model(tmp_path / "none")
+def test_names_of_parts_are_read_where_the_system_keeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nmodel name\t: AMD EPYC 9654\nflags\t: fpu avx512f avx2 avx512_vnni\n"
+    )
+    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "cpuinfo")
+    assert machine.describe()["cpu"] == "AMD EPYC 9654"
+    assert cpu.instructions() == ["avx2", "avx512f"]
+    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "none")
+    assert cpu.model_name()
+    assert cpu.instructions() == []
     line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version:  gcc 12.2.0"
     (tmp_path / "version").write_text(line)
     assert machine.gpu_driver(tmp_path / "version") == "570.86.15"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.base import files
+from kubetune.base import cpu, files
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import size, visible
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 NOT_PRINTED = ("why", "compile_from")
 MINUTES = {"cpu": 2.5, "cuda": 10.0}
 GPU_TEST_SECONDS = 600.0
-CPU_INFO = Path("/proc/cpuinfo")
-INSTRUCTIONS = re.compile(r"\b(?:avx2|avx512f|avx512_bf16|amx_bf16)\b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             # After each case, so that an interrupted bench keeps what it measured.
             _write(output, facts, results)
     shapes = list(dict.fromkeys(case.shape for case in cases))
-    choices = verdict.choices(results, shapes, device)
+    choices = verdict.choices(results, shapes)
     disagreements = verdict.disagreements(results)
     _write(output, facts, results, choices=choices, disagreements=disagreements)
     for line in disagreements:
@@ -158,9 +156,6 @@ def _machine(device: str) -> dict[str, Any]:
     from kubetune.rundir import machine
 
     facts = machine.describe()
-    cpu_info = ""
-    if CPU_INFO.exists():
-        cpu_info = CPU_INFO.read_text(errors="replace")
     gpu = None
     if device == "cuda":
         gpu = next((str(row["name"]) for row in gpu_use()), None)
@@ -168,7 +163,7 @@ def _machine(device: str) -> dict[str, Any]:
         "cpu": facts["cpu"],
         "cores": facts["cores"],
         "memory_gib": round(facts["memory_bytes"] / 2**30),
-        "instructions": sorted(set(INSTRUCTIONS.findall(cpu_info))),
+        "instructions": cpu.instructions(),
         "gpu": gpu,
         "driver": facts["driver"],
         "versions": facts["versions"],

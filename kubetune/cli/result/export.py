@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubetune.base import allocator
+from kubetune.base import cpu
 from kubetune.base.humanize import counted
 from kubetune.base.signals import stoppable
 from kubetune.cli.json_answers import Answer, add_json, prints_json
@@ -70,7 +70,7 @@ def add_result(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Export, and print what was written and what was proved."""
-    allocator.give_back()
+    cpu.give_back()
     with stoppable():
         from kubetune.result.publishing.export import export_run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune import errors
-from kubetune.base import allocator
+from kubetune.base import cpu
 from kubetune.base.logs import scrub
 from kubetune.base.signals import stoppable
 from kubetune.cli.json_answers import Answer, add_json, prints_json
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Upload; print the address. The run's events tell of success and failure alike."""
-    allocator.give_back()
+    cpu.give_back()
     config = read_config(args.run_dir)
     wanted = _wanted(args, config)
     if not args.despite_gate:

@@ -43,8 +43,8 @@ class ModelConfig(Section):
         Field(
             "auto",
             description="Dtype of frozen weights and of the arithmetic. `auto`: bfloat16 where the GPU supports it, else "
-            "float16; on a CPU float32, or bfloat16 where that multiplies faster: measured when a run begins, and kept. "
-            "Trained parameters and optimizer state are always float32.",
+            "float16; on a CPU bfloat16 where the processor has instructions for it and the model is 512 wide or more, "
+            "else float32. Trained parameters and optimizer state are always float32.",
         )
     )
     attention: Literal["auto", "padding_free", "eager", "sdpa"] = Field(

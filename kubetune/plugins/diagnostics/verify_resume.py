@@ -133,7 +133,7 @@ def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start)
     whole = _make(folder / "uninterrupted", config, plan)
     _train(whole, start)
     expected = facts_of(whole)
-    config = cpu_dtype.as_trained(whole, config)  # measuring anew might choose otherwise
+    config = cpu_dtype.as_trained(whole, config)  # another machine might choose otherwise
 
     resumed = _make(folder / "resumed", config, plan)
     # The stop is the one that every run knows: SIGTERM while a step runs, a checkpoint after it, exit code 143.

@@ -1,6 +1,6 @@
-"""Settings that are `auto` where a measurement of this machine says which is faster: dtype, attention, compilation.
+"""Settings that are `auto` and what they mean here: the dtype on a CPU, and what `kubetune bench` measured.
 
-What a run began with it keeps to its end. `model.dtype` on CPUs, which runs measure themselves, is cpu_dtype's.
+What a run began with it keeps to its end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kubetune.training.start import cpu_dtype
 def decide(
     config: Config, plan: Plan, run_dir: Path, world: World, tokens: float, width: int | None = None
 ) -> Config:
-    """The config with what this machine's measurements choose; all ranks call it and agree.
+    """Return the config with what `auto` means on this machine; all ranks call it and agree.
 
     `tokens`: of all steps; `width`: the model's hidden size, where it is known.
     """

@@ -15,7 +15,7 @@ TOLERANCE = 0.02
 Rows = Mapping[str, Mapping[str, Any]]
 
 
-def choices(rows: Rows, shapes: Sequence[str], device: str) -> dict[str, Any]:
+def choices(rows: Rows, shapes: Sequence[str]) -> dict[str, Any]:
     """The faster of what was measured, by the first of the shapes where both ran: those of `planning.measured`."""
     found: dict[str, Any] = {}
     said: list[str] = []
@@ -36,8 +36,6 @@ def choices(rows: Rows, shapes: Sequence[str], device: str) -> dict[str, Any]:
             )
             return
 
-    if device == "cpu":
-        decide("dtype", "LoRA, float32", {"bfloat16": "LoRA, bfloat16"}, "float32")
     decide(
         "compile",
         "LoRA, bfloat16",

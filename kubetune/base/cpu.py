@@ -1,0 +1,129 @@
+"""What is done for CPUs alone: which dtype a run takes, and how memory is kept.
+
+Only what makes LoRA or full fine-tuning at least 1.3 times as fast, or spares much memory, belongs here. On two cores of
+an AMD EPYC (docs/performance.md and docs/forecast.md):
+
+    bfloat16 where the processor has instructions for it     LoRA: 983 tokens/CPU-s, 525 in float32: 1.9 times as fast
+    large blocks stay in the heap (`keep_memory`)            LoRA of experts by PEFT's own code: 1.5 to 2.3 times as fast
+    few products of matrices stay prepared (`keep_memory`)   rows of many lengths in bfloat16: 874 MiB instead of 1,576
+
+What changes the arithmetic itself stands beside it: few sizes of products in bfloat16 (kernels/experts.py,
+kernels/attention/padded.py, batching/filling.py), short chunks of Mamba-2 (models/recurrences.py), and dropout
+(kernels/dropout.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+
+from kubetune.errors import ConfigError
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+# Of a processor's instructions, those that decide how fast it multiplies matrices.
+INSTRUCTIONS = ("amx_bf16", "avx2", "avx512_bf16", "avx512f")
+BFLOAT16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
+
+# Below this hidden size other things than products take the time, and those are slower in bfloat16.
+NARROW = 512
+DTYPES = ("float32", "bfloat16")
+PINNED = "KUBETUNE_CPU_DTYPE"  # an environment variable: the dtype, whatever the processor is
+
+# Options of glibc's mallopt.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_MMAP_MAX = -4
+
+# Products of matrices that oneDNN keeps prepared, each with code that lies in the heap. Where sizes change from step to
+# step, as those of labels do, its 1,024 take gigabytes. Those of one micro-batch must fit, or each layer prepares them
+# anew: with 32, rows of many lengths took a fifth more time.
+KEPT_PRODUCTS = 64
+# oneDNN's own limit, and that of ideep, by which torch calls it.
+_LIMITS_OF_PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+
+
+def model_name() -> str:
+    """Return the name that the processor is sold under, or its architecture if the system does not tell."""
+    name = re.search(r"^model name\s*:\s*(.+)$", _cpu_info(), re.MULTILINE)
+    if name is not None:
+        return name[1]
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def instructions() -> list[str]:
+    """Return which of INSTRUCTIONS the processor has, sorted."""
+    flags = re.search(r"^flags\s*:(.*)$", _cpu_info(), re.MULTILINE)
+    names = set() if flags is None else set(flags[1].split())
+    return [name for name in INSTRUCTIONS if name in names]
+
+
+def _cpu_info() -> str:
+    try:
+        return CPU_INFO.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def dtype_for(width: int | None) -> tuple[str, str]:
+    """Return the dtype that `model.dtype: auto` means on this processor, and why.
+
+    `width` is the model's hidden size, None if it is not known. Raise ConfigError if the environment asks for a dtype
+    that is not in DTYPES.
+    """
+    pinned = os.environ.get(PINNED)
+    if pinned:
+        if pinned not in DTYPES:
+            raise ConfigError(f"{PINNED} is {pinned!r}; expected {' or '.join(DTYPES)}, or nothing")
+        return pinned, f"{PINNED} says so"
+    if width is not None and width < NARROW:
+        return "float32", f"the model is narrow: its hidden size is {width}"
+    for name in instructions():
+        if name in BFLOAT16_INSTRUCTIONS:
+            return "bfloat16", f"this processor has instructions for it ({name})"
+    return (
+        "float32",
+        f"this processor has no instructions for bfloat16 ({' or '.join(BFLOAT16_INSTRUCTIONS)})",
+    )
+
+
+def keep_memory() -> bool:
+    """Let large blocks stay in the heap, and few products prepared. Return True if glibc did as it was told.
+
+    Training allocates the same large blocks in every step. By default the kernel maps, zeroes and unmaps each of them
+    every time. Call this before torch is imported. `KUBETUNE_MALLOC=off` leaves everything as it is; other C libraries
+    have no such options.
+    """
+    if os.environ.get("KUBETUNE_MALLOC") != "off":
+        for name in _LIMITS_OF_PRODUCTS:
+            os.environ.setdefault(name, str(KEPT_PRODUCTS))
+    return _set(_M_MMAP_MAX, 0) and _set(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def give_back() -> bool:
+    """Do the contrary of `keep_memory`: the kernel gets every large block back as soon as it is free.
+
+    An export wants that: what it has let go must be gone before it takes more.
+    """
+    return _set(_M_MMAP_THRESHOLD, 2**20)
+
+
+def outside_heap(size: int) -> mmap.mmap:
+    """Return zeroed bytes that no other block is ever cut from. Only what is touched of them takes memory.
+
+    For the few blocks that are far larger than all others: in the heap smaller ones settle in the room that they leave
+    for a moment, so that they find none when they come again, and the heap grows with every step.
+    """
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _set(option: int, value: int) -> bool:
+    if sys.platform != "linux" or os.environ.get("KUBETUNE_MALLOC") == "off":
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(option, value))
