@@ -97,10 +97,12 @@ class CountedRows(TorchDispatchMode):
     """Collect how many rows each product of matrices has."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rows: set[int] = set()
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is torch.ops.aten.mm.default:
             self.rows.add(len(args[0]))
         return function(*args, **(kwargs or {}))
