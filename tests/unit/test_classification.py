@@ -22,7 +22,10 @@ from kubetune.batching.filling import filled_up
 from kubetune.cli.result.evaluate import confusion_lines
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import ComputeConfig
+from kubetune.data.prepared.pipeline import Batch, Split, Worker
 from kubetune.data.reading.formats import Labelled, convert
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.sources import read_source
 from kubetune.data.text import find_labels as find_labels_module
 from kubetune.data.text.encode_labelled import LabelledEncoder
 from kubetune.data.text.labels import Labels
@@ -84,6 +87,16 @@ def labels_of(model: Path, tmp_path: Path, rows: list[Any], **classification: An
         ([[True, False, True]], {}, "multi_label_classification", ("0", "1", "2")),
         ([[0, 1], [1]], {}, "multi_label_classification", ("0", "1")),
         ([[0, 1], []], {}, "multi_label_classification", ("0", "1")),
+        (["1_2", "1_3"], {}, "single_label_classification", ("1_2", "1_3")),
+        (["1_000", "2_000"], {}, "single_label_classification", ("1_000", "2_000")),
+        (["01", "10"], {}, "single_label_classification", ("01", "10")),
+        (["01", "02"], {}, "single_label_classification", ("01", "02")),
+        (["１", "２"], {}, "single_label_classification", ("１", "２")),
+        (["1e3", "2e3"], {}, "single_label_classification", ("1e3", "2e3")),
+        (["nan", "inf"], {}, "single_label_classification", ("inf", "nan")),
+        ([" 1", "2 ", "3.0"], {}, "single_label_classification", ("1", "2", "3")),
+        (["1e-05", "+0.5", ".25"], {}, "regression", ("value",)),
+        (["x", "1" * 400], {"labels": ["x", "y"]}, "single_label_classification", ("x", "y")),
     ],
 )
 def test_labels_are_found(
@@ -120,6 +133,7 @@ def test_names_of_the_model_are_taken_where_they_fit(tmp_path: Path) -> None:
             [1, "pos", 0, "neg"],
             r"numbers \(0, 1\) and labels that are names \(neg, pos\).*List all classes in",
         ),
+        (["01", "1", "2"], r"numbers \(1, 2\) and labels that are names \(01\)"),
         ([["x", 0], ["1"], [1]], r"numbers \(0, 1\) and labels that are names \(x\)"),
         (
             [3, 20261121],
@@ -205,6 +219,28 @@ def test_truths_and_numbers_find_their_classes() -> None:
     for label in (0, 6):
         with pytest.raises(ValueError, match=r"expected one of 1, 2, 3, 4, 5\. If a class"):
             ratings.target(label)
+
+
+def test_a_name_that_looks_like_a_number_is_not_the_place_of_another() -> None:
+    single = partial(Labels, "single_label_classification")
+    cases: list[tuple[tuple[str, ...], str | int]] = [
+        (("01", "02"), 1),
+        (("1", "2", "other"), 0),
+        (("1e3", "2e3"), 1),
+        (("no", "yes"), "1_0"),
+        (("no", "yes"), "1" * 400),
+    ]
+    for names, label in cases:
+        read = convert({"text": "x", "label": label}, kind="labelled")
+        assert isinstance(read, Labelled)
+        with pytest.raises(ValueError, match="expected one of"):
+            single(names).target(read.label)
+    assert single(("01", "02")).target("02") == (1.0,)
+    regression = Labels("regression", ("value",))
+    assert regression.target("1e-05") == (1e-05,)
+    for text in ("1_0", "nan", "inf", "１", "1" * 400):
+        with pytest.raises(ValueError, match="expected a finite number"):
+            regression.target(text)
 
 
 def test_means_over_classes_are_those_of_scikit_learn_and_can_reach_one() -> None:
@@ -308,6 +344,35 @@ def test_a_data_set_names_its_numbers(model: Path, tmp_path: Path, listed: bool)
         tmp_path, model=str(model), data=data, classification={"labels": ["bad", "good"]}
     )
     assert find_labels(given) == Labels(kind, ("bad", "good"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("labels", [None, ["1", "10", "2"], ["bad", "good", "fair"]])
+def test_numbers_of_a_data_set_are_places_also_where_its_names_are_numbers(
+    model: Path, tmp_path: Path, labels: list[str] | None
+) -> None:
+    """As `class_encode_column` makes them of ratings, sorted as texts; a table beside it has the ratings themselves."""
+    datasets = pytest.importorskip("datasets")
+    ratings = [1, 2, 10, 2]
+    rows = datasets.Dataset.from_dict({"text": ["x"] * 4, "label": ratings})
+    rows.class_encode_column("label").to_parquet(tmp_path / "train.parquet")
+    lines = [f"x,{rating}\n" for rating in ratings]
+    (tmp_path / "eval.csv").write_text("".join(["text,label\n", *lines]))
+    data: dict[str, Any] = {"train": str(tmp_path / "train.parquet"), "eval": None}
+    has_own_names = labels is not None and "1" not in labels
+    if not has_own_names:
+        data["eval"] = str(tmp_path / "eval.csv")
+    config = reviews.make_config(
+        tmp_path, model=str(model), data=data, classification={"labels": labels}
+    )
+    found = find_labels(config)
+    expected = ["bad", "fair", "good", "fair"] if has_own_names else ["1", "2", "10", "2"]
+    sources = config.sources
+    worker = Worker(load_tokenizer(config.model), config.data, sources, found)
+    splits: list[Split] = ["train"] if has_own_names else ["train", "eval"]
+    for split in splits:
+        records = list(enumerate(read_source(sources[split][0], Problems())))
+        chunk = worker.encode(Batch(0, split, records)).chunk
+        assert [found.name([target]) for target in chunk.targets] == expected
 
 
 def test_data_sets_that_number_their_classes_differently_are_refused(

@@ -11,7 +11,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, islice
 from typing import Any, Final, Literal
 
@@ -25,6 +25,7 @@ from kubetune.data.reading.formats import (
     Chat,
     Example,
     Judged,
+    Labelled,
     Pair,
     Preference,
     Text,
@@ -38,7 +39,8 @@ from kubetune.data.reading.record import Record
 from kubetune.data.text.encode import Encoded, Encoder, pieces
 from kubetune.data.text.encode_labelled import LabelledEncoder
 from kubetune.data.text.encode_preferences import PreferenceEncoder
-from kubetune.data.text.labels import Labels
+from kubetune.data.text.find_labels import names_of_numbers
+from kubetune.data.text.labels import Labels, with_names
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder
 from kubetune.data.text.turns.marks import REASONING_FIELDS
 from kubetune.data.vision.encode import VisionEncoder
@@ -207,6 +209,8 @@ class Worker:
                 PreferenceEncoder(seeing, margins=kind == "graded") if compares else seeing
             )
         self._kind: RecordKind = "labelled" if labels is not None else kind
+        self._labels = labels
+        self._names_of_numbers: dict[tuple[Split, int], tuple[str, ...]] = {}  # by source
         self._find_special = None if labels is not None else tokenizer.find_special
         self._prefix = tokenizer.prefix
         self._data = data
@@ -227,7 +231,8 @@ class Worker:
         for index, record in batch.records:
             try:
                 reading = read(record.value, source.format, source.columns, kind=self._kind)
-                examples.append(located(reading.example, record.file, self._data.cache))
+                example = located(reading.example, record.file, self._data.cache)
+                examples.append(self._named(example, batch))
                 good.append((index, record.where))
                 result.tally.unused_keys.update(
                     key for key in reading.unused if not self._is_read_by_template(key)
@@ -253,6 +258,17 @@ class Worker:
         result.tally.refused += bad
         _add_digests(result)
         return result
+
+    def _named(self, example: Example, batch: Batch) -> Example:
+        """Return a labelled example with names for numbers that its source counts otherwise than the run."""
+        if self._labels is None or not isinstance(example, Labelled):
+            return example
+        place = (batch.split, batch.source)
+        if place not in self._names_of_numbers:
+            source = self._sources[batch.split][batch.source]
+            self._names_of_numbers[place] = names_of_numbers(source, self._labels.names)
+        names = self._names_of_numbers[place]
+        return replace(example, label=with_names(example.label, names)) if names else example
 
     def _is_read_by_template(self, key: str) -> bool:
         """A key of messages that the chat template names: it is given them whole."""

@@ -7,6 +7,7 @@ Adding a shape is one function and one line in SHAPES.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeVar
@@ -441,6 +442,10 @@ def texts_of(value: Value) -> tuple[str, str | None]:
     return texts[0], texts[1] if pair else None
 
 
+_WHOLE_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
+"""A text that is a number, as a table writes it; `01`, `1_000` and `１` are names."""
+
+
 def _label(label: Any) -> Label:
     """Return a label as it is read: without the space around a name, `true` and `false` as tables name them."""
     if isinstance(label, str):
@@ -451,7 +456,7 @@ def _label(label: Any) -> Label:
         return _several(label)
     if isinstance(label, bool):
         return str(label)
-    if isinstance(label, str) and label.removeprefix("-").isdecimal():
+    if isinstance(label, str) and _WHOLE_NUMBER.fullmatch(label):
         label = int(label)
     is_no_number = isinstance(label, float) and not math.isfinite(label)
     if is_no_number or not isinstance(label, (int, float, str)) or label == "":

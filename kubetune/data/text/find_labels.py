@@ -21,16 +21,18 @@ from kubetune.data.reading.sources import class_names, read_source
 from kubetune.data.text.labels import (
     UNLABELLED,
     Labels,
+    are_numbers,
     cover,
     is_vector,
     listed,
     number_of,
     whole_number_of,
+    with_names,
 )
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.errors import DataError
 
-RULES: Final = 3
+RULES: Final = 4
 """Changes when the same labels would become other numbers or names."""
 MOST_UNSEEN: Final = 1000
 """Classes that may be missing where numbers count them; more, and they are no count."""
@@ -92,6 +94,19 @@ def find_labels(
     return labels
 
 
+def names_of_numbers(source: SourceConfig, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names that a data set has for the numbers in its labels, where they could be taken for other classes.
+
+    `names`: those of the run. Example: `class_encode_column` of `datasets` makes of the ratings 1, 2 and 10 the numbers
+    0, 2 and 1, since it sorts them as texts: "1", "10", "2". Its number 2 is then the class "2", and 1 is "10".
+    Empty where numbers are places among the names of the run anyway.
+    """
+    if not are_numbers(names):
+        return ()
+    of_data = class_names(source)
+    return () if set(of_data).isdisjoint(names) else of_data
+
+
 def label_facts(classification: ClassificationConfig, model: ModelConfig) -> dict[str, Any]:
     """Return all besides the data that decides how labels become numbers, for a fingerprint."""
     return {
@@ -140,6 +155,9 @@ def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
     seen = _Seen()
     is_empty = True
     for source in sources:
+        names = class_names(source)
+        if not are_numbers(names):
+            names = ()
         for record in read_source(source, Problems()):
             try:
                 example = convert(record.value, source.format, source.columns, kind="labelled")
@@ -149,7 +167,7 @@ def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
             if not isinstance(example, Labelled):
                 continue
             is_empty = False
-            seen.add(example.label)
+            seen.add(with_names(example.label, names))
             key = label_key(record.value, is_pair=example.second is not None)
             if key == "score" and "label" not in source.columns:
                 seen.are_scores = True
@@ -229,7 +247,7 @@ def _names(seen: _Seen, named: tuple[str, ...], id2label: Mapping[str, str]) -> 
     if numbers and len(numbers) == len(labels):
         return _numbered(numbers)
     names = tuple(sorted({str(label) for label in labels}))
-    if numbers:
+    if numbers and not _are_codes(names):
         words = [name for name in names if whole_number_of(name) is None]
         raise DataError(
             f"data.train holds labels that are numbers ({listed(sorted(map(str, set(numbers))))}) and labels that are "
@@ -239,6 +257,12 @@ def _names(seen: _Seen, named: tuple[str, ...], id2label: Mapping[str, str]) -> 
     if len(names) < 2:
         raise DataError(_too_few(names, seen.first_bad))
     return names
+
+
+def _are_codes(names: Sequence[str]) -> bool:
+    """Return True for codes such as `01` to `12`: all are digits, and no two are the same number."""
+    are_short_digits = all(name.isdecimal() and len(name) <= 20 for name in names)
+    return are_short_digits and len(set(map(int, names))) == len(names)
 
 
 def _numbered(numbers: Sequence[int]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,8 @@ UNLABELLED: Final = (
     "`kubetune generate` say what the model thinks"
 )
 NAMES_SHOWN: Final = 12
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_WHOLE_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.0*)?", re.ASCII)
 _TRUTHS: Final = {"False": 0, "True": 1}
 """The labels that `false` and `true` are read as, and the classes of two that they stand for where these have names."""
 
@@ -84,7 +87,7 @@ class Labels:
         if whole_number_of(label) == -1:
             raise ValueError(f"label is -1: {UNLABELLED}")
         expected = listed(self.names)
-        if not _are_numbers(self.names):
+        if not are_numbers(self.names):
             expected += f", or a number from 0 to {len(self.names) - 1}"
         raise ValueError(
             f"label is {label!r}; expected one of {expected}. If a class is missing in the data of training, list it "
@@ -138,16 +141,28 @@ def is_vector(label: Label) -> TypeGuard[tuple[float, ...]]:
 
 
 def number_of(label: Label) -> float | None:
-    """Return the finite number that a label is."""
+    """Return the finite number that a label is, or that its text writes: `0.5`, `-3`, `1e-05`.
+
+    Names that only Python takes for numbers are none: `1_000`, `１`, `nan`.
+    """
+    if isinstance(label, str) and not _NUMBER.fullmatch(label):
+        return None
     try:
         number = float(cast(Any, label))
-    except (TypeError, ValueError):
+    except (TypeError, OverflowError):  # a list, or a whole number beyond what a float holds
         return None
     return number if abs(number) < float("inf") else None
 
 
 def whole_number_of(label: Label) -> int | None:
-    """Return the whole number that a label is: `2`, and `2.0` as tables write where a row has none."""
+    """Return the whole number that a label is: `2`, and `2.0` as tables write where a row has none.
+
+    A text is one only as a table writes it, so that names that look alike stay apart: `01`, `1e3` and `+1` are names.
+    """
+    if isinstance(label, int):
+        return label
+    if isinstance(label, str) and not _WHOLE_NUMBER.fullmatch(label):
+        return None
     number = number_of(label)
     return int(number) if number is not None and number == int(number) else None
 
@@ -167,9 +182,23 @@ def class_index(indexes: Mapping[str, int], label: str | int | float) -> int | N
         if str(label).lower() in by_lower_name:
             return by_lower_name[str(label).lower()]
         return _TRUTHS[str(label)] if len(indexes) == 2 else None
-    if number is None or not 0 <= number < len(indexes) or _are_numbers(indexes):
+    if number is None or not 0 <= number < len(indexes) or are_numbers(indexes):
         return None
     return number
+
+
+def with_names(label: Label, names: Sequence[str]) -> Label:
+    """Return a label with the names of the classes that its numbers count; a number beyond them stays."""
+    if is_vector(label):
+        return label
+    if isinstance(label, tuple):
+        return tuple(_name_of(item, names) for item in label)
+    return cast(Label, _name_of(label, names))
+
+
+def _name_of(label: Any, names: Sequence[str]) -> Any:
+    is_place = isinstance(label, int) and 0 <= label < len(names)
+    return names[label] if is_place else label
 
 
 def cover(names: Sequence[str], labels: set[Any]) -> bool:
@@ -180,6 +209,9 @@ def cover(names: Sequence[str], labels: set[Any]) -> bool:
     return all(class_index(indexes, label) is not None for label in labels)
 
 
-def _are_numbers(names: Iterable[str]) -> bool:
-    """Return True if classes are named by numbers, as where the data have no names for them."""
-    return all(name.isdecimal() for name in names)
+def are_numbers(names: Iterable[str]) -> bool:
+    """Return True if a class is named by a number, as where the data have no names for them.
+
+    Then numbers are names alone: beside `1`, `2` and `other`, a 2 cannot also be the place of `other`.
+    """
+    return any(number_of(name) is not None or name.isdecimal() for name in names)
