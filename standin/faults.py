@@ -9,19 +9,13 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from standin.node.fake import end, is_fake
 from standin.state.errors import ApiError, forbidden
 from standin.state.objects import Object, finished, set_condition, terminating
 from standin.state.resources import BY_KIND, RESOURCES, Resource
-
-if TYPE_CHECKING:
-    from standin.node.kubelet import Kubelet
-    from standin.state.store import Store
-
+from standin.state.store import Store
 
 _KUBELET_PATHS = {"log": "containerLogs", "portforward": "portForward"}
 # A real server refuses for some seconds; counted, it is the same on a slow machine.
@@ -207,41 +201,3 @@ def drain(store: Store, node_name: str) -> None:
     for pod in store.list("Pod"):
         if pod["spec"].get("nodeName") == node_name and not finished(pod) and not terminating(pod):
             evict(store, pod)
-
-
-def inject(faults: Faults, store: Store, kubelet: Kubelet, name: str, body: Object) -> None:
-    """Carry out one request; KeyError or TypeError when there is no such fault, pod or node, or no such argument."""
-    match name:
-        case "kill-pod":
-            pod = store.get("Pod", body["namespace"], body["pod"])
-            worker = kubelet.worker(pod) if pod else None
-            if worker is None or not worker.kill(body["reason"]):
-                raise KeyError(f"there is no running pod {body['namespace']}/{body['pod']}")
-        case "drain":
-            drain(store, body["node"])
-        case "end-fakes":
-            for pod in store.list("Pod", body["namespace"]):
-                if is_fake(store, pod):
-                    end(store, pod, body["code"])
-        case "never-schedule":
-            faults.never_schedule(**body)
-        case "leave-unbound":
-            faults.leave_unbound(**body)
-        case "leave-kubelet":
-            faults.leave_kubelet(**body)
-        case "break-image":
-            faults.break_image(**body)
-        case "uninstall":
-            faults.uninstall(**body)
-        case "refuse":
-            faults.refuse(**body)
-        case "trouble":
-            faults.trouble(**body)
-        case "clear":
-            faults.clear()
-            for node in store.list("Node"):
-                node["spec"].pop("unschedulable", None)
-                store.touch(node)
-        case _:
-            raise KeyError(f"there is no fault {name}")
-    store.changed.set()

@@ -10,7 +10,7 @@ import yaml
 from aiohttp import web
 
 from standin import faults
-from standin.api import access, discovery, merge, protobuf
+from standin.api import access, discovery, merge
 from standin.api.apply import apply
 from standin.api.defaults import fill_defaults
 from standin.api.exec import run_exec
@@ -21,6 +21,7 @@ from standin.api.rules import admit_pod, broken_rules, pod_security_violations, 
 from standin.api.selectors import selector
 from standin.api.validation import check_schema
 from standin.api.watch import list_objects, watch_objects
+from standin.injection import inject
 from standin.node.fake import is_fake
 from standin.node.kubelet import Kubelet
 from standin.settings import Settings
@@ -113,7 +114,7 @@ class Api:
 
     async def _inject(self, request: web.Request, name: str) -> web.Response:
         try:
-            faults.inject(self._faults, self._store, self._kubelet, name, await request.json())
+            inject(self._faults, self._store, self._kubelet, name, await request.json())
         except (KeyError, TypeError) as error:
             raise bad_request(str(error)) from error
         return json_response(_SUCCESS)
@@ -149,9 +150,7 @@ class Api:
                 seconds = self._settings.bookmark_seconds
                 return await watch_objects(request, store, resource, namespace, seconds)
             case "get":
-                return object_response(
-                    request, resource, store.require(resource, namespace, target.name or "")
-                )
+                return object_response(store.require(resource, namespace, target.name or ""))
         body = await _read_body(request)
         match verb:
             case "create":
@@ -218,7 +217,7 @@ class Api:
         body.pop("status", None)
         warnings = self._admit(body, target, request, None)
         created = self._store.create(body, _dry_run(request))
-        return object_response(request, target.resource, created, 201, warnings)
+        return object_response(created, 201, warnings)
 
     def _replace(
         self, request: web.Request, target: Target, old: Object, new: Object
@@ -240,7 +239,7 @@ class Api:
                 new |= {"status": copy.deepcopy(old["status"])} if "status" in old else {}
             warnings = self._admit(new, target, request, old)
         if _dry_run(request):
-            return object_response(request, target.resource, new, 200, warnings)
+            return object_response(new, 200, warnings)
         for part in (
             "spec",
             "status",
@@ -249,7 +248,7 @@ class Api:
                 new[part] = old[part]
         old.clear()
         old.update(new)
-        return object_response(request, target.resource, self._store.touch(old), 200, warnings)
+        return object_response(self._store.touch(old), 200, warnings)
 
     def _patch(self, request: web.Request, target: Target, body: Any) -> web.Response:
         resource, name = target.resource, target.name or ""
@@ -286,7 +285,7 @@ class Api:
             return self._replace(request, target, old, new)
         warnings = self._admit(new, target, request, None)
         created = self._store.create(new, _dry_run(request))
-        return object_response(request, target.resource, created, 201, warnings)
+        return object_response(created, 201, warnings)
 
     def _delete(self, request: web.Request, target: Target, options: Object) -> web.Response:
         resource, name = target.resource, target.name or ""
@@ -398,8 +397,6 @@ def _delete_options(request: web.Request, options: Object) -> tuple[int | None, 
 
 async def _read_body(request: web.Request) -> Any:
     if "protobuf" in request.content_type:
-        if (obj := protobuf.decode(await request.read())) is not None:
-            return obj
         advice = "use apply or create -f instead of a typed command such as `kubectl create job`"
         raise unsupported_media_type(f"this server reads JSON and YAML: {advice}")
     text = await request.text()

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from standin.api.tables import table
 from standin.state.objects import Object
-from standin.state.resources import Resource
 
 
 def json_response(
@@ -22,27 +20,16 @@ def json_response(
 
 
 def object_response(
-    request: web.Request,
-    resource: Resource,
     obj: Object,
     status: int = 200,
     warnings: Sequence[str] = (),
 ) -> web.Response:
-    """One object, as a Table where the client asks for it, with its warnings as headers."""
-    body = (
-        table(resource.kind, [obj], obj["metadata"]["resourceVersion"])
-        if wants_table(request)
-        else obj
-    )
-    response = json_response(body, status)
+    """Answer with one object, its warnings as headers."""
+    response = json_response(obj, status)
     for warning in warnings:
         quoted = warning.replace('"', '\\"')
         response.headers.add("Warning", f'299 - "{quoted}"')
     return response
-
-
-def wants_table(request: web.Request) -> bool:
-    return "as=Table" in request.headers.get("Accept", "")
 
 
 def hung_up(request: web.Request) -> bool:

@@ -8,9 +8,8 @@ import json
 
 from aiohttp import web
 
-from standin.api.responses import flag, hung_up, json_response, wants_table
+from standin.api.responses import flag, hung_up, json_response
 from standin.api.selectors import Test, selector
-from standin.api.tables import table
 from standin.state.errors import ApiError
 from standin.state.objects import Object, namespace_of
 from standin.state.resources import Resource
@@ -24,8 +23,6 @@ def list_objects(
 ) -> web.Response:
     matches = selector(request.query)
     items = [obj for obj in store.list(resource.kind, namespace or None) if matches(obj)]
-    if wants_table(request):
-        return json_response(table(resource.kind, items, store.revision))
     body = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "items": items}
     return json_response(body | {"metadata": {"resourceVersion": str(store.revision)}})
 
@@ -72,7 +69,6 @@ class _Stream:
         self.response = web.StreamResponse(headers={"Content-Type": "application/json"})
         self._store, self._resource, self._namespace = store, resource, namespace
         self._matches: Test = selector(request.query)
-        self._tables, self._with_header = wants_table(request), True
         self._from_state = flag(request, "sendInitialEvents")
 
     def start(self, since: str) -> list[Change]:
@@ -99,7 +95,7 @@ class _Stream:
         if kind == "MODIFIED" and matched != matches:  # entering or leaving the selection
             kind = "ADDED" if matches else "DELETED"
         if matches or (kind == "DELETED" and matched):
-            await self._send(kind, obj)
+            await self._write(kind, obj)
 
     async def send_bookmark(self, annotations: dict[str, str]) -> None:
         metadata = {
@@ -113,14 +109,6 @@ class _Stream:
             "metadata": metadata,
         }
         await self._write("BOOKMARK", body)
-
-    async def _send(self, type_: str, obj: Object) -> None:
-        if self._tables:
-            obj = table(
-                self._resource.kind, [obj], obj["metadata"]["resourceVersion"], self._with_header
-            )
-            self._with_header = False
-        await self._write(type_, obj)
 
     async def _write(self, type_: str, obj: Object) -> None:
         await self.response.write(json.dumps({"type": type_, "object": obj}).encode() + b"\n")

