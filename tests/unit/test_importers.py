@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.plan.plan import make_plan
-from kubetune.plugins.importers import TOOLS, Imported, import_config
+from kubetune.plugins.importers import TOOLS, Imported, _tools, import_config, understand
+from kubetune.plugins.importers.engine import Draft, Tool
+from kubetune.plugins.importers.foreign import Foreign
+from kubetune.plugins.importers.writing import inline
 
 AXOLOTL = """\
 base_model: some-lab/tiny-1b
@@ -796,3 +800,103 @@ def test_the_command_writes_a_file_that_can_be_planned(
     assert ".: is a folder; expected a config of another tool" in capsys.readouterr().err
     assert cli.main(["import", "a.yml", "--json", "--from", "trl"]) == 2
     assert "names no model" in capsys.readouterr().err
+
+
+_SAME_SETTING: dict[str, dict[str, Any]] = {
+    "axolotl": {"adapter": "lora", "lora_target_linear": True, "val_set_size": 0.1},
+    "LLaMA-Factory": {"finetuning_type": "lora", "val_size": 0.1, "quantization_bit": 4},
+    "TRL": {"use_peft": True, "lora_target_modules": "all-linear", "eval_strategy": "steps"},
+    "ms-swift": {"tuner_type": "lora", "split_dataset_ratio": 0.1, "quant_method": "bnb", "quant_bits": 4},
+}  # fmt: skip
+"""For each tool the settings beside which more keys say something."""
+_VALUES = (True, False, 4, 8, 0.5, 3, "epoch", "fp4", "linear", "a", "b", "keep_start", "bfd_split")
+
+
+def _keys_of_settings(tool: Tool) -> dict[str, list[str]]:
+    """The keys of a tool's table that fill in each of our settings, where there are several."""
+    table = {key: row for row in tool.rows for key in row.keys.split()}
+    keys: dict[str, list[str]] = {}
+    for key, row in table.items():
+        if row.path:
+            keys.setdefault(row.path, []).append(key)
+    return {path: names for path, names in keys.items() if len(names) > 1}
+
+
+def _understood(peer: str, settings: dict[str, Any]) -> Draft | None:
+    base = {key: value for key, value in _SAME_SETTING[peer].items() if key not in settings}
+    base["report_to"] = ["wandb", "mlflow", "trackio"]
+    try:
+        return understand(Path("theirs.yaml"), Foreign(base | settings, {}), peer)
+    except ConfigError:
+        return None
+
+
+def _telling_values(peer: str, key: str, path: str) -> list[Any]:
+    """Values with which a key fills in our setting, each otherwise, two at most."""
+    chosen: dict[str, Any] = {}
+    for value in _VALUES:
+        draft = _understood(peer, {key: value})
+        if draft is not None and draft.origins.get(path) == key:
+            chosen.setdefault(inline(draft.ours(path)), value)
+    return list(chosen.values())[:2]
+
+
+@pytest.mark.parametrize("peer", _SAME_SETTING)
+def test_of_two_keys_for_one_setting_only_that_which_counts_is_carried_over(peer: str) -> None:
+    """All pairs of keys that fill in one setting, in both orders."""
+    conflicts = set()
+    for path, keys in _keys_of_settings(_tools()[peer]).items():
+        values = {key: _telling_values(peer, key, path) for key in keys}
+        for first, second in permutations(keys, 2):
+            for pair in product(values[first], values[second]):
+                settings = {first: pair[0], second: pair[1]}
+                draft = _understood(peer, settings)
+                if draft is None:
+                    continue
+                shown = f"{path}: {inline(draft.ours(path))}"
+                for note in draft.notes:
+                    if note.key not in settings or note.kind != "carried":
+                        continue
+                    assert note.text.startswith(shown), (settings, note)
+                why = f"an earlier key, {first}, sets the same setting otherwise: {shown}"
+                if any(note.text == why for note in draft.notes):
+                    conflicts.add((first, second))
+    assert len(conflicts) > 5
+
+
+def test_keys_that_act_on_each_other_count_in_either_order(tmp_path: Path) -> None:
+    lines = "model_name_or_path: a/b\ndataset_name: a/c\nuse_peft: true\nlora_target_modules: all-linear\n"
+    pairs = (
+        ("load_in_4bit: true\n", "bnb_4bit_quant_type: fp4\n"),
+        ("save_steps: 100\n", "save_strategy: epoch\n"),
+    )
+    for pair in pairs:
+        for first, second in (pair, pair[::-1]):
+            found, config = imported(tmp_path, lines + first + second)
+            assert not found.of("dropped")
+            assert config.quantization == ("fp4" if pair == pairs[0] else "none")
+            if pair == pairs[1]:
+                assert config.training.save_steps == "epoch"
+
+
+@pytest.mark.parametrize("share", [0.1, 0.01])
+def test_a_share_of_all_steps_between_lines_of_the_log_becomes_a_number(
+    tmp_path: Path, share: float
+) -> None:
+    found, config = imported(tmp_path, f"{FACTORY}logging_steps: {share}\n")
+    assert config.training.logging_steps == 10
+    assert "a share of all steps there" in notes(found, "approximated")["logging_steps"]
+    found, _ = imported(tmp_path, f"{FACTORY}logging_steps: 0\n")
+    assert "expected a number above 0" in notes(found, "dropped")["logging_steps"]
+
+
+@pytest.mark.parametrize("stage_first", [True, False])
+def test_supervised_fine_tuning_of_a_model_that_sees_stays_that(
+    tmp_path: Path, stage_first: bool
+) -> None:
+    """LLaMA-Factory's own examples have `image_max_pixels` before `stage: sft`."""
+    pixels = "image_max_pixels: 262144\n"
+    text = FACTORY + pixels if stage_first else pixels + FACTORY
+    found, config = imported(tmp_path, text)
+    assert config.task == "vision_language"
+    assert "stage" in notes(found, "unneeded")

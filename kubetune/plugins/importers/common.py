@@ -71,6 +71,27 @@ def steps(value: Any, _: Draft) -> Outcome:
     return near("epoch", "a share of all steps; `kubetune plan` shows how many there are")
 
 
+def logging_steps(value: Any, _: Draft) -> Outcome:
+    """Steps between lines of the log, of which transformers takes one below 1 for a share of all steps."""
+    if isinstance(value, (int, float)) and value >= 1:
+        return carried(int(value))
+    if isinstance(value, (int, float)) and 0 < value < 1:
+        return near(10, "a share of all steps there, a number of steps here")
+    return dropped("expected a number above 0; every 10 steps here")
+
+
+def every(key: str, path: str, strategies: str) -> Row:
+    """Return the row of the steps between two evaluations or checkpoints; each epoch's end may replace them."""
+
+    def is_idle(draft: Draft) -> str:
+        for name in strategies.split():
+            if draft.get(name) == "epoch":
+                return f"{name} is epoch, which takes no steps"
+        return ""
+
+    return Row(key, path, steps, unless=is_idle)
+
+
 def strategy(keys: str, path: str, without: str) -> Row:
     """Return the row of `save_strategy` and its like. `without`: what happens even where it is off."""
     off = f"{without} all the same, which changes no result"
@@ -126,6 +147,9 @@ def say_it_sees(draft: Draft, key: str) -> None:
         draft.assume("preference.images", True, f"{key} {why}")
     elif task != "vision_language":
         draft.settings.pop("task", None)
+        origin = draft.origins.pop("task", None)
+        if origin is not None:
+            draft.ignore(origin, f"the task follows from {key}, which {why}")
         why = f"{key} {why}; `causal_lm` for one that reads texts alone"
         draft.assume("task", "vision_language", why)
 
@@ -233,15 +257,34 @@ def ignore_all(draft: Draft, why: str, *beginnings: str) -> None:
             draft.ignore(key, why)
 
 
+_KINDS_OF_4_BITS = {"nf4": "4bit", "fp4": "fp4"}
+
+
 def four_bits(keys: str, switch_: str, on: Any) -> Row:
     """Return the row of the kind of 4 bits, which says nothing unless the key `switch_` asks for 4 bits."""
 
     def is_off(draft: Draft) -> str:
         return "" if draft.get(switch_) == on else f"{switch_} does not ask for 4 bits"
 
-    kinds = {"nf4": "4bit", "fp4": "fp4"}
     reason = "nf4 and fp4 are there"
-    return Row(keys, "quantization", values=kinds, near="4bit", reason=reason, unless=is_off)
+    return Row(
+        keys, "quantization", values=_KINDS_OF_4_BITS, near="4bit", reason=reason, unless=is_off
+    )
+
+
+def bits_of(keys: str, kind_key: str, four: Any = 4) -> Row:
+    """Return the row of the bits of the base. `four` asks for 4 bits, of the kind that the key `kind_key` names."""
+
+    def rule(value: Any, draft: Draft) -> Outcome:
+        if value == four and type(value) is type(four):
+            return carried(_KINDS_OF_4_BITS.get(draft.get(kind_key), "4bit"))
+        if value == 8:
+            return carried("8bit")
+        if value is False and four is True:
+            return unneeded(OFF)
+        return dropped("4 and 8 bits are there")
+
+    return Row(keys, "quantization", rule)
 
 
 def seconds(value: Any, _: Draft) -> Outcome:
@@ -361,9 +404,9 @@ TRAINING = [
     Row("max_steps", "training.max_steps", same=dict.fromkeys((-1, 0), "off: epochs decide")),
     Row("save_total_limit", "training.save_total_limit", total_limit),
     switch("use_cpu no_cuda", "compute.gpus_per_node", 0),
-    Row("logging_steps", "training.logging_steps", steps),
-    Row("eval_steps", "training.eval_steps", steps),
-    Row("save_steps", "training.save_steps", steps),
+    Row("logging_steps", "training.logging_steps", logging_steps),
+    every("eval_steps", "training.eval_steps", "eval_strategy evaluation_strategy"),
+    every("save_steps", "training.save_steps", "save_strategy"),
     strategy("save_strategy", "training.save_steps", "the last step is saved, and each epoch's,"),
     strategy("eval_strategy evaluation_strategy", "training.eval_steps", "what data.eval holds out is evaluated"),
     # The optimizer and kinds of numbers.

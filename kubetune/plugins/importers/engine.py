@@ -11,8 +11,9 @@ A fifth kind, assumed, is no key of the file: the tool's default, written down w
 
 `convert` takes three steps. First, the functions in `Tool.together` read the keys that act on each other, such as
 `warmup_steps` and `warmup_ratio`, and write down what the tool makes of them together. Then every key that none of them
-took goes to its row of the tool's table. At last `Tool.finish` and the tool's defaults fill in what the file leaves
-out. A value that no run can have is refused: ConfigError, at the line of its key.
+took goes to its row of the tool's table; where two fill in one setting with different values, the first key counts, and
+the other is dropped by name. At last `Tool.finish` and the tool's defaults fill in what the file leaves out. A value
+that no run can have is refused: ConfigError, at the line of its key.
 
 Some rows, and what becomes of a value of theirs:
 
@@ -179,6 +180,7 @@ class Draft:
     settings: dict[str, Any] = field(default_factory=dict)  # by path, with dots
     comments: dict[str, str] = field(default_factory=dict)  # beside a setting
     origins: dict[str, str] = field(default_factory=dict)  # key that a setting is from
+    earlier_origins: dict[str, list[str]] = field(default_factory=dict)  # keys that wrote it before
     notes: list[Note] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)  # keys that need no row any more
     at: str = ""  # the key that was taken last
@@ -214,6 +216,8 @@ class Draft:
             why = f"{written} holds {variable[0]}, which the file does not set; put its value there"
             self.note("dropped", key, why)
             return
+        if self.origins.get(path, key) != key:
+            self.earlier_origins.setdefault(path, []).append(self.origins[path])
         self.settings[path] = outcome.value
         self.origins[path] = key
         text = f"{path}: {written}"
@@ -258,11 +262,13 @@ class Draft:
         self.refuse(key, f"found {value}, which is no value that {self.tool.name} takes there")
 
     def withdraw(self, path: str, why: str) -> None:
-        """Take a setting out again: the key that it came from is dropped after all."""
+        """Take a setting out again: the keys that it came from are dropped after all."""
         if path not in self.settings:
             return
         del self.settings[path]
         self.comments.pop(path, None)
+        for earlier in self.earlier_origins.pop(path, []):
+            self.drop(earlier, why)
         key = self.origins.pop(path, None)
         if key is not None:
             self.drop(key, why)
@@ -287,7 +293,24 @@ class Draft:
                 outcome = row.outcome(value, self)
             except WRONG_KINDS:
                 self.refuse_value(key)
+            earlier = self._set_otherwise(key, outcome, row.path)
+            if earlier:
+                path = outcome.path or row.path
+                why = f"an earlier key, {earlier}, sets the same setting otherwise: {path}: {inline(self.ours(path))}"
+                outcome = dropped(why)
             self.write(key, outcome, row.path)
+
+    def _set_otherwise(self, key: str, outcome: Outcome, path: str) -> str:
+        """Return the key that filled in our setting with another value before this one; empty where none has.
+
+        Example: `max_length: 512` stands before `max_seq_length: 1024`, and both are our data.max_length.
+        """
+        path = outcome.path or path
+        earlier = self.origins.get(path, key)
+        is_written = outcome.kind in ("carried", "approximated") and path in self.settings
+        if not is_written or earlier == key or _are_equal(self.settings[path], outcome.value):
+            return ""
+        return earlier
 
     def note(self, kind: Kind, key: str, text: str) -> None:
         """Write down what became of a key; a value that looks like a secret is not repeated."""
@@ -312,6 +335,16 @@ def convert(draft: Draft, more: Iterable[Row] = ()) -> None:
     if draft.has("lora"):
         for path, value in tool.lora_defaults.items():
             draft.assume(path, value)
+
+
+def _are_equal(value: Any, other: Any) -> bool:
+    """Return True for equal values, also where one is a text: YAML 1.1 reads `1e-4` so."""
+    if isinstance(value, str) != isinstance(other, str):
+        try:
+            return float(value) == float(other)
+        except (TypeError, ValueError):
+            return False
+    return bool(value == other)
 
 
 def _row_without_table(key: str, unknown: str, table: Mapping[str, Row]) -> Row:

@@ -11,6 +11,7 @@ from kubetune.plugins.importers.common import (
     FUSED,
     NO_EFFECT,
     TRAINING,
+    bits_of,
     four_bits,
     method,
     packing,
@@ -22,14 +23,18 @@ from kubetune.plugins.importers.common import (
 )
 from kubetune.plugins.importers.engine import (
     Draft,
+    Outcome,
     Row,
     Tool,
     aliased,
     as_list,
+    carried,
     drop,
     ignore,
     names,
+    near,
     switch,
+    unneeded,
 )
 from kubetune.plugins.importers.foreign import read_settings
 from kubetune.plugins.importers.preferences import is_preferred
@@ -203,6 +208,16 @@ def _finish(draft: Draft) -> None:
         draft.assume("training.global_batch_tokens", "packed", why)
 
 
+def _stage(value: Any, draft: Draft) -> Outcome:
+    """Supervised fine-tuning, of models that see too, or training on plain texts."""
+    if value != "sft":
+        why = "every token of a text is trained; texts are packed whole"
+        return near("causal_lm", why)
+    if draft.ours("task") == "vision_language":
+        return unneeded("supervised fine-tuning; the task follows from the keys of images")
+    return carried("causal_lm")
+
+
 _NO_WEIGHT = "give each source a `weight`: how often it appears in an epoch"
 
 _ENTRY = [
@@ -242,8 +257,7 @@ TOOL = Tool(
             "early_stopping_steps"
         ),
         # The task, and data.
-        Row("stage", "task", values={"sft": "causal_lm"}, near="causal_lm",
-            reason="every token of a text is trained; texts are packed whole"),
+        Row("stage", "task", _stage),
         Row("val_size", "data.eval", share),
         Row("train_on_prompt", "data.train_on", values={True: "all", False: "assistant"}),
         # Adapters, bits of the base and kinds of numbers.
@@ -251,7 +265,7 @@ TOOL = Tool(
         names("additional_target", "lora.modules_to_save"),
         switch("use_rslora", "lora.use_rslora"),
         switch("use_dora", "lora.use_dora"),
-        Row("quantization_bit", "quantization", values={4: "4bit", 8: "8bit"}, reason="4 and 8 bits are there"),
+        bits_of("quantization_bit", "quantization_type"),
         four_bits("quantization_type", "quantization_bit", 4),
         switch("pure_bf16", "model.dtype", "bfloat16"),
         switch("fp8", "training.fp8"),

@@ -13,6 +13,7 @@ from kubetune.plugins.importers.common import (
     NO_EFFECT,
     NOT_SPLIT,
     TRAINING,
+    bits_of,
     count,
     four_bits,
     method,
@@ -276,7 +277,7 @@ TOOL = Tool(
         names("modules_to_save", "lora.modules_to_save"),
         switch("use_rslora", "lora.use_rslora"),
         switch("use_dora", "lora.use_dora"),
-        Row("quant_bits", "quantization", values={4: "4bit", 8: "8bit"}, reason="4 and 8 bits are there"),
+        bits_of("quant_bits", "bnb_4bit_quant_type"),
         Row("quant_method", same={"bnb": "bitsandbytes, as here"}, reason="the base is quantised by bitsandbytes"),
         four_bits("bnb_4bit_quant_type", "quant_bits", 4),
         # Training, and where it runs.

@@ -8,6 +8,7 @@ from kubetune.plugins.importers import sources
 from kubetune.plugins.importers.common import (
     NO_EFFECT,
     TRAINING,
+    bits_of,
     four_bits,
     ignore_all,
     packing,
@@ -161,6 +162,10 @@ def _packing_strategy(value: Any, draft: Draft) -> Outcome:
     return dropped("sequences are packed whole, and never cut")
 
 
+def _packs(draft: Draft) -> str:
+    return "packing_strategy says what becomes of long rows" if draft.get("packing") else ""
+
+
 _MIXED = [Row("id", "path"), Row("config", "subset"), Row("split", "split"),
           Row("weight", "weight", lambda value, _: carried(float(value)))]  # fmt: skip
 """Keys of a data set in `dataset_mixture`."""
@@ -204,14 +209,14 @@ TOOL = Tool(
         names("lora_modules_to_save", "lora.modules_to_save"),
         switch("use_rslora", "lora.use_rslora"),
         switch("use_dora", "lora.use_dora"),
-        switch("load_in_4bit", "quantization", "4bit"),
+        bits_of("load_in_4bit", "bnb_4bit_quant_type", four=True),
         switch("load_in_8bit", "quantization", "8bit"),
         four_bits("bnb_4bit_quant_type", "load_in_4bit", True),
         # Data and prompts.
         Row("packing", "data.packing", packing),
         Row("packing_strategy", "data.overlong", _packing_strategy),
         Row("truncation_mode", "data.overlong", values={"keep_start": "truncate"}, near="truncate",
-            reason="the end is cut, not the start"),
+            reason="the end is cut, not the start", unless=_packs),
         Row("chat_template_path chat_template", "model.chat_template", template_file),
         # Values that are ours anyway; any other is dropped.
         Row("loss_type", same=dict.fromkeys(("nll", "chunked_nll"), "cross-entropy, as here"),
