@@ -380,10 +380,26 @@ def test_data_sets_that_number_their_classes_differently_are_refused(
 ) -> None:
     one = write_parquet(tmp_path / "one.parquet", ["no", "yes"])
     other = write_parquet(tmp_path / "other.parquet", ["yes", "no"])
-    told = r"other.parquet numbers its classes yes, no, but .*: one number would mean two classes"
+    three = write_parquet(tmp_path / "three_other.parquet", ["no", "maybe", "yes"])
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_parquet(folder / "a.parquet", ["no", "yes"])
+    write_parquet(folder / "b_other.parquet", ["yes", "no"])
+    datasets = pytest.importorskip("datasets")
+    splits = {
+        "train": datasets.Dataset.from_parquet(str(one), cache_dir=str(tmp_path)),
+        "other": datasets.Dataset.from_parquet(str(other), cache_dir=str(tmp_path)),
+    }
+    saved = str(tmp_path / "saved")
+    datasets.DatasetDict(splits).save_to_disk(saved)
+    told = r"other(\.parquet)?( train)? numbers its classes [a-z, ]+, but .*: one number would mean two classes"
     for data, labels in (
         ({"train": str(one), "eval": str(other)}, None),
         ({"train": str(other)}, ["no", "yes"]),
+        ({"train": str(one), "eval": str(other)}, ["bad", "good"]),
+        ({"train": str(three)}, ["no", "yes"]),
+        ({"train": str(folder)}, None),
+        ({"train": {"path": saved}, "eval": {"path": saved, "split": "other"}}, None),
     ):
         config = reviews.make_config(
             tmp_path,

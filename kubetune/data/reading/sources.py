@@ -190,15 +190,32 @@ def input_digests(source: SourceConfig) -> list[str]:
 def class_names(source: SourceConfig) -> tuple[str, ...]:
     """The names that a data set has for the numbers in its column of labels; none where it does not say.
 
-    Data sets of the hub say so in their features, and Parquet files that `datasets` wrote in their schema.
+    Data sets of the hub say so in their features, and Parquet files that `datasets` wrote in their schema. Raises
+    DataError where two files of a source have different names.
     """
     located = locate(source)
     if not located.files:
         features = load_dataset(located.path, source.subset, source.split).features.to_dict()
-    else:
-        features = next(
-            (parquet_features(file) for file in located.files if ending_of(file) == ".parquet"), {}
-        )
+        return _names_of_classes(features, source)
+    first: tuple[str, ...] = ()
+    first_file = None
+    for file in located.files:
+        names: tuple[str, ...] = ()
+        if ending_of(file) == ".parquet":
+            names = _names_of_classes(parquet_features(file), source)
+        if names and first and names != first:
+            raise DataError(
+                f"{file} numbers its classes {', '.join(names[:12])}, but {first_file} {', '.join(first[:12])}: one "
+                "number would mean two classes. Give all the same names in the same order. Nothing was written."
+            )
+        if names and not first:
+            first = names
+            first_file = file
+    return first
+
+
+def _names_of_classes(features: Mapping[Any, Any], source: SourceConfig) -> tuple[str, ...]:
+    """Return the names of classes that the features of a data set have in its column of labels."""
     kind: Any = next(
         (
             features[key]

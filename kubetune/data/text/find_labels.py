@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, combinations
 from typing import Any, Final, cast
 
 from kubetune.config.metric_names import ProblemType
@@ -129,22 +129,32 @@ def _names_in_data(
 
     Raises DataError where two of them differ, or one has those of `classification.labels` in another order.
     """
-    named: dict[str, tuple[str, ...]] = {}
+    named: list[tuple[str, tuple[str, ...]]] = []
     if classification.labels:
-        named["classification.labels"] = classification.labels
+        named.append(("classification.labels", classification.labels))
     for source in sources:
         names = class_names(source)
+        # Of a data set of the hub, each subset and split has names of its own.
+        place = " ".join(filter(None, (source.path, source.subset, source.split)))
         if names:
-            named[source.path] = names
-    first_place = next(iter(named), "")
-    first = named.get(first_place, ())
-    for place, names in named.items():
-        if names != first and (set(names) == set(first) or not classification.labels):
+            named.append((place, names))
+    for (first_place, first), (place, names) in combinations(named, 2):
+        differs = names != first and not classification.labels
+        if differs or _counts_otherwise(names, first):
             raise DataError(
                 f"{place} numbers its classes {listed(names)}, but {first_place} {listed(first)}: one number would "
                 f"mean two classes. Give all the same names in the same order. {_NOTHING_WRITTEN}"
             )
-    return first
+    return named[0][1] if named else ()
+
+
+def _counts_otherwise(names: Sequence[str], others: Sequence[str]) -> bool:
+    """Return True if a name has another number in one list than in the other.
+
+    `classification.labels` may give the classes of a data set other names, but not the same in another order.
+    """
+    numbers = {name: number for number, name in enumerate(others)}
+    return any(numbers.get(name, number) != number for number, name in enumerate(names))
 
 
 def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
