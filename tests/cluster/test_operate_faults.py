@@ -21,7 +21,7 @@ import pytest
 from kubetune import errors
 from kubetune.k8s.cluster import submit
 from kubetune.library.sweep.record import read_record
-from kubetune.library.sweep.remote import Remote
+from kubetune.library.sweep.remote import ClusterRunner
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, as_script, slow, write_progress
 
@@ -81,7 +81,7 @@ def desk(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> D
         ("k8s.cluster.volume_reader._POD_SECONDS", 2), ("k8s.cluster.runs.ASK_SECONDS", 2.0),
         ("k8s.cluster.volume_reader.ASK_SECONDS", 2.0),
         ("k8s.cluster.log_follow._PATIENCE_SECONDS", 0.5), ("k8s.cluster.log_follow._ABSENCE_SECONDS", 0.5),
-        ("library.sweep.remote._LOOK_SECONDS", 0.05), ("library.sweep.remote._UNSEEN_SECONDS", 0.5),
+        ("library.sweep.remote._WAIT_SECONDS", 0.05), ("library.sweep.remote._UNREACHABLE_SECONDS", 0.5),
     ):  # fmt: skip
         monkeypatch.setattr(f"kubetune.{name}", seconds)
     return Desk(cluster, tmp_path)
@@ -240,17 +240,17 @@ def test_a_sweep_outlives_an_api_server_that_is_away_for_a_while(
     )
     with ExitStack() as away:
 
-        def wait(place: Remote) -> None:
+        def wait(runner: ClusterRunner) -> None:
             time.sleep(0.05)
             turn = next(waits)
             if turn == 0:
                 away.enter_context(desk.cluster.outage())
-            elif place._told and not is_over.exists():
+            elif runner._messages and not is_over.exists():
                 is_over.touch()
                 away.close()
 
-        monkeypatch.setattr(Remote, "wait", wait)
-        monkeypatch.setattr("kubetune.library.sweep.remote._UNSEEN_SECONDS", 0.0)
+        monkeypatch.setattr(ClusterRunner, "wait", wait)
+        monkeypatch.setattr("kubetune.library.sweep.remote._UNREACHABLE_SECONDS", 0.0)
         alone = desk.quick(*SWEEP, "--trials", "1", code=errors.ENVIRONMENT)
         last = alone.stderr.splitlines()[-1]
         assert (
@@ -259,7 +259,7 @@ def test_a_sweep_outlives_an_api_server_that_is_away_for_a_while(
         )
         away.close()
         waits = itertools.count()
-        monkeypatch.setattr("kubetune.library.sweep.remote._UNSEEN_SECONDS", 60.0)
+        monkeypatch.setattr("kubetune.library.sweep.remote._UNREACHABLE_SECONDS", 60.0)
         done = desk.quick(*SWEEP, "--trials", "1")
     assert "does not answer: " in done.stderr
     assert "; runs go on in the cluster and are looked for again for 60 s" in done.stderr

@@ -482,7 +482,7 @@ def test_a_trial_of_a_sweep_fails_by_its_cause() -> None:
 
     victim = ended_pod(0, 145, "lost another rank", "LostPeer")
     failed = observed_run("failed", victim, ended_pod(1, 2, "a bad record", "DataError"))
-    status = _status(failed, failed.spec)
+    status = _status(failed, pauses=False)
     assert status is not None
     assert (status.code, status.reason) == (2, "a bad record")
 

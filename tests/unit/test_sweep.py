@@ -20,7 +20,7 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.sweep import ranges
 from kubetune.library.sweep.budget import parse as parse_budgets
-from kubetune.library.sweep.driver import Driver, Seen
+from kubetune.library.sweep.driver import Driver, Observation
 from kubetune.library.sweep.local import slots_of
 from kubetune.library.sweep.recipe import Recipe
 from kubetune.library.sweep.record import (
@@ -90,7 +90,7 @@ class Functions:
         self.order: list[tuple[int, int, float]] = []
         self.begun: list[str] = []
         self.stopped: list[str] = []
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, Observation] = {}
         self.seconds: dict[str, float] = {}
 
     def start(self, trial: Trial, run: TrialRun) -> None:
@@ -105,11 +105,11 @@ class Functions:
         status = ExitStatus(
             0, "done" if share == 1 else "paused", error=None if share == 1 else "Paused"
         )
-        self._seen[run.name] = Seen(
+        self._seen[run.name] = Observation(
             status, round(share * STEPS), STEPS, value, self.seconds[run.name]
         )
 
-    def look(self, run: TrialRun) -> Seen:
+    def observe(self, run: TrialRun) -> Observation:
         return self._seen[run.name]
 
     def stop(self, run: TrialRun) -> None:
@@ -125,8 +125,8 @@ class Functions:
 class Endless(Functions):
     """Runs that end only when they are killed."""
 
-    def look(self, run: TrialRun) -> Seen:
-        return Seen(ExitStatus(145, "killed") if "all" in self.stopped else None)
+    def observe(self, run: TrialRun) -> Observation:
+        return Observation(ExitStatus(145, "killed") if "all" in self.stopped else None)
 
 
 def driver_of(
@@ -140,10 +140,7 @@ def driver_of(
 ) -> Driver:
     from kubetune.library.sweep.study import Study
 
-    study = Study(
-        folder, search.ranges, sampler=search.sampler, pruner=search.pruner, rungs=search.rungs, greater=search.greater,
-        seed=search.seed, storage=storage,
-    )  # fmt: skip
+    study = Study(folder, search, storage)
     return Driver(
         folder,
         search,
@@ -158,7 +155,7 @@ def driver_of(
 
 def plain_optuna(search: Search, order: list[tuple[int, int, float]]) -> list[FrozenTrial]:
     """What Optuna by itself makes of the same reports in the same order."""
-    from kubetune.library.sweep.study import distribution, make_pruner, make_sampler
+    from kubetune.library.sweep.study import distributions, make_pruner, make_sampler
 
     study = optuna.create_study(
         study_name="sweep",
@@ -169,7 +166,7 @@ def plain_optuna(search: Search, order: list[tuple[int, int, float]]) -> list[Fr
     for number, resource, value in order:
         while number not in trials:
             study.sampler = make_sampler(search.sampler, search.ranges, search.seed, len(trials))
-            trial = study.ask({one.key: distribution(one) for one in search.ranges})
+            trial = study.ask(distributions(search.ranges))
             trials[trial.number] = trial
         study.sampler = optuna.samplers.RandomSampler()
         if resource == search.rungs[-1]:
@@ -295,14 +292,14 @@ def test_a_driver_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     for _ in range(30):
         notes = itertools.count()
         driver = driver_of(tmp_path / "killed", search, place, total=2)
-        note = driver._note
+        note = driver._write
 
         def die() -> None:
             note()  # noqa: B023
             if next(notes) == 5:  # noqa: B023
                 raise MemoryError
 
-        driver._note = die  # type: ignore[method-assign]
+        driver._write = die  # type: ignore[method-assign]
         try:
             driver.drive()
             break
@@ -337,7 +334,7 @@ def test_no_run_is_begun_that_would_pass_the_budget(
 def test_budgets_are_read_or_refused() -> None:
     said = [str(one) for one in parse_budgets(["90min", "1min", "3 h", "12GPU-hours"], None)]
     assert said == ["1 h 30 min", "1 min", "3 h", "12 gpu-hours"]
-    assert parse_budgets(["90min"], None)[0].told(0.2) == "12 min of 1 h 30 min"
+    assert parse_budgets(["90min"], None)[0].share(0.2) == "12 min of 1 h 30 min"
     with pytest.raises(ConfigError) as refused:
         parse_budgets(["5", "3 weeks", "0h", "20eur"], None)
     assert len(refused.value.problems) == 4
@@ -351,8 +348,8 @@ def test_a_trial_that_fails_is_a_result_and_an_error_of_all_is_the_end(tmp_path:
             super().__init__(search)
             self._ends = iter(ends)
 
-        def look(self, run: TrialRun) -> Seen:
-            return Seen(end) if (end := next(self._ends, None)) else super().look(run)
+        def observe(self, run: TrialRun) -> Observation:
+            return Observation(end) if (end := next(self._ends, None)) else super().observe(run)
 
     diverged, memory = (
         ExitStatus(4, "loss is nan at step 3"),
@@ -386,10 +383,10 @@ def test_a_fault_of_the_surroundings_is_no_result_of_a_trial(
     left = iter(steps)
 
     class Full(Functions):
-        def look(self, run: TrialRun) -> Seen:
+        def observe(self, run: TrialRun) -> Observation:
             if run.name != "001" or self.begun.count("001") > starts:
-                return super().look(run)
-            return Seen(
+                return super().observe(run)
+            return Observation(
                 ExitStatus(3, "/out: No space left on device", error="EnvironmentFault"), next(left)
             )
 
@@ -605,8 +602,8 @@ def test_all_that_failed_in_ways_of_their_own_is_no_success(tmp_path: Path) -> N
     steps = itertools.count()
 
     class Diverging(Functions):
-        def look(self, run: TrialRun) -> Seen:
-            return Seen(ExitStatus(errors.DIVERGED, f"loss is nan at step {next(steps)}"))
+        def observe(self, run: TrialRun) -> Observation:
+            return Observation(ExitStatus(errors.DIVERGED, f"loss is nan at step {next(steps)}"))
 
     memory = optuna.storages.InMemoryStorage()
     with pytest.raises(
@@ -626,7 +623,7 @@ def test_each_trial_that_is_the_best_so_far_is_told_of(tmp_path: Path) -> None:
     memory = optuna.storages.InMemoryStorage()
     driver = driver_of(
         tmp_path, search, place, total=4, storage=memory,
-        crown=lambda: told.append(driver.record.ranked(greater=False)[0].number),
+        on_new_best=lambda: told.append(driver.record.ranked(greater=False)[0].number),
     )  # fmt: skip
     driver.drive()
     assert told == [0, 2]

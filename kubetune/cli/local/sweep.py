@@ -236,7 +236,7 @@ def _show_status(folder: Path, search: Search, record: Record) -> None:
 
 
 def _row(trial: Trial) -> tuple[object, ...]:
-    from kubetune.library.sweep.ranges import told
+    from kubetune.library.sweep.ranges import short_text
     from kubetune.library.sweep.record import state_of
 
     value = ""
@@ -244,10 +244,9 @@ def _row(trial: Trial) -> tuple[object, ...]:
         value = f"{trial.value:.5g}"
         if trial.spread is not None:
             value += f" ± {trial.spread:.3g}"
-    step = max(run.step for run in trial.runs)
-    steps = max(run.steps for run in trial.runs) or "?"
     reason = trial.reason.partition("\n")[0]
-    return trial.number, state_of(trial), f"{step}/{steps}", value, told(trial.values), reason
+    settings = short_text(trial.values)
+    return trial.number, state_of(trial), trial.progress, value, settings, reason
 
 
 def _facts(search: Search, record: Record) -> dict[str, Any]:

@@ -5,75 +5,85 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from kubetune.base.humanize import duration
 from kubetune.errors import ConfigError
 from kubetune.library.sweep.record import Record
 
 Unit = Literal["hours", "gpu-hours", "money"]
-_UNITS: Final[dict[str, tuple[Unit, float]]] = {
-    "h": ("hours", 1), "hour": ("hours", 1), "hours": ("hours", 1), "min": ("hours", 1 / 60),
-    "minutes": ("hours", 1 / 60), "gpu-hours": ("gpu-hours", 1), "gpu-hour": ("gpu-hours", 1), "gpuh": ("gpu-hours", 1),
-    "money": ("money", 1), "usd": ("money", 1), "eur": ("money", 1), "chf": ("money", 1), "gbp": ("money", 1),
-}  # fmt: skip
+
 _BUDGET = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z][a-z-]*)", re.IGNORECASE)
+_HOURS = {"h": 1.0, "hour": 1.0, "hours": 1.0, "min": 1 / 60, "minutes": 1 / 60}
+_GPU_HOURS = ("gpu-hours", "gpu-hour", "gpuh")
+_MONEY = ("money", "usd", "eur", "chf", "gbp")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """At most `amount` of a unit. `price`: of a device and hour."""
+    """The most that a sweep may spend.
+
+    Example: a run of 30 minutes on 4 devices, at 2.50 for a device and hour, costs
+
+        0.5 hours    2 gpu-hours    5 money
+    """
 
     amount: float
     unit: Unit
-    price: float = 0.0
+    price: float = 1.0  # of one device for one hour, in this unit
 
     def spent(self, record: Record) -> float:
-        """The amount that is spent."""
+        """Return how much the sweep has spent so far."""
         if self.unit == "hours":
             return record.seconds / 3600
-        return record.device_hours * (self.price if self.unit == "money" else 1.0)
+        return record.device_hours * self.price
 
-    def of(self, seconds: float, devices: int) -> float:
-        """The amount that so many devices take in so many seconds."""
-        return (
-            seconds
-            / 3600
-            * (
-                1
-                if self.unit == "hours"
-                else devices * (self.price if self.unit == "money" else 1.0)
-            )
-        )
+    def cost(self, seconds: float, devices: int) -> float:
+        """Return what it costs to hold that many devices for that long."""
+        hours = seconds / 3600
+        return hours if self.unit == "hours" else hours * devices * self.price
 
-    def told(self, amount: float) -> str:
-        """An amount beside the whole, in words: `3.2 of 12 gpu-hours`, `12 min of 3 h`."""
-        return f"{duration(amount * 3600) if self.unit == 'hours' else f'{amount:.3g}'} of {self}"
+    def share(self, amount: float) -> str:
+        """Return an amount beside the whole: `3.2 of 12 gpu-hours`, `12 min of 3 h`."""
+        if self.unit == "hours":
+            return f"{duration(amount * 3600)} of {self}"
+        return f"{amount:.3g} of {self}"
 
     def __str__(self) -> str:
-        return (
-            duration(self.amount * 3600) if self.unit == "hours" else f"{self.amount:g} {self.unit}"
-        )
+        if self.unit == "hours":
+            return duration(self.amount * 3600)
+        return f"{self.amount:g} {self.unit}"
 
 
 def parse(texts: Sequence[str], price: float | None) -> list[Budget]:
-    """The budgets of a command line, `price` being compute.price_per_gpu_hour. Raises ConfigError with all problems."""
-    found, problems = list[Budget](), list[str]()
+    """Return the budgets of a command line. Raise ConfigError with all problems.
+
+    `price` is compute.price_per_gpu_hour.
+    """
+    budgets = []
+    problems = []
     for text in texts:
-        match = _BUDGET.fullmatch(text.strip())
-        unit, factor = _UNITS.get(match[2].lower(), (None, 0.0)) if match else (None, 0.0)
-        if match is None or unit is None or not float(match[1]):
-            problems.append(
-                f"--budget: found {text!r}; expected such as 12gpu-hours, 3h, 90min or 200money"
-            )
-        elif unit == "money" and not price:
-            problems.append(
-                f"--budget: found {text!r}, but no price; set compute.price_per_gpu_hour"
-            )
-        else:
-            found.append(Budget(float(match[1]) * factor, unit, price or 0.0))
+        try:
+            budgets.append(_budget(text, price))
+        except ValueError as error:
+            problems.append(f"command line: --budget: found {text!r}{error}. Nothing was written.")
     if problems:
-        raise ConfigError(
-            [f"command line: {problem}. Nothing was written." for problem in problems]
-        )
-    return found
+        raise ConfigError(problems)
+    return budgets
+
+
+def _budget(text: str, price: float | None) -> Budget:
+    """Return the budget that a text stands for. Raise ValueError, saying what is wrong."""
+    match = _BUDGET.fullmatch(text.strip())
+    if match and float(match[1]) > 0:
+        amount = float(match[1])
+        unit = match[2].lower()
+        if unit in _HOURS:
+            return Budget(amount * _HOURS[unit], "hours")
+        if unit in _GPU_HOURS:
+            return Budget(amount, "gpu-hours")
+        if unit in _MONEY:
+            if not price:
+                raise ValueError(", but no price; set compute.price_per_gpu_hour")
+            return Budget(amount, "money", price)
+    raise ValueError("; expected such as 12gpu-hours, 3h, 90min or 200money")

@@ -1,7 +1,18 @@
-"""The driver of a sweep: begins runs where there is room, looks how they do, and asks Optuna what becomes of trials.
+"""The driver of a sweep: starts runs while there is room, observes them, and ends or continues trials.
 
-It keeps nothing in memory that is not in the sweep's folder: killed at any moment, the next one goes on. Where runs
-are is a `Place`'s business, which values are tried the study's.
+Example: asha with the rungs 1, 3, 9 and runs of 90 steps. Of the trials that come to a rung, the
+best third continues from its checkpoint; the others are given up.
+
+    rung   at step   trials   steps trained
+    1      10        9        9 x 10 = 90
+    3      30        3        3 x 20 = 60
+    9      90        1        1 x 60 = 60      210 steps in all, where 9 whole runs take 810
+
+Waiting runs are started in the order of their rungs, the highest first, so that losers are known
+early; a new trial begins only when no run waits.
+
+The driver keeps nothing in memory that is not in the sweep's folder: killed at any moment, the next
+one continues. A `Runner` knows where runs are, and the study which values are tried.
 """
 
 from __future__ import annotations
@@ -15,7 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 from kubetune import errors
 from kubetune.base.humanize import duration
 from kubetune.library.sweep.budget import Budget
-from kubetune.library.sweep.ranges import told
+from kubetune.library.sweep.ranges import short_text
 from kubetune.library.sweep.record import (
     Outcome,
     Record,
@@ -31,56 +42,54 @@ from kubetune.rundir.exit_status import ExitStatus
 if TYPE_CHECKING:
     from kubetune.library.sweep.study import Study
 
-_MOST_STARTS = 4
-"""Of a run that comes no step further."""
-_SAME_FAULTS = {errors.USER: 2}
-_MOST_SAME_FAULTS = 3
+_MOST_STARTS = 4  # of a run that makes no progress
+_SAME_FAILURES = 3  # trials that fail in one way before the sweep ends
+_SAME_USER_ERRORS = 2
+
+# Exit codes that say something about a trial's values: they are bad.
+_BAD_VALUES = (errors.DIVERGED, errors.ENVIRONMENT, errors.OUT_OF_MEMORY)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A run as it is now. `status`: how its last start ended; None while it goes on. Numbers are None where unknown."""
+class Observation:
+    """A run as it is now. Numbers are None if unknown."""
 
-    status: ExitStatus | None
+    status: ExitStatus | None  # how its last start ended; None while it runs
     step: int | None = None
     steps: int | None = None
     value: float | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # for which it held its devices
 
 
-class Place(Protocol):
-    """A place where runs are: this machine, or a cluster."""
+class Runner(Protocol):
+    """Starts, observes and stops runs, on this machine or on a cluster."""
 
-    slots: int
-    """Runs that it can have at once."""
+    slots: int  # number of runs at once
 
     def start(self, trial: Trial, run: TrialRun) -> None:
-        """Begin a run, or let it go on, to its trial's rung. Raises a KubetuneError for what cannot begin.
+        """Start a run, or continue it, to its trial's rung. Raise a KubetuneError if it cannot.
 
-        It may be there or on its way already, begun by a driver that was killed.
+        A driver that was killed may have started it already.
         """
 
-    def look(self, run: TrialRun) -> Seen:
-        """The run as it is now."""
+    def observe(self, run: TrialRun) -> Observation:
+        """Return the run as it is now."""
 
     def stop(self, run: TrialRun) -> None:
         """Ask a run to save a checkpoint and end."""
 
     def kill(self) -> None:
-        """End all runs at once, or let go of them where that is not for this process to do."""
+        """End all runs at once; on a cluster, leave them alone."""
 
     def abandon(self) -> str:
-        """Words for what becomes of the runs when the driver ends without them."""
+        """Return a sentence on what happens to the runs if the driver ends without them."""
 
     def wait(self) -> None:
         """Wait until something may have changed."""
 
 
 class Driver:
-    """One sweep. `total`: trials at most; `asked_to_stop`: the reason in words, where there is one.
-
-    `crown` is called when another trial has become the best of those that are done.
-    """
+    """One sweep, from its first trial to its last."""
 
     def __init__(
         self,
@@ -88,297 +97,356 @@ class Driver:
         search: Search,
         record: Record,
         study: Study,
-        place: Place,
+        runner: Runner,
         *,
-        total: int,
+        total: int,  # trials at most
         budgets: Sequence[Budget] = (),
         say: Callable[[str], None] = print,
-        asked_to_stop: Callable[[], str | None] = lambda: None,
-        crown: Callable[[], object] = lambda: None,
+        asked_to_stop: Callable[[], str | None] = lambda: None,  # returns who asked
+        on_new_best: Callable[[], object] = lambda: None,
     ) -> None:
-        self.folder, self.search, self.record = folder, search, record
-        self._study, self._place, self._budgets, self._total = study, place, budgets, total
-        self._say, self._asked_to_stop = say, asked_to_stop
-        self._stopping, self._too_much = "", ""
-        self._fault = ""
-        self._asked: str | None = None
-        self._crown = crown
+        self.folder = folder
+        self.search = search
+        self.record = record
+        self._study = study
+        self._runner = runner
+        self._total = total
+        self._budgets = budgets
+        self._say = say
+        self._asked_to_stop = asked_to_stop
+        self._on_new_best = on_new_best
+        self._asked: str | None = None  # what asked_to_stop returned last
+        self._stopping = ""  # why no further run is started
+        self._fault = ""  # of the disk, a device or the network, which all trials would meet
+        self._over_budget = ""  # what the budgets do not allow any more
         self._clock = time.monotonic()
 
     def drive(self) -> str:
-        """Drive to the end, or a stop; returns why it ended: empty where all trials have. Raises an error all share."""
-        self._take_up()
+        """Run trials until all are done, or the sweep has to stop. Return why it stopped, or "".
+
+        Raise the error that all trials share.
+        """
+        self._recover()
         while True:
             for run in self.record.running:
-                self._look(run)
-            for trial in self._open():
+                self._observe(run)
+            for trial in self._open_trials():
                 self._judge(trial)
-            if fault := self._shared_fault():
-                self._stopping = f"trials fail with the same error: {fault.reason}"
+            failure = self._common_failure()
+            if failure:
+                self._stopping = f"trials fail with the same error: {failure.reason}"
             self._stopping = self._stopping or self._fault
-            self._stop_where_due()
-            began = self._begin() if not self._stopping else 0
-            self._note()
-            if not began and not any(self.record.running):
+            self._stop_if_due()
+            has_started = not self._stopping and self._start_runs()
+            self._write()
+            if not has_started and not any(self.record.running):
                 break
-            self._place.wait()
-        self.record.reason = self._stopping or (
-            self._too_much if any(self._open()) or self._is_short() else ""
-        )
+            self._runner.wait()
+        self.record.reason = self._stopping
+        if not self._stopping and (self._open_trials() or self._has_more_trials()):
+            self.record.reason = self._over_budget
         self.record.importances = self._study.importances()
         write_record(self.folder, self.record)
-        if fault := self._shared_fault():
-            raise _as_error(
-                fault.code,
-                f"every trial so far ended in this way, so the sweep did too: {fault.reason}",
+        self._raise_common_error()
+        return self.record.reason
+
+    def _raise_common_error(self) -> None:
+        """Raise the error that ended the sweep, or the last trial's if none succeeded."""
+        failure = self._common_failure()
+        if failure:
+            raise _error(
+                failure.code,
+                f"every trial so far ended in this way, so the sweep did too: {failure.reason}",
             )
         if self._fault:
             raise errors.EnvironmentFault(
-                f"{self._fault}\nOther trials would meet the same whatever their values, so the sweep stopped; mend it"
-                ", and the same command goes on"
+                f"{self._fault}\nOther trials would meet the same whatever their values, so the "
+                "sweep stopped; mend it, and the same command goes on"
             )
         failed = [run for run in self.record.runs if run.state == "failed"]
-        if (
-            failed
-            and not self.record.reason
-            and not self.record.ranked(greater=self.search.greater)
-        ):
+        has_best = bool(self.record.ranked(greater=self.search.greater))
+        if failed and not has_best and not self.record.reason:
             last = failed[-1]
-            raise _as_error(
+            raise _error(
                 last.code,
                 f"no trial is done, so there is no best one; the last to fail: {last.reason}",
             )
-        return self.record.reason
 
-    def _open(self) -> list[Trial]:
+    def _open_trials(self) -> list[Trial]:
         return [trial for trial in self.record.trials if trial.state == "open"]
 
-    def _is_short(self) -> bool:
+    def _has_more_trials(self) -> bool:
         return len(self.record.trials) < self._total
 
-    def _take_up(self) -> None:
-        """Bring record and study together: a driver may have been killed between writing one and the other."""
-        known = {trial.number for trial in self.record.trials}
-        self._study.require_trials(known)
+    def _recover(self) -> None:
+        """Make record and study agree: a driver may have been killed between writing the two."""
+        recorded = {trial.number for trial in self.record.trials}
+        self._study.require_trials(recorded)
         for number, values in self._study.open_trials().items():
-            if number not in known:
+            if number not in recorded:
                 self.record.trials.append(Trial(number, values, self._runs_of(number)))
-        for trial in self._open():
-            if outcome := self._study.outcome(trial.number):
+        for trial in self._open_trials():
+            outcome = self._study.outcome(trial.number)
+            if outcome:
                 self._end(trial, outcome, trial.reason)
-        # To start again what its driver left running costs little: places leave alone what goes on, or is done.
+        # Starting again what may still run costs little: runners leave alone what runs or is done.
         for run in at_rest(self.record).runs:
             run.starts = 0
         self.record.trials.sort(key=lambda trial: trial.number)
         self.record.reason = ""
 
     def _runs_of(self, number: int) -> list[TrialRun]:
-        first, devices = (
-            int(self.search.config["training"]["seed"]),
-            max((r.devices for r in self.record.runs), default=1),
-        )
-        if self.search.repeat == 1:
-            return [TrialRun(f"{number:03d}", first, devices=devices)]
-        seeds = range(first, first + self.search.repeat)
-        return [TrialRun(f"{number:03d}-s{seed}", seed, devices=devices) for seed in seeds]
+        """Return the runs of a new trial, one for each seed."""
+        first = int(self.search.config["training"]["seed"])
+        devices = max((run.devices for run in self.record.runs), default=1)
+        runs = []
+        for seed in range(first, first + self.search.repeat):
+            name = f"{number:03d}"
+            if self.search.repeat > 1:
+                name += f"-s{seed}"
+            runs.append(TrialRun(name, seed, devices=devices))
+        return runs
 
-    def _look(self, run: TrialRun) -> None:
-        seen = self._place.look(run)
+    def _observe(self, run: TrialRun) -> None:
+        """Note how far a run is and, if it has ended, how."""
+        seen = self._runner.observe(run)
         if (seen.step or 0) > run.step:
             run.starts = 0
-        run.step, run.steps = seen.step or run.step, seen.steps or run.steps
-        run.value = seen.value if seen.value is not None else run.value
+        run.step = seen.step or run.step
+        run.steps = seen.steps or run.steps
+        run.value = run.value if seen.value is None else seen.value
         run.seconds = max(run.seconds, seen.seconds or 0.0)
         if seen.status is None:
             return
-        run.code, run.reason = seen.status.code, seen.status.reason
+        run.code = seen.status.code
+        run.reason = seen.status.reason
+        lacks_memory = seen.status.error == errors.OutOfMemory.__name__
         if seen.status.error == "Paused":
             run.state = "paused"
         elif run.code in (errors.OK, errors.GATE):
             run.state = "done"
         elif run.code >= errors.PREEMPTED and (self._stopping or run.starts < _MOST_STARTS):
-            run.state = "waiting"  # it goes on from its newest checkpoint
-        elif run.code == errors.ENVIRONMENT and seen.status.error != errors.OutOfMemory.__name__:
+            run.state = "waiting"  # it continues from its newest checkpoint
+        elif run.code == errors.ENVIRONMENT and not lacks_memory:
             self._meet_fault(run)
         else:
             run.state = "failed"
 
     def _meet_fault(self, run: TrialRun) -> None:
-        """Let a run wait that a disk, a device or a network ended: that says nothing of its values.
+        """Let a run wait that a disk, a device or the network ended, which says nothing of its values.
 
-        Once more, where it had come farther by this start; else the sweep stops.
+        It is started once more if its last start made progress. If not, the sweep stops.
         """
         run.state = "waiting"
         if run.starts:
             self._fault = self._fault or f"run {run.name}: {run.reason}"
 
     def _judge(self, trial: Trial) -> None:
-        """End a trial, or send it on to its next rung, where all its runs have come to this one."""
+        """End a trial or send it on to its next rung, if all its runs have come to this one."""
         states = {run.state for run in trial.runs}
         if "running" in states:
             return
         if "failed" in states:
             failed = next(run for run in trial.runs if run.state == "failed")
-            # What diverged or had no memory tells samplers to keep away; what else went wrong tells them nothing.
             self._finish(trial, "failed", failed.reason)
-        elif "waiting" not in states:
-            trial.value = mean([run.value for run in trial.runs])
-            if trial.value is None:
-                self._finish(trial, "failed", f"no evaluation gave a finite {self.search.metric}")
-            elif states == {"done"}:
-                self._finish(trial, "done", "")
-            elif self._study.is_given_up(trial.number, self.search.rungs[trial.rung], trial.value):
-                self._finish(trial, "pruned", "")
-            else:
-                trial.rung += 1
-                self._say(f"trial {trial.number:<4} {self._measured(trial)}, goes on")
-                for run in trial.runs:
-                    run.state = "waiting" if run.state == "paused" else run.state
+            return
+        if "waiting" in states:
+            return
+        trial.value = mean([run.value for run in trial.runs])
+        if trial.value is None:
+            self._finish(trial, "failed", f"no evaluation gave a finite {self.search.metric}")
+        elif states == {"done"}:
+            self._finish(trial, "done", "")
+        elif self._study.is_given_up(trial.number, self.search.rungs[trial.rung], trial.value):
+            self._finish(trial, "pruned", "")
+        else:
+            trial.rung += 1
+            self._say(f"trial {trial.number:<4} {self._result(trial)}, goes on")
+            for run in trial.runs:
+                if run.state == "paused":
+                    run.state = "waiting"
 
     def _finish(self, trial: Trial, outcome: Outcome, reason: str) -> None:
+        """End a trial in study and record, and print how it ended."""
         code = next((run.code for run in trial.runs if run.state == "failed"), None)
-        known: Outcome = (
-            "pruned"
-            if code in (errors.DIVERGED, errors.ENVIRONMENT, errors.OUT_OF_MEMORY)
-            else outcome
-        )  # no other of the latter
-        self._study.tell(trial.number, known, trial.value if outcome == "done" else None, reason)
+        # Samplers keep away from the values of pruned trials, and learn nothing from failed ones.
+        # An ENVIRONMENT here is a lack of memory: _observe lets all others wait.
+        outcome_for_sampler: Outcome = "pruned" if code in _BAD_VALUES else outcome
+        value = trial.value if outcome == "done" else None
+        self._study.tell(trial.number, outcome_for_sampler, value, reason)
         self._end(trial, outcome, reason)
         if outcome == "failed":
-            said = f"failed (exit code {code}): {reason}"
+            result = f"failed (exit code {code}): {reason}"
+        elif outcome == "done":
+            result = f"{self._result(trial)}, done"
         else:
-            said = f"{self._measured(trial)}, {'done' if outcome == 'done' else 'given up'}"
-        self._say(f"trial {trial.number:<4} {said}")
+            result = f"{self._result(trial)}, given up"
+        self._say(f"trial {trial.number:<4} {result}")
 
     def _end(self, trial: Trial, outcome: Outcome, reason: str) -> None:
-        trial.state, trial.reason = outcome, reason
+        trial.state = outcome
+        trial.reason = reason
         trial.value = mean([run.value for run in trial.runs])
         if self.record.ranked(greater=self.search.greater)[:1] == [trial]:
-            self._crown()
+            self._on_new_best()
 
-    def _measured(self, trial: Trial) -> str:
-        spread = f" ± {trial.spread:.3g}" if trial.spread is not None else ""
+    def _result(self, trial: Trial) -> str:
+        spread = "" if trial.spread is None else f" ± {trial.spread:.3g}"
         steps = max(run.step for run in trial.runs)
         return f"{self.search.metric} {trial.value:.5g}{spread} at step {steps:,}"
 
-    def _shared_fault(self) -> ExitStatus | None:
-        """The end that the first trials all came to, where none came to another."""
-        ended = [trial for trial in self.record.trials if trial.state != "open" or trial.rung]
-        failures = [run for trial in ended for run in trial.runs if run.state == "failed"]
-        faults = [(run.code, run.reason.replace(run.name, "…")) for run in failures]
-        if not faults or any(trial.state != "failed" for trial in ended) or len(set(faults)) > 1:
+    def _common_failure(self) -> ExitStatus | None:
+        """Return how the first trials failed, if all so far failed in the same way, else None."""
+        failed = []
+        for trial in self.record.trials:
+            if trial.state == "failed":
+                failed.append(trial)
+            elif trial.state != "open" or trial.rung > 0:
+                return None  # this one has come to a rung
+        failures: dict[tuple[int | None, str], TrialRun] = {}
+        for trial in failed:
+            for run in trial.runs:
+                if run.state == "failed":
+                    reason = run.reason.replace(run.name, "…")
+                    failures.setdefault((run.code, reason), run)
+        if len(failures) != 1:
             return None
-        code = failures[0].code or errors.BUG
-        most = min(_SAME_FAULTS.get(code, _MOST_SAME_FAULTS), self._total)
-        return ExitStatus(code, failures[0].reason) if len(ended) >= most else None
+        (first,) = failures.values()
+        code = first.code or errors.BUG
+        enough = _SAME_USER_ERRORS if code == errors.USER else _SAME_FAILURES
+        if len(failed) < min(enough, self._total):
+            return None
+        return ExitStatus(code, first.reason)
 
-    def _stop_where_due(self) -> None:
+    def _stop_if_due(self) -> None:
+        """Stop all runs if somebody asked for that, or a budget is spent."""
         asked = self._asked_to_stop()
-        if not self._stopping:
-            spent = next(
-                (one for one in self._budgets if one.spent(self.record) >= one.amount), None
-            )
-            said = f"the budget is spent: {spent.told(spent.spent(self.record))}" if spent else ""
-            self._stopping = asked or said
-        elif (
-            self._asked and asked != self._asked
-        ):  # a second Ctrl-C, or no end within the grace time
-            self._place.kill()
+        if self._stopping:
+            # Asked again: a second Ctrl-C, or runs did not end within the grace time.
+            if self._asked and asked != self._asked:
+                self._runner.kill()
+        elif asked:
+            self._stopping = asked
+        else:
+            for budget in self._budgets:
+                spent = budget.spent(self.record)
+                if spent >= budget.amount:
+                    self._stopping = f"the budget is spent: {budget.share(spent)}"
+                    break
         self._asked = asked
         if self._stopping:
             for run in self.record.running:
-                self._place.stop(run)
+                self._runner.stop(run)
 
-    def _begin(self) -> int:
-        """Begin what there is room and budget for; how many runs that are."""
-        began, self._too_much = 0, ""
-        while sum(1 for _ in self.record.running) < self._place.slots and not self._shared_fault():
-            waiting = [
-                (trial, run)
-                for trial in self._open()
-                for run in trial.runs
-                if run.state == "waiting"
-            ]
-            # Who has come furthest goes first, so that losers are known early.
+    def _start_runs(self) -> bool:
+        """Start runs while there is room and budget for them. Return True if any was started."""
+        has_started = False
+        self._over_budget = ""
+        while len(list(self.record.running)) < self._runner.slots and not self._common_failure():
+            waiting = self._runs_in("waiting")
             waiting.sort(key=lambda pair: (-pair[0].rung, pair[0].number))
-            chosen = next((pair for pair in waiting if self._fits(pair[0], pair[1:])), None)
-            if chosen is None:
-                if waiting or not self._is_short() or not self._fits_new():
-                    break
+            affordable = next((pair for pair in waiting if self._fits(pair[0], pair[1:])), None)
+            if affordable is not None:
+                trial, run = affordable
+                self._start(trial, run)
+                self._write()
+                has_started = True
+                if run.state == "waiting":
+                    break  # it could not start now, and others could not either
+            elif waiting or not self._has_more_trials() or not self._fits_new():
+                break
+            else:
                 number, values = self._study.ask()
                 self.record.trials.append(Trial(number, values, self._runs_of(number)))
-                self._say(f"trial {number:<4} {told(values)}")
-                continue
-            self._start(*chosen)
-            self._note()
-            began += 1
-            if chosen[1].state == "waiting":
-                break
-        return began
+                self._say(f"trial {number:<4} {short_text(values)}")
+        return has_started
+
+    def _runs_in(self, state: str) -> list[tuple[Trial, TrialRun]]:
+        """Return the runs of open trials in a state, each with its trial."""
+        pairs = []
+        for trial in self._open_trials():
+            pairs += [(trial, run) for run in trial.runs if run.state == state]
+        return pairs
 
     def _start(self, trial: Trial, run: TrialRun) -> None:
-        run.state, run.starts = "running", run.starts + 1
-        self._note()  # before it begins: a driver that dies here finds it later
+        run.state = "running"
+        run.starts += 1
+        # Written before it starts: if this driver dies now, the next one finds the run.
+        self._write()
         try:
-            self._place.start(trial, run)
+            self._runner.start(trial, run)
+        except errors.EnvironmentFault as error:
+            # A full quota, or a server that is away. It may start in a moment, or when another
+            # run has ended, so while others run this start is not counted.
+            run.state = "waiting"
+            run.code = error.exit_code
+            run.reason = str(error)
+            if any(self.record.running):
+                run.starts -= 1
+            elif run.starts >= _MOST_STARTS:
+                self._meet_fault(run)
         except errors.KubetuneError as error:
-            run.state, run.code, run.reason = "failed", error.exit_code, str(error)
-            if isinstance(error, errors.EnvironmentFault):
-                run.state = (
-                    "waiting"  # a full quota, a server that is away: it may be there in a moment
-                )
-                if any(self.record.running):
-                    run.starts -= 1  # or when another run has ended
-                elif run.starts >= _MOST_STARTS:
-                    self._meet_fault(run)
-                return
+            run.state = "failed"
+            run.code = error.exit_code
+            run.reason = str(error)
             self._judge(trial)
 
     def _fits(self, trial: Trial, runs: Sequence[TrialRun]) -> bool:
-        """No budget is passed by what these runs will take, as far as earlier ones tell."""
-        expected = [self._expected(trial, run) for run in runs]
-        seconds = sum(each or 0.0 for each in expected) / min(len(runs), self._place.slots)
-        for budget in self._budgets if None not in expected else ():
-            running = [(t, r) for t in self._open() for r in t.runs if r.state == "running"]
-            promised, more = 0.0, budget.of(seconds, 1)
-            if budget.unit != "hours":
-                promised = sum(
-                    budget.of(self._expected(*pair) or 0.0, pair[1].devices) for pair in running
-                )
-                more = sum(
-                    budget.of(each or 0.0, run.devices)
-                    for each, run in zip(expected, runs, strict=True)
-                )
-            spent = budget.spent(self.record) + promised
-            if spent + more > budget.amount:
-                next_ones = (
-                    "the next run" if len(runs) == 1 else f"the {len(runs)} runs of the next trial"
-                )
-                need = "" if budget.unit == "hours" else f"{more:.3g}, "
-                self._too_much = (
-                    f"the budget: {budget.told(spent)} are spent, and {next_ones} would take about {need}"
-                    f"{duration(seconds)}; not begun"
+        """True if no budget is passed by what these runs will take, judging by earlier ones."""
+        expected = []
+        for run in runs:
+            seconds = self._expected_seconds(trial, run)
+            if seconds is None:
+                return True
+            expected.append(seconds)
+        elapsed = sum(expected) / min(len(runs), self._runner.slots)
+        for budget in self._budgets:
+            spent = budget.spent(self.record)
+            if budget.unit == "hours":
+                cost = budget.cost(elapsed, devices=1)
+                need = ""
+            else:
+                for other, run in self._runs_in("running"):
+                    spent += budget.cost(self._expected_seconds(other, run) or 0.0, run.devices)
+                costs = [
+                    budget.cost(seconds, run.devices)
+                    for run, seconds in zip(runs, expected, strict=True)
+                ]
+                cost = sum(costs)
+                need = f"{cost:.3g}, "
+            if spent + cost > budget.amount:
+                what = "the next run"
+                if len(runs) > 1:
+                    what = f"the {len(runs)} runs of the next trial"
+                self._over_budget = (
+                    f"the budget: {budget.share(spent)} are spent, and {what} would take about "
+                    f"{need}{duration(elapsed)}; not begun"
                 )
                 return False
         return True
 
     def _fits_new(self) -> bool:
+        """True if no budget is passed by a new trial: all its runs, since it needs them for a value."""
         number = len(self.record.trials)
-        runs = self._runs_of(number)  # all of them: without one the trial has no value
+        runs = self._runs_of(number)
         return self._fits(Trial(number, {}, runs), runs)
 
-    def _expected(self, trial: Trial, run: TrialRun) -> float | None:
-        """Seconds to its rung, by the speed of all runs so far; None before there is any."""
-        measured = [one for one in self.record.runs if one.step and one.seconds]
+    def _expected_seconds(self, trial: Trial, run: TrialRun) -> float | None:
+        """Return the seconds to a run's rung by the speed of all runs so far; None before any."""
+        measured = [other for other in self.record.runs if other.step and other.seconds]
         if not measured:
             return None
-        rate = sum(one.seconds for one in measured) / sum(one.step for one in measured)
-        steps = run.steps or max(one.steps for one in measured)
+        seconds_a_step = sum(other.seconds for other in measured) / sum(
+            other.step for other in measured
+        )
+        steps = run.steps or max(other.steps for other in measured)
+        share = 1.0
         rungs = self.search.rungs
-        share = rungs[min(trial.rung, len(rungs) - 1)] / rungs[-1] if rungs else 1.0
-        return max(0.0, steps * share - run.step) * rate
+        if rungs:
+            share = rungs[min(trial.rung, len(rungs) - 1)] / rungs[-1]
+        return max(0.0, steps * share - run.step) * seconds_a_step
 
-    def _note(self) -> None:
+    def _write(self) -> None:
         now = time.monotonic()
         if any(self.record.running):
             self.record.seconds += now - self._clock
@@ -386,7 +454,7 @@ class Driver:
         write_record(self.folder, self.record)
 
 
-def _as_error(code: int | None, said: str) -> errors.KubetuneError:
-    error = errors.KubetuneError(said)
+def _error(code: int | None, message: str) -> errors.KubetuneError:
+    error = errors.KubetuneError(message)
     error.exit_code = code or errors.BUG
     return error

@@ -1,4 +1,4 @@
-"""Runs of a sweep on this machine: each a process of its own, on GPUs or cores that no other of them has."""
+"""Runs of a sweep on this machine: each a process of its own, with GPUs or cores of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kubetune.config.load import resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.plans import plan_here
-from kubetune.library.sweep.driver import Seen
+from kubetune.library.sweep.driver import Observation
 from kubetune.library.sweep.recipe import Recipe
 from kubetune.library.sweep.record import Trial, TrialRun
 from kubetune.library.training import start_child
@@ -29,88 +29,90 @@ from kubetune.rundir.exit_status import ExitStatus
 from kubetune.rundir.status import progress
 from kubetune.supervisor.local import check_run_dir
 
-_LOOK_SECONDS = 2.0
+_WAIT_SECONDS = 2.0
 
 Slot = Mapping[str, str]
-"""Variables that give a run its part of the machine."""
+"""Environment variables that give a run its part of the machine."""
 
 
 def slots_of(
     config: Config, parallel: int | None, environ: Mapping[str, str]
 ) -> tuple[Config, list[Slot]]:
-    """The config with the devices of one run, and a part of the machine for each that runs at once.
+    """Return the config with the devices of one run, and one part of the machine for each slot.
 
-    Raises ConfigError where there are not so many.
+    Raise ConfigError if there are not enough devices. Example: with 4 GPUs and --parallel 2,
+    the runs have 2 GPUs each, `CUDA_VISIBLE_DEVICES=0,1` and `CUDA_VISIBLE_DEVICES=2,3`.
     """
     compute = config.compute
     if compute.nodes > 1:
         raise ConfigError(
-            f"compute.nodes: found {compute.nodes}; expected 1 for trials on this machine, or --cluster. Nothing was "
-            "written."
+            f"compute.nodes: found {compute.nodes}; expected 1 for trials on this machine, or "
+            "--cluster. Nothing was written."
         )
-    there = visible_gpus(environ) if compute.gpus_per_node != 0 else 0
-    if not there:
-        number, cores = parallel or 1, processes.usable_cores()
-        threads = {"OMP_NUM_THREADS": str(max(1, cores // number))} if number > 1 else {}
-        return config, [{} if "OMP_NUM_THREADS" in environ else threads] * number
-    each = (
-        compute.processes or compute.gpus_per_node or max(1, there // parallel if parallel else 1)
-    )
-    number = parallel or max(1, there // each)
-    if number * each > there:
+    gpus = 0 if compute.gpus_per_node == 0 else visible_gpus(environ)
+    if not gpus:
+        return config, _core_slots(parallel or 1, environ)
+    gpus_each = compute.processes or compute.gpus_per_node
+    if not gpus_each:
+        gpus_each = max(1, gpus // parallel) if parallel else 1
+    count = parallel or max(1, gpus // gpus_each)
+    if count * gpus_each > gpus:
         raise ConfigError(
-            f"--parallel: found {number} trials of {each} GPUs, and {there} GPUs here; expected at most "
-            f"{there // each}. Nothing was written."
+            f"--parallel: found {count} trials of {gpus_each} GPUs, and {gpus} GPUs here; expected "
+            f"at most {gpus // gpus_each}. Nothing was written."
         )
-    chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    names = (
-        [str(i) for i in range(there)]
-        if chosen is None
-        else [name.strip() for name in chosen.split(",")]
-    )
-    parts = [names[i * each : (i + 1) * each] for i in range(number)]
-    config = config.model_copy(
-        update={"compute": compute.model_copy(update={"gpus_per_node": each})}
-    )
-    return config, [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
+    names = [str(index) for index in range(gpus)]
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        names = [name.strip() for name in environ["CUDA_VISIBLE_DEVICES"].split(",")]
+    slots: list[Slot] = []
+    for first in range(0, count * gpus_each, gpus_each):
+        slots.append({"CUDA_VISIBLE_DEVICES": ",".join(names[first : first + gpus_each])})
+    compute = compute.model_copy(update={"gpus_per_node": gpus_each})
+    return config.model_copy(update={"compute": compute}), slots
+
+
+def _core_slots(count: int, environ: Mapping[str, str]) -> list[Slot]:
+    """Return the slots of a machine without GPUs, which share its cores."""
+    if count == 1 or "OMP_NUM_THREADS" in environ:
+        return [{}] * count
+    threads = max(1, processes.usable_cores() // count)
+    return [{"OMP_NUM_THREADS": str(threads)}] * count
 
 
 @dataclass
 class _Child:
     process: subprocess.Popen[bytes]
-    told: IO[str]
+    answer: IO[str]  # a pipe with how the run ended, which closes when the process ends
     slot: Slot
-    is_asked: bool = False
+    is_stopping: bool = False
 
 
-class Local:
-    """This machine as a place of runs. `gpus_per_node`: what each gets, as `slots_of` says."""
+class LocalRunner:
+    """Runs trials as processes of this machine."""
 
     def __init__(self, recipe: Recipe, slots: Sequence[Slot], gpus_per_node: int | None) -> None:
         self.slots = len(slots)
-        self._recipe, self._free, self._gpus = recipe, list(slots), gpus_per_node
-        self._children: dict[str, _Child] = {}
+        self._recipe = recipe
+        self._free = list(slots)
+        self._gpus = gpus_per_node  # of each run
+        self._children: dict[str, _Child] = {}  # by the run's name
 
-    def folder(self, run: TrialRun) -> Path:
-        """The run directory."""
+    def _folder(self, run: TrialRun) -> Path:
         return self._recipe.folder / "trials" / run.name
 
     def start(self, trial: Trial, run: TrialRun) -> None:
-        """Begin a run, or let it go on, in a process that saves and ends when this one dies."""
+        """Start a run, or continue it, in a process that saves and ends when this one dies."""
         config = self._recipe.config(trial, run)
-        config = config.model_copy(
-            update={
-                "compute": config.compute.model_copy(update={"gpus_per_node": self._gpus}),
-                "kubernetes": None,
-            }
-        )
+        compute = config.compute.model_copy(update={"gpus_per_node": self._gpus})
+        config = config.model_copy(update={"compute": compute, "kubernetes": None})
         config, plan = plan_here(config)
         config = self._recipe.pausing(config, plan, trial)
-        run.steps, run.devices = plan.num_steps, plan.world_size
-        run_dir = self.folder(run)
+        run.steps = plan.num_steps
+        run.devices = plan.world_size
+        run_dir = self._folder(run)
         check_run_dir(config, run_dir, plan)
         with lock(run_dir / "logs" / "node-0.lock", wait=True):
-            pass  # one whose driver was killed saves a checkpoint first
+            pass  # a run whose driver was killed saves a checkpoint first
         request = {
             "config": resolved(config),
             "plan": plan.to_json(),
@@ -119,34 +121,37 @@ class Local:
         }
         logs = self._recipe.folder / "logs"
         logs.mkdir(exist_ok=True)
+        slot = self._free[0]
         with (logs / f"{run.name}.log").open("a") as log:
-            child, told = start_child(request, log, subprocess.STDOUT, self._free[0])
-        self._children[run.name] = _Child(child, told, self._free.pop(0))
+            process, answer = start_child(request, log, subprocess.STDOUT, slot)
+        self._free.remove(slot)
+        self._children[run.name] = _Child(process, answer, slot)
 
-    def look(self, run: TrialRun) -> Seen:
-        """The run by its process and its directory."""
-        child, run_dir = self._children[run.name], self.folder(run)
+    def observe(self, run: TrialRun) -> Observation:
+        """Return the run as its process and its directory show it."""
+        child = self._children[run.name]
+        run_dir = self._folder(run)
         status: ExitStatus | None = None
-        if select.select([child.told], [], [], 0)[
-            0
-        ]:  # it ended: nothing else writes, and its end closes the pipe
-            answer, code = child.told.read(), child.process.wait()
-            child.told.close()
+        has_ended, _, _ = select.select([child.answer], [], [], 0)
+        if has_ended:
+            answer = child.answer.read()
+            code = child.process.wait()
+            child.answer.close()
             self._free.append(child.slot)
             del self._children[run.name]
             status = _status(run_dir, json.loads(answer) if answer else None, code)
         if not (run_dir / metrics.EVENTS).is_file():
-            return Seen(status)
-        found = progress(run_dir)
+            return Observation(status)
+        facts = progress(run_dir)
+        best = facts["best"] or {}
         seconds = held_seconds(metrics.read_events(run_dir), metrics.now())
-        best = found["best"] or {}
-        return Seen(status, found["step"], found["steps"], best.get("value"), seconds)
+        return Observation(status, facts["step"], facts["steps"], best.get("value"), seconds)
 
     def stop(self, run: TrialRun) -> None:
         """Ask a run to save and end, once."""
         child = self._children.get(run.name)
-        if child is not None and not child.is_asked:
-            child.is_asked = True
+        if child is not None and not child.is_stopping:
+            child.is_stopping = True
             child.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -155,24 +160,27 @@ class Local:
             child.process.kill()
 
     def abandon(self) -> str:
-        """Words for what becomes of the runs when the driver ends without them."""
-        return "Runs that were under way save a checkpoint and end" if self._children else ""
+        """Return a sentence on what happens to the runs if the driver ends without them."""
+        if not self._children:
+            return ""
+        return "Runs that were under way save a checkpoint and end"
 
     def wait(self) -> None:
         """Wait until a run ends, or for a moment."""
-        select.select([child.told for child in self._children.values()], [], [], _LOOK_SECONDS)
+        answers = [child.answer for child in self._children.values()]
+        select.select(answers, [], [], _WAIT_SECONDS)
 
 
 def _status(run_dir: Path, answer: Mapping[str, str | int] | None, code: int) -> ExitStatus:
-    """The end of a run: by its own exit.json, where that is of this start."""
+    """Return how a run ended: by its exit.json, if that was written by this start."""
     if answer is None:
         return ExitStatus(errors.LOST_PEER, f"its process ended with status {code} and no word")
+    answer_code = int(answer["code"])
     if "error" in answer:
-        return ExitStatus(int(answer["code"]), str(answer["reason"]))
-    found = exit_status.read_exit_status(run_dir)
-    if found is None or found.code != answer["code"]:
-        return ExitStatus(
-            int(answer["code"]),
-            f"ended with exit code {answer['code']}, logs in {run_dir / 'logs'}",
-        )
-    return found
+        return ExitStatus(answer_code, str(answer["reason"]))
+    status = exit_status.read_exit_status(run_dir)
+    if status is not None and status.code == answer_code:
+        return status
+    return ExitStatus(
+        answer_code, f"ended with exit code {answer_code}, logs in {run_dir / 'logs'}"
+    )

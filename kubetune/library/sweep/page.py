@@ -1,8 +1,7 @@
-"""The page of a sweep: its search, and the runs that lie here side by side."""
+"""The page of a sweep: its search, and its local runs side by side."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 from kubetune import errors
@@ -11,55 +10,61 @@ from kubetune.library.sweep.record import (
     REPORT,
     Record,
     Search,
+    Trial,
     read_record,
     read_search,
     state_of,
     summary,
 )
-from kubetune.library.sweep.winner import told
+from kubetune.library.sweep.winner import result_lines
 from kubetune.reporting import write_report
 from kubetune.reporting.search import Attempt, SearchFacts, Setting
 
 
 def write_page(folder: Path, output: Path | None = None) -> Path:
-    """Write the page of a sweep's folder, report.html there unless `output` says otherwise."""
-    search, record = read_search(folder), read_record(folder)
+    """Write the page of a sweep to `output`, or to report.html in its folder."""
+    search = read_search(folder)
+    record = read_record(folder)
     ranked = record.ranked(greater=search.greater)
-    trials = [*ranked, *(trial for trial in record.trials if trial not in ranked)]
-    runs = [folder / "trials" / run.name for trial in trials for run in trial.runs]
-    here = [run_dir for run_dir in runs if _is_readable(run_dir)]
-    return write_report(here, output or folder / REPORT, _facts(search, record))
+    trials = ranked + [trial for trial in record.trials if trial not in ranked]
+    run_dirs = []
+    for trial in trials:
+        for run in trial.runs:
+            run_dir = folder / "trials" / run.name
+            if _is_readable(run_dir):
+                run_dirs.append(run_dir)
+    lines = [f"{summary(record)}; {record.device_hours:.3g} device hours."]
+    if ranked:
+        lines += result_lines(record, search)
+    facts = _facts(search, record, trials, lines)
+    return write_report(run_dirs, output or folder / REPORT, facts)
 
 
 def _is_readable(run_dir: Path) -> bool:
-    """The run lies here, and no other version or damage keeps it off the page; the table has its trial all the same."""
-    with suppress(errors.KubetuneError):
-        return bool(read_config(run_dir))
-    return False
+    """True if the run is on this machine and not damaged. If not, the page has only its trial."""
+    try:
+        read_config(run_dir)
+    except errors.KubetuneError:
+        return False
+    return True
 
 
-def _facts(search: Search, record: Record) -> SearchFacts:
-    ranked = record.ranked(greater=search.greater)
-    trials = [*ranked, *(trial for trial in record.trials if trial not in ranked)]
-    lines = [
-        f"{summary(record)}; {record.device_hours:.3g} device hours.",
-        *(told(record, search) if ranked else ()),
-    ]
-    return SearchFacts(
-        search.name,
-        search.metric,
-        tuple(Setting(one.key, one.log, record.importances.get(one.key)) for one in search.ranges),
-        tuple(
+def _facts(search: Search, record: Record, trials: list[Trial], lines: list[str]) -> SearchFacts:
+    settings = []
+    for searched in search.ranges:
+        importance = record.importances.get(searched.key)
+        settings.append(Setting(searched.key, searched.log, importance))
+    attempts = []
+    for trial in trials:
+        attempts.append(
             Attempt(
-                str(trial.number),
-                state_of(trial),
-                tuple(trial.values[one.key] for one in search.ranges),
-                trial.value,
-                trial.spread,
-                f"{max(run.step for run in trial.runs)}/{max(run.steps for run in trial.runs) or '?'}",
-                trial.reason.partition("\n")[0],
+                label=str(trial.number),
+                state=state_of(trial),
+                values=tuple(trial.values[searched.key] for searched in search.ranges),
+                value=trial.value,
+                spread=trial.spread,
+                steps=trial.progress,
+                why=trial.reason.partition("\n")[0],
             )
-            for trial in trials
-        ),
-        tuple(lines),
-    )
+        )
+    return SearchFacts(search.name, search.metric, tuple(settings), tuple(attempts), tuple(lines))

@@ -1,13 +1,13 @@
-"""Values to search, as they are typed: `log(1e-5,1e-3)`, `0.2..0.8`, `8,16,32`; checked as the overrides they become.
+"""Values to search, as they are typed: `log(1e-5,1e-3)`, `0.2..0.8`, `8,16,32`.
 
-Not for choosing among them (study).
+They are checked as the overrides they become. Choosing among them is Optuna's work (study).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,9 +20,10 @@ from kubetune.errors import ConfigError
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 _LOG = re.compile(rf"log\(\s*({_NUMBER})\s*,\s*({_NUMBER})\s*\)")
 _BETWEEN = re.compile(rf"({_NUMBER})\s*\.\.\s*({_NUMBER})")
-_WORD = re.compile(r"[A-Za-z_][\w.\[\]-]*=")
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.\[\]-]*=")
 
-OURS = {
+# Keys and whole sections that cannot be searched, by the reason.
+_NOT_SEARCHED = {
     "a sweep sets this itself": (
         "name", "output", "mirror", "push", "compute", "kubernetes", "training.pause_at_step", "training.resume",
         "training.metric_for_best_model", "training.greater_is_better",
@@ -31,18 +32,15 @@ OURS = {
     "trials are compared by these data": ("data.eval",),
     "it makes no other run": ("logging", "tracking", "hooks"),
 }  # fmt: skip
-"""Keys, or whole sections, that are not to be searched, by the reason."""
 
-Values = dict[str, str]
-"""Values of a trial by key, each as the text of an override."""
+Values = dict[str, str]  # values of a trial by key, each as the text of an override
 
-ENDLESS = 1_000_000
-"""Trials where only a budget ends the search."""
+ENDLESS = 1_000_000  # number of trials if only a budget ends the search
 
 
 @dataclass(frozen=True)
 class Range:
-    """The values of one key: of a `float` or `int` from `low` to `high`, both of them too, or one of `choices`."""
+    """The values of one key: numbers from `low` to `high`, both included, or `choices`."""
 
     key: str
     kind: Literal["float", "int", "choice"]
@@ -53,142 +51,182 @@ class Range:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Values that must be right for all to be."""
+        """The values to check: if these are valid, all are."""
         return self.choices or (self.text(self.low), self.text(self.high))
 
     def text(self, value: float) -> str:
-        """A value as an override has it."""
-        return str(int(value)) if self.kind == "int" else repr(float(value)).removesuffix(".0")
+        """Return a value as an override has it."""
+        if self.kind == "int":
+            return str(int(value))
+        return repr(float(value)).removesuffix(".0")
 
     def __str__(self) -> str:
         if self.choices:
             return ",".join(self.choices)
-        low, high = (f"{value:.10g}" for value in (self.low, self.high))
+        low = f"{self.low:.10g}"
+        high = f"{self.high:.10g}"
         return f"log({low},{high})" if self.log else f"{low}..{high}"
 
 
 def overrides(values: Values) -> list[str]:
-    """The values as overrides, `key=value`."""
+    """Return the values as overrides, `key=value`."""
     return [f"{key}={text}" for key, text in values.items()]
 
 
-def told(values: Values) -> str:
-    """The values as people read them: numbers with four digits."""
-    return " ".join(f"{key}={_short(text)}" for key, text in values.items())
-
-
-def _short(text: str) -> str:
-    return (
-        f"{float(text):.4g}"
-        if re.fullmatch(_NUMBER, text) and len(text) > 6 and not text.isdigit()
-        else text
-    )
+def short_text(values: Values) -> str:
+    """Return the values as people read them, long numbers with four digits."""
+    words = []
+    for key, text in values.items():
+        is_number = re.fullmatch(_NUMBER, text) is not None
+        if is_number and len(text) > 6 and not text.isdigit():
+            text = f"{float(text):.4g}"
+        words.append(f"{key}={text}")
+    return " ".join(words)
 
 
 def split(
     words: Sequence[str], flags: Sequence[str] = ()
 ) -> tuple[list[str], list[Range], list[str]]:
-    """The words of a command line that are no ranges, the ranges, and what is wrong with those that want to be some.
+    """Return the words of a command line that are no ranges, the ranges, and all problems.
 
-    `flags`: keys that flags gave a value, beside which a range says nothing either.
+    `flags` are keys that have a value by a flag, so that a range of them is a problem.
     """
-    rest, found, problems = [], list[Range](), list[str]()
+    others = []
+    ranges = []
+    problems = []
+    fixed = list(flags)  # keys with one value
     for word in words:
         key, _, text = word.partition("=")
-        try:
-            one = _range(key.strip(), text.strip()) if _WORD.match(word) else None
-        except ValueError as error:
-            problems.append(f"override: {key.strip()}: {error}")
+        key = key.strip()
+        value_range = None
+        if _OVERRIDE.match(word):
+            try:
+                value_range = _range(key, text.strip())
+            except ValueError as error:
+                problems.append(f"override: {key}: {error}")
+                continue
+        if value_range is not None:
+            ranges.append(value_range)
             continue
-        if one is None:
-            rest.append(word)
-        else:
-            found.append(one)
-    places = [dotted(_path(one.key)) for one in found]
-    keys = [*flags, *(word.partition("=")[0].strip() for word in rest if _WORD.match(word))]
-    fixed = [dotted(_path(key)) for key in keys]
-    problems += [
-        f"override: {one}: found a value, and a range of {place}; keep one"
-        for one in fixed for place in places if _is_within(one, place)
-    ]  # fmt: skip
-    problems += [
-        f"override: {place}: found two ranges of it; keep one"
-        for place in sorted({*_twice(places)})
-    ]
-    return rest, found, problems
+        others.append(word)
+        if _OVERRIDE.match(word):
+            fixed.append(key)
+    return others, ranges, problems + _doubled(fixed, [value_range.key for value_range in ranges])
+
+
+def _doubled(fixed: Sequence[str], searched: Sequence[str]) -> list[str]:
+    """Return problems of keys that have a range and a value, or two ranges."""
+    problems = []
+    searched = [_canonical_name(key) for key in searched]
+    for key in map(_canonical_name, fixed):
+        for place in searched:
+            if _is_within(key, place):
+                problems.append(f"override: {key}: found a value, and a range of {place}; keep one")
+    for place in sorted(set(searched)):
+        if searched.count(place) > 1:
+            problems.append(f"override: {place}: found two ranges of it; keep one")
+    return problems
 
 
 def settings_in(ranges: Sequence[Range]) -> int | None:
-    """The number of different settings that the ranges hold; None where one of them has no end of values."""
-    if any(one.kind == "float" for one in ranges):
-        return None
-    return math.prod(len(one.choices) or int(one.high - one.low) + 1 for one in ranges)
-
-
-def _twice(places: Sequence[str]) -> Iterator[str]:
-    return (place for place in places if places.count(place) > 1)
+    """Return the number of different settings in the ranges; None if it is infinite."""
+    count = 1
+    for value_range in ranges:
+        if value_range.kind == "float":
+            return None
+        count *= len(value_range.choices) or int(value_range.high - value_range.low) + 1
+    return count
 
 
 def _range(key: str, text: str) -> Range | None:
-    """The range that a text stands for; None for one value. Raises ValueError, saying why, for what is none."""
-    log, between, choices = _LOG.fullmatch(text), _BETWEEN.fullmatch(text), _choices(text)
-    if log is None and between is None:
-        if text.startswith("log("):
-            raise ValueError(f"found {text}; expected two numbers, as in log(1e-5,1e-3)")
+    """Return the range that a text stands for; None if it is one value.
+
+    Raise ValueError, saying why, if it tries to be a range and is none.
+    """
+    is_log = text.startswith("log(")
+    interval = (_LOG if is_log else _BETWEEN).fullmatch(text)
+    if interval is not None:
+        value_range = _interval(key, text, interval[1], interval[2], is_log=is_log)
+    elif is_log:
+        raise ValueError(f"found {text}; expected two numbers, as in log(1e-5,1e-3)")
+    else:
+        choices = _choices(text)
         if len(choices) < 2:
             return None
-        is_number = bool(_types(_path(key)) & {"number", "integer"})
-        values = [
-            float(one) if is_number and re.fullmatch(_NUMBER, one) else one for one in choices
-        ]
-        if doubled := [one for i, one in enumerate(choices) if values[i] in values[:i]]:
-            raise ValueError(f"found {doubled[0]} twice in {text}; expected different values")
-        return _permitted(Range(key, "choice", choices=tuple(choices)))
-    low_text, high_text = (log or between or ()).groups()  # type: ignore[union-attr]
-    low, high = float(low_text), float(high_text)
-    if not low < high or not math.isfinite(high) or (log is not None and low <= 0):
-        raise ValueError(
-            f"found {text}; expected a lower and a higher number{', both above 0' if log else ''}"
-        )
-    is_whole = all(re.fullmatch(r"[-+]?\d+", part) for part in (low_text, high_text))
-    kind: Literal["int", "float"] = (
-        "int" if is_whole and "number" not in _types(_path(key)) else "float"
-    )
-    return _permitted(Range(key, kind, low, high, log is not None))
-
-
-def _permitted(found: Range) -> Range:
-    place = dotted(_path(found.key))
-    for reason, keys in OURS.items():
-        if any(_is_within(place, key) for key in keys):
+        _require_different(key, text, choices)
+        value_range = Range(key, "choice", choices=tuple(choices))
+    name = _canonical_name(key)
+    for reason, keys in _NOT_SEARCHED.items():
+        if any(_is_within(name, other) for other in keys):
             raise ValueError(f"{reason}; give one value, or leave it out")
-    return found
+    return value_range
 
 
-def _is_within(place: str, other: str) -> bool:
-    return place == other or place.startswith((f"{other}.", f"{other}["))
+def _interval(key: str, text: str, low_text: str, high_text: str, *, is_log: bool) -> Range:
+    """Return the range between two numbers: of integers if both are, and the key allows no others."""
+    low = float(low_text)
+    high = float(high_text)
+    if not low < high or not math.isfinite(high) or (is_log and low <= 0):
+        numbers = (
+            "a lower and a higher number, both above 0" if is_log else "a lower and a higher number"
+        )
+        raise ValueError(f"found {text}; expected {numbers}")
+    is_whole = all(re.fullmatch(r"[-+]?\d+", part) for part in (low_text, high_text))
+    if is_whole and "number" not in _types(key):
+        return Range(key, "int", low, high, is_log)
+    return Range(key, "float", low, high, is_log)
 
 
-def _path(key: str) -> KeyPath:
+def _require_different(key: str, text: str, choices: list[str]) -> None:
+    """Raise ValueError if a choice stands twice; as numbers, 1e-3 and 0.001 are the same."""
+    is_numeric = not _types(key).isdisjoint({"number", "integer"})
+    values: set[str | float] = set()
+    for choice in choices:
+        value: str | float = choice
+        if is_numeric and re.fullmatch(_NUMBER, choice):
+            value = float(choice)
+        if value in values:
+            raise ValueError(f"found {choice} twice in {text}; expected different values")
+        values.add(value)
+
+
+def _is_within(key: str, section: str) -> bool:
+    return key == section or key.startswith((f"{section}.", f"{section}["))
+
+
+def _canonical(key: str) -> KeyPath:
+    """Return the path of a key whose name may be an alias, such as `lr`."""
     entry = canonical(Entry(key_path(key), "", Origin("override")))
     return entry.path if entry is not None else key_path(key)
 
 
-def _types(path: KeyPath) -> set[str]:
-    """JSON types of the values that may stand at a path."""
-    return {str(option.get("type")) for option in json_schema.options(json_schema.at(path) or {})}
+def _canonical_name(key: str) -> str:
+    return dotted(_canonical(key))
+
+
+def _types(key: str) -> set[str]:
+    """Return the JSON types of the values that a key takes."""
+    node = json_schema.at(_canonical(key)) or {}
+    return {str(option.get("type")) for option in json_schema.options(node)}
 
 
 def _choices(text: str) -> list[str]:
-    """The parts between commas that stand in no brackets and no quotes."""
-    parts, depth, quote = [""], 0, ""
+    """Return the parts between commas, except commas in brackets or quotes: `[a,b],c` has two."""
+    parts = [""]
+    depth = 0
+    quote = ""
     for letter in text:
         if letter == "," and not depth and not quote:
             parts.append("")
             continue
-        if letter in "'\"":
-            quote = letter if not quote else "" if letter == quote else quote
-        depth += (letter in "[{(") - (letter in ")}]")
+        if letter == quote:
+            quote = ""
+        elif letter in "'\"" and not quote:
+            quote = letter
+        elif letter in "[{(":
+            depth += 1
+        elif letter in ")}]":
+            depth -= 1
         parts[-1] += letter
     return [part.strip() for part in parts]
 
@@ -196,19 +234,24 @@ def _choices(text: str) -> list[str]:
 def check(
     ranges: Sequence[Range], load: Callable[[list[str]], Config], known: Sequence[str] = ()
 ) -> Config:
-    """The config with the first value of each range. Raises ConfigError with all that is wrong with any end of any.
+    """Return the config with the first value of each range. Raise ConfigError with all problems.
 
-    `known` are problems found before, which are told with these. `load` makes a config with overrides, and so refuses
-    values in the words that overrides are refused in.
+    `load` makes a config with more overrides, so that a bad end of a range is refused in the words
+    in which overrides are. `known` are problems from before, which are shown with these.
     """
-    first, problems = {one.key: one.ends[0] for one in ranges}, [*known]
-    config: Config | None = None
-    for values in (first, *({**first, one.key: text} for one in ranges for text in one.ends[1:])):
+    first = {value_range.key: value_range.ends[0] for value_range in ranges}
+    # One end at a time, so that each mistake is reported once and not for every combination.
+    settings = [first]
+    for value_range in ranges:
+        for end in value_range.ends[1:]:
+            settings.append({**first, value_range.key: end})
+    configs = []
+    problems = list(known)
+    for values in settings:
         try:
-            found = load(overrides(values))
-            config = config or found
+            configs.append(load(overrides(values)))
         except ConfigError as error:
             problems += error.problems
-    if problems or config is None:
+    if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
-    return config
+    return configs[0]

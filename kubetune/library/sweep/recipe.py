@@ -16,10 +16,9 @@ from kubetune.library.sweep.record import Search, Trial, TrialRun
 from kubetune.plan.plan import Plan
 
 Load = Callable[[list[str]], Config]
-"""A config of the command line's run file with more overrides."""
+"""Return the config of the command line's run file with more overrides."""
 
-FACTOR: Final = 3
-"""Of successive halving: a third goes on at each rung."""
+_FACTOR = 3  # of successive halving: a third of the trials continues at each rung
 _MOST_RUNGS = 3
 _QUARTERS = 4
 _NOT_USED: Final = (
@@ -29,88 +28,107 @@ _NOT_USED: Final = (
     "logging.report_json",
     "training.pause_at_step",
 )
-"""Keys of the run file in whose place `Recipe` sets values of its own."""
+"""Keys of the run file that `Recipe` replaces in every trial."""
 
 
 def not_used(config: Config) -> list[str]:
-    """The keys that a run file sets, and that no trial heeds."""
-    values = dict(dotted_values(resolved(config)))
-    return [
-        key
-        for key in _NOT_USED
-        if any(values[one] for one in values if one == key or one.startswith(f"{key}."))
-    ]
+    """Return the keys that a run file sets and that no trial uses."""
+    used: set[str] = set()
+    for key, value in dotted_values(resolved(config)):
+        if value:
+            used.update(name for name in _NOT_USED if f"{key}.".startswith(f"{name}."))
+    return [name for name in _NOT_USED if name in used]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Makes the configs. `folder`: the sweep's, in which local runs lie; `name`: the sweep's."""
+    """Makes the configs of all runs of a sweep."""
 
     load: Load
     search: Search
-    folder: Path
-    name: str
+    folder: Path  # of the sweep; local runs are in folders below it
+    name: str  # of the sweep
 
     def config(self, trial: Trial, run: TrialRun) -> Config:
-        """The config of a run, which would train to its end. Raises ConfigError where values do not go together."""
+        """Return the config of a run that trains to its end.
+
+        Raise ConfigError if the trial's values do not go together.
+        """
         config = self.load(overrides(trial.values))
         training = {
             "seed": run.seed,
             "metric_for_best_model": self.search.metric,
             "greater_is_better": self.search.greater,
         }
+        logging = {"report_json": None, "before_after": 0}
+        mirror = None
+        if config.mirror:
+            mirror = f"{config.mirror.rstrip('/')}/{run.name}"
         return config.model_copy(
             update={
                 "name": f"{self.name}-{run.name}",
                 "output": str(self.folder / "trials" / run.name),
-                "mirror": f"{config.mirror.rstrip('/')}/{run.name}" if config.mirror else None,
+                "mirror": mirror,
                 "push": None,
                 "training": config.training.model_copy(update=training),
-                "logging": config.logging.model_copy(
-                    update={"report_json": None, "before_after": 0}
-                ),
+                "logging": config.logging.model_copy(update=logging),
             }
         )
 
     def pausing(self, config: Config, plan: Plan, trial: Trial) -> Config:
-        """The same, to pause at the trial's rung."""
+        """Return the config of a run that pauses at its trial's rung."""
         rungs = self.search.rungs
-        share = rungs[trial.rung] / rungs[-1] if trial.rung < len(rungs) else 1.0
+        share = 1.0
+        if trial.rung < len(rungs):
+            share = rungs[trial.rung] / rungs[-1]
         step = rung_step(plan, share)
         pause = step if step < plan.num_steps else None
-        return config.model_copy(
-            update={"training": config.training.model_copy(update={"pause_at_step": pause})}
-        )
+        training = config.training.model_copy(update={"pause_at_step": pause})
+        return config.model_copy(update={"training": training})
 
 
 def rung_step(plan: Plan, share: float) -> int:
-    """The step of the first evaluation at which so much of a run is done."""
+    """Return the step of the first evaluation when this share of a run is done.
+
+    Example: 90 steps with an evaluation every 20; a third is step 30, so it returns 40.
+    """
     every = plan.eval_steps or plan.num_steps
-    return min(plan.num_steps, max(1, math.ceil(round(plan.num_steps * share / every, 6))) * every)
+    # Rounded first, or 90 * (1/3) might need one evaluation more than 30 does.
+    evaluations = math.ceil(round(plan.num_steps * share / every, 6))
+    return min(plan.num_steps, max(1, evaluations) * every)
 
 
 def rungs_of(pruner: str, plan: Plan) -> tuple[int, ...]:
-    """Resources at which a pruner is asked, with that of a whole run as the last: shares of a run in the smallest unit.
+    """Return how far a trial is at each rung, with a whole run as the last; () without a pruner.
 
-    In shares, so that runs of other batch sizes are compared at equal parts of their data. None without a pruner.
-    Raises ConfigError where there are too few evaluations for one.
+    Rungs are shares of a run, written as integers, so that runs of different batch sizes are
+    compared after the same part of their data:
+
+        median       1, 2, 3, 4    judged after 1/4, 2/4 and 3/4 of a run
+        asha         1, 3, 9, 27   judged after 1/27, 1/9 and 1/3 of a run
+
+    There are fewer rungs if there are too few evaluations for these, and ConfigError if there are
+    too few for any.
     """
     if pruner == "none":
         return ()
     if not plan.num_steps:
         raise ConfigError(
-            f"--pruner {pruner}: how many steps a run has is not known before its data are read; set training.max_steps"
+            f"--pruner {pruner}: how many steps a run has is not known before its data are read; "
+            "set training.max_steps"
         )
     if pruner == "median":
         ladders = [tuple(range(1, parts + 1)) for parts in (_QUARTERS, 2)]
     else:
-        ladders = [tuple(FACTOR**k for k in range(top + 1)) for top in range(_MOST_RUNGS, 0, -1)]
+        powers = [_FACTOR**exponent for exponent in range(_MOST_RUNGS + 1)]
+        ladders = [tuple(powers[:length]) for length in range(len(powers), 1, -1)]
     for rungs in ladders:
         steps = [rung_step(plan, resource / rungs[-1]) for resource in rungs]
         if len(set(steps)) == len(steps):
             return rungs
-    most = plan.num_steps // ladders[-1][-1]
+    most = max(1, plan.num_steps // ladders[-1][-1])
     raise ConfigError(
-        f"--pruner {pruner}: found {plan.num_steps} steps with an evaluation every {plan.eval_steps or 'end'}; a trial "
-        f"is judged by evaluations before its end: set training.eval_steps={max(1, most)} or less. Nothing was written."
+        f"--pruner {pruner}: found {plan.num_steps} steps with an evaluation every "
+        f"{plan.eval_steps or 'end'}; a trial is judged by evaluations before its end: set "
+        f"training.eval_steps={most} or less. Nothing was written."
     )

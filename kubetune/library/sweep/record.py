@@ -1,6 +1,7 @@
-"""A sweep's folder: what is searched (`sweep.json`), and how its trials stand (`trials.json`), each written whole.
+"""The files of a sweep's folder: what is searched (`sweep.json`), and the state of trials (`trials.json`).
 
-Everything but Optuna's own study is here, so that `sweep status` and pages read it without Optuna.
+Everything but Optuna's study is here, so that `sweep status` and pages need no Optuna. Both files
+are written as a whole.
 """
 
 from __future__ import annotations
@@ -31,99 +32,99 @@ TrialState = Literal["open"] | Outcome
 
 @dataclass(frozen=True)
 class Search:
-    """The search itself: what makes two sweeps two. `config`: the whole config with the first value of each range.
+    """What is searched, and how. Two sweeps are different if this is."""
 
-    `rungs` are the resources at which trials are judged, the last that of a whole run; `namespace` is that of the
-    cluster, None for trials on this machine.
-    """
-
-    config: dict[str, Any]
+    config: dict[str, Any]  # the whole config, with the first value of each range
     ranges: tuple[Range, ...]
     metric: str
-    greater: bool
+    greater: bool  # True if more of the metric is better
     sampler: str
     pruner: str
-    rungs: tuple[int, ...]
-    repeat: int
-    seed: int
+    rungs: tuple[int, ...]  # how far a run is when it is judged; the last is a whole run
+    repeat: int  # runs of a trial, each with a seed of its own
+    seed: int  # of the search itself
     name: str
-    namespace: str | None = None
+    namespace: str | None = None  # of the cluster; None for trials on this machine
 
 
 @dataclass
 class TrialRun:
-    """One run of a trial, `name` below the sweep's folder or, with the sweep's name before it, on the cluster.
+    """One run of a trial."""
 
-    `value` is its best so far; `devices` it holds while it runs, for `seconds` until now, `earlier_seconds` of them
-    before its last start; `starts` without progress.
-    """
-
-    name: str
+    name: str  # of its folder; on a cluster, the sweep's name stands before it
     seed: int
     state: RunState = "waiting"
     step: int = 0
-    steps: int = 0
-    value: float | None = None
-    seconds: float = 0.0
-    earlier_seconds: float = 0.0
+    steps: int = 0  # of a whole run; 0 if unknown
+    value: float | None = None  # the best so far
+    seconds: float = 0.0  # for which it held its devices
+    earlier_seconds: float = 0.0  # of these, those before its last start
     devices: int = 1
-    starts: int = 0
+    starts: int = 0  # since it last made progress
     code: int | None = None
     reason: str = ""
 
 
 @dataclass
 class Trial:
-    """A setting that is tried, once or with several seeds. `rung`: the one it is on the way to.
-
-    `value` is the mean of its runs', `reason` why it ended otherwise than well.
-    """
+    """A setting that is tried, with one run for each seed."""
 
     number: int
     values: Values
     runs: list[TrialRun]
-    rung: int = 0
+    rung: int = 0  # index of the rung that its runs train to
     state: TrialState = "open"
-    value: float | None = None
-    reason: str = ""
+    value: float | None = None  # mean of its runs
+    reason: str = ""  # why it failed
 
     @property
     def spread(self) -> float | None:
         """Standard deviation of the values of its runs; None for one run."""
-        known = [run.value for run in self.runs if run.value is not None]
-        return statistics.stdev(known) if len(known) > 1 else None
+        values = [run.value for run in self.runs if run.value is not None]
+        return statistics.stdev(values) if len(values) > 1 else None
+
+    @property
+    def progress(self) -> str:
+        """Steps of the run that is furthest, of all steps: `40/90`, or `40/?`."""
+        step = max(run.step for run in self.runs)
+        steps = max(run.steps for run in self.runs)
+        return f"{step}/{steps or '?'}"
 
 
 @dataclass
 class Record:
-    """The state of a sweep. `seconds`: wall-clock time of all its drivers; `reason`: why the last one ended."""
+    """The state of a sweep."""
 
     trials: list[Trial] = field(default_factory=list)
-    seconds: float = 0.0
-    reason: str = ""
-    importances: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0  # wall-clock time of all its drivers
+    reason: str = ""  # why the last driver ended early
+    importances: dict[str, float] = field(default_factory=dict)  # by key, in sum 1
 
     @property
     def runs(self) -> Iterator[TrialRun]:
         """The runs of all trials."""
-        return (run for trial in self.trials for run in trial.runs)
+        for trial in self.trials:
+            yield from trial.runs
 
     @property
     def running(self) -> Iterator[TrialRun]:
-        """The runs that a driver has begun and not seen end."""
+        """The runs that a driver has started and whose end it has not seen."""
         return (run for run in self.runs if run.state == "running")
 
     @property
     def device_hours(self) -> float:
-        """Hours that devices were held."""
+        """Hours for which devices were held."""
         return sum(run.seconds * run.devices for run in self.runs) / 3600
 
     def ranked(self, *, greater: bool) -> list[Trial]:
-        """Trials that are done, the best first."""
-        known = [
-            trial for trial in self.trials if trial.state == "done" and trial.value is not None
-        ]
-        return sorted(known, key=lambda trial: (-1 if greater else 1) * (trial.value or 0.0))
+        """Return the trials that are done, the best first."""
+        sign = -1 if greater else 1
+        done = []
+        for trial in self.trials:
+            if trial.state == "done" and trial.value is not None:
+                done.append((sign * trial.value, trial))
+        done.sort(key=lambda pair: pair[0])
+        return [trial for _, trial in done]
 
 
 def write_search(folder: Path, search: Search) -> None:
@@ -132,15 +133,18 @@ def write_search(folder: Path, search: Search) -> None:
 
 
 def read_search(folder: Path) -> Search:
-    """The search of a folder. Raises ConfigError where there is none, EnvironmentFault where it is damaged."""
+    """Read sweep.json. Raise ConfigError if there is none, EnvironmentFault if it is damaged."""
     if not (folder / SWEEP).is_file():
         raise ConfigError(
             f"{folder}: no sweep is there (it has no {SWEEP}); give the folder of one"
         )
-    told = read_object(folder / SWEEP)
+    fields = read_object(folder / SWEEP)
     try:
-        ranges = tuple(Range(**{**one, "choices": tuple(one["choices"])}) for one in told["ranges"])
-        return Search(**{**told, "ranges": ranges, "rungs": tuple(told["rungs"])})
+        ranges = []
+        for range_fields in fields["ranges"]:
+            choices = tuple(range_fields["choices"])
+            ranges.append(Range(**{**range_fields, "choices": choices}))
+        return Search(**{**fields, "ranges": tuple(ranges), "rungs": tuple(fields["rungs"])})
     except (KeyError, TypeError) as error:
         raise _damaged(folder / SWEEP, error) from None
 
@@ -151,25 +155,18 @@ def write_record(folder: Path, record: Record) -> None:
 
 
 def read_record(folder: Path) -> Record:
-    """The state of a folder's sweep; one that has not begun where there is none. EnvironmentFault for damage."""
+    """Read trials.json; return an empty record if there is none. Raise EnvironmentFault for damage."""
     try:
-        told = read_object(folder / TRIALS)
-        trials = [
-            Trial(**{**one, "runs": [TrialRun(**run) for run in one["runs"]]})
-            for one in told["trials"]
-        ]
-        return Record(**{**told, "trials": trials})
+        fields = read_object(folder / TRIALS)
+        trials = []
+        for trial_fields in fields["trials"]:
+            runs = [TrialRun(**run_fields) for run_fields in trial_fields["runs"]]
+            trials.append(Trial(**{**trial_fields, "runs": runs}))
+        return Record(**{**fields, "trials": trials})
     except FileNotFoundError:
         return Record()
     except (KeyError, TypeError) as error:
         raise _damaged(folder / TRIALS, error) from None
-
-
-def at_rest(record: Record) -> Record:
-    """The same, with runs that a driver left as running waiting for the next one."""
-    for run in record.running:
-        run.state = "waiting"
-    return record
 
 
 def _damaged(path: Path, error: Exception) -> EnvironmentFault:
@@ -178,25 +175,34 @@ def _damaged(path: Path, error: Exception) -> EnvironmentFault:
     )
 
 
+def at_rest(record: Record) -> Record:
+    """Return the record with the runs waiting that a driver left behind as running."""
+    for run in record.running:
+        run.state = "waiting"
+    return record
+
+
 def mean(values: Sequence[float | None]) -> float | None:
-    """The mean; None where one is missing or is no number."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return statistics.fmean(known) if len(known) == len(values) and known else None
+    """Return the mean; None if there are no values, or one is missing or not finite."""
+    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    if not numbers or len(numbers) < len(values):
+        return None
+    return statistics.fmean(numbers)
 
 
 def state_of(trial: Trial) -> str:
-    """State of a trial in a word or two."""
-    running = any(run.state == "running" for run in trial.runs)
-    return {"open": "running" if running else "waiting", "pruned": "given up"}.get(
-        trial.state, trial.state
-    )
+    """Return the state of a trial in words."""
+    if trial.state == "open":
+        is_running = any(run.state == "running" for run in trial.runs)
+        return "running" if is_running else "waiting"
+    return "given up" if trial.state == "pruned" else trial.state
 
 
 def summary(record: Record) -> str:
-    """The trials so far, counted by how they stand."""
+    """Return the number of trials in each state: `3 trials: 2 done, 1 failed`."""
+    if not record.trials:
+        return "no trial yet"
     states = [trial.state for trial in record.trials]
-    told = {"done": "done", "pruned": "given up", "failed": "failed", "open": "open"}
-    counts = ", ".join(
-        f"{states.count(state)} {word}" for state, word in told.items() if state in states
-    )
-    return f"{counted(len(states), 'trial')}: {counts}" if states else "no trial yet"
+    words = {"done": "done", "pruned": "given up", "failed": "failed", "open": "open"}
+    counts = [f"{states.count(state)} {word}" for state, word in words.items() if state in states]
+    return f"{counted(len(states), 'trial')}: {', '.join(counts)}"

@@ -1,22 +1,23 @@
-"""Runs of a sweep on a cluster: each submitted, stopped and resumed as every run is, by the same functions.
+"""Runs of a sweep on a cluster: submitted, stopped and resumed by the same functions as other runs.
 
-A run ends by itself at its rung and gives its GPUs back; nobody need be there to tell it. Submitted again, it goes on.
+A run ends by itself at its rung and frees its GPUs, even if no driver is there. Submitted again, it
+continues.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
 from kubetune.config.schema import Config
-from kubetune.config.schema.cluster import VolumeConfig
+from kubetune.config.schema.cluster import StorageConfig, VolumeConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.k8s.api.api_errors import Unreachable
 from kubetune.k8s.api.client import say
@@ -41,7 +42,7 @@ from kubetune.k8s.manifests.spec import plan_there as plan_blindly
 from kubetune.k8s.manifests.storage import claim_spec
 from kubetune.k8s.run_names import on_volume
 from kubetune.library.plans import make_plan
-from kubetune.library.sweep.driver import Seen
+from kubetune.library.sweep.driver import Observation
 from kubetune.library.sweep.recipe import Recipe
 from kubetune.library.sweep.record import Trial, TrialRun
 from kubetune.plan.plan import Plan
@@ -51,217 +52,238 @@ if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster, Object
     from kubetune.k8s.manifests.spec import RunSpec
 
-SWEEP_LABEL, TRIAL_LABEL = "kubetune/sweep", "kubetune/trial"
-_LOOK_SECONDS = 2.0
-_UNSEEN_SECONDS = 900.0
-"""Time for which nothing may be heard of the runs, as while a control plane is replaced."""
+SWEEP_LABEL = "kubetune/sweep"
+TRIAL_LABEL = "kubetune/trial"
+_WAIT_SECONDS = 2.0
+_UNREACHABLE_SECONDS = 900.0  # long enough to replace a control plane
 
 
 def plan_there(config: Config) -> Plan:
-    """The plan of a run on the cluster's nodes, with what this machine can tell of its data."""
-    path, k = config.model.tokenizer or config.model.path, config.kubernetes
-    if k is not None and on_volume(k, path) and not Path(path).is_dir():
-        return plan_blindly(config)  # without its tokenizer nothing can be told
+    """Return the plan of a run on the cluster's nodes, as far as this machine can read its data."""
+    tokenizer = config.model.tokenizer or config.model.path
+    kubernetes = config.kubernetes
+    if kubernetes is not None and on_volume(kubernetes, tokenizer) and not Path(tokenizer).is_dir():
+        return plan_blindly(config)  # data cannot be counted without the tokenizer
     return make_plan(config, gpus=config.compute.gpus_per_node or 0)
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError for a config that no trial could be submitted with."""
+    """Raise ConfigError for a config with which no trial could be submitted."""
     if config.kubernetes is None:
         raise ConfigError(
-            "--cluster: the run file has no `kubernetes`; expected at least its image. Nothing was done."
+            "--cluster: the run file has no `kubernetes`; expected at least its image. Nothing was "
+            "done."
         )
     kind = config.kubernetes.kind
     if kind_of(kind).never_ends:
-        ending = [name for name in KINDS if not kind_of(name).never_ends]
+        kinds = [name for name in KINDS if not kind_of(name).never_ends]
         raise ConfigError(
-            f"kubernetes.kind: found {kind}, whose pods stay and hold their GPUs when a run has ended; expected "
-            f"{', '.join(ending[:-1])} or {ending[-1]} for trials. Nothing was changed."
+            f"kubernetes.kind: found {kind}, whose pods stay and hold their GPUs when a run has "
+            f"ended; expected {', '.join(kinds[:-1])} or {kinds[-1]} for trials. Nothing was changed."
         )
-    plan, files = plan_there(config), local_files(config)
+    plan = plan_there(config)
+    files = local_files(config)
     findings = lint(config, plan, render(config, plan, files), files)
-    if fatal := [f"{found.key}: {found.text}" for found in findings if found.fatal]:
+    fatal = [f"{finding.key}: {finding.text}" for finding in findings if finding.fatal]
+    if fatal:
         raise ConfigError(fatal)
 
 
-class Remote:
-    """A cluster as a place of runs, `slots` at once."""
+class ClusterRunner:
+    """Runs trials on a cluster, `slots` at once."""
 
     def __init__(self, recipe: Recipe, cluster: Cluster, slots: int) -> None:
         self.slots = slots
-        self._recipe, self._cluster = recipe, cluster
-        self._specs: dict[str, RunSpec] = {}
-        self._asked: set[str] = set()
-        self._beginning: dict[str, Future[None]] = {}
-        self._told: set[str] = set()
-        self._is_left = False
-        self._unseen_since: float | None = None
-        self._look_again = 0.0
+        self._recipe = recipe
+        self._cluster = cluster
+        self._specs: dict[str, RunSpec] = {}  # of the runs that have not ended, by run name
+        self._stopped: set[str] = set()  # names of runs that were asked to stop
+        self._preparing: dict[str, Future[None]] = {}  # submissions that wait for a Job
+        self._messages: set[str] = set()  # what was printed, so that it is printed once
+        self._was_killed = False
+        self._unreachable_since: float | None = None
+        self._next_try = 0.0  # when to ask an API server again that did not answer
 
-    def make_claims(self, config: Config) -> list[str]:
-        """Make the volumes that all trials share, where the config lets several pods have them; their names."""
-        assert config.kubernetes is not None
-        made = []
-        for name, volume in _shared(config):
+    def make_claims(self, storage: StorageConfig) -> list[str]:
+        """Make the volumes that all trials share. Return their names."""
+        names = []
+        for volume_name, volume in _shared(storage).items():
+            name = f"{self._recipe.name}-{volume_name}"
             claim: Manifest = {
                 "apiVersion": "v1",
                 "kind": "PersistentVolumeClaim",
                 "metadata": {
-                    "name": f"{self._recipe.name}-{name}",
+                    "name": name,
                     "namespace": self._cluster.namespace,
                     "labels": {MANAGED_BY: "kubetune", SWEEP_LABEL: self._recipe.name},
                 },
                 "spec": claim_spec(volume, "ReadWriteMany"),
             }
             self._cluster.apply(claim)
-            made.append(f"{self._recipe.name}-{name}")
-        return made
+            names.append(name)
+        return names
 
     def config(self, trial: Trial, run: TrialRun) -> Config:
-        """The config of a run as it is submitted: labelled, its volumes shared, pausing at its rung."""
+        """Return a run's config to submit: with labels, with shared volumes, to pause at its rung."""
         config = self._recipe.config(trial, run)
-        assert config.kubernetes is not None
-        volumes = {
-            name: VolumeConfig(claim=f"{self._recipe.name}-{name}") for name, _ in _shared(config)
+        kubernetes = config.kubernetes
+        assert kubernetes is not None
+        volumes = {}
+        for volume_name in _shared(kubernetes.storage):
+            volumes[volume_name] = VolumeConfig(claim=f"{self._recipe.name}-{volume_name}")
+        labels = {
+            **kubernetes.labels,
+            SWEEP_LABEL: self._recipe.name,
+            TRIAL_LABEL: str(trial.number),
         }
-        labels = {SWEEP_LABEL: self._recipe.name, TRIAL_LABEL: str(trial.number)}
-        k = config.kubernetes.model_copy(
-            update={
-                "labels": {**config.kubernetes.labels, **labels},
-                "storage": config.kubernetes.storage.model_copy(update=volumes),
-            }
-        )
-        config = config.model_copy(update={"kubernetes": k, "output": None})
+        storage = kubernetes.storage.model_copy(update=volumes)
+        kubernetes = kubernetes.model_copy(update={"labels": labels, "storage": storage})
+        config = config.model_copy(update={"kubernetes": kubernetes, "output": None})
         plan = plan_there(config)
-        run.steps, run.devices = plan.num_steps or run.steps, plan.world_size
-        return self._recipe.pausing(config, plan, trial) if self._recipe.search.rungs else config
+        run.steps = plan.num_steps or run.steps
+        run.devices = plan.world_size
+        if not self._recipe.search.rungs:
+            return config
+        return self._recipe.pausing(config, plan, trial)
 
     def start(self, trial: Trial, run: TrialRun) -> None:
-        """Submit a run, or let it go on to its trial's next rung; one that is on its way there is left alone."""
+        """Submit a run, or continue it to its trial's next rung; leave it alone if it runs already."""
         config = self.config(trial, run)
         files = local_files(config)
-        spec = self._specs[run.name] = spec_of(config, files).in_namespace(self._cluster.namespace)
-        self._asked.discard(run.name)
-        if has_own_job(spec):
-            # It may prepare for hours, in which the other runs' ends are to be seen.
-            begun = self._beginning[run.name] = Future()
-            Thread(
-                target=_done, args=(begun, partial(self._submit, config, files, run)), daemon=True
-            ).start()
-        else:
+        spec = spec_of(config, files).in_namespace(self._cluster.namespace)
+        self._specs[run.name] = spec
+        self._stopped.discard(run.name)
+        if not has_own_job(spec):
             self._submit(config, files, run)
+            return
+        # A Job may prepare the run for hours. In a thread, since the driver observes other runs.
+        submission: Future[None] = Future()
+        self._preparing[run.name] = submission
+        work = partial(self._submit, config, files, run)
+        Thread(target=_complete, args=(submission, work), daemon=True).start()
 
     def _submit(self, config: Config, files: dict[str, str], run: TrialRun) -> None:
-        spec = self._specs[run.name]
         job = submit(
             self._cluster,
             config,
             files,
             confirm=lambda question: True,
-            wait=partial(self._see_prepared, run),
+            wait=partial(self._wait_for_preparation, run),
         )
-        is_stopped = job.outcome == "unchanged" and job.state == "stopped"
-        if is_stopped:
-            resume(self._cluster, spec)
-        if is_stopped or job.outcome != "unchanged":  # its pods are others from now on
-            run.earlier_seconds = run.seconds
+        if job.outcome == "unchanged":
+            if job.state != "stopped":
+                return
+            resume(self._cluster, self._specs[run.name])
+        # Its pods are new ones, whose seconds count from 0.
+        run.earlier_seconds = run.seconds
 
-    def _see_prepared(self, run: TrialRun, spec: RunSpec) -> None:
-        """Wait for the Job that prepares a run. Raises Preempted where the run is to stop: then nothing trains."""
-        while pods.state_of(self._cluster.get("Job", preprocess_name(spec)), [])[0] in (
-            "waiting",
-            "running",
-        ):
-            if run.name in self._asked:
+    def _wait_for_preparation(self, run: TrialRun, spec: RunSpec) -> None:
+        """Wait for the Job that prepares a run. Raise Preempted if the run is to stop meanwhile."""
+        while True:
+            job = self._cluster.get("Job", preprocess_name(spec))
+            if pods.state_of(job, [])[0] not in ("waiting", "running"):
+                break
+            if run.name in self._stopped:
                 raise errors.Preempted(0)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_WAIT_SECONDS)
         wait_for_job(self._cluster, spec, lambda source, text: None)
 
-    def look(self, run: TrialRun) -> Seen:
-        """The run by its workload and pods: these tell how far it is, or have left it with Kubernetes at their end.
+    def observe(self, run: TrialRun) -> Observation:
+        """Return the run as its workload and pods show it.
 
-        An API server that is away for a while ends no search. Raises EnvironmentFault where it stays so.
+        Raise EnvironmentFault only if the API server does not answer for long.
         """
-        if time.monotonic() < self._look_again and not self._is_left:
-            return Seen(None)
+        if self._was_killed:
+            return Observation(ExitStatus(errors.PREEMPTED, "left to the cluster"))
+        if time.monotonic() < self._next_try:
+            return Observation(None)
         try:
-            seen = self._seen(run)
+            seen = self._ask_cluster(run)
         except EnvironmentFault as fault:
             now = time.monotonic()
-            self._unseen_since = self._unseen_since or now
-            if now - self._unseen_since >= _UNSEEN_SECONDS:
+            self._unreachable_since = self._unreachable_since or now
+            if now - self._unreachable_since >= _UNREACHABLE_SECONDS:
                 raise
             self._say_once(
-                f"{fault}; runs go on in the cluster and are looked for again for {_UNSEEN_SECONDS:.0f} s"
+                f"{fault}; runs go on in the cluster and are looked for again for "
+                f"{_UNREACHABLE_SECONDS:.0f} s"
             )
-            self._look_again = now + _LOOK_SECONDS
-            return Seen(None)
-        self._unseen_since = None
+            self._next_try = now + _WAIT_SECONDS
+            return Observation(None)
+        self._unreachable_since = None
         if seen.status is not None:
             self._specs.pop(run.name)
         return seen
 
-    def _seen(self, run: TrialRun) -> Seen:
-        if self._is_left:
-            return Seen(ExitStatus(errors.PREEMPTED, "left to the cluster"))
-        if begun := self._beginning.get(run.name):
-            if not begun.done():
-                return Seen(None)
+    def _ask_cluster(self, run: TrialRun) -> Observation:
+        if run.name in self._preparing:
+            submission = self._preparing[run.name]
+            if not submission.done():
+                return Observation(None)
+            del self._preparing[run.name]
             try:
-                self._beginning.pop(run.name).result()
+                submission.result()
             except errors.KubetuneError as error:
-                code = errors.LOST_PEER if isinstance(error, Unreachable) else error.exit_code
-                return Seen(ExitStatus(code, str(error)))
+                is_temporary = isinstance(error, Unreachable)
+                code = errors.LOST_PEER if is_temporary else error.exit_code
+                return Observation(ExitStatus(code, str(error)))
         spec = self._specs[run.name]
-        seen = observe(self._cluster, spec)
-        progress = seen.progress or {}
+        observed = observe(self._cluster, spec)
+        progress = observed.progress or {}
         best = progress.get("best") or {}
-        seconds = run.earlier_seconds + sum(
-            _held(pod) for pod in seen.pods if pods.node_number(pod) == 0
+        seconds = run.earlier_seconds
+        for pod in observed.pods:
+            if pods.node_number(pod) == 0:
+                seconds += _seconds_of(pod)
+        return Observation(
+            _status(observed, pauses=spec.config.training.pause_at_step is not None),
+            progress.get("step"),
+            progress.get("steps"),
+            best.get("value"),
+            seconds,
         )
-        return Seen(_status(seen, spec), progress.get("step"),
-                    progress.get("steps"), best.get("value"), seconds)  # fmt: skip
 
     def stop(self, run: TrialRun) -> None:
-        """Ask a run to save and end, once; it keeps its place on the cluster, and `start` resumes it."""
-        if run.name in self._asked:
+        """Ask a run to save and end, once; it stays on the cluster, and `start` resumes it."""
+        if run.name in self._stopped:
             return
-        if run.name not in self._beginning:
+        if run.name not in self._preparing:
             try:
                 stop(self._cluster, self._specs[run.name])
             except ConfigError:
                 pass  # it has ended meanwhile
             except EnvironmentFault as fault:
-                self._say_once(
-                    str(fault)
-                )  # such as a queue that does not know it yet: asked again in a moment
+                # Such as a queue that does not know it yet. The driver asks again in a moment.
+                self._say_once(str(fault))
                 return
-        self._asked.add(run.name)
+        self._stopped.add(run.name)
 
     def _say_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._messages:
+            self._messages.add(text)
             say(text)
 
     def abandon(self) -> str:
-        """Words for what becomes of the runs when the driver ends without them."""
-        left = ", ".join(
-            sorted(spec.name for run, spec in self._specs.items() if run not in self._asked)
-        )
-        return f"Not stopped, and so they go on in the cluster: {left}" if left else ""
+        """Return a sentence on what happens to the runs if the driver ends without them."""
+        names = [spec.name for run, spec in self._specs.items() if run not in self._stopped]
+        if not names:
+            return ""
+        return f"Not stopped, and so they go on in the cluster: {', '.join(sorted(names))}"
 
     def kill(self) -> None:
-        """Let go of all runs: the cluster ends those that were stopped, after their grace time."""
-        self._is_left = True
-        if left := self.abandon():
-            say(f"{left}; `kubetune sweep stop FOLDER` tries again")
+        """Leave all runs alone: the cluster ends those that were stopped, after their grace time."""
+        self._was_killed = True
+        sentence = self.abandon()
+        if sentence:
+            say(f"{sentence}; `kubetune sweep stop FOLDER` tries again")
 
     def wait(self) -> None:
         """Wait for a moment."""
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_WAIT_SECONDS)
 
 
-def _done(future: Future[None], work: Callable[[], None]) -> None:
+def _complete(future: Future[None], work: Callable[[], None]) -> None:
+    """Do the work, and hand its end or its error to the future."""
     try:
         work()
         future.set_result(None)
@@ -270,77 +292,85 @@ def _done(future: Future[None], work: Callable[[], None]) -> None:
 
 
 def stop_all(cluster: Cluster, name: str) -> list[str]:
-    """Stop all runs of a sweep that go on, without its driver; their names. EnvironmentFault for what cannot be."""
-    stopped, problems = [], []
-    for found in list_runs(cluster):
-        spec = find_run(cluster, found)
-        is_ours = spec.kubernetes.labels.get(SWEEP_LABEL) == name
-        workload = cluster.get(workload_kind(spec), found) if is_ours else None
-        if workload is not None and pods.state_of(workload, [])[0] in ("waiting", "running"):
+    """Stop all runs of a sweep without its driver. Return their names.
+
+    Raise EnvironmentFault if a run could not be stopped.
+    """
+    stopped = []
+    problems = []
+    for run_name in list_runs(cluster):
+        spec = find_run(cluster, run_name)
+        if spec.kubernetes.labels.get(SWEEP_LABEL) != name:
+            continue
+        workload = cluster.get(workload_kind(spec), run_name)
+        if pods.state_of(workload, [])[0] in ("waiting", "running"):
             try:
                 stop(cluster, spec)
-                stopped.append(found)
+                stopped.append(run_name)
             except errors.KubetuneError as error:
-                problems.append(f"{found}: {error}")
+                problems.append(f"{run_name}: {error}")
     if problems:
-        raise EnvironmentFault(
-            "\n".join([*problems, f"Stopped were: {', '.join(stopped) or 'none'}."])
-        )
+        problems.append(f"Stopped were: {', '.join(stopped) or 'none'}.")
+        raise EnvironmentFault("\n".join(problems))
     return stopped
 
 
-def _shared(config: Config) -> list[tuple[str, VolumeConfig]]:
-    assert config.kubernetes is not None
-    storage = config.kubernetes.storage
-    volumes = (("cache", storage.cache), ("outputs", storage.outputs))
-    return [
-        (name, volume)
-        for name, volume in volumes
-        if volume.size and volume.access == "ReadWriteMany"
-    ]
+def _shared(storage: StorageConfig) -> dict[str, VolumeConfig]:
+    """Return the volumes that kubetune makes and that several pods may mount, by name."""
+    volumes = {"cache": storage.cache, "outputs": storage.outputs}
+    shared = {}
+    for name, volume in volumes.items():
+        if volume.size and volume.access == "ReadWriteMany":
+            shared[name] = volume
+    return shared
 
 
-def _status(seen: ObservedRun, spec: RunSpec) -> ExitStatus | None:
-    """The end of a run's last start; None while it goes on, or waits."""
-    if seen.state in ("waiting", "running"):
+def _status(observed: ObservedRun, *, pauses: bool) -> ExitStatus | None:
+    """Return how a run's last start ended; None while it waits or runs.
+
+    `pauses` is True if it is to pause at its rung.
+    """
+    if observed.state in ("waiting", "running"):
         return None
-    if seen.state == "stopped":
-        return ExitStatus(errors.PREEMPTED, seen.reason or "it was stopped")
-    if seen.state == "absent":
+    if observed.state == "stopped":
+        return ExitStatus(errors.PREEMPTED, observed.reason or "it was stopped")
+    if observed.state == "absent":
         return ExitStatus(errors.LOST_PEER, "its workload was deleted")
-    ended = [
-        told for pod in seen.pods if pods.node_number(pod) == 0 and (told := pods.message_of(pod))
-    ]
-    # A pod that has just written how it ends may not have ended yet.
-    ended += [told] if not ended and (told := exit_status_in(seen.progress)) else []
-    if seen.state == "done":
-        paused = (
-            "Paused" if spec.config.training.pause_at_step else None
-        )  # its pods are gone: what else could it be
-        told = ended[-1] if ended else {"reason": seen.reason or "done", "error": paused}
-        return ExitStatus(errors.OK, str(told["reason"]), told.get("step"), told.get("error"))
-    return _failure(seen)
+    if observed.state != "done":
+        return _failure(observed)
+    # If its pods are gone, nothing says whether it paused or was done; it was to pause.
+    message: Mapping[str, Any] = {
+        "reason": observed.reason or "done",
+        "error": "Paused" if pauses else None,
+    }
+    # A pod that has just written how it ends may not have ended yet, and shows it as progress.
+    message = exit_status_in(observed.progress) or message
+    for pod in observed.pods:
+        if pods.node_number(pod) == 0:
+            message = pods.message_of(pod) or message
+    return ExitStatus(errors.OK, str(message["reason"]), message.get("step"), message.get("error"))
 
 
-def _failure(seen: ObservedRun) -> ExitStatus:
-    """The end of a run that has failed: that of the pod which is the cause, not of those that lost it by that."""
-    guilty = pods.culprit(seen.pods)
-    word = None if guilty is None else pods.message_of(guilty)
-    if guilty is not None and word is not None:
-        code = pods.exit_code(guilty) or errors.BUG
-        return ExitStatus(code, str(word["reason"]), word.get("step"), word.get("error"))
-    cause = seen.cause or {}
-    return ExitStatus(
-        cause.get("code") or errors.BUG, cause.get("reason") or seen.reason or "it failed"
-    )
+def _failure(observed: ObservedRun) -> ExitStatus:
+    """Return how a run failed: as the pod that is the cause says, not those that lost it by that."""
+    culprit = pods.culprit(observed.pods)
+    message = pods.message_of(culprit) if culprit is not None else None
+    if culprit is not None and message is not None:
+        code = pods.exit_code(culprit) or errors.BUG
+        return ExitStatus(code, str(message["reason"]), message.get("step"), message.get("error"))
+    cause = observed.cause or {}
+    reason = cause.get("reason") or observed.reason or "it failed"
+    return ExitStatus(cause.get("code") or errors.BUG, reason)
 
 
-def _held(pod: Object) -> float:
-    """Seconds that a pod's trainer has run."""
+def _seconds_of(pod: Object) -> float:
+    """Return the seconds for which a pod's trainer has run."""
     state = pods.trainer_status(pod).get("state") or {}
     span = state.get("terminated") or state.get("running") or {}
-    if not (began := span.get("startedAt")):
+    started = span.get("startedAt")
+    if not started:
         return 0.0
-    ended = span.get("finishedAt")
-    until = datetime.fromisoformat(ended) if ended else datetime.now(UTC)
-    return max(0.0, (until - datetime.fromisoformat(began)).total_seconds())
+    ended = datetime.now(UTC)
+    if span.get("finishedAt"):
+        ended = datetime.fromisoformat(span["finishedAt"])
+    return max(0.0, (ended - datetime.fromisoformat(started)).total_seconds())

@@ -21,8 +21,8 @@ from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.connection import open_cluster
 from kubetune.library.plans import plan_here, prepare
 from kubetune.library.sweep.budget import Budget
-from kubetune.library.sweep.driver import Driver, Place
-from kubetune.library.sweep.local import Local, Slot, slots_of
+from kubetune.library.sweep.driver import Driver, Runner
+from kubetune.library.sweep.local import LocalRunner, Slot, slots_of
 from kubetune.library.sweep.page import write_page
 from kubetune.library.sweep.ranges import ENDLESS, Range, settings_in
 from kubetune.library.sweep.recipe import Load, Recipe, not_used, rungs_of
@@ -37,7 +37,7 @@ from kubetune.library.sweep.record import (
     write_search,
 )
 from kubetune.library.sweep.study import Study, explained
-from kubetune.library.sweep.winner import best_of, told, write_best
+from kubetune.library.sweep.winner import best_of, result_lines, write_best
 from kubetune.rundir.starts import moved_numbers
 
 _AT_ONCE = 4
@@ -99,38 +99,26 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
     relay.grace_seconds = plan.grace_seconds + _MARGIN_SECONDS
     recipe = Recipe(load, search, folder, name)
     with lock(folder / LOCK, wait=False), explained(folder):
-        place: Place
+        runner: Runner
         if wishes.on_cluster:
-            place = _cluster(recipe, config, wishes)
+            runner = _cluster(recipe, config, wishes)
         else:
-            place = Local(recipe, slots, config.compute.gpus_per_node)
+            runner = LocalRunner(recipe, slots, config.compute.gpus_per_node)
         if not (folder / SWEEP).exists():
             write_search(folder, search)
-        _print_head(folder, search, wishes, place, config)
+        _print_head(folder, search, wishes, runner, config)
         if base is not None:
             prepare(base)  # once, before several runs would do it at the same time
-        study = _study(folder, search)
+        study = Study(folder, search)
         record = read_record(folder)
-        crown = partial(_write_best, folder, search, record, recipe, config)
+        write_winner = partial(_write_best, folder, search, record, recipe, config)
         try:
-            reason = _drive(folder, search, record, study, place, wishes, relay, crown)
+            reason = _drive(folder, search, record, study, runner, wishes, relay, write_winner)
         finally:
-            _conclude(folder, search, record, crown)
+            _conclude(folder, search, record, write_winner)
     if reason:
         print(f"{'ended':<10} {reason}; the same command goes on")
     return errors.PREEMPTED if relay.stopping else errors.OK
-
-
-def _study(folder: Path, search: Search) -> Study:
-    return Study(
-        folder,
-        search.ranges,
-        sampler=search.sampler,
-        pruner=search.pruner,
-        rungs=search.rungs,
-        greater=search.greater,
-        seed=search.seed,
-    )
 
 
 def _drive(
@@ -138,10 +126,10 @@ def _drive(
     search: Search,
     record: Record,
     study: Study,
-    place: Place,
+    runner: Runner,
     wishes: Wishes,
     relay: Relay,
-    crown: Callable[[], Path],
+    write_winner: Callable[[], Path],
 ) -> str:
     """Run trials until the search ends. Return why it ended early, or ""."""
     driver = Driver(
@@ -149,17 +137,17 @@ def _drive(
         search,
         record,
         study,
-        place,
+        runner,
         total=wishes.trials,
         budgets=wishes.budgets,
         asked_to_stop=lambda: relay.stopping,
         say=lambda text: print(text, flush=True),
-        crown=crown,
+        on_new_best=write_winner,
     )
     try:
         return driver.drive()
     except EnvironmentFault as fault:
-        still_running = place.abandon()
+        still_running = runner.abandon()
         if not still_running:
             raise
         raise EnvironmentFault(
@@ -169,17 +157,17 @@ def _drive(
         study.close()
 
 
-def _cluster(recipe: Recipe, config: Config, wishes: Wishes) -> Place:
-    """Return the cluster of the kubeconfig as a place, with the volumes that all trials share."""
+def _cluster(recipe: Recipe, config: Config, wishes: Wishes) -> Runner:
+    """Return the cluster of the kubeconfig as a runner, with the volumes that all trials share."""
     from kubetune.library.sweep import remote
 
     assert config.kubernetes is not None
     cluster = open_cluster(config.kubernetes.namespace)
-    place = remote.Remote(recipe, cluster, wishes.parallel or min(_AT_ONCE, wishes.trials))
-    shared = place.make_claims(config)
+    runner = remote.ClusterRunner(recipe, cluster, wishes.parallel or min(_AT_ONCE, wishes.trials))
+    shared = runner.make_claims(config.kubernetes.storage)
     if shared:
         print(f"{'volumes':<10} {', '.join(shared)}, of all trials")
-    return place
+    return runner
 
 
 def _require_same(folder: Path, search: Search) -> None:
@@ -226,7 +214,9 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _print_head(folder: Path, search: Search, wishes: Wishes, place: Place, config: Config) -> None:
+def _print_head(
+    folder: Path, search: Search, wishes: Wishes, runner: Runner, config: Config
+) -> None:
     """Print what is searched, how, and where."""
     limit = "as long as the budget lasts"
     if wishes.trials < ENDLESS:
@@ -238,7 +228,7 @@ def _print_head(folder: Path, search: Search, wishes: Wishes, place: Place, conf
         ("sweep", ranges),
         ("by", f"{search.metric}, {'highest' if search.greater else 'lowest'} is best"),
         ("search", f"{search.sampler}, pruner {search.pruner}, {limit}"),
-        ("at once", counted(place.slots, "run")),
+        ("at once", counted(runner.slots, "run")),
         ("budget", ", ".join(map(str, wishes.budgets)) or "none"),
         ("folder", str(folder)),
     ]
@@ -260,7 +250,9 @@ def _write_best(
     return write_best(folder, recipe.config(best, best.runs[0]), config, record, search)
 
 
-def _conclude(folder: Path, search: Search, record: Record, crown: Callable[[], Path]) -> None:
+def _conclude(
+    folder: Path, search: Search, record: Record, write_winner: Callable[[], Path]
+) -> None:
     """Print the result, and write the winner's run file and the page."""
     tried = {tuple(trial.values.items()) for trial in record.trials if trial.state != "open"}
     result = summary(record)
@@ -268,9 +260,9 @@ def _conclude(folder: Path, search: Search, record: Record, crown: Callable[[], 
         result += "; every setting of these ranges was tried"
     print(f"\n{'trials':<10} {result}; {record.device_hours:.3g} device hours")
     if record.ranked(greater=search.greater):
-        path = crown()
+        path = write_winner()
         label = "best"
-        for text in islice(told(record, search), 10):
+        for text in islice(result_lines(record, search), 10):
             print(f"{label:<10} {text}")
             label = ""
         print(f"{'run file':<10} {path}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,15 @@ from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.naming import prefers_greater
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
-from kubetune.library.sweep.ranges import told as words
+from kubetune.library.sweep.ranges import short_text
 from kubetune.library.sweep.record import BEST, Record, Search, Trial, summary
 
+# Student's t for 1, 2, … degrees of freedom: two-sided, 95 %.
 _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Student's t for 95 % with 1, 2, … degrees of freedom, two-sided."""
 
 
 def best_of(record: Record, search: Search) -> Trial:
-    """The best trial that is done. Raises ConfigError where none is."""
+    """Return the best trial that is done. Raise ConfigError if there is none."""
     ranked = record.ranked(greater=search.greater)
     if not ranked:
         raise ConfigError("no trial of this sweep is done yet, so there is no best one")
@@ -29,68 +30,88 @@ def best_of(record: Record, search: Search) -> Trial:
 
 
 def noise(first: Trial, second: Trial) -> str | None:
-    """Words for that two trials differ by no more than their seeds make; None where they differ by more.
+    """Return a sentence if chance alone may explain the difference of two trials, else None.
 
-    By the differences of the runs with equal seeds, of which the mean's 95 % interval holds 0 (Student's t).
+    Both trials use the same seeds, so their runs are compared in pairs (a paired t-test at 95 %):
+
+        seed            42     43     44
+        first trial    0.50   0.58   0.54
+        second trial   0.55   0.57   0.59
+        difference    -0.05   0.01  -0.05      mean -0.03, standard error 0.02
+
+        margin = t x standard error = 4.30 x 0.02 = 0.086, which is more than 0.03: noise
     """
-    pairs = [
-        one.value - other.value
-        for one, other in zip(first.runs, second.runs, strict=False)
-        if one.value is not None and other.value is not None
-    ]
-    if len(pairs) < 2:
+    differences = []
+    for run, other in zip(first.runs, second.runs, strict=False):
+        if run.value is not None and other.value is not None:
+            differences.append(run.value - other.value)
+    count = len(differences)
+    if count < 2:
         return None
-    middle = sum(pairs) / len(pairs)
-    error = math.sqrt(sum((each - middle) ** 2 for each in pairs) / (len(pairs) - 1) / len(pairs))
-    margin = _T95[min(len(pairs) - 2, len(_T95) - 1)] * error
-    if abs(middle) > margin:
+    difference = statistics.fmean(differences)
+    standard_error = statistics.stdev(differences) / math.sqrt(count)
+    # Above ten degrees of freedom, t hardly changes.
+    margin = _T95[min(count - 2, len(_T95) - 1)] * standard_error
+    if abs(difference) > margin:
         return None
-    differ = f"they differ by {abs(middle):.3g} ± {margin:.3g} over {len(pairs)} seeds"
-    return f"within noise of trial {second.number}: {differ}"
+    measured = f"they differ by {abs(difference):.3g} ± {margin:.3g} over {count} seeds"
+    return f"within noise of trial {second.number}: {measured}"
 
 
-def told(record: Record, search: Search) -> Iterator[str]:
-    """The best trial in words: its values, its measure, and how it stands to the next."""
+def result_lines(record: Record, search: Search) -> Iterator[str]:
+    """Yield the best trial's value and settings, then how much better it is than the second."""
     ranked = record.ranked(greater=search.greater)
-    first = ranked[0]
-    spread = f" ± {first.spread:.3g}" if first.spread is not None else ""
-    yield f"trial {first.number}: {search.metric} {first.value:.5g}{spread} with {words(first.values)}"
-    if len(ranked) > 1 and (said := noise(first, ranked[1])):
-        yield said
-    elif len(ranked) > 1 and first.spread is None:
-        yield f"trial {ranked[1].number} is next: {ranked[1].value:.5g}; how much of that is chance, --repeat 3 tells"
+    best = ranked[0]
+    value = f"{best.value:.5g}"
+    if best.spread is not None:
+        value += f" ± {best.spread:.3g}"
+    yield f"trial {best.number}: {search.metric} {value} with {short_text(best.values)}"
+    if len(ranked) == 1:
+        return
+    second = ranked[1]
+    sentence = noise(best, second)
+    if sentence:
+        yield sentence
+    elif best.spread is None:
+        advice = "use --repeat 3 to see how much of the difference is chance"
+        yield f"trial {second.number} is next: {second.value:.5g}; {advice}"
 
 
 def write_best(folder: Path, config: Config, base: Config, record: Record, search: Search) -> Path:
-    """Write the winner's run file, which `kubetune train` takes, with what it changed above it.
+    """Write the winner's config as a run file for `kubetune train`; comments say what it changes.
 
-    `base`: the config without a trial's values, of which name and output are kept.
+    `base` is the config of the run file that was searched.
     """
     training = config.training.model_copy(update={"pause_at_step": None, "greater_is_better": None})
     if prefers_greater(training) != search.greater:
         training = training.model_copy(update={"greater_is_better": search.greater})
-    kept = config.model_copy(
+    # A trial has a name, an output and the like of its own, which the user's run does not want.
+    winner = config.model_copy(
         update={
-            **{key: getattr(base, key) for key in ("name", "output", "mirror", "push", "logging")},
+            "name": base.name,
+            "output": base.output,
+            "mirror": base.mirror,
+            "push": base.push,
+            "logging": base.logging,
             "training": training,
         }
     )
-    before, after = (dict(_leaves(resolved(one))) for one in (base, kept))
-    lines = [f"Written by kubetune sweep, of {summary(record)}.", *told(record, search)]
-    changed = [key for key in after if after[key] != before.get(key)]
-    lines += [f"{key}: {number(before.get(key))} → {number(after[key])}" for key in changed]
-    text = "".join(f"# {line}\n" for line in lines) + as_yaml(kept)
+    lines = [f"Written by kubetune sweep, of {summary(record)}.", *result_lines(record, search)]
+    before = dict(_leaves(resolved(base)))
+    for key, value in _leaves(resolved(winner)):
+        if value != before.get(key):
+            lines.append(f"{key}: {number(before.get(key))} → {number(value)}")
+    comments = "".join(f"# {line}\n" for line in lines)
     path = folder / BEST
-    write_atomic(path, text)
+    write_atomic(path, comments + as_yaml(winner))
     return path
 
 
-def _leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted values, those of entries of lists among them: `data.train[0].weight`."""
-    for inner, value in dotted_values(data):
-        key = f"{path}.{inner}".removeprefix(".")
-        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-            for i, each in enumerate(value):
-                yield from _leaves(each, f"{key}[{i}]")
+def _leaves(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all values with their keys, also those inside lists: `data.train[0].weight`."""
+    for key, value in dotted_values(data):
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            for index, item in enumerate(value):
+                yield from _leaves(item, f"{prefix}{key}[{index}].")
         else:
-            yield key, value
+            yield prefix + key, value
