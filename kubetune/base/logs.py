@@ -25,6 +25,7 @@ from typing import Literal, TextIO
 from urllib.parse import quote, quote_plus
 
 from kubetune.base.humanize import visible
+from kubetune.base.secrets import TOKEN
 
 _ROOT = "kubetune"
 _ERROR_FAMILY = "ERROR"
@@ -197,7 +198,7 @@ def scrub(text: str, environ: Mapping[str, str] | None = None) -> str:
     """`text` without the values of secret environment variables, be they plain, base64 or URL-encoded.
 
     Secret are variables named like `HF_TOKEN`, `…_KEY`, `…_SECRET`, `…_PASSWORD` with at least 6 characters (shorter
-    values would tear holes into innocent words), and passwords inside URLs.
+    values would tear holes into innocent words), passwords inside URLs, and tokens that are known by their form.
     """
     environ = os.environ if environ is None else environ
     # Names first: os.environ decodes each value anew, and every line of a log comes by here.
@@ -205,6 +206,7 @@ def scrub(text: str, environ: Mapping[str, str] | None = None) -> str:
     values = {value for value in values if len(value) >= _SHORTEST_SECRET}
     if values:
         text = _secret_pattern(frozenset(values)).sub(_REDACTED, text)
+    text = TOKEN.sub(_REDACTED, text)
     return _URL_PASSWORD.sub(rf"\1:{_REDACTED}@", text)
 
 

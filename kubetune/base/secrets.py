@@ -18,9 +18,16 @@ _NAME = re.compile(
 _NOT_A_SECRET = re.compile(
     r"(^|[_.-])(pad|eos|bos|unk|sep|cls|mask|special|image|stop)_token$", re.IGNORECASE
 )
+TOKEN = re.compile(
+    r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|xox[abeprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]+)?"
+    # Words such as "task-" and "disk-" end alike, so this one has to begin a word: after a mark, after an escape of
+    # JSON (\n), or after a color of a terminal, which ends in "m".
+    r"|(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=[\d\[]m))sk-(?=[A-Za-z_-]*\d)[\w-]{16,}"
+)
+"""Tokens that are known by their form: of Hugging Face, GitHub, GitLab, Slack, AWS and OpenAI, and JSON Web Tokens."""
 _VALUE = re.compile(
-    r"hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
-    r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
+    rf"{TOKEN.pattern}|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
     r"|://(?=[^/\s:@]*\d)[^/\s:@]{20,}@"
     r"|://\S*[?&](?i:(access_|auth_|api_?)?(token|key)|password|secret|sig(nature)?)=[^&\s]{6,}"
 )

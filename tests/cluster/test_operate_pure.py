@@ -446,6 +446,79 @@ def test_a_rank_that_was_killed_comes_before_those_that_lost_it() -> None:
     assert shown[1] == f"why: {'much ' * 60}"
 
 
+def pod_of(node: int, code: int, reason: str, *, began: int, ended: int) -> dict[str, Any]:
+    """A pod that began and ended at these seconds."""
+    pod = ended_pod(node, code, reason, None)
+    pod["metadata"]["name"] = f"fit-{node}-{began}"
+    (status,) = pod["status"]["containerStatuses"]
+    status["state"]["terminated"] |= {"startedAt": at(began), "finishedAt": at(ended)}
+    return pod
+
+
+def at(second: int) -> str:
+    return f"2026-11-20T10:15:{second:02}Z"
+
+
+def event_of(pod: str, second: int, reason: str, message: str) -> dict[str, Any]:
+    about = {"kind": "Pod", "name": pod}
+    facts = {"reason": reason, "message": message, "lastTimestamp": at(second)}
+    return {"metadata": {}, "involvedObject": about, **facts}
+
+
+def test_the_cause_is_of_the_start_that_ended_last() -> None:
+    first = pod_of(0, 137, "", began=1, ended=10)
+    follower = pod_of(1, 145, "lost another rank", began=1, ended=11)
+    second = pod_of(1, 137, "", began=20, ended=30)
+    # Node 0 has not lost its peer yet, and then it has.
+    loser = pod_of(0, 145, "lost another rank", began=20, ended=31)
+    for found in ([first, follower, second], [first, follower, second, loser]):
+        cause = find_cause(found, [])
+        assert cause is not None
+        assert cause["pod"] == "fit-1-20"
+    # Of the second start only a pod is left that lost another.
+    assert find_cause([first, pod_of(1, 145, "lost another rank", began=20, ended=31)], []) is None
+    # A mistake ends the run, so no start came after it: the other pod only began late.
+    late = pod_of(1, 145, "lost another rank", began=20, ended=31)
+    cause = find_cause([pod_of(0, 2, "a bad record", began=1, ended=3), late], [])
+    assert cause is not None
+    assert cause["code"] == 2
+
+
+def test_a_start_that_was_drained_did_not_end_by_what_ended_the_one_before() -> None:
+    first = pod_of(0, 137, "", began=1, ended=10)
+    drained = [
+        event_of("fit-0-20", 20, "Started", "Started container trainer"),
+        event_of("fit-0-20", 30, "Killing", "Stopping container trainer"),
+    ]
+    waiting = observed_run("waiting", first)
+    assert next(headline(waiting)).endswith(
+        "killed (SIGKILL): out of memory, or its grace period was over"
+    )
+    waiting.events.extend(drained)
+    assert next(headline(waiting)).endswith(", waiting, 0 of 1 pods running")
+    assert find_cause([first], drained) is None
+    # Another pod of the same start was told to end after it.
+    of_same_start = [
+        event_of("fit-1-1", 1, "Started", "Started container trainer"),
+        event_of("fit-1-1", 11, "Killing", "Stopping container trainer"),
+    ]
+    assert find_cause([first], of_same_start) is not None
+
+
+def test_an_event_names_the_cause_of_the_start_that_ended_last() -> None:
+    failed = "Container trainer for pod finetune/{} failed with exit code {} matching FailJob rule"
+    events = [
+        event_of("fit-0-1", 1, "Started", "Started container trainer"),
+        event_of("fit", 10, "PodFailurePolicy", failed.format("fit-0-1", 137)),
+        event_of("fit-1-20", 20, "Started", "Started container trainer"),
+        event_of("fit", 30, "PodFailurePolicy", failed.format("fit-1-20", 145)),
+    ]
+    cause = find_cause([], events[:2])
+    assert cause is not None
+    assert cause["pod"] == "fit-0-1"
+    assert find_cause([], events) is None
+
+
 def test_a_container_beside_the_trainer_is_no_cause_of_its_end() -> None:
     """Kubelet sorts the states by name, and a service mesh may be killed once the trainer has ended."""
     killed = {"state": {"terminated": {"exitCode": 137, "reason": "Error"}}}

@@ -190,18 +190,20 @@ def test_what_a_command_prints_reaches_its_log_without_secrets(
         "echo $HF_TOKEN $MY_PASSWORD $DATABASE_URL; printf '\\377\\n'\n"
         'awk \'BEGIN { for (i = 0; i < 100000; i++) print i, ENVIRON["HF_TOKEN"], "filler" }\'\n'
         "echo to stderr $HF_TOKEN >&2\n"
+        # No variable of the environment has this one.
+        "echo ghp_c4n4ryc4n4ryc4n4ryc4n4ry >&2\n"
         "sleep 300 &\necho $! > $KUBETUNE_RUN_DIR/child\n"
     )
     run_dir = tmp_path / "run"
     made(run_dir, hooks={"on_event": f"sh {script}", "events": ["save"]})
     follow(run_dir)
     log = (run_dir / "logs" / hooks.LOG).read_bytes()
-    for secret in (b"canary", b"hunter2", b"correct-horse"):
+    for secret in (b"canary", b"hunter2", b"correct-horse", b"c4n4ry"):
         assert secret not in log
     assert log.startswith(
         b"[secret] [secret] postgres://me:[secret]@db/x\n\xff\n0 [secret] filler\n"
     )
-    assert b"\n99999 [secret] filler\nto stderr [secret]\n" in log
+    assert b"\n99999 [secret] filler\nto stderr [secret]\n[secret]\n" in log
     os.kill(int((run_dir / "child").read_text()), signal.SIGKILL)
 
 

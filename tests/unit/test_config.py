@@ -252,6 +252,7 @@ def test_the_environment_is_read_only_when_given(
         "tracking: {mlflow: {uri: 'https://abc123abc123abc123abc123@host/'}}",
         "data: {train: [a, {path: b, columns: {prompt: sk-abc123abc123abc123abc123}}]}",
         "kubernetes: {image: x, env: {WANDB_API_KEY: abc123}}",
+        "hooks: {on_event: notify eyJhbabc123.eyJabc123abc123.abc123}",
     ],
 )
 def test_secrets_are_refused_and_never_echoed(write: Any, line: str) -> None:
@@ -259,6 +260,11 @@ def test_secrets_are_refused_and_never_echoed(write: Any, line: str) -> None:
     assert "run.yaml:2: " in found
     assert "a secret must not stand in a run file" in found
     assert "abc123" not in found
+
+
+def test_a_name_that_holds_what_tokens_begin_with_is_no_secret(write: Any) -> None:
+    name = "task-classification-of-qwen3"
+    assert load_config(write(f"{MINIMAL}name: {name}\n")).name == name
 
 
 @pytest.mark.parametrize(

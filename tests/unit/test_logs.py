@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import os
 import subprocess
@@ -226,3 +227,37 @@ def test_what_counts_as_secret() -> None:
 def test_the_longer_of_two_secrets_leaves_no_tail() -> None:
     environ = {"A_TOKEN": "abcdefgh", "B_TOKEN": "abcdefghTAIL"}
     assert logs.scrub("abcdefghTAIL", environ) == "[secret]"
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "hf_" + "aB3" * 11,
+        "ghp_" + "aB3" * 12,
+        "github_pat_" + "aB3_" * 10,
+        "glpat-" + "aB3-" * 5,
+        "xoxb-" + "123-aB3" * 5,
+        "AKIA" + "IOSF0DNN" * 2,
+        "sk-proj-" + "aB3_" * 10,
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2lnbmF0dXJl",
+    ],
+)
+def test_tokens_are_known_by_their_form_where_no_variable_has_them(token: str) -> None:
+    whole = f"login with {token}, then\n\033[32m{token}\033[0m"
+    for text in (whole, json.dumps(whole)):
+        cleaned = logs.scrub(text, {})
+        assert cleaned == text.replace(token, "[secret]")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "task-classification-of-4-languages",
+        "https://host/disk-encryption-by-2-keys",
+        "half_precision_weights_16",
+        "sk-learn-pipelines-and-models",
+        "eyJhbGciOiJIUzI1NiJ9",
+    ],
+)
+def test_words_that_only_begin_like_tokens_stay(text: str) -> None:
+    assert logs.scrub(text, {}) == text

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base.humanize import brief, counted, visible
+from kubetune.base.logs import scrub
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.remote.run_on_cluster import add_run, connect
 from kubetune.cli.tables import print_table
@@ -57,13 +58,13 @@ def run(args: argparse.Namespace) -> Answer:
 def _show_run(observed: ObservedRun) -> None:
     """Print the state of a run, its pods and its warnings."""
     for line in headline(observed):
-        print(visible(line))
+        print(visible(scrub(line)))
     pods = [*observed.preparing, *observed.pods]
     if pods:
         print()
         print_table(POD_HEAD, [_pod_row(observed, pod) for pod in pods])
     for line in warning_lines(observed):
-        print(visible(line))
+        print(visible(scrub(line)))
 
 
 def _all_runs(cluster: Cluster) -> Answer:
@@ -205,6 +206,7 @@ def facts(observed: ObservedRun) -> dict[str, Any]:
 def why(observed: ObservedRun) -> str:
     """Return why a run is not running: the cause of its end, or what it waits for."""
     from kubetune.k8s.cluster import pods
+    from kubetune.k8s.cluster.runs import culprit_left
 
     if observed.state == "done":
         return _reservation(observed)
@@ -222,10 +224,11 @@ def why(observed: ObservedRun) -> str:
     next_pods = [pod for pod in observed.pods if not pods.has_ended(pod)]
     for reason in _reasons(observed, next_pods):
         return reason
-    guilty = pods.culprit(observed.pods)
+    guilty = culprit_left(observed.pods, observed.events)
     if guilty is not None:
         return pods.why(guilty)
-    for reason in _reasons(observed, observed.pods):
+    others = [pod for pod in observed.pods if not pods.exit_code(pod)]
+    for reason in _reasons(observed, others):
         return reason
     if not observed.pods:
         for event in reversed(observed.events):

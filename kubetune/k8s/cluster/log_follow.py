@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from kubetune.base.files import explained_writes
+from kubetune.base.logs import scrub
 from kubetune.errors import USER, ConfigError, EnvironmentFault, KubetuneError
 from kubetune.k8s.api.api_errors import ApiError, Refused, Unreachable, may_pass
 from kubetune.k8s.api.client import Cluster, Object
@@ -382,8 +383,9 @@ class LogFollower:
     def _pass_line_on(
         self, source: Source, position: Position, kept: Kept | None, line: str
     ) -> None:
-        """Emit and keep a line, without its end, if it is new. One that was cut within its time tells nothing."""
-        stamp, space, text = line.partition(" ")
+        """Emit and keep a line, without its end and its secrets, if it is new. One cut within its time tells nothing."""
+        # Programs beside the agent, such as the command of `preprocess`, print what they like.
+        stamp, space, text = scrub(line).partition(" ")
         if not space or not position.is_new(stamp):
             return
         with self._lock:
@@ -392,7 +394,7 @@ class LogFollower:
             self._last_line = time.monotonic()
             self._emit(source, text)
             if kept is not None:
-                kept.write(stamp, line)
+                kept.write(stamp, f"{stamp} {text}")
 
     def _raise_error(self) -> None:
         if self._errors:

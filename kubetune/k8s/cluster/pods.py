@@ -128,11 +128,18 @@ def has_ended(pod: Object) -> bool:
 
 def exit_code(pod: Object) -> int | None:
     """The exit code of the trainer's last end, or of what failed before it; None when none has ended yet."""
+    ended = last_end(pod)
+    return None if ended is None else int(ended["exitCode"])
+
+
+def last_end(pod: Object) -> Object | None:
+    """The `terminated` of the trainer's last end, or of what failed before it; None when none has ended yet."""
     name = failed_container(pod)
     status = trainer_status(pod) if name is None else container_status(pod, name)
     for state in (status.get("state") or {}, status.get("lastState") or {}):
         if "terminated" in state:
-            return int(state["terminated"]["exitCode"])
+            ended: Object = state["terminated"]
+            return ended
     return None
 
 
@@ -160,17 +167,26 @@ def message_of(pod: Object) -> Object | None:
 def culprit(pods: Sequence[Object]) -> Object | None:
     """The pod that brought the end about: of each node's last that failed, none that only lost it or was told to stop.
 
-    What another start would only repeat comes first, however many pods lost their peers by it.
+    What another start would only repeat comes first, however many pods lost their peers by it. Pods of an earlier start
+    come last: the pod that ended last began when they had ended.
     """
     last = {node_number(pod): pod for pod in pods if exit_code(pod)}
-    return min(last.values(), key=_innocence, default=None)
+    ends = [last_end(pod) or {} for pod in last.values()]
+    newest = max(ends, key=_finished, default={})
+    since = str(newest.get("startedAt") or "")
+
+    def order(pod: Object) -> int:
+        if exit_code(pod) in errors.FINAL:
+            return 0
+        if _finished(last_end(pod) or {}) < since:
+            return 3
+        return 2 if only_followed(pod) else 1
+
+    return min(last.values(), key=order, default=None)
 
 
-def _innocence(pod: Object) -> int:
-    """Order of the pods that failed: the first is the cause, as far as their ends tell."""
-    if exit_code(pod) in errors.FINAL:
-        return 0
-    return 2 if only_followed(pod) else 1
+def _finished(end: Object) -> str:
+    return str(end.get("finishedAt") or "")
 
 
 def only_followed(pod: Object) -> bool:

@@ -270,31 +270,61 @@ def find_cause(found: Sequence[Object], events: Sequence[Object]) -> dict[str, A
 
     `pod`, `code`, `reason` and `time`; None where no more is known than that others followed.
     """
-    left = pods.culprit(found)
-    if left is not None and not pods.only_followed(left):
-        ended = pods.trainer_status(left)
-        states = [ended.get("state") or {}, ended.get("lastState") or {}]
-        time = next(
-            (state["terminated"].get("finishedAt") for state in states if "terminated" in state),
-            None,
-        )
-        return {
-            "pod": pods.name_of(left),
-            "code": pods.exit_code(left),
-            "reason": pods.why(left),
-            "time": time,
-        }
+    left = culprit_left(found, events)
+    since = ""
+    if left is not None:
+        ended = pods.last_end(left) or {}
+        if not pods.only_followed(left):
+            return {
+                "pod": pods.name_of(left),
+                "code": pods.exit_code(left),
+                "reason": pods.why(left),
+                "time": ended.get("finishedAt"),
+            }
+        since = str(ended.get("startedAt") or "")
     for event in reversed(events):
+        time = pods.event_time(event)
         match = _failed_pod(str(event.get("message") or ""))
-        if match and not only_followed(int(match["code"]), None):
-            code = int(match["code"])
+        if match is None:
+            continue
+        if _seconds(time) < _seconds(since):
+            break  # of an earlier start
+        code = int(match["code"])
+        if not only_followed(code, None):
             return {
                 "pod": match["pod"],
                 "code": code,
                 "reason": pods.ended_with(code),
-                "time": pods.event_time(event),
+                "time": time,
             }
+        since = max(since, _started(match["pod"], events, time))
     return None
+
+
+def culprit_left(found: Sequence[Object], events: Sequence[Object]) -> Mapping[str, Any] | None:
+    """The pod that brought the last end about, if it is there still; None where a later start was stopped or drained."""
+    left = pods.culprit(found)
+    ended = str(((left and pods.last_end(left)) or {}).get("finishedAt") or "")
+    trainers = tuple({kind.container for kind in kinds_by_object().values()})
+    for event in events:
+        # Kubelet's word for a pod that is deleted, which names the container last.
+        is_of_trainer = event.get("reason") == "Killing" and pods.words_of(event).endswith(trainers)
+        if not is_of_trainer:
+            continue
+        began = _started(str(pods.about(event).get("name")), events, pods.event_time(event))
+        if _seconds(began) > _seconds(ended):
+            return None
+    return left
+
+
+def _started(pod: str, events: Sequence[Object], before: str) -> str:
+    """Return when a pod began last before some time; nothing where no event is left that tells."""
+    times = [
+        pods.event_time(event)
+        for event in events
+        if event.get("reason") == "Started" and pods.about(event).get("name") == pod
+    ]
+    return max((time for time in times if time <= before), default="")
 
 
 def _failed_pod(message: str) -> re.Match[str] | None:
