@@ -12,7 +12,7 @@ from kubetune.errors import ConfigError, DataError
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import local_files
 from kubetune.k8s.manifests import render as make_manifests
-from kubetune.k8s.manifests.spec import Manifest, plan_there
+from kubetune.k8s.manifests.spec import Manifest, plan_without_data
 from kubetune.library.configs import ConfigLike, config_of
 from kubetune.library.connection import open_cluster
 
@@ -34,7 +34,7 @@ def render(config: ConfigLike) -> list[Manifest]:
 
 
 def _rendered(config: Config, files: Mapping[str, str]) -> list[Manifest]:
-    plan = plan_there(config)
+    plan = plan_without_data(config)
     objects = make_manifests(config, plan, files)
     findings = lint(config, plan, objects, files)
     if fatal := [f"{found.key}: {found.text}" for found in findings if found.fatal]:

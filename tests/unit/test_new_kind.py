@@ -57,11 +57,11 @@ from kubetune.k8s.cluster import pods
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import render
 from kubetune.k8s.manifests.pod_templates import pod_templates, pods_of
-from kubetune.k8s.manifests.spec import plan_there
+from kubetune.k8s.manifests.spec import plan_without_data
 from kubetune.k8s.manifests.kustomize import configuration
 
 config = load_config(Path("run.yaml"), environ={})
-plan = plan_there(config)
+plan = plan_without_data(config)
 objects = render(config, plan)
 job = objects[-1]
 role = next(obj for obj in objects if obj["kind"] == "Role")

@@ -24,7 +24,7 @@ from kubetune.k8s.manifests import KINDS, dump, local_files, render, secret_temp
 from kubetune.k8s.manifests.kustomize import CONFIGURATION, configuration
 from kubetune.k8s.manifests.patches import effects
 from kubetune.k8s.manifests.smoke import smoke_config, testing
-from kubetune.k8s.manifests.spec import Manifest, plan_there
+from kubetune.k8s.manifests.spec import Manifest, plan_without_data
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 
 SMOKE_HELP = "the run's smoke test instead, as RUN-smoke: pods like the run's that test ranks, links and volumes"
@@ -66,7 +66,7 @@ def rendered(
     if args.smoke:
         config = smoke_config(config)
     files = local_files(config)
-    plan = plan_there(config)
+    plan = plan_without_data(config)
     objects = render(config, plan, files)
     if args.smoke:
         objects = testing(objects, plan)
@@ -83,7 +83,7 @@ def _effects(config: Config, files: dict[str, str]) -> list[list[str]]:
         return []
     without_patches = kubernetes.model_copy(update={"patches": ()})
     plain = config.model_copy(update={"kubernetes": without_patches})
-    objects = render(plain, plan_there(plain), files)
+    objects = render(plain, plan_without_data(plain), files)
     return list(effects(objects, kubernetes.patches))
 
 
@@ -97,7 +97,7 @@ def _patches_without_effect(effects_of_patches: Sequence[Sequence[str]]) -> Iter
 def run(args: argparse.Namespace) -> int:
     """Render, lint, and write only what has no errors. Raise ConfigError with all of them."""
     config, files, objects, effects_of_patches = rendered(args, strict=args.strict)
-    secrets = secret_templates(config, plan_there(config))
+    secrets = secret_templates(config, plan_without_data(config))
     if args.to == "-":
         sys.stdout.write(HEADER + dump(objects))
     else:

@@ -12,7 +12,7 @@ from kubetune.cli.remote.render import SMOKE_HELP, rendered
 from kubetune.cli.remote.run_on_cluster import asker, local_folder, told_on_interrupt
 from kubetune.k8s.manifests import KINDS, dump
 from kubetune.k8s.manifests.smoke import testing
-from kubetune.k8s.manifests.spec import plan_there
+from kubetune.k8s.manifests.spec import plan_without_data
 from kubetune.library.clusters import check_data
 from kubetune.library.connection import open_cluster
 from kubetune.supervisor.command_line import add_run_arguments
@@ -83,7 +83,9 @@ def submit_config(
         files,
         confirm=asker(args),
         dry_run=args.dry_run == "server",
-        change=partial(testing, plan=plan_there(config)) if args.smoke else lambda objects: objects,
+        change=partial(testing, plan=plan_without_data(config))
+        if args.smoke
+        else lambda objects: objects,
         wait=_preparation(cluster, show_logs=args.follow),
     )
     where = f"{job.kind} {job.name} in namespace {job.namespace}"

@@ -28,7 +28,7 @@ from kubetune.k8s.cluster import kueue, pods, preparation
 from kubetune.k8s.cluster.termination import left_progress, logged_progress, noted_progress, trusted
 from kubetune.k8s.manifests.kinds.kind import State
 from kubetune.k8s.manifests.kinds.registry import kinds_by_object
-from kubetune.k8s.manifests.spec import COMPONENT, MANAGED_BY, TRAINER, RunSpec, plan_there
+from kubetune.k8s.manifests.spec import COMPONENT, MANAGED_BY, TRAINER, RunSpec, plan_without_data
 from kubetune.rundir.exit_status import ExitStatus
 
 CONFIG_KEY = "run.yaml"
@@ -118,9 +118,9 @@ def read_run(cluster: Cluster, name: str) -> RunSpec | None:
         )
     config = _config_of(text, f"ConfigMap {name} in namespace {cluster.namespace}, {CONFIG_KEY}")
     carried = cluster.get("ConfigMap", f"{name}-data")
-    spec = RunSpec.of(config, plan_there(config), (carried or {}).get("data") or {}).in_namespace(
-        cluster.namespace
-    )
+    spec = RunSpec.of(
+        config, plan_without_data(config), (carried or {}).get("data") or {}
+    ).in_namespace(cluster.namespace)
     # An overlay of kustomize may have moved it, or put something before its name.
     return spec if spec.name == name else spec.renamed(name)
 

@@ -37,7 +37,7 @@ from kubetune.k8s.manifests.spec import (
     TRAINER,
     Manifest,
     RunSpec,
-    plan_there,
+    plan_without_data,
 )
 from kubetune.rundir.starts import dated, moved_numbers
 
@@ -62,7 +62,7 @@ class JobRef:
 
 def spec_of(config: Config, files: Mapping[str, str] | None = None) -> RunSpec:
     """Everything that the manifests of a config are made from. `files`: those that travel along, by their path here."""
-    return RunSpec.of(config, plan_there(config), files)
+    return RunSpec.of(config, plan_without_data(config), files)
 
 
 def submit(
@@ -87,7 +87,7 @@ def submit(
     old = read_run(cluster, spec.name)
     config = dated(config, resolved(old.config) if old else None)
     spec = spec_of(config, files)
-    objects = change(render(config, plan_there(config), files))
+    objects = change(render(config, plan_without_data(config), files))
     kind = workload_kind(spec)
     _check_owner(cluster, spec, old)
     was = workload_kind(old) if old else kind
@@ -350,7 +350,7 @@ def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool
 def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]:
     """The objects of a run that exist, workload first; its volumes only where asked for, since results lie there."""
     files = {f"/{name}": text for name, text in spec.files.items()}
-    objects = render(spec.config, plan_there(spec.config), files)
+    objects = render(spec.config, plan_without_data(spec.config), files)
     for server in token_servers(spec):
         objects.append(spec.manifest("v1", "Secret", token_secret(spec, server)[0], server))
     wanted = [obj for obj in reversed(objects) if volumes or obj["kind"] != _VOLUMES]

@@ -31,10 +31,10 @@ __all__ = ["KINDS", "dump", "local_files", "render", "secret_templates"]
 
 
 def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -> list[Manifest]:
-    """All objects of a run, in the order in which they are to be applied.
+    """Return all objects of a run, in the order in which they are to be applied.
 
-    `files` is what `local_files` found: small data files that travel along in a ConfigMap.
-    Secrets are not among them: pods refer to them by name, and `secret_templates` says which must exist.
+    `files` is the result of `local_files`: small data files that travel in a ConfigMap.
+    Secrets are not among the objects: pods refer to them by name, and `secret_templates` returns which must exist.
     Raises ConfigError when the config has no `kubernetes` section, or for patches that do not fit.
     """
     spec = RunSpec.of(config, plan, files)
@@ -53,12 +53,13 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
         *ui(spec),
         *jupyter(spec),
     ]
-    objects = in_waves(objects) if spec.kubernetes.argocd else objects
-    return patched(objects, spec.kubernetes.patches) if spec.kubernetes.patches else objects
+    if spec.kubernetes.argocd:
+        objects = in_waves(objects)
+    return patched(objects, spec.kubernetes.patches)
 
 
 def secret_templates(config: Config, plan: Plan) -> list[Manifest]:
-    """The Secrets that the objects of `render` refer to, each key with an empty value for the user to fill in."""
+    """Return the Secrets that the objects of `render` refer to. Their values are empty, for the user to fill in."""
     spec = RunSpec.of(config, plan)
     keys: dict[str, dict[str, str]] = {}
     for variable, ref in spec.kubernetes.secrets.items():

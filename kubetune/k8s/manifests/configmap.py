@@ -15,80 +15,84 @@ MAX_CARRIED_BYTES = 256 * 1024
 
 
 def local_files(config: Config) -> dict[str, str]:
-    """The text of the local data files, chat template and metrics that can travel with the manifests, by absolute path.
+    """Return the text of the local files that can travel with the manifests, by absolute path.
 
-    This reads files, so `render` does not call it. Files that are not UTF-8, or that would make more than
-    MAX_CARRIED_BYTES together, are left out; lint names them.
+    These are data files, the chat template and the metrics. This reads files, so `render` does not call it. Files that
+    are not UTF-8, or that would make more than MAX_CARRIED_BYTES together, are left out, and lint names them.
     """
-    found: dict[str, str] = {}
-    room = MAX_CARRIED_BYTES
-    own = config.evaluation.metrics.file if config.evaluation.metrics else ""
-    for name in (
-        *(path for _, path in source_paths(config)),
-        config.model.chat_template or "",
-        own,
-    ):
+    names = [path for _, path in source_paths(config)]
+    if config.model.chat_template:
+        names.append(config.model.chat_template)
+    if config.evaluation.metrics:
+        names.append(config.evaluation.metrics.file)
+    files: dict[str, str] = {}
+    bytes_left = MAX_CARRIED_BYTES
+    for name in dict.fromkeys(names):
         path = Path(name)
-        if (
-            name in found
-            or not path.is_absolute()
-            or (config.kubernetes and on_volume(config.kubernetes, name))
-        ):
+        if not path.is_absolute() or not path.is_file():
             continue
-        if not path.is_file() or path.stat().st_size > room:
+        if config.kubernetes and on_volume(config.kubernetes, name):
+            continue
+        size = path.stat().st_size
+        if size > bytes_left:
             continue
         try:
-            found[name] = path.read_bytes().decode()
+            files[name] = path.read_bytes().decode()
         except UnicodeDecodeError:
             continue
-        room -= path.stat().st_size
-    return found
+        bytes_left -= size
+    return files
 
 
 def prepared_data(spec: RunSpec) -> str:
-    """Folder of the prepared data: where all pods see it, and find it again when they are started anew.
+    """Return the folder of the prepared data, which all pods see.
 
-    A pod's own cache goes with the pod, and the next one would prepare everything again.
+    A pod's own cache goes with the pod, and the next pod would prepare everything again.
     """
     return spec.config.data.cache or f"{spec.shared}/prepared"
 
 
-def _moved(source: dict[str, Any], carried: dict[str, str]) -> dict[str, Any]:
-    """A data source whose file, if it is a carried one, lies where the pods see it."""
-    path, mark, count = source["path"].partition("#")
-    return {**source, "path": f"{carried.get(path, path)}{mark}{count}"}
-
-
 def pod_config(spec: RunSpec) -> dict[str, Any]:
-    """The config that the pods load: what the user gave, with the places where pods find and leave things."""
-    given = spec.config.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    carried, data, model = spec.carried(), given["data"], given["model"]
-    for name in ("train", "eval"):
-        if isinstance(data.get(name), list):
-            data[name] = [_moved(source, carried) for source in data[name]]
-    evaluation = given.get("evaluation") or {}
-    if forget := evaluation.get("forget"):
-        forget["data"] = [_moved(source, carried) for source in forget["data"]]
-    if own := evaluation.get("metrics"):
-        own["file"] = carried.get(own["file"], own["file"])
-    if template := model.get("chat_template"):
-        model["chat_template"] = carried.get(template, template)
-    places = {
+    """Return the config that the pods load: what the user gave, with the paths at which pods see files.
+
+    Example: `train.jsonl` travels in a ConfigMap, and its source takes the first 100 rows.
+
+        data.train[0].path   /home/me/train.jsonl#100   →   /etc/kubetune-data/0-train.jsonl#100
+        output               runs/support-bot           →   /outputs/support-bot
+    """
+    config = spec.config.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    carried = spec.carried()
+    data = config["data"]
+    evaluation = config.get("evaluation") or {}
+    forget = evaluation.get("forget") or {}
+    for sources in (data.get("train"), data.get("eval"), forget.get("data")):
+        # data.eval may also be a share of the training data, which is no list.
+        if isinstance(sources, list):
+            for source in sources:
+                path, mark, count = source["path"].partition("#")
+                source["path"] = f"{carried.get(path, path)}{mark}{count}"
+    metrics = evaluation.get("metrics")
+    if metrics:
+        metrics["file"] = carried.get(metrics["file"], metrics["file"])
+    template = config["model"].get("chat_template")
+    if template:
+        config["model"]["chat_template"] = carried.get(template, template)
+    data["cache"] = prepared_data(spec)
+    changes = {
         "name": spec.name,
-        "data": {**data, "cache": prepared_data(spec)},
-        "compute": {**given.get("compute", {}), "gpus_per_node": spec.gpus},
+        "compute": {**config.get("compute", {}), "gpus_per_node": spec.gpus},
         "output": spec.run_dir,
     }
-    return {"name": spec.name} | given | places
+    return {"name": spec.name, **config, **changes}
 
 
 def config_maps(spec: RunSpec) -> list[Manifest]:
-    """The ConfigMap with the config as `run.yaml`, and one with the carried files where there are any."""
-    maps = {spec.name: {"run.yaml": dump([pod_config(spec)])}}
+    """Return the ConfigMap with the config as `run.yaml`, and one with the carried files where the run has some."""
+    run_file = {"run.yaml": dump([pod_config(spec)])}
+    maps = [spec.manifest("v1", "ConfigMap", spec.name, TRAINER, data=run_file)]
     if spec.files:
-        maps[f"{spec.name}-data"] = {
-            seen.rsplit("/", 1)[-1]: spec.files[path] for path, seen in spec.carried().items()
-        }
-    return [
-        spec.manifest("v1", "ConfigMap", name, TRAINER, data=data) for name, data in maps.items()
-    ]
+        files = {}
+        for local_path, pod_path in spec.carried().items():
+            files[pod_path.rsplit("/", 1)[-1]] = spec.files[local_path]
+        maps.append(spec.manifest("v1", "ConfigMap", f"{spec.name}-data", TRAINER, data=files))
+    return maps

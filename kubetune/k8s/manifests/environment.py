@@ -20,20 +20,31 @@ RESERVED = frozenset(
 
 
 def value(name: str, text: str | int) -> Manifest:
-    """A variable with a plain value."""
+    """Return a variable with a plain value."""
     return {"name": name, "value": str(text)}
 
 
 def field(name: str, path: str) -> Manifest:
-    """A variable that holds a field of the pod itself."""
+    """Return a variable that holds a field of the pod itself."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def rendezvous(spec: RunSpec, master: str, rank_field: str) -> list[Manifest]:
-    """Variables of torchrun where no operator sets them: a fixed rank by pod index, and rank 0's pod as the master.
+def secret_value(name: str, secret: str, key: str) -> Manifest:
+    """Return a variable that refers to a key of a Secret. No secret value is ever written into a manifest."""
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
 
-    A static rendezvous, so that rank 0 is always pod 0: its log and its results are where one looks for them. The
-    master's address holds the run's name as the pod's label says it, so that it follows a name that kustomize changes.
+
+def rendezvous(spec: RunSpec, master: str, rank_field: str) -> list[Manifest]:
+    """Return torchrun's variables where no operator sets them: rank by pod index, and the pod of rank 0 as master.
+
+    Example: the Job `fit` with 2 nodes of 4 GPUs.
+
+        pod          PET_NODE_RANK   ranks     PET_MASTER_ADDR
+        fit-0-x7k2p  0               0 1 2 3   fit-0.fit
+        fit-1-m9q4d  1               4 5 6 7   fit-0.fit
+
+    The rendezvous is static, so rank 0 is always in pod 0, where people look for its log and its results. The master's
+    address contains $(KUBETUNE_RUN), the pod's label, so it follows a name that kustomize changes.
     """
     return [
         field(RUN, f"metadata.labels['{INSTANCE}']"),
@@ -46,27 +57,24 @@ def rendezvous(spec: RunSpec, master: str, rank_field: str) -> list[Manifest]:
 
 
 def limits(spec: RunSpec) -> list[Manifest]:
-    """No restarts inside a pod, since Kubernetes restarts the gang; and the time to save after SIGTERM.
-
-    A surviving torchrun that restarts its workers alone waits a minute for an address nobody publishes again.
-    """
+    """Return torchrun's limits: no restarts within a pod, and the time to save after SIGTERM."""
     return [
+        # Kubernetes restarts the gang. A torchrun that restarted its workers alone would wait a minute for an address
+        # that nobody publishes again.
         value("PET_MAX_RESTARTS", 0),
         value("PET_SHUTDOWN_TIMEOUT", spec.kubernetes.grace_seconds),
     ]
 
 
 def _everywhere(spec: RunSpec) -> list[Manifest]:
-    """Variables of every container: its own name for logs, and a home that can be written.
-
-    The root file system is read-only, and the user has no entry in /etc/passwd for torch to look up. What an
-    initialiser fetches is where all pods find it.
-    """
+    """Return the variables of every container: the pod's name for logs, and a home that can be written."""
+    # What an initialiser fetches lies where all pods see it.
     hub = spec.shared if spec.kubernetes.initialisers else CACHE
     return [
         value("PYTHONUNBUFFERED", 1),
         field("POD_NAME", "metadata.name"),
         field("NODE_NAME", "spec.nodeName"),
+        # The root file system is read-only, and the user has no entry in /etc/passwd for torch to look up.
         value("HOME", "/tmp"),
         value("USER", "kubetune"),
         value("HF_HOME", f"{hub}/hf"),
@@ -77,52 +85,52 @@ def _everywhere(spec: RunSpec) -> list[Manifest]:
 
 
 def _network(spec: RunSpec) -> list[Manifest]:
-    found: list[Manifest] = []
+    variables: list[Manifest] = []
     if spec.gpus:
-        found += [value("NCCL_DEBUG", "WARN"), value("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1)]
-    if interface := spec.kubernetes.network_interface:
-        found += [value("NCCL_SOCKET_IFNAME", interface), value("GLOO_SOCKET_IFNAME", interface)]
+        variables.append(value("NCCL_DEBUG", "WARN"))
+        variables.append(value("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1))
+    interface = spec.kubernetes.network_interface
+    if interface:
+        variables.append(value("NCCL_SOCKET_IFNAME", interface))
+        variables.append(value("GLOO_SOCKET_IFNAME", interface))
     if spec.kubernetes.profile == "rdma":
-        found += [value("NCCL_IB_HCA", spec.kubernetes.rdma.hca)]
-    return found
+        variables.append(value("NCCL_IB_HCA", spec.kubernetes.rdma.hca))
+    return variables
 
 
 def _threads(spec: RunSpec) -> list[Manifest]:
-    """One thread per core asked for: a pod sees all cores of its node and would start a thread for each."""
+    """Return the number of threads of a process: a pod sees all cores of its node and would start a thread for each."""
     cpu = spec.config.compute.cpu
-    return [value("OMP_NUM_THREADS", max(1, int(cores(cpu) // spec.processes)))] if cpu else []
-
-
-def secrets(spec: RunSpec) -> list[Manifest]:
-    """Variables that refer to keys of Secrets; no value is ever written into a manifest."""
-    return [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": ref.secret, "key": ref.key or name}}}
-        for name, ref in spec.kubernetes.secrets.items()
-    ]
+    if not cpu:
+        return []
+    return [value("OMP_NUM_THREADS", max(1, int(cores(cpu) // spec.processes)))]
 
 
 def _with_users(spec: RunSpec, ours: list[Manifest]) -> list[Manifest]:
-    """Our variables and the user's plain and secret ones, which replace ours of the same name."""
-    user = [value(name, text) for name, text in spec.kubernetes.env.items()]
-    return list({entry["name"]: entry for entry in (*ours, *user, *secrets(spec))}.values())
+    """Return our variables and the user's plain and secret ones, which replace ours of the same name."""
+    k = spec.kubernetes
+    users = [value(name, text) for name, text in k.env.items()]
+    users += [secret_value(name, ref.secret, ref.key or name) for name, ref in k.secrets.items()]
+    variables = {entry["name"]: entry for entry in [*ours, *users]}
+    return list(variables.values())
 
 
 def environment(spec: RunSpec) -> list[Manifest]:
-    """Variables of a container that prepares something, or that a person works in."""
+    """Return the variables of a container that prepares something, or that a person works in."""
     return _with_users(spec, _everywhere(spec))
 
 
 def trainer_environment(spec: RunSpec, rendezvous: list[Manifest]) -> list[Manifest]:
-    """Variables of the trainer: the rendezvous and the time limits first, since they are what people look for."""
-    offline = [value("HF_HUB_OFFLINE", 1), value("HF_DATASETS_OFFLINE", 1)] if spec.offline else []
-    return _with_users(
-        spec,
-        [
-            *rendezvous,
-            *limits(spec),
-            *_everywhere(spec),
-            *offline,
-            *_threads(spec),
-            *_network(spec),
-        ],
-    )
+    """Return the variables of the trainer. Rendezvous and time limits come first, where people look for them."""
+    offline = []
+    if spec.offline:
+        offline = [value("HF_HUB_OFFLINE", 1), value("HF_DATASETS_OFFLINE", 1)]
+    variables = [
+        *rendezvous,
+        *limits(spec),
+        *_everywhere(spec),
+        *offline,
+        *_threads(spec),
+        *_network(spec),
+    ]
+    return _with_users(spec, variables)

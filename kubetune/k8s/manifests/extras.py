@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from kubetune.k8s.manifests.environment import environment
+from kubetune.k8s.manifests.environment import environment, secret_value
 from kubetune.k8s.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
 from kubetune.k8s.manifests.spec import Manifest, RunSpec
 from kubetune.k8s.manifests.storage import outputs_volume, volume_mounts, volumes
@@ -16,41 +14,40 @@ UI = "ui"
 
 
 def tensorboard(spec: RunSpec) -> list[Manifest]:
-    """Deployment and Service of TensorBoard over the outputs volume."""
+    """Return Deployment and Service of TensorBoard over the outputs volume."""
     if not spec.kubernetes.tensorboard:
         return []
-    return _deployed(
-        spec,
-        TENSORBOARD,
-        ["tensorboard", f"--logdir={OUTPUTS}", "--host=0.0.0.0", "--port=6006"],
-        6006,
-    )
+    command = ["tensorboard", f"--logdir={OUTPUTS}", "--host=0.0.0.0", "--port=6006"]
+    return _server(spec, TENSORBOARD, command, 6006, probe="/", variables=[])
 
 
 def ui(spec: RunSpec) -> list[Manifest]:
-    """Deployment and Service of `kubetune ui` over the outputs volume; it asks for a token from a Secret."""
+    """Return Deployment and Service of `kubetune ui` over the outputs volume. It asks for a token from a Secret."""
     if not spec.kubernetes.ui:
         return []
-    secret, key = token_secret(spec, UI)
-    token = {
-        "name": "KUBETUNE_UI_TOKEN",
-        "valueFrom": {"secretKeyRef": {"name": secret, "key": key}},
-    }
     command = ["python", "-m", "kubetune", "ui", OUTPUTS, "--host", "0.0.0.0", "--port", "8600"]
-    return _deployed(spec, UI, command, 8600, "/healthz", token)
+    token = secret_value("KUBETUNE_UI_TOKEN", *token_secret(spec, UI))
+    return _server(spec, UI, command, 8600, probe="/healthz", variables=[token])
 
 
-def _deployed(
-    spec: RunSpec, what: str, command: Sequence[str], port: int, probe: str = "/", *more: Manifest
+def _server(
+    spec: RunSpec,
+    component: str,
+    command: list[str],
+    port: int,
+    *,
+    probe: str,
+    variables: list[Manifest],
 ) -> list[Manifest]:
-    """A server over the outputs volume, read-only; reached by port-forward, never exposed. `more`: variables."""
-    name, selector = f"{spec.name}-{what}", spec.selector(what)
+    """Return a server that reads the outputs volume. It is reached by port-forward, never exposed."""
+    name = f"{spec.name}-{component}"
+    selector = spec.selector(component)
     server = container(
         spec,
-        what,
-        list(command),
+        component,
+        command,
         image=spec.kubernetes.tools_image,
-        env=[{"name": "HOME", "value": "/tmp"}, *more],
+        env=[{"name": "HOME", "value": "/tmp"}, *variables],
         ports=[{"name": "http", "protocol": "TCP", "containerPort": port}],
         readinessProbe={"httpGet": {"path": probe, "port": "http"}},
         resources={"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
@@ -68,7 +65,7 @@ def _deployed(
         "replicas": 1,
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": selector},
-        "template": {"metadata": pod_metadata(spec, what), "spec": pod},
+        "template": {"metadata": pod_metadata(spec, component), "spec": pod},
     }
     service = {
         "type": "ClusterIP",
@@ -76,50 +73,51 @@ def _deployed(
         "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": "http"}],
     }
     return [
-        spec.manifest("apps/v1", "Deployment", name, what, spec=deployment),
-        spec.manifest("v1", "Service", name, what, spec=service),
+        spec.manifest("apps/v1", "Deployment", name, component, spec=deployment),
+        spec.manifest("v1", "Service", name, component, spec=service),
     ]
 
 
 def token_secret(spec: RunSpec, server: str) -> tuple[str, str]:
-    """Name and key of the Secret with the token of a server."""
+    """Return name and key of the Secret with the token of a server."""
     return f"{spec.name}-{server}", "token"
 
 
 def token_servers(spec: RunSpec) -> list[str]:
-    """Servers beside the run that ask for a token."""
-    return [
-        *([JUPYTER] if spec.kubernetes.jupyter is not None else []),
-        *([UI] if spec.kubernetes.ui else []),
-    ]
+    """Return the servers beside the run that ask for a token."""
+    servers = []
+    if spec.kubernetes.jupyter is not None:
+        servers.append(JUPYTER)
+    if spec.kubernetes.ui:
+        servers.append(UI)
+    return servers
 
 
 def jupyter(spec: RunSpec) -> list[Manifest]:
-    """A pod with JupyterLab and all volumes of the run; it ends by itself, and asks for a token from a Secret."""
-    wanted = spec.kubernetes.jupyter
-    if wanted is None:
+    """Return a pod with JupyterLab and all volumes of the run. It ends by itself, and asks for a token from a Secret."""
+    lab = spec.kubernetes.jupyter
+    if lab is None:
         return []
-    secret, key = token_secret(spec, JUPYTER)
-    token = {"name": "JUPYTER_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-    size = cpu_resources(wanted.cpu, wanted.memory)
-    if wanted.gpus:
-        gpus = {spec.kubernetes.gpu_resource: str(wanted.gpus)}
-        size = {"requests": {**size["requests"], **gpus}, "limits": {**size["limits"], **gpus}}
+    size = cpu_resources(lab.cpu, lab.memory)
+    if lab.gpus:
+        for amounts in size.values():
+            amounts[spec.kubernetes.gpu_resource] = str(lab.gpus)
     server = container(
         spec,
         JUPYTER,
         ["jupyter", "lab", "--ip=0.0.0.0", "--port=8888", "--no-browser"],
-        image=wanted.image or spec.kubernetes.tools_image,
-        env=[*environment(spec), token],
+        image=lab.image or spec.kubernetes.tools_image,
+        env=[*environment(spec), secret_value("JUPYTER_TOKEN", *token_secret(spec, JUPYTER))],
         ports=[{"name": "http", "protocol": "TCP", "containerPort": 8888}],
         resources=size,
         volumeMounts=volume_mounts(spec),
     )
     pod = {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": wanted.hours * 3600,
-        **pod_basics(spec, gpus=wanted.gpus),
-        # Servers look a bare pod's account up at once, so that a dry run would fail on one that is only being made.
+        "activeDeadlineSeconds": lab.hours * 3600,
+        **pod_basics(spec, gpus=lab.gpus),
+        # The API server looks up a bare pod's account at once, so a dry run would fail on the run's own, which is not
+        # made yet.
         "serviceAccountName": spec.kubernetes.service_account or "default",
         "containers": [server],
         "volumes": volumes(spec),

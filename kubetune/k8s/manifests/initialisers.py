@@ -1,16 +1,20 @@
 """Work before training, on CPU nodes: fetching the model and preparing the data, once for all pods.
 
 A JobSet starts it as its first Job, and so does a TrainJob. For the other kinds it is a Job of its own that
-`kubetune submit` waits for. Whoever applies manifests by other means has no such order, so there the trainer's pods do
-the same in init containers: one at a time, and not again.
+`kubetune submit` waits for. Whoever applies manifests by other means has no such order, so the trainer's pods do the
+same work in init containers, one pod at a time, and find it done.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kubetune.config.schema.cluster import PreprocessConfig
+from kubetune.errors import USER
 from kubetune.k8s.manifests.environment import environment
+from kubetune.k8s.manifests.kinds.failure import on_exit_codes
 from kubetune.k8s.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
-from kubetune.k8s.manifests.spec import Manifest, RunSpec, given
+from kubetune.k8s.manifests.spec import Manifest, RunSpec, non_empty
 from kubetune.k8s.manifests.storage import volume_mounts, volumes
 from kubetune.k8s.run_names import CONFIG_FILE
 
@@ -19,68 +23,75 @@ FETCH_MODEL = ("python", "-P", "-m", "kubetune.data.prepared.fetch_worker", CONF
 PREPARE_DATA = ("python", "-P", "-m", "kubetune", "data", "prepare", CONFIG_FILE)
 RETRIES = 2
 
+Command = tuple[str, ...]
 
-def steps(spec: RunSpec) -> dict[str, tuple[str, ...]]:
-    """The commands that run before training, by what they get ready, in order."""
+
+def steps(spec: RunSpec) -> dict[str, Command]:
+    """Return the commands that run before training, in order, by what they prepare: `model` or `data`."""
     k = spec.kubernetes
-    found: dict[str, tuple[str, ...]] = {}
+    commands: dict[str, Command] = {}
     if "model" in k.initialisers:
-        found["model"] = FETCH_MODEL
-    if k.preprocess or "data" in k.initialisers:
-        found["data"] = (k.preprocess and k.preprocess.command) or PREPARE_DATA
-    return found
+        commands["model"] = FETCH_MODEL
+    if k.preprocess and k.preprocess.command:
+        commands["data"] = k.preprocess.command
+    elif k.preprocess or "data" in k.initialisers:
+        commands["data"] = PREPARE_DATA
+    return commands
 
 
 def init_containers(spec: RunSpec) -> list[Manifest]:
-    """Return containers of the trainer's pods that see to it that nothing is missing, for kinds that know no order."""
+    """Return containers of the trainer's pods that prepare what is missing, for kinds that know no order."""
     compute = spec.config.compute
     size = cpu_resources(compute.cpu or 1, compute.memory) if compute.memory else {}
-    commands = {"model": FETCH_MODEL, "data": PREPARE_DATA}
-    return [
-        _container(spec, f"{'fetch' if name == 'model' else 'prepare'}-{name}", command, size)
-        for name, command in commands.items()
-        if name in spec.kubernetes.initialisers
-    ]
+    containers = []
+    if "model" in spec.kubernetes.initialisers:
+        containers.append(_container(spec, "fetch-model", FETCH_MODEL, size))
+    if "data" in spec.kubernetes.initialisers:
+        containers.append(_container(spec, "prepare-data", PREPARE_DATA, size))
+    return containers
 
 
-def _container(spec: RunSpec, name: str, command: tuple[str, ...], size: Manifest) -> Manifest:
-    mounts = volume_mounts(spec)
+def _container(spec: RunSpec, name: str, command: Command, size: Manifest) -> Manifest:
     return container(
-        spec, name, list(command), env=environment(spec), resources=size, volumeMounts=mounts
+        spec,
+        name,
+        list(command),
+        env=environment(spec),
+        resources=size,
+        volumeMounts=volume_mounts(spec),
     )
 
 
-def preparing_job(spec: RunSpec, names: dict[str, tuple[str, ...]]) -> Manifest:
-    """The spec of a Job that runs some steps one after the other; `names` are those of the containers."""
-    wanted = spec.kubernetes.preprocess or PreprocessConfig()
-    size = cpu_resources(wanted.cpu, wanted.memory)
-    *before, last = [_container(spec, name, command, size) for name, command in names.items()]
+def preparing_job(spec: RunSpec, commands: Mapping[str, Command]) -> Manifest:
+    """Return the spec of a Job that runs commands one after the other, each in a container of its name."""
+    preprocess = spec.kubernetes.preprocess or PreprocessConfig()
+    size = cpu_resources(preprocess.cpu, preprocess.memory)
+    containers = [_container(spec, name, command, size) for name, command in commands.items()]
     pod: Manifest = {
         "restartPolicy": "Never",
         **pod_basics(spec),
-        **given(initContainers=before),
-        "containers": [last],
+        # Init containers run in order; the last command is the container that they wait for.
+        **non_empty(initContainers=containers[:-1]),
+        "containers": containers[-1:],
         "volumes": volumes(spec),
     }
     return {
         "backoffLimit": RETRIES,
-        "podFailurePolicy": {
-            "rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}]
-        },
+        "podFailurePolicy": {"rules": [on_exit_codes("FailJob", [USER])]},
         "template": {"metadata": pod_metadata(spec, PREPROCESS), "spec": pod},
     }
 
 
-def one_after_the_other(spec: RunSpec) -> Manifest:
-    """The spec of a Job that does all steps in one pod."""
-    *before, (_, last) = steps(spec).items()
-    return preparing_job(
-        spec, {f"fetch-{name}": command for name, command in before} | {PREPROCESS: last}
-    )
+def preparing_job_of_all_steps(spec: RunSpec) -> Manifest:
+    """Return the spec of a Job that does all steps in one pod. Its last container is called `preprocess`."""
+    *earlier, (_, last_command) = steps(spec).items()
+    commands = {f"fetch-{name}": command for name, command in earlier}
+    commands[PREPROCESS] = last_command
+    return preparing_job(spec, commands)
 
 
 def preprocess_name(spec: RunSpec) -> str:
-    """Name of the Job that `submit` waits for."""
+    """Return the name of the Job that `submit` waits for."""
     return f"{spec.name}-{PREPROCESS}"
 
 
@@ -88,7 +99,7 @@ def preprocess_job(spec: RunSpec) -> list[Manifest]:
     """Return the Job before training, for the kinds that cannot hold one themselves."""
     if not spec.prepares:
         return []
-    job = one_after_the_other(spec)
+    job = preparing_job_of_all_steps(spec)
     if spec.kubernetes.ttl_seconds is not None:
         job["ttlSecondsAfterFinished"] = spec.kubernetes.ttl_seconds
     return [spec.manifest("batch/v1", "Job", preprocess_name(spec), PREPROCESS, spec=job)]

@@ -1,8 +1,8 @@
 """Configuration for kustomize of a rendered folder, so that overlays can rename what is in it.
 
 kustomize knows where the kinds of Kubernetes itself refer to other objects. With a `namePrefix`, a `nameSuffix` or a
-generated Secret (whose name ends in a hash) a JobSet would go on naming a ServiceAccount that is not there. The label
-by which everything of a run finds the rest is its name too: two overlays of one run in a namespace are two runs.
+generated Secret (whose name ends in a hash) a JobSet would go on naming a ServiceAccount that does not exist. The label
+that all objects of a run carry is its name too, so two overlays of a run in a namespace are two runs.
 """
 
 from __future__ import annotations
@@ -15,47 +15,49 @@ from kubetune.k8s.manifests.spec import INSTANCE, Manifest
 
 CONFIGURATION = "kustomizeconfig.yaml"
 
-_OTHERS = ("Service", "PodGroup", "TrainingRuntime")
 _CONTAINERS = ("containers", "initContainers")
-# Of a pod template, by the kind of what is referred to.
-_REFERENCES: dict[str, tuple[str, ...]] = {
-    "ServiceAccount": ("spec/serviceAccountName",),
-    "ConfigMap": (
-        "spec/volumes/configMap/name",
-        *(f"spec/{each}/env/valueFrom/configMapKeyRef/name" for each in _CONTAINERS),
-        *(f"spec/{each}/envFrom/configMapRef/name" for each in _CONTAINERS),
-    ),
-    "Secret": (
-        "spec/volumes/secret/secretName",
-        "spec/imagePullSecrets/name",
-        *(f"spec/{each}/env/valueFrom/secretKeyRef/name" for each in _CONTAINERS),
-        *(f"spec/{each}/envFrom/secretRef/name" for each in _CONTAINERS),
-    ),
-    "PersistentVolumeClaim": ("spec/volumes/persistentVolumeClaim/claimName",),
-}
 
 
 def _key(name: str) -> str:
-    """A label's or an annotation's key as one part of a path."""
+    """Return a label's or an annotation's key as one part of a path."""
     return name.replace("/", "\\/")
 
 
-_GROUPS = (f"metadata/annotations/{_key(GROUP_NAME)}",)
-_TERMS = tuple(
-    f"spec/affinity/{which}/{how}/labelSelector/matchLabels"
-    for which in ("podAffinity", "podAntiAffinity")
-    for how in (
-        "requiredDuringSchedulingIgnoredDuringExecution",
-        "preferredDuringSchedulingIgnoredDuringExecution/podAffinityTerm",
-    )
+def _in_containers(path: str) -> list[str]:
+    return [f"spec/{containers}/{path}" for containers in _CONTAINERS]
+
+
+# Where a pod template refers to objects of other kinds.
+_REFERENCES: dict[str, list[str]] = {
+    "ServiceAccount": ["spec/serviceAccountName"],
+    "ConfigMap": [
+        "spec/volumes/configMap/name",
+        *_in_containers("env/valueFrom/configMapKeyRef/name"),
+        *_in_containers("envFrom/configMapRef/name"),
+    ],
+    "Secret": [
+        "spec/volumes/secret/secretName",
+        "spec/imagePullSecrets/name",
+        *_in_containers("env/valueFrom/secretKeyRef/name"),
+        *_in_containers("envFrom/secretRef/name"),
+    ],
+    "PersistentVolumeClaim": ["spec/volumes/persistentVolumeClaim/claimName"],
+}
+_GROUPS = [f"metadata/annotations/{_key(GROUP_NAME)}"]
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution/labelSelector/matchLabels"
+_PREFERRED = (
+    "preferredDuringSchedulingIgnoredDuringExecution/podAffinityTerm/labelSelector/matchLabels"
 )
 # Where a pod template, or an object, has labels and selectors of labels.
-_LABELS = (
+_LABELS = [
     "metadata/labels",
-    *_TERMS,
+    f"spec/affinity/podAffinity/{_REQUIRED}",
+    f"spec/affinity/podAffinity/{_PREFERRED}",
+    f"spec/affinity/podAntiAffinity/{_REQUIRED}",
+    f"spec/affinity/podAntiAffinity/{_PREFERRED}",
     "spec/topologySpreadConstraints/labelSelector/matchLabels",
     "spec/volumes/ephemeral/volumeClaimTemplate/metadata/labels",
-)
+]
 _SELECTORS: dict[str, tuple[str, ...]] = {
     "Service": ("spec/selector",),
     "NetworkPolicy": ("spec/podSelector/matchLabels", "spec/ingress/from/podSelector/matchLabels"),
@@ -88,33 +90,30 @@ def _label_paths(kind: str) -> tuple[str, ...]:
 
 
 def configuration(objects: Sequence[Manifest]) -> Manifest:
-    """The transformers' configuration of a folder with these objects: which fields hold the name of another."""
+    """Return the transformers' configuration of a folder with these objects: which fields hold the name of another.
+
+    Example: a JobSet, whose pods kustomize does not know.
+
+        nameReference:
+        - kind: ServiceAccount
+          fieldSpecs:
+          - {kind: JobSet, path: spec/replicatedJobs/template/spec/template/spec/serviceAccountName}
+    """
     kinds = sorted({obj["kind"] for obj in objects})
-    found = {
-        name: [
-            *(
-                {"kind": kind, "path": path}
-                for kind in kinds
-                if _is_custom(kind)
-                for path in _in_pods(kind, paths)
-            ),
-            *({"kind": kind, "path": path} for kind, path in _more(name, kinds)),
-        ]
-        for name, paths in _REFERENCES.items()
-    }
-    found |= {
-        name: [{"kind": kind, "path": path} for kind, path in _more(name, kinds)]
-        for name in _OTHERS
-    }
-    return {
-        "nameReference": [
-            {"kind": name, "fieldSpecs": specs} for name, specs in found.items() if specs
-        ]
-    }
+    references = []
+    for name in (*_REFERENCES, "Service", "PodGroup", "TrainingRuntime"):
+        specs = [{"kind": kind, "path": path} for kind, path in _fields_with_name(name, kinds)]
+        if specs:
+            references.append({"kind": name, "fieldSpecs": specs})
+    return {"nameReference": references}
 
 
-def _more(name: str, kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Fields of these kinds, besides those of pods, that hold the name of an object of the kind `name`."""
+def _fields_with_name(name: str, kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield kind and path of the fields of these kinds that hold the name of an object of the kind `name`."""
+    for kind in kinds:
+        if _is_custom(kind):
+            for path in _in_pods(kind, _REFERENCES.get(name, [])):
+                yield kind, path
     if name == "ConfigMap":
         yield from _instances(kinds)
     elif name == "Service" and "Job" in kinds:
@@ -122,18 +121,21 @@ def _more(name: str, kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
     elif name == "TrainingRuntime" and "TrainJob" in kinds:
         yield "TrainJob", "spec/runtimeRef/name"
     elif name == "PodGroup" and "PodGroup" in kinds:
-        yield from ((kind, path) for kind in kinds for path in _in_pods(kind, _GROUPS))
+        for kind in kinds:
+            for path in _in_pods(kind, _GROUPS):
+                yield kind, path
 
 
 def _instances(kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Labels that say which run something belongs to: by the name of its ConfigMap, which every run has."""
+    """Yield labels that say which run an object belongs to: by the name of its ConfigMap, which every run has."""
     for kind in kinds:
-        for folder in dict.fromkeys(
-            ("metadata/labels", *_label_paths(kind), *_in_pods(kind, _LABELS))
-        ):
-            yield kind, f"{folder}/{_key(INSTANCE)}"
+        mappings = ["metadata/labels", *_label_paths(kind), *_in_pods(kind, _LABELS)]
+        for path in dict.fromkeys(mappings):
+            yield kind, f"{path}/{_key(INSTANCE)}"
 
 
 def _in_pods(kind: str, paths: Sequence[str]) -> Iterator[str]:
-    places = template_paths(kind)
-    return (f"{place}/{path}" if place else path for path in paths for place in places)
+    """Yield these paths of a pod template as paths of an object of a kind."""
+    for path in paths:
+        for template in template_paths(kind):
+            yield f"{template}/{path}" if template else path

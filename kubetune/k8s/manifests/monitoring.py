@@ -1,95 +1,121 @@
-"""Objects by which a cluster's own Prometheus and Grafana see a run: PodMonitor, alert rules, board; each on wish.
+"""Objects by which a cluster's own Prometheus and Grafana see a run: PodMonitor, alert rules and board.
 
 PodMonitor and PrometheusRule are the Prometheus operator's kinds; boards are ConfigMaps that Grafana's sidecar loads by
-their label. Names of metrics are observers/prometheus'.
+their label. The names of metrics come from observers/prometheus.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec
 
 PORT = "metrics"
 COMPONENT = "monitoring"
+OPERATOR = "monitoring.coreos.com/v1"
 
 
 def container_ports(spec: RunSpec) -> list[Manifest]:
-    """The trainer's port that Prometheus asks, where it is to."""
-    wanted = spec.config.tracking.prometheus
-    return (
-        [] if wanted is None else [{"name": PORT, "protocol": "TCP", "containerPort": wanted.port}]
-    )
+    """Return the trainer's port from which Prometheus reads metrics, where the config wants it."""
+    prometheus = spec.config.tracking.prometheus
+    if prometheus is None:
+        return []
+    return [{"name": PORT, "protocol": "TCP", "containerPort": prometheus.port}]
 
 
 def monitoring(spec: RunSpec) -> list[Manifest]:
-    """The objects that the config wants."""
-    return list(_objects(spec))
-
-
-def _objects(spec: RunSpec) -> Iterator[Manifest]:
-    wanted = spec.config.tracking.prometheus
-    if wanted is None:
-        return
-    labels, group = dict(wanted.labels), "monitoring.coreos.com/v1"
-    if wanted.pod_monitor:
+    """Return the objects that the config wants."""
+    prometheus = spec.config.tracking.prometheus
+    if prometheus is None:
+        return []
+    labels = dict(prometheus.labels)
+    objects = []
+    if prometheus.pod_monitor:
         body = {
             "selector": {"matchLabels": spec.selector(TRAINER)},
             "podMetricsEndpoints": [{"port": PORT, "interval": "15s"}],
         }
-        yield spec.manifest(
-            group, "PodMonitor", spec.name, COMPONENT, more_labels=labels, spec=body
+        objects.append(
+            spec.manifest(
+                OPERATOR, "PodMonitor", spec.name, COMPONENT, more_labels=labels, spec=body
+            )
         )
-    if wanted.alerts:
-        rules = {"groups": [{"name": f"kubetune-{spec.name}", "rules": alert_rules(spec.name)}]}
-        yield spec.manifest(
-            group, "PrometheusRule", spec.name, COMPONENT, more_labels=labels, spec=rules
+    if prometheus.alerts:
+        group = {"name": f"kubetune-{spec.name}", "rules": alert_rules(spec.name)}
+        body = {"groups": [group]}
+        objects.append(
+            spec.manifest(
+                OPERATOR, "PrometheusRule", spec.name, COMPONENT, more_labels=labels, spec=body
+            )
         )
-    if wanted.dashboard:
-        found = {"grafana_dashboard": "1", **labels}
+    if prometheus.dashboard:
+        labels = {"grafana_dashboard": "1", **labels}
         content = {f"kubetune-{spec.name}.json": json.dumps(board(spec.name), indent=1)}
-        yield spec.manifest(
-            "v1", "ConfigMap", f"{spec.name}-board", COMPONENT, more_labels=found, data=content
+        objects.append(
+            spec.manifest(
+                "v1",
+                "ConfigMap",
+                f"{spec.name}-board",
+                COMPONENT,
+                more_labels=labels,
+                data=content,
+            )
         )
+    return objects
 
 
 def alert_rules(run: str) -> list[Manifest]:
-    """Alerts of a run, as a Prometheus rule file has them too."""
+    """Return the alerts of a run, in the form of a Prometheus rule file."""
     of_run = f'{{run="{run}"}}'
-    found = {
-        "KubetuneHung": (
-            f"max by (run) (kubetune_heartbeat_age_seconds{of_run}) > 600", "1m", "critical",
-            "No progress for {{ $value | humanizeDuration }}: look at hang.json and the logs.",
-        ),
-        "KubetuneNoCheckpoint": (
-            # A run that goes on after a pause begins with an old one, and has lost nothing yet.
-            f"kubetune_checkpoint_age_seconds{of_run} > 3600 and kubetune_checkpoint_age_seconds{of_run} offset 1h",
-            "1m", "warning",
-            "The newest checkpoint is {{ $value | humanizeDuration }} old: a stop now would cost as much.",
-        ),
-        "KubetuneDiverging": (
-            f"kubetune_loss{of_run} > 2 * min_over_time(kubetune_loss{of_run}[1h]) + 0.5", "5m", "warning",
-            "The loss is {{ $value | humanize }}, more than twice what it was within the hour.",
-        ),
-        "KubetuneSlowRank": (
-            f"kubetune_slowest_rank_ratio{of_run} > 1.3", "10m", "warning",
-            "One rank takes {{ $value | humanize }} times as long as the median: all wait for it.",
-        ),
-    }  # fmt: skip
+    loss = f"kubetune_loss{of_run}"
+    checkpoint_age = f"kubetune_checkpoint_age_seconds{of_run}"
     return [
-        {
-            "alert": name,
-            "expr": expression,
-            "for": during,
-            "labels": {"severity": severity},
-            "annotations": {
-                "summary": f"{run}: {name.removeprefix('Kubetune')}",
-                "description": text,
-            },
-        }
-        for name, (expression, during, severity, text) in found.items()
+        _alert(
+            run,
+            "Hung",
+            f"max by (run) (kubetune_heartbeat_age_seconds{of_run}) > 600",
+            during="1m",
+            severity="critical",
+            text="No progress for {{ $value | humanizeDuration }}: look at hang.json and the logs.",
+        ),
+        _alert(
+            run,
+            "NoCheckpoint",
+            # A run that goes on after a pause begins with an old one, and has lost nothing yet.
+            f"{checkpoint_age} > 3600 and {checkpoint_age} offset 1h",
+            during="1m",
+            severity="warning",
+            text="The newest checkpoint is {{ $value | humanizeDuration }} old: a stop now would cost as much.",
+        ),
+        _alert(
+            run,
+            "Diverging",
+            f"{loss} > 2 * min_over_time({loss}[1h]) + 0.5",
+            during="5m",
+            severity="warning",
+            text="The loss is {{ $value | humanize }}, more than twice what it was within the hour.",
+        ),
+        _alert(
+            run,
+            "SlowRank",
+            f"kubetune_slowest_rank_ratio{of_run} > 1.3",
+            during="10m",
+            severity="warning",
+            text="One rank takes {{ $value | humanize }} times as long as the median: all wait for it.",
+        ),
     ]
+
+
+def _alert(
+    run: str, name: str, expression: str, *, during: str, severity: str, text: str
+) -> Manifest:
+    return {
+        "alert": f"Kubetune{name}",
+        "expr": expression,
+        "for": during,
+        "labels": {"severity": severity},
+        "annotations": {"summary": f"{run}: {name}", "description": text},
+    }
 
 
 _PANELS = (
@@ -113,34 +139,16 @@ _PANELS = (
 
 
 def board(run: str) -> Manifest:
-    """Grafana's model of a board of this run."""
-    source = {"type": "prometheus", "uid": "${source}"}
-    panels = [
-        {
-            "id": number + 1,
-            "type": "timeseries",
-            "title": title,
-            "datasource": source,
-            "gridPos": {"h": 8, "w": 12, "x": 12 * (number % 2), "y": 8 * (number // 2)},
-            "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
-            "targets": [
-                {
-                    "refId": chr(ord("A") + at),
-                    "datasource": source,
-                    "expr": f'{name}{{run="{run}"}}',
-                    "legendFormat": f"{name.removeprefix('kubetune_')} {{{{node}}}}",
-                }
-                for at, name in enumerate(names)
-            ],
-        }
-        for number, (title, unit, names) in enumerate(_PANELS)
-    ]
+    """Return Grafana's model of a board of this run."""
     variable = {
         "name": "source",
         "type": "datasource",
         "query": "prometheus",
         "label": "Data source",
     }
+    panels = []
+    for number, (title, unit, metrics) in enumerate(_PANELS):
+        panels.append(_panel(run, number, title, unit, metrics))
     return {
         "title": f"kubetune: {run}",
         "uid": f"kubetune-{run}"[:40],
@@ -150,4 +158,29 @@ def board(run: str) -> Manifest:
         "time": {"from": "now-3h", "to": "now"},
         "templating": {"list": [variable]},
         "panels": panels,
+    }
+
+
+def _panel(run: str, number: int, title: str, unit: str, metrics: tuple[str, ...]) -> Manifest:
+    """Return one panel of the board. Two stand side by side, 12 of 24 columns wide and 8 rows high."""
+    source = {"type": "prometheus", "uid": "${source}"}
+    targets = []
+    for index, metric in enumerate(metrics):
+        targets.append(
+            {
+                "refId": chr(ord("A") + index),
+                "datasource": source,
+                "expr": f'{metric}{{run="{run}"}}',
+                "legendFormat": f"{metric.removeprefix('kubetune_')} {{{{node}}}}",
+            }
+        )
+    row, column = divmod(number, 2)
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": title,
+        "datasource": source,
+        "gridPos": {"h": 8, "w": 12, "x": 12 * column, "y": 8 * row},
+        "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
+        "targets": targets,
     }

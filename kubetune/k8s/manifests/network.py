@@ -1,6 +1,6 @@
-"""NetworkPolicy of a run: its pods reach each other, and nobody else reaches them but Prometheus, where it is to.
+"""NetworkPolicy of a run: its pods reach each other, and nobody else reaches them but Prometheus, where it reads metrics.
 
-The rendezvous trusts whoever connects, as do the collectives on ports of their own choice; TensorBoard has no login.
+The rendezvous trusts whoever connects, as do the collectives on ports of their own choice, and TensorBoard has no login.
 `kubetune port-forward` still works: it comes from the node, which a policy does not keep out. What the pods reach
 (DNS, the hub, object stores) is not restricted.
 """
@@ -12,14 +12,13 @@ from kubetune.k8s.manifests.spec import Manifest, RunSpec
 
 
 def network_policy(spec: RunSpec) -> list[Manifest]:
-    """The NetworkPolicy of a run; nothing where the config does without. Networks that know no policies ignore it."""
+    """Return the NetworkPolicy, unless the config does without. Networks that know no policies ignore it."""
     if not spec.kubernetes.network_policy:
         return []
     peers = {"podSelector": {"matchLabels": spec.every_pod()}}
-    # Prometheus may be anywhere in the cluster, and what it is told is no secret.
-    asked = [
-        {"ports": [{"protocol": "TCP", "port": port["containerPort"]}]}
-        for port in container_ports(spec)
-    ]
-    body = {**peers, "policyTypes": ["Ingress"], "ingress": [{"from": [peers]}, *asked]}
+    ingress: list[Manifest] = [{"from": [peers]}]
+    for port in container_ports(spec):
+        # Prometheus may be anywhere in the cluster, and what it reads is no secret.
+        ingress.append({"ports": [{"protocol": "TCP", "port": port["containerPort"]}]})
+    body = {**peers, "policyTypes": ["Ingress"], "ingress": ingress}
     return [spec.manifest("networking.k8s.io/v1", "NetworkPolicy", spec.name, "network", spec=body)]

@@ -17,11 +17,13 @@ def sized_templates(obj: Manifest) -> list[PodTemplate]:
         pods = int(obj["spec"].get("replicas", 1))
         return [PodTemplate(kind_and_name(obj), obj["spec"]["template"], pods)]
     kind = kinds_by_object().get(obj["kind"])
-    return [] if kind is None else kind.templates(obj)
+    if kind is None:
+        return []
+    return kind.templates(obj)
 
 
 def pod_templates(obj: Manifest) -> Iterator[tuple[str, Manifest]]:
-    """Yield each pod template of an object with a name for it in messages."""
+    """Yield the pod templates of an object, each with its name in messages."""
     for entry in sized_templates(obj):
         yield entry.title, entry.template
 

@@ -8,14 +8,11 @@ from kubetune.k8s.manifests.spec import Manifest, RunSpec
 
 GROUP = "rbac.authorization.k8s.io"
 OPERATE = ["get", "list", "watch", "create", "patch", "delete"]
-
-
-def _rule(group: str, resources: list[str], verbs: list[str]) -> Manifest:
-    return {"apiGroups": [group], "resources": resources, "verbs": verbs}
+READ = ["get", "list", "watch"]
 
 
 def service_account(spec: RunSpec) -> list[Manifest]:
-    """The pods' identity. It has no rights and no token: nothing in a pod talks to the API server."""
+    """Return the pods' identity. It has no rights and no token: nothing in a pod talks to the API server."""
     if spec.kubernetes.service_account:
         return []
     account = spec.manifest(
@@ -24,52 +21,66 @@ def service_account(spec: RunSpec) -> list[Manifest]:
     return [account]
 
 
-def _rights_in_queue() -> list[Manifest]:
-    """Return the rules for Kueue: by Workloads `stop` keeps a run from its queue, and `status` tells why it waits."""
-    return [
-        _rule("kueue.x-k8s.io", ["workloads"], ["get", "list", "patch"]),
-        _rule("kueue.x-k8s.io", ["localqueues"], ["get", "list"]),
-    ]
+def _extra_resources(spec: RunSpec) -> list[tuple[str, list[str]]]:
+    """Return the API groups and resources that only some runs have."""
+    k = spec.kubernetes
+    kind = kind_of(k.kind)
+    resources = kind.rbac(spec)
+    if k.tensorboard or k.ui:
+        resources.append(("apps", ["deployments"]))
+    if gang(spec) == "volcano" and not kind.is_grouped_by_operator:
+        resources.append((POD_GROUP.partition("/")[0], ["podgroups"]))
+    prometheus = spec.config.tracking.prometheus
+    if prometheus:
+        monitors = ["podmonitors"] * prometheus.pod_monitor
+        monitors += ["prometheusrules"] * prometheus.alerts
+        if monitors:
+            resources.append(("monitoring.coreos.com", monitors))
+    return resources
 
 
 def operator_role(spec: RunSpec) -> list[Manifest]:
-    """Role and RoleBinding of those the config names as operators; nothing when it names none.
+    """Return Role and RoleBinding of those the config names as operators; nothing when it names none.
 
-    They are the rights of kubetune's own verbs for this kind of run. None of them reads Secrets, but that keeps none
-    secret: a patch answers with the whole object, and whoever may create pods may mount any Secret of the namespace.
+    The rights are those that kubetune's own verbs need for this kind of run. None of them reads Secrets, but that does
+    not protect Secrets: a patch answers with the whole object, and whoever may create pods may mount any Secret of the
+    namespace.
     """
     k = spec.kubernetes
     if not k.operators:
         return []
+    rights = [(group, resources, OPERATE) for group, resources in _extra_resources(spec)]
+    core = ["services", "persistentvolumeclaims", "configmaps", "serviceaccounts"]
+    rights.append(("", core, OPERATE))
+    if k.queue:
+        # By Workloads `stop` keeps a run from its queue, and `status` shows why it waits.
+        rights.append(("kueue.x-k8s.io", ["workloads"], ["get", "list", "patch"]))
+        rights.append(("kueue.x-k8s.io", ["localqueues"], ["get", "list"]))
+    rights += [
+        ("networking.k8s.io", ["networkpolicies"], OPERATE),
+        ("", ["secrets"], ["create", "patch", "delete"]),
+        ("", ["pods"], OPERATE),
+        ("", ["pods/log", "events"], READ),
+        ("", ["pods/exec", "pods/portforward"], ["get", "create"]),
+    ]
+    rules = []
+    for group, resources, verbs in rights:
+        rules.append({"apiGroups": [group], "resources": resources, "verbs": verbs})
+    subjects = []
+    for operator in k.operators:
+        if operator.kind == "ServiceAccount":
+            subject = {"kind": operator.kind, "name": operator.name, "namespace": k.namespace}
+        else:
+            subject = {"kind": operator.kind, "apiGroup": GROUP, "name": operator.name}
+        subjects.append(subject)
     name = f"{spec.name}-operator"
-    kind = kind_of(k.kind)
-    extras = kind.rbac(spec)
-    extras += [("apps", ["deployments"])] if k.tensorboard or k.ui else []
-    if gang(spec) == "volcano" and not kind.is_grouped_by_operator:
-        extras.append((POD_GROUP.partition("/")[0], ["podgroups"]))
-    if watched := spec.config.tracking.prometheus:
-        kinds = ["podmonitors"] * watched.pod_monitor + ["prometheusrules"] * watched.alerts
-        extras += [("monitoring.coreos.com", kinds)] if kinds else []
-    rules = [
-        *(_rule(group, resources, OPERATE) for group, resources in extras),
-        _rule("", ["services", "persistentvolumeclaims", "configmaps", "serviceaccounts"], OPERATE),
-        *(_rights_in_queue() if k.queue else ()),
-        _rule("networking.k8s.io", ["networkpolicies"], OPERATE),
-        _rule("", ["secrets"], ["create", "patch", "delete"]),
-        _rule("", ["pods"], ["get", "list", "watch", "create", "patch", "delete"]),
-        _rule("", ["pods/log", "events"], ["get", "list", "watch"]),
-        _rule("", ["pods/exec", "pods/portforward"], ["get", "create"]),
-    ]
-    subjects = [
-        {"kind": o.kind, "name": o.name, "namespace": k.namespace}
-        if o.kind == "ServiceAccount"
-        else {"kind": o.kind, "apiGroup": GROUP, "name": o.name}
-        for o in k.operators
-    ]
-    reference = {"apiGroup": GROUP, "kind": "Role", "name": name}
-    return [
-        spec.manifest(f"{GROUP}/v1", "Role", name, "identity", rules=rules),
-        spec.manifest(
-            f"{GROUP}/v1", "RoleBinding", name, "identity", roleRef=reference, subjects=subjects
-        ),
-    ]
+    role = spec.manifest(f"{GROUP}/v1", "Role", name, "identity", rules=rules)
+    binding = spec.manifest(
+        f"{GROUP}/v1",
+        "RoleBinding",
+        name,
+        "identity",
+        roleRef={"apiGroup": GROUP, "kind": "Role", "name": name},
+        subjects=subjects,
+    )
+    return [role, binding]

@@ -1,6 +1,6 @@
-"""A run's smoke test as manifests: the same pods, in the same places, but they test themselves and train nothing.
+"""A run's smoke test as manifests: the same pods on the same nodes, but they test themselves and train nothing.
 
-`kubetune smoke` runs in each pod, as one node of as many: ranks, links, devices, and the two volumes.
+`kubetune smoke` runs in each pod as a node of the run: it tests ranks, links, devices, and the two volumes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ TIMEOUT_SECONDS = 900
 
 
 def smoke_config(config: Config) -> Config:
-    """The config of the smoke test: beside the run, tried once. Raises ConfigError without a `kubernetes` section."""
+    """Return the config of the smoke test, which is tried once. Raises ConfigError without a `kubernetes` section."""
     if config.kubernetes is None:
         raise ConfigError(
             "kubernetes: the section is missing; add at least `kubernetes: {image: …}`"
         )
     k = config.kubernetes
     changes = {
-        # What never ends would start what has ended again.
+        # A kind that never ends would start the ended test again.
         "kind": "job" if kind_of(k.kind).never_ends else k.kind,
         "max_restarts": 0,
         "preprocess": None,
@@ -39,10 +39,15 @@ def smoke_config(config: Config) -> Config:
 
 
 def testing(objects: list[Manifest], plan: Plan) -> list[Manifest]:
-    """The same objects, but their trainers run the smoke test."""
-    command = ["python", "-P", "-m", "kubetune", "smoke"]
-    command += [f"--nodes={plan.nodes}", f"--processes={plan.processes_per_node}"]
-    command += [f"--volume={CACHE}", f"--volume={OUTPUTS}", f"--timeout={TIMEOUT_SECONDS}"]
+    """Return the same objects, whose trainers run the smoke test."""
+    command = [
+        *("python", "-P", "-m", "kubetune", "smoke"),
+        f"--nodes={plan.nodes}",
+        f"--processes={plan.processes_per_node}",
+        f"--volume={CACHE}",
+        f"--volume={OUTPUTS}",
+        f"--timeout={TIMEOUT_SECONDS}",
+    ]
     for obj in objects:
         for _, template in pod_templates(obj):
             if template["metadata"]["labels"][COMPONENT] == TRAINER:

@@ -32,48 +32,44 @@ MARGIN_SECONDS = 30
 
 
 def kind_and_name(obj: Manifest) -> str:
-    """An object as messages name it: `Job/support-bot`."""
+    """Return an object's name in messages: `Job/support-bot`."""
     return f"{obj['kind']}/{obj['metadata']['name']}"
 
 
-def given(**fields: object) -> Manifest:
-    """The fields that hold something."""
+def non_empty(**fields: object) -> Manifest:
+    """Return the fields that hold something."""
     return {name: setting for name, setting in fields.items() if setting}
 
 
 def source_paths(config: Config) -> Iterator[tuple[str, str]]:
-    """Every path the run reads data from, with its key in the config; without `#N`."""
+    """Yield every path that the run reads data from, without `#N`, with its key in the config."""
     keys = ("data.train", "data.eval", "evaluation.forget.data")
     for key, sources in zip(keys, config.sources.values(), strict=True):
         for index, source in enumerate(sources):
             yield f"{key}.{index}.path", source.path.partition("#")[0]
 
 
-def plan_there(config: Config) -> Plan:
-    """The plan of a run on a cluster, whose nodes have the GPUs that it asks for; nothing is known of its data."""
+def plan_without_data(config: Config) -> Plan:
+    """Return the plan of a run on a cluster, whose nodes have the GPUs that it asks for. Nothing is known of its data."""
     return make_plan(config, gpus=config.compute.gpus_per_node or 0)
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run on a cluster: `nodes` pods with `processes` ranks and `gpus` GPUs each.
-
-    `files` are the small local files that travel with the manifests: their text by their path on this machine.
-    `folder` is the run directory's name where that is not the run's own.
-    """
+    """One run on a cluster."""
 
     config: Config
     kubernetes: KubernetesConfig
     name: str
-    nodes: int
-    processes: int
-    gpus: int
-    files: Mapping[str, str] = field(default_factory=dict)
-    folder: str = ""
+    nodes: int  # pods
+    processes: int  # ranks of one pod
+    gpus: int  # of one pod
+    files: Mapping[str, str] = field(default_factory=dict)  # carried files: text by local path
+    folder: str = ""  # name of the run directory, where it is not the run's
 
     @classmethod
     def of(cls, config: Config, plan: Plan, files: Mapping[str, str] | None = None) -> RunSpec:
-        """Raises ConfigError when the config has no `kubernetes` section."""
+        """Return the facts about a run. Raises ConfigError when the config has no `kubernetes` section."""
         if config.kubernetes is None:
             raise ConfigError(
                 "kubernetes: the section is missing; add at least `kubernetes: {image: …}`. Nothing was written."
@@ -89,13 +85,13 @@ class RunSpec:
         )
 
     def in_namespace(self, namespace: str) -> RunSpec:
-        """The same run in another namespace than its file says."""
+        """Return the same run in another namespace than its file names."""
         kubernetes = self.kubernetes.model_copy(update={"namespace": namespace})
         config = self.config.model_copy(update={"kubernetes": kubernetes})
         return replace(self, kubernetes=kubernetes, config=config)
 
     def renamed(self, name: str) -> RunSpec:
-        """The same run under another name than its file says, such as a prefixed one; its folder keeps the old one."""
+        """Return the same run under another name, such as a prefixed one. Its folder keeps the old name."""
         config = self.config.model_copy(update={"name": name})
         return replace(self, config=config, name=name, folder=self.folder or self.name)
 
@@ -106,7 +102,7 @@ class RunSpec:
 
     @property
     def typed(self) -> str:
-        """The words that name the run on a command line: `NAME -n NAMESPACE`."""
+        """Arguments that name the run on a command line: `NAME -n NAMESPACE`."""
         return f"{shell_word(self.name)} -n {shell_word(self.kubernetes.namespace)}"
 
     @property
@@ -116,7 +112,7 @@ class RunSpec:
 
     @property
     def prepares(self) -> bool:
-        """A run that fetches or prepares something, on CPU nodes, before training holds a GPU."""
+        """True if the run fetches or prepares something on CPU nodes, before training holds a GPU."""
         return bool(self.kubernetes.initialisers or self.kubernetes.preprocess)
 
     @property
@@ -131,36 +127,39 @@ class RunSpec:
 
     @property
     def offline(self) -> bool:
-        """Training that asks the hub for nothing: all of it is there, or an initialiser fetches it."""
-        config, fetched = self.config, self.kubernetes.initialisers
-        model_here = (
-            config.model.local_files_only or "model" in fetched or not is_hub_id(config.model.path)
-        )
-        data_here = "data" in fetched or not any(
-            is_hub_id(path) for _, path in source_paths(config)
-        )
-        return model_here and data_here
+        """True if training asks the hub for nothing: the files are local, or an initialiser fetches them."""
+        model = self.config.model
+        fetched = self.kubernetes.initialisers
+        model_on_hub = is_hub_id(model.path) and not model.local_files_only
+        if model_on_hub and "model" not in fetched:
+            return False
+        data_on_hub = any(is_hub_id(path) for _, path in source_paths(self.config))
+        return "data" in fetched or not data_on_hub
 
     def carried(self) -> dict[str, str]:
-        """Path at which pods see each of `files`, by its path on this machine. Names are those a ConfigMap allows."""
-        names = (
-            re.sub(r"[^-._a-zA-Z0-9]", "_", path.rsplit("/", 1)[-1])[-200:] for path in self.files
-        )
-        return {
-            path: f"{DATA_FOLDER}/{i}-{name}"
-            for i, (path, name) in enumerate(zip(self.files, names, strict=True))
-        }
+        """Return the path at which pods see each carried file, by its path on this machine.
+
+        Keys of a ConfigMap allow few characters, and files of two folders may have the same name:
+
+            /home/me/my data.jsonl  →  /etc/kubetune-data/0-my_data.jsonl
+        """
+        carried = {}
+        for index, path in enumerate(self.files):
+            name = path.rsplit("/", 1)[-1]
+            name = re.sub(r"[^-._a-zA-Z0-9]", "_", name)[-200:]
+            carried[path] = f"{DATA_FOLDER}/{index}-{name}"
+        return carried
 
     def every_pod(self) -> dict[str, str]:
-        """Labels that find all pods of this run, and only them."""
+        """Return the labels that select all pods of this run, and only them."""
         return {"app.kubernetes.io/name": "kubetune", INSTANCE: self.name}
 
     def selector(self, component: str) -> dict[str, str]:
-        """Labels that find the pods of one component of this run, and only them."""
+        """Return the labels that select the pods of one component of this run, and only them."""
         return {**self.every_pod(), COMPONENT: component}
 
     def labels(self, component: str) -> dict[str, str]:
-        """All labels of an object; ours win, since selectors rely on them."""
+        """Return all labels of an object. Ours win over the user's, since selectors rely on them."""
         return {
             **self.kubernetes.labels,
             **self.selector(component),
@@ -168,12 +167,9 @@ class RunSpec:
         }
 
     def queue_labels(self) -> dict[str, str]:
-        """Kueue's labels of the object that it holds back until there is room."""
-        named = {
-            QUEUE_NAME: self.kubernetes.queue,
-            QUEUE_PRIORITY: self.kubernetes.queue_priority,
-        }
-        return {key: value for key, value in named.items() if value is not None}
+        """Return Kueue's labels of the object that it holds back until there is room."""
+        k = self.kubernetes
+        return non_empty(**{QUEUE_NAME: k.queue, QUEUE_PRIORITY: k.queue_priority})
 
     def manifest(
         self,
@@ -185,7 +181,7 @@ class RunSpec:
         more_labels: dict[str, str] | None = None,
         **body: Any,
     ) -> Manifest:
-        """An object of this run with its namespace, labels and annotations."""
+        """Return an object of this run with its namespace, labels and annotations."""
         metadata: Manifest = {
             "name": name,
             "namespace": self.kubernetes.namespace,

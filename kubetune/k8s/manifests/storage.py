@@ -6,105 +6,99 @@ would leave three of them pending for ever.
 
 from __future__ import annotations
 
-from kubetune.config.schema.cluster import CsiConfig, MountConfig, VolumeConfig, quantity_bytes
-from kubetune.k8s.manifests.spec import Manifest, RunSpec
+from kubetune.config.schema.cluster import MountConfig, VolumeConfig, quantity_bytes
+from kubetune.k8s.manifests.spec import Manifest, RunSpec, non_empty
 from kubetune.k8s.run_names import CACHE, CONFIG_FOLDER, DATA_FOLDER, OUTPUTS
 
 
 def shm_size(spec: RunSpec) -> str:
-    """Size of /dev/shm; a container gets 64 MiB of its own accord, on which NCCL and data workers die with SIGBUS."""
+    """Return the size of /dev/shm: the config's, or a quarter of the memory.
+
+    Left out, a container gets 64 MiB, on which NCCL and data workers die with SIGBUS.
+    """
     if spec.kubernetes.shm_size:
         return spec.kubernetes.shm_size
     memory = spec.config.compute.memory
-    return f"{max(1, quantity_bytes(memory) // 4 // 1024**2)}Mi" if memory else "1Gi"
+    if not memory:
+        return "1Gi"
+    mebibytes = quantity_bytes(memory) // 4 // 1024**2
+    return f"{max(1, mebibytes)}Mi"
 
 
 def outputs_access(spec: RunSpec) -> str:
-    """Access mode of the outputs claim: shared as soon as more than one pod may want it."""
+    """Return the access mode of the outputs claim: shared as soon as more than one pod may mount it."""
     k = spec.kubernetes
+    if k.storage.outputs.access:
+        return k.storage.outputs.access
     several = spec.nodes > 1 or k.tensorboard or k.ui or k.jupyter is not None or spec.prepares
-    return k.storage.outputs.access or ("ReadWriteMany" if several else "ReadWriteOnce")
+    return "ReadWriteMany" if several else "ReadWriteOnce"
 
 
 def cache_is_per_pod(spec: RunSpec) -> bool:
-    """A cache of which each pod gets a claim of its own."""
+    """True if each pod gets a cache claim of its own."""
     cache = spec.kubernetes.storage.cache
     return cache.size is not None and cache.access != "ReadWriteMany"
 
 
 def cache_is_jobsets(spec: RunSpec) -> bool:
-    """A cache that the JobSet makes for all its pods together, and takes along when it goes."""
+    """True if the JobSet makes one cache claim for all its pods, and deletes it with itself."""
     k = spec.kubernetes
-    return (
-        k.jobset.cache_with_run and not cache_is_per_pod(spec) and k.storage.cache.size is not None
-    )
+    is_shared = k.storage.cache.size is not None and not cache_is_per_pod(spec)
+    return k.jobset.cache_with_run and is_shared
 
 
 def shared_cache_spec(spec: RunSpec) -> Manifest:
-    """The spec of the one cache claim of all pods."""
+    """Return the spec of the one cache claim of all pods."""
     return claim_spec(spec.kubernetes.storage.cache, "ReadWriteMany")
 
 
 def claim_spec(volume: VolumeConfig, access: str) -> Manifest:
-    """The spec of a claim for a volume with a size."""
-    spec: Manifest = {"accessModes": [access], "resources": {"requests": {"storage": volume.size}}}
-    return {**spec, "storageClassName": volume.storage_class} if volume.storage_class else spec
+    """Return the spec of a claim for a volume with a size."""
+    return {
+        "accessModes": [access],
+        "resources": {"requests": {"storage": volume.size}},
+        **non_empty(storageClassName=volume.storage_class),
+    }
 
 
 def cache_claim_spec(spec: RunSpec) -> Manifest:
-    """The spec of one pod's cache claim."""
+    """Return the spec of one pod's cache claim."""
     cache = spec.kubernetes.storage.cache
     return claim_spec(cache, cache.access or "ReadWriteOnce")
 
 
 def claims(spec: RunSpec) -> list[Manifest]:
-    """PersistentVolumeClaims that outlive the pods."""
+    """Return PersistentVolumeClaims that outlive the pods."""
     storage = spec.kubernetes.storage
-    wanted: dict[str, Manifest] = {}
+    specs: dict[str, Manifest] = {}
     if storage.cache.size and not cache_is_per_pod(spec) and not cache_is_jobsets(spec):
-        wanted["cache"] = shared_cache_spec(spec)
+        specs["cache"] = shared_cache_spec(spec)
     if storage.outputs.size:
-        wanted["outputs"] = claim_spec(storage.outputs, outputs_access(spec))
+        specs["outputs"] = claim_spec(storage.outputs, outputs_access(spec))
     return [
         spec.manifest("v1", "PersistentVolumeClaim", f"{spec.name}-{name}", "storage", spec=body)
-        for name, body in wanted.items()
+        for name, body in specs.items()
     ]
 
 
-def _csi(csi: CsiConfig, *, read_only: bool) -> Manifest:
-    volume: Manifest = {"driver": csi.driver, "readOnly": read_only}
-    if csi.fs_type:
-        volume["fsType"] = csi.fs_type
-    if csi.attributes:
-        volume["volumeAttributes"] = dict(csi.attributes)
-    if csi.secret:
-        volume["nodePublishSecretRef"] = {"name": csi.secret}
-    return {"csi": volume}
-
-
 def _existing(volume: VolumeConfig | MountConfig, *, read_only: bool) -> Manifest:
-    """The source of a volume that somebody else made."""
+    """Return the source of a volume that somebody else made."""
     if volume.claim:
-        return {
-            "persistentVolumeClaim": {
-                "claimName": volume.claim,
-                **({"readOnly": True} if read_only else {}),
-            }
-        }
+        claim = {"claimName": volume.claim, **non_empty(readOnly=read_only)}
+        return {"persistentVolumeClaim": claim}
     if volume.host_path:
-        return {
-            "hostPath": {
-                "path": volume.host_path,
-                "type": "Directory" if read_only else "DirectoryOrCreate",
-            }
-        }
+        kind = "Directory" if read_only else "DirectoryOrCreate"
+        return {"hostPath": {"path": volume.host_path, "type": kind}}
     if volume.csi:
-        return _csi(volume.csi, read_only=read_only)
-    if isinstance(volume, MountConfig) and volume.config_map:
+        csi = volume.csi
+        optional = non_empty(fsType=csi.fs_type, volumeAttributes=dict(csi.attributes))
+        if csi.secret:
+            optional["nodePublishSecretRef"] = {"name": csi.secret}
+        return {"csi": {"driver": csi.driver, "readOnly": read_only, **optional}}
+    assert isinstance(volume, MountConfig), "the config's validators see to it"
+    if volume.config_map:
         return {"configMap": {"name": volume.config_map}}
-    if isinstance(volume, MountConfig) and volume.secret:
-        return {"secret": {"secretName": volume.secret}}
-    raise AssertionError("the config's validators see to it that a volume has a source")
+    return {"secret": {"secretName": volume.secret}}
 
 
 def _cache(spec: RunSpec) -> Manifest:
@@ -120,57 +114,47 @@ def _cache(spec: RunSpec) -> Manifest:
 
 
 def outputs_volume(spec: RunSpec) -> Manifest:
-    """The volume that holds the run directories."""
+    """Return the volume that holds the run directories."""
     outputs = spec.kubernetes.storage.outputs
     if outputs.size:
         return {"name": "outputs", "persistentVolumeClaim": {"claimName": f"{spec.name}-outputs"}}
     return {"name": "outputs", **_existing(outputs, read_only=False)}
 
 
-def _mount_name(index: int) -> str:
-    return f"mount-{index}"
-
-
 def volumes(spec: RunSpec, *, cache_from_template: bool = False) -> list[Manifest]:
-    """The volumes of a pod that works on the run; a StatefulSet makes its cache claims from its own template."""
+    """Return the volumes of a pod of the run. With `cache_from_template` a StatefulSet makes the cache claims."""
     k = spec.kubernetes
-    found: list[Manifest] = [
-        {"name": "config", "configMap": {"name": spec.name}},
-        *([{"name": "data", "configMap": {"name": f"{spec.name}-data"}}] if spec.files else []),
-        outputs_volume(spec),
-        *([] if cache_from_template and cache_is_per_pod(spec) else [_cache(spec)]),
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": shm_size(spec)}},
-    ]
-    found += [
-        {"name": _mount_name(i), **_existing(mount, read_only=mount.read_only)}
-        for i, mount in enumerate(k.mounts)
-    ]
+    entries: list[Manifest] = [{"name": "config", "configMap": {"name": spec.name}}]
+    if spec.files:
+        entries.append({"name": "data", "configMap": {"name": f"{spec.name}-data"}})
+    entries.append(outputs_volume(spec))
+    if not (cache_from_template and cache_is_per_pod(spec)):
+        entries.append(_cache(spec))
+    entries.append({"name": "tmp", "emptyDir": {}})
+    memory = {"medium": "Memory", "sizeLimit": shm_size(spec)}
+    entries.append({"name": "dshm", "emptyDir": memory})
+    for index, mount in enumerate(k.mounts):
+        source = _existing(mount, read_only=mount.read_only)
+        entries.append({"name": f"mount-{index}", **source})
     if k.profile == "rdma" and k.rdma.privileged:
-        found.append(
-            {"name": "infiniband", "hostPath": {"path": "/dev/infiniband", "type": "Directory"}}
-        )
-    return found
+        devices = {"path": "/dev/infiniband", "type": "Directory"}
+        entries.append({"name": "infiniband", "hostPath": devices})
+    return entries
 
 
 def volume_mounts(spec: RunSpec) -> list[Manifest]:
-    """Mounts of the volumes in a container of the run."""
+    """Return the mounts of these volumes in a container."""
     k = spec.kubernetes
-    found: list[Manifest] = [
-        {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
-        *([{"name": "data", "mountPath": DATA_FOLDER, "readOnly": True}] if spec.files else []),
-        {"name": "outputs", "mountPath": OUTPUTS},
-        {"name": "cache", "mountPath": CACHE},
-        {"name": "tmp", "mountPath": "/tmp"},
-        {"name": "dshm", "mountPath": "/dev/shm"},
-    ]
-    for i, mount in enumerate(k.mounts):
-        entry: Manifest = {"name": _mount_name(i), "mountPath": mount.path}
-        if mount.read_only:
-            entry["readOnly"] = True
-        if mount.sub_path:
-            entry["subPath"] = mount.sub_path
-        found.append(entry)
+    entries: list[Manifest] = [{"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True}]
+    if spec.files:
+        entries.append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})
+    entries.append({"name": "outputs", "mountPath": OUTPUTS})
+    entries.append({"name": "cache", "mountPath": CACHE})
+    entries.append({"name": "tmp", "mountPath": "/tmp"})
+    entries.append({"name": "dshm", "mountPath": "/dev/shm"})
+    for index, mount in enumerate(k.mounts):
+        optional = non_empty(readOnly=mount.read_only, subPath=mount.sub_path)
+        entries.append({"name": f"mount-{index}", "mountPath": mount.path, **optional})
     if k.profile == "rdma" and k.rdma.privileged:
-        found.append({"name": "infiniband", "mountPath": "/dev/infiniband"})
-    return found
+        entries.append({"name": "infiniband", "mountPath": "/dev/infiniband"})
+    return entries

@@ -1,7 +1,11 @@
-"""Sync waves: in which order Argo CD applies the objects of a run, waiting for those of each wave to be healthy.
+"""Sync waves: the order in which Argo CD applies the objects of a run. It waits until those of a wave are healthy.
 
-A Job is healthy once it has ended well, so that what comes after the one that prepares begins when that is done. A
-claim whose class waits for a pod is not healthy before there is one, so claims go with the first pods, never earlier.
+    wave -1   accounts, roles, policies, ConfigMaps: pods need them to be made at all, or to be reached
+    wave  0   the Job that prepares, and the claims that its pod mounts
+    wave  1   all else
+
+A Job is healthy once it has ended well, so training begins when the data are prepared. A claim whose class waits for a
+pod is not healthy before it has one, so claims go with the first pods, never earlier.
 """
 
 from __future__ import annotations
@@ -12,31 +16,28 @@ from kubetune.k8s.manifests.initialisers import PREPROCESS
 from kubetune.k8s.manifests.spec import COMPONENT, Manifest
 
 WAVE = "argocd.argoproj.io/sync-wave"
-# What pods need to be made at all, or to be reached; healthy as soon as it is there.
 FIRST = ("ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "ConfigMap")
 
 
 def in_waves(objects: Sequence[Manifest]) -> list[Manifest]:
-    """The objects, each with its wave; one that an annotation of the user's gives already stays."""
-    prepares = any(obj["kind"] == "Job" and _component(obj) == PREPROCESS for obj in objects)
-    return [_with_wave(obj, _wave(obj, prepares=prepares)) for obj in objects]
+    """Return the objects, each with its wave. A wave that the user set by an annotation stays."""
+    prepares = any(obj["kind"] == "Job" and _is_preparation(obj) for obj in objects)
+    result = []
+    for obj in objects:
+        metadata = obj["metadata"]
+        wave = str(_wave(obj, prepares=prepares))
+        annotations = {WAVE: wave, **metadata.get("annotations", {})}
+        result.append({**obj, "metadata": {**metadata, "annotations": annotations}})
+    return result
 
 
 def _wave(obj: Manifest, *, prepares: bool) -> int:
     if obj["kind"] in FIRST:
         return -1
-    return (
-        0
-        if _component(obj) == PREPROCESS or (prepares and obj["kind"] == "PersistentVolumeClaim")
-        else 1
-    )
+    if _is_preparation(obj) or (prepares and obj["kind"] == "PersistentVolumeClaim"):
+        return 0
+    return 1
 
 
-def _component(obj: Manifest) -> str:
-    return str(obj["metadata"]["labels"][COMPONENT])
-
-
-def _with_wave(obj: Manifest, wave: int) -> Manifest:
-    metadata = obj["metadata"]
-    annotations = {WAVE: str(wave), **metadata.get("annotations", {})}
-    return {**obj, "metadata": {**metadata, "annotations": annotations}}
+def _is_preparation(obj: Manifest) -> bool:
+    return bool(obj["metadata"]["labels"][COMPONENT] == PREPROCESS)

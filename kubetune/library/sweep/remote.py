@@ -37,8 +37,7 @@ from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import local_files, render
 from kubetune.k8s.manifests.initialisers import preprocess_name
 from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
-from kubetune.k8s.manifests.spec import MANAGED_BY, Manifest
-from kubetune.k8s.manifests.spec import plan_there as plan_blindly
+from kubetune.k8s.manifests.spec import MANAGED_BY, Manifest, plan_without_data
 from kubetune.k8s.manifests.storage import claim_spec
 from kubetune.k8s.run_names import on_volume
 from kubetune.library.plans import make_plan
@@ -63,7 +62,7 @@ def plan_there(config: Config) -> Plan:
     tokenizer = config.model.tokenizer or config.model.path
     kubernetes = config.kubernetes
     if kubernetes is not None and on_volume(kubernetes, tokenizer) and not Path(tokenizer).is_dir():
-        return plan_blindly(config)  # data cannot be counted without the tokenizer
+        return plan_without_data(config)  # data cannot be counted without the tokenizer
     return make_plan(config, gpus=config.compute.gpus_per_node or 0)
 
 

@@ -1,23 +1,21 @@
-"""Gang scheduling: all pods of a run are placed together or none is, so that no node waits with GPUs for one that never
+"""Gang scheduling: all pods of a run are placed together or none, so that no node with GPUs waits for a pod that never
 comes.
 
 Kueue needs nothing of ours: it lets a workload go only when there is room for all of it. Volcano knows groups of pods by
-an object called PodGroup. For a Job, a JobSet and a StatefulSet that object is made here; the operators of TrainJobs and
-PyTorchJobs make it themselves when they are told so (their files).
+an object called PodGroup. For a Job, a JobSet and a StatefulSet that object is made here. The operators of TrainJobs and
+PyTorchJobs make it themselves when a field of theirs asks for it (see their files).
 """
 
 from __future__ import annotations
 
 import re
 
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, given
+from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, non_empty
 
+# Annotation of pods that names their PodGroup.
 GROUP_NAME = "scheduling.k8s.io/group-name"
-"""Annotation of pods that names their PodGroup."""
-
+# Name of the scheduler, as Volcano's own installation calls it.
 VOLCANO = "volcano"
-"""Name of the scheduler, as its own installation calls it."""
-
 POD_GROUP = "scheduling.volcano.sh/v1beta1"
 
 
@@ -28,11 +26,13 @@ def gang(spec: RunSpec) -> str:
         return k.scheduling.gang
     if k.queue:
         return "kueue"
-    return "volcano" if k.scheduler == VOLCANO else "none"
+    if k.scheduler == VOLCANO:
+        return "volcano"
+    return "none"
 
 
 def times(quantity: str, count: int) -> str:
-    """Return so many times a quantity, such as `500m` or `1.5Gi`, in the unit it is given in."""
+    """Return a quantity such as `500m` or `1.5Gi` multiplied by a count, in the same unit."""
     match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", quantity)
     assert match is not None, "the config's patterns see to it"
     number, unit = match.groups()
@@ -41,29 +41,37 @@ def times(quantity: str, count: int) -> str:
     return f"{int(number) * count}{unit}"
 
 
-def min_resources(spec: RunSpec, template: Manifest) -> Manifest:
-    """Return the resources that all pods of this template request together."""
+def group_size(spec: RunSpec, template: Manifest, member_key: str, priority_key: str) -> Manifest:
+    """Return what Volcano has to find room for before it starts any pod of this template.
+
+    PodGroups and PyTorchJobs have other keys for the number of pods and for the priority class. Example: 4 nodes, each
+    with 8 GPUs and 1.5Gi of memory:
+
+        {minMember: 4, minResources: {memory: 6Gi, nvidia.com/gpu: 32}}
+    """
+    k = spec.kubernetes
     requests = template["spec"]["containers"][0].get("resources", {}).get("requests", {})
-    return {name: times(str(amount), spec.nodes) for name, amount in requests.items()}
+    resources = {name: times(str(amount), spec.nodes) for name, amount in requests.items()}
+    optional = {
+        "minResources": resources,
+        "queue": k.scheduling.queue,
+        priority_key: k.priority_class,
+    }
+    return {member_key: spec.nodes, **non_empty(**optional)}
 
 
 def pod_group(spec: RunSpec, template: Manifest) -> list[Manifest]:
     """Return the PodGroup of a run whose pods have this template, where we make it."""
     if gang(spec) != "volcano":
         return []
-    k = spec.kubernetes
-    optional = given(
-        minResources=min_resources(spec, template),
-        queue=k.scheduling.queue,
-        priorityClassName=k.priority_class,
-    )
-    body = {"minMember": spec.nodes, **optional}
+    body = group_size(spec, template, "minMember", "priorityClassName")
     return [spec.manifest(POD_GROUP, "PodGroup", spec.name, TRAINER, spec=body)]
 
 
 def join(spec: RunSpec, template: Manifest) -> Manifest:
-    """Return the trainer's pod template as a member of the run's group, with the scheduler that knows such groups."""
+    """Make the pods of a template members of the run's group, and return it."""
     if gang(spec) == "volcano":
+        # Only Volcano's scheduler knows such groups.
         template["spec"].setdefault("schedulerName", VOLCANO)
         metadata = template["metadata"]
         metadata["annotations"] = {**metadata.get("annotations", {}), GROUP_NAME: spec.name}

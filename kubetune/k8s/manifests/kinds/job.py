@@ -1,6 +1,6 @@
 """Indexed Job with a headless Service: needs nothing installed in the cluster.
 
-Each pod of an index is replaced by itself; a pod that lost a peer ends with 145, so the gang starts again together.
+Each pod of an index is replaced by itself. A pod that lost a peer ends with 145, so the gang starts again together.
 """
 
 from __future__ import annotations
@@ -13,34 +13,32 @@ from kubetune.k8s.manifests.kinds.failure import pod_failure_policy
 from kubetune.k8s.manifests.kinds.gang import join, pod_group
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.kinds.services import headless_service
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, kind_and_name
+from kubetune.k8s.manifests.spec import Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.trainer import pod_template
 
 
-def _restarts(most: int) -> Manifest:
-    """Number of times that each index may start again before the Job fails.
-
-    A failure of the gang costs one pod of each node. Counted by index that is one restart, and the delay before the
-    next start doubles with the gang's failures; one count for the whole Job would double it with every pod's.
-    """
-    return {"backoffLimitPerIndex": most, "maxFailedIndexes": 0}
-
-
 def indexed_job(spec: RunSpec, template: Manifest, *, gang: bool) -> Manifest:
-    """The spec of a Job with one index per node. With `gang` its owner restarts it whole, so it never retries."""
+    """Return the spec of a Job with one index per node. With `gang` its owner restarts it, so it never retries."""
     k = spec.kubernetes
+    if gang:
+        retries = {"backoffLimit": 0}
+    else:
+        # A failure of the gang costs one pod of each node, which is one restart of each index. A count for the whole
+        # Job would count it once for each node, and double the delay before the next start as often.
+        retries = {"backoffLimitPerIndex": k.max_restarts, "maxFailedIndexes": 0}
     job: Manifest = {
         "completionMode": "Indexed",
         "completions": spec.nodes,
         "parallelism": spec.nodes,
-        **({"backoffLimit": 0} if gang else _restarts(k.max_restarts)),
+        **retries,
         # Never two pods of one index: both would believe to be the same rank and write the same files.
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": pod_failure_policy(gang=gang),
     }
     if k.max_runtime_seconds is not None:
         job["activeDeadlineSeconds"] = k.max_runtime_seconds
-    return {**job, "template": template}
+    job["template"] = template
+    return job
 
 
 class Job(WorkloadKind):
@@ -50,19 +48,22 @@ class Job(WorkloadKind):
     template_paths: ClassVar = {"Job": ("spec/template",)}
 
     def render(self, spec: RunSpec) -> list[Manifest]:
-        """Return Service, PodGroup where there is one, and Job. Pod names resolve as `NAME-INDEX.NAME`."""
-        variables = rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", COMPLETION_INDEX)
+        """Return Service, PodGroup where the run needs it, and Job. Pod names resolve as `NAME-INDEX.NAME`."""
         template = pod_template(
-            spec, rendezvous=variables, subdomain=spec.name, init_containers=init_containers(spec)
+            spec,
+            rendezvous=rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", COMPLETION_INDEX),
+            subdomain=spec.name,
+            init_containers=init_containers(spec),
         )
         template = join(spec, template)
         body = indexed_job(spec, template, gang=False)
         if spec.kubernetes.ttl_seconds is not None:
             body["ttlSecondsAfterFinished"] = spec.kubernetes.ttl_seconds
-        job = spec.manifest(
-            "batch/v1", "Job", spec.name, TRAINER, more_labels=spec.queue_labels(), spec=body
-        )
-        return [headless_service(spec), *pod_group(spec, template), job]
+        return [
+            headless_service(spec),
+            *pod_group(spec, template),
+            self.workload(spec, body),
+        ]
 
     def templates(self, obj: Manifest) -> list[PodTemplate]:
         """Return the only template."""

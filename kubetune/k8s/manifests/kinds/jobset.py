@@ -1,21 +1,22 @@
 """JobSet (jobset.x-k8s.io/v1alpha2): restarts all pods together when one fails, and makes the headless Service.
 
-What is fetched and prepared before training is its first Job; the trainer's begins once that has ended well.
+What is fetched and prepared before training is its first Job. The trainer's begins once that has ended well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import ClassVar
 
 from kubetune.k8s.lint.finding import Finding, error
 from kubetune.k8s.manifests.environment import COMPLETION_INDEX, RUN_NAME, rendezvous
-from kubetune.k8s.manifests.initialisers import PREPROCESS, one_after_the_other
+from kubetune.k8s.manifests.initialisers import PREPROCESS, preparing_job_of_all_steps
 from kubetune.k8s.manifests.kinds.failure import jobset_failure_policy
 from kubetune.k8s.manifests.kinds.gang import join, pod_group
 from kubetune.k8s.manifests.kinds.job import indexed_job
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, given, kind_and_name
+from kubetune.k8s.manifests.spec import Manifest, RunSpec, kind_and_name, non_empty
 from kubetune.k8s.manifests.storage import cache_is_jobsets, shared_cache_spec
 from kubetune.k8s.manifests.trainer import pod_template
 
@@ -23,66 +24,63 @@ REPLICATED_JOB = "node"
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 
 
-def one_job(
+def replicated_job(
     name: str,
     job: Manifest,
     labels: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
 ) -> Manifest:
-    """An entry of `replicatedJobs`: one Job, with these labels and annotations."""
-    metadata = given(labels=labels, annotations=annotations)
-    return {"name": name, "replicas": 1, "template": {**given(metadata=metadata), "spec": job}}
-
-
-def in_order(jobs: list[Manifest]) -> list[Manifest]:
-    """Each entry begins once the one before it has ended well."""
-    first, *others = jobs
-    pairs = zip(jobs, others, strict=False)
-    return [
-        first,
-        *(
-            {**job, "dependsOn": [{"name": before["name"], "status": "Complete"}]}
-            for before, job in pairs
-        ),
-    ]
+    """Return an entry of `replicatedJobs` that is one Job, with these labels and annotations."""
+    metadata = non_empty(labels=labels, annotations=annotations)
+    template = {**non_empty(metadata=metadata), "spec": job}
+    return {"name": name, "replicas": 1, "template": template}
 
 
 def jobset_spec(
     spec: RunSpec, template: Manifest, before: list[Manifest], labels: dict[str, str]
 ) -> Manifest:
-    """The spec of a JobSet whose last Job has one pod per node; a TrainingRuntime holds the same.
+    """Return the spec of a JobSet: Jobs that run before, one after the other, then one pod on each node.
 
-    `before` are the entries that come before it, `labels` those of the trainer's Job.
+    `labels` are those of the trainer's Job.
     """
     k = spec.kubernetes
-    # The preparing Job would hold a domain of its own.
-    alone = {EXCLUSIVE: k.jobset.exclusive} if k.jobset.exclusive else {}
-    job = indexed_job(spec, template, gang=True)
-    policy = jobset_failure_policy(
-        k.max_restarts,
-        deadline=k.max_runtime_seconds is not None,
-        alone=k.jobset.restart == "trainer",
+    annotations = {}
+    if k.jobset.exclusive:
+        # Only on the trainer's Job: the preparing Job would hold a domain too.
+        annotations[EXCLUSIVE] = k.jobset.exclusive
+    trainer = replicated_job(
+        REPLICATED_JOB, indexed_job(spec, template, gang=True), labels, annotations
     )
-    trainer = one_job(REPLICATED_JOB, job, labels, alone)
+    jobs = [*before, trainer]
+    for previous, job in pairwise(jobs):
+        job["dependsOn"] = [{"name": previous["name"], "status": "Complete"}]
     body: Manifest = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "failurePolicy": policy,
-        "replicatedJobs": in_order([*before, trainer]),
+        "failurePolicy": jobset_failure_policy(
+            k.max_restarts,
+            deadline=k.max_runtime_seconds is not None,
+            alone=k.jobset.restart == "trainer",
+        ),
+        "replicatedJobs": jobs,
     }
     if cache_is_jobsets(spec):
-        claim = {
-            "metadata": {"name": "cache", "labels": spec.labels("storage")},
-            "spec": shared_cache_spec(spec),
-        }
-        body["volumeClaimPolicies"] = [
-            {"templates": [claim], "retentionPolicy": {"whenDeleted": "Delete"}}
-        ]
-        for job in body[
-            "replicatedJobs"
-        ]:  # which gives the volume of that name to the pods that mount it
+        body["volumeClaimPolicies"] = [_cache_policy(spec)]
+        for job in jobs:
+            # The JobSet gives a volume of the claim's name to every pod that mounts one.
             pod = job["template"]["spec"]["template"]["spec"]
             pod["volumes"] = [volume for volume in pod["volumes"] if volume["name"] != "cache"]
-    return body if k.ttl_seconds is None else {**body, "ttlSecondsAfterFinished": k.ttl_seconds}
+    if k.ttl_seconds is not None:
+        body["ttlSecondsAfterFinished"] = k.ttl_seconds
+    return body
+
+
+def _cache_policy(spec: RunSpec) -> Manifest:
+    """Return the entry by which the JobSet makes a cache claim, and deletes it with itself."""
+    claim = {
+        "metadata": {"name": "cache", "labels": spec.labels("storage")},
+        "spec": shared_cache_spec(spec),
+    }
+    return {"templates": [claim], "retentionPolicy": {"whenDeleted": "Delete"}}
 
 
 def replicated_templates(title: str, spec: Manifest) -> list[PodTemplate]:
@@ -96,7 +94,7 @@ def replicated_templates(title: str, spec: Manifest) -> list[PodTemplate]:
 
 
 class JobSet(WorkloadKind):
-    """A JobSet of the Job that prepares, where there is one, and the trainer's."""
+    """A JobSet of the Job that prepares, where the run has one, and the trainer's."""
 
     resource = Resource("JobSet", "jobset.x-k8s.io/v1alpha2", "jobsets")
     install = (
@@ -110,18 +108,15 @@ class JobSet(WorkloadKind):
     label_paths = ("spec/volumeClaimPolicies/templates/metadata/labels",)
 
     def render(self, spec: RunSpec) -> list[Manifest]:
-        """Return PodGroup where there is one, and JobSet. Pod names resolve as `NAME-node-0-INDEX.NAME`."""
-        variables = rendezvous(
-            spec, f"{RUN_NAME}-{REPLICATED_JOB}-0-0.{RUN_NAME}", COMPLETION_INDEX
-        )
-        before = [one_job(PREPROCESS, one_after_the_other(spec))] if spec.prepares else []
-        template = join(spec, pod_template(spec, rendezvous=variables))
-        body = jobset_spec(spec, template, before, {})
-        labels = spec.queue_labels()
-        jobset = spec.manifest(
-            self.resource.api_version, self.name, spec.name, TRAINER, more_labels=labels, spec=body
-        )
-        return [*pod_group(spec, template), jobset]
+        """Return PodGroup where the run needs it, and JobSet. Pod names resolve as `NAME-node-0-INDEX.NAME`."""
+        master = f"{RUN_NAME}-{REPLICATED_JOB}-0-0.{RUN_NAME}"
+        template = pod_template(spec, rendezvous=rendezvous(spec, master, COMPLETION_INDEX))
+        template = join(spec, template)
+        before = []
+        if spec.prepares:
+            before.append(replicated_job(PREPROCESS, preparing_job_of_all_steps(spec)))
+        body = jobset_spec(spec, template, before, labels={})
+        return [*pod_group(spec, template), self.workload(spec, body)]
 
     def templates(self, obj: Manifest) -> list[PodTemplate]:
         """Return the template of each of its Jobs."""

@@ -46,26 +46,22 @@ class WorkloadKind(ABC):
     """A kind of object that runs the pods: how it is rendered, and what its status means."""
 
     resource: ClassVar[Resource]
-    # Objects of other kinds that it needs beside it.
-    others: ClassVar[tuple[Resource, ...]] = ()
-    # How a cluster gets it; None: every cluster has it.
-    install: ClassVar[str | None] = None
-    # Name of the trainer's container, by which some operators find it.
-    container: ClassVar[str] = TRAINER
-    # It starts the trainer only after what prepares. For other kinds `submit` does so.
-    starts_in_order: ClassVar[bool] = False
-    # Its pods stay when the run has ended.
-    never_ends: ClassVar[bool] = False
-    # Kueue lets it go by its field `suspend`.
-    is_suspended_by_kueue: ClassVar[bool] = True
-    # An operator makes Volcano's PodGroup of its pods.
-    is_grouped_by_operator: ClassVar[bool] = False
-    # Keys of kubernetes.jobset that it knows.
-    jobset_keys: ClassVar[frozenset[str]] = frozenset()
-    # Conditions of an object that has ended well.
-    ended_well: ClassVar[tuple[str, ...]] = ("Complete",)
-    # The words of its controller about a pod that failed.
-    failed_pod: ClassVar[re.Pattern[str]] = _FAILED_POD
+    others: ClassVar[tuple[Resource, ...]] = ()  # objects of other kinds that it needs
+    install: ClassVar[str | None] = None  # how a cluster gets it; None: every cluster has it
+    container: ClassVar[str] = TRAINER  # the trainer's container, which some operators look for
+    starts_in_order: ClassVar[bool] = (
+        False  # starts the trainer after what prepares; else `submit` does so
+    )
+    never_ends: ClassVar[bool] = False  # its pods stay when the run has ended
+    is_suspended_by_kueue: ClassVar[bool] = True  # Kueue lets it go by its field `suspend`
+    is_grouped_by_operator: ClassVar[bool] = (
+        False  # an operator makes Volcano's PodGroup of its pods
+    )
+    jobset_keys: ClassVar[frozenset[str]] = frozenset()  # keys of kubernetes.jobset that it knows
+    ended_well: ClassVar[tuple[str, ...]] = (
+        "Complete",
+    )  # conditions of an object that has ended well
+    failed_pod: ClassVar[re.Pattern[str]] = _FAILED_POD  # its controller's words about a failed pod
     # Label or annotation of a pod that holds the number of its node.
     node_label: ClassVar[str] = "batch.kubernetes.io/job-completion-index"
     # For kustomize: where objects keep pod templates, and labels outside of them, by their kind.
@@ -81,15 +77,27 @@ class WorkloadKind(ABC):
     def render(self, spec: RunSpec) -> list[Manifest]:
         """Return the objects that make the pods, the workload last."""
 
+    def workload(self, spec: RunSpec, body: Manifest) -> Manifest:
+        """Return the workload with this `spec`, and the labels by which Kueue queues it."""
+        return spec.manifest(
+            self.resource.api_version,
+            self.name,
+            spec.name,
+            TRAINER,
+            more_labels=spec.queue_labels(),
+            spec=body,
+        )
+
     @abstractmethod
     def templates(self, obj: Manifest) -> list[PodTemplate]:
         """Return the pod templates of an object of this kind, or of one that it needs."""
 
     def rbac(self, spec: RunSpec) -> list[tuple[str, list[str]]]:
         """Return what people who operate a run change: API groups with their resources."""
-        rights = [(self.resource.group, [self.resource.plural])]
-        for other in self.others:
-            rights[0][1].append(other.plural)
+        plurals = [self.resource.plural]
+        plurals += [other.plural for other in self.others]
+        rights = [(self.resource.group, plurals)]
+        # The Job that prepares is an object beside the workload.
         if spec.prepares and not self.starts_in_order and self.resource.group != "batch":
             rights.append(("batch", ["jobs"]))
         return rights
@@ -111,30 +119,30 @@ class WorkloadKind(ABC):
         return bool(workload["spec"].get("suspend"))
 
     def suspension(self, nodes: int, *, suspend: bool) -> Manifest:
-        """Return the change that stops a workload (its pods get SIGTERM), or lets it go on with so many pods."""
+        """Return the patch that stops a workload (its pods get SIGTERM), or lets it go on with as many pods as nodes."""
         return {"spec": {"suspend": suspend}}
 
     def manager(self, workload: Mapping[str, Any]) -> str | None:
-        """Return who is told to run the workload in place of this cluster's controllers."""
+        """Return the controller that runs the workload in place of this cluster's own, such as MultiKueue's."""
         manager: str | None = workload["spec"].get("managedBy")
         return manager
 
     def state_of(self, workload: Mapping[str, Any]) -> tuple[State | None, str]:
-        """Return how a workload ended with its own words, or None while it has not."""
+        """Return how a workload ended, with its controller's words, or None while it has not ended."""
         conditions = (workload.get("status") or {}).get("conditions") or []
         for condition in conditions:
             if condition["status"] == "True" and condition["type"] in self.ended_well:
                 return "done", str(condition.get("message") or "")
         for condition in conditions:
             if condition["status"] == "True" and condition["type"] == "Failed":
-                words = f"{condition.get('reason', '')}: {condition.get('message', '')}"
-                return "failed", words.strip(": ")
+                message = f"{condition.get('reason', '')}: {condition.get('message', '')}"
+                return "failed", message.strip(": ")
         return None, ""
 
     def node_of(self, pod: Mapping[str, Any]) -> int | None:
         """Return the node of the run that a pod of this kind is; None for pods of other kinds."""
         metadata = pod["metadata"]
-        for place in (metadata.get("labels"), metadata.get("annotations")):
-            if place and self.node_label in place:
-                return int(place[self.node_label])
+        for mapping in (metadata.get("labels"), metadata.get("annotations")):
+            if mapping and self.node_label in mapping:
+                return int(mapping[self.node_label])
         return None

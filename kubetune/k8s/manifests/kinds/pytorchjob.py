@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from kubetune.k8s.lint.finding import Finding, advice, error
 from kubetune.k8s.manifests.initialisers import init_containers
-from kubetune.k8s.manifests.kinds.gang import VOLCANO, gang, min_resources
+from kubetune.k8s.manifests.kinds.gang import VOLCANO, gang, group_size
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
-from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, given, kind_and_name
+from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.trainer import pod_template
 
 PODSET_GROUP = "kueue.x-k8s.io/podset-group-name"
@@ -51,42 +51,44 @@ class PyTorchJob(WorkloadKind):
             restart_policy=None,
             init_containers=init_containers(spec),
         )
-        if spec.kubernetes.queue and spec.kubernetes.scheduling.topology and spec.nodes > 1:
-            # Master and workers would each be near each other only.
+        if k.queue and k.scheduling.topology and spec.nodes > 1:
+            # Without it Kueue would place the workers near each other, but not near the master.
             template["metadata"]["annotations"][PODSET_GROUP] = TRAINER
         policy: Manifest = {
             # A run that failed for good must not go on holding GPUs; ended pods stay for their logs.
             "cleanPodPolicy": "Running",
+            # The operator counts restarts of pods, and one failure of the gang restarts a pod on each node.
             "backoffLimit": k.max_restarts * spec.nodes,
-            **_scheduling_policy(spec, template),
         }
+        if gang(spec) == "volcano":
+            policy["schedulingPolicy"] = group_size(spec, template, "minAvailable", "priorityClass")
         if k.max_runtime_seconds is not None:
             policy["activeDeadlineSeconds"] = k.max_runtime_seconds
         if k.ttl_seconds is not None:
             policy["ttlSecondsAfterFinished"] = k.ttl_seconds
-        roles = {"Master": 1, "Worker": spec.nodes - 1}
+        replicas = {}
+        for role, pods in (("Master", 1), ("Worker", spec.nodes - 1)):
+            if pods:
+                replicas[role] = {
+                    "replicas": pods,
+                    "restartPolicy": "ExitCode",
+                    "template": template,
+                }
         body: Manifest = {
             "nprocPerNode": str(spec.processes),
             "runPolicy": policy,
-            "pytorchReplicaSpecs": {
-                role: {"replicas": replicas, "restartPolicy": "ExitCode", "template": template}
-                for role, replicas in roles.items()
-                if replicas
-            },
+            "pytorchReplicaSpecs": replicas,
         }
-        labels = spec.queue_labels()
-        job = spec.manifest(
-            self.resource.api_version, self.name, spec.name, TRAINER, more_labels=labels, spec=body
-        )
-        return [job]
+        return [self.workload(spec, body)]
 
     def templates(self, obj: Manifest) -> list[PodTemplate]:
         """Return the template of each role."""
-        title = kind_and_name(obj)
-        return [
-            PodTemplate(f"{title} {role}", replica["template"], int(replica.get("replicas", 1)))
-            for role, replica in obj["spec"]["pytorchReplicaSpecs"].items()
-        ]
+        templates = []
+        for role, replica in obj["spec"]["pytorchReplicaSpecs"].items():
+            title = f"{kind_and_name(obj)} {role}"
+            pods = int(replica.get("replicas", 1))
+            templates.append(PodTemplate(title, replica["template"], pods))
+        return templates
 
     def findings(self, spec: RunSpec) -> Iterator[Finding]:
         """Yield what the operator and Kueue do to it."""
@@ -115,38 +117,25 @@ class PyTorchJob(WorkloadKind):
             )
 
     def suspends(self, workload: Mapping[str, Any]) -> bool:
-        """True if its run policy says so."""
+        """True if its run policy suspends it."""
         return bool((workload["spec"].get("runPolicy") or {}).get("suspend"))
 
     def suspension(self, nodes: int, *, suspend: bool) -> Manifest:
-        """Return the change of its run policy."""
+        """Return the patch of its run policy."""
         return {"spec": {"runPolicy": {"suspend": suspend}}}
 
     def manager(self, workload: Mapping[str, Any]) -> str | None:
-        """Return who its run policy names."""
+        """Return the controller that its run policy names."""
         manager: str | None = (workload["spec"].get("runPolicy") or {}).get("managedBy")
         return manager
 
     def node_of(self, pod: Mapping[str, Any]) -> int | None:
-        """Return 0 for the master, and one more than its index for a worker."""
+        """Return 0 for the master, and 1 more than its index for a worker."""
         labels = pod["metadata"].get("labels") or {}
         if _ROLE not in labels:
             return None
         index = int(labels.get(_ROLE_INDEX, "0"))
         return index + 1 if labels[_ROLE] == "worker" else index
-
-
-def _scheduling_policy(spec: RunSpec, template: Manifest) -> Manifest:
-    """Return the part of its run policy that the operator makes a PodGroup from."""
-    if gang(spec) != "volcano":
-        return {}
-    k = spec.kubernetes
-    optional = given(
-        minResources=min_resources(spec, template),
-        queue=k.scheduling.queue,
-        priorityClass=k.priority_class,
-    )
-    return {"schedulingPolicy": {"minAvailable": spec.nodes, **optional}}
 
 
 KIND = PyTorchJob()

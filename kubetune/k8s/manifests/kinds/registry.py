@@ -1,4 +1,4 @@
-"""The kinds of workload by the names that run files have for them: each is the module of that name beside this one."""
+"""The kinds of workload by their names in run files. Each is the module of that name beside this one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ KINDS: tuple[str, ...] = get_args(KindName)
 
 @cache
 def kind_of(name: str) -> WorkloadKind:
-    """Return the kind that a run file calls so."""
+    """Return the kind of this name in run files."""
     kind: WorkloadKind = import_module(f"{__package__}.{name}").KIND
     return kind
 
 
 @cache
 def kinds_by_object() -> dict[str, WorkloadKind]:
-    """Return all kinds, by the name that Kubernetes has for them and for the objects that they need."""
+    """Return all kinds, by the Kubernetes names of their objects and of the objects that they need."""
     kinds: dict[str, WorkloadKind] = {}
     for name in KINDS:
         kind = kind_of(name)

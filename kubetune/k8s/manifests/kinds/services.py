@@ -6,12 +6,10 @@ from kubetune.k8s.manifests.spec import PORT, TRAINER, Manifest, RunSpec
 
 
 def headless_service(spec: RunSpec) -> Manifest:
-    """A Service without an address of its own: `POD.NAME` resolves to each pod of the trainer.
-
-    Names are published before pods are ready: they are ready only after a rendezvous that needs the names.
-    """
+    """Return a Service without an address of its own: `POD.NAME` resolves to each pod of the trainer."""
     body = {
         "clusterIP": "None",
+        # Pods are ready only after a rendezvous, and the rendezvous needs their names.
         "publishNotReadyAddresses": True,
         "selector": spec.selector(TRAINER),
         "ports": [{"name": "rendezvous", "protocol": "TCP", "port": PORT}],

@@ -1,7 +1,7 @@
 """StatefulSet with a headless Service: stable names and a cache that stays with each of them.
 
 The weakest kind for training: it cannot end. The agent therefore stays after the run, so that the pods are not started
-again and again, and deleting the StatefulSet is the way to free the nodes.
+again and again. Only deleting the StatefulSet frees the nodes.
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ class StatefulSet(WorkloadKind):
     label_paths = ("spec/selector/matchLabels", "spec/volumeClaimTemplates/metadata/labels")
 
     def render(self, spec: RunSpec) -> list[Manifest]:
-        """Return Service, PodGroup where there is one, and StatefulSet. Pod names resolve as `NAME-INDEX.NAME`."""
-        variables = [
-            *rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", POD_INDEX),
-            value(STAY, 1),
-        ]
+        """Return Service, PodGroup where the run needs it, and StatefulSet. Pod names resolve as `NAME-INDEX.NAME`."""
+        variables = rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", POD_INDEX)
+        variables.append(value(STAY, 1))
         template = pod_template(
             spec,
             rendezvous=variables,
@@ -54,23 +52,19 @@ class StatefulSet(WorkloadKind):
             "template": template,
         }
         if cache_is_per_pod(spec):
-            body["volumeClaimTemplates"] = [
-                {
-                    "metadata": {"name": "cache", "labels": spec.labels("storage")},
-                    "spec": cache_claim_spec(spec),
-                }
-            ]
+            claim = {
+                "metadata": {"name": "cache", "labels": spec.labels("storage")},
+                "spec": cache_claim_spec(spec),
+            }
+            body["volumeClaimTemplates"] = [claim]
             body["persistentVolumeClaimRetentionPolicy"] = {
                 "whenDeleted": "Delete",
                 "whenScaled": "Retain",
             }
-        labels = spec.queue_labels()
         return [
             headless_service(spec),
             *pod_group(spec, template),
-            spec.manifest(
-                "apps/v1", "StatefulSet", spec.name, TRAINER, more_labels=labels, spec=body
-            ),
+            self.workload(spec, body),
         ]
 
     def templates(self, obj: Manifest) -> list[PodTemplate]:
@@ -79,7 +73,7 @@ class StatefulSet(WorkloadKind):
         return [PodTemplate(kind_and_name(obj), obj["spec"]["template"], pods)]
 
     def findings(self, spec: RunSpec) -> Iterator[Finding]:
-        """Yield what it means that it never ends."""
+        """Yield advice about a workload that never ends."""
         yield advice(
             "kubernetes.kind",
             "a StatefulSet never ends: delete it when the run is done, or use job",
@@ -91,11 +85,11 @@ class StatefulSet(WorkloadKind):
             )
 
     def suspends(self, workload: Mapping[str, Any]) -> bool:
-        """True if it is to have no replicas."""
+        """True if it is asked to have no replicas."""
         return bool(workload["spec"].get("replicas") == 0)
 
     def suspension(self, nodes: int, *, suspend: bool) -> Manifest:
-        """Return the change of its replicas."""
+        """Return the patch of its replicas."""
         return {"spec": {"replicas": 0 if suspend else nodes}}
 
 

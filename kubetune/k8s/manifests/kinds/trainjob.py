@@ -3,6 +3,10 @@
 The runtime carries the pod template, since a TrainJob cannot set a failure policy, probes or the trainer's volumes.
 The operator makes a JobSet of it and sets the five PET_* variables of the rendezvous. What is fetched and prepared
 before training are its initializers. A TrainJob cannot remove what has ended, but its JobSet removes itself.
+
+    kubetune                    TrainJob and runtime            the operator makes
+    initialisers: [model]   →   replicatedJob model-initializer   JobSet: Job NAME-model-initializer-0
+    trainer                 →   replicatedJob node                        Job NAME-node-0, after it
 """
 
 from __future__ import annotations
@@ -14,14 +18,14 @@ from kubetune.config.data_files import is_hub_id
 from kubetune.k8s.lint.finding import Finding, error
 from kubetune.k8s.manifests.initialisers import preparing_job, steps
 from kubetune.k8s.manifests.kinds.gang import VOLCANO, gang
-from kubetune.k8s.manifests.kinds.jobset import jobset_spec, one_job, replicated_templates
+from kubetune.k8s.manifests.kinds.jobset import jobset_spec, replicated_job, replicated_templates
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.spec import (
     TRAINER,
     Manifest,
     RunSpec,
-    given,
     kind_and_name,
+    non_empty,
     source_paths,
 )
 from kubetune.k8s.manifests.trainer import pod_template
@@ -38,31 +42,38 @@ VOLUME = "initializer"
 
 
 def initializers(spec: RunSpec) -> list[Manifest]:
-    """The Jobs before the trainer's, under the names by which the operator knows them."""
-    wanted = {INITIALIZERS[name]: command for name, command in steps(spec).items()}
-    found = [(name, preparing_job(spec, {name: command})) for name, command in wanted.items()]
+    """Return the Jobs before the trainer's, under the names by which the operator knows them."""
     shared = "cache" if spec.shared == CACHE else "outputs"
-    for _, job in found:
+    jobs = []
+    for step, command in steps(spec).items():
+        name = INITIALIZERS[step]
+        job = preparing_job(spec, {name: command})
         pod = job["template"]["spec"]
         for entry in (*pod["volumes"], *pod["containers"][0]["volumeMounts"]):
             if entry["name"] == shared:
                 entry["name"] = VOLUME
-    return [one_job(name, job, {ANCESTOR: name}) for name, job in found]
+        jobs.append(replicated_job(name, job, {ANCESTOR: name}))
+    return jobs
 
 
 def sources(spec: RunSpec) -> Manifest:
-    """The `initializer` field: what the initializers get, for whoever looks at the TrainJob; ours read the config."""
-    named = {
+    """Return the field `initializer`: what is fetched, for readers of the TrainJob. Our initializers read the config.
+
+    A field holds one address, so several data sets stay unnamed:
+
+        data.train [hub/a]          →  dataset: {storageUri: hf://hub/a}
+        data.train [hub/a, hub/b]   →  dataset: {}
+    """
+    paths = {
         "model": [spec.config.model.path],
         "data": [path for _, path in source_paths(spec.config)],
     }
-    found: Manifest = {}
-    for name in steps(spec):
-        uris = [f"hf://{path}" for path in named[name] if is_hub_id(path)]
-        found["dataset" if name == "data" else name] = (
-            {"storageUri": uris[0]} if len(uris) == 1 else {}
-        )
-    return given(initializer=found)
+    initializer: Manifest = {}
+    for step in steps(spec):
+        uris = [f"hf://{path}" for path in paths[step] if is_hub_id(path)]
+        name = "dataset" if step == "data" else step
+        initializer[name] = {"storageUri": uris[0]} if len(uris) == 1 else {}
+    return non_empty(initializer=initializer)
 
 
 class TrainJob(WorkloadKind):
@@ -85,18 +96,6 @@ class TrainJob(WorkloadKind):
 
     def render(self, spec: RunSpec) -> list[Manifest]:
         """Return TrainingRuntime and TrainJob. Pod names resolve as `NAME-node-0-INDEX.NAME`."""
-        template = pod_template(spec, name=self.container)
-        if gang(spec) == "volcano":
-            # The operator puts pods into the group, and names no scheduler.
-            template["spec"].setdefault("schedulerName", VOLCANO)
-        runtime = {
-            "mlPolicy": {"numNodes": spec.nodes, "torch": {}},
-            **_group_policy(spec),
-            "template": {
-                **_queue_annotations(spec),
-                "spec": jobset_spec(spec, template, initializers(spec), {ANCESTOR: "trainer"}),
-            },
-        }
         job: Manifest = {
             **sources(spec),
             "runtimeRef": {
@@ -109,28 +108,38 @@ class TrainJob(WorkloadKind):
         }
         if spec.kubernetes.max_runtime_seconds is not None:
             job["activeDeadlineSeconds"] = spec.kubernetes.max_runtime_seconds
-        framework = {"trainer.kubeflow.org/framework": "torch"}
-        return [
-            spec.manifest(
-                _RUNTIME.api_version,
-                _RUNTIME.name,
-                spec.name,
-                TRAINER,
-                more_labels=framework,
-                spec=runtime,
-            ),
-            spec.manifest(
-                self.resource.api_version,
-                self.name,
-                spec.name,
-                TRAINER,
-                more_labels=spec.queue_labels(),
-                spec=job,
-            ),
-        ]
+        runtime = spec.manifest(
+            _RUNTIME.api_version,
+            _RUNTIME.name,
+            spec.name,
+            TRAINER,
+            more_labels={"trainer.kubeflow.org/framework": "torch"},
+            spec=self._runtime(spec),
+        )
+        return [runtime, self.workload(spec, job)]
+
+    def _runtime(self, spec: RunSpec) -> Manifest:
+        """Return the spec of the TrainingRuntime."""
+        template = pod_template(spec, name=self.container)
+        group_policy: Manifest = {}
+        jobset: Manifest = {}
+        if gang(spec) == "volcano":
+            # The operator makes the PodGroup and puts the pods into it, but names no scheduler.
+            template["spec"].setdefault("schedulerName", VOLCANO)
+            group_policy["podGroupPolicy"] = {"volcano": {}}
+            queue = spec.kubernetes.scheduling.queue
+            if queue:
+                jobset["metadata"] = {"annotations": {VOLCANO_QUEUE: queue}}
+        labels = {ANCESTOR: "trainer"}
+        jobset["spec"] = jobset_spec(spec, template, initializers(spec), labels)
+        return {
+            "mlPolicy": {"numNodes": spec.nodes, "torch": {}},
+            **group_policy,
+            "template": jobset,
+        }
 
     def templates(self, obj: Manifest) -> list[PodTemplate]:
-        """Return the templates of the runtime; the TrainJob has none."""
+        """Return the templates of the runtime. The TrainJob has none."""
         if obj["kind"] != _RUNTIME.name:
             return []
         templates = replicated_templates(kind_and_name(obj), obj["spec"]["template"]["spec"])
@@ -140,7 +149,7 @@ class TrainJob(WorkloadKind):
         return [*before, templates[-1]._replace(pods=nodes)]
 
     def completions(self, workload: Manifest) -> list[int]:
-        """Return the number of nodes, which the TrainJob says."""
+        """Return the TrainJob's number of nodes."""
         if workload["kind"] == _RUNTIME.name:
             return []
         return [int((workload["spec"].get("trainer") or {}).get("numNodes", 0))]
@@ -150,7 +159,7 @@ class TrainJob(WorkloadKind):
         return 33 if spec.prepares else super().longest_name(spec)
 
     def findings(self, spec: RunSpec) -> Iterator[Finding]:
-        """Yield that Volcano would never start initializers."""
+        """Yield an error for initializers in a group of Volcano, which would never start."""
         if gang(spec) == "volcano" and spec.prepares:
             yield error(
                 "kubernetes.scheduling.gang",
@@ -158,19 +167,6 @@ class TrainJob(WorkloadKind):
                 "begin only after them, so none would ever start; use kind jobset, or leave initialisers and "
                 "preprocess out",
             )
-
-
-def _group_policy(spec: RunSpec) -> Manifest:
-    """Return the part of the runtime's spec that has the Trainer make a PodGroup."""
-    return {"podGroupPolicy": {"volcano": {}}} if gang(spec) == "volcano" else {}
-
-
-def _queue_annotations(spec: RunSpec) -> Manifest:
-    """Return the annotations of the runtime's template by which the Trainer knows Volcano's queue."""
-    queue = spec.kubernetes.scheduling.queue
-    if not queue or gang(spec) != "volcano":
-        return {}
-    return {"metadata": {"annotations": {VOLCANO_QUEUE: queue}}}
 
 
 KIND = TrainJob()
