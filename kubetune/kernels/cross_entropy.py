@@ -21,8 +21,8 @@ from kubetune.base import cpu
 from kubetune.kernels import pointwise
 from kubetune.kernels.pointwise import Kernels, chunk_rows
 
+# So many numbers of a head's gradient are made before they are added to it: few enough for the cache.
 STRIPE = 2**22
-"""Numbers of a head's gradient that are made before they are added to it: so few that they stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -33,42 +33,47 @@ class LogitRule:
     cap: float = 0.0
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Logits, `[…, vocabulary]`, multiplied and then capped."""
+        """Return logits `[…, vocabulary]` multiplied and then capped."""
         if self.multiplier != 1.0:
             logits = logits * self.multiplier
-        return torch.tanh(logits / self.cap) * self.cap if self.cap else logits
+        if self.cap:
+            logits = torch.tanh(logits / self.cap) * self.cap
+        return logits
 
 
 class GradientSum(Protocol):
     """Sum of one parameter's gradients in fp32, which an optimizer keeps (adamw.Collected)."""
 
     def opened(self) -> Tensor:
-        """The sum, of the parameter's shape, to be added to."""
+        """Return the sum, of the parameter's shape, to be added to."""
 
 
 class Head(NamedTuple):
-    """An output head: `weight` `[vocabulary, hidden]`, `bias` `[vocabulary]` or None, and what follows the product.
+    """An output head, and what follows its product."""
 
-    `kernels`: the form of what is computed. `weight_sum` and `bias_sum`: where the gradients of weight and bias are
-    added up, if the optimizer does so.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
+    weight: Tensor  # [vocabulary, hidden]
+    bias: Tensor | None  # [vocabulary]
     rule: LogitRule
-    kernels: Kernels
-    weight_sum: GradientSum | None = None
-    bias_sum: GradientSum | None = None
+    kernels: Kernels  # the form, plain or compiled, of what is computed
+    weight_sum: GradientSum | None = (
+        None  # where the optimizer adds up the weight's gradient, if it does
+    )
+    bias_sum: GradientSum | None = None  # the same of the bias
 
 
 def _logits(x: Tensor, head: Head, room: Tensor) -> Tensor:
-    """Logits of the rows `x` before the head's rule, in the first rows of `room`."""
-    found = torch.mm(x, head.weight.t(), out=room[: len(x)])
-    return found if head.bias is None else found.add_(head.bias)
+    """Return the logits of the rows `x` before the head's rule, in the first rows of `room`."""
+    logits = torch.mm(x, head.weight.t(), out=room[: len(x)])
+    if head.bias is not None:
+        logits.add_(head.bias)
+    return logits
 
 
 def _room(number: int, like: Tensor, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-    """`[rows, width]` on `like`'s device. On a CPU it is that of all others of this number and width."""
+    """Return memory `[rows, width]` on `like`'s device.
+
+    On a CPU all calls with the same number and width get the same memory.
+    """
     if like.device.type != "cpu":
         return like.new_empty(rows, width, dtype=dtype)
     return _kept_room(number, chunk_rows(width, like.device), width, dtype)[:rows]
@@ -83,8 +88,9 @@ def _kept_room(number: int, rows: int, width: int, dtype: torch.dtype) -> Tensor
 def _cross_entropy(
     logits: Tensor, labels: Tensor, scale: float, head: Head
 ) -> tuple[Tensor, Tensor]:
-    """`pointwise.cross_entropy` in the form that takes the least memory where it runs."""
-    form, rule = head.kernels["cross_entropy"], head.rule
+    """Return what `pointwise.cross_entropy` does, by the form that takes the least memory here."""
+    form = head.kernels["cross_entropy"]
+    rule = head.rule
     if form is pointwise.cross_entropy and logits.device.type == "cpu":
         return cross_entropy_in_place(logits, labels, scale, rule)
     return cast(tuple[Tensor, Tensor], form(logits, labels, scale, rule.multiplier, rule.cap))
@@ -93,16 +99,19 @@ def _cross_entropy(
 def cross_entropy_in_place(
     logits: Tensor, labels: Tensor, scale: float, rule: LogitRule
 ) -> tuple[Tensor, Tensor]:
-    """Result of `pointwise.cross_entropy`, to the last bit, but in at most two more rooms of fp32."""
-    bent = logits
+    """Return what `pointwise.cross_entropy` does, to the last bit, in at most two rooms of fp32."""
+    bent = logits  # after the rule
     if logits.dtype != torch.float32:
         bent = _room(1, logits, len(logits), logits.shape[1], torch.float32).copy_(logits)
     if rule.multiplier != 1.0:
         bent.mul_(rule.multiplier)
     if rule.cap:
         bent.div_(rule.cap).tanh_().mul_(rule.cap)
-    sloped = _room(2, logits, len(logits), logits.shape[1], torch.float32) if rule.cap else bent
-    log_probabilities = torch.log_softmax(bent, -1, out=sloped)
+    room = bent
+    if rule.cap:
+        # `bent` is needed again: the slope of tanh is 1 - tanh².
+        room = _room(2, logits, len(logits), logits.shape[1], torch.float32)
+    log_probabilities = torch.log_softmax(bent, -1, out=room)
     column = labels[:, None]
     loss = -log_probabilities.gather(1, column)[:, 0]
     minus_one = log_probabilities.new_full((1, 1), -1.0).expand_as(column)
@@ -110,35 +119,43 @@ def cross_entropy_in_place(
     if rule.cap:
         gradient.mul_(bent.div_(rule.cap).square_().neg_().add_(1))
     gradient.mul_(scale * rule.multiplier)
-    return loss, gradient if gradient is logits else logits.copy_(gradient)
+    if gradient is not logits:
+        logits.copy_(gradient)
+    return loss, logits
 
 
 def chunks(
     hidden: Tensor, labels: Tensor, head: Head, scale: float
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Stretches of rows, the loss of each row, and `scale` × gradient of their raw logits, until the next is asked."""
+    """Yield stretches of rows, the loss of each row, and `scale` × gradient of their raw logits.
+
+    The gradient holds until the next stretch is asked for.
+    """
     rows = chunk_rows(len(head.weight), hidden.device)
     buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
     for start in range(0, len(hidden), rows):
         span = slice(start, start + rows)
-        yield span, *_cross_entropy(_logits(hidden[span], head, buffer), labels[span], scale, head)
+        logits = _logits(hidden[span], head, buffer)
+        losses, d_logits = _cross_entropy(logits, labels[span], scale, head)
+        yield span, losses, d_logits
 
 
 def add_product(total: Tensor, d_logits: Tensor, x: Tensor) -> None:
-    """`total += d_logits.T @ x`, a stripe of the vocabulary at a time: `[vocabulary, hidden]` never exists twice."""
+    """Add `d_logits.T @ x` to `total`, a stripe of the vocabulary at a time.
+
+    So `[vocabulary, hidden]` never exists twice.
+    """
     rows = max(1, STRIPE // x.shape[1])
     for start in range(0, len(total), rows):
         total[start : start + rows] += d_logits[:, start : start + rows].t() @ x
 
 
 def opened(parameter: Tensor, collected: GradientSum | None) -> Tensor:
-    """The fp32 sum that gradients of a parameter are added to: the collected one, or zeros."""
-    # In fp32: hundreds of chunks would be rounded away in bf16.
-    return (
-        torch.zeros(parameter.shape, device=parameter.device)
-        if collected is None
-        else collected.opened()
-    )
+    """Return the fp32 sum that gradients of a parameter are added to: the collected one, or zeros."""
+    if collected is not None:
+        return collected.opened()
+    # In fp32: what hundreds of chunks add would be rounded away in bf16.
+    return torch.zeros(parameter.shape, device=parameter.device)
 
 
 class FusedLinearCrossEntropy(Function):
@@ -183,16 +200,15 @@ class FusedLinearCrossEntropy(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         d_hidden, d_weight, d_bias = ctx.saved_tensors
-        return (
-            d_hidden * grad.to(d_hidden.dtype),
-            None if d_weight is None else (d_weight * grad).to(ctx.dtype),
-            None if d_bias is None else (d_bias * grad).to(ctx.dtype),
-            *(None,) * 3,
-        )
+        if d_weight is not None:
+            d_weight = (d_weight * grad).to(ctx.dtype)
+        if d_bias is not None:
+            d_bias = (d_bias * grad).to(ctx.dtype)
+        return d_hidden * grad.to(d_hidden.dtype), d_weight, d_bias, None, None, None
 
 
 def linear_cross_entropy(hidden: Tensor, labels: Tensor, head: Head, scale: float = 1.0) -> Tensor:
-    """Training loss: `scale × Σ cross-entropy` of rows `[labels, hidden]` against `labels` `[labels]`, fp32 scalar."""
+    """Return `scale` × the summed cross-entropy of rows `[labels, hidden]`, an fp32 scalar."""
     loss = FusedLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, labels, scale, head
     )
@@ -201,18 +217,21 @@ def linear_cross_entropy(hidden: Tensor, labels: Tensor, head: Head, scale: floa
 
 @torch.no_grad()
 def score(hidden: Tensor, labels: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor]:
-    """Summed cross-entropy, fp64 scalar; `[labels]`: bool, the likeliest ones, and fp32, the cross-entropy of each."""
+    """Return the summed cross-entropy, whether labels are the likeliest tokens, and their losses.
+
+    The sum is an fp64 scalar, the others are bool and fp32 `[labels]`.
+    """
     loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
-    each = torch.empty(len(hidden), device=hidden.device)
-    right = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
+    losses = torch.empty(len(hidden), device=hidden.device)
+    is_likeliest = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
     rows = chunk_rows(len(head.weight), hidden.device)
     buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
     for start in range(0, len(hidden), rows):
-        x = hidden[start : start + rows]
-        logits = head.rule.apply(_logits(x, head, buffer).float())
-        chunk = labels[start : start + rows]
+        span = slice(start, start + rows)
+        logits = head.rule.apply(_logits(hidden[span], head, buffer).float())
         log_probabilities = F.log_softmax(logits, -1)
-        loss += F.nll_loss(log_probabilities, chunk, reduction="sum").double()
-        torch.neg(log_probabilities.gather(1, chunk[:, None])[:, 0], out=each[start : start + rows])
-        right[start : start + rows] = logits.argmax(-1) == chunk
-    return loss, right, each
+        loss += F.nll_loss(log_probabilities, labels[span], reduction="sum").double()
+        of_labels = log_probabilities.gather(1, labels[span, None])[:, 0]
+        torch.neg(of_labels, out=losses[span])
+        is_likeliest[span] = logits.argmax(-1) == labels[span]
+    return loss, is_likeliest, losses

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_STEPS = 2**16
-_SMALLEST = 2**12
-"""Tensors of fewer numbers are left to torch."""
+_STEPS = 2**16  # values of sixteen bits
+_SMALLEST = 2**12  # tensors of fewer numbers are left to torch
 
 
 def seed(number: int, device: torch.device) -> None:
@@ -25,7 +24,7 @@ def seed(number: int, device: torch.device) -> None:
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """`F.dropout` in training: each number is zero with probability `p`, and the others grow by 1 / (1 - p)."""
+    """Return `x` with each number zero by probability `p`, and the others times 1 / (1 - p)."""
     if not _is_drawn_by_bits(x, p):
         return F.dropout(x, p)
     kept, growth = draw(x, p)
@@ -33,19 +32,21 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def draw(x: Tensor, p: float) -> tuple[Tensor, float]:
-    """Mask of the numbers of `x` that dropout keeps, bool of its shape, and the factor by which these grow."""
+    """Return the mask of numbers that dropout keeps, bool of x's shape, and the factor of these."""
     if not _is_drawn_by_bits(x, p):
         return torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p), 1 / (1 - p)
+    words = torch.empty(-(-x.numel() // 4), dtype=torch.int64)
     # The whole range of int64: without bounds torch leaves out the sign bit.
-    bits = (
-        torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)
-    )
+    words.random_(-(2**63), None)
+    bits = words.view(torch.int16)[: x.numel()].view(x.shape)
     dropped = round(p * _STEPS)
-    return bits[: x.numel()].view(x.shape) >= dropped - _STEPS // 2, _STEPS / (_STEPS - dropped)
+    # Sixteen bits stand for -32,768 to 32,767: the lowest `dropped` values are dropped.
+    return bits >= dropped - _STEPS // 2, _STEPS / (_STEPS - dropped)
 
 
 def numbers(kept: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as ones and zeros: of bools torch makes these one by one, which takes ten times as long as of bytes."""
+    """Return a mask as ones and zeros of `dtype`."""
+    # Of bools torch makes these one by one, which takes ten times as long as of bytes.
     return kept.view(torch.uint8).to(dtype)
 
 

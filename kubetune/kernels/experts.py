@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+# Rows of grouped products, and of their factors, have to be multiples of so many bytes.
 ALIGNED = 16
-"""Bytes that rows of grouped products are multiples of, those of factors too."""
+# Rows of products where oneDNN makes code for each size: few sizes, so that all of the code is kept
+# (`cpu.KEPT_PRODUCTS`).
 STRIDES = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
-"""Rows of products where their code is made by size: few, that all of it is kept (`cpu.KEPT_PRODUCTS`)."""
 
 
 class Routing(NamedTuple):
@@ -70,7 +71,10 @@ def combine(y: Tensor, routing: Routing) -> Tensor:
 
 
 def weighted_swiglu(gate_up: Tensor, weights: Tensor) -> Tensor:
-    """`weight · silu(gate) · up` of each row, which has gate and up side by side; keeps only its inputs."""
+    """Return `weight · silu(gate) · up` of each row, which has gate and up side by side.
+
+    Only the inputs are kept for the backward.
+    """
     return cast(Tensor, _WeightedSwiGlu.apply(gate_up, weights))  # type: ignore[no-untyped-call]
 
 
@@ -82,15 +86,17 @@ def grouped_linear(
     *,
     transposed: bool = False,
 ) -> Tensor:
-    """`x Wₑᵀ + s (x Aₑᵀ) Bₑᵀ` of each row by its expert e.
+    """Return `x Wₑᵀ + s (x Aₑᵀ) Bₑᵀ` of each row by its expert e.
 
-    `weight` is frozen where there are `factors`: `[experts, out, in]`, or `[experts, in, out]` where `transposed`.
+    `weight` is frozen where there are `factors`: `[experts, out, in]`, or `[experts, in, out]`
+    where `transposed`.
     """
     if factors is None:
-        return F.grouped_mm(x, weight if transposed else weight.mT, offs=routing.ends)
+        factor = weight if transposed else weight.mT
+        return F.grouped_mm(x, factor, offs=routing.ends)
     adapter = (factors.a, factors.b, routing.ends, factors.scaling, transposed)
-    found = _GroupedLora.apply(x, weight, *adapter)  # type: ignore[no-untyped-call]
-    return cast(Tensor, found)
+    y = _GroupedLora.apply(x, weight, *adapter)  # type: ignore[no-untyped-call]
+    return cast(Tensor, y)
 
 
 class _Dispatch(Function):
@@ -122,9 +128,8 @@ def _gathered(x: Tensor, routing: Routing) -> Tensor:
 def _summed(y: Tensor, routing: Routing) -> Tensor:
     bags = routing.back.view(-1, routing.choices)
     if y.dtype == torch.float32 and y.device.type == "cpu":
-        return F.embedding_bag(
-            bags, y, mode="sum"
-        )  # in one pass, without a copy of all rows in between
+        # In one pass, without a copy of all rows in between.
+        return F.embedding_bag(bags, y, mode="sum")
     return y.index_select(0, routing.back).view(*bags.shape, -1).sum(1)
 
 
@@ -139,20 +144,23 @@ class _WeightedSwiGlu(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         gate_up, weights = ctx.saved_tensors
         gate, up = gate_up.chunk(2, -1)
-        found = torch.empty_like(gate_up)
-        d_gate, d_up = found.chunk(2, -1)
+        d_gate_up = torch.empty_like(gate_up)
+        d_gate, d_up = d_gate_up.chunk(2, -1)
         torch.mul(grad, F.silu(gate), out=d_up)
         d_weights = torch.linalg.vecdot(d_up, up).unsqueeze(-1)
         d_up.mul_(weights)
         torch.ops.aten.silu_backward(grad.mul(weights).mul_(up), gate, grad_input=d_gate)
-        return found, d_weights
+        return d_gate_up, d_weights
 
 
 class _GroupedLora(Function):
-    """With s the scale, of each expert y = x Wᵀ + s (x Aᵀ) Bᵀ, so that
+    """Linear layers of all experts with their adapters.
+
+    With s the scale, of each expert y = x Wᵀ + s (x Aᵀ) Bᵀ, so that
         dx = dy W + (s dy B) A        dA = (s dy B)ᵀ x        dB = s dyᵀ (x Aᵀ)
-    as in `pointwise.lora_backward`, each product over the rows of one expert. Adapters are kept in fp32; the arithmetic
-    is in x's dtype, but in fp32 beside frozen weights of 16 bits on a CPU, see `_in_strides`.
+    as in `lora.lora_backward`, each product over the rows of one expert. Adapters are kept in fp32.
+    The arithmetic is in x's dtype, but adapters are computed in fp32 where x has 16 bits on a CPU,
+    see `_in_strides`.
     """
 
     @staticmethod
@@ -172,27 +180,36 @@ class _GroupedLora(Function):
         low = F.grouped_mm(rows, down.mT, offs=ends).mul_(scaling)
         y.add_(F.grouped_mm(low, up.mT, offs=ends))
         ctx.save_for_backward(x, low, weight, a, b, ends)
-        ctx.scaling, ctx.transposed = scaling, transposed
+        ctx.scaling = scaling
+        ctx.transposed = transposed
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, low, weight, a, b, ends = ctx.saved_tensors
-        grad, experts = grad.contiguous(), len(weight)
-        rank, rows = len(a) // experts, _exact(grad)
+        grad = grad.contiguous()
+        experts = len(weight)
+        rank = len(a) // experts
+        rows = _exact(grad)
         down, up = _stacked(a, b, experts, rows)
         d_low = F.grouped_mm(rows, up, offs=ends).mul_(ctx.scaling)
         d_x = None
         if ctx.needs_input_grad[0]:
             d_x = _grouped(grad, weight.mT if ctx.transposed else weight, ends)
             d_x.add_(F.grouped_mm(d_low, down, offs=ends))
-        d_a = F.grouped_mm(d_low.t(), _exact(x), offs=ends)[:, :rank].float().reshape(a.shape)
-        d_up = F.grouped_mm(rows.t(), low, offs=ends)[..., :rank].float().reshape(experts, -1)
-        return d_x, None, d_a, d_up.t().reshape(b.shape), None, None, None
+        # Ranks beyond `rank` are the padding of `_stacked`.
+        d_down = F.grouped_mm(d_low.t(), _exact(x), offs=ends)[:, :rank].float()
+        d_a = d_down.reshape(a.shape)
+        d_up = F.grouped_mm(rows.t(), low, offs=ends)[..., :rank].float()
+        d_b = d_up.reshape(experts, -1).t().reshape(b.shape)
+        return d_x, None, d_a, d_b, None, None, None
 
 
 def _is_compiled_by_size(x: Tensor) -> bool:
-    """16 bits on a CPU, where oneDNN makes code for each size of a product, which takes longer than a small product."""
+    """Return True if x has 16 bits and is on a CPU.
+
+    There oneDNN makes code for each size of a product, which takes longer than a small product.
+    """
     return x.device.type == "cpu" and x.element_size() == 2
 
 
@@ -207,22 +224,43 @@ def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 def _in_strides(x: Tensor, weight: Tensor, ends: Sequence[int]) -> Tensor:
-    """Grouped product in few sizes: rows of other experts, before or behind, are taken along and left out again."""
-    y, start = x.new_empty(len(x), weight.shape[-1]), 0
+    """Return the grouped product, made of products of the few sizes in `STRIDES`.
+
+    Example: 40 rows, of which the expert has 20:37. The stride for 17 rows is 32, but row 20 + 32 is
+    behind the last one. So the product is made of the rows 8:40, and of it 12:29 are kept: rows of
+    other experts, before or behind, are computed and dropped.
+    """
+    y = x.new_empty(len(x), weight.shape[-1])
+    start = 0
     for expert, end in enumerate(ends):
         while start < end:
-            stride = next((each for each in STRIDES if each >= end - start), STRIDES[-1])
-            first, stop = max(0, min(start, len(x) - stride)), min(start + stride, end)
+            stride = _stride(end - start)
+            first = max(0, min(start, len(x) - stride))
+            stop = min(start + stride, end)
             product = x[first : first + stride] @ weight[expert]
             y[start:stop] = product[start - first : stop - first]
             start = stop
     return y
 
 
+def _stride(rows: int) -> int:
+    """Return the smallest stride that holds `rows`, or the largest one."""
+    for stride in STRIDES:
+        if stride >= rows:
+            return stride
+    return STRIDES[-1]
+
+
 def _stacked(a: Tensor, b: Tensor, experts: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors `[experts, rank, in]` and `[experts, out, rank]` in the dtype of the arithmetic."""
+    """Return the factors `[experts, rank, in]` and `[experts, out, rank]` in x's dtype.
+
+    Ranks are padded by zeros to what `ALIGNED` asks for.
+    """
     down = a.to(x.dtype).view(experts, -1, a.shape[-1])
-    # As a matrix it is turned in blocks, seven times as fast as by a permutation of three dimensions.
+    # As a matrix it is transposed in blocks, seven times as fast as a permutation of three dimensions.
     up = b.to(x.dtype).view(-1, experts).t().contiguous().view(experts, len(b), -1)
     missing = -down.shape[1] % (ALIGNED // x.element_size())
-    return (F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))) if missing else (down, up)
+    if missing:
+        down = F.pad(down, (0, 0, 0, missing))
+        up = F.pad(up, (0, missing))
+    return down, up

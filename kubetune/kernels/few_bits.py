@@ -22,65 +22,65 @@ class Bits(Protocol):
     """A weight `[out, in]` for which few bits stand."""
 
     def times(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Product of `rows` and the weight, transposed."""
+        """Return the product of `rows` and the transposed weight, plus `bias`."""
 
     def weight(self, dtype: torch.dtype) -> Tensor:
-        """The weight, until the next is asked for."""
+        """Return the weight, which holds until the next call."""
 
 
 class FourBits(NamedTuple):
-    """Codes that `state` says how to read."""
+    """A weight of bitsandbytes' 4 bits."""
 
     codes: Tensor
-    state: Any
+    state: Any  # bitsandbytes' QuantState, which tells how to read the codes
 
     def times(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """On a GPU by a kernel that never makes the weight."""
+        """Multiply; on a GPU by a kernel that never makes the weight."""
         if rows.device.type == "cpu":
             return _times_weight(self, rows, bias, self.state.shape[0])
         from bitsandbytes.autograd._functions import matmul_4bit
 
-        bias = None if bias is None else bias.to(rows.dtype)
+        if bias is not None:
+            bias = bias.to(rows.dtype)
         return cast(Tensor, matmul_4bit(rows, self.codes, quant_state=self.state, bias=bias))
 
     def weight(self, dtype: torch.dtype) -> Tensor:
-        """As bitsandbytes makes it."""
+        """Return the weight as bitsandbytes makes it."""
         from bitsandbytes.functional import dequantize_4bit
 
         return dequantize_4bit(self.codes, self.state).to(dtype)
 
 
 class EightBits(NamedTuple):
-    """Codes of 127 to the largest weight of a row, which is its scale, on a CPU; inputs are not rounded."""
+    """A weight of bitsandbytes' 8 bits, on a CPU. Inputs are not rounded."""
 
-    codes: Tensor
-    scales: Tensor
+    codes: Tensor  # int8 [out, in], 127 for the scale of the row
+    scales: Tensor  # [out] the largest absolute weight of each row
 
     def times(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """As bitsandbytes trains on a CPU."""
+        """Multiply as bitsandbytes trains on a CPU."""
         return _times_weight(self, rows, bias, len(self.codes))
 
     def weight(self, dtype: torch.dtype) -> Tensor:
-        """Outside the heap, rounded as bitsandbytes rounds it."""
-        found = _room(self.codes.numel(), dtype).view_as(self.codes)
-        return found.copy_(self.codes).mul_(self.scales.unsqueeze(1).mul(1.0 / 127.0))
+        """Return the weight outside the heap, rounded as bitsandbytes rounds it."""
+        weight = _room(self.codes.numel(), dtype).view_as(self.codes)
+        return weight.copy_(self.codes).mul_(self.scales.unsqueeze(1).mul(1.0 / 127.0))
 
 
 def _times_weight(bits: Bits, rows: Tensor, bias: Tensor | None, width: int) -> Tensor:
-    given = rows.new_empty(
-        len(rows), width
-    )  # before the weight, lest it come to lie behind what will be a hole
+    # Made before the weight: behind it, it would keep the freed weight's memory from being used again.
+    y = rows.new_empty(len(rows), width)
     weight = bits.weight(rows.dtype).t()
     if bias is None:
-        return torch.mm(rows, weight, out=given)
-    return torch.addmm(bias.to(rows.dtype), rows, weight, out=given)
+        return torch.mm(rows, weight, out=y)
+    return torch.addmm(bias.to(rows.dtype), rows, weight, out=y)
 
 
 _ROOMS: dict[torch.dtype, Tensor] = {}
 
 
 def _room(size: int, dtype: torch.dtype) -> Tensor:
-    """The room of all weights of a dtype, which has grown to the largest."""
+    """Return memory for `size` numbers; all weights of a dtype use the same, one after the other."""
     if dtype not in _ROOMS or len(_ROOMS[dtype]) < size:
         _ROOMS[dtype] = torch.frombuffer(cpu.outside_heap(size * dtype.itemsize), dtype=dtype)
     return _ROOMS[dtype][:size]
@@ -88,7 +88,9 @@ def _room(size: int, dtype: torch.dtype) -> Tensor:
 
 def _times_transposed(bits: Bits, total: Tensor | None, d_y: Tensor) -> Tensor:
     weight = bits.weight(d_y.dtype)
-    return d_y @ weight if total is None else total.addmm_(d_y, weight)
+    if total is None:
+        return d_y @ weight
+    return total.addmm_(d_y, weight)
 
 
 class _LoraLinear(Function):
@@ -106,6 +108,6 @@ class _LoraLinear(Function):
 
 
 def lora_linear(x: Tensor, layer: Layer, adapters: Adapters, bits: Bits) -> Tensor:
-    """Output of a layer whose weight is given in `bits`."""
-    (found,) = _LoraLinear.apply(x, adapters, bits, *flattened([layer]))  # type: ignore[no-untyped-call]
-    return cast(Tensor, found)
+    """Return the output of a layer whose weight is `bits`."""
+    (y,) = _LoraLinear.apply(x, adapters, bits, *flattened([layer]))  # type: ignore[no-untyped-call]
+    return cast(Tensor, y)

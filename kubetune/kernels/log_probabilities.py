@@ -33,9 +33,9 @@ class LinearLogProbabilities(Function):
     ) -> Tensor:
         learns = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         slopes = None if learns else torch.empty_like(hidden)
-        found = torch.empty(len(hidden), device=hidden.device)
+        log_probabilities = torch.empty(len(hidden), device=hidden.device)
         for span, losses, d_logits in chunks(hidden, labels, head, -1.0):
-            torch.neg(losses, out=found[span])
+            torch.neg(losses, out=log_probabilities[span])
             if slopes is not None:
                 torch.mm(d_logits, weight, out=slopes[span])
         if slopes is not None:
@@ -43,18 +43,18 @@ class LinearLogProbabilities(Function):
         else:
             ctx.save_for_backward(hidden, weight, bias, labels)
         ctx.head = head
-        return found
+        return log_probabilities
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        if len(ctx.saved_tensors) == 1:
+        if len(ctx.saved_tensors) == 1:  # the head is frozen
             (slopes,) = ctx.saved_tensors
             return (slopes * grad[:, None]).to(slopes.dtype), *(None,) * 4
         hidden, weight, bias, labels = ctx.saved_tensors
-        head, weight_sum, bias_sum = ctx.head, ctx.head.weight_sum, ctx.head.bias_sum
+        head = ctx.head
         d_hidden = torch.empty_like(hidden)
-        d_weight = opened(weight, weight_sum) if ctx.needs_input_grad[1] else None
-        d_bias = opened(bias, bias_sum) if ctx.needs_input_grad[2] else None
+        d_weight = opened(weight, head.weight_sum) if ctx.needs_input_grad[1] else None
+        d_bias = opened(bias, head.bias_sum) if ctx.needs_input_grad[2] else None
         for span, _, d_logits in chunks(hidden, labels, head, -1.0):
             d_logits.mul_(grad[span, None])
             torch.mm(d_logits, weight, out=d_hidden[span])
@@ -62,17 +62,20 @@ class LinearLogProbabilities(Function):
                 add_product(d_weight, d_logits, hidden[span])
             if d_bias is not None:
                 d_bias += d_logits.float().sum(0)
-        return (
-            d_hidden,
-            None if d_weight is None or weight_sum is not None else d_weight.to(weight.dtype),
-            None if d_bias is None or bias_sum is not None else d_bias.to(weight.dtype),
-            *(None,) * 2,
-        )
+        # What the optimizer has added up is not handed to autograd again.
+        if d_weight is not None:
+            d_weight = d_weight.to(weight.dtype) if head.weight_sum is None else None
+        if d_bias is not None:
+            d_bias = d_bias.to(weight.dtype) if head.bias_sum is None else None
+        return d_hidden, d_weight, d_bias, None, None
 
 
 def linear_log_probabilities(hidden: Tensor, labels: Tensor, head: Head) -> Tensor:
-    """Log-probability of each of `labels` `[labels]` after the rows `[labels, hidden]`, fp32 `[labels]`."""
-    found = LinearLogProbabilities.apply(  # type: ignore[no-untyped-call]
+    """Return the log-probability of each of `labels`, fp32 `[labels]`.
+
+    `hidden` `[labels, hidden]` are the rows that predict them.
+    """
+    log_probabilities = LinearLogProbabilities.apply(  # type: ignore[no-untyped-call]
         hidden, head.weight, head.bias, labels, head
     )
-    return cast(Tensor, found)
+    return cast(Tensor, log_probabilities)

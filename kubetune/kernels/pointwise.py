@@ -26,7 +26,10 @@ from kubetune.plan import memory
 def rms_norm_forward(
     x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool
 ) -> tuple[Tensor, Tensor]:
-    """`x / rms(x) * (weight + offset)` in fp32, and the reciprocal rms. `late_cast`: Gemma's order of rounding."""
+    """Return `x / rms(x) * (weight + offset)` in fp32, and the reciprocal rms.
+
+    `late_cast`: round once, at the end, as Gemma does.
+    """
     wide = x.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     normed = wide * scale
@@ -38,46 +41,54 @@ def rms_norm_forward(
 def rms_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, offset: float
 ) -> Tensor:
-    """Gradient of the input."""
+    """Return the gradient of the input."""
     normed = x.float() * scale
     wide = grad.float() * (weight.float() + offset)
     return ((wide - normed * (wide * normed).mean(-1, keepdim=True)) * scale).to(x.dtype)
 
 
 def rms_norm_weight_gradient(grad: Tensor, x: Tensor, scale: Tensor) -> Tensor:
-    """Gradient of the weight, summed in fp32."""
+    """Return the gradient of the weight, summed in fp32."""
     return (grad.float() * (x.float() * scale)).reshape(-1, x.shape[-1]).sum(0)
 
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
-    """`silu(gate) * up`."""
+    """Return `silu(gate) * up`."""
     return F.silu(gate) * up
 
 
 def swiglu_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of gate and up."""
+    """Return the gradients of gate and up."""
     return torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)
 
 
-def _turn(x: Tensor, sign: int) -> Tensor:
+def _turn(x: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
-    return torch.cat([-second, first] if sign > 0 else [second, -first], -1)
+    return torch.cat([-second, first], -1)
+
+
+def _turn_back(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([second, -first], -1)
 
 
 def rotary_forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotary position embedding (arXiv 2104.09864) of queries and keys."""
-    return q * cos + _turn(q, 1) * sin, k * cos + _turn(k, 1) * sin
+    """Return queries and keys with their rotary position embedding (arXiv 2104.09864)."""
+    return q * cos + _turn(q) * sin, k * cos + _turn(k) * sin
 
 
 def rotary_backward(d_q: Tensor, d_k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn the gradients back."""
-    return d_q * cos + _turn(d_q * sin, -1), d_k * cos + _turn(d_k * sin, -1)
+    """Return the gradients of queries and keys before the embedding."""
+    return d_q * cos + _turn_back(d_q * sin), d_k * cos + _turn_back(d_k * sin)
 
 
 def cross_entropy(
     logits: Tensor, labels: Tensor, scale: float, multiplier: float, cap: float
 ) -> tuple[Tensor, Tensor]:
-    """Raw logits `[rows, vocabulary]` (overwritten) -> (loss of each row, `scale` × gradient of the raw logits)."""
+    """Return the loss of each row, and `scale` × the gradient of the raw logits.
+
+    `logits` `[rows, vocabulary]` are overwritten by the gradient.
+    """
     bent = logits
     if multiplier != 1.0:
         bent = bent.float() * multiplier
@@ -87,7 +98,7 @@ def cross_entropy(
     column = labels[:, None]
     loss = -log_probabilities.gather(1, column)[:, 0]
     if torch.compiler.is_compiling():
-        # A scatter would cut the fused loop in two; comparing with the label does not.
+        # A scatter would cut the fused loop in two. Comparing with the label does not.
         hit = torch.arange(logits.shape[1], device=logits.device) == column
         gradient = log_probabilities.exp() - hit.float()
     else:
@@ -99,7 +110,10 @@ def cross_entropy(
 
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`[rows, width]` as 8-bit floats (e4m3), and each row's scale `[rows, 1]`: their product is about `x`."""
+    """Return `x` `[rows, width]` as 8-bit floats (e4m3), and each row's scale `[rows, 1]`.
+
+    Their product is about `x`.
+    """
     wide = x.float()
     scales = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
     return (wide / scales).to(torch.float8_e4m3fn), scales
@@ -120,79 +134,79 @@ _PLAIN: dict[str, Callable[..., Any]] = {f.__name__: f for f in POINTWISE}
 
 
 def chunk_rows(vocabulary: int, device: torch.device) -> int:
-    """Rows that a head scores at once, by the vocabulary and the kind of device."""
-    gpu_bytes = (
-        torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    )
+    """Return how many rows a head scores at once, by the vocabulary and the kind of device."""
+    gpu_bytes = None
+    if device.type == "cuda":
+        gpu_bytes = torch.cuda.get_device_properties(device).total_memory
     return memory.chunk_rows(vocabulary, gpu_bytes)
 
 
 class Kernels:
-    """The pointwise functions of one run, each in the form to be used now: all plain until `compile`.
-
-    `is_planned`: they are to be compiled after the run's first step, as what is wrong with a run shows in it, and
-    should show before compiling.
-    """
+    """The pointwise functions of one run, each in the form to be used now: all plain until `compile`."""
 
     def __init__(self) -> None:
+        # True if they are to be compiled after the run's first step: what is wrong with a run shows
+        # in that step, and should show before the time that compiling takes.
         self.is_planned = False
         self.forms = dict(_PLAIN)
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        """The form to be used now; within what is compiled as a whole always the plain one."""
-        return _PLAIN[name] if torch.compiler.is_compiling() else self.forms[name]
+        """Return the form to be used now; within what is compiled as a whole always the plain one."""
+        if torch.compiler.is_compiling():
+            return _PLAIN[name]
+        return self.forms[name]
 
     def compile(self) -> None:
-        """Use the compiled form of every function from now on, which is made on first use; inductor caches it."""
+        """Use the compiled form of every function from now on. It is made on first use."""
         self.is_planned = False
-        self.forms.update(
-            {name: _Untried(function, self.forms) for name, function in _PLAIN.items()}
-        )
+        for name, function in _PLAIN.items():
+            self.forms[name] = _Untried(function, self.forms)
 
 
 def can_compile(device: torch.device) -> str | None:
-    """None when torch.compile can work here, else what is missing."""
+    """Return None if torch.compile can work here, else what is missing."""
     if device.type == "cuda":
         # Triton compiles its binding to the driver on first use; container images often come without a compiler.
         if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
             return "there is no C compiler (gcc)"
-        has_headers = os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h"))
-        return (
-            None
-            if has_headers
-            else "there are no headers of Python (Python.h; Debian: python3-dev)"
-        )
-    return (
-        None if shutil.which("g++") or shutil.which("clang++") else "there is no C++ compiler (g++)"
-    )
+        if not os.path.isfile(os.path.join(sysconfig.get_path("include"), "Python.h")):
+            return "there are no headers of Python (Python.h; Debian: python3-dev)"
+        return None
+    if not (shutil.which("g++") or shutil.which("clang++")):
+        return "there is no C++ compiler (g++)"
+    return None
 
 
 class _Untried:
-    """The compiled form of a pointwise function, which has to give what the plain one gives when it is first used."""
+    """The compiled form of a pointwise function before its first use.
+
+    On that use it has to give what the plain form gives.
+    """
 
     def __init__(self, plain: Callable[..., Any], forms: dict[str, Callable[..., Any]]) -> None:
-        self.plain, self.forms = plain, forms
+        self.plain = plain
+        self.forms = forms
 
     def __call__(self, *args: Any) -> Any:
-        # Both forms run on what the run itself computes with, and the compiled one is kept only where they agree, so
+        # Both forms run on the run's own numbers. The compiled one is kept only where they agree, so
         # that a compiler that fails or miscompiles costs speed, and never a wrong gradient:
-        #   1. the plain form, on copies: cross_entropy overwrites the logits that the compiled form is to find;
-        #   2. the compiled form, traced now, with sizes left open: other micro-batches need no other kernel;
-        #   3. compared by the norm of the difference, as fused sums are added up in another order.
-        # What is kept stands in `forms`, so that no later call comes by here. Errors of the compiler alone are caught:
-        # what is wrong with the run itself has shown in step 1, in the plain form, as it would without a compiler.
+        #   1. The plain form runs on copies: cross_entropy overwrites its logits.
+        #   2. The compiled form is traced with sizes left open: other micro-batches need no new kernel.
+        #   3. Both are compared by the norm of the difference, as fused sums add up in another order.
+        # The form that is kept goes into `forms`, so that later calls do not come here. Only errors of
+        # the compiler are caught: an error of the run itself is raised by the plain form.
         expected = self.plain(*(a.clone() if isinstance(a, Tensor) else a for a in args))
         compiled = torch.compile(self.plain, dynamic=True)
         try:
             with compiling():
-                found = compiled(*args)
+                result = compiled(*args)
         except compiler_errors() as error:
             compile_no_more(error)
             return self._give_up(expected, reason_of(error))
-        if not _agree(found, expected):
+        if not _agree(result, expected):
             return self._give_up(expected, "its result differs")
         self.forms[self.plain.__name__] = compiled
-        return found
+        return result
 
     def _give_up(self, expected: Any, reason: str) -> Any:
         logs.MODEL.warning("%s runs without torch.compile: %s", self.plain.__name__, reason)
@@ -201,19 +215,20 @@ class _Untried:
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:
-    """Errors of torch.compile where it fails, and at its limit of variants."""
+    """Return the errors of torch.compile where it fails, and at its limit of variants."""
     from torch._dynamo import exc
 
     return exc.TorchDynamoException, exc.FailOnRecompileLimitHit, CompilingStopped
 
 
 def reason_of(error: BaseException) -> str:
-    """Reason that the compiler gave, in one line, without its advice of how to see more."""
-    return " ".join(str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].split())[:300]
+    """Return the compiler's reason in one line, without its advice of how to see more."""
+    reason = str(error).partition("Set TORCHDYNAMO_VERBOSE")[0]
+    return " ".join(reason.split())[:300]
 
 
 def compile_no_more(error: BaseException) -> None:
-    """Have everything run as it is from now on, where the compiler was left because the process is to stop."""
+    """Compile nothing from now on, if the compiler was left because the process is to stop."""
     if any(isinstance(cause, CompilingStopped) for cause in errors.causes(error, hidden=True)):
         torch.compiler.set_stance("force_eager")
 
@@ -226,19 +241,18 @@ _TOLERANCE = {
 }
 
 
-def _agree(found: Any, expected: Any) -> bool:
-    """Equality of two results of a pointwise function, tensors or tuples of them, up to rounding."""
-    if not isinstance(found, Tensor):
-        return all(_agree(*pair) for pair in zip(found, expected, strict=True))
-    apart = found.new_zeros((), dtype=torch.float32)
-    size = apart.clone()
+def _agree(result: Any, expected: Any) -> bool:
+    """True if two results, tensors or tuples of them, are equal up to rounding."""
+    if not isinstance(result, Tensor):
+        return all(_agree(*pair) for pair in zip(result, expected, strict=True))
+    difference = result.new_zeros((), dtype=torch.float32)
+    size = difference.clone()
     # In pieces: logits in fp32 would take more memory than the step itself.
-    for ours, theirs in zip(
-        found.flatten().split(2**20), expected.flatten().split(2**20), strict=True
-    ):
-        apart += (ours.float() - theirs.float()).square().sum()
-        size += theirs.float().square().sum()
-    return bool(apart.sqrt() <= _TOLERANCE[found.dtype] * size.sqrt())
+    pieces = zip(result.flatten().split(2**20), expected.flatten().split(2**20), strict=True)
+    for piece, expected_piece in pieces:
+        difference += (piece.float() - expected_piece.float()).square().sum()
+        size += expected_piece.float().square().sum()
+    return bool(difference.sqrt() <= _TOLERANCE[result.dtype] * size.sqrt())
 
 
 class _RmsNorm(Function):
@@ -254,7 +268,8 @@ class _RmsNorm(Function):
     ) -> Tensor:
         y, scale = kernels["rms_norm_forward"](x, weight, eps, offset, late_cast)
         ctx.save_for_backward(x, weight, scale)
-        ctx.kernels, ctx.offset = kernels, offset
+        ctx.kernels = kernels
+        ctx.offset = offset
         return cast(Tensor, y)
 
     @staticmethod
@@ -297,17 +312,17 @@ class _Rotary(Function):
 def rms_norm(
     kernels: Kernels, x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool
 ) -> Tensor:
-    """RMSNorm (arXiv 1910.07467) that keeps only its input."""
+    """Return the RMSNorm (arXiv 1910.07467) of `x`; only inputs are kept for the backward."""
     return cast(Tensor, _RmsNorm.apply(kernels, x, weight, eps, offset, late_cast))  # type: ignore[no-untyped-call]
 
 
 def swiglu(kernels: Kernels, gate: Tensor, up: Tensor) -> Tensor:
-    """`silu(gate) * up` that keeps only its inputs."""
+    """Return `silu(gate) * up`; only inputs are kept for the backward."""
     return cast(Tensor, _SwiGlu.apply(kernels, gate, up))  # type: ignore[no-untyped-call]
 
 
 def rotary(
     kernels: Kernels, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Rotary embedding that keeps nothing of q and k."""
+    """Return `rotary_forward`; nothing of q and k is kept for the backward."""
     return cast(tuple[Tensor, Tensor], _Rotary.apply(kernels, q, k, cos, sin))  # type: ignore[no-untyped-call]
