@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def render(config: ConfigLike) -> list[Manifest]:
-    """The Kubernetes objects of a run as plain dicts, in the order in which they are to be applied.
+    """Return the Kubernetes objects of a run as plain dicts, in the order in which to apply them.
 
-    The same config gives the same objects everywhere; no cluster is asked. Small data files travel along in a
-    ConfigMap. Secrets are not among them: pods refer to them by name. Advice is given as warnings.
+    The same config gives the same objects everywhere; no cluster is asked. Small data files are among
+    them, in a ConfigMap. Secrets are not: pods refer to them by name. Advice is given as warnings.
 
     Raises:
-        ConfigError: the config is wrong, has no `kubernetes`, or asks for what cannot run.
+        ConfigError: the config is wrong, has no `kubernetes`, or asks for something that cannot run.
     """
     config = config_of(config)
     return _rendered(config, local_files(config))
@@ -37,25 +37,27 @@ def _rendered(config: Config, files: Mapping[str, str]) -> list[Manifest]:
     plan = plan_without_data(config)
     objects = make_manifests(config, plan, files)
     findings = lint(config, plan, objects, files)
-    if fatal := [f"{found.key}: {found.text}" for found in findings if found.fatal]:
+    fatal = [f"{finding.key}: {finding.text}" for finding in findings if finding.fatal]
+    if fatal:
         raise ConfigError(fatal)
-    for found in findings:
-        warnings.warn(f"{found.key}: {found.text}", stacklevel=3)
+    for finding in findings:
+        warnings.warn(f"{finding.key}: {finding.text}", stacklevel=3)
     return objects
 
 
 def submit(
     config: ConfigLike, *, replace: bool = False, dry_run: bool = False, check: bool = True
 ) -> JobRef:
-    """Run on the cluster of the kubeconfig what `train` runs here; returns what came of it, without waiting.
+    """Start a run on the cluster of the kubeconfig. Return what was done, without waiting for its end.
 
-    Doing it twice changes nothing. `replace`: pods of this run that have ended or differ are stopped, and new ones go
-    on from the newest checkpoint. `dry_run`: the cluster checks all objects, and nothing is changed. `check`: data
-    files that travel along are read first. Advice is given as warnings.
+    Doing it twice changes nothing. `replace`: pods of this run that have ended or differ are stopped,
+    and new ones continue from the newest checkpoint. `dry_run`: the cluster checks all objects, and
+    nothing is changed. `check`: data files in the ConfigMap are read first. Advice is given as warnings.
 
     Raises:
-        ConfigError: the config is wrong, the name belongs to another run, or pods stand in the way without `replace`.
-        DataError: bad records in data files that travel along.
+        ConfigError: the config is wrong, the name belongs to another run, or there are pods that only
+            `replace` would stop.
+        DataError: bad records in data files of the ConfigMap.
         MissingExtra: the extra k8s is not installed.
         EnvironmentFault: no cluster, or everything that the server refuses.
     """
@@ -63,7 +65,7 @@ def submit(
     files = local_files(config)
     _rendered(config, files)
     if check:
-        check_data(config, files, spared_by="check=False")
+        check_data(config, files, skip_option="check=False")
     assert config.kubernetes is not None
     cluster = open_cluster(config.kubernetes.namespace)
     from kubetune.k8s.cluster.submit import submit as apply_all
@@ -76,10 +78,11 @@ def submit(
     return apply_all(cluster, config, files, confirm=confirm, dry_run=dry_run)
 
 
-def check_data(config: Config, files: Mapping[str, str], *, spared_by: str) -> None:
-    """Read all records of the data files that travel along. Raises DataError with the bad ones, as the pods would.
+def check_data(config: Config, files: Mapping[str, str], *, skip_option: str) -> None:
+    """Read all records of the data files in the ConfigMap. Raise DataError with the bad ones.
 
-    What needs a tokenizer, as lengths and empty rows do, shows there only. `spared_by`: how the user leaves this out.
+    Pods would raise the same, minutes later. What needs a tokenizer, such as lengths, only they see.
+    `skip_option` is how the user submits without this check.
     """
     from kubetune.data.inspect.check import check_shapes
 
@@ -87,8 +90,10 @@ def check_data(config: Config, files: Mapping[str, str], *, spared_by: str) -> N
         if source.path.partition("#")[0] not in files:
             continue
         shapes = check_shapes(source)
-        problems = shapes.problems
-        if problems.total or not shapes.kinds:
-            said = str(problems.error()) if problems.total else f"{source.path} holds no records."
-            found = said.removesuffix(" Nothing was written.")
-            raise DataError(f"{found}\nNothing was changed. {spared_by} submits it all the same.")
+        if shapes.problems.total:
+            message = str(shapes.problems.error()).removesuffix(" Nothing was written.")
+        elif not shapes.kinds:
+            message = f"{source.path} holds no records."
+        else:
+            continue
+        raise DataError(f"{message}\nNothing was changed. {skip_option} submits it all the same.")

@@ -1,4 +1,4 @@
-"""Configs as functions take them: made already, the path of a run file, or a mapping with the keys of one."""
+"""Configs as functions take them: a Config, the path of a run file, or a mapping with its keys."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ def load_config(
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Config:
-    """The config of one run, from a run file or from a mapping with its keys.
+    """Return the config of one run, from a run file or from a mapping with its keys.
 
-    `overrides` are texts such as `"training.seed=1"`, which win over `source`. Environment variables decide nothing
-    unless `environ` is given, such as `os.environ`, in which `kubetune train` looks. Relative paths are looked for
-    beside the run file, then in the current folder.
+    `overrides` are texts such as `"training.seed=1"`, which win over `source`. Environment variables
+    are read from `environ` only, such as `os.environ`, which `kubetune train` reads. Relative paths are
+    looked up beside the run file, then in the current folder.
 
     Raises:
-        ConfigError: everything that is wrong, each problem with its place.
+        ConfigError: all problems, each with its place.
     """
     return load.load_config(source, overrides=overrides, environ=environ)
 
 
-def config_of(given: ConfigLike | FileText) -> Config:
-    """The config that an argument stands for. Raises ConfigError."""
-    return given if isinstance(given, Config) else load.load_config(given)
+def config_of(source: ConfigLike | FileText) -> Config:
+    """Return the config that an argument stands for. Raise ConfigError for what is wrong with it."""
+    if isinstance(source, Config):
+        return source
+    return load.load_config(source)

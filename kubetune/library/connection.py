@@ -1,4 +1,4 @@
-"""The way to a cluster. Light: verbs that only ask a cluster import nothing else of the library."""
+"""Open a cluster. Verbs that only ask a cluster import nothing else of the library."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ if TYPE_CHECKING:
 
 
 def open_cluster(namespace: str | None, **settings: Any) -> Cluster:
-    """The cluster of the kubeconfig. Raises EnvironmentFault, and MissingExtra where the extra k8s is not installed.
+    """Return the cluster of the kubeconfig; `settings` are those of `client.Cluster`.
 
-    Raises ConfigError for a namespace that none can be called: an empty one is not taken for the kubeconfig's.
-
-    `settings` are those of `client.Cluster`.
+    Raise ConfigError for a namespace that cannot exist, EnvironmentFault if there is no cluster, and
+    MissingExtra if the extra k8s is not installed.
     """
+    # An empty namespace is a mistake, and does not stand for the kubeconfig's.
     if namespace is not None:
         from kubetune.config.schema.cluster import DNS_LABEL
 
         if not re.fullmatch(DNS_LABEL, namespace):
             expected = "63 lower-case letters, digits and dashes at most"
             raise ConfigError(
-                f"namespace: found {namespace!r}; expected {expected}. Nothing was asked of the cluster."
+                f"namespace: found {namespace!r}; expected {expected}. Nothing was asked of the "
+                "cluster."
             )
     require("work with a cluster", "lightkube", "httpx2")
     from kubetune.k8s.api.client import Cluster

@@ -1,8 +1,8 @@
-"""Functions of the user's that are passed to `train`: how they reach the processes that call them.
+"""The user's functions that are passed to `train`, and how they reach the processes that call them.
 
-A metric is called by rank 0, a process of its own: it goes there as the file that defines it and its name, which the
-run keeps in its config, so that a run that goes on calls it too. `on_event` never leaves this process: it is told what
-the run writes into its directory.
+A metric is called by rank 0, which is another process. It gets the file that defines the function and
+its name; both are kept in the run's config, so that a run that is resumed calls it too. `on_event` is
+called in this process, with the lines that the run writes into its directory.
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ from kubetune.rundir.metrics import EVENTS, METRICS, follower
 Metric = Callable[[str, str, str, dict[str, Any]], float]
 """`function(prompt, answer, reference, record)`."""
 
-BEGINNINGS: Final = {"start", "resume"}
-"""Events by which a run says from which step it goes on."""
+BEGINNINGS: Final = {"start", "resume"}  # events that say from which step a run continues
 
 
 def with_metrics(config: ConfigLike | FileText, functions: Sequence[Metric]) -> Config:
-    """The config with these functions as `evaluation.metrics`. Raises ConfigError for those that cannot be named."""
+    """Return the config with these functions as `evaluation.metrics`.
+
+    Raise ConfigError for functions that another process cannot import.
+    """
     if not functions:
         return config_of(config)
     section = _named(functions)
     if not isinstance(config, Config):
         return load_config(config, flags={"evaluation.generate": {}, "evaluation.metrics": section})
     values = resolved(config)
-    if values["evaluation"]["metrics"] not in (None, section):
+    evaluation = values["evaluation"]
+    if evaluation["metrics"] not in (None, section):
         raise ConfigError(
-            f"metrics: the config has evaluation.metrics already, {values['evaluation']['metrics']}"
+            f"metrics: the config has evaluation.metrics already, {evaluation['metrics']}"
         )
-    evaluation = {**values["evaluation"], "metrics": section}
-    evaluation["generate"] = evaluation["generate"] or {}
-    return load_resolved({**values, "evaluation": evaluation})
+    evaluation["metrics"] = section
+    evaluation["generate"] = evaluation["generate"] or {}  # metrics judge answers
+    return load_resolved(values)
 
 
 def _named(functions: Sequence[Metric]) -> dict[str, Any]:
-    """The file and the names of functions, as a run file has them."""
-    problems, places = [], list[str]()
+    """Return the file and the names of functions, as a run file has them."""
+    problems = []
+    files = []
+    names = []
     for function in functions:
-        name, module = (
-            getattr(function, "__name__", ""),
-            sys.modules.get(getattr(function, "__module__", None) or ""),
-        )
+        name = getattr(function, "__name__", "")
+        module = sys.modules.get(getattr(function, "__module__", None) or "")
         file = getattr(module, "__file__", None)
         if not name.isidentifier() or file is None or getattr(module, name, None) is not function:
             problems.append(
@@ -58,46 +61,56 @@ def _named(functions: Sequence[Metric]) -> dict[str, Any]:
                 "file and name: expected one defined at the top of a Python file and imported from there (in a "
                 "notebook, `%%writefile my_metrics.py` makes a cell that file). No lambdas, inner functions or methods"
             )
-        elif (path := str(Path(file).absolute())) not in places:
-            places.append(path)
-    if len(places) > 1:
+        else:
+            files.append(str(Path(file).absolute()))
+            names.append(name)
+    files = list(dict.fromkeys(files))
+    if len(files) > 1:
         problems.append(
-            f"metrics: found functions of {' and '.join(places)}; expected those of one file"
+            f"metrics: found functions of {' and '.join(files)}; expected those of one file"
         )
     if problems:
         raise ConfigError(problems)
-    return {"file": places[0], "functions": [function.__name__ for function in functions]}
+    return {"file": files[0], "functions": names}
 
 
 class RunFollower:
-    """Lines that a run adds to metrics.jsonl and events.jsonl from now on, each told once.
+    """Reads the lines that a run adds to metrics.jsonl and events.jsonl, each line once.
 
-    What a run that goes on from a checkpoint does again is told again.
+    A run that resumes from a checkpoint repeats steps; their lines are read again:
+
+        metrics   step 1, 2, 3, 4                      3, 4, 5
+        events    start, save at 2, …    resume from 2
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._metrics, self._events = follower(run_dir / METRICS), follower(run_dir / EVENTS)
-        self._known = {_key(line) for line in self._metrics.read()}
+        self._metrics = follower(run_dir / METRICS)
+        self._events = follower(run_dir / EVENTS)
+        self._seen = {_key(line) for line in self._metrics.read()}
         for _ in self._events.read():
-            pass
+            pass  # only new events count
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The new lines: how the run began, what it measured, what became of it."""
-        # Metrics are read first: the event by which a run began is then there, if it was before them.
-        lines, events = list(self._metrics.read()), list(self._events.read())
-        begun = max(
-            (n for n, event in enumerate(events, 1) if event.get("event") in BEGINNINGS), default=0
-        )
-        for event in events[:begun]:
+        """Yield the new lines: how the run started, then what it measured, then its other events."""
+        # Metrics are read first. If they follow a start, its event is then in the other file.
+        lines = list(self._metrics.read())
+        events = list(self._events.read())
+        after_start = 0
+        for number, event in enumerate(events, 1):
+            if event.get("event") in BEGINNINGS:
+                after_start = number
+        for event in events[:after_start]:
             if event["event"] in BEGINNINGS:
-                self._known = {key for key in self._known if key[0] <= event.get("step", 0)}
+                first_step = event.get("step", 0)
+                self._seen = {key for key in self._seen if key[0] <= first_step}
             yield event
         for line in lines:
-            if _key(line) not in self._known:
-                self._known.add(_key(line))
+            if _key(line) not in self._seen:
+                self._seen.add(_key(line))
                 yield line
-        yield from events[begun:]
+        yield from events[after_start:]
 
 
 def _key(line: Mapping[str, Any]) -> tuple[int, bool]:
+    """Return what tells lines apart: a step may have one line of training and one of evaluation."""
     return line.get("step", -1), "eval_loss" in line

@@ -1,4 +1,7 @@
-"""The result of a run: evaluated, asked, exported, reported. Models are loaded in this process, anew by each call."""
+"""The result of a run: evaluate it, ask it, export it, report it.
+
+Every call loads the model in this process.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,6 @@ if TYPE_CHECKING:
     from kubetune.result.inference.evaluate import Evaluation
     from kubetune.result.publishing.export import Export
 
-CLASSIFIER = "sequence_classification"
-
 Messages = Sequence[dict[str, Any]]
 
 
@@ -33,30 +34,35 @@ def evaluate(
     metrics: Sequence[Metric] = (),
     trust_code: str | None = None,
 ) -> Evaluation:
-    """Every metric of the task, on the run's evaluation data or on `data`; also written to evaluation.json.
+    """Return every metric of the task on the run's evaluation data, or on `data`.
 
-    `checkpoint`: best, last or a step. `data`: a path, or as text what a run file may have as `data.train`.
-    `predictions`: where to write what a classifier says of each row; left out, predictions.jsonl of the run.
-    `model`: the base, where that lies elsewhere here. `trust_code`: the digest of code that the run brings, which its
-    refusal names, to have it run here from now on. `metrics`: functions of yours that judge the model's answers,
-    `function(prompt, answer, reference, record) -> float`; they are called here, so any one with a name will do.
+    They are written to evaluation.json too. `checkpoint`: best, last or a step. `data`: a path, or a
+    text that a run file may have as `data.train`. `predictions`: where to write a classifier's label
+    of each row; by default, predictions.jsonl of the run. `model`: the base, if it is in another place
+    on this machine. `trust_code`: the digest of code in the run's folder, to allow it from now on; the
+    refusal names the digest. `metrics`: your functions that judge the model's answers,
+    `function(prompt, answer, reference, record) -> float`; they are called in this process, so every
+    function with a name can be used.
 
     Raises:
-        ConfigError: no such run or checkpoint, another base than in training, no evaluation data, or metrics that do
-            not fit or raise.
-        DataError: bad records, or data that are nowhere.
-        ModelError: the base cannot be had.
+        ConfigError: no such run or checkpoint, another base than in training, no evaluation data, or
+            metrics that do not fit or raise.
+        DataError: bad records, or data that do not exist.
+        ModelError: the base cannot be loaded.
         EnvironmentFault: the disk is full.
     """
     from kubetune.result.inference.evaluate import evaluate_run
     from kubetune.scoring import own_functions
 
-    to = Path(predictions) if predictions else None
-    functions = own_functions.named(metrics)
     return evaluate_run(
-        folder_of(run), str(checkpoint), _text(data), to, model=_text(model), functions=functions,
+        folder_of(run),
+        str(checkpoint),
+        _text(data),
+        None if not predictions else Path(predictions),
+        model=_text(model),
+        functions=own_functions.named(metrics),
         trust_code=trust_code,
-    )  # fmt: skip
+    )
 
 
 def generate(
@@ -73,16 +79,18 @@ def generate(
     model: StrPath | None = None,
     trust_code: str | None = None,
 ) -> list[str]:
-    """One answer for each prompt, in order: a text, which is the user's turn for a chat model, or a list of messages.
+    """Return one answer for each prompt, in order.
 
-    `images`: for each prompt, the paths of those that it is about. Answers are greedy at temperature 0, else drawn from
-    the `top_p` likeliest share. `checkpoint`, `model` and `trust_code` are those of `evaluate`. The model is loaded once
-    a call: better one call with many prompts than many calls.
+    A prompt is a text, which a chat model gets as the user's turn, or a list of messages. `images`: for
+    each prompt, the paths of its images. Answers are greedy at temperature 0; otherwise tokens are
+    sampled from the most likely ones, which make up `top_p`. `checkpoint`, `model` and `trust_code` are
+    those of `evaluate`. Every call loads the model, so one call with many prompts is faster.
 
     Raises:
-        ConfigError: no such run or checkpoint, another base than in training, a classifier, or numbers without sense.
-        DataError: prompts that cannot be asked, each with its number. Nothing is answered then.
-        ModelError: the base cannot be had.
+        ConfigError: no such run or checkpoint, another base than in training, a classifier, or numbers
+            that make no sense.
+        DataError: prompts that cannot be asked, each with its number. None is answered then.
+        ModelError: the base cannot be loaded.
     """
     if isinstance(prompts, str):
         raise ConfigError("prompts: found one text; expected a list of them, such as [text]")
@@ -99,7 +107,9 @@ def generate(
     from kubetune.result.inference.generate import Sampling, answer, load_run
 
     loaded = load_run(folder, str(checkpoint), model=_text(model), trust_code=trust_code)
-    paths = [[str(path) for path in own] for own in images] if images is not None else None
+    paths = None
+    if images is not None:
+        paths = [list(map(str, images_of_prompt)) for images_of_prompt in images]
     answers = answer(
         loaded,
         prompts,
@@ -119,7 +129,10 @@ def require_sampling(
     top_p: float,
     written: Callable[[str], str] = lambda name: name,
 ) -> None:
-    """Raise ConfigError for numbers that make no sense. `written`: the name of an argument as the user knows it."""
+    """Raise ConfigError for numbers that make no sense.
+
+    `written` returns the name of an argument as the user knows it, such as `--top-p`.
+    """
     problems = []
     if max_new_tokens < 1:
         problems.append(f"{written('max_new_tokens')} is {max_new_tokens}; expected at least 1")
@@ -139,34 +152,29 @@ def classify(
     model: StrPath | None = None,
     trust_code: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Verdict of a classifier on each text, or pair of texts: `predicted`, and `probabilities` by label.
+    """Return a classifier's `predicted` label and `probabilities` by label, for each text.
 
-    Of a reward model, the `reward` of each answer: a prompt with it, or a record with `messages`.
-
-    `checkpoint`, `model` and `trust_code` are those of `evaluate`.
+    A text is one text, or a pair. A reward model returns the `reward` of each answer: a pair of a prompt
+    and an answer, or a record with `messages`. `checkpoint`, `model` and `trust_code` are those of
+    `evaluate`.
 
     Raises:
-        ConfigError: no such run or checkpoint, another base than in training, or a run that is no classifier.
-        DataError: what a reward model is given is no answer to a prompt.
-        ModelError: the base cannot be had.
+        ConfigError: no such run or checkpoint, another base than in training, or no classifier.
+        DataError: a reward model got something else than an answer to a prompt.
+        ModelError: the base cannot be loaded.
     """
     if isinstance(texts, str):
         raise ConfigError("texts: found one text; expected a list of them, such as [text]")
     folder = folder_of(run)
-    if not (config := read_config(folder)).classifies:
+    config = read_config(folder)
+    if not config.classifies:
         raise ConfigError(
             f"{folder} is a run of task {config.task}, no classifier; kubetune.generate asks it"
         )
     from kubetune.result.inference.classify import answer_record, classify_texts, score_answers
 
-    if config.task == CLASSIFIER:
-        pairs: list[tuple[str, str | None]] = []
-        for text in texts:
-            if isinstance(text, Mapping):
-                raise ConfigError(
-                    "texts: found a record; expected texts, or pairs of them, as in training"
-                )
-            pairs.append((text, None) if isinstance(text, str) else (text[0], text[1]))
+    if config.task == "sequence_classification":
+        pairs = [_pair(text) for text in texts]
         return classify_texts(folder, str(checkpoint), pairs, _text(model), trust_code)
     records = []
     for number, answer in enumerate(texts, 1):
@@ -174,14 +182,21 @@ def classify(
             raise ConfigError(
                 f"texts: number {number} is one text; expected a prompt and its answer, which is scored"
             )
-        record = (
-            dict(answer) if isinstance(answer, Mapping) else answer_record(folder, config, *answer)
-        )
+        if isinstance(answer, Mapping):
+            record = dict(answer)
+        else:
+            record = answer_record(folder, config, *answer)
         records.append((f"texts:{number}", record))
-    return [
-        {"reward": reward}
-        for reward in score_answers(folder, str(checkpoint), records, _text(model), trust_code)
-    ]
+    rewards = score_answers(folder, str(checkpoint), records, _text(model), trust_code)
+    return [{"reward": reward} for reward in rewards]
+
+
+def _pair(text: str | tuple[str, str] | Mapping[str, Any]) -> tuple[str, str | None]:
+    if isinstance(text, Mapping):
+        raise ConfigError("texts: found a record; expected texts, or pairs of them, as in training")
+    if isinstance(text, str):
+        return text, None
+    return text[0], text[1]
 
 
 def export(
@@ -197,32 +212,42 @@ def export(
     trust_code: str | None = None,
     quiet: bool = False,
 ) -> Export:
-    """Write the result as a folder that transformers, PEFT and vLLM load, and prove that it is the same model.
+    """Write the result as a folder for transformers, PEFT and vLLM, and prove that it is the same model.
 
-    `merged` puts an adapter into the base's weights. `dtype` is that of the weights; left out, the base's own.
-    `out`: left out, a folder below `exports` of the run. `quiet`: what goes on is not printed. `checkpoint`,
-    `model` and `trust_code` are those of `evaluate`.
+    `merged` adds an adapter to the base's weights. `dtype` is that of the weights; by default, the
+    base's. `out`: by default, a folder below `exports` of the run. `quiet`: no progress is printed.
+    `checkpoint`, `model` and `trust_code` are those of `evaluate`.
 
     Raises:
-        ConfigError: no such run or checkpoint, another base than in training, or what makes no sense.
-        ModelError: the proof failed, or the base cannot be had. Nothing is written then.
+        ConfigError: no such run or checkpoint, another base than in training, or arguments that make
+            no sense.
+        ModelError: the proof failed, or the base cannot be loaded. Nothing is written then.
         EnvironmentFault: the disk is full, or another export of the run goes on.
     """
     from kubetune.result.publishing.export import export_run
 
     return export_run(
-        folder_of(run), str(checkpoint), merged=merged, dtype=dtype, out=out, device=device,
-        max_shard_size=max_shard_size, model=_text(model), trust_code=trust_code, tell=(lambda _: None) if quiet else _tell,
-    )  # fmt: skip
+        folder_of(run),
+        str(checkpoint),
+        merged=merged,
+        dtype=dtype,
+        out=out,
+        device=device,
+        max_shard_size=max_shard_size,
+        model=_text(model),
+        trust_code=trust_code,
+        tell=(lambda _: None) if quiet else _print_progress,
+    )
 
 
 def report(runs: RunLike | Sequence[RunLike], out: StrPath | None = None) -> Path:
-    """Write one HTML file on a run, or on several side by side, that needs no network; returns where it is.
+    """Write one HTML file on a run, or on several side by side. Return its path.
 
-    `out`: left out, report.html in the run directory, or comparison.html in the current folder.
+    The page needs no network. `out`: by default, report.html in the run directory, or comparison.html
+    in the current folder.
 
     Raises:
-        ConfigError: no run, or a folder that is none.
+        ConfigError: no run, or a folder that is no run directory.
         EnvironmentFault: the page cannot be written.
     """
     from kubetune.reporting import write_report
@@ -230,13 +255,14 @@ def report(runs: RunLike | Sequence[RunLike], out: StrPath | None = None) -> Pat
     folders = folders_of(runs)
     if not folders:
         raise ConfigError("report of which run? Nothing was written.")
-    default = Path("comparison.html") if len(folders) > 1 else folders[0] / "report.html"
-    return write_report(folders, Path(out) if out is not None else default)
+    if out is None:
+        out = folders[0] / "report.html" if len(folders) == 1 else "comparison.html"
+    return write_report(folders, Path(out))
 
 
 def _text(path: StrPath | None) -> str | None:
     return None if path is None else str(path)
 
 
-def _tell(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(f"… {text}", flush=True)

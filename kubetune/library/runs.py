@@ -1,4 +1,4 @@
-"""A run as a value: where it lies, what it was made from, and what it has to show so far."""
+"""A run as a value: its directory, its config, and what it has measured and saved so far."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from kubetune.rundir.exit_status import ExitStatus
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory. `path` is absolute; `config` is the whole config, with what its first start fixed.
+    """A run directory.
 
-    All else is read anew each time it is asked for, also while the run goes on elsewhere.
+    Metrics, checkpoints and the exit status are read from disk at every call, so they are up to date
+    while the run continues in another process.
     """
 
-    path: Path
-    config: Config = field(repr=False, compare=False)
+    path: Path  # absolute
+    config: Config = field(repr=False, compare=False)  # whole, with what the first start fixed
 
     @classmethod
     def open(cls, path: StrPath) -> Self:
-        """The run that lies in a folder, finished or not.
+        """Return the run in a folder, finished or not.
 
         Raises:
             ConfigError: there is no such folder, or it is no run directory.
@@ -38,42 +39,50 @@ class Run:
         return cls(path, read_config(path))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl in order: one a training step, with `loss`, one an evaluation, with `eval_loss`.
+        """Return the lines of metrics.jsonl: one a training step, one an evaluation (`eval_loss`).
 
         Numbers that were not finite are None.
         """
         return metrics.read_metrics(self.path)
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """The steps at which a metric is known, such as `"loss"` or `"eval_loss"`, and its values.
+        """Return the steps of a metric, such as `"loss"` or `"eval_loss"`, and its values there.
 
-        What was not finite is nan.
+        A value that was not finite is nan.
 
         Raises:
-            ConfigError: no line has the metric; those there are, are named.
+            ConfigError: no line has the metric; the message names all metrics.
         """
-        lines = self.metrics()
-        found = [(line["step"], line[key]) for line in lines if key in line]
-        if not found:
-            known = ", ".join(sorted({name for line in lines for name in line})) or "none yet"
+        steps: list[int] = []
+        values: list[float] = []
+        metric_names: set[str] = set()
+        for line in self.metrics():
+            metric_names.update(line)
+            if key in line:
+                steps.append(line["step"])
+                value = line[key]
+                values.append(math.nan if value is None else value)
+        if not steps:
+            known = ", ".join(sorted(metric_names)) or "none yet"
             raise ConfigError(f"{self.path}: no metric {key!r}; there are {known}")
-        return [step for step, _ in found], [
-            math.nan if value is None else float(value) for _, value in found
-        ]
+        return steps, values
 
     @property
     def best(self) -> Path:
-        """The folder of the best checkpoint; the last where the run evaluates nothing. ConfigError without any."""
+        """The folder of the best checkpoint; of the last one if the run evaluates nothing.
+
+        Raise ConfigError if there is no checkpoint.
+        """
         return checkpoints.choose(self.path, "best")
 
     @property
     def last(self) -> Path:
-        """The folder of the newest checkpoint. Raises ConfigError where there is none."""
+        """The folder of the newest checkpoint. Raise ConfigError if there is none."""
         return checkpoints.choose(self.path, "last")
 
     @property
     def exit_status(self) -> ExitStatus | None:
-        """End of the run: `code` as of the command line, `reason`, last `step`. None while it goes on."""
+        """How the run ended: exit `code`, `reason`, last `step`. None while it runs."""
         return exit_status.read_exit_status(self.path)
 
 
@@ -81,12 +90,14 @@ RunLike = Run | StrPath
 
 
 def folder_of(run: RunLike) -> Path:
-    """The run directory that an argument stands for."""
-    return run.path if isinstance(run, Run) else Path(run).expanduser()
+    """Return the run directory that an argument stands for."""
+    if isinstance(run, Run):
+        return run.path
+    return Path(run).expanduser()
 
 
 def folders_of(runs: RunLike | Sequence[RunLike]) -> list[Path]:
-    """The run directories of one run, or of several."""
-    return [
-        folder_of(run) for run in ([runs] if isinstance(runs, (Run, str, os.PathLike)) else runs)
-    ]
+    """Return the run directories of one run, or of several."""
+    if isinstance(runs, (Run, str, os.PathLike)):
+        return [folder_of(runs)]
+    return [folder_of(run) for run in runs]

@@ -1,4 +1,10 @@
-"""Training as a function: a run in a process of its own, whose lines come here, and whose end is raised here."""
+"""Training as a function: it starts a process, prints its lines, and raises its error.
+
+caller ── request (JSON, stdin) ──────────→ child
+       ←─ log lines (stdout and stderr) ──
+       ←─ answer (JSON, a pipe) ──────────  exit code, error
+       ── SIGTERM on Ctrl-C ──────────────→ saves a checkpoint and ends
+"""
 
 from __future__ import annotations
 
@@ -30,8 +36,7 @@ from kubetune.rundir.exit_status import ExitStatus
 from kubetune.supervisor.local import check_run_dir
 
 CHILD = "kubetune.library.child"
-SECONDS_BETWEEN_LOOKS = 0.2
-"""For what `on_event` is told, where nothing is printed."""
+_POLL_SECONDS = 0.2  # how often new events are looked for while nothing is printed
 
 _BY_CODE = {
     errors.USER: "ConfigError",
@@ -50,48 +55,47 @@ def train(
     metrics: Sequence[Metric] = (),
     on_event: Callable[[dict[str, Any]], object] | None = None,
 ) -> Run:
-    """Fine-tune on this machine to the end; as `kubetune train`, with a checkpoint to go on from after every stop.
+    """Fine-tune on this machine to the end, as `kubetune train` does.
 
-    The run has a process of its own, so this may be called any number of times, from any thread, and from a notebook.
-    Its log lines go to `sys.stdout`; with `quiet` only what `kubetune` has to warn of, to `sys.stderr`. The same config
-    with the same `output` goes on with a run that was stopped, and finds one that is done as it is.
+    The run is another process, so this may be called any number of times, from any thread, and from a
+    notebook. Its log lines go to `sys.stdout`; with `quiet`, only warnings are printed, to `sys.stderr`.
+    The same config with the same `output` resumes a run that was stopped, and returns one that is done.
 
-    `metrics`: functions of yours that judge each answer, as `evaluation.metrics` of a run file has them:
-    `function(prompt, answer, reference, record) -> float`. They are called in a process of the run, which finds them by
-    file and name: all must be defined at the top of one Python file. `on_event` is called here, in this thread, with
-    each line that the run adds to metrics.jsonl and events.jsonl; where it raises, the run is stopped with a checkpoint
-    and the error raised.
+    `metrics`: your functions that judge each answer, like `evaluation.metrics` of a run file:
+    `function(prompt, answer, reference, record) -> float`. They are called in a process of the run,
+    which finds them by file and name: all must be defined at the top of one Python file. `on_event` is
+    called in this thread with each line that the run adds to metrics.jsonl and events.jsonl; if it
+    raises, the run saves a checkpoint and stops, and the error is raised here.
 
-    Ctrl-C, in the main thread, has the run save a checkpoint and end; then KeyboardInterrupt is raised. A second one
-    ends it at once. Where this process ends, the run is stopped with a checkpoint too.
+    Ctrl-C in the main thread lets the run save a checkpoint and end, and raises KeyboardInterrupt. A
+    second one ends it at once. If this process ends, the run saves a checkpoint and ends too.
 
     Raises:
         ConfigError: the config is wrong, or the run directory belongs to another run.
-        DataError: bad records, or data that are nowhere.
-        ModelError: the model cannot be had, or does not fit the task.
-        EnvironmentFault: disk, device or network; also where the run goes on in another process.
+        DataError: bad records, or data that do not exist.
+        ModelError: the model cannot be loaded, or does not fit the task.
+        EnvironmentFault: disk, device or network; or another process trains this run already.
         Diverged: the loss stopped being finite, or stayed too high.
-        GateFailed: the run is done, and misses what `evaluation.gate` asks for.
+        GateFailed: the run is done, and fails `evaluation.gate`.
         Preempted: somebody else stopped the run; its `step` has a checkpoint.
-        LostPeer: a rank was killed or hung; to train again goes on.
+        LostPeer: a rank was killed or hung; calling this again resumes the run.
         KubetuneError: a bug in kubetune; the log in the run directory has the traceback.
     """
     _require_caller()
     file = None
     if not isinstance(config, (Config, Mapping)):
         file = read_file(Path(config))
-    settled, plan = plan_here(with_metrics(config if file is None else file, metrics))
-    run_dir = Path(str(settled.output)).expanduser().absolute()
-    check_run_dir(settled, run_dir, plan)
+    config, plan = plan_here(with_metrics(config if file is None else file, metrics))
+    run_dir = Path(str(config.output)).expanduser().absolute()
+    check_run_dir(config, run_dir, plan)
     request = {
-        "config": resolved(settled),
+        "config": resolved(config),
         "plan": plan.to_json(),
         "run_dir": str(run_dir),
         "source": None if file is None else file.text,
     }
     try:
-        tell = _teller(on_event, run_dir)
-        answer = _in_child(request, sys.stdout, sys.stderr, tell, quiet=quiet)
+        answer = _in_child(request, _event_caller(on_event, run_dir), quiet=quiet)
     except KeyboardInterrupt as interrupt:
         status = exit_status.read_exit_status(run_dir) if run_dir.is_dir() else None
         interrupt.add_note(f"{run_dir}: {status.reason if status else 'nothing was begun'}")
@@ -102,7 +106,10 @@ def train(
 
 
 def _require_caller() -> None:
-    """Raise ConfigError in a process of a run, which has come here by running a file of the user's for a function."""
+    """Raise ConfigError in a process of a run.
+
+    It is here because it imports the user's file for a function, and that file calls `train`.
+    """
     if processes.AGENT_PID in os.environ:
         raise errors.ConfigError(
             "train() was called by a file that a run reads for its functions; put the call below "
@@ -110,19 +117,19 @@ def _require_caller() -> None:
         )
 
 
-def _teller(
+def _event_caller(
     on_event: Callable[[dict[str, Any]], object] | None, run_dir: Path
 ) -> Callable[[], None]:
-    """A function that hands `on_event` what the run has written since the last time."""
+    """Return a function that calls `on_event` with the lines that are new since its last call."""
     if on_event is None:
         return lambda: None
     follower = RunFollower(run_dir)
 
-    def tell() -> None:
+    def call_on_event() -> None:
         for line in follower.read():
             on_event(line)
 
-    return tell
+    return call_on_event
 
 
 def start_child(
@@ -131,81 +138,90 @@ def start_child(
     stderr: int,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[subprocess.Popen[bytes], IO[str]]:
-    """The process of a run, and where its answer comes, of which nothing is read where it dies without one."""
-    reading, writing = os.pipe()
-    told = open(reading, encoding="utf-8")  # noqa: SIM115 - the caller's
+    """Start the process of a run. Return it and its answer, which is empty if it dies without one."""
+    read_end, write_end = os.pipe()
+    answer = open(read_end, encoding="utf-8")  # noqa: SIM115 - the caller closes it
     try:
         child = subprocess.Popen(
-            processes.module(CHILD, writing),
+            processes.module(CHILD, write_end),
             stdin=subprocess.PIPE,
             stdout=stdout,
             stderr=stderr,
             env={**os.environ, **(environ or {}), processes.AGENT_PID: str(os.getpid())},
-            pass_fds=[writing],
-            start_new_session=True,  # Ctrl-C in a terminal, or in a notebook, must reach this process only
+            pass_fds=[write_end],
+            # Ctrl-C in a terminal or a notebook must reach this process only.
+            start_new_session=True,
         )
     except BaseException:
-        told.close()
+        answer.close()
         raise
     finally:
-        os.close(writing)
+        os.close(write_end)
     assert child.stdin is not None
     try:
         with contextlib.suppress(BrokenPipeError), child.stdin:
             child.stdin.write(json.dumps(request).encode())
-    except BaseException:  # Ctrl-C: without its whole request it has begun nothing
+    except BaseException:
+        # Ctrl-C. The child waits for the whole request, so it has done nothing yet.
         child.kill()
         child.communicate()
-        told.close()
+        answer.close()
         raise
-    return child, told
+    return child, answer
 
 
 def _in_child(
-    request: Mapping[str, Any], out: IO[str], err: IO[str], tell: Callable[[], None], *, quiet: bool
+    request: Mapping[str, Any], call_on_event: Callable[[], None], *, quiet: bool
 ) -> dict[str, Any]:
-    """Answer of the process of the run. Whatever ends the waiting for it, Ctrl-C above all, stops it first."""
-    streams = (
-        (subprocess.DEVNULL, subprocess.PIPE) if quiet else (subprocess.PIPE, subprocess.STDOUT)
-    )
-    child, told = start_child(request, *streams)
-    with told:
-        lines = child.stderr if quiet else child.stdout
-        assert lines is not None
-        with lines:
-            try:
-                _pass_on(lines, err if quiet else out, tell)
-                child.wait()
-                tell()
-            except BaseException:
-                _stop(child, lines, err if quiet else out)
-                raise
-        answer = told.read()
-    return json.loads(answer) if answer else _died(child.returncode)
+    """Run in a child and return its answer. Whatever ends the wait, such as Ctrl-C, stops it first."""
+    if quiet:
+        child, answer_file = start_child(request, subprocess.DEVNULL, subprocess.PIPE)
+        lines, out = child.stderr, sys.stderr
+    else:
+        child, answer_file = start_child(request, subprocess.PIPE, subprocess.STDOUT)
+        lines, out = child.stdout, sys.stdout
+    assert lines is not None
+    with answer_file, lines:
+        try:
+            _print_lines(lines, out, call_on_event)
+            child.wait()
+            call_on_event()
+        except BaseException:
+            _stop(child, lines, out)
+            raise
+        answer = answer_file.read()
+    if not answer:
+        return _died(child.returncode)
+    return dict(json.loads(answer))
 
 
-def _pass_on(lines: IO[bytes], to: IO[str], tell: Callable[[], None] = lambda: None) -> None:
-    """Hand on what is printed, as it comes, until the end; `tell` is called whenever something came, or might have."""
+def _print_lines(
+    lines: IO[bytes], out: IO[str], call_on_event: Callable[[], None] = lambda: None
+) -> None:
+    """Print what comes until the end. Call `call_on_event` when something came, and now and then."""
+    # Bytes may end inside a character, or between \r and \n; the decoder keeps such a rest.
     decoder = io.IncrementalNewlineDecoder(
         codecs.getincrementaldecoder("utf-8")("replace"), translate=True
     )
     while True:
-        if select.select([lines], [], [], SECONDS_BETWEEN_LOOKS)[0]:
+        has_input, _, _ = select.select([lines], [], [], _POLL_SECONDS)
+        if has_input:
             content = os.read(lines.fileno(), 1 << 16)
-            to.write(decoder.decode(content, final=not content))
-            to.flush()
+            out.write(decoder.decode(content, final=not content))
+            out.flush()
             if not content:
                 return
-        tell()
+        call_on_event()
 
 
-def _stop(child: subprocess.Popen[bytes], lines: IO[bytes], to: IO[str]) -> None:
-    """Have the run save and end, and see it end; a second Ctrl-C kills it, and all its processes with it."""
+def _stop(child: subprocess.Popen[bytes], lines: IO[bytes], out: IO[str]) -> None:
+    """Let the run save and end. A second Ctrl-C kills it with all its processes."""
     try:
         child.send_signal(signal.SIGTERM)
         try:
-            _pass_on(lines, to)
-        except Exception:  # nobody reads any more, which must not keep the run from saving
+            _print_lines(lines, out)
+        except Exception:
+            # Printing failed. The pipe must still be emptied, or the run blocks and cannot save.
             while os.read(lines.fileno(), 1 << 16):
                 pass
         child.wait()
@@ -216,33 +232,39 @@ def _stop(child: subprocess.Popen[bytes], lines: IO[bytes], to: IO[str]) -> None
 
 
 def _died(status: int) -> dict[str, Any]:
-    """The answer of a process that gave none."""
+    """Return the answer for a process that gave none."""
     if status >= 0:
         reason = "the process of the run failed by itself; what it printed says why"
         return {"code": errors.BUG, "error": "KubetuneError", "reason": reason}
     name = signal.Signals(-status).name
-    reason = f"the process of the run was killed by {name}; to train again goes on from the newest checkpoint"
+    reason = (
+        f"the process of the run was killed by {name}; to train again goes on from the newest "
+        "checkpoint"
+    )
     return {"code": errors.LOST_PEER, "error": "LostPeer", "reason": reason}
 
 
 def _error(answer: Mapping[str, Any], run_dir: Path) -> errors.KubetuneError:
-    """Error for a run that did not end well: by what it says of itself, where it came so far."""
+    """Return the error of a run that did not end well: by its exit.json if it came so far."""
     if "error" in answer:
-        return _made(answer["error"], ExitStatus(answer["code"], answer["reason"]))
+        return _error_of(answer["error"], ExitStatus(answer["code"], answer["reason"]))
     status = exit_status.read_exit_status(run_dir)
-    if status is None or status.code != answer["code"]:  # that of an earlier start
+    if status is None or status.code != answer["code"]:  # exit.json is of an earlier start
         status = ExitStatus(answer["code"], f"{run_dir} ended with exit code {answer['code']}")
-    told = f"{status.reason.rstrip('.')}. Logs are in {run_dir / 'logs'}"
-    return _made(status.error or _BY_CODE.get(status.code, ""), replace(status, reason=told))
+    reason = f"{status.reason.rstrip('.')}. Logs are in {run_dir / 'logs'}"
+    return _error_of(status.error or _BY_CODE.get(status.code, ""), replace(status, reason=reason))
 
 
-def _made(name: str, status: ExitStatus) -> errors.KubetuneError:
+def _error_of(name: str, status: ExitStatus) -> errors.KubetuneError:
+    """Return an error of the class of that name, if it is one of `errors`."""
     if status.code == errors.PREEMPTED:
         return errors.Preempted(status.step or 0)
-    kind = getattr(errors, name, None)
+    error_class = getattr(errors, name, None)
+    # Preempted takes a step, not a reason, and was handled above.
     if (
-        not (isinstance(kind, type) and issubclass(kind, errors.KubetuneError))
-        or kind is errors.Preempted
+        isinstance(error_class, type)
+        and issubclass(error_class, errors.KubetuneError)
+        and error_class is not errors.Preempted
     ):
-        kind = errors.KubetuneError
-    return kind(status.reason)
+        return error_class(status.reason)
+    return errors.KubetuneError(status.reason)

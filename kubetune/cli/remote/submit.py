@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         print(dump(objects), end="")
         return errors.OK
     if not (args.no_check or args.smoke):
-        check_data(config, files, spared_by="--no-check")
+        check_data(config, files, skip_option="--no-check")
     assert config.kubernetes is not None
     cluster = open_cluster(config.kubernetes.namespace)
     return submit_config(cluster, config, files, args)
