@@ -214,6 +214,111 @@ def test_the_term_of_llama_factory_that_is_a_mean_of_means_is_near(tmp_path: Pat
     assert "mean over all their tokens" in text_of(result, "pref_ftx")
 
 
+@pytest.mark.parametrize(
+    ("peer", "text"),
+    [
+        ("LLaMA-Factory", LLAMA_FACTORY + "lr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_cycles: 3}\n"),
+        ("TRL", TRL.format(model="a/model") + "lr_scheduler_type: cosine\nlr_scheduler_kwargs: {num_cycles: 3}\n"),
+        ("ms-swift", SWIFT + "--lr_scheduler_type cosine --lr_scheduler_kwargs '{\"num_cycles\": 3}'"),
+        ("axolotl", AXOLOTL + "lr_scheduler: cosine\ncosine_min_lr_ratio: 0.1\n"),
+        ("axolotl", AXOLOTL + "lr_scheduler: cosine\njagged_restart_steps: 10\n"),
+    ],
+)  # fmt: skip
+def test_a_schedule_whose_shape_other_keys_change_comes_only_near(
+    peer: str, text: str, tmp_path: Path
+) -> None:
+    result, config = imported(tmp_path, text, peer)
+    assert config.training.lr_scheduler_type == "cosine"
+    key = "lr_scheduler" if peer == "axolotl" else "lr_scheduler_type"
+    assert kinds(result)[key] == "approximated"
+
+
+def test_settings_of_a_schedule_that_say_nothing(tmp_path: Path) -> None:
+    for schedule, ratio in (("linear", 0.1), ("constant", 0.1), ("cosine", 0)):
+        text = f"{AXOLOTL}lr_scheduler: {schedule}\ncosine_min_lr_ratio: {ratio}\n"
+        result, _ = imported(tmp_path, text)
+        assert kinds(result)["lr_scheduler"] == "carried"
+
+
+@pytest.mark.parametrize(
+    ("more", "epochs", "kind"),
+    [
+        ("--max_epochs 1", 1, "approximated"),
+        ("--max_epochs 1 --num_train_epochs 2", 1, "approximated"),
+        ("--num_train_epochs 2 --max_epochs 1", 1, "approximated"),
+        ("--num_train_epochs 2 --max_epochs 5 --max_steps -1", 2, "unneeded"),
+        ("--max_epochs 1 --max_steps 100", 3, "dropped"),
+    ],
+)
+def test_max_epochs_of_swift_ends_a_run_before_its_schedule(
+    more: str, epochs: float, kind: str, tmp_path: Path
+) -> None:
+    result, config = imported(tmp_path, SWIFT + more)
+    assert config.training.num_train_epochs == epochs
+    assert kinds(result)["max_epochs"] == kind
+
+
+@pytest.mark.parametrize(
+    ("peer", "text", "key"),
+    [
+        ("LLaMA-Factory", LLAMA_FACTORY + "mask_history: true\ntrain_on_prompt: true\n", "mask_history"),
+        ("axolotl", AXOLOTL + "batch_size: 8\ngradient_accumulation_steps: 2\n", "batch_size"),
+        ("axolotl", AXOLOTL + "val_set_size: 0.1\neval_steps: 5\nevals_per_epoch: 1\n", "eval_steps"),
+        ("axolotl", AXOLOTL + "val_set_size: 0.1\neval_steps: 5\neval_strategy: epoch\n", "eval_steps"),
+    ],
+)  # fmt: skip
+def test_pairs_that_a_tool_refuses_are_refused(
+    peer: str, text: str, key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: {peer} refuses it beside"):
+        imported(tmp_path, text, peer)
+
+
+def test_a_zero_that_says_nothing(tmp_path: Path) -> None:
+    result, config = imported(tmp_path, SWIFT + "--val_dataset b.jsonl --early_stop_interval 0")
+    assert config.training.early_stopping_patience is None
+    text = AXOLOTL + "val_set_size: 0.1\nearly_stopping_patience: 0\nsave_total_limit: 0\n"
+    result, config = imported(tmp_path, text)
+    assert config.training.early_stopping_patience is None
+    assert kinds(result)["save_total_limit"] == "unneeded"
+    lora = imported(tmp_path, LLAMA_FACTORY + "lora_rank: 4\nlora_alpha: 0\n")[1].lora
+    assert lora is not None
+    assert lora.lora_alpha == 8
+
+
+def test_words_of_swift_are_no_names_of_modules(tmp_path: Path) -> None:
+    result, _ = imported(tmp_path, SWIFT + "--target_modules all-embedding")
+    assert kinds(result)["target_modules"] == "dropped"
+    text = SWIFT + "--target_modules q_proj all-embedding --modules_to_save lm_head all-norm"
+    result, config = imported(tmp_path, text)
+    assert config.lora is not None
+    assert (config.lora.target_modules, config.lora.modules_to_save) == (("q_proj",), ("lm_head",))
+    assert kinds(result)["target_modules"] == kinds(result)["modules_to_save"] == "approximated"
+
+
+def test_an_empty_list_of_modules_is_refused_as_peft_refuses_it(tmp_path: Path) -> None:
+    text = TRL.format(model="a/model") + "lora_target_modules: []\n"
+    with pytest.raises(ConfigError, match="lora_target_modules: names no module"):
+        imported(tmp_path, text)
+
+
+def test_pretraining_of_llama_factory_cuts_long_texts_where_it_does_not_pack(
+    tmp_path: Path,
+) -> None:
+    text = LLAMA_FACTORY.replace("sft", "pt")
+    assert imported(tmp_path, text)[1].data.overlong == "split"
+    data = imported(tmp_path, text + "packing: false\n")[1].data
+    assert (data.packing, data.overlong) == (False, "truncate")
+
+
+@pytest.mark.parametrize(("shape", "kind"), [("chat_template", "approximated"), ("alpaca", "carried")])  # fmt: skip
+def test_all_that_axolotl_trains_of_a_conversation(shape: str, kind: str, tmp_path: Path) -> None:
+    text = AXOLOTL.replace("a/set", f"a/set, type: {shape}") + "train_on_inputs: true\n"
+    result, config = imported(tmp_path, text)
+    assert config.data.train_on == "all"
+    assert kinds(result)["train_on_inputs"] == kind
+
+
 # What each tool makes of pairs of keys, recorded with its own classes: tests/peers/read_effective.py.
 
 OVERLONG = {"delete": "drop", "right": "truncate", "left": "truncate", "raise": "error"}

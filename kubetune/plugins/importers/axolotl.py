@@ -8,6 +8,7 @@ from kubetune.plugins.importers import sources
 from kubetune.plugins.importers.common import (
     FAST_ATTENTION,
     NO_EFFECT,
+    NO_STOP,
     NOT_EXTENDED,
     TRACKERS,
     TRAINING,
@@ -15,6 +16,7 @@ from kubetune.plugins.importers.common import (
     optimizer,
     packing,
     pin_fsdp,
+    refuse_both,
     say_it_sees,
     schedule,
     share,
@@ -284,19 +286,23 @@ def _per_epoch(key: str, steps: str) -> Row:
     )
 
 
-def _saves(draft: Draft) -> None:
-    """Refuse keys of checkpoints that axolotl refuses together, and write down its number of steps."""
-    strategy = draft.get("save_strategy")
-    per_epoch = draft.get("saves_per_epoch")
-    if not draft.get("save_steps"):
-        if strategy == "steps" and not per_epoch:
-            draft.assume("training.save_steps", 500)
-        return
-    if per_epoch:
-        draft.refuse("save_steps", "axolotl refuses it beside saves_per_epoch")
-    if strategy not in (None, "steps"):
-        word = inline(draft.theirs["save_strategy"])
-        draft.refuse("save_steps", f"axolotl refuses it beside save_strategy: {word}")
+def _intervals(draft: Draft) -> None:
+    """Refuse what axolotl refuses beside a number of steps, and write down its own number for checkpoints."""
+    for verb in ("save", "eval"):
+        strategy = draft.get(f"{verb}_strategy")
+        if draft.get(f"{verb}_steps") and strategy not in (None, "steps"):
+            word = inline(draft.theirs[f"{verb}_strategy"])
+            draft.refuse(f"{verb}_steps", f"axolotl refuses it beside {verb}_strategy: {word}")
+    steps = draft.get("save_steps") or draft.get("saves_per_epoch")
+    if draft.get("save_strategy") == "steps" and not steps:
+        draft.assume("training.save_steps", 500)
+
+
+_REFUSED_TOGETHER = (
+    ("save_steps", "saves_per_epoch"),
+    ("eval_steps", "evals_per_epoch"),
+    ("batch_size", "gradient_accumulation_steps"),
+)
 
 
 def _batch_size(value: Any, draft: Draft) -> Outcome:
@@ -307,6 +313,15 @@ def _batch_size(value: Any, draft: Draft) -> Outcome:
     if isinstance(value, int) and isinstance(micro, int) and value >= micro:
         return carried(value // micro)
     return dropped("expected a multiple of micro_batch_size; set training.global_batch_size")
+
+
+def _train_on_inputs(value: Any, draft: Draft) -> Outcome:
+    """All tokens, or the answers. Of `type: chat_template` axolotl trains what each message says, and no more."""
+    if not value:
+        return carried("assistant")
+    if any(item.get("type") == "chat_template" for _, item in _sections(draft)):
+        return near("all", "the template's own words between messages are trained too")
+    return carried("all")
 
 
 def _plugins(value: Any, _: Draft) -> Outcome:
@@ -348,7 +363,8 @@ TOOL = Tool(
         _data,
         of_axolotl,
         lambda draft: pin_fsdp(draft, "fsdp fsdp_config fsdp_version dp_shard_size"),
-        _saves,
+        lambda draft: refuse_both(draft, *_REFUSED_TOGETHER),
+        _intervals,
         WarmUp(
             schedule="lr_scheduler",
             zero_steps_count=True,
@@ -379,11 +395,13 @@ TOOL = Tool(
         # Data.
         Row("sample_packing", "data.packing", packing),
         Row("excess_length_strategy", "data.overlong", values={"drop": "drop", "truncate": "truncate", "raise": "error"}),
-        Row("train_on_inputs", "data.train_on", values={True: "all", False: "assistant"}),
+        Row("train_on_inputs", "data.train_on", _train_on_inputs),
         Row("val_set_size", "data.eval", share),
         # Training.
         Row("learning_rate", "training.learning_rate", lambda value, _: carried(float(value))),
         Row("batch_size", "training.gradient_accumulation_steps", _batch_size),
+        Row("early_stopping_patience", "training.early_stopping_patience", same={0: NO_STOP}),
+        Row("save_total_limit", "training.save_total_limit", same={0: "4 are kept there"}),
         Row("optimizer", "training.optim", optimizer),
         schedule("lr_scheduler"),
         _per_epoch("evals_per_epoch", "eval_steps"),

@@ -25,6 +25,7 @@ from kubetune.plugins.importers.engine import (
 )
 
 NO_EFFECT = "has no counterpart, and no effect on the result"
+NO_STOP = "the run goes on to its end, as here"
 FAST_ATTENTION = "kubetune chooses the fastest attention that its self-check proves exact"
 FUSED = "fused kernels are used where they are proved equal"
 NOT_EXTENDED = "the vocabulary is not extended"
@@ -39,6 +40,9 @@ _SCHEDULES = {
     "cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant",
     "cosine_with_restarts": "cosine",  # with one cycle, which is the default
 }  # fmt: skip
+_SHAPES = ("lr_scheduler_kwargs", "jagged_restart_steps")
+_SHAPES_OF_COSINE = ("cosine_min_lr_ratio", "min_lr", "lr_decay_iters")
+"""Keys that change a schedule, of whatever name, and those that change a cosine alone."""
 _SEEING = re.compile(
     r"vl|vision|llava|omni|ocr|pixtral|gemma-?3|minicpm-?[vo]|ovis|molmo|llama-?4|glm-?[\d.]+v",
     re.I,
@@ -50,9 +54,21 @@ _DAY = 24 * 3600
 
 
 def schedule(keys: str) -> Row:
-    """Return the row of the learning rate's schedule."""
+    """Return the row of the learning rate's schedule, which other keys may give another shape."""
     reason = "kubetune knows cosine, linear and constant schedules"
-    return Row(keys, "training.lr_scheduler_type", values=_SCHEDULES, near="cosine", reason=reason)
+    path = "training.lr_scheduler_type"
+    by_name = Row(keys, path, values=_SCHEDULES, near="cosine", reason=reason)
+
+    def rule(value: Any, draft: Draft) -> Outcome:
+        outcome = by_name.outcome(value, draft)
+        shapes = [key for key in _SHAPES if draft.get(key)]
+        if outcome.value == "cosine":
+            shapes += [key for key in _SHAPES_OF_COSINE if draft.get(key)]
+        if outcome.kind == "carried" and shapes:
+            return near(outcome.value, f"there its shape depends on {', '.join(shapes)} too")
+        return outcome
+
+    return Row(keys, path, rule)
 
 
 def optimizer(value: Any, _: Draft) -> Outcome:
@@ -248,6 +264,13 @@ def method(draft: Draft, key: str, value: Any, *of_lora: str) -> None:
         draft.assume("lora", None)
     else:
         draft.write(key, near(None, f"{value} is not there, LoRA is"), "lora")
+
+
+def refuse_both(draft: Draft, *pairs: tuple[str, str]) -> None:
+    """Raise ConfigError where both keys of a pair are set, which the tool refuses."""
+    for key, other in pairs:
+        if draft.get(key) and draft.get(other):
+            draft.refuse(key, f"{draft.tool.name} refuses it beside {other}")
 
 
 def ignore_all(draft: Draft, why: str, *beginnings: str) -> None:

@@ -17,6 +17,7 @@ from kubetune.plugins.importers.common import (
     packing,
     pin_fsdp,
     pixels,
+    refuse_both,
     say_it_sees,
     sees,
     share,
@@ -200,8 +201,13 @@ def _finish(draft: Draft) -> None:
         why = "prompt and answer of too long a row are cut in proportion there, the end of the row here"
         draft.assume("data.overlong", "truncate", why)
         return
-    draft.assume("data.overlong", "split")
     draft.assume("data.train_on", "all", "stage: pt trains on everything")
+    if draft.ours("data.packing") is False:
+        draft.assume(
+            "data.overlong", "truncate", "stage: pt cuts long texts where it does not pack"
+        )
+        return
+    draft.assume("data.overlong", "split")
     if not draft.has("data.packing"):
         draft.assume("data.packing", True, "stage: pt packs")
         why = "stage: pt counts packed rows, not samples"
@@ -211,14 +217,18 @@ def _finish(draft: Draft) -> None:
 def _stage(value: Any, draft: Draft) -> Outcome:
     """Supervised fine-tuning, of models that see too, or training on plain texts."""
     if value != "sft":
-        why = "every token of a text is trained; texts are packed whole"
-        return near("causal_lm", why)
+        return near("causal_lm", "every token of a text is trained; a text stays in one packed row")
     if draft.ours("task") == "vision_language":
         return unneeded("supervised fine-tuning; the task follows from the keys of images")
     return carried("causal_lm")
 
 
 _NO_WEIGHT = "give each source a `weight`: how often it appears in an epoch"
+
+_REFUSED_TOGETHER = (
+    ("mask_history", "train_on_prompt"),
+    ("max_samples", "streaming"),
+)
 
 _ENTRY = [
     *sources.SUBSET_AND_SPLIT,
@@ -235,6 +245,7 @@ TOOL = Tool(
         _method,
         _data,
         lambda draft: pin_fsdp(draft, "fsdp fsdp_config"),
+        lambda draft: refuse_both(draft, *_REFUSED_TOGETHER),
         OF_TRANSFORMERS.read,
         _packing,
     ),
@@ -253,7 +264,7 @@ TOOL = Tool(
         # Names that other tools have too; rows below replace those of TRAINING.
         *TRAINING,
         *aliased(
-            "model_name_or_path model_revision cutoff_len preprocessing_num_workers lora_rank lora_alpha lora_dropout "
+            "model_name_or_path model_revision cutoff_len preprocessing_num_workers lora_rank lora_dropout "
             "early_stopping_steps"
         ),
         # The task, and data.
@@ -262,6 +273,7 @@ TOOL = Tool(
         Row("train_on_prompt", "data.train_on", values={True: "all", False: "assistant"}),
         # Adapters, bits of the base and kinds of numbers.
         modules("lora_target", "all"),
+        Row("lora_alpha", "lora.alpha", same={0: "twice the rank, as here without it"}),
         names("additional_target", "lora.modules_to_save"),
         switch("use_rslora", "lora.use_rslora"),
         switch("use_dora", "lora.use_dora"),

@@ -11,6 +11,7 @@ from kubetune.config.data_files import is_file_name
 from kubetune.plugins.importers.common import (
     FAST_ATTENTION,
     NO_EFFECT,
+    NO_STOP,
     NOT_SPLIT,
     TRAINING,
     bits_of,
@@ -35,14 +36,13 @@ from kubetune.plugins.importers.engine import (
     drop,
     dropped,
     ignore,
-    names,
     near,
     switch,
     unneeded,
 )
 from kubetune.plugins.importers.preferences import is_preferred
 from kubetune.plugins.importers.prompts import template
-from kubetune.plugins.importers.targets import modules
+from kubetune.plugins.importers.targets import modules, saved
 from kubetune.plugins.importers.warm_up import WarmUp
 
 _MEGATRON = set(
@@ -161,6 +161,28 @@ def _sources(draft: Draft, key: str, text: str) -> list[dict[str, Any]]:
     return [{**source, "subset": subset} for subset in match["subsets"].split("/")]
 
 
+def _epochs(draft: Draft) -> None:
+    """Take `max_epochs`, which ends a run before the epochs or steps that its schedule is made for."""
+    if _is_megatron(draft):
+        return
+    last = draft.take("max_epochs")
+    epochs = draft.get("num_train_epochs") or 3
+    if last is None:
+        return
+    if (draft.get("max_steps") or 0) > 0:
+        draft.drop(
+            "max_epochs",
+            "the run takes max_steps steps here, though epochs may end it before them there",
+        )
+    elif last >= epochs:
+        draft.ignore("max_epochs", f"the run ends before, after {epochs} epochs")
+    else:
+        why = f"the learning rate ends with them; there it is on its way through {epochs} epochs"
+        draft.write("max_epochs", near(last, why), "training.num_train_epochs")
+        if draft.take("num_train_epochs") is not None:
+            draft.drop("num_train_epochs", "max_epochs ends the run before")
+
+
 def _accumulation(value: Any, draft: Draft) -> Outcome:
     """Micro-batches of a step, or a shell's division such as `$(expr 64 / $NPROC_PER_NODE)`."""
     if isinstance(value, int):
@@ -239,6 +261,7 @@ TOOL = Tool(
         _chat_template,
         _data,
         lambda draft: pin_fsdp(draft, "fsdp"),
+        _epochs,
         _warm_up,
     ),
     finish=_finish,
@@ -260,7 +283,7 @@ TOOL = Tool(
         # Names that other tools have too; rows below replace those of TRAINING.
         *TRAINING,
         *aliased(
-            "model_revision max_length dataset_num_proc lora_rank lora_alpha lora_dropout early_stop_interval "
+            "model_revision max_length dataset_num_proc lora_rank lora_alpha lora_dropout "
             "micro_batch_size global_batch_size lr target_parameters"
         ),
         # The model, batches and data.
@@ -274,13 +297,14 @@ TOOL = Tool(
         # Adapters and bits of the base.
         replace(modules("target_modules", "all-linear", among_names=True), unless=_has_expression),
         Row("target_regex", "lora.target_modules"),
-        names("modules_to_save", "lora.modules_to_save"),
+        Row("modules_to_save", "lora.modules_to_save", saved),
         switch("use_rslora", "lora.use_rslora"),
         switch("use_dora", "lora.use_dora"),
         bits_of("quant_bits", "bnb_4bit_quant_type"),
         Row("quant_method", same={"bnb": "bitsandbytes, as here"}, reason="the base is quantised by bitsandbytes"),
         four_bits("bnb_4bit_quant_type", "quant_bits", 4),
         # Training, and where it runs.
+        Row("early_stop_interval", "training.early_stopping_patience", same={0: NO_STOP}),
         Row("loss_scale", "data.train_on", values={"default": "assistant", "all": "all"}, near="assistant",
             reason="every answer weighs the same"),
         Row("deepspeed", "training.parallelism", _deepspeed),

@@ -7,7 +7,7 @@ import re
 from typing import Any, Final
 
 from kubetune.plan.model_shapes import read_config
-from kubetune.plugins.importers.engine import Draft, Outcome, Row, as_list, carried, near
+from kubetune.plugins.importers.engine import Draft, Outcome, Row, as_list, carried, dropped, near
 
 PATH: Final = "lora.target_modules"
 _NAMES = re.compile(r"[\w.,\s-]+")
@@ -21,6 +21,8 @@ _BEYOND_LINEAR: Final = (
     "all-router",
 )
 """Names of modules that are no linear layers of the trunk, so `all-linear` leaves them out."""
+_WORDS: Final = ("all-embedding", "all-norm", "all-router")
+"""Words of ms-swift for several modules, which its files have among names."""
 _USUAL: Final = ("q_proj", "v_proj")
 PEFT_DEFAULTS: Final[dict[tuple[str, ...] | str, str]] = {
     _USUAL: "bart opt gptj gpt_neo llama llama4 mistral mixtral stablelm gemma gemma2 gemma3_text qwen2 qwen3",
@@ -70,13 +72,29 @@ def _modules(value: Any, word: str, among_names: bool) -> Outcome:
     listed = as_list(value)
     others = [name for name in listed if name != word]
     if len(others) == len(listed):
-        return carried(listed)
+        return _named(listed) if among_names else carried(listed)
     if not others:
         return carried("all-linear")
     if among_names:
         return _all_and(others)
     shown = ", ".join(map(str, others))
     return carried(others, f"{PATH}: {shown}; `{word}` beside names is a module's name there")
+
+
+def _named(listed: list[Any], what: str = "adapters on") -> Outcome:
+    """Carry names of modules; ms-swift's words for several of them, such as `all-embedding`, are none."""
+    names = [name for name in listed if name not in _WORDS]
+    if len(names) == len(listed):
+        return carried(listed)
+    words = ", ".join(name for name in listed if name in _WORDS)
+    if not names:
+        return dropped(f"{words} is not there; name the modules")
+    return near(names, f"{what} {words} are left out")
+
+
+def saved(value: Any, _: Draft) -> Outcome:
+    """Modules that are trained whole beside the adapters of ms-swift."""
+    return _named(as_list(value), "copies of")
 
 
 def _all_and(others: list[Any]) -> Outcome:
@@ -120,6 +138,8 @@ def assume_peft_default(draft: Draft) -> None:
     if not draft.has("lora") or draft.has(PATH):
         return
     key = "lora_target_modules"
+    if draft.theirs.get(key) == []:
+        draft.refuse(key, "names no module, which PEFT refuses too; expected all-linear, or names")
     model = str(draft.get("model_name_or_path") or "")
     facts = read_config(model, os.environ)
     if facts is None:
