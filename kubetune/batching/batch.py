@@ -32,9 +32,8 @@ class Batch:
     position_ids: Tensor  # int64 [tokens] they begin anew in each sequence
     cu_seqlens: tuple[int, ...]  # [sequences + 1] where sequences begin and end
     rows: Tensor  # int64 [labels] index of the token that predicts each label; empty for labelled texts
-    labels: (
-        Tensor  # int64 [labels] what is to be predicted; for labelled texts fp32 [sequences, width]
-    )
+    # int64 [labels] what is to be predicted; of labelled texts fp32 [sequences, width].
+    labels: Tensor
     samples: tuple[int, ...]  # ids of the rows of data that it was made from
     segments: Tensor | None = None  # int64 [tokens] token types of labelled texts
     pictures: Pictures | None = None  # of a vision-language model
@@ -43,9 +42,7 @@ class Batch:
     reference: Tensor | None = None
     label_counts: tuple[int, ...] = ()  # [sequences] labels of each sequence
     totals: object = None  # what a task needs to know of the whole global batch
-    tree: PrefixTree | None = (
-        None  # set where rows share beginnings, which are sequences of their own
-    )
+    tree: PrefixTree | None = None  # set where rows share beginnings, each a sequence by itself
 
     @property
     def parents(self) -> tuple[int, ...]:

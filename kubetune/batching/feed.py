@@ -46,12 +46,7 @@ class Work:
 
 
 class Feed:
-    """Training batches. With `padding_free` False every sequence is a micro-batch of its own.
-
-    `even`: every rank gets equally many micro-batches, because each takes all ranks; some may hold no sample then.
-    `shares`: rows that begin alike are put together, and their beginnings computed once. `costs`: of every row, of
-    which ranks get equal shares; left out, or where rows share beginnings, shares are of tokens.
-    """
+    """The training batches of one rank."""
 
     def __init__(
         self,
@@ -65,24 +60,35 @@ class Feed:
         shares: bool = False,
         costs: NDArray[np.float64] | None = None,
     ) -> None:
-        self._costs = None if costs is None or not costs.any() else whole(costs)
-        self._rows, self._plan, self._seed, self._world, self._even = rows, plan, seed, world, even
+        """Say how rows become micro-batches.
+
+        `padding_free`: False makes every sequence a micro-batch of its own. `even`: every rank gets
+        equally many micro-batches, because each takes all ranks; some may hold no sample then.
+        `shares`: rows that begin alike are put together, and their beginnings are computed once.
+        `costs` `[rows]`: ranks get equal shares of these; without them, or where rows share
+        beginnings, ranks get equal shares of tokens.
+        """
+        self._rows = rows
+        self._plan = plan
+        self._seed = seed
+        self._world = world
+        self._even = even
         self.shares = shares
+        self._costs = None
+        if costs is not None and costs.any():
+            self._costs = whole(costs)
         self._reader = picture_reader(rows)
         self._token_budget = plan.micro_batch_tokens if padding_free else None
         self._sequences = plan.per_device_train_batch_size if padding_free else 1
         self._lengths = rows.lengths
         self._order = lru_cache(maxsize=2)(self._epoch_order)
-        self._mine = lru_cache(maxsize=2)(
-            self._split
-        )  # a step's share is asked for again when images look ahead
-        in_tokens = plan.global_batch_tokens is not None
-        self.steps_per_epoch = (
-            plan.steps_per_epoch
-            if in_tokens
-            else -(-rows_per_epoch(rows) // plan.global_batch_size)
-        )
-        self._boundaries = lru_cache(maxsize=2)(self._epoch_boundaries) if in_tokens else None
+        # Kept for two steps: with images the share of the next step is asked for ahead.
+        self._share = lru_cache(maxsize=2)(self._split)
+        self._boundaries = None  # in an epoch's order, where the batch is given in tokens
+        self.steps_per_epoch = -(-rows_per_epoch(rows) // plan.global_batch_size)
+        if plan.global_batch_tokens is not None:
+            self._boundaries = lru_cache(maxsize=2)(self._epoch_boundaries)
+            self.steps_per_epoch = plan.steps_per_epoch
 
     def _epoch_order(self, epoch: int) -> Ids:
         return epoch_order(self._seed, epoch, self._rows.source, self._rows.weights)
@@ -91,7 +97,7 @@ class Feed:
         return step_boundaries(self._lengths[self._order(epoch)], self.steps_per_epoch)
 
     def samples(self, step: int) -> Ids:
-        """Row ids of the global batch of a step, the same on every rank and at every world size."""
+        """Return the row ids of a step's global batch, the same on every rank and at every world size."""
         epoch, index = divmod(step, self.steps_per_epoch)
         if self._boundaries is not None:
             first, end = self._boundaries(epoch)[index : index + 2]
@@ -99,36 +105,37 @@ class Feed:
         return global_batch(self._order(epoch), index, self._plan.global_batch_size)
 
     def step(self, step: int) -> Work:
-        """This rank's micro-batches of a step."""
+        """Return this rank's micro-batches of a step."""
         ids = self.samples(step)
-        mine, computed = self._mine(step)
-        batches = [batch_of(self._rows, micro, self._reader, shares=self.shares) for micro in mine]
+        share, computed = self._share(step)
+        batches = []
+        for micro_ids in share:
+            batches.append(batch_of(self._rows, micro_ids, self._reader, shares=self.shares))
         if self._reader is not None:
-            for micro in self._mine(step + 1)[0]:
-                for row in micro:
+            next_share, _ = self._share(step + 1)
+            for micro_ids in next_share:
+                for row in micro_ids:
                     self._reader.look_ahead(self._rows.images(int(row)))
-        labels, tokens = int(self._rows.trained_counts[ids].sum()), int(self._lengths[ids].sum())
+        labels = int(self._rows.trained_counts[ids].sum())
         return Work(
             batches,
             divisor=labels,
             labels=labels,
-            tokens=tokens,
+            tokens=int(self._lengths[ids].sum()),
             samples=len(ids),
             computed=computed,
         )
 
     def step_tokens(self, step: int) -> tuple[int, int]:
-        """Tokens of a step that go through the model, and all its tokens."""
-        return self._mine(step)[1], int(self._lengths[self.samples(step)].sum())
+        """Return how many tokens of a step go through the model, and how many it has."""
+        _, computed = self._share(step)
+        return computed, int(self._lengths[self.samples(step)].sum())
 
     def largest(self) -> Batch:
-        """A micro-batch about as large as the run's largest: the longest rows, as many as one can hold."""
-        # A step of so many tokens may hold any number of rows.
-        most = (
-            len(self._lengths)
-            if self._boundaries
-            else -(-self._plan.global_batch_size // self._world.size)
-        )
+        """Return a micro-batch about as large as the run's largest: the longest rows that one holds."""
+        most = -(-self._plan.global_batch_size // self._world.size)
+        if self._boundaries is not None:
+            most = len(self._lengths)  # a batch that is given in tokens holds any number of rows
         if self._token_budget is None:
             ids = np.argsort(-self._lengths, kind="stable")[: min(most, self._sequences)]
         else:
@@ -136,8 +143,9 @@ class Feed:
         return batch_of(self._rows, ids, self._reader)
 
     def _split(self, step: int) -> tuple[list[Ids], int]:
-        """Row ids of this rank's micro-batches of a step, and the tokens that all ranks compute."""
-        ids, size = self.samples(step), self._world.size
+        """Return the row ids of this rank's micro-batches, and how many tokens all ranks compute."""
+        ids = self.samples(step)
+        size = self._world.size
         if self.shares and self._token_budget is not None:
             split, computed = split_by_prefix(
                 ids, self._rows.ids_of_sequences, size, self._token_budget
@@ -152,66 +160,78 @@ class Feed:
                 costs=self._costs,
             )
             computed = int(self._lengths[ids].sum())
-        return (_evened(split) if self._even else split)[self._world.rank], computed
+        if self._even:
+            split = _evened(split)
+        return split[self._world.rank], computed
 
 
 def whole(costs: NDArray[np.float64]) -> Ids:
-    """Costs as whole numbers, about a million in the mean: they have one sum, in whatever order each rank adds."""
-    found: Ids = np.rint(costs * (2**20 / costs.mean())).astype(np.int64)
-    return found
+    """Return costs as whole numbers, about a million in the mean.
+
+    Their sum is the same on every rank, in whatever order each adds them.
+    """
+    scaled: Ids = np.rint(costs * (2**20 / costs.mean())).astype(np.int64)
+    return scaled
 
 
 def rows_per_epoch(rows: Rows) -> int:
-    """Samples in an epoch: every row of every source, as often as its weight says."""
-    return epoch_size(np.bincount(rows.source, minlength=len(rows.weights)).tolist(), rows.weights)
+    """Return the samples of an epoch: every row of every source, as often as its weight says."""
+    return epoch_size(_rows_per_source(rows), rows.weights)
+
+
+def _rows_per_source(rows: Rows) -> list[int]:
+    counts: list[int] = np.bincount(rows.source, minlength=len(rows.weights)).tolist()
+    return counts
 
 
 def tokens_per_epoch(rows: Rows) -> int:
-    """Tokens of those samples; of a source that appears in part, as many as the mean row makes it."""
+    """Return the tokens of an epoch. Of a source that appears in part, they follow from its mean row."""
     tokens = np.bincount(rows.source, weights=rows.lengths, minlength=len(rows.weights))
-    counts = np.bincount(rows.source, minlength=len(rows.weights)).tolist()
-    sizes = [
-        epoch_size([count], [weight]) for count, weight in zip(counts, rows.weights, strict=True)
-    ]
-    return sum(
-        int(all_ * size) // count
-        for all_, size, count in zip(tokens, sizes, counts, strict=True)
-        if count
-    )
+    total = 0
+    for source, count in enumerate(_rows_per_source(rows)):
+        if count:
+            samples = epoch_size([count], [rows.weights[source]])
+            total += int(tokens[source] * samples) // count
+    return total
 
 
 def evaluated(rows: Rows) -> Ids:
-    """The rows that an evaluation takes: all, or where the weights of their sources differ as many as mirror these."""
-    counts = np.bincount(rows.source, minlength=len(rows.weights)).tolist()
+    """Return the rows that an evaluation takes.
+
+    These are all rows; where sources have different weights, each gives its part by these.
+    """
     keys = hash_ids(np.arange(len(rows), dtype=np.int64), "evaluated")
     parts = []
-    for source, number in enumerate(evaluated_rows(counts, rows.weights)):
+    for source, number in enumerate(evaluated_rows(_rows_per_source(rows), rows.weights)):
         ids = np.flatnonzero(rows.source == source).astype(np.int64)
         parts.append(ids[np.argsort(keys[ids], kind="stable")[:number]])
-    return np.sort(np.concatenate(parts)) if parts else NOTHING
+    if not parts:
+        return NOTHING
+    return np.sort(np.concatenate(parts))
 
 
 def evaluation_batches(
     rows: Rows, plan: Plan, world: World, *, padding_free: bool = True, even: bool = False
 ) -> list[list[Ids]]:
-    """Every row of `evaluated` once: `[rank][batch] -> row ids`. Batches hold at most training's budget of tokens.
+    """Return every row of `evaluated` once, `[rank][batch]` -> row ids.
 
-    Which rows share a batch does not depend on the world, so that the last bit of every output does not either.
-    `even`: equally many batches for every rank, some of them empty.
+    Batches hold at most training's budget of tokens. Which rows share a batch does not depend on the
+    world, so that the last bit of every output does not either. `even`: every rank gets equally many
+    batches, some of them empty.
     """
-    split = deal(
-        groups(rows, plan, evaluated(rows), padding_free=padding_free), rows.lengths, world.size
-    )
-    return _evened(split) if even else split
+    batches = groups(rows, plan, evaluated(rows), padding_free=padding_free)
+    split = deal(batches, rows.lengths, world.size)
+    if even:
+        split = _evened(split)
+    return split
 
 
 def groups(rows: Rows, plan: Plan, ids: Ids, *, padding_free: bool) -> list[Ids]:
-    """Rows that go through the model together where nothing is trained on them, whatever the world."""
+    """Return batches of row ids for a forward without training, the same for every world."""
     if padding_free and plan.micro_batch_tokens is not None:
         share = -(-int(rows.lengths[ids].sum()) // EVALUATION_BATCHES)
-        return pack(
-            ids, rows.lengths, min(plan.micro_batch_tokens, max(share, SMALLEST_BATCH_TOKENS))
-        )
+        budget = min(plan.micro_batch_tokens, max(share, SMALLEST_BATCH_TOKENS))
+        return pack(ids, rows.lengths, budget)
     size = plan.per_device_eval_batch_size if padding_free else 1
     by_length = ids[np.argsort(-rows.lengths[ids], kind="stable")]
     return [by_length[start : start + size] for start in range(0, len(ids), size)]
@@ -223,29 +243,37 @@ def _evened(split: list[list[Ids]]) -> list[list[Ids]]:
 
 
 def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None, *, shares: bool = False) -> Batch:
-    """These rows as one batch of tensors; `reader` is `picture_reader(rows)`, kept from batch to batch."""
+    """Return rows as one batch of tensors.
+
+    `reader` is `picture_reader(rows)`, kept from batch to batch. `shares`: see `Feed`.
+    """
     if not len(ids):
-        # One token and no label: it passes through the whole model, and adds nothing.
-        nothing = [(np.zeros(1, np.uint32), np.zeros(1, bool))] * rows.sequences_per_row
-        return (
-            collate(nothing)
-            if reader is None
-            else collate_pictured(nothing, [[]], reader.processor)
-        )
-    samples = [int(i) for i in ids]
+        return _empty_batch(rows.sequences_per_row, reader)
+    samples = [int(row) for row in ids]
     if rows.is_labelled and rows.targets is not None:
-        segments = [rows.segments(i) for i in samples]
-        return collate_labelled(
-            [rows.row(i)[0] for i in samples], segments, rows.targets[ids], samples
-        )
-    sequences = [sequence for i in samples for sequence in rows.sequences(i)]
-    if reader is None:
-        batch = (collate_shared if shares else collate)(sequences, samples)
+        texts = [rows.row(row)[0] for row in samples]
+        segments = [rows.segments(row) for row in samples]
+        return collate_labelled(texts, segments, rows.targets[ids], samples)
+    sequences = []
+    for row in samples:
+        sequences.extend(rows.sequences(row))
+    if reader is not None:
+        pictures = [reader.read(rows.images(row)) for row in samples]
+        batch = collate_pictured(sequences, pictures, reader.processor, samples)
+    elif shares:
+        batch = collate_shared(sequences, samples)
     else:
-        batch = collate_pictured(
-            sequences, [reader.read(rows.images(i)) for i in samples], reader.processor, samples
-        )
-    targets, reference = (
-        None if t is None else torch.from_numpy(t[ids]) for t in (rows.targets, rows.reference)
-    )
-    return replace(batch, targets=targets, reference=reference)
+        batch = collate(sequences, samples)
+    if rows.targets is not None:
+        batch = replace(batch, targets=torch.from_numpy(rows.targets[ids]))
+    if rows.reference is not None:
+        batch = replace(batch, reference=torch.from_numpy(rows.reference[ids]))
+    return batch
+
+
+def _empty_batch(sequences: int, reader: PictureReader | None) -> Batch:
+    """Return a batch that passes through the whole model and adds nothing: one token, no label."""
+    nothing = [(np.zeros(1, np.uint32), np.zeros(1, bool))] * sequences
+    if reader is None:
+        return collate(nothing)
+    return collate_pictured(nothing, [[]], reader.processor)

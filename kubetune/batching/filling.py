@@ -1,4 +1,8 @@
-"""Packed batches of few different lengths, where a new one costs more than some tokens that nobody looks at."""
+"""Packed batches of few different lengths, where a new length costs more than some unused tokens.
+
+Example: 200 tokens become 200 (a multiple of 8), 201 become 208. The 7 tokens behind are a sequence of
+their own, or several, none longer than the batch's longest.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +16,26 @@ from kubetune.batching.batch import Batch
 
 
 def filled_up(batch: Batch) -> Batch:
-    """The batch with sequences behind its own that nobody looks at, so that batches have few different lengths: at most
-    a sixteenth more tokens, 16 values for each power of two. They repeat its first token, and are no longer than its
-    longest sequence."""
-    tokens, longest = batch.num_tokens, int(np.diff(batch.cu_seqlens).max())
+    """Return the batch with unused sequences behind its own, so that there are few different lengths.
+
+    These are 16 for each power of two, at most a sixteenth more tokens. The new sequences repeat the
+    batch's first token, and are no longer than its longest sequence.
+    """
+    tokens = batch.num_tokens
+    longest = int(np.diff(batch.cu_seqlens).max())
     step = 1 << max(0, tokens.bit_length() - 5)
-    if not (added := -tokens % step):
+    added = -tokens % step
+    if not added:
         return batch
-    cu_seqlens = (
-        *batch.cu_seqlens,
-        *range(tokens + longest, tokens + added, longest),
-        tokens + added,
-    )
+    total = tokens + added
+    segments = batch.segments
+    if segments is not None:
+        segments = F.pad(segments, (0, added))
     positions = torch.from_numpy(np.arange(added) % longest)  # torch takes a tenth of a millisecond
     return replace(
         batch,
         input_ids=torch.cat([batch.input_ids, batch.input_ids[:1].expand(added)]),
         position_ids=torch.cat([batch.position_ids, positions]),
-        cu_seqlens=cu_seqlens,
-        segments=None if batch.segments is None else F.pad(batch.segments, (0, added)),
+        cu_seqlens=(*batch.cu_seqlens, *range(tokens + longest, total, longest), total),
+        segments=segments,
     )

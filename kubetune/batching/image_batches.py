@@ -22,8 +22,7 @@ from kubetune.errors import DataError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_AHEAD = 32
-"""Images held in memory before they are asked for: one of 1,024 tokens takes 24 MiB."""
+MOST_AHEAD = 32  # images read before they are asked for: one of 1,024 tokens takes 24 MiB
 
 
 class PictureReader:
@@ -43,30 +42,33 @@ class PictureReader:
                 self._waiting[image] = self._submit(image)
 
     def read(self, images: Sequence[ImageRef | bytes]) -> list[Picture | Upright]:
-        """The images, named or given as bytes, in order.
+        """Return the images, named or passed as bytes, in order.
 
-        Raises DataError where one is not what it was when the data were prepared.
+        Raises DataError for an image that is not what it was when the data were prepared.
         """
-        futures = {
-            image: self._waiting.pop(image) if image in self._waiting else self._submit(image)
-            for image in images
-        }
+        futures = {}
+        for image in images:
+            if image in self._waiting:
+                futures[image] = self._waiting.pop(image)
+            elif image not in futures:
+                futures[image] = self._submit(image)
         return [futures[image].result() for image in images]
 
     def _submit(self, image: ImageRef | bytes) -> Future[Picture | Upright]:
         if self._pool is None:
             self.processor.import_libraries()
-            self._pool = ThreadPoolExecutor(
-                min(4, len(os.sched_getaffinity(0))), thread_name_prefix="images"
-            )
+            threads = min(4, len(os.sched_getaffinity(0)))
+            self._pool = ThreadPoolExecutor(threads, thread_name_prefix="images")
         if isinstance(image, bytes):
             return self._pool.submit(self.processor.process, image)
         return self._pool.submit(self.processor.read, image)
 
 
 def picture_reader(rows: Rows) -> PictureReader | None:
-    """A reader of the images of `rows`; None where rows have none."""
-    return PictureReader(rows.processor) if rows.processor is not None else None
+    """Return a reader of the images of `rows`; None where rows have none."""
+    if rows.processor is None:
+        return None
+    return PictureReader(rows.processor)
 
 
 def collate_pictured(
@@ -75,93 +77,107 @@ def collate_pictured(
     processor: ImageProcessor,
     samples: Sequence[int] = (),
 ) -> Batch:
-    """Lay sequences and the images of each end to end, some of which may have none.
+    """Lay sequences and the images of each end to end. A sequence may have no image.
 
-    With half as many `pictures` as sequences, as of pairs, two sequences in turn have the same. Raises DataError when a
-    row has more or fewer tokens for images than the vision tower will make features.
+    There are as many `pictures` as sequences, or half as many: then each is that of two sequences in
+    turn, a pair. Raises DataError for a row with more or fewer tokens for images than the vision tower
+    will make features.
     """
     batch = collate(rows, samples)
-    pictures = [own for own in pictures for _ in range(len(rows) // len(pictures))]
+    sequences_per_row = len(rows) // len(pictures)
+    images_of = []  # [sequences] the images of each
+    for images in pictures:
+        images_of.extend([images] * sequences_per_row)
     if not processor.is_grid:
-        return _whole(batch, pictures, processor)
-    merge, positions = processor.merge_size, []
-    grids = [[cast(Picture, picture) for picture in own] for own in pictures]
-    for number, ((ids, _), own) in enumerate(zip(rows, grids, strict=True)):
+        return _with_processed_images(batch, images_of, processor)
+    merge = processor.merge_size
+    positions = []
+    all_images: list[Picture] = []
+    for number, (ids, _) in enumerate(rows):
+        images = [cast(Picture, image) for image in images_of[number]]
         is_image = ids == processor.placeholder.token
-        features = sum(down * across // merge**2 for _, (_, down, across) in own)
+        # What the vision tower makes of merge × merge patches is one feature.
+        grids = [(down // merge, across // merge) for _, (_, down, across) in images]
+        features = sum(down * across for down, across in grids)
         if int(is_image.sum()) != features:
-            name = f"row {samples[number * len(samples) // len(rows)]}" if samples else "a row"
+            name = f"row {samples[number // sequences_per_row]}" if samples else "a row"
             raise DataError(
                 f"{name} has {int(is_image.sum()):,} tokens for images of {features:,} features"
             )
-        positions.append(
-            grid_positions(
-                is_image, [(down // merge, across // merge) for _, (_, down, across) in own]
-            )
-        )
-    everything = [picture for own in grids for picture in own]
-    return replace(
-        batch,
-        pictures=Pictures(
-            positions=torch.from_numpy(np.concatenate(positions, 1)),
-            is_image=batch.input_ids == processor.placeholder.token,
-            pixel_values=torch.from_numpy(np.concatenate([p.pixel_values for p in everything]))
-            if everything
-            else None,
-            grids=torch.tensor([p.grid for p in everything]) if everything else None,
-            counts=tuple(map(len, pictures)),
-        ),
+        positions.append(grid_positions(is_image, grids))
+        all_images += images
+    result = Pictures(
+        positions=torch.from_numpy(np.concatenate(positions, 1)),
+        is_image=batch.input_ids == processor.placeholder.token,
+        counts=tuple(len(images) for images in images_of),
     )
+    if all_images:
+        pixel_values = np.concatenate([image.pixel_values for image in all_images])
+        result = replace(
+            result,
+            pixel_values=torch.from_numpy(pixel_values),
+            grids=torch.tensor([image.grid for image in all_images]),
+        )
+    return replace(batch, pictures=result)
 
 
-def _whole(batch: Batch, pictures: Sequence[Sequence[Any]], processor: ImageProcessor) -> Batch:
-    """Sequences with the images of each as the model's own processor makes them."""
+def _with_processed_images(
+    batch: Batch, images_of: Sequence[Sequence[Any]], processor: ImageProcessor
+) -> Batch:
+    """Return the batch with each sequence's images as the model's own processor makes them."""
     is_image = batch.input_ids == processor.placeholder.token
-    firsts = accumulate(batch.label_counts, initial=0)
-    inputs = tuple(
-        processor.whole.look(
-            [picture.image for picture in own],
-            is_image[start:stop],
-            int(batch.rows[first]) + 1 - start if labels else stop - start,
-        )
-        for own, (start, stop), first, labels in zip(
-            pictures, pairwise(batch.cu_seqlens), firsts, batch.label_counts, strict=False
-        )
+    first_labels = list(accumulate(batch.label_counts, initial=0))
+    inputs = []
+    for number, (start, stop) in enumerate(pairwise(batch.cu_seqlens)):
+        # A sequence is a prompt up to its first label, all of it without one.
+        prompt_tokens = stop - start
+        if batch.label_counts[number]:
+            prompt_tokens = int(batch.rows[first_labels[number]]) + 1 - start
+        images = [image.image for image in images_of[number]]
+        inputs.append(processor.whole.look(images, is_image[start:stop], prompt_tokens))
+    pictures = Pictures(
+        positions=batch.position_ids.expand(3, -1),
+        is_image=is_image,
+        counts=tuple(len(images) for images in images_of),
+        inputs=tuple(inputs),
     )
-    positions, counts = batch.position_ids.expand(3, -1), tuple(map(len, pictures))
-    return replace(
-        batch,
-        pictures=Pictures(positions=positions, is_image=is_image, counts=counts, inputs=inputs),
-    )
+    return replace(batch, pictures=pictures)
 
 
 def grid_positions(
     is_image: NDArray[np.bool_], grids: Sequence[tuple[int, int]]
 ) -> NDArray[np.int64]:
-    """Positions `[3, tokens]` in time, down and across of one sequence, as Qwen-VL counts them (arXiv 2409.12191).
+    """Return positions `[3, tokens]` in time, down and across, as Qwen-VL counts (arXiv 2409.12191).
 
-    Text moves on by one in all three; an image stays at one time, and after it all go on from its longer side.
-    `grids`: tokens down and across of each image, in order.
+    Text moves on by one in all three. An image stays at one time, and text behind it goes on from the
+    image's longer side. `grids`: tokens down and across of each image, in order.
+
+    Example: two tokens of text, an image of 2 × 3 tokens, one token of text:
+
+        time     0 1   2 2 2 2 2 2   5
+        down     0 1   2 2 2 3 3 3   5
+        across   0 1   2 3 4 2 3 4   5
     """
-    places = np.zeros((3, len(is_image)), np.int64)
-    at = now = 0
+    positions = np.zeros((3, len(is_image)), np.int64)
+    token = 0  # the next token
+    position = 0  # its position
     for down, across in grids:
-        begin = at + int(np.argmax(is_image[at:]))
-        places[:, at:begin] = np.arange(now, now + begin - at)
-        now += begin - at
-        at = begin + down * across
-        places[0, begin:at] = now
-        places[1, begin:at] = now + np.repeat(np.arange(down), across)
-        places[2, begin:at] = now + np.tile(np.arange(across), down)
-        now += max(down, across)
-    places[:, at:] = np.arange(now, now + len(is_image) - at)
-    return places
+        first = token + int(np.argmax(is_image[token:]))  # of the image
+        positions[:, token:first] = np.arange(position, position + first - token)
+        position += first - token
+        token = first + down * across
+        positions[0, first:token] = position
+        positions[1, first:token] = position + np.repeat(np.arange(down), across)
+        positions[2, first:token] = position + np.tile(np.arange(across), down)
+        position += max(down, across)
+    positions[:, token:] = np.arange(position, position + len(is_image) - token)
+    return positions
 
 
 def image_inputs(batch: Batch) -> dict[str, Tensor]:
-    """The images of a batch as transformers' models take them; nothing where it has none.
+    """Return the images of a batch as transformers' models take them; nothing where it has none.
 
-    Of a model whose images are no grids it is of one sequence.
+    Where the model's own processor makes them, the batch has one sequence.
     """
     pictures = batch.pictures
     if pictures is not None and pictures.inputs:

@@ -30,7 +30,7 @@ _FINAL = (errors.OK, *errors.FINAL)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run this node's part of a run to its end; returns the exit code."""
+    """Run this node's part of a run to its end, and return the exit code."""
     with Relay() as relay:
         logs.scrub_tracebacks()
         parser = argparse.ArgumentParser(
@@ -60,9 +60,10 @@ def _start(args: argparse.Namespace, relay: Relay) -> int:
         with hold(args.run_dir, read_place(args.run_dir).node):
             return supervise(args.run_dir, relay)
     except Exception as error:
-        if (told := files.known(error)) is None:
+        known_error = files.known(error)
+        if known_error is None:
             raise
-        return _end(told)
+        return _end(known_error)
 
 
 def _require_consent(run_dir: Path) -> None:
@@ -74,7 +75,7 @@ def _require_consent(run_dir: Path) -> None:
 
 
 def _end(error: errors.KubetuneError) -> int:
-    """Say why nothing was begun; returns the exit code."""
+    """Say why nothing was begun, and return the exit code."""
     print(logs.scrub(f"kubetune: {error}"), file=sys.stderr)
     exit_status.leave_message(ExitStatus(error.exit_code, exit_status.reason_of(error)))
     return error.exit_code
@@ -96,8 +97,8 @@ def _launch(args: argparse.Namespace, relay: Relay) -> int:
 
 
 def run() -> NoReturn:
-    """The whole process: `main`, and a way out that no signal bends."""
+    """Run `main`, and leave with its exit code whatever signal comes then."""
     code = main()
-    # The verdict stands: a signal while Python takes itself apart must not make another exit code of it.
+    # A signal while Python shuts down must not change the exit code.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     processes.leave(code)

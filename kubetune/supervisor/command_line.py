@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.\[\]-]*=")
+# Names of positional arguments of which a verb takes any number.
 _MORE = ("inputs", "prompts", "overrides")
-"""Names of positional arguments of which a verb takes any number."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -177,17 +177,18 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     Errors are printed by `args.parser`, the parser of the verb, where that is set.
     """
     args, rest = parser.parse_known_args(argv)
-    name = next((name for name in _MORE if name in args), None)
+    names = [name for name in _MORE if name in args]
+    name = names[0] if names else None
     takes_any_word = name is not None and name != "overrides"
     end_of_flags = len(rest)
     if takes_any_word and "--" in rest:
         end_of_flags = rest.index("--")
     words = rest[:end_of_flags]
-    unknown = [
-        word
-        for word in words
-        if word.startswith("-") or not (takes_any_word or _OVERRIDE.match(word))
-    ]
+    unknown = []
+    for word in words:
+        is_override = _OVERRIDE.match(word) is not None
+        if word.startswith("-") or not (takes_any_word or is_override):
+            unknown.append(word)
     if rest and (name is None or unknown):
         verb = getattr(args, "parser", parser)
         verb.error(f"unrecognized arguments: {' '.join(rest)}{_suggestion(verb, rest)}")
@@ -214,7 +215,9 @@ def run_file(args: argparse.Namespace) -> Path | None:
         raise ConfigError(
             f"command line: found {' and '.join(files)}; expected one run file, and overrides key=value"
         )
-    return Path(files[0]) if files else None
+    if not files:
+        return None
+    return Path(files[0])
 
 
 def config_from_args(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:

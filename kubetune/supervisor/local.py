@@ -39,10 +39,11 @@ def launch_run(
     source: str | None = None,
     relay: Relay | None = None,
 ) -> int:
-    """Run here to the end; returns the exit code. `source` is the text of the user's own config file, which is kept.
+    """Run here to the end, and return the exit code.
 
-    Raises ConfigError when the directory belongs to another run or a tracker is not installed, and EnvironmentFault
-    when a run goes on there.
+    `source` is the text of the user's config file, which the run directory keeps. Raise ConfigError if
+    the directory belongs to another run or a tracker is not installed, and EnvironmentFault if a run
+    goes on there.
     """
     if relay is None:
         with Relay() as relay:
@@ -58,8 +59,12 @@ def launch_run(
         )
     if config.mirror is not None:
         sync.check_installed(config.mirror)
-        if place.node == 0 and (status := _restore(config, run_dir, plan, config.mirror, relay)):
-            return status if status > 0 else errors.PREEMPTED
+        if place.node == 0:
+            code = _restore(config, run_dir, plan, config.mirror, relay)
+            if code < 0:  # ended by a signal
+                return errors.PREEMPTED
+            if code > 0:
+                return code
     check_run_dir(config, run_dir, plan)
     with hold(run_dir, place.node):
         create_run_dir(config, run_dir, plan, source)
@@ -67,26 +72,27 @@ def launch_run(
 
 
 def dated(config: Config, run_dir: Path) -> Config:
-    """The config with the date that chat templates write in this run, which its first start fixed."""
+    """Return the config with the date that chat templates write in this run: that of its first start."""
     first = None
     if _has_begun(run_dir) and (run_dir / RESOLVED).is_file():
         first = files.read_object(run_dir / RESOLVED)
     elif config.data.date is None:  # another node on the same disk may have fixed it already
         with suppress(errors.EnvironmentFault, FileNotFoundError):
-            there = files.read_object(run_dir / RESOLVED)
-            first = there if (there.get("data") or {}).get("date") else None
-    found = starts.dated(config, first)
-    if config.data.date not in (None, found.data.date):
+            written = files.read_object(run_dir / RESOLVED)
+            if (written.get("data") or {}).get("date"):
+                first = written
+    result = starts.dated(config, first)
+    if config.data.date not in (None, result.data.date):
         print(
-            f"kubetune: warning: data.date is {found.data.date} since the first start of {run_dir}, and stays so; "
+            f"kubetune: warning: data.date is {result.data.date} since the first start of {run_dir}, and stays so; "
             f"{config.data.date} is left out",
             file=sys.stderr,
         )
-    return found
+    return result
 
 
 def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Relay) -> int:
-    """Bring back from the mirror what it knows longer than this machine; returns the exit code of that."""
+    """Bring back from the mirror what is newer there than here, and return the exit code of that."""
     if (run_dir / RESOLVED).exists():
         training = config.training.model_copy(update={"resume": "auto"})
         check_run_dir(config.model_copy(update={"training": training}), run_dir, plan)
@@ -98,35 +104,30 @@ def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Rel
 def create_run_dir(
     config: Config, run_dir: Path, plan: Plan | None = None, source: str | None = None
 ) -> None:
-    """Write config.yaml, resolved.json and plan.json. Raises ConfigError as `check_run_dir` does."""
+    """Write config.yaml, resolved.json and plan.json. Raise ConfigError as `check_run_dir` does."""
     check_run_dir(config, run_dir, plan)
     consent.allow_start(config)
-    # First what tells other nodes on the same disk, at this very moment perhaps, that the directory is this run's.
-    files.write_atomic(
-        run_dir / RESOLVED, json.dumps(resolved(dated(config, run_dir)), indent=2) + "\n"
-    )
+    # resolved.json comes first: by it other nodes on the same disk, which may start at this moment, see
+    # that the directory is this run's.
+    text = json.dumps(resolved(dated(config, run_dir)), indent=2) + "\n"
+    files.write_atomic(run_dir / RESOLVED, text)
     files.write_atomic(run_dir / metrics.CONFIG, source if source is not None else as_yaml(config))
     if plan is not None:
         files.write_atomic(run_dir / metrics.PLAN, plan.to_json())
 
 
 def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> None:
-    """Raise ConfigError when `run_dir` holds anything but this run, or `training.resume` forbids to go on there."""
-    # Listed before it is looked for: another node may be making the directory just now, and that file comes first.
-    found = sorted(entry.name for entry in run_dir.glob("[!.]*") if entry.name != "logs")
+    """Raise ConfigError if `run_dir` holds anything but this run, or `training.resume` forbids to go on."""
+    # The folder is listed before resolved.json is looked for: another node may be making it just now, and
+    # resolved.json comes first.
+    names = sorted(entry.name for entry in run_dir.glob("[!.]*") if entry.name != "logs")
     if not (run_dir / RESOLVED).exists():
-        if found:
+        if names:
             raise errors.ConfigError(
-                f"{run_dir} holds {found[0]} but no run of kubetune; choose another `output`. Nothing was written."
+                f"{run_dir} holds {names[0]} but no run of kubetune; choose another `output`. Nothing was written."
             )
-    elif _has_begun(run_dir) and (differences := _differences(config, run_dir, plan)):
-        raise errors.ConfigError(
-            [
-                *(f"{key} was {was}, now is {now}" for key, was, now in differences),
-                f"{run_dir} holds a run with another config; to go on with it undo these changes, to start afresh "
-                "choose another `output`. Nothing was written.",
-            ]
-        )
+    elif _has_begun(run_dir):
+        _require_same_numbers(config, run_dir, plan)
     has_checkpoint = any((run_dir / "checkpoints").glob("step-*"))
     if config.training.resume == "never" and has_checkpoint:
         raise errors.ConfigError(
@@ -139,31 +140,43 @@ def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> No
 
 
 def _has_begun(run_dir: Path) -> bool:
-    """A step was trained here: a start that was refused before, say for its data, may come back mended."""
+    """True if a step was trained here. Before that, say after bad data, the config may change."""
+    if any((run_dir / "checkpoints").glob("*step-*")):
+        return True
     lines = run_dir / metrics.METRICS
-    return any((run_dir / "checkpoints").glob("*step-*")) or (
-        lines.exists() and lines.stat().st_size > 0
-    )
+    return lines.exists() and lines.stat().st_size > 0
+
+
+def _require_same_numbers(config: Config, run_dir: Path, plan: Plan | None) -> None:
+    """Raise ConfigError naming everything that changed and moves numbers."""
+    problems = []
+    for key, old, new in _differences(config, run_dir, plan):
+        problems.append(f"{key} was {old}, now is {new}")
+    if problems:
+        problems.append(
+            f"{run_dir} holds a run with another config; to go on with it undo these changes, to start afresh "
+            "choose another `output`. Nothing was written."
+        )
+        raise errors.ConfigError(problems)
 
 
 def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple[str, str, str]]:
-    """(key, old value, new value) of everything that changed and moves numbers."""
+    """Return (key, old value, new value) of everything that changed and moves numbers."""
     path = run_dir / RESOLVED
     # The file is loaded as a config, so that a key which it lacks counts with its default.
     old = dict(dotted_values(resolved(load_resolved(files.read_object(path), str(path)))))
     new = dict(dotted_values(resolved(config)))
     # The global batch may follow from compute.*, which by itself is free to change.
-    if plan is not None and (before := _plan_before(run_dir)) is not None:
+    plan_before = _plan_before(run_dir) if plan is not None else None
+    if plan is not None and plan_before is not None:
         name = "global_batch_size" if plan.global_batch_tokens is None else "global_batch_tokens"
-        old[f"training.{name}"], new[f"training.{name}"] = (
-            getattr(before, name),
-            getattr(plan, name),
-        )
+        old[f"training.{name}"] = getattr(plan_before, name)
+        new[f"training.{name}"] = getattr(plan, name)
     return moved_numbers(old, new)
 
 
 def _plan_before(run_dir: Path) -> Plan | None:
-    """The plan of an earlier start. A damaged one decides nothing: the newest checkpoint has its batch."""
+    """Return the plan of an earlier start. A damaged one is no matter: the newest checkpoint has its batch."""
     try:
         return Plan.read(run_dir / metrics.PLAN)
     except FileNotFoundError:

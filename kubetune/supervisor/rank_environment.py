@@ -6,11 +6,11 @@ import os
 
 from kubetune.base import logs, processes
 
+# Variables that torchrun would set, for a rank that is started without it.
 ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-"""Variables that torchrun would set, for a rank that is started without it."""
+# How often a thread that waits for the others of a product looks before it sleeps, some 0.1 ms. GNU's
+# OpenMP looks 300,000 times: where others use the machine too, most of a core goes into waiting.
 SPINS = 10_000
-"""Looks of a thread that waits for the others of a product before it sleeps, some 0.1 ms. GNU's OpenMP would take
-300,000: where others use the machine as well, most of a core goes into waiting for a thread that has none."""
 
 
 def environment(ranks: int = 1) -> dict[str, str]:

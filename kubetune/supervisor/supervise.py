@@ -1,6 +1,7 @@
 """The ranks of one node from their start to the verdict on how the run ended, and what comes after the last step.
 
-torchrun, where there are several ranks, is a process below this one, which never imports torch."""
+torchrun, where there are several ranks, is a process below this one, which never imports torch.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ WORKER = "kubetune.worker"
 BENCHMARKS = "kubetune.result.inference.benchmarks"
 BEFORE_AFTER = "kubetune.result.inference.before_after"
 
-# After losing a peer on another node: time for that node's own, telling report to arrive on a shared disk.
+# After losing a peer on another node: time for that node's own report, which knows the cause, to
+# arrive on a shared disk.
 _PEER_REPORT_SECONDS = 2.0
 _TORCHRUN_MARGIN_SECONDS = 10.0
 _DEFAULT_PATIENCE_SECONDS = 1800.0
@@ -41,10 +43,11 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: str = WORKER) -> int:
-    """Run the ranks of this node in a run directory that the caller holds; returns the exit code.
+    """Run the ranks of this node in a run directory that the caller holds, and return the exit code.
 
-    `prepare` and `worker` are modules that take the directory as argument: before any rank starts, and as each rank.
-    Writes exit.json (on node 0), and events. Raises EnvironmentFault when the directory cannot be written to.
+    `prepare` and `worker` are modules that take the directory as argument: `prepare` runs before any
+    rank starts, `worker` is each rank. Write events, and exit.json on node 0. Raise EnvironmentFault
+    if the directory cannot be written to.
     """
     place = read_place(run_dir)
     relay.grace_seconds = read_plan(run_dir).grace_seconds
@@ -54,28 +57,33 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
         "nodes": place.nodes,
         "processes": place.processes,
     }
-    # Left behind where a start was cut off without a word: until then devices were held, and paid for.
-    if beats := [float(beat["time"]) for beat in heartbeat.read_beats(run_dir)]:
+    # Heartbeats are left behind where a start was cut off. Until the last of them it held its devices,
+    # which cost money.
+    beats = [float(beat["time"]) for beat in heartbeat.read_beats(run_dir)]
+    if beats:
         facts["last_seen"] = metrics.written(datetime.fromtimestamp(max(beats), UTC))
     begun = events.size(run_dir)
     metrics.record_event(run_dir, "launch", **facts)
     with _mirrored(run_dir, place, relay), beside.observed(run_dir, place.node, begun, relay):
-        return _run_and_tell(run_dir, place, relay, prepare, worker)
+        status = _run(run_dir, place, relay, prepare, worker)
+        return _end(run_dir, place, relay, status)
 
 
 def _mirrored(run_dir: Path, place: Place, relay: Relay) -> AbstractContextManager[None]:
-    """Within, the run directory is copied to the object store that the config names, if it names one."""
+    """Copy the run directory, while the block runs, to the object store that the config names, if any."""
     address = files.read_object(run_dir / RESOLVED).get("mirror")
-    return (
-        copier.following(run_dir, address, relay) if address and place.node == 0 else nullcontext()
-    )
+    if address and place.node == 0:
+        return copier.following(run_dir, address, relay)
+    return nullcontext()
 
 
-def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> int:
-    status = _run(run_dir, place, relay, prepare, worker)
+def _end(run_dir: Path, place: Place, relay: Relay, status: ExitStatus) -> int:
+    """Write down how the ranks ended, do what follows a good end, and return the exit code of the run."""
     if status.code == errors.OK and place.node == 0:
         status = _benchmarked(run_dir, relay, status)
-    if status.code == errors.PREEMPTED and status.step is None:  # no rank had come so far as to say
+    if (
+        status.code == errors.PREEMPTED and status.step is None
+    ):  # stopped before a rank wrote its step
         status = replace(status, step=checkpoints.newest_step(run_dir))
     # A full disk must not hide the exit code it caused.
     with suppress(errors.EnvironmentFault):
@@ -84,34 +92,38 @@ def _run_and_tell(run_dir: Path, place: Place, relay: Relay, prepare: str, worke
         metrics.record_event(run_dir, "exit", node=place.node, **asdict(status))
     exit_status.leave_message(status, _progress(run_dir) if place.node == 0 else None)
     if status.code != errors.OK:
-        # What a rank says it has also logged; only what was seen from outside is news.
-        ranks = exit_status.read_rank_exit_statuses(run_dir).values()
-        is_told = any(status.reason.endswith(rank.reason) for rank in ranks)
-        told = "" if is_told else f"{status.reason}; "
-        line = f"kubetune: {told}ended with exit code {status.code}, logs in {run_dir / 'logs'}"
-        print(logs.scrub(line), file=sys.stderr)
+        _print_end(run_dir, status)
     elif place.node == 0 and status.error is None:  # a run that only paused has no result yet
         _ask_before_after(run_dir, relay)
         _push(run_dir, relay)
     return status.code
 
 
+def _print_end(run_dir: Path, status: ExitStatus) -> None:
+    line = f"ended with exit code {status.code}, logs in {run_dir / 'logs'}"
+    # A rank has logged its own reason already; only what was seen from outside is new.
+    ranks = exit_status.read_rank_exit_statuses(run_dir).values()
+    if not any(status.reason.endswith(rank.reason) for rank in ranks):
+        line = f"{status.reason}; {line}"
+    print(logs.scrub(f"kubetune: {line}"), file=sys.stderr)
+
+
 def _progress(run_dir: Path) -> dict[str, Any] | None:
-    """Progress of the run, for when nobody can be asked any more."""
+    """Return how far the run is, for Kubernetes to keep; None where its files are damaged."""
     from kubetune.rundir.status import progress
 
     try:
-        return {
-            key: told
-            for key, told in progress(run_dir).items()
-            if key not in ("exit_status", "last_exit")
-        }
+        facts = progress(run_dir)
     except (errors.KubetuneError, OSError, ValueError, KeyError):
-        return None  # damaged files are told of by whoever reads them
+        return None  # whoever reads the files names the damage
+    return {key: fact for key, fact in facts.items() if key not in ("exit_status", "last_exit")}
 
 
 def _ask_before_after(run_dir: Path, relay: Relay) -> None:
-    """Answers before and after training, where the config asks for some; when the ranks' memory is free again."""
+    """Have prompts answered before and after training, if the config has some.
+
+    That is a process of its own, which begins when the ranks have freed their memory.
+    """
     from kubetune.config.load import read_config
 
     if relay.stopping or not read_config(run_dir).logging.before_after:
@@ -126,7 +138,10 @@ def _ask_before_after(run_dir: Path, relay: Relay) -> None:
 
 
 def _benchmarked(run_dir: Path, relay: Relay, status: ExitStatus) -> ExitStatus:
-    """The end of a run after the benchmarks that its config asks for; without them it is as good, but for its gate."""
+    """Run the benchmarks that the config names, and return how the run ends then.
+
+    A run without its benchmarks ends as well, unless its gate waits for one of them.
+    """
     if not files.read_object(run_dir / RESOLVED).get("evaluation", {}).get("benchmarks"):
         return status
     code = errors.PREEMPTED
@@ -145,40 +160,36 @@ def _benchmarked(run_dir: Path, relay: Relay, status: ExitStatus) -> ExitStatus:
         return status
     missed = "; ".join(check["said"] for check in gate.get("checks", ()) if not check["holds"])
     if relay.stopping:
-        return replace(
-            status,
-            code=errors.PREEMPTED,
-            reason=f"stopped before the benchmarks were done: {missed}",
-        )
+        reason = f"stopped before the benchmarks were done: {missed}"
+        return replace(status, code=errors.PREEMPTED, reason=reason)
     if code == errors.GATE:
-        return replace(
-            status,
-            code=code,
-            reason=f"the gate failed: {missed}. The checkpoint is saved",
-            error="GateFailed",
-        )
-    told = [event for event in metrics.read_events(run_dir) if event["event"] == "benchmarks"]
-    reason = told[-1].get("reason") if told else None
-    code = code if code in (errors.USER, errors.ENVIRONMENT) else errors.ENVIRONMENT
+        reason = f"the gate failed: {missed}. The checkpoint is saved"
+        return replace(status, code=code, reason=reason, error="GateFailed")
+    cause = None
+    for event in metrics.read_events(run_dir):
+        if event["event"] == "benchmarks":
+            cause = event.get("reason")
+    if code not in (errors.USER, errors.ENVIRONMENT):
+        code = errors.ENVIRONMENT
     return replace(
-        status, code=code, reason=f"no benchmarks for the gate: {reason or 'their process died'}"
+        status, code=code, reason=f"no benchmarks for the gate: {cause or 'their process died'}"
     )
 
 
 def _with_network() -> dict[str, str]:
-    """The environment without what keeps a run offline: pods train from what was fetched before."""
+    """Return the environment without what keeps a run offline: pods train from fetched files."""
     return {name: value for name, value in os.environ.items() if name not in _OFFLINE}
 
 
 def _as_started(run_dir: Path) -> dict[str, str]:
-    """The variable that tells a process that the user has started this run, so that its code is no stranger's."""
+    """Return the variable by which a process knows that the user has started this run and its code."""
     return {STARTED: os.path.realpath(run_dir)}
 
 
 def _push(run_dir: Path, relay: Relay) -> None:
-    """The last stage of a run that ended well, where its config asks for it; a failure leaves the run as good.
+    """Push the result, if the config says so. The run is done even if that fails.
 
-    A process of its own, when the ranks have gone and their memory with them.
+    That is a process of its own, which begins when the ranks have freed their memory.
     """
     if relay.stopping or not files.read_object(run_dir / RESOLVED).get("push"):
         return
@@ -191,28 +202,17 @@ def _push(run_dir: Path, relay: Relay) -> None:
 
 
 def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> ExitStatus:
-    deaths: list[Death] = []
-    began, kills = time.time(), cgroup.oom_kills()
-    if place.nodes * place.processes > 1:
-        # Before any rank exists, because a rank that waits for the data of another in a collective would time out.
-        with reminders.reminding(
-            lambda taken: print("kubetune:", reminders.OF_PREPARING % taken, flush=True),
-            reminders.PATIENT_SECONDS,
-        ):
-            code = relay.run(
-                processes.module(prepare, run_dir), {**os.environ, "RANK": str(place.ranks[0])}
-            )
-        if code == 0:
-            deaths = _run_torchrun(run_dir, place, relay, worker)
-        else:
-            deaths = [Death(place.ranks[0], code, time.time())]
-    elif code := relay.run(processes.module(worker, run_dir), environment() | ONLY_RANK):
-        deaths = [Death(0, code, time.time())]
+    """Run the ranks to their end, and return the verdict on it."""
+    began = time.time()
+    kills = cgroup.oom_kills()
+    deaths = _run_ranks(run_dir, place, relay, prepare, worker)
     frozen = heartbeat.find_frozen(run_dir, deaths, began)
 
     def judge() -> ExitStatus:
-        said = exit_status.read_rank_exit_statuses(run_dir)
-        return exit_status.judge(place.ranks, said, deaths, stopping=relay.stopping, frozen=frozen)
+        statuses = exit_status.read_rank_exit_statuses(run_dir)
+        return exit_status.judge(
+            place.ranks, statuses, deaths, stopping=relay.stopping, frozen=frozen
+        )
 
     status = judge()
     if status.code != errors.OK and not (run_dir / RESOLVED).exists():
@@ -222,52 +222,66 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
     status = oom.explain(run_dir, place.node, status, deaths, kills)
     if status.code == errors.LOST_PEER and place.nodes > 1:
         time.sleep(_PEER_REPORT_SECONDS)
-        if (heard := judge()).code != errors.LOST_PEER:
-            return heard
+        later = judge()
+        if later.code != errors.LOST_PEER:
+            return later
     return status
 
 
+def _run_ranks(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> list[Death]:
+    """Run the ranks to their end, and return the deaths of those that failed."""
+    if place.nodes * place.processes == 1:
+        code = relay.run(processes.module(worker, run_dir), environment() | ONLY_RANK)
+        return [Death(0, code, time.time())] if code else []
+
+    def remind(taken: str) -> None:
+        print("kubetune:", reminders.OF_PREPARING % taken, flush=True)
+
+    # Data are prepared before any rank exists: ranks that wait for another's data in a collective would
+    # time out.
+    with reminders.reminding(remind, reminders.PATIENT_SECONDS):
+        environ = {**os.environ, "RANK": str(place.ranks[0])}
+        code = relay.run(processes.module(prepare, run_dir), environ)
+    if code:
+        return [Death(place.ranks[0], code, time.time())]
+    return _run_torchrun(run_dir, place, relay, worker)
+
+
 def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> list[Death]:
-    if place.nodes == 1:
-        # An address of its own: the host's name, torchrun's default, need not resolve.
-        rendezvous = ["--standalone", "--local-addr", "127.0.0.1"]
-    else:
-        rendezvous = ["--node-rank", str(place.node), "--master-addr", place.master_addr]
-        rendezvous += ["--master-port", str(place.master_port)]
-        patience = (
-            files.read_object(run_dir / RESOLVED)
-            .get("training", {})
-            .get("timeout_seconds", _DEFAULT_PATIENCE_SECONDS)
-        )
-        rendezvous += ["--rdzv-conf", f"timeout={math.ceil(patience)}"]
-        where = f"{place.master_addr}:{place.master_port}"
-        print(
-            f"kubetune: node {place.node} of {place.nodes} meets the others at {where}", flush=True
-        )
-    # A pipe: a run must be able to end with its own reason where nothing can be written any more.
+    # torchrun says through a pipe who died, so that a run ends with its reason even on a full disk.
     reading, writing = os.pipe()
-    command = processes.module(
-        "kubetune.distributed.torchrun", writing, int(relay.grace_seconds), *rendezvous
-    )
-    command += [
-        "--nnodes",
-        str(place.nodes),
-        "--nproc-per-node",
-        str(place.processes),
-        "--max-restarts",
-        "0",
-    ]
-    command += ["--module", worker, str(run_dir)]
-    # torchrun kills what outlives the grace time; the relay's own limit is for a torchrun that hangs itself.
+    command = processes.module("kubetune.distributed.torchrun", writing, int(relay.grace_seconds))
+    command += _rendezvous(run_dir, place)
+    command += ["--nnodes", str(place.nodes), "--nproc-per-node", str(place.processes)]
+    command += ["--max-restarts", "0", "--module", worker, str(run_dir)]
+    # torchrun kills what outlives the grace time. The relay's limit is for a torchrun that itself hangs.
     relay.grace_seconds += _TORCHRUN_MARGIN_SECONDS
-    with open(reading) as told:
+    with open(reading) as pipe:
         try:
             status = relay.run(
                 command, environment(place.processes), has_workers_below=True, pass_fds=[writing]
             )
         finally:
             os.close(writing)
-        facts = [json.loads(line) for line in told]
-    if facts and not isinstance(facts[0], str):
-        return [Death(*fact) for fact in facts]
-    return [Death(rank, status, time.time(), *facts) for rank in place.ranks if status != 0]
+        # Either the facts of each death, or one line: the reason why no rank was started.
+        messages = [json.loads(line) for line in pipe]
+    if messages and not isinstance(messages[0], str):
+        return [Death(*facts) for facts in messages]
+    if status == 0:
+        return []
+    return [Death(rank, status, time.time(), *messages) for rank in place.ranks]
+
+
+def _rendezvous(run_dir: Path, place: Place) -> list[str]:
+    """Return the arguments of torchrun that say where the nodes meet, and for how long they wait."""
+    if place.nodes == 1:
+        # The host's name, torchrun's default, need not resolve.
+        return ["--standalone", "--local-addr", "127.0.0.1"]
+    address = f"{place.master_addr}:{place.master_port}"
+    print(f"kubetune: node {place.node} of {place.nodes} meets the others at {address}", flush=True)
+    training = files.read_object(run_dir / RESOLVED).get("training", {})
+    patience = training.get("timeout_seconds", _DEFAULT_PATIENCE_SECONDS)
+    arguments = ["--node-rank", str(place.node), "--master-addr", place.master_addr]
+    arguments += ["--master-port", str(place.master_port)]
+    arguments += ["--rdzv-conf", f"timeout={math.ceil(patience)}"]
+    return arguments

@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
     nodes = args.nodes or _nodes(environ)
     count = args.processes or visible_gpus(environ) or 1
     return launch(
-        settings, find_place(nodes, count, environ, said_by="the number of nodes"), environ
+        settings, find_place(nodes, count, environ, origin="the number of nodes"), environ
     )
 
 
