@@ -1,6 +1,6 @@
-"""The data's own page: what a run would be trained on, for somebody who has never read a word about kubetune.
+"""The page of data: what a run would be trained on, for readers who do not know kubetune.
 
-Takes what a check and a survey found as plain data, and writes one HTML file.
+It takes the results of a check and of a survey as plain data, and writes one HTML file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from kubetune.base.files import write_atomic
 from kubetune.base.logs import scrub
-from kubetune.reporting.histogram import fold
+from kubetune.reporting.histogram import DrawnBar, drawn_bars, fold
 from kubetune.reporting.rendering import render
 
 LANGUAGES = {
@@ -24,14 +24,18 @@ LANGUAGES = {
 
 
 def write_data_page(output: Path, facts: Mapping[str, Any]) -> Path:
-    """The page in `output`.
+    """Write the page, and return its path. `facts` holds
 
-    `facts`: `check` as check.Report.to_json gives it, `survey`, `rows` of gallery.Gallery, `lengths` by split as
-    statistics.bars makes them, `profiles` by split as profile.Profile does, and `settings`: title, model, max_length,
-    overlong, train_on, task, has_languages.
+    check       as check.Report.to_json returns it
+    survey      a survey of each source
+    rows        of gallery.Gallery
+    lengths     by split, as statistics.bars makes them
+    profiles    by split, as profile.Profile makes them
+    settings    title, model, max_length, overlong, train_on, task, has_languages
     """
-    check, settings = facts["check"], facts["settings"]
-    splits = [_split(name, stats, facts, settings) for name, stats in check["splits"].items()]
+    check = facts["check"]
+    settings = facts["settings"]
+    splits = [_split(name, stats, facts) for name, stats in check["splits"].items()]
     text = render(
         "data.html",
         title=f"Data of {settings['title']}",
@@ -41,7 +45,7 @@ def write_data_page(output: Path, facts: Mapping[str, Any]) -> Path:
         findings=check["findings"],
         problems=check["problems"],
         splits=splits,
-        surveys=[_named(found) for found in facts["survey"]],
+        surveys=[_survey(survey) for survey in facts["survey"]],
         rows=facts["rows"],
         settings=settings,
     )
@@ -49,47 +53,36 @@ def write_data_page(output: Path, facts: Mapping[str, Any]) -> Path:
     return output
 
 
-def _split(
-    name: str, stats: Mapping[str, Any], facts: Mapping[str, Any], settings: Mapping[str, Any]
-) -> Any:
-    limit, profile = settings["max_length"], facts["profiles"].get(name)
-    found = {
+def _split(name: str, stats: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    profile = facts["profiles"].get(name)
+    lengths = facts["lengths"].get(name, [])
+    split = {
         "name": name,
         "stats": stats,
-        "bars": _bars(facts["lengths"].get(name, []), limit),
+        "bars": _bars(lengths, facts["settings"]["max_length"]),
         "profile": profile,
     }
     if profile is not None:
-        found |= {name: _bars(profile[name]) for name in ("shares", "image_tokens")}
-    return found
+        split["shares"] = _bars(profile["shares"])
+        split["image_tokens"] = _bars(profile["image_tokens"])
+    return split
 
 
-def _bars(
-    histogram: Sequence[Sequence[int]], limit: int | None = None
-) -> list[tuple[int, int, int, float, bool]]:
-    """Bars as they are drawn: from, to, how many, that as a part of the longest, and whether it is beyond `limit`."""
-    folded = fold(histogram, limit)
-    most = max((count for _, _, count in folded), default=1)
-    return [
-        (low, high, n, n / max(1, most), limit is not None and low > limit)
-        for low, high, n in folded
-    ]
+def _bars(histogram: Sequence[Sequence[int]], limit: int | None = None) -> list[DrawnBar]:
+    return drawn_bars(fold(histogram, limit), limit)
 
 
-def _named(found: Mapping[str, Any]) -> dict[str, Any]:
-    languages = {
-        role: [
-            (LANGUAGES.get(code, code), count / max(1, sum(n for _, n in counts)))
-            for code, count in counts
-        ]
-        for role, counts in found["languages"].items()
-        if counts
-    }
-    sizes = found["image_sizes"]
-    sides = _bars(sizes["longer_sides"]) if sizes else []
+def _survey(survey: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the survey of a source, with languages by name and histograms as bars."""
+    languages = {}
+    for role, counts in survey["languages"].items():
+        total = max(1, sum(count for _, count in counts))
+        if counts:
+            languages[role] = [(LANGUAGES.get(code, code), count / total) for code, count in counts]
+    sizes = survey["image_sizes"]
     return {
-        **found,
+        **survey,
         "languages": languages,
-        "turn_bars": _bars(found["turn_bars"]),
-        "longer_sides": sides,
+        "turn_bars": _bars(survey["turn_bars"]),
+        "longer_sides": _bars(sizes["longer_sides"] if sizes else []),
     }

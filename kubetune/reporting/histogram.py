@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Bar = Sequence[int]
-"""Lowest value, first value above it, count."""
+Bar = Sequence[int]  # lowest value, first value above it, count
+
+# Lowest and highest value, count, share of the highest count, True if it lies beyond the limit.
+DrawnBar = tuple[int, int, int, float, bool]
+
+
+def drawn_bars(bars: Sequence[Bar], limit: int | None = None) -> list[DrawnBar]:
+    """Return the bars as templates draw them."""
+    most = max([1, *(count for _, _, count in bars)])
+    drawn = []
+    for low, high, count in bars:
+        is_beyond = limit is not None and low > limit
+        drawn.append((low, high, count, count / most, is_beyond))
+    return drawn
 
 
 def fold(bars: Sequence[Bar], limit: int | None = None) -> list[Bar]:

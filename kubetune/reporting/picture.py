@@ -17,9 +17,13 @@ from kubetune.reporting.run_charts import column
 from kubetune.reporting.series import Series, smooth
 
 POINTS = 300
-_WIDTH, _HEIGHT = 640, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 624, 40, 184
-"""Bounds of a panel's lines; around them are its words."""
+_WIDTH = 640
+_HEIGHT = 220  # of one panel
+# Bounds of a panel's lines, in pixels. Around them are the title, the ticks and the legend.
+_LEFT = 56
+_RIGHT = 624
+_TOP = 40
+_BOTTOM = 184
 _STYLE = """\
 text{font:12px sans-serif;fill:#57606a}.grid{stroke:#d0d7de}polyline{fill:none;stroke-width:1.6}
 .c0{stroke:#2f6fde;fill:#2f6fde}.c1{stroke:#d1691e;fill:#d1691e}.c2{stroke:#2b8a3e;fill:#2b8a3e}
@@ -186,14 +190,18 @@ def _look(line: Line) -> str:
 
 
 def round_numbers(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Return three to seven numbers between two that are easy to read.
+    """Return three to seven numbers between two that are easy to read, for the ticks of an axis.
 
     With `whole` they have no fractions, and may be only two.
+
+        0.13 to 0.98    tenths are the size; a distance of 0.5 or 0.2 gives 1 or 4 ticks
+        ticks           0.2, 0.4, 0.6, 0.8
     """
     size = 10.0 ** math.floor(math.log10(high - low))
     for factor in (5, 2, 1, 0.5, 0.2):
         step = max(size * factor, 1.0) if whole else size * factor
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        first = math.ceil(low / step - 1e-9)
+        last = math.floor(high / step + 1e-9)
         if last - first >= 2:
             break
     return [float(f"{number * step:.10g}") for number in range(first, last + 1)]

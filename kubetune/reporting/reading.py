@@ -1,6 +1,7 @@
-"""A run directory, read for a page: its numbers, events, data, checkpoints. Changes nothing.
+"""Read a run directory for a page: its numbers, events, data, checkpoints. Nothing is changed.
 
-Everything but resolved.json may be missing: a run that has just begun, or was cut off, has a page too.
+Everything but resolved.json may be missing: a run that has just started, or was cut off, has a page
+too.
 """
 
 from __future__ import annotations
@@ -29,36 +30,34 @@ from kubetune.rundir.totals import runaway_line
 
 Lines = list[dict[str, Any]]
 
-OF_SOURCE = "eval_loss/"
-"""Start of the key of the evaluation loss of one source."""
+OF_SOURCE = "eval_loss/"  # start of the key of the evaluation loss of one source
 
-POINTS = 600
-"""Of a curve on a page."""
+POINTS = 600  # of a curve on a page
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: its size, and which links lead to it."""
+    """A committed checkpoint."""
 
     step: int
     bytes: int
-    links: tuple[str, ...]
+    links: tuple[str, ...]  # that lead to it: best, last
 
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that interrupted the run. `step`: where it goes on, or stood, where that is known."""
+    """Something that interrupted the run."""
 
     time: str
     what: str
     detail: str
-    step: int | None = None
+    step: int | None = None  # where the run stopped, or from where it continued
     is_error: bool = False
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All that is known of one run. `damage`: what a disk has lost or spoilt, and is not shown."""
+    """All that is known of one run."""
 
     path: Path
     config: Config
@@ -74,29 +73,27 @@ class RunRecord:
     checkpoints: Sequence[Checkpoint]
     incidents: Sequence[Incident]
     exit_status: ExitStatus | None
-    damage: Sequence[str] = ()
-    load: Lines = field(default_factory=list)
+    damage: Sequence[str] = ()  # what is lost or damaged, and so not shown
+    load: Lines = field(default_factory=list)  # of the machine of rank 0
     experts: ExpertLoad | None = None
 
     @property
     def machine(self) -> dict[str, Any]:
-        """The machine of rank 0, as the last start described it; empty where none did."""
-        told = (
-            event.get("machine")
-            for event in reversed(self.events)
-            if event["event"] in ("start", "resume")
-        )
-        found = next(told, None)
-        return found if isinstance(found, dict) else {}
+        """The machine of rank 0, as the last start described it; empty if none did."""
+        for event in reversed(self.events):
+            machine = event.get("machine")
+            if event["event"] in ("start", "resume"):
+                return machine if isinstance(machine, dict) else {}
+        return {}
 
     @property
     def evaluations(self) -> Lines:
-        """The lines of metrics.jsonl that tell of evaluations."""
+        """The lines of metrics.jsonl that are evaluations."""
         return self.numbers.evaluations
 
     @property
     def name(self) -> str:
-        """The run's own name, or that of its folder."""
+        """The run's name, or that of its folder."""
         return self.config.name or self.path.absolute().name
 
     @property
@@ -111,157 +108,168 @@ def read_run(
     reader: NumbersReader | None = None,
     seconds: float = math.inf,
 ) -> RunRecord:
-    """The record of a run, its curves with at most so many `points`.
+    """Return the record of a run. Its curves have at most `points` points.
 
-    `reader`: who has read the numbers of this run before, and goes on for so many `seconds` at most.
+    A `reader` has read numbers of this run before, and continues for at most `seconds`.
 
-    Raises ConfigError where there is none; what is damaged is left out, and named.
+    Raise ConfigError if there is no run. What is damaged is left out, and named.
     """
-    config, damage = read_config(run_dir), list[str]()
-    wrong: dict[str, list[int]] = {metrics.METRICS: [], metrics.TIMINGS: []}
-    numbers = reader.read(seconds) if reader is not None else read_numbers(run_dir, points, wrong)
-    wrong = reader.damaged if reader is not None else wrong
-    for name, lines in wrong.items():
-        _tell(name, lines, damage)
-    events, report = (
-        _lines(run_dir / metrics.EVENTS, damage),
-        _object(run_dir, damage, read_report),
-    )
+    config = read_config(run_dir)
+    if reader is None:
+        damaged: dict[str, list[int]] = {metrics.METRICS: [], metrics.TIMINGS: []}
+        numbers = read_numbers(run_dir, points, damaged)
+    else:
+        numbers = reader.read(seconds)
+        damaged = reader.damaged
+    files = _Files(run_dir)
+    for name, line_numbers in damaged.items():
+        files.note_damaged_lines(name, line_numbers)
+    events = files.lines(metrics.EVENTS)
+    report = files.object("report.json", lambda _: read_report(run_dir))
     return RunRecord(
         path=run_dir,
         config=config,
-        plan=_plan(run_dir / metrics.PLAN, damage),
+        plan=files.plan(),
         numbers=numbers,
         events=events,
         report=report,
-        data=_object(run_dir / metrics.DATA, damage),
-        evaluation=_object(run_dir / metrics.EVALUATION, damage),
-        verdict=_object(run_dir / metrics.VERDICT, damage),
-        benchmarks=_object(run_dir / metrics.BENCHMARKS, damage),
-        answers=_lines(run_dir / metrics.BEFORE_AFTER, damage),
-        checkpoints=_checkpoints(run_dir / "checkpoints", damage),
-        incidents=[*_incidents(run_dir, events, damage), *_runaway(report)],
+        data=files.object(metrics.DATA),
+        evaluation=files.object(metrics.EVALUATION),
+        verdict=files.object(metrics.VERDICT),
+        benchmarks=files.object(metrics.BENCHMARKS),
+        answers=files.lines(metrics.BEFORE_AFTER),
+        checkpoints=files.checkpoints(),
+        incidents=_incidents(events, files.object(heartbeat.HANG)) + _runaway(report),
         exit_status=read_exit_status(run_dir),
-        damage=damage,
-        load=_load(_lines(run_dir / metrics.LOAD, damage)),
-        experts=_experts(run_dir / metrics.EXPERTS, damage),
+        load=_without_repeated_steps(files.lines(metrics.LOAD)),
+        experts=files.experts(),
+        damage=files.damage,
     )
 
 
-def _load(lines: Lines) -> Lines:
-    """Looks at the machine; those that a later start went back behind are left out."""
+class _Files:
+    """Reads the files of a run. A file that is missing is empty; damage is noted, not raised."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self.damage: list[str] = []
+
+    def lines(self, name: str) -> Lines:
+        """Return the lines of a JSONL file."""
+        damaged: list[int] = []
+        lines = list(metrics.stream_lines(self._run_dir / name, damaged))
+        self.note_damaged_lines(name, damaged)
+        return lines
+
+    def note_damaged_lines(self, name: str, line_numbers: list[int]) -> None:
+        """Note that lines of a file were left out, if there are any."""
+        if line_numbers:
+            self.damage.append(f"{name}: {jsonl.describe(line_numbers)} damaged and left out")
+
+    def object(
+        self, name: str, read: Callable[[Path], dict[str, Any]] = read_object
+    ) -> dict[str, Any]:
+        """Return the object of a JSON file."""
+        try:
+            return read(self._run_dir / name)
+        except FileNotFoundError:
+            return {}
+        except EnvironmentFault as error:
+            self.damage.append(str(error))
+            return {}
+
+    def plan(self) -> Plan | None:
+        """Return the plan."""
+        try:
+            return Plan.read(self._run_dir / metrics.PLAN)
+        except FileNotFoundError:
+            return None
+        except ConfigError as error:
+            self.damage.append(str(error))
+            return None
+
+    def experts(self) -> ExpertLoad | None:
+        """Return the load of a mixture's experts."""
+        try:
+            return expert_load(self.object(metrics.EXPERTS))
+        except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
+            self.damage.append(f"{metrics.EXPERTS}: not what a run writes, and left out")
+            return None
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Return the committed checkpoints."""
+        root = self._run_dir / "checkpoints"
+        links: dict[str, list[str]] = {}
+        for name in ("best", "last"):
+            if (root / name).is_symlink():
+                links.setdefault((root / name).resolve().name, []).append(name)
+        checkpoints = []
+        for step in steps(self._run_dir):
+            folder = folder_of(self._run_dir, step)
+            problem = verify(folder, thorough=False)
+            if problem is None:
+                files = read_object(folder / MANIFEST)["files"].values()
+                size = sum(file["bytes"] for file in files)
+                checkpoints.append(Checkpoint(step, size, tuple(links.get(folder.name, ()))))
+            elif (folder / MANIFEST).exists():
+                self.damage.append(f"checkpoint {folder.name} {problem}")
+        return checkpoints
+
+
+def _without_repeated_steps(samples: Lines) -> Lines:
+    """Return samples of the machine's load without those of steps that a later start repeated.
+
+    Steps 1 2 3 4, resumed from 2: 3 4 5 → 1 2 3 4 5
+    """
     kept: Lines = []
-    for line in lines:
-        while kept and kept[-1]["step"] > line["step"]:
+    for sample in samples:
+        while kept and kept[-1]["step"] > sample["step"]:
             kept.pop()
-        kept.append(line)
+        kept.append(sample)
     return kept
 
 
-def _lines(path: Path, damage: list[str]) -> Lines:
-    wrong: list[int] = []
-    lines = list(metrics.stream_lines(path, wrong))
-    _tell(path.name, wrong, damage)
-    return lines
-
-
-def _tell(name: str, wrong: list[int], damage: list[str]) -> None:
-    if wrong:
-        damage.append(f"{name}: {jsonl.describe(wrong)} damaged and left out")
-
-
-def _object(
-    path: Path, damage: list[str], read: Callable[[Path], dict[str, Any]] = read_object
-) -> dict[str, Any]:
-    try:
-        return read(path)
-    except FileNotFoundError:
-        return {}
-    except EnvironmentFault as error:
-        damage.append(str(error))
-        return {}
-
-
-def _experts(path: Path, damage: list[str]) -> ExpertLoad | None:
-    try:
-        return expert_load(_object(path, damage))
-    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
-        damage.append(f"{path.name}: not what a run writes, and left out")
-        return None
-
-
-def _plan(path: Path, damage: list[str]) -> Plan | None:
-    try:
-        return Plan.read(path)
-    except FileNotFoundError:
-        return None
-    except ConfigError as error:
-        damage.append(str(error))
-        return None
-
-
-def _checkpoints(root: Path, damage: list[str]) -> list[Checkpoint]:
-    links: dict[str, list[str]] = {}
-    for name in ("best", "last"):
-        if (root / name).is_symlink():
-            links.setdefault((root / name).resolve().name, []).append(name)
-    found = []
-    for step in steps(root.parent):
-        folder = folder_of(root.parent, step)
-        problem = verify(folder, thorough=False)
-        if problem is None:
-            size = sum(facts["bytes"] for facts in read_object(folder / MANIFEST)["files"].values())
-            found.append(Checkpoint(step, size, tuple(links.get(folder.name, ()))))
-        elif (folder / MANIFEST).exists():
-            damage.append(f"checkpoint {folder.name} {problem}")
-    return found
-
-
 def _runaway(report: Mapping[str, Any]) -> list[Incident]:
-    """The loss that ran away though all its numbers were finite, as the end of the run."""
-    found = report.get("loss_runaway")
-    if not isinstance(found, dict):
+    """Return the end of a run whose loss ran away though all its numbers were finite."""
+    runaway = report.get("loss_runaway")
+    if not isinstance(runaway, dict):
         return []
-    detail = runaway_line(found).partition(": ")[2]
+    detail = runaway_line(runaway).partition(": ")[2]
     return [Incident(report["finished"], "the loss ran away", detail, report.get("steps"), True)]
 
 
-def _incidents(run_dir: Path, events: Lines, damage: list[str]) -> list[Incident]:
-    """Every stop and every new start, with what is known of its cause."""
-    found: list[Incident] = []
-    is_running = has_failed = False
+def _incidents(events: Lines, hang: Mapping[str, Any]) -> list[Incident]:
+    """Return every stop and every new start in order of time, with what is known of its cause."""
+    incidents = []
+    is_running = False
+    has_failed = False
     for event in events:
-        kind, time, code = event["event"], event["time"], event.get("code")
-        if kind == "launch" and event.get("node", 0) == 0:
+        kind = event["event"]
+        time = event["time"]
+        # Each node launches and exits; node 0 stands for all.
+        of_node_0 = event.get("node", 0) == 0
+        if kind == "launch" and of_node_0:
             if is_running:
-                found.append(
-                    Incident(
-                        time,
-                        "started again",
-                        "the start before was cut off without a word",
-                        None,
-                        True,
-                    )
-                )
+                detail = "the start before was cut off without a word"
+                incidents.append(Incident(time, "started again", detail, is_error=True))
                 has_failed = True
             is_running = True
         elif kind == "resume":
-            text = f"from the checkpoint of step {event.get('step', 0):,}"
-            found.append(Incident(time, "went on", text, event.get("step"), has_failed))
+            detail = f"from the checkpoint of step {event.get('step', 0):,}"
+            incidents.append(Incident(time, "went on", detail, event.get("step"), has_failed))
             has_failed = False
-        elif kind == "exit" and event.get("node", 0) == 0:
+        elif kind == "exit" and of_node_0:
             is_running = False
+            code = event.get("code")
             if code:
                 has_failed = code != errors.PREEMPTED
                 what = f"ended with exit code {code}" if has_failed else "stopped"
-                found.append(
-                    Incident(time, what, event.get("reason", ""), event.get("step"), has_failed)
-                )
-    hang = _object(run_dir / heartbeat.HANG, damage)
+                detail = event.get("reason", "")
+                incidents.append(Incident(time, what, detail, event.get("step"), has_failed))
     if hang.keys() >= {"rank", "phase", "seconds", "time", "step"}:
         detail = f"rank {hang['rank']} in {hang['phase']} for {hang['seconds']:.0f} s"
-        found.append(Incident(hang["time"], "hung", detail, hang["step"], True))
-    return sorted(found, key=lambda incident: incident.time)
+        incidents.append(Incident(hang["time"], "hung", detail, hang["step"], True))
+    return sorted(incidents, key=lambda incident: incident.time)
 
 
 def metric_keys(lines: list[dict[str, Any]]) -> list[str]:

@@ -15,8 +15,6 @@ from kubetune.reporting.series import Series, shorten
 Runs = Sequence[RunRecord]
 """The runs of a page. Where there are several, they are laid over each other."""
 
-_OF_RANK_0 = "Of the whole machine of rank 0, other work on it included."
-
 
 def points_of(runs: int) -> int:
     """Return how many points each curve has where so many runs are laid over each other."""
@@ -110,12 +108,6 @@ def curve_chart(
     return Chart(name, title, unit, lines, about) if lines else None
 
 
-def peak_memory(runs: Runs) -> Chart | None:
-    """Return the highest memory use so far."""
-    about = "Highest so far on rank 0: allocated on the GPU, or resident in memory without one."
-    return curve_chart(runs, "memory", "Peak memory", "bytes", "peak_memory_bytes", about)
-
-
 def gradient_norm(runs: Runs) -> Chart | None:
     """Return the gradient norm, of a lone run with the limit that it is clipped to."""
     chart = curve_chart(runs, "norm", "Gradient norm", "fixed", "grad_norm", "Before clipping.")
@@ -161,30 +153,19 @@ def skew(runs: Runs) -> Chart | None:
     return Chart("skew", "Skew between ranks", "percent", lines, about, "share of the step")
 
 
-def busy(runs: Runs) -> Chart | None:
-    """Return how busy CPU and GPUs of a lone run were."""
-    lines = _machine_lines(runs, "CPU", "cpu_percent", "percent", scale=0.01)
-    if not lines:
-        return None
-    title = "CPU and GPU in use" if len(lines) > 1 else "CPU in use"
-    return Chart("busy", title, "percent", lines, _OF_RANK_0, "in use")
-
-
-def machine_memory(runs: Runs) -> Chart | None:
-    """Return the memory use of a lone run's machine."""
-    lines = _machine_lines(runs, "machine", "memory_bytes", "memory_bytes")
-    if not lines:
-        return None
-    title = "Memory of the machine in use"
-    return Chart("machine-memory", title, "bytes", lines, _OF_RANK_0, "in use")
-
-
-def disk(runs: Runs) -> Chart | None:
-    """Return the disk traffic of a lone run's machine."""
-    lines = _machine_lines(runs, "read and written", "disk_bytes_per_second")
-    if not lines:
-        return None
-    return Chart("disk", "Disk traffic", "bytes", lines, _OF_RANK_0, "a second")
+def machine_charts(runs: Runs) -> list[Chart]:
+    """Return the load of a lone run's machine: processors, memory, disk."""
+    about = "Of the whole machine of rank 0, other work on it included."
+    busy = _machine_lines(runs, "CPU", "cpu_percent", "percent", scale=0.01)
+    memory = _machine_lines(runs, "machine", "memory_bytes", "memory_bytes")
+    disk = _machine_lines(runs, "read and written", "disk_bytes_per_second")
+    title = "CPU and GPU in use" if len(busy) > 1 else "CPU in use"
+    charts = [
+        Chart("busy", title, "percent", busy, about, "in use"),
+        Chart("machine-memory", "Memory of the machine in use", "bytes", memory, about, "in use"),
+        Chart("disk", "Disk traffic", "bytes", disk, about, "a second"),
+    ]
+    return [chart for chart in charts if chart.lines]
 
 
 def _machine_lines(

@@ -14,7 +14,7 @@ from kubetune.base.humanize import counted, duration, number, size
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.plan.rank_work import quantization_of
 from kubetune.reporting import cards
-from kubetune.reporting.histogram import fold
+from kubetune.reporting.histogram import drawn_bars, fold
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
 from kubetune.reporting.verdict import verdict
 
@@ -61,7 +61,8 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
 
 def sentence(run: RunRecord) -> str:
     """Return model, method, data and batch of the run in a sentence."""
-    config, plan = run.config, run.plan
+    config = run.config
+    plan = run.plan
     method = f"LoRA of rank {config.lora.r}" if config.lora else "full fine-tuning"
     quantization: str = config.quantization
     if plan is not None:
@@ -131,13 +132,11 @@ def _confusion_matrix(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _splits(run: RunRecord) -> list[dict[str, Any]]:
-    """Return statistics and lengths of each split. Bars are shares of the highest one."""
+    """Return statistics and lengths of each split."""
     splits = []
     for name, stats in (run.data.get("splits") or {}).items():
         lengths = fold(stats.get("lengths") or [])
-        most = max((count for _, _, count in lengths), default=1)
-        bars = [(low, high, count, count / max(1, most)) for low, high, count in lengths]
-        splits.append({"name": name, "stats": stats, "bars": bars})
+        splits.append({"name": name, "stats": stats, "bars": drawn_bars(lengths)})
     return splits
 
 
@@ -148,20 +147,24 @@ def _actuals(run: RunRecord) -> list[Row]:
     preflight = run.report.get("preflight") or {}
     if preflight.get("forecast_bytes"):
         rows.append(_preflight_row(preflight))
-    if memory := actuals.get("memory"):
-        forecast, measured = size(memory["forecast_bytes"]), size(memory["measured_bytes"])
-        rows.append(
-            ("Peak memory", forecast, measured, memory["relative_error"], "of the largest rank")
-        )
-    if hours := actuals.get("hours"):
-        rows += _hours_rows(hours)
-    if price := actuals.get("price"):
-        rows.append(_price_row(price))
+    if actuals.get("memory"):
+        rows.append(_memory_row(actuals["memory"]))
+    if actuals.get("hours"):
+        rows += _hours_rows(actuals["hours"])
+    if actuals.get("price"):
+        rows.append(_price_row(actuals["price"]))
     return rows
 
 
+def _memory_row(memory: Mapping[str, Any]) -> Row:
+    forecast = size(memory["forecast_bytes"])
+    measured = size(memory["measured_bytes"])
+    return "Peak memory", forecast, measured, memory["relative_error"], "of the largest rank"
+
+
 def _preflight_row(preflight: Mapping[str, Any]) -> Row:
-    forecast, measured = preflight["forecast_bytes"], preflight["measured_bytes"]
+    forecast = preflight["forecast_bytes"]
+    measured = preflight["measured_bytes"]
     tokens = number(preflight["tokens"])
     about = f"longest batch ({tokens} tokens), an evaluation and a save, before step 1"
     error = measured / forecast - 1

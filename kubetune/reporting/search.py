@@ -1,12 +1,13 @@
-"""The part of a page that is on a search: its trials as lines over parallel axes, and the weight of each setting.
+"""The part of a page that is on a search: its trials over parallel axes, and each setting's importance.
 
-Plain SVG in the page's own colours. Not for choosing trials, nor for reading a sweep's folder (library/sweep/page).
+Plain SVG in the page's own colours. Not for choosing trials, nor for reading a sweep's folder
+(library/sweep/page).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -14,27 +15,31 @@ from markupsafe import Markup
 
 from kubetune.base.humanize import number
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 960, 340, 70, 46, 300
+_WIDTH = 960
+_HEIGHT = 340
+_MARGIN = 70  # left of the first axis, and right of the last
+_TOP = 46  # of all axes
+_BOTTOM = 300
 _CHOICES_SHOWN = 12
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that was searched; `log`: on a logarithmic scale. `importance`: its share, where that is known."""
+    """A setting that was searched."""
 
     name: str
-    log: bool = False
-    importance: float | None = None
+    log: bool = False  # on a logarithmic scale
+    importance: float | None = None  # a share; None if unknown
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A trial: the text of each setting's value, and the metric, None where it has none. `state`: how it ended."""
+    """A trial."""
 
     label: str
-    state: str
-    values: tuple[str, ...]
-    value: float | None
+    state: str  # how it ended
+    values: tuple[str, ...]  # of each setting, as text
+    value: float | None  # of the metric
     spread: float | None
     steps: str
     why: str
@@ -42,116 +47,134 @@ class Attempt:
 
 @dataclass(frozen=True)
 class SearchFacts:
-    """A search as a page tells of it. `attempts`: the best first; `lines`: what is to be said of it."""
+    """A search as the page shows it."""
 
     name: str
     metric: str
     settings: tuple[Setting, ...]
-    attempts: tuple[Attempt, ...]
-    lines: tuple[str, ...]
+    attempts: tuple[Attempt, ...]  # the best first
+    lines: tuple[str, ...]  # sentences on the result
 
     @property
     def importances(self) -> list[tuple[str, float]]:
         """Settings with their importance, the largest first."""
-        known = [(one.name, one.importance) for one in self.settings if one.importance is not None]
-        return sorted(known, key=lambda pair: -pair[1])
+        pairs = []
+        for setting in self.settings:
+            if setting.importance is not None:
+                pairs.append((setting.name, setting.importance))
+        return sorted(pairs, key=lambda pair: -pair[1])
 
     @property
     def figure(self) -> Markup:
-        """The parallel axes as SVG."""
-        columns = [
-            _Axis.of([a.values[i] for a in self.attempts], s.log)
-            for i, s in enumerate(self.settings)
-        ]
-        measured = _Axis.of(
-            ["" if a.value is None else repr(a.value) for a in self.attempts], log=False
-        )
-        places = [
-            _LEFT + (_WIDTH - 2 * _LEFT) * i / max(1, len(columns)) for i in range(len(columns) + 1)
-        ]  # fmt: skip
-        names = [*(one.name.rpartition(".")[2] for one in self.settings), self.metric]
-        # Drawn last is seen best: those given up lie under those that are done, and the best on top.
-        lines = [
-            self._line(i, [*columns, measured], places) for i in reversed(range(len(self.attempts)))
-        ]
-        axes = [
-            axis.draw(name, x)
-            for axis, name, x in zip([*columns, measured], names, places, strict=True)
-        ]
-        about = (
-            f"{len(self.attempts)} trials over {', '.join(names)}; the table below says the same"
-        )
+        """The trials as lines over parallel axes, as SVG.
+
+        Each setting has an axis, and so has the metric. A trial is a line through its values:
+
+                        learning_rate   r       eval_loss
+            top         1e-3            64      2.1
+            trial 0     bottom          top     bottom      green: the best
+            trial 1     top             bottom  top
+            bottom      1e-5            8       1.4
+        """
+        distance = (_WIDTH - 2 * _MARGIN) / max(1, len(self.settings))
+        axes = []
+        for index, setting in enumerate(self.settings):
+            texts = [attempt.values[index] for attempt in self.attempts]
+            name = setting.name.rpartition(".")[2]
+            axes.append(_Axis.over(texts, name, _MARGIN + index * distance, log=setting.log))
+        values = [_text(attempt.value) for attempt in self.attempts]
+        x = _MARGIN + len(axes) * distance
+        axes.append(_Axis.over(values, self.metric, x, log=False))
+        # What is drawn last is seen best: the best trial is on top, trials that were given up below.
+        drawn = [self._line(index, axes) for index in reversed(range(len(self.attempts)))]
+        drawn += [axis.draw() for axis in axes]
+        names = ", ".join(axis.name for axis in axes)
+        about = f"{len(self.attempts)} trials over {names}; the table below says the same"
         return Markup(
-            f'<svg class="parallel" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(about)}">'
-            + "".join(lines)
-            + "".join(axes)
-            + "</svg>"
+            f'<svg class="parallel" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+            f'aria-label="{escape(about)}">{"".join(drawn)}</svg>'
         )
 
-    def _line(self, index: int, axes: Sequence[_Axis], places: Sequence[float]) -> str:
+    def _line(self, index: int, axes: Sequence[_Axis]) -> str:
         attempt = self.attempts[index]
-        texts = [*attempt.values, *([repr(attempt.value)] if attempt.value is not None else [])]
-        points = " ".join(
-            f"{x:.1f},{axis.at(text):.1f}"
-            for axis, text, x in zip(axes, texts, places, strict=False)
+        points = []
+        for axis, text in zip(axes, (*attempt.values, _text(attempt.value)), strict=True):
+            if text:
+                points.append(f"{axis.x:.1f},{axis.y(text):.1f}")
+        look = attempt.state.replace(" ", "-")
+        if index == 0 and attempt.state == "done":
+            look = "best"
+        title = f"trial {attempt.label}: {self.metric} {number(attempt.value)}, {attempt.state}"
+        return (
+            f'<polyline class="{escape(look)}" points="{" ".join(points)}">'
+            f"<title>{escape(title)}</title></polyline>"
         )
-        kind = "best" if index == 0 and attempt.state == "done" else attempt.state.replace(" ", "-")
-        said = f"trial {attempt.label}: {self.metric} {number(attempt.value)}, {attempt.state}"
-        return f'<polyline class="{escape(kind)}" points="{points}"><title>{escape(said)}</title></polyline>'
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else repr(value)
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """An axis: numbers between two ends, or texts one above the other."""
+    """A vertical axis: numbers from `low` to `high`, or texts one above the other."""
 
-    texts: tuple[str, ...]
+    name: str
+    x: float
+    texts: tuple[str, ...] = ()  # from the bottom; empty for numbers
     low: float = 0.0
     high: float = 0.0
     log: bool = False
 
     @classmethod
-    def of(cls, texts: Sequence[str], log: bool) -> _Axis:
-        known = [text for text in dict.fromkeys(texts) if text]
-        values = [found for text in known if (found := _number(text)) is not None]
-        if len(values) < len(known) or not values:
-            return cls(tuple(sorted(known)))
-        return cls((), min(values), max(values), log and min(values) > 0)
+    def over(cls, values: Iterable[str], name: str, x: float, *, log: bool) -> _Axis:
+        """Return the axis on which all values have a place. An empty value is none."""
+        texts = sorted({value for value in values if value})
+        numbers = [value for value in map(_number, texts) if value is not None]
+        if len(numbers) < len(texts) or not texts:
+            return cls(name, x, tuple(texts))
+        low = min(numbers)
+        return cls(name, x, low=low, high=max(numbers), log=log and low > 0)
 
-    def at(self, text: str) -> float:
-        """The height of a value."""
+    def y(self, text: str) -> float:
+        """Return the place of a value."""
         if self.texts:
-            share = (
-                self.texts.index(text) / max(1, len(self.texts) - 1) if len(self.texts) > 1 else 0.5
-            )
+            place: float = self.texts.index(text)
+            last: float = len(self.texts) - 1
         else:
-            ends = [self._scaled(value) for value in (self.low, self.high)]
-            share = (
-                (self._scaled(float(text)) - ends[0]) / (ends[1] - ends[0])
-                if ends[1] > ends[0]
-                else 0.5
-            )
+            place = self._scaled(float(text)) - self._scaled(self.low)
+            last = self._scaled(self.high) - self._scaled(self.low)
+        share = place / last if last else 0.5
         return _BOTTOM - share * (_BOTTOM - _TOP)
 
     def _scaled(self, value: float) -> float:
         return math.log(value) if self.log else value
 
-    def draw(self, name: str, x: float) -> str:
-        """The axis with its name above it, and its values."""
-        shown = self.texts[:_CHOICES_SHOWN] or tuple(
-            dict.fromkeys((repr(self.low), repr(self.high)))
-        )
-        words = [(self.at(text), text if self.texts else number(float(text))) for text in shown]
-        told = "".join(
-            f'<text x="{x + 6:.1f}" y="{y + (16 if y == _BOTTOM else -4):.1f}">{escape(word[:24])}</text>'
-            for y, word in words
-        )
-        line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_BOTTOM}"/>'
-        return f'<g>{line}<text class="name" x="{x:.1f}" y="20" text-anchor="middle">{escape(name)}</text>{told}</g>'
+    def draw(self) -> str:
+        """Return the axis with its name above it and its values beside it."""
+        if self.texts:
+            ticks = {text: text[:24] for text in self.texts[:_CHOICES_SHOWN]}
+        else:
+            ticks = {repr(value): number(value) for value in (self.low, self.high)}
+        parts = [
+            f'<line x1="{self.x:.1f}" x2="{self.x:.1f}" y1="{_TOP}" y2="{_BOTTOM}"/>',
+            f'<text class="name" x="{self.x:.1f}" y="20" text-anchor="middle">'
+            f"{escape(self.name)}</text>",
+        ]
+        for text, label in ticks.items():
+            y = self.y(text)
+            # Above the line of its trials; at the bottom below it, so that no line crosses it.
+            y += 16 if y == _BOTTOM else -4
+            parts.append(f'<text x="{self.x + 6:.1f}" y="{y:.1f}">{escape(label)}</text>')
+        return f"<g>{''.join(parts)}</g>"
 
 
 def readable(text: str) -> str:
-    """A value with four digits where it is a number."""
-    return text if (value := _number(text)) is None or len(text) < 7 else number(value)
+    """Return a value as the table shows it: a long number with four digits."""
+    value = _number(text)
+    if value is None or len(text) < 7:
+        return text
+    return number(value)
 
 
 def _number(text: str) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kubetune.config.metric_names import full_name
+from kubetune.reporting.histogram import drawn_bars
 
 
 def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -45,7 +46,7 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
         "tests": ", ".join(tests),
         "metric": metric,
         "turned": turned,
-        "lengths": {name: _with_shares(bars) for name, bars in lengths.items() if bars},
+        "lengths": {name: drawn_bars(bars) for name, bars in lengths.items() if bars},
         "gate": judged.get("gate"),
     }
 
@@ -56,9 +57,3 @@ def lines_of(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> list[d
     if step is not None and step != benchmarks.get("step"):
         return []
     return list(benchmarks.get("compared") or ())
-
-
-def _with_shares(bars: list[list[int]]) -> list[tuple[int, int, int, float]]:
-    """Return the bars, each with its share of the highest one."""
-    highest = max(1, *(count for _, _, count in bars))
-    return [(low, high, count, count / highest) for low, high, count in bars]
