@@ -24,6 +24,7 @@ from kubetune.plan.cost import NARROW_HALF, WIDE_SHARE, bill, flops_per_token
 from kubetune.plan.gpu_specs import stated_tflops
 from kubetune.plan.model_shapes import Weights, shapes_of
 from kubetune.plan.plan import make_plan
+from kubetune.plan.rank_work import RankWork
 
 ROWS = Path(__file__).with_name("hindcast.json")
 BEGIN, END = "<!-- hindcast: begin, written by benchmarks.hindcast -->", "<!-- hindcast: end -->"
@@ -66,9 +67,10 @@ def _row(facts: dict[str, Any], model: dict[str, Any]) -> Row:
     plan = make_plan(
         config, 1000, world_size=facts["gpus"], device="cuda", tokens=1000 * facts["length"]
     )
+    work = RankWork.of(config, plan)
     found, flops = (
-        bill(config, plan, weights, 10**9, facts["gpu"]),
-        flops_per_token(config, weights),
+        bill(work, config.compute, plan, weights, 10**9, facts["gpu"]),
+        flops_per_token(work, weights),
     )
     peak = stated_tflops(facts["gpu"])
     assert found is not None and found.tokens_per_second and flops and peak  # noqa: PT018

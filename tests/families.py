@@ -14,6 +14,7 @@ from kubetune.config.schema import Config
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention
 from kubetune.models.prefix_sharing import why_not
+from kubetune.models.spec import ModelSpec
 from kubetune.tasks import vision_language
 from tests.architectures import ONE_BY_ONE, PADDING_FREE, PROMISED, build_model
 from tests.hybrids import BIASED, HYBRIDS
@@ -51,7 +52,7 @@ def seeing_line(name: str) -> str:
             {"model": path, "task": "vision_language", "data": {"train": "none"}}
         )
         learner = vision_language.TASK.learner_of(
-            AutoModelForImageTextToText.from_pretrained(path), config
+            AutoModelForImageTextToText.from_pretrained(path), ModelSpec.of(config)
         )
         return f"| `{name}` | {_way(learner)} |\n"
 

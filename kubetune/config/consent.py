@@ -20,7 +20,8 @@ from typing import Any, Final
 from kubetune.base import files
 from kubetune.config.load import load_config, resolved
 from kubetune.config.naming import STARTED
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, DataConfig, EvaluationConfig, ModelConfig
+from kubetune.config.schema.tracking import HooksConfig
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 
 REMOTE_CODE: Final = "model.trust_remote_code"
@@ -45,7 +46,7 @@ class Code:
 
 def code_of(config: Config, keys: Collection[str] = CODE) -> list[Code]:
     """Return the code that a config names by any of `keys`."""
-    named = _named(config)
+    named = _named(config.hooks, config.evaluation, config.model)
     return [named[key] for key in keys if key in named]
 
 
@@ -54,14 +55,14 @@ def of_folder(folder: Path) -> Code:
     return _remote_code(folder_digest(folder), str(folder))
 
 
-def cache_of(config: Config) -> Code | None:
-    """Return the folder of prepared data that a config names, which is allowed as code is; None where it names none.
+def cache_of(data: DataConfig) -> Code | None:
+    """Return the folder of prepared data that a run file names, which is allowed as code is; None where it names none.
 
     Files are written there: a run directory of somebody else may not say where.
     """
-    if config.data.cache is None:
+    if data.cache is None:
         return None
-    folder = _absolute(config.data.cache)
+    folder = _absolute(data.cache)
     return _code("data.cache", f"the folder {folder}", folder)
 
 
@@ -126,17 +127,20 @@ def allow(code: Sequence[Code]) -> None:
     folder = _folder(os.environ)
     if folder is None:
         return
-    for one in code:
-        place = folder / f"{one.digest}.json"
-        if not place.is_file():
+    for item in code:
+        file = folder / f"{item.digest}.json"
+        if not file.is_file():
             with suppress(EnvironmentFault):
-                files.write_atomic(place, json.dumps({"key": one.key, "what": one.what}) + "\n")
+                files.write_atomic(file, json.dumps({"key": item.key, "what": item.what}) + "\n")
 
 
 def allow_start(config: Config) -> None:
     """Write down that the user starts a run here: its code, and the folder that it caches in, are allowed."""
-    cache = cache_of(config)
-    allow([*code_of(config), *([cache] if cache is not None else [])])
+    code = code_of(config)
+    cache = cache_of(config.data)
+    if cache is not None:
+        code.append(cache)
+    allow(code)
 
 
 def _folder(environ: Mapping[str, str]) -> Path | None:
@@ -157,27 +161,27 @@ def _of_defaults() -> list[Code]:
 
 
 def _together(code: Sequence[Code]) -> str:
-    digest = hashlib.sha256("".join(sorted(one.digest for one in code)).encode())
+    digest = hashlib.sha256("".join(sorted(item.digest for item in code)).encode())
     return digest.hexdigest()[:_DIGEST_CHARACTERS]
 
 
-def _named(config: Config) -> dict[str, Code]:
-    """Return the code that a config names, by the key that names it."""
+def _named(hooks: HooksConfig, evaluation: EvaluationConfig, model: ModelConfig) -> dict[str, Code]:
+    """Return the code that a run file names, by the key that names it."""
     named: dict[str, Code] = {}
-    if config.hooks.on_event is not None:
-        command = config.hooks.on_event
+    command = hooks.on_event
+    if command is not None:
         named["hooks"] = _code("hooks", f"the command {command}", command)
-    metrics = config.evaluation.metrics
+    metrics = evaluation.metrics
     if metrics is not None:
         file = _absolute(metrics.file)
         named[METRICS] = _code(METRICS, f"the file {file}", [file, *_contents([Path(file)])])
-    benchmarks = config.evaluation.benchmarks
+    benchmarks = evaluation.benchmarks
     if benchmarks is not None and benchmarks.tasks_folder is not None:
         folder = _absolute(benchmarks.tasks_folder)
         content = [folder, *_contents(_task_files(Path(folder)))]
         named[TASKS] = _code(TASKS, f"task files of {folder}, which may import Python", content)
-    if config.model.trust_remote_code:
-        named[REMOTE_CODE] = _remote_code(str(config.model.revision), config.model.path)
+    if model.trust_remote_code:
+        named[REMOTE_CODE] = _remote_code(str(model.revision), model.path)
     return named
 
 

@@ -24,6 +24,7 @@ from kubetune.data.inspect.estimate import (
 )
 from kubetune.data.inspect.known_findings import known_findings
 from kubetune.data.inspect.lengths import Lengths
+from kubetune.data.spec import DataSpec
 from kubetune.errors import ConfigError
 from kubetune.library import plan_text
 from kubetune.plan import earlier_runs, measured
@@ -47,7 +48,7 @@ from kubetune.plan.linears import (
 )
 from kubetune.plan.model_shapes import Weights, read_weights
 from kubetune.plan.plan import Plan, make_plan
-from kubetune.plan.rank_work import quantization_of
+from kubetune.plan.rank_work import RankWork, quantization_of
 from kubetune.rundir.starts import day_of
 from kubetune.scoring.own_functions import require_file
 
@@ -112,7 +113,13 @@ def forecast_run(
     rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
     # Lengths and findings both need the tokenizer; it is loaded once.
     load_tokenizer = cache(partial(load_here, config.model, config.data, day_of(config.data)))
-    lengths = estimate_lengths(config, environ, load_tokenizer)
+    lengths = estimate_lengths(
+        DataSpec.of(config),
+        config.training,
+        environ,
+        load_tokenizer,
+        made_by_pod=makes_data(config.kubernetes),
+    )
     positions = positions_of(config.task, config.model.path, environ)
     if positions is not None and lengths is not None:
         positions.require(lengths.longest)
@@ -204,7 +211,7 @@ def _require_targets(config: Config) -> None:
     from kubetune.models.loading import skeleton
     from kubetune.tasks import task_of
 
-    auto_class = getattr(transformers, task_of(config).auto_class)
+    auto_class = getattr(transformers, task_of(config.task_name).auto_class)
     add_lora(skeleton(auto_class, config.model), lora, task_type="CAUSAL_LM", seed=0)
 
 
@@ -234,12 +241,22 @@ def look_ahead(
     weights = read_weights(config.model.path, environ)
     memory = None
     if weights is not None:
-        memory = forecast(config, plan, weights, device_bytes(config.compute, plan), longest)
+        of_rows = RankWork.of(config, plan, longest)
+        memory = forecast(of_rows, weights, device_bytes(config.compute, plan))
     tokens = None
     if tokens_per_epoch is not None and plan.steps_per_epoch:
         tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
     gpu = gpu_here() if plan.device == "cuda" else None
-    of_run = bill(config, plan, weights, tokens, gpu, earlier_runs.read(), plan.spared_share)
+    of_run = bill(
+        RankWork.of(config, plan),
+        config.compute,
+        plan,
+        weights,
+        tokens,
+        gpu,
+        earlier_runs.read(),
+        plan.spared_share,
+    )
     return Ahead(weights, memory, of_run, longest, _rows_to_forget(config))
 
 
@@ -291,7 +308,10 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> LabelledLines:
 def _trained_lines(config: Config, plan: Plan, weights: Weights) -> LabelledLines:
     """Yield how much of each part of the model is trained."""
     held = trained_by_part(Trainable(lora=None, vision=None), weights)
-    yield "trained", parts_line(trained_by_part(Trainable.of(config), weights), held)
+    yield (
+        "trained",
+        parts_line(trained_by_part(Trainable(config.lora, config.sight), weights), held),
+    )
     base = quantization_of(config.quantization, config.lora, plan)
     if held["experts"] and base != "none":
         share = held["experts"] / held.total()
@@ -338,7 +358,9 @@ def _time_lines(config: Config, plan: Plan, bill: Bill, forget_rows: int) -> Lab
         if config.evaluation.generate is not None:
             text += ", if every answer is as long as it may be"
         yield "", text
-    hours = reference_hours(config, plan, bill.tokens_per_second)
+    hours = reference_hours(
+        config.task, config.preference, config.lora, plan, bill.tokens_per_second
+    )
     if hours:
         yield (
             "",
@@ -367,7 +389,7 @@ def as_json(config: Config, plan: Plan, ahead: Ahead) -> dict[str, Any]:
         }
     trained = None
     if ahead.weights is not None:
-        trained = trained_by_part(Trainable.of(config), ahead.weights)
+        trained = trained_by_part(Trainable(config.lora, config.sight), ahead.weights)
     rate = None
     bill_as_json = None
     if ahead.bill is not None:
@@ -379,6 +401,6 @@ def as_json(config: Config, plan: Plan, ahead: Ahead) -> dict[str, Any]:
         "evaluation_hours": evaluation_hours(
             config.evaluation, config.lora, plan, rate, ahead.forget_rows
         ),
-        "reference_hours": reference_hours(config, plan, rate),
+        "reference_hours": reference_hours(config.task, config.preference, config.lora, plan, rate),
         "bill": bill_as_json,
     }

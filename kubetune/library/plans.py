@@ -14,6 +14,7 @@ from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows, makes_data
 from kubetune.data.reading.hub import check_model_folder
+from kubetune.data.spec import DataSpec
 from kubetune.errors import EnvironmentFault
 from kubetune.library.configs import ConfigLike, config_of
 from kubetune.plan import plan
@@ -39,7 +40,12 @@ def make_plan(config: ConfigLike, *, gpus: int | None = None) -> Plan:
     config = config_of(config)
     require_kind(config.task, config.model.path, os.environ)
     rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
-    lengths = estimate_lengths(config, os.environ)
+    lengths = estimate_lengths(
+        DataSpec.of(config),
+        config.training,
+        os.environ,
+        made_by_pod=makes_data(config.kubernetes),
+    )
     positions = positions_of(config.task, config.model.path, os.environ)
     if positions is not None and lengths is not None:
         positions.require(lengths.longest)

@@ -185,7 +185,8 @@ def classify(
         if isinstance(answer, Mapping):
             record = dict(answer)
         else:
-            record = answer_record(folder, config, *answer)
+            source = config.data.train[0]
+            record = answer_record(folder, source, config.record_kind, *answer)
         records.append((f"texts:{number}", record))
     rewards = score_answers(folder, str(checkpoint), records, _text(model), trust_code)
     return [{"reward": reward} for reward in rewards]

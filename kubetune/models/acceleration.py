@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from kubetune import errors
 from kubetune.base import logs, processes
-from kubetune.config.schema import Config
+from kubetune.config.schema import TrainingConfig
 from kubetune.data.text.labels import Labels
 from kubetune.kernels import pointwise
 from kubetune.models import fused_forwards
@@ -28,7 +28,7 @@ from kubetune.models.padding_free import language_model, recomputable_layers, un
 from kubetune.plan.activations import is_worth_compiling
 from kubetune.plan.forecast import forecast
 from kubetune.plan.model_shapes import read_weights
-from kubetune.plan.plan import Plan
+from kubetune.plan.rank_work import RankWork
 
 # Of the device's memory, what whole gradients may take where a sharded model would otherwise sum them more than once.
 WHOLE_GRADIENT_SHARE = 1 / 8
@@ -36,20 +36,23 @@ WHOLE_GRADIENT_SHARE = 1 / 8
 
 @dataclass(frozen=True)
 class Workload:
-    """Work ahead of a run: tokens from the first step to the last, and the plan that memory is forecast by.
+    """Work ahead of a model."""
 
-    `labels` are what a classifier is to tell apart, `longest` the tokens of the longest row.
-    """
-
-    total_tokens: int
-    labels: Labels | None = None
-    plan: Plan | None = None
-    longest: int | None = None
+    total_tokens: int  # from the first step to the last
+    labels: Labels | None = None  # what a classifier is to tell apart
+    rank: RankWork | None = None  # what memory is forecast by
 
 
-def tune(learner: Learner, config: Config, workload: Workload, device: torch.device) -> Learner:
-    """The learner set up for training as `config.training` asks; raises ConfigError for what cannot work here."""
-    model, route, training = learner.model, learner.route, config.training
+def tune(
+    learner: Learner,
+    training: TrainingConfig,
+    workload: Workload,
+    model_path: str,
+    device: torch.device,
+) -> Learner:
+    """Return the learner set up for training; raise ConfigError for what cannot work here."""
+    model = learner.model
+    route = learner.route
     learner = replace(learner, routing=routing.watch(learner.lm, training))
     # Compiled forwards are proved on the modules at hand, whose weights are only slices when they are sharded.
     fused = (
@@ -60,7 +63,13 @@ def tune(learner: Learner, config: Config, workload: Workload, device: torch.dev
     if sums_once_per_step(model, device):
         logs.MODEL.info("gradients are kept whole and summed over the ranks once per step")
         learner = replace(learner, sums_once_per_step=True)
-    layers = recomputed_layers(config, workload, device_bytes(device), compiled=fused)
+    layers = recomputed_layers(
+        training.gradient_checkpointing,
+        workload,
+        model_path,
+        device_bytes(device),
+        compiled=fused,
+    )
     if layers != 0:
         some = "all" if layers is None else f"the first {layers}"
         logs.MODEL.info("activations of %s layers are recomputed in the backward", some)
@@ -71,10 +80,8 @@ def tune(learner: Learner, config: Config, workload: Workload, device: torch.dev
         swapped = fused_forwards.swap_forwards(
             model, kernels, learner.undo, packed=route.padding_free
         )
-        logs.MODEL.debug(
-            "fused forwards: %s",
-            ", ".join(f"{count} × {name}" for name, count in swapped.items()) or "none",
-        )
+        counts = ", ".join(f"{count} × {name}" for name, count in swapped.items())
+        logs.MODEL.debug("fused forwards: %s", counts or "none")
         if fused:
             logs.MODEL.info(
                 "pointwise kernels are compiled after the first step, which waits for none"
@@ -97,68 +104,70 @@ def _compile_layers(model: nn.Module, *, fused: bool) -> CompiledLayers | None:
     return compiled
 
 
-def without_compiler(config: Config) -> Config:
-    """The config with `training.compile: false`."""
-    return config.model_copy(
-        update={"training": config.training.model_copy(update={"compile": False})}
-    )
+def without_compiler(training: TrainingConfig) -> TrainingConfig:
+    """Return the section with `compile: false` where that is left to us."""
+    if training.compile != "auto":
+        return training
+    return training.model_copy(update={"compile": False})
 
 
 def wants_compile(
     setting: bool | str, model: nn.Module, workload: Workload, device: torch.device
 ) -> bool:
-    """`training.compile`, decided."""
+    """Return what `training.compile` means for this model, work and device."""
     missing = pointwise.can_compile(device)
     if setting == "auto":
-        pays = is_worth_compiling(
-            sum(p.numel() for p in model.parameters()), workload.total_tokens, device.type
-        )
+        num_parameters = sum(p.numel() for p in model.parameters())
+        pays = is_worth_compiling(num_parameters, workload.total_tokens, device.type)
         if pays and missing is not None:
             logs.MODEL.warning("kernels stay plain, which is slower: %s (docs/image.md)", missing)
         return pays and missing is None
     if setting and missing is not None:
-        said = f"training.compile is {str(setting).lower()}, but {missing}; install one, or leave it at auto"
-        raise errors.ConfigError(said)
+        raise errors.ConfigError(
+            f"training.compile is {str(setting).lower()}, but {missing}; install one, or leave it at auto"
+        )
     return bool(setting)
 
 
 def device_bytes(device: torch.device) -> int:
-    """Memory of a device; of this host's, one rank's part."""
+    """Return the memory of a device; of this host's, one rank's part."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return processes.usable_memory_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def whole_gradient_bytes(model: nn.Module) -> int:
-    """Bytes of the whole gradients of all sharded weights that are trained."""
-    return 4 * sum(
-        p.numel() for p in model.parameters() if p.requires_grad and isinstance(p, DTensor)
-    )
+    """Return the bytes of the whole gradients of all sharded weights that are trained."""
+    total = 0
+    for parameter in model.parameters():
+        if parameter.requires_grad and isinstance(parameter, DTensor):
+            total += 4 * parameter.numel()
+    return total
 
 
 def sums_once_per_step(model: nn.Module, device: torch.device) -> bool:
-    """Room for the whole gradients of a sharded model, to be kept from one micro-batch to the next."""
+    """True if whole gradients of a sharded model have room to be kept from one micro-batch to the next."""
     return 0 < whole_gradient_bytes(model) <= WHOLE_GRADIENT_SHARE * device_bytes(device)
 
 
 def recomputed_layers(
-    config: Config, workload: Workload, device_bytes: int, *, compiled: bool
+    setting: bool | str, workload: Workload, model_path: str, device_bytes: int, *, compiled: bool
 ) -> int | None:
-    """Number of layers that recompute by `training.gradient_checkpointing`; None for all.
+    """Return how many layers recompute by `training.gradient_checkpointing`; None for all.
 
     `auto` recomputes on a GPU, and there only as many layers as its memory asks for: the number that the plan has for
     the same facts.
     """
-    setting, plan = config.training.gradient_checkpointing, workload.plan
     if setting != "auto":
         return None if setting else 0
-    if plan is None or plan.device != "cuda":
+    work = workload.rank
+    if work is None or work.device != "cuda":
         return 0
-    weights = read_weights(config.model.path, os.environ)
+    weights = read_weights(model_path, os.environ)
     if weights is None:
         return 0
-    found = forecast(config, plan, weights, device_bytes, workload.longest, compiled=compiled)
-    return found.recomputed_layers if found is not None else 0
+    memory = forecast(work, weights, device_bytes, compiled=compiled)
+    return 0 if memory is None else memory.recomputed_layers
 
 
 def recompute_activations(model: nn.Module, layers: int | None = None) -> None:

@@ -27,9 +27,10 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from kubetune.base import logs
-from kubetune.config.schema import Config
+from kubetune.config.schema import TrainingConfig
 from kubetune.distributed.process_group import World
 from kubetune.models import loading, patches
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.model_shapes import TOWERS
 
 Result = TypeVar("Result")
@@ -39,40 +40,41 @@ ADAPTED = rf"{SCORE}\..*|(.*\.)?({'|'.join(TOWERS)})\..*"
 """Names of what stays whole on every rank beside adapters: a rank that has no image in its share never runs a tower."""
 
 
-def is_wanted(config: Config, world: World) -> bool:
-    """Need to shard the model of this run: one rank alone has nobody to share with."""
-    return config.training.parallelism == "fsdp" and world.size > 1
+def is_wanted(parallelism: str, world: World) -> bool:
+    """True if the model is to be sharded: one rank alone has nobody to share with."""
+    return parallelism == "fsdp" and world.size > 1
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Presence of slices in a model, or in the one inside a PEFT model: it is cut over the ranks."""
+    """True if a model, or the one inside a PEFT model, is cut over the ranks."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def load(
     auto_class: Any,
-    config: Config,
+    spec: ModelSpec,
+    training: TrainingConfig,
     world: World,
     frozen: Callable[[Any], str | None] = lambda _: None,
     **labels: Any,
 ) -> nn.Module:
-    """`models.load_pretrained`, sharded where the config asks for it; then no rank ever holds the whole model.
+    """Return `loading.load_pretrained`, sharded where training asks for it; then no rank ever holds the whole model.
 
     `frozen`: an expression for the names of what does not learn of a model trained in full, which every rank has whole.
     `labels`: settings of a classifier.
     """
-    if not is_wanted(config, world):
-        return loading.load_pretrained(auto_class, config, world.device, **labels)
-    arithmetic = loading.choose_dtype(config.model.dtype, world.device)
-    trained = config.lora is None
+    if not is_wanted(training.parallelism, world):
+        return loading.load_pretrained(auto_class, spec, world.device, **labels)
+    arithmetic = loading.choose_dtype(spec.model.dtype, world.device)
+    trained = spec.lora is None
     read = partial(
         loading.load_pretrained,
         auto_class,
-        config,
+        spec,
         world.device,
         **labels,
         dtype=torch.float32 if trained else arithmetic,
-        draw=partial(_draw, config.training.seed),
+        draw=partial(_draw, training.seed),
     )
     cut_by = partial(_cut_for, arithmetic, frozen, trained=trained)
     model: Any
@@ -86,11 +88,14 @@ def load(
             transformers.__version__,
         )
         model = cut_by(read())
-    for parameter in model.parameters() if config.lora is None else ():
-        if not isinstance(parameter, DTensor):  # what does not learn, and was read as what does
-            parameter.requires_grad_(False).data = parameter.data.to(arithmetic)
+    if trained:
+        for parameter in model.parameters():
+            # What is whole does not learn, but was read in fp32 as what does.
+            if not isinstance(parameter, DTensor):
+                parameter.requires_grad_(False).data = parameter.data.to(arithmetic)
     # What is saved says what is computed with, and nothing of how many ranks there were.
-    model.config.dtype, model.config.distributed_config = arithmetic, None
+    model.config.dtype = arithmetic
+    model.config.distributed_config = None
     return cast(nn.Module, model)
 
 

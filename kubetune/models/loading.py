@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from kubetune.base import logs
 from kubetune.base.files import IrregularFileError, require_plain
 from kubetune.base.humanize import counted
 from kubetune.config import consent
-from kubetune.config.schema import Config, ModelConfig
+from kubetune.config.schema import ModelConfig
 from kubetune.data.reading.hub import (
     check_model_folder,
     explained_hub_errors,
@@ -42,6 +43,7 @@ from kubetune.plan.linears import UNQUANTISED, is_expert
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared
+    from kubetune.models.spec import ModelSpec
 
 # Libraries telling each other about renamed functions is nothing a user of ours can mend.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
@@ -74,34 +76,34 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 def load_pretrained(
     auto_class: Any,
-    config: Config,
+    spec: ModelSpec,
     device: torch.device,
     *,
     draw: Callable[[nn.Module, set[str]], None] = lambda model, names: None,
     code_from: ModelConfig | None = None,
     **settings: Any,
 ) -> nn.Module:
-    """`auto_class.from_pretrained` of the config's model, on `device`, in its dtype, quantised if asked.
+    """Return `auto_class.from_pretrained` of a model, on `device`, in its dtype, quantised if asked.
 
-    `code_from`: the model of the hub that a checkpoint of it has its code from, and its pin.
-
-    `draw` may draw anew the weights that the checkpoint lacks, which it is given the names of.
+    `code_from`: the model of the hub that a checkpoint of it has its code from, and its pin. `draw` may draw anew the
+    weights that the checkpoint lacks, which it is given the names of. `settings` go to `from_pretrained`.
 
     Raises ModelError when the model is missing, gated, of another architecture, not in safetensors, or its weights
     have other shapes than its config.json asks for; only the head of a classifier may have.
     """
-    model = config.model
+    model = spec.model
     check_model_folder(model)
     _require_plain(model)
     settings |= _pinned_code(model, code_from)
     arithmetic = choose_dtype(model.dtype, device)
-    if (quantised := quantization.settings(config, arithmetic)) is not None:
+    quantised = quantization.settings(spec.quantization, spec.lora, arithmetic)
+    if quantised is not None:
         settings |= {"quantization_config": quantised, "device_map": {"": str(device)}}
     # Told to ignore them, transformers hands over which shapes differ, instead of pointing to a table that it prints.
     settings = {"dtype": arithmetic, **settings, "ignore_mismatched_sizes": True}
     transformers_logging.disable_progress_bar()
     with explain(model), patches.without_load_report():
-        loaded, found = auto_class.from_pretrained(
+        loaded, differences = auto_class.from_pretrained(
             model.path,
             revision=model.revision,
             local_files_only=model.local_files_only,
@@ -112,25 +114,25 @@ def load_pretrained(
             **settings,
         )
     classifies = "num_labels" in settings
-    _require_shapes(
-        model, found["mismatched_keys"], f"{loaded.base_model_prefix}." if classifies else ""
-    )
-    draw(loaded, _tell_new(found, is_expected=classifies))
+    # Only the head of a classifier may have other shapes than the file: it is drawn anew.
+    prefix = f"{loaded.base_model_prefix}." if classifies else ""
+    _require_shapes(model, differences["mismatched_keys"], prefix)
+    draw(loaded, _tell_new(differences, is_expected=classifies))
     experts = [parameter for name, parameter in loaded.named_parameters() if is_expert(name)]
     if quantised is not None or experts:
         # Stacks of experts come last: files that hold each expert alone are gone by then, and both never add up.
-        let_go_of_files(
-            p for _, p in sorted(loaded.named_parameters(), key=lambda named: is_expert(named[0]))
+        named = sorted(loaded.named_parameters(), key=lambda item: is_expert(item[0]))
+        let_go_of_files(parameter for _, parameter in named)
+    if quantised is None:
+        return loaded.to(device)  # type: ignore[no-any-return]
+    quantization.keep_layout(loaded)
+    logs.MODEL.info("%s", quantization.describe(spec.quantization, arithmetic, device))
+    kept = sum(parameter.numel() for parameter in experts if parameter.is_floating_point())
+    if kept:
+        logs.MODEL.warning(
+            "%s parameters of experts keep their dtype: %s", f"{kept:,}", UNQUANTISED
         )
-    if quantised is not None:
-        quantization.keep_layout(loaded)
-        logs.MODEL.info("%s", quantization.describe(config, arithmetic, device))
-        if kept := sum(parameter.numel() for parameter in experts if parameter.is_floating_point()):
-            logs.MODEL.warning(
-                "%s parameters of experts keep their dtype: %s", f"{kept:,}", UNQUANTISED
-            )
-        return loaded  # type: ignore[no-any-return]
-    return loaded.to(device)  # type: ignore[no-any-return]
+    return loaded  # type: ignore[no-any-return]
 
 
 def let_go_of_files(parameters: Iterable[nn.Parameter]) -> None:
@@ -141,22 +143,23 @@ def let_go_of_files(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def load_trained(
-    auto_class: Any, config: Config, folder: Path, device: torch.device, **settings: Any
+    auto_class: Any, spec: ModelSpec, folder: Path, device: torch.device, **settings: Any
 ) -> nn.Module:
-    """The model of a checkpoint folder: the base with its adapters, or the weights that were trained whole.
+    """Return the model of a checkpoint folder: the base with its adapters, or the weights that were trained whole.
 
     `settings` go to `from_pretrained`.
     """
-    if config.lora is None:
-        pin = consent.folder_digest(folder) if config.model.trust_remote_code else None
-        trained = config.model.model_copy(update={"path": str(folder), "revision": pin})
-        if config.model.trust_remote_code and not is_local(config.model.path):
-            settings["code_from"] = config.model
-        return load_pretrained(
-            auto_class, config.model_copy(update={"model": trained}), device, **settings
-        )
+    model = spec.model
+    if spec.lora is None:
+        pin = None
+        if model.trust_remote_code:
+            pin = consent.folder_digest(folder)
+            if not is_local(model.path):
+                settings["code_from"] = model
+        trained = model.model_copy(update={"path": str(folder), "revision": pin})
+        return load_pretrained(auto_class, replace(spec, model=trained), device, **settings)
     require_plain_adapter(folder)
-    base: Any = load_pretrained(auto_class, config, device, **settings)
+    base: Any = load_pretrained(auto_class, spec, device, **settings)
     adapted = with_adapter(base, folder)
     swap_experts(adapted)
     return adapted
@@ -280,13 +283,10 @@ def _require_shapes(
         )
 
 
-def _tell_new(found: Mapping[str, Any], *, is_expected: bool) -> set[str]:
-    """Name the weights that the checkpoint lacks or holds in another shape: a head, or a mistake. Returns the names."""
-    names = {
-        name if isinstance(name, str) else name[0]
-        for key in ("missing_keys", "mismatched_keys")
-        for name in found[key]
-    }
+def _tell_new(differences: Mapping[str, Any], *, is_expected: bool) -> set[str]:
+    """Log the weights that the checkpoint lacks or holds in another shape: a head, or a mistake. Return their names."""
+    names = set(differences["missing_keys"])
+    names.update(name for name, *_ in differences["mismatched_keys"])
     if names:
         level = logging.INFO if is_expected else logging.WARNING
         logs.MODEL.log(
@@ -348,13 +348,12 @@ def explain(model: ModelConfig) -> Iterator[None]:
         ) from error
 
 
-def check_rows(auto_class: Any, config: Config, data: Prepared) -> None:
+def check_rows(auto_class: Any, model: ModelConfig, data: Prepared) -> None:
     """Raise ConfigError for rows that the model has no place for, or impossible heads, before its weights are read.
 
     `auto_class` is transformers' class for the task. Of a model that brings its own code only `check_positions` is
     left, once it is loaded.
     """
-    model = config.model
     if model.trust_remote_code:
         return
     with explain(model):

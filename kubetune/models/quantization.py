@@ -14,7 +14,7 @@ from torch import nn
 
 from kubetune import errors
 from kubetune.base import logs
-from kubetune.config.schema import Config
+from kubetune.config.schema import LoraConfig
 from kubetune.distributed.process_group import World
 from kubetune.extras import require
 from kubetune.plan.plan import Plan
@@ -28,27 +28,31 @@ HEADS = ("classifier", "score", "pre_classifier", "pooler", "lm_head", "embed_ou
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
-def decide(config: Config, world: World) -> Config:
-    """The config with `quantization: auto` replaced by what that means here; the log says why."""
-    if config.quantization != "auto":
-        return config
-    chosen, reason = auto_quantization(config.lora, world.device.type, world.size)
-    if chosen != "none" and (missing := _missing()) is not None:
-        chosen, reason = "none", missing
+def decide(quantization: str, lora: LoraConfig | None, world: World) -> str:
+    """Return what `quantization` means here, where it is `auto`; the log says why."""
+    if quantization != "auto":
+        return quantization
+    chosen, reason = auto_quantization(lora, world.device.type, world.size)
+    if chosen != "none":
+        missing = _missing()
+        if missing is not None:
+            chosen = "none"
+            reason = missing
     logs.MODEL.info("quantization: auto -> %s, because %s", chosen, reason)
-    return config.model_copy(update={"quantization": chosen})
+    return chosen
 
 
-def as_trained(run_dir: Path, config: Config) -> Config:
-    """The config of a run with `quantization: auto` as it was decided in training, whatever this machine has."""
-    if config.quantization != "auto":
-        return config
+def as_trained(run_dir: Path, quantization: str, lora: LoraConfig | None) -> str:
+    """Return what `quantization` was decided to be when a run was trained, whatever this machine has."""
+    if quantization != "auto":
+        return quantization
     plan = Plan.read(run_dir / metrics.PLAN)
-    return decide(config, World(size=plan.world_size, device=torch.device(plan.device)))
+    world = World(size=plan.world_size, device=torch.device(plan.device))
+    return decide(quantization, lora, world)
 
 
 def _missing() -> str | None:
-    """Reason for which bitsandbytes cannot be used here; None where it can."""
+    """Return why bitsandbytes cannot be used here; None where it can."""
     try:
         require_bitsandbytes("8-bit")
     except errors.ConfigError as error:
@@ -56,37 +60,37 @@ def _missing() -> str | None:
     return None
 
 
-def settings(config: Config, compute_dtype: torch.dtype) -> Any:
-    """transformers' settings for bitsandbytes, or None for a base that is not quantised.
+def settings(quantization: str, lora: LoraConfig | None, compute_dtype: torch.dtype) -> Any:
+    """Return transformers' settings for bitsandbytes, or None for a base that is not quantised.
 
     Raises ConfigError when bitsandbytes is missing or cannot run, and when nothing but the base would be trained.
     """
-    if config.quantization in ("none", "auto"):
+    if quantization in ("none", "auto"):
         return None
-    if config.lora is None:
+    if lora is None:
         raise errors.ConfigError(
-            f"quantization: {config.quantization} freezes the base: add a `lora` section"
+            f"quantization: {quantization} freezes the base: add a `lora` section"
         )
-    require_bitsandbytes(f"quantization: {config.quantization}")
+    require_bitsandbytes(f"quantization: {quantization}")
     from transformers import BitsAndBytesConfig
 
     # Naming modules replaces transformers' own choice, so the heads of all tasks are named.
-    if config.quantization == "8bit":
+    if quantization == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=list(HEADS))
     return BitsAndBytesConfig(
         load_in_4bit=True,
-        bnb_4bit_quant_type="fp4" if config.quantization == "fp4" else "nf4",
+        bnb_4bit_quant_type="fp4" if quantization == "fp4" else "nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=compute_dtype,
         llm_int8_skip_modules=list(HEADS),
     )
 
 
-def describe(config: Config, compute_dtype: torch.dtype, device: torch.device) -> str:
-    """Storage and arithmetic of a quantised base, for the log."""
+def describe(quantization: str, compute_dtype: torch.dtype, device: torch.device) -> str:
+    """Return how a quantised base is stored and multiplied, for the log."""
     products = f"products in {str(compute_dtype).removeprefix('torch.')}"
-    if config.quantization != "8bit":
-        kind = "nf4" if config.quantization == "4bit" else config.quantization
+    if quantization != "8bit":
+        kind = "nf4" if quantization == "4bit" else quantization
         return f"the base is stored in 4 bits ({kind}), its scales in 8 (double quantisation); {products}"
     if device.type != "cpu":
         return "the base is stored in 8 bits and multiplied by inputs rounded to 8 bits, in training and evaluation"
@@ -97,7 +101,7 @@ def describe(config: Config, compute_dtype: torch.dtype, device: torch.device) -
 
 
 def count(parameter: nn.Parameter) -> int:
-    """Numbers that a parameter stands for: of a 4-bit one each byte holds two."""
+    """Return how many numbers a parameter stands for: of a 4-bit one each byte holds two."""
     state = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else math.prod(state.shape)
 

@@ -12,12 +12,13 @@ from datetime import datetime
 from typing import Any
 
 from kubetune.base.humanize import duration, size
-from kubetune.config.schema import Config
+from kubetune.config.schema import ComputeConfig, Config
 from kubetune.plan import earlier_runs
 from kubetune.plan.cost import Bill, bill, kind_of, price_line, time_line
 from kubetune.plan.forecast import Forecast, forecast
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan
+from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import metrics
 
 
@@ -43,10 +44,14 @@ def compare(
     plan = plan.model_copy(update={"spared_share": last_start.get("spared_share") or 0.0})
     memory = None
     if weights is not None:
-        memory = forecast(config, plan, weights, last_start.get("device_bytes"), longest)
+        work = RankWork.of(config, plan, longest)
+        memory = forecast(work, weights, last_start.get("device_bytes"))
     # Runs that ended after this one began, this one too, were no part of its forecast.
-    known = earlier_runs.read(before=str(starts[0]["time"]) if starts else None)
-    planned = bill(config, plan, weights, tokens, _gpu(plan, last_start), known)
+    began = str(starts[0]["time"]) if starts else None
+    known = earlier_runs.read(before=began)
+    work = RankWork.of(config, plan)
+    gpu = _gpu(plan, last_start)
+    planned = bill(work, config.compute, plan, weights, tokens, gpu, known)
     assert planned is not None, "tokens are known"
     held_hours = max(step_seconds, held_seconds(events, until)) / 3600
     hours = _hours(planned, step_seconds / 3600, held_hours)
@@ -94,30 +99,46 @@ def _price(
     }
 
 
-def outlook(config: Config, plan: Plan, tokens: int, gpu: str | None) -> Iterator[str]:
-    """Forecast for a run that begins, as lines of its log; none where nobody can know. `gpu`: the device's name."""
-    weights = read_weights(config.model.path, os.environ)
-    found = bill(config, plan, weights, tokens, gpu, earlier_runs.read())
-    if found is None or found.hours is None:
+def outlook(
+    work: RankWork,
+    compute: ComputeConfig,
+    plan: Plan,
+    model_path: str,
+    tokens: int,
+    gpu: str | None,
+) -> Iterator[str]:
+    """Yield the forecast for a run that begins, as lines of its log; none where the speed is not known.
+
+    `gpu`: the device's name.
+    """
+    weights = read_weights(model_path, os.environ)
+    estimate = bill(work, compute, plan, weights, tokens, gpu, earlier_runs.read())
+    if estimate is None or estimate.hours is None:
         return
-    yield f"forecast for the steps: {time_line(found)}"
-    if price := price_line(found, config.compute.price_per_gpu_hour):
+    yield f"forecast for the steps: {time_line(estimate)}"
+    price = price_line(estimate, compute.price_per_gpu_hour)
+    if price:
         yield f"forecast of the price: {price}"
 
 
 def remember(
-    config: Config,
+    work: RankWork,
     plan: Plan,
+    model_path: str,
     *,
     tokens_per_second: float,
     seconds: float,
     events: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Keep the speed of a run that ended, for the forecasts of later ones. Not of one that went on, perhaps elsewhere,
-    after a stop."""
+    """Keep the speed of a run that ended, for the forecasts of later ones.
+
+    A run that went on after a stop is not kept: it may have gone on on another machine.
+    """
     starts = [event for event in events if event["event"] in ("start", "resume")]
-    weights = read_weights(config.model.path, os.environ)
-    kind = kind_of(config, plan, weights, _gpu(plan, starts[0])) if len(starts) == 1 else None
+    if len(starts) != 1:
+        return
+    weights = read_weights(model_path, os.environ)
+    kind = kind_of(work, plan, weights, _gpu(plan, starts[0]))
     if kind is not None and tokens_per_second > 0 and seconds > 0:
         earlier_runs.keep(earlier_runs.Speed(kind, tokens_per_second, seconds, metrics.now()))
 
@@ -127,14 +148,20 @@ def _gpu(plan: Plan, begun: Mapping[str, Any]) -> str | None:
 
 
 def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
-    """Seconds that devices were held: each start from its launch to its end, or to when it was last seen alive."""
-    total, begun, last = 0.0, None, None
+    """Return the seconds that devices were held: each start from its launch to its end, or to its last sign of life."""
+    total = 0.0
+    begun = None  # when the start that holds the devices began; None between starts
+    last = None  # time of the event before
     for event in events:
         now = _moment(str(event["time"]))
         if event["event"] == "launch" and not event.get("node", 0):
             if begun is not None and last is not None:
+                # The start before was killed and could not write when. The next launch writes when it was last alive.
                 seen = event.get("last_seen")
-                total += (max(last, _moment(seen)) if seen else last) - begun
+                ended = last
+                if seen:
+                    ended = max(last, _moment(seen))
+                total += ended - begun
             begun = now
         elif event["event"] == "exit" and not event.get("node", 0) and begun is not None:
             total += now - begun
@@ -142,7 +169,9 @@ def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
         elif begun is None and event["event"] in ("start", "resume"):
             begun = now  # ranks that no agent started
         last = now
-    return total + (_moment(until) - begun if begun is not None else 0.0)
+    if begun is not None:
+        total += _moment(until) - begun
+    return total
 
 
 def tell(actuals: Mapping[str, Any]) -> Iterator[str]:

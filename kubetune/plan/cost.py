@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kubetune.base.humanize import duration
-from kubetune.config.schema import ComputeConfig, Config, EvaluationConfig, LoraConfig
+from kubetune.config.schema import ComputeConfig, EvaluationConfig, LoraConfig, PreferenceConfig
 from kubetune.plan import earlier_runs
 from kubetune.plan.earlier_runs import Kind, Range, Speed
 from kubetune.plan.flops import causal_pairs, planned_cost
 from kubetune.plan.gpu_specs import stated_tflops
-from kubetune.plan.linears import Trainable, shape_of
+from kubetune.plan.linears import shape_of
 from kubetune.plan.model_shapes import Weights
 from kubetune.plan.plan import Plan
-from kubetune.plan.rank_work import RankWork, element_bytes, quantization_of
+from kubetune.plan.rank_work import RankWork
 
 WIDE_SHARE, NARROW_HALF = 0.46, 1550
 """Share of the peak that is assumed of wide models, and the hidden size that has half of it: fitted to published
@@ -51,7 +51,8 @@ class Bill:
 
 
 def bill(
-    config: Config,
+    work: RankWork,
+    compute: ComputeConfig,
     plan: Plan,
     weights: Weights | None,
     tokens: int | None,
@@ -61,22 +62,26 @@ def bill(
 ) -> Bill | None:
     """Return hours and price of a run over `tokens` tokens, or None where tokens are unknown.
 
+    `work`: of rows as long as the config lets them, since runs on other data are compared by it. `spared`: share of the
+    tokens that is not computed again.
+
     The rate is `compute.tokens_per_second`, else that of the `known` runs of this shape, else a share of
-    `compute.peak_tflops` or of what the data sheet says of a device named `gpu`. `spared` is the share
-    of the tokens that is not computed again.
+    `compute.peak_tflops` or of what the data sheet says of a device named `gpu`.
     """
     if tokens is None:
         return None
-    flops = None if weights is None else flops_per_token(config, weights, spared=spared)
-    kind = kind_of(config, plan, weights, gpu, spared)
+    flops = None
+    if weights is not None:
+        flops = flops_per_token(work, weights, spared=spared)
+    kind = kind_of(work, plan, weights, gpu, spared)
     earlier = [] if kind is None else earlier_runs.ranges(kind, known)
-    if config.compute.tokens_per_second is None and earlier:
+    if compute.tokens_per_second is None and earlier:
         rate = Rate(earlier[0].middle, earlier[0].source)
     else:
-        rate = _stated_rate(config.compute, config.model.dtype, plan, weights, flops, gpu)
+        rate = _stated_rate(compute, work, plan, weights, flops, gpu)
     price_per_hour = None
-    if config.compute.price_per_gpu_hour is not None:
-        price_per_hour = config.compute.price_per_gpu_hour * plan.world_size
+    if compute.price_per_gpu_hour is not None:
+        price_per_hour = compute.price_per_gpu_hour * plan.world_size
     hours = tokens / rate.tokens_per_second / 3600 if rate.tokens_per_second else None
     return Bill(
         tokens=tokens,
@@ -98,7 +103,7 @@ class Rate(NamedTuple):
 
 def _stated_rate(
     compute: ComputeConfig,
-    dtype: str,
+    work: RankWork,
     plan: Plan,
     weights: Weights | None,
     flops: float | None,
@@ -108,9 +113,12 @@ def _stated_rate(
     if compute.tokens_per_second is not None:
         rate = compute.tokens_per_second * plan.world_size
         return Rate(rate, "compute.tokens_per_second of each device")
-    peak, peak_source = compute.peak_tflops, "compute.peak_tflops"
-    if peak is None and gpu is not None and element_bytes(dtype, plan.device) == 2:
-        peak, peak_source = stated_tflops(gpu), f"what is stated for {gpu}"
+    peak = compute.peak_tflops
+    peak_source = "compute.peak_tflops"
+    # Data sheets state the peak of 16-bit products.
+    if peak is None and gpu is not None and work.element == 2:
+        peak = stated_tflops(gpu)
+        peak_source = f"what is stated for {gpu}"
     if peak is not None and flops:
         share = _assumed_share(weights)
         rate = peak * 1e12 * share / flops * plan.world_size
@@ -186,18 +194,24 @@ def evaluation_hours(
     return times * tokens / (rate * _reading_speed(lora)) / 3600
 
 
-def reference_hours(config: Config, plan: Plan, rate: float | None) -> float | None:
-    """Hours until the model has said, before training, what it thinks of every answer; None where nobody asks.
+def reference_hours(
+    task: str,
+    preference: PreferenceConfig,
+    lora: LoraConfig | None,
+    plan: Plan,
+    rate: float | None,
+) -> float | None:
+    """Return the hours to score every answer with the model before training; None where the loss needs no scores.
 
-    That is read, as in an evaluation. With each judged answer goes another one, to the same question.
+    Answers are read, as in an evaluation. With each judged answer goes another one, to the same question.
     """
-    if config.task != "preference" or not config.preference.needs_reference:
+    if task != "preference" or not preference.needs_reference:
         return None
     if not rate or not plan.rows or not plan.tokens_per_epoch:
         return None
-    sequences = 2 if config.record_kind == "judged" else 1
+    sequences = 2 if preference.loss == "kto" else 1
     tokens = sequences * plan.tokens_per_epoch * (1 + (plan.eval_rows or 0) / plan.rows)
-    return tokens / (rate * _reading_speed(config.lora)) / 3600
+    return tokens / (rate * _reading_speed(lora)) / 3600
 
 
 def _reading_speed(lora: LoraConfig | None) -> int:
@@ -206,27 +220,28 @@ def _reading_speed(lora: LoraConfig | None) -> int:
 
 
 def kind_of(
-    config: Config, plan: Plan, weights: Weights | None, gpu: str | None, spared: float = 0.0
+    work: RankWork, plan: Plan, weights: Weights | None, gpu: str | None, spared: float = 0.0
 ) -> Kind | None:
-    """Facts that the speed of this run depends on; None where that is not known, or not the device. `gpu`: its name."""
-    shape = shape_of(weights) if weights is not None else None
-    if (
-        weights is None
-        or shape is None
-        or not plan.rows
-        or not plan.tokens_per_epoch
-        or not plan.tokens_per_step
-    ):
+    """Return the facts that the speed of this run depends on; None if some, or the device, are not known.
+
+    `gpu`: the device's name.
+    """
+    shape = None
+    if weights is not None:
+        shape = shape_of(weights)
+    if weights is None or shape is None:
+        return None
+    if not plan.rows or not plan.tokens_per_epoch or not plan.tokens_per_step:
         return None
     if plan.device == "cuda" and gpu is None:
         return None
-    training, length = config.training, plan.tokens_per_epoch / plan.rows
-    base = quantization_of(config.quantization, config.lora, plan)
-    method = f"{plan.method}, {base}, {training.parallelism}, recompute {training.gradient_checkpointing}, {config.task}"
-    dtype: str | None = config.model.dtype
+    parallelism = "fsdp" if work.is_sharded else "ddp"
+    method = f"{plan.method}, {work.quantization}, {parallelism}, recompute {work.recompute}, {work.task}"
+    dtype: str | None = work.dtype
     if dtype == "auto":
         dtype = "bfloat16" if plan.device == "cuda" else None
-    flops = flops_per_token(config, weights, length, spared)
+    length = plan.tokens_per_epoch / plan.rows
+    flops = flops_per_token(work, weights, length, spared)
     if flops is None:
         return None
     return Kind(
@@ -239,22 +254,22 @@ def kind_of(
         devices=plan.world_size if plan.device == "cuda" else plan.nodes,
         world=plan.world_size,
         length=length,
-        batch=min(RankWork.of(config, plan).batch_tokens, plan.tokens_per_step / plan.world_size),
+        batch=min(work.batch_tokens, plan.tokens_per_step / plan.world_size),
         flops=flops,
     )
 
 
 def flops_per_token(
-    config: Config, weights: Weights, length: float | None = None, spared: float = 0.0
+    work: RankWork, weights: Weights, length: float | None = None, spared: float = 0.0
 ) -> float | None:
-    """Forward and backward of one token, a label, in a row of `length`, or of the longest kind.
+    """Return the FLOPs of forward and backward of one token, a label, in a row of `length`, or of the longest kind.
 
     `spared`: share of all tokens that stands in beginnings which other rows have computed.
     """
-    cost = planned_cost(Trainable.of(config), weights, has_vocabulary=not config.classifies)
+    cost = planned_cost(work.trainable, weights, has_vocabulary=not work.classifies)
     if cost is None:
         return None
-    length = length or config.data.max_length
+    length = length or work.sequence_tokens
     return cost.sparing(spared).of(1, causal_pairs(length) / length, 1)
 
 
@@ -269,14 +284,14 @@ def time_line(estimate: Bill) -> str:
     return "; ".join((f"about {duration(estimate.hours * 3600)} for {rate}", *spans))
 
 
-def price_line(estimate: Bill, each: float | None) -> str:
-    """Return the price in a line, at `each` for a device and hour. Return "" if it is not known."""
-    if each is None or estimate.price is None:
+def price_line(estimate: Bill, device_hour: float | None) -> str:
+    """Return the price in a line, at `device_hour` for a device and hour. Return "" if it is not known."""
+    if device_hour is None or estimate.price is None:
         return ""
     about = f"about {estimate.price:,.2f}"
     if estimate.spans and estimate.source == estimate.spans[0].source:
         about = f"{estimate.spans[0].low_price:,.2f}–{estimate.spans[0].high_price:,.2f}"
-    return f"{about} at {each:g} for each device and hour"
+    return f"{about} at {device_hour:g} for each device and hour"
 
 
 def _between(span: Span) -> str:

@@ -23,8 +23,9 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from kubetune.config.schema import Config, LoraConfig
+from kubetune.config.schema import Config, DataConfig, LoraConfig, TrainingConfig
 from kubetune.plan.activations import activations, expects_compiling, goes_alone
 from kubetune.plan.linears import adapter_parameters, linears, shape_of, stacks
 from kubetune.plan.memory import USABLE_SHARE, Shape, chunk_rows
@@ -86,23 +87,19 @@ class Forecast:
 
 
 def forecast(
-    config: Config,
-    plan: Plan,
+    work: RankWork,
     weights: Weights,
     device_bytes: int | None = None,
-    longest: int | None = None,
     *,
     compiled: bool | None = None,
 ) -> Forecast | None:
-    """Return the peak of one device, or None for models whose sizes the config does not name.
+    """Return the peak of one device, or None for models whose sizes their config.json does not name.
 
-    `longest`: tokens of the longest row, where the data are known; else rows may be as long as the config
-    lets them. `compiled`: True if pointwise kernels are compiled, None to go by what the plan says.
+    `compiled`: True if pointwise kernels are compiled, None to go by what the plan says.
     """
     shape = shape_of(weights)
     if shape is None:
         return None
-    work = RankWork.of(config, plan, longest)
     if work.classifies:
         weights = _without_vocabulary_head(weights)
     trained = adapter_parameters(work.trainable, weights)
@@ -252,24 +249,32 @@ def remedies(
 ) -> list[tuple[str, Forecast]]:
     """Return the changes of the config, mildest first, each of which alone makes it fit, with the forecast then."""
     fitting = []
-    for text, changed in _changes(config, plan):
+    for text, update in _changes(
+        config.training, config.data, config.lora, config.quantization, plan
+    ):
+        changed = config.model_copy(update=update)
         batch = changed.training.per_device_train_batch_size
         tokens = batch * changed.longest_row if changed.data.packing else None
-        update = {"per_device_train_batch_size": batch, "micro_batch_tokens": tokens}
-        memory = forecast(changed, plan.model_copy(update=update), weights, device_bytes, longest)
+        sizes = {"per_device_train_batch_size": batch, "micro_batch_tokens": tokens}
+        work = RankWork.of(changed, plan.model_copy(update=sizes), longest)
+        memory = forecast(work, weights, device_bytes)
         if memory is not None and memory.fits:
             fitting.append((text, memory))
     return fitting
 
 
-def _changes(config: Config, plan: Plan) -> list[tuple[str, Config]]:
-    """Return the changes that may make a run fit, mildest first."""
-    training = config.training
-    changes: list[tuple[str, Config]] = []
+def _changes(
+    training: TrainingConfig,
+    data: DataConfig,
+    lora: LoraConfig | None,
+    quantization: str,
+    plan: Plan,
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the changes that may make a run fit, mildest first: what to write, and the keys of the config."""
+    changes: list[tuple[str, dict[str, Any]]] = []
 
     def change_training(text: str, **values: object) -> None:
-        changed = training.model_copy(update=values)
-        changes.append((text, config.model_copy(update={"training": changed})))
+        changes.append((text, {"training": training.model_copy(update=values)}))
 
     if training.gradient_checkpointing is not True:
         change_training("training.gradient_checkpointing: true", gradient_checkpointing=True)
@@ -280,12 +285,12 @@ def _changes(config: Config, plan: Plan) -> list[tuple[str, Config]]:
         change_training(text, per_device_train_batch_size=batch)
     if training.parallelism == "ddp" and plan.world_size > 1:
         change_training("training.parallelism: fsdp", parallelism="fsdp")
-    if config.lora is None:
+    if lora is None:
         change_training("training.optim: adamw_8bit", optim="adamw_8bit")
-        changes.append(("lora: {r: 16}", config.model_copy(update={"lora": LoraConfig()})))
-    elif plan.device == "cuda" and config.quantization not in ("4bit", "fp4"):
-        changes.append(("quantization: 4bit", config.model_copy(update={"quantization": "4bit"})))
-    length = config.data.max_length // 2
-    data = config.data.model_copy(update={"max_length": max(8, length)})
-    changes.append((f"data.max_length: {length}", config.model_copy(update={"data": data})))
+        changes.append(("lora: {r: 16}", {"lora": LoraConfig()}))
+    elif plan.device == "cuda" and quantization not in ("4bit", "fp4"):
+        changes.append(("quantization: 4bit", {"quantization": "4bit"}))
+    length = data.max_length // 2
+    shorter = data.model_copy(update={"max_length": max(8, length)})
+    changes.append((f"data.max_length: {length}", {"data": shorter}))
     return changes

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kubetune.config.schema import Config, LoraConfig, VisionConfig
+from kubetune.config.schema import LoraConfig, VisionConfig
 from kubetune.plan.memory import Shape
 from kubetune.plan.model_shapes import HEARING, PROJECTORS, TOWERS, Weights
 
@@ -147,14 +147,7 @@ class Trainable:
     """What of a model learns."""
 
     lora: LoraConfig | None  # adapters; None where all parameters learn
-    vision: (
-        VisionConfig | None
-    )  # what of a vision tower learns; None for tasks that read text alone
-
-    @classmethod
-    def of(cls, config: Config) -> Trainable:
-        """Read it from a run's config."""
-        return cls(config.lora, config.vision if config.sees else None)
+    vision: VisionConfig | None  # what learns of a vision tower; None for a model of text alone
 
     def frozen(self, names: Iterable[str]) -> re.Pattern[str]:
         """Return a pattern for the full names of what does not learn of the parts that see and hear."""

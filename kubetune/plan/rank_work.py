@@ -1,4 +1,4 @@
-"""What one process of a run holds and computes: the facts of config and plan that its memory depends on."""
+"""What one process of a run holds and computes: the facts of config and plan that its memory and speed depend on."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from kubetune.plan.plan import Plan
 class RankWork:
     """The work of one rank. `Weights` says the rest: what the model's sizes are."""
 
+    task: str
     device: Literal["cuda", "cpu"]
     ranks: int  # processes of the run, on all nodes
     is_sharded: bool  # training.parallelism: fsdp, on several ranks or one
     trainable: Trainable  # which parameters learn
     quantization: str  # of the base: none, 4bit, fp4 or 8bit, with `auto` decided
+    dtype: str  # model.dtype
     element: int  # bytes of a parameter of the base in products: 4 in fp32, else 2
     optimizer: Literal["adamw", "adamw_8bit"]
     attention: str  # model.attention
@@ -29,9 +31,7 @@ class RankWork:
     classifies: bool  # the model has a head that judges texts in place of its vocabulary
     sees: bool  # the rows may have images
     sequence_tokens: int  # tokens of the longest sequence
-    row_tokens: (
-        int  # tokens of the longest row, which has two sequences where it is a pair of answers
-    )
+    row_tokens: int  # tokens of the longest row; a pair of answers is a row of two sequences
     batch_tokens: int  # tokens of the largest micro-batch
     run_tokens: int | None  # tokens of all steps, None while the data are unread
 
@@ -53,11 +53,13 @@ class RankWork:
         row = sequence * sequences_of_a_row
         step_tokens = plan.tokens_per_step
         return cls(
+            task=config.task,
             device=plan.device,
             ranks=plan.world_size,
             is_sharded=training.parallelism == "fsdp",
-            trainable=Trainable.of(config),
+            trainable=Trainable(config.lora, config.sight),
             quantization=quantization_of(config.quantization, config.lora, plan),
+            dtype=config.model.dtype,
             element=element_bytes(config.model.dtype, plan.device),
             optimizer=training.optim,
             attention=config.model.attention,

@@ -20,7 +20,7 @@ from kubetune.base import logs
 from kubetune.base.humanize import counted
 from kubetune.batching.image_batches import PictureReader, picture_reader
 from kubetune.config.metric_names import full_name
-from kubetune.config.schema.evaluation import GenerateConfig
+from kubetune.config.schema.evaluation import EvaluationConfig, GenerateConfig
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main
 from kubetune.models import fsdp
@@ -32,8 +32,7 @@ from kubetune.scoring.metrics import TARGETS, Measure, lacks_target, measures_of
 from kubetune.scoring.questions import Question, drawn, records_of
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config
-    from kubetune.data.prepared.pipeline import Split
+    from kubetune.config.schema import SourceConfig
     from kubetune.data.prepared.rows import Rows
     from kubetune.data.text.tokenizer import Tokenizer
     from kubetune.distributed.process_group import World
@@ -98,19 +97,21 @@ class Judge:
 
 
 def judge_of(
-    config: Config,
+    evaluation: EvaluationConfig,
     tokenizer: Tokenizer,
+    sources: Sequence[SourceConfig],
     rows: Rows,
     world: World,
-    split: Split = "eval",
     functions: Mapping[str, own_functions.Function] = MappingProxyType({}),
 ) -> Judge | None:
-    """Return the judge of the answers to these rows; None where nothing is asked. `functions`: besides the config's.
+    """Return the judge of the answers to these rows; None where nothing is asked.
+
+    `sources`: those that the rows were made of. `functions`: besides the config's.
 
     Raises ConfigError on every rank for packages, files and functions that are missing, and data that ask nothing.
     """
-    wanted = config.evaluation.generate
-    file = config.evaluation.metrics
+    wanted = evaluation.generate
+    file = evaluation.metrics
     if wanted is None:
         return None
     # A text that is trained whole asks nothing: any continuation of it may be right.
@@ -125,10 +126,12 @@ def judge_of(
     of_main: list[Judge] = []
 
     def load() -> None:
-        loaded = dict(functions) if file is None else {**own_functions.load(file), **functions}
+        loaded = dict(functions)
+        if file is not None:
+            loaded = {**own_functions.load(file), **functions}
         records = {}
         if loaded:
-            records = records_of(config, split, rows, [question.row for question in asked])
+            records = records_of(sources, rows, [question.row for question in asked])
         remarks = _remarks_on_references(wanted, tokenizer, asked)
         of_main.append(
             replace(

@@ -9,12 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune.config.schema import Config
 from kubetune.data.prepared import kept_rows
 from kubetune.data.prepared.kept_rows import KeptRows
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.formats import Chat, Preference, convert
-from kubetune.data.reading.splits import split_sources
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import trained_messages
 from kubetune.scoring.questions import drawn, records_of
 
@@ -23,40 +22,39 @@ MOST_CHARACTERS: Final = 4000
 """Of a prompt or a message that is shown."""
 
 
-def keep(run_dir: Path, config: Config, rows: Rows | None) -> None:
-    """Leave in the run directory the rows that `logging.before_after` asks for, unless they are there.
+def keep(run_dir: Path, spec: DataSpec, rows: Rows | None, number: int) -> None:
+    """Leave `number` rows of the evaluation data in the run directory, unless they are there.
 
     Raises DataError where an image of them has changed, EnvironmentFault for a full disk or a damaged file.
     """
-    number = 0 if config.classifies else config.logging.before_after
     if rows is None or not number:
         return
     kept = kept_rows.read(run_dir, QUESTION_ROWS)
     if kept is None or len(kept.rows) < number:
-        kept_rows.write(run_dir, QUESTION_ROWS, choose(config, rows, number))
+        kept_rows.write(run_dir, QUESTION_ROWS, choose(spec, rows, number))
 
 
-def choose(config: Config, rows: Rows, number: int) -> KeptRows:
+def choose(spec: DataSpec, rows: Rows, number: int) -> KeptRows:
     """Return as many rows that have an answer, always the same ones, with their turns if they are conversations."""
     wanted = [question.row for question in islice(drawn(rows), number)]
     kept = tuple(kept_rows.row(rows, index) for index in wanted)
-    return KeptRows(kept, "evaluation data", _turns(config, rows, wanted))
+    return KeptRows(kept, "evaluation data", _turns(spec, rows, wanted))
 
 
-def _turns(config: Config, rows: Rows, wanted: list[int]) -> dict[str, dict[str, Any]]:
+def _turns(spec: DataSpec, rows: Rows, wanted: list[int]) -> dict[str, dict[str, Any]]:
     """Return `messages` before the last answer, and the names of `tools`, of the rows that are conversations.
 
     A row that may have lost its last answer to `data.max_length`, or is trained whole, is shown as the template has it.
     """
-    if config.data.train_on != "assistant":
+    if spec.data.train_on != "assistant":
         return {}
-    if config.data.overlong == "truncate":
-        wanted = [index for index in wanted if rows.lengths[index] < config.data.max_length]
-    sources = split_sources(config)["eval"]
+    if spec.data.overlong == "truncate":
+        wanted = [index for index in wanted if rows.lengths[index] < spec.data.max_length]
+    sources = spec.splits["eval"]
     turns: dict[str, dict[str, Any]] = {}
-    for index, record in records_of(config, "eval", rows, wanted).items():
+    for index, record in records_of(sources, rows, wanted).items():
         source = sources[int(rows.source[index])]
-        example = convert(record, source.format, source.columns, kind=config.record_kind)
+        example = convert(record, source.format, source.columns, kind=spec.record_kind)
         if isinstance(example, Preference):
             example = example.chosen
         if not isinstance(example, Chat):

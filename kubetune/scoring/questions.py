@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kubetune.config.schema import Config
+from kubetune.config.schema import SourceConfig
 from kubetune.data.prepared.order import hash_ids
-from kubetune.data.prepared.pipeline import Split
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
-from kubetune.data.reading.splits import split_sources
 from kubetune.data.vision.image_processor import ImageRef
 
 if TYPE_CHECKING:
@@ -74,15 +72,15 @@ def cut(trained: NDArray[np.bool_]) -> tuple[int, bool] | None:
 
 
 def records_of(
-    config: Config, split: Split, rows: Rows, wanted: list[int]
+    sources: Sequence[SourceConfig], rows: Rows, wanted: list[int]
 ) -> dict[int, dict[str, Any]]:
-    """Return the records, as they were read, that these rows of a split were made of."""
+    """Return the records, as they were read, that these rows of a split were made of. `sources`: of the split."""
     by_source: dict[int, dict[int, int]] = {}  # source → record → row
     for index in wanted:
         by_source.setdefault(int(rows.source[index]), {})[int(rows.record[index])] = index
     values = {}
     for source, rows_of in by_source.items():
-        records = read_source(split_sources(config)[split][source], Problems())
+        records = read_source(sources[source], Problems())
         for number, record in enumerate(islice(records, max(rows_of) + 1)):
             if number in rows_of:
                 values[rows_of[number]] = record.value

@@ -8,8 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
-from kubetune.config.schema import Config
-from kubetune.data.text.labels import Labels
 from kubetune.tasks.task import Task
 
 TASKS = {
@@ -23,12 +21,6 @@ TASKS = {
 """The module of each task. Its `TASK` is the task."""
 
 
-def task_of(config: Config) -> Task:
-    """Return the config's task. Pairs of answers about images have a task of their own."""
-    name = "vision_preference" if config.preference.images else config.task
+def task_of(name: str) -> Task:
+    """Return a task by `Config.task_name`."""
     return cast(Task, import_module(TASKS[name]).TASK)
-
-
-def metric_names(config: Config, labels: Labels | None) -> tuple[str, ...]:
-    """Return the metrics of an evaluation. A classifier's follow from its labels."""
-    return config.metrics if labels is None else labels.metrics

@@ -14,17 +14,18 @@ from torch import Tensor, nn
 from kubetune.batching.batch import Batch
 from kubetune.distributed.process_group import World, sum_numbers
 from kubetune.kernels.cross_entropy import Head, linear_cross_entropy, score
-from kubetune.models import fsdp, loading, padding_free, quantization
+from kubetune.models import fsdp, loading, padding_free
 from kubetune.models.acceleration import Workload, tune
 from kubetune.models.adapters import lora
 from kubetune.models.attention_hooks import packed
 from kubetune.models.learner import Learner
+from kubetune.models.spec import ModelSpec
 from kubetune.tasks.task import Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from kubetune.config.schema import Config
+    from kubetune.config.schema import TrainingConfig
 
 
 class Sums(NamedTuple):
@@ -43,29 +44,31 @@ class CausalLM(Task):
 
     auto_class = "AutoModelForCausalLM"
 
-    def build(self, config: Config, world: World, workload: Workload) -> Learner:
+    def build(
+        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+    ) -> Learner:
         """Load the model, add adapters, choose the attention, and tune it for the work."""
         from transformers import AutoModelForCausalLM
 
-        config = quantization.decide(config, world)
-        model = fsdp.load(AutoModelForCausalLM, config, world)
-        if config.lora is not None:
-            seed = config.training.seed
-            model = lora.add_lora(model, config.lora, task_type="CAUSAL_LM", seed=seed)
-        learner = self.learner_of(model.train(), config)
-        return tune(learner, config, workload, world.device)
+        spec = spec.decided_for(world)
+        model = fsdp.load(AutoModelForCausalLM, spec, training, world)
+        if spec.lora is not None:
+            model = lora.add_lora(model, spec.lora, task_type="CAUSAL_LM", seed=training.seed)
+        learner = self.learner_of(model.train(), spec)
+        return tune(learner, training, workload, spec.model.path, world.device)
 
-    def load(self, config: Config, folder: Path, device: torch.device) -> Learner:
+    def load(self, spec: ModelSpec, folder: Path, device: torch.device) -> Learner:
         """Return the trained model of a checkpoint folder, to be evaluated."""
         import transformers
 
-        config = quantization.decide(config, World(device=device))
+        spec = spec.decided_for(World(device=device))
         auto_class = getattr(transformers, self.auto_class)
-        return self.learner_of(loading.load_trained(auto_class, config, folder, device), config)
+        model = loading.load_trained(auto_class, spec, folder, device)
+        return self.learner_of(model, spec)
 
-    def learner_of(self, model: nn.Module, config: Config) -> Learner:
+    def learner_of(self, model: nn.Module, spec: ModelSpec) -> Learner:
         """Choose how sequences go through a loaded model."""
-        route = padding_free.choose_attention(model, config.model.attention)
+        route = padding_free.choose_attention(model, spec.model.attention)
         if not route.padding_free:
             # The check of a padding-free route looks at the head too; this route had none.
             padding_free.require_head(model)

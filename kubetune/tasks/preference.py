@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kubetune.batching.feed import Work
-    from kubetune.config.schema import Config, PreferenceConfig
+    from kubetune.config.schema import PreferenceConfig, TrainingConfig
     from kubetune.models.acceleration import Workload
     from kubetune.models.learner import Learner
+    from kubetune.models.spec import ModelSpec
 
 
 class Scores(NamedTuple):
@@ -57,13 +58,17 @@ class Preference(CausalLM):
 
     step_metrics = PREFERENCE_MEASURES
 
-    def build(self, config: Config, world: World, workload: Workload) -> Learner:
+    def build(
+        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+    ) -> Learner:
         """Return a language model ready to train, with the settings of its preference."""
-        return replace(super().build(config, world, workload), preference=config.preference)
+        learner = super().build(spec, training, world, workload)
+        return replace(learner, preference=spec.preference)
 
-    def load(self, config: Config, folder: Path, device: torch.device) -> Learner:
+    def load(self, spec: ModelSpec, folder: Path, device: torch.device) -> Learner:
         """Return the trained model of a checkpoint folder, to be evaluated."""
-        return replace(super().load(config, folder, device), preference=config.preference)
+        learner = super().load(spec, folder, device)
+        return replace(learner, preference=spec.preference)
 
     def with_batch_totals(self, learner: Learner, work: Work, world: World) -> Work:
         """Divide the work by its rows, and give its batches what their losses need of the whole global batch.

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kubetune.batching.feed import Work
-    from kubetune.config.schema import Config
+    from kubetune.config.schema import TrainingConfig
     from kubetune.models.acceleration import Workload
     from kubetune.models.learner import Learner
+    from kubetune.models.spec import ModelSpec
 
 REWARD: Final = Labels("regression", ("reward",))
 
@@ -51,21 +52,24 @@ class RewardModel(SequenceClassification):
 
     step_metrics = REWARD_MEASURES
 
-    def build(self, config: Config, world: World, workload: Workload) -> Learner:
+    def build(
+        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+    ) -> Learner:
         """Return a classifier with one output, ready to train."""
-        learner = super().build(config, world, replace(workload, labels=REWARD))
-        read_at_end(learner.model, load_tokenizer(config.model).eos_id)
-        return replace(learner, preference=config.preference)
+        learner = super().build(spec, training, world, replace(workload, labels=REWARD))
+        read_at_end(learner.model, load_tokenizer(spec.model).eos_id)
+        return replace(learner, preference=spec.preference)
 
-    def load(self, config: Config, folder: Path, device: torch.device) -> Learner:
+    def load(self, spec: ModelSpec, folder: Path, device: torch.device) -> Learner:
         """Return the trained model of a checkpoint folder, to be evaluated."""
-        return replace(super().load(config, folder, device), preference=config.preference)
+        learner = super().load(spec, folder, device)
+        return replace(learner, preference=spec.preference)
 
-    def load_settings(self, config: Config, folder: Path) -> dict[str, Any]:
+    def load_settings(self, spec: ModelSpec, folder: Path) -> dict[str, Any]:
         """Return settings of a classifier that reads at the end, though its base may take that for padding."""
-        settings = super().load_settings(config, folder)
-        facts = read_config(config.model.path, os.environ) or {}
-        if facts.get("pad_token_id") == load_tokenizer(config.model).eos_id:
+        settings = super().load_settings(spec, folder)
+        facts = read_config(spec.model.path, os.environ) or {}
+        if facts.get("pad_token_id") == load_tokenizer(spec.model).eos_id:
             settings["pad_token_id"] = None  # as `read_at_end` does
         return settings
 

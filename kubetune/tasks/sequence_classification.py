@@ -22,7 +22,7 @@ from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.distributed.process_group import World, gather
-from kubetune.models import fsdp, loading, quantization
+from kubetune.models import fsdp, loading
 from kubetune.models.acceleration import Workload, tune, without_compiler
 from kubetune.models.adapters import lora
 from kubetune.models.classifier_pooling import (
@@ -36,6 +36,7 @@ from kubetune.models.classifier_pooling import (
 )
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import unwrap
+from kubetune.models.spec import ModelSpec
 from kubetune.tasks.classification_metrics import (
     count_confusions,
     losses_of,
@@ -47,7 +48,7 @@ from kubetune.tasks.task import Task
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from kubetune.config.schema import Config
+    from kubetune.config.schema import TrainingConfig
     from kubetune.data.prepared.rows import Rows
 
 
@@ -72,43 +73,49 @@ class SequenceClassification(Task):
 
     auto_class = "AutoModelForSequenceClassification"
 
-    def build(self, config: Config, world: World, workload: Workload) -> Learner:
+    def build(
+        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+    ) -> Learner:
         """Load the model with a head for the labels, add adapters, choose the attention, tune it for the work."""
         labels = workload.labels
         assert labels is not None, "prepared data of this task have labels"
-        config = quantization.decide(config, world)
-        seed = config.training.seed
+        spec = spec.decided_for(world)
+        seed = training.seed
         torch.manual_seed(seed)  # a new head is drawn at random, alike on every rank
         settings = {"ignore_mismatched_sizes": True, **labels.model_settings()}
-        model = fsdp.load(AutoModelForSequenceClassification, config, world, **settings)
-        if fsdp.is_wanted(config, world) and not pools_last(model):
+        model = fsdp.load(AutoModelForSequenceClassification, spec, training, world, **settings)
+        if fsdp.is_wanted(training.parallelism, world) and not pools_last(model):
             raise errors.ConfigError(
                 "training.parallelism: fsdp shards the layers of decoders, and "
-                f"{config.model.path} is an encoder. Use ddp, which gives each rank a whole copy: encoders are small"
+                f"{spec.model.path} is an encoder. Use ddp, which gives each rank a whole copy: encoders are small"
             )
-        name_padding(model, load_tokenizer(config.model).pad_id)
-        if config.lora is not None:
+        name_padding(model, load_tokenizer(spec.model).pad_id)
+        if spec.lora is not None:
             model = lora.add_lora(
-                model, config.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model)
+                model, spec.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model)
             )
-        learner = Learner(model.train(), prepare_pooling(model, config.model.attention), labels)
-        if not pools_last(unwrap(model)) and config.training.compile == "auto":
-            config = without_compiler(config)  # encoders have none of the parts that gain by it
-        return tune(learner, config, workload, world.device)
+        learner = Learner(model.train(), prepare_pooling(model, spec.model.attention), labels)
+        if not pools_last(unwrap(model)):
+            # Encoders have none of the parts that gain by it.
+            training = without_compiler(training)
+        return tune(learner, training, workload, spec.model.path, world.device)
 
-    def load(self, config: Config, folder: Path, device: torch.device) -> Learner:
+    def load(self, spec: ModelSpec, folder: Path, device: torch.device) -> Learner:
         """Return the trained model of a checkpoint folder, to be evaluated."""
-        config = quantization.decide(config, World(device=device))
+        spec = spec.decided_for(World(device=device))
         labels = labels_in(folder)
-        settings = self.load_settings(config, folder)
+        settings = self.load_settings(spec, folder)
         model = loading.load_trained(
-            AutoModelForSequenceClassification, config, folder, device, **settings
+            AutoModelForSequenceClassification, spec, folder, device, **settings
         )
-        return Learner(model.eval(), prepare_pooling(model, config.model.attention), labels)
+        return Learner(model.eval(), prepare_pooling(model, spec.model.attention), labels)
 
-    def load_settings(self, config: Config, folder: Path) -> dict[str, Any]:
+    def load_settings(self, spec: ModelSpec, folder: Path) -> dict[str, Any]:
         """Return what loads the head of a checkpoint folder."""
-        return _head_settings(config, labels_in(folder))
+        if spec.lora is None:
+            return {}
+        # The base of adapters knows nothing of the labels.
+        return labels_in(folder).model_settings() | {"ignore_mismatched_sizes": True}
 
     def plain_logits(self, model: Any, batch: Batch) -> Tensor:
         """Return logits `[1, outputs]` of a single sequence by the model's own code."""
@@ -175,13 +182,6 @@ def labels_in(folder: Path) -> Labels:
     return Labels(cast(ProblemType, facts.problem_type), names)
 
 
-def _head_settings(config: Config, labels: Labels) -> dict[str, Any]:
-    """Return what `from_pretrained` needs to load a head for these labels. A base of adapters knows nothing of them."""
-    if config.lora is None:
-        return {}
-    return labels.model_settings() | {"ignore_mismatched_sizes": True}
-
-
 def _labels(learner: Learner) -> Labels:
     assert learner.labels is not None, "a classifier has labels"
     return learner.labels
@@ -206,9 +206,8 @@ def even_length(learner: Learner, batch: Batch) -> Batch:
     lm = learner.lm
     if lm.dtype == torch.float32 or batch.input_ids.device.type != "cpu":
         return batch
-    counts_tokens = (
-        learner.routing.counts is not None
-    )  # filling would be counted as load of experts
+    # Filling would be counted as load of experts.
+    counts_tokens = learner.routing.counts is not None
     if counts_tokens or not learner.route.padding_free:
         return batch
     if lm not in _NUM_WEIGHTS:
@@ -228,8 +227,8 @@ def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
     if problem_type == "single_label_classification":
         return scale * F.cross_entropy(outputs, batch.labels[:, 0].long(), reduction="sum")
     if problem_type == "multi_label_classification":
-        each = F.binary_cross_entropy_with_logits(outputs, batch.labels, reduction="none")
-        return scale * each.mean(1).sum()
+        losses = F.binary_cross_entropy_with_logits(outputs, batch.labels, reduction="none")
+        return scale * losses.mean(1).sum()
     return scale * F.mse_loss(outputs, batch.labels, reduction="sum")
 
 

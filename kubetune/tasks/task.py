@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
     from kubetune.batching.batch import Batch
     from kubetune.batching.feed import Work
-    from kubetune.config.schema import Config
+    from kubetune.config.schema import TrainingConfig
     from kubetune.data.prepared.rows import Rows
     from kubetune.data.text.labels import Labels
     from kubetune.distributed.process_group import World
     from kubetune.models.acceleration import Workload
     from kubetune.models.learner import Learner
+    from kubetune.models.spec import ModelSpec
 
 
 class Task:
@@ -36,15 +37,17 @@ class Task:
     auto_class: str  # name of the transformers class that loads what is exported
     step_metrics: tuple[str, ...] = ()  # what `backward` measures besides the loss
 
-    def build(self, config: Config, world: World, workload: Workload) -> Learner:
+    def build(
+        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+    ) -> Learner:
         """Return a learner ready to train: loaded, adapted, with its attention proved, tuned for the work."""
         raise NotImplementedError
 
-    def load(self, config: Config, folder: Path, device: torch.device) -> Learner:
+    def load(self, spec: ModelSpec, folder: Path, device: torch.device) -> Learner:
         """Return the trained model of a checkpoint folder, to be evaluated."""
         raise NotImplementedError
 
-    def load_settings(self, config: Config, folder: Path) -> dict[str, Any]:
+    def load_settings(self, spec: ModelSpec, folder: Path) -> dict[str, Any]:
         """Return further settings that `from_pretrained` needs for the model of a checkpoint folder."""
         return {}
 

@@ -18,11 +18,12 @@ from kubetune.batching.batch import Batch
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.distributed.process_group import World
-from kubetune.models import fsdp, loading, quantization
+from kubetune.models import fsdp, loading
 from kubetune.models.acceleration import Workload, tune, without_compiler
 from kubetune.models.adapters import lora
 from kubetune.models.learner import Learner, lone_sequences
 from kubetune.models.padding_free import Route, choose_attention
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.linears import frozen_names
 from kubetune.plan.model_shapes import TOWERS
 from kubetune.tasks import vision_check
@@ -30,7 +31,7 @@ from kubetune.tasks.causal_lm import CausalLM
 from kubetune.tasks.vision_forward import hidden_states, plain_logits
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config, VisionConfig
+    from kubetune.config.schema import TrainingConfig, VisionConfig
 
 
 class VisionLanguage(CausalLM):
@@ -38,35 +39,46 @@ class VisionLanguage(CausalLM):
 
     auto_class = "AutoModelForImageTextToText"
 
-    def build(self, config: Config, world: World, workload: Workload) -> Learner:
+    def build(
+        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+    ) -> Learner:
         """Load the model, freeze what is not to learn, add adapters, and choose and prove the attention."""
         from transformers import AutoModelForImageTextToText
 
-        config = quantization.decide(config, world)
-        vision = config.vision
+        spec = spec.decided_for(world)
+        vision = spec.vision
+        assert vision is not None, "the config of this task has it"
         model = fsdp.load(
-            AutoModelForImageTextToText, config, world, lambda lm: frozen_modules(lm, vision)
+            AutoModelForImageTextToText,
+            spec,
+            training,
+            world,
+            lambda lm: frozen_modules(lm, vision),
         )
         frozen = frozen_modules(model, vision)
-        if config.lora is not None:
-            seed = config.training.seed
+        if spec.lora is not None:
             model = lora.add_lora(
-                model, config.lora, task_type="CAUSAL_LM", seed=seed, frozen=frozen
+                model, spec.lora, task_type="CAUSAL_LM", seed=training.seed, frozen=frozen
             )
         elif frozen is not None:
             _freeze(model, frozen)
-        learner = self.learner_of(model.train(), config)
-        if config.training.compile == "auto":
-            config = without_compiler(config)  # what it gains here has not been measured
-        return tune(learner, config, workload, world.device)
+        learner = self.learner_of(model.train(), spec)
+        # What compiled kernels gain here has not been measured.
+        training = without_compiler(training)
+        return tune(learner, training, workload, spec.model.path, world.device)
 
-    def learner_of(self, model: nn.Module, config: Config) -> Learner:
+    def learner_of(self, model: nn.Module, spec: ModelSpec) -> Learner:
         """Choose how sequences go through a loaded model."""
-        processor = load_image_processor(config, load_tokenizer(config.model))
-        assert processor is not None, "this task has one"
+        assert spec.vision is not None, "the config of this task has it"
+        processor = load_image_processor(
+            spec.model,
+            spec.vision,
+            load_tokenizer(spec.model),
+            compares=spec.preference.images,
+        )
         route = choose_attention(
             model,
-            config.model.attention,
+            spec.model.attention,
             lambda m: vision_check.check_packed(m, processor),
         )
         if not route.padding_free:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.plan import actuals
 from kubetune.plan.plan import Plan
+from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.report import is_reported, read_report, write_report_json
@@ -26,7 +28,7 @@ from kubetune.training.start.preparation import planned_tokens
 def report(
     config: Config, plan: Plan, run_dir: Path, world: World, data: Prepared, state: State
 ) -> str:
-    """Write report.json and say where the result lies; returns what its owner should know of it, mostly nothing."""
+    """Write report.json and log where the result lies. Return what its owner should know of it, mostly nothing."""
     heartbeat.beat("report")
     peak = max(process_group.gather(peak_memory_bytes(world.device), world))
     if not world.is_main:
@@ -40,7 +42,7 @@ def report(
         return _remark(read_report(run_dir).get("loss_runaway"))
     events = metrics.read_events(run_dir)
     totals = totals_of(run_dir, plan, state)
-    found = actuals.compare(
+    compared = actuals.compare(
         config,
         plan,
         tokens=planned_tokens(plan, data),
@@ -50,6 +52,7 @@ def report(
         events=events,
         until=metrics.now(),
     )
+    preflights = [event for event in events if event["event"] == "preflight"]
     numbers = write_report_json(
         run_dir,
         totals,
@@ -58,22 +61,33 @@ def report(
         peak_memory_bytes=peak,
         copy_to=Path(copy) if copy else None,
         best_step=state.best_step,
-        preflight=next(
-            (event for event in reversed(events) if event["event"] == "preflight"), None
-        ),
-        actuals=found,
+        preflight=preflights[-1] if preflights else None,
+        actuals=compared,
     )
-    best = "best" if state.best_step is not None else "last"
+    if numbers["throughput"] is not None:
+        actuals.remember(
+            RankWork.of(config, plan),
+            plan,
+            config.model.path,
+            tokens_per_second=numbers["throughput"]["tokens_per_second"],
+            seconds=totals.seconds,
+            events=events,
+        )
+    return _log_result(run_dir, state, numbers, compared)
+
+
+def _log_result(
+    run_dir: Path, state: State, numbers: Mapping[str, Any], compared: Mapping[str, Any]
+) -> str:
+    """Log what report.json says in short, and return the remark on the run. `compared`: with its forecast."""
     if numbers["throughput"] is not None:
         logs.RESULT.info("%s", throughput_line(numbers["throughput"]))
-        speed = numbers["throughput"]["tokens_per_second"]
-        actuals.remember(
-            config, plan, tokens_per_second=speed, seconds=totals.seconds, events=events
-        )
-    for line in actuals.tell(found):
+    for line in actuals.tell(compared):
         logs.RESULT.info("%s", line)
-    if remark := _remark(numbers["loss_runaway"]):
+    remark = _remark(numbers["loss_runaway"])
+    if remark:
         logs.RESULT.warning("%s", remark)
+    best = "best" if state.best_step is not None else "last"
     logs.RESULT.info("%s", run_dir / "checkpoints" / best)
     logs.DONE.info(
         "%s, %s tokens, %.0f s",
@@ -89,18 +103,22 @@ def _remark(runaway: Any) -> str:
 
 
 def totals_of(run_dir: Path, plan: Plan, state: State) -> Totals:
-    """The sums of the whole run. Those of its checkpoint hold, where the disk has lost lines of the numbers."""
-    found = read_totals(run_dir)
-    if found.steps == state.step:
-        return replace(found, seconds=state.seconds)
+    """Return the sums of the whole run. Those of its checkpoint hold, where the disk has lost lines of the numbers."""
+    of_lines = read_totals(run_dir)
+    if of_lines.steps == state.step:
+        return replace(of_lines, seconds=state.seconds)
+    first = of_lines.first
+    if first.get("step") != 1:
+        first = {}
+    last = of_lines.last
+    if last.get("step") != state.step:
+        last = {"step": state.step, "epoch": state.step / plan.steps_per_epoch}
     return replace(
-        found,
+        of_lines,
         samples=state.samples,
         tokens=state.tokens,
         trained_tokens=state.trained_tokens,
         seconds=state.seconds,
-        first=found.first if found.first.get("step") == 1 else {},
-        last=found.last
-        if found.last.get("step") == state.step
-        else {"step": state.step, "epoch": state.step / plan.steps_per_epoch},
+        first=first,
+        last=last,
     )

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from kubetune.config.schema import Config
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import wait_for_device
 from kubetune.models.acceleration import device_bytes
@@ -54,46 +53,47 @@ def _attention_width(config: Any) -> float:
     return float(heads * (getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)))
 
 
-def flops_of(
-    learner: Learner, config: Config, rows: Rows, spared: float = 0.0
-) -> NDArray[np.float64] | None:
-    """FLOPs of each row, `[rows]`; None where the model hides its sizes.
+def flops_of(learner: Learner, rows: Rows, spared: float = 0.0) -> NDArray[np.float64] | None:
+    """Return the FLOPs of each row, `[rows]`; None where the model hides its sizes.
 
     `spared`: share of the tokens that stands in beginnings which other rows have computed.
     """
+    classifies = learner.labels is not None
     try:
-        each = cost_of(learner.model, has_vocabulary=not config.classifies).sparing(spared)
+        unit = cost_of(learner.model, has_vocabulary=not classifies).sparing(spared)
     except AttributeError:
         return None
     lengths = rows.lengths.astype(np.float64)
-    is_causal = not config.classifies or pools_last(unwrap(learner.model))
+    is_causal = not classifies or pools_last(unwrap(learner.model))
+    # Pairs of tokens of which one attends to the other.
     pairs = lengths * (lengths + 1) / 2 if is_causal else lengths**2
-    found: NDArray[np.float64] = (
-        each.token * lengths + each.pair * pairs + each.label * rows.trained_counts
-    )
-    return found
+    flops: NDArray[np.float64] = unit.token * lengths + unit.pair * pairs
+    return flops + unit.label * rows.trained_counts
 
 
 def describe(
     learner: Learner,
-    config: Config,
+    stated_peak: float | None,
     rows: Rows,
     device: torch.device,
     dtype: torch.dtype,
     spared: float = 0.0,
 ) -> dict[str, Any]:
-    """Device and dtype, and what report.json needs to speak of MFU, unless the model hides its sizes: FLOPs per token,
-    a mean over an epoch with labels and attention shared out over all tokens, and the peak."""
+    """Return device and dtype, and what report.json needs to speak of MFU, unless the model hides its sizes.
+
+    That is the peak of the device, where `stated_peak` is the config's word on it, and FLOPs per token: a mean over an
+    epoch with labels and attention shared out over all tokens.
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     known = {
         "device": name,
         "device_bytes": device_bytes(device),
         "dtype": str(dtype).removeprefix("torch."),
     }
-    flops = flops_of(learner, config, rows, spared)
+    flops = flops_of(learner, rows, spared)
     if flops is None:
         return known
-    peak, source = peak_of(device, dtype, config.compute.peak_tflops)
+    peak, source = peak_of(device, dtype, stated_peak)
     return {
         **known,
         "flops_per_token": math.fsum(flops.tolist()) / max(1, int(rows.lengths.sum())),

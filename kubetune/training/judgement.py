@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +16,10 @@ from kubetune.rundir import metrics
 from kubetune.scoring import harness, verdict
 from kubetune.scoring.comparison import QUESTIONS, answers_file, write_lines
 from kubetune.scoring.judge import Judge, answer, judge_of, remarks_on_answers
-from kubetune.tasks import metric_names
 from kubetune.training.evaluation import evaluate
-from kubetune.training.start import preflight
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config
+    from kubetune.config.schema import SourceConfig
     from kubetune.config.schema.evaluation import EvaluationConfig
     from kubetune.data.prepared.prepare import Prepared
     from kubetune.distributed.process_group import World
@@ -29,19 +27,22 @@ if TYPE_CHECKING:
     from kubetune.training.run import Run
 
 
-def open_judge(config: Config, data: Prepared, world: World) -> Judge | None:
-    """Return the judge of a run's answers, None where no answers are asked for.
+def open_judge(
+    evaluation: EvaluationConfig,
+    sources: Sequence[SourceConfig],
+    data: Prepared,
+    world: World,
+) -> Judge | None:
+    """Return the judge of a run's answers, None where no answers are asked for. `sources`: of the evaluation data.
 
-    Raises ConfigError where `best` is chosen by a metric that the run does not have, or the judge cannot be made.
+    Raises ConfigError where the judge cannot be made.
     """
-    if config.evaluation.benchmarks is not None:
-        benchmarks = config.evaluation.benchmarks
+    benchmarks = evaluation.benchmarks
+    if benchmarks is not None:
         on_main(lambda: harness.task_manager(benchmarks) and None, world)
     if data.eval is None:
         return None
-    names = metric_names(config, data.labels) + config.evaluation.names
-    preflight.require_metric(config.training.metric_for_best_model, names)
-    return judge_of(config, data.tokenizer, data.eval, world)
+    return judge_of(evaluation, data.tokenizer, sources, data.eval, world)
 
 
 def judge_weights(run: Run, step: int) -> dict[str, float] | None:

@@ -40,9 +40,13 @@ class RunLog:
     """Open one with `open_run_log`; on ranks other than 0 it stays silent."""
 
     def __init__(
-        self, config: Config, plan: Plan, run_dir: Path, world: World, state: State
+        self, logging_steps: int, plan: Plan, run_dir: Path, world: World, state: State
     ) -> None:
-        self._config, self._plan, self._run_dir, self._world = config, plan, run_dir, world
+        """`logging_steps`: every so many steps one is logged."""
+        self._logging_steps = logging_steps
+        self._plan = plan
+        self._run_dir = run_dir
+        self._world = world
         self._numbers: metrics.MetricsLog | None = None
         self._tracker: trackers.Tracker | None = None
         self._bar: Progress | None = None
@@ -50,7 +54,7 @@ class RunLog:
         self.last_step = state.step
 
     def epoch(self, step: int) -> float:
-        """Epochs completed after `step` steps, a fraction within one."""
+        """Return the epochs completed after `step` steps, a fraction within one."""
         return step / self._plan.steps_per_epoch
 
     def step(
@@ -62,11 +66,15 @@ class RunLog:
         seconds: float,
         ranks: Sequence[float],
     ) -> None:
-        """One optimizer step is done. `measured`: its loss, and what else the task measures, NaN where there is nothing
-        of it; `ranks`: seconds each rank computed, before waiting for the others."""
+        """Log one optimizer step that is done.
+
+        `measured`: its loss, and what else the task measures, NaN where there is nothing of it. `ranks`: seconds each
+        rank computed, before waiting for the others.
+        """
         if self._numbers is None:
             return
-        loss, rate = measured["loss"], learning_rate_at(self._plan, state.step - 1)
+        loss = measured["loss"]
+        rate = learning_rate_at(self._plan, state.step - 1)
         values = {
             "epoch": self.epoch(state.step),
             "loss": loss,
@@ -95,10 +103,7 @@ class RunLog:
         if self._tracker is not None:
             self._tracker.log(state.step, {**values, "tokens_per_second": speed})
         self._epoch_losses.append((loss, work.labels))
-        if (
-            state.step % self._config.training.logging_steps == 0
-            or state.step == self._plan.num_steps
-        ):
+        if state.step % self._logging_steps == 0 or state.step == self._plan.num_steps:
             logs.TRAIN.info(
                 "step %d/%d epoch %.2f loss %.4f%s lr %.3g grad_norm %.3f tokens/s %.0f",
                 state.step, self._plan.num_steps, values["epoch"], loss, _compared(measured), rate, norm, speed,
@@ -109,12 +114,11 @@ class RunLog:
     def _end_epoch(self, state: State) -> None:
         labels = sum(n for _, n in self._epoch_losses)
         mean = math.fsum(loss * n for loss, n in self._epoch_losses) / max(labels, 1)
-        steps, whole = len(self._epoch_losses), self._plan.steps_per_epoch
-        lost = (
-            f" of {steps} of its {whole} steps, as metrics.jsonl lacks the others"
-            if steps < whole
-            else ""
-        )
+        num_logged = len(self._epoch_losses)
+        steps_per_epoch = self._plan.steps_per_epoch
+        lost = ""
+        if num_logged < steps_per_epoch:
+            lost = f" of {num_logged} of its {steps_per_epoch} steps, as metrics.jsonl lacks the others"
         self._epoch_losses.clear()
         logs.EPOCH.info(
             "epoch %d done: mean loss %.4f%s, step %d",
@@ -132,7 +136,7 @@ class RunLog:
                 self._epoch_losses.append((line["loss"], line["trained_tokens"]))
 
     def evaluation(self, step: int, values: dict[str, float], best: bool, seconds: float) -> None:
-        """An evaluation of the weights after `step` steps."""
+        """Log an evaluation of the weights after `step` steps."""
         if self._numbers is None:
             return
         metrics.record_event(
@@ -161,7 +165,7 @@ class RunLog:
 
 
 def _compared(measured: Mapping[str, float]) -> str:
-    """Measures of a step beside its loss, for its line of the log."""
+    """Return the measures of a step beside its loss, for its line of the log."""
     names = [name for name in ("accuracy", "margin", "expert_load_max") if name in measured]
     return "".join(f" {name} {measured[name]:.3g}" for name in names)
 
@@ -170,8 +174,8 @@ def _compared(measured: Mapping[str, float]) -> str:
 def open_run_log(
     config: Config, plan: Plan, run_dir: Path, world: World, state: State
 ) -> Iterator[RunLog]:
-    """The run_log of one start of a run, going on after `state`."""
-    run_log = RunLog(config, plan, run_dir, world, state)
+    """Yield the log of one start of a run, going on after `state`."""
+    run_log = RunLog(config.training.logging_steps, plan, run_dir, world, state)
     if not world.is_main:
         yield run_log
         return
@@ -203,7 +207,7 @@ def _write_page(run_dir: Path, file: Path) -> None:
 def log_batch(
     logging: LoggingConfig, micro: int, count: int, batch: Batch, loss: float, began: float
 ) -> None:
-    """`[COLLATE]` and `[BATCH]` at DEBUG, as often as logging.batches says."""
+    """Log `[COLLATE]` and `[BATCH]` at DEBUG, as often as logging.batches says."""
     if logs.shows_batch(logging.batches, micro, count):
         sequences = len(batch.cu_seqlens) - 1 if batch.tree is None else len(batch.samples)
         logs.COLLATE.debug(

@@ -10,15 +10,20 @@ import torch
 import transformers
 
 from kubetune.base import logs
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, TrainingConfig
 from kubetune.data.prepared.identity import Check
+from kubetune.data.prepared.prefix_rules import may_share_prefixes
 from kubetune.data.prepared.prepare import Prepared
+from kubetune.data.spec import DataSpec
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
 from kubetune.models.adapters import fp8, shared_input
+from kubetune.models.learner import Learner
 from kubetune.models.loading import check_positions, check_rows, choose_dtype
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import Plan
+from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
 from kubetune.tasks.task import Task
@@ -28,12 +33,14 @@ from kubetune.training.final_report import report
 from kubetune.training.host_copies import writes_in_background
 from kubetune.training.judgement import measure_base, open_judge
 from kubetune.training.loop import loop
+from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.optimizer.adamw_sharded import make_optimizer
 from kubetune.training.run import Run
 from kubetune.training.run_log import open_run_log
 from kubetune.training.start import preflight, reference, warm_up
 from kubetune.training.start.facts import log_model, log_padding, record_start
 from kubetune.training.start.feeding import make_feed
+from kubetune.training.start.memory_budget import MemoryBudget
 from kubetune.training.stop import StopRequest
 
 
@@ -54,7 +61,8 @@ def train(
     update, LostPeer when the other ranks are gone.
     """
     # A sharded model talks with the other ranks wherever it is used.
-    with process_group.noticing_losses(), preflight.explaining_shortage(config, plan, world):
+    budget_of = partial(MemoryBudget, config, plan, world.device)
+    with process_group.noticing_losses(), preflight.explaining_shortage(budget_of, world.rank):
         run = _build(config, plan, run_dir, data, task, world, stop, base)
         state = _restore(run)
         if world.is_main:
@@ -85,17 +93,25 @@ def _build(
     base: Check | None,
 ) -> Run:
     """Build the model as it is before training, and everything else that the loop works with."""
-    judge = open_judge(config, data, world)
-    check_rows(getattr(transformers, task.auto_class), config, data)
+    # A classifier's metrics follow from its labels.
+    of_task = config.metrics if data.labels is None else data.labels.metrics
+    if data.eval is not None:
+        names = of_task + config.evaluation.names
+        preflight.require_metric(config.training.metric_for_best_model, names)
+    sources = DataSpec.of(config).splits.get("eval", ())
+    judge = open_judge(config.evaluation, sources, data, world)
+    check_rows(getattr(transformers, task.auto_class), config.model, data)
     heartbeat.beat("loading")
     logs.STEP.info("loading model %s", config.model.path)
-    learner = task.build(config, world, _workload(plan, data))
+    workload = _workload(RankWork.of(config, plan, data.longest), plan, data)
+    learner = task.build(ModelSpec.of(config), config.training, world, workload)
     check_positions(learner.lm, data.longest)
-    feed, plan = make_feed(config, plan, data, world, learner)
-    reference.attach(config, plan, learner, data, world, run_dir, base, shares=feed.shares)
-    optimizer = make_optimizer(learner.model, config.training)
-    learner = replace(learner, gradient_sums=optimizer.collected)
-    optimizer.mirror(shared_input.copies(learner.model, optimizer.collected))
+    may_share = may_share_prefixes(config.task, config.data, config.preference)
+    feed, plan = make_feed(plan, config.training.seed, data, world, learner, may_share=may_share)
+    if config.needs_reference:
+        dtype = config.model.dtype
+        reference.attach(learner, dtype, plan, data, world, run_dir, base, shares=feed.shares)
+    learner, optimizer = _with_optimizer(learner, config.training)
     log_model(learner, optimizer)
     log_padding(data.tokenizer, world)
     checkpointer = Checkpointer(
@@ -115,9 +131,17 @@ def _build(
     return Run(config, plan, world, stop, task, learner, optimizer, feed, data, checkpointer, judge)
 
 
-def _workload(plan: Plan, data: Prepared) -> Workload:
+def _workload(work: RankWork, plan: Plan, data: Prepared) -> Workload:
     num_tokens = int(data.train.lengths.mean() * plan.global_batch_size * plan.num_steps)
-    return Workload(num_tokens, data.labels, plan, data.longest)
+    return Workload(num_tokens, data.labels, work)
+
+
+def _with_optimizer(learner: Learner, training: TrainingConfig) -> tuple[Learner, FlatAdamW]:
+    """Return the learner with places for its gradients in the optimizer's buffers, and the optimizer."""
+    optimizer = make_optimizer(learner.model, training)
+    learner = replace(learner, gradient_sums=optimizer.collected)
+    optimizer.mirror(shared_input.copies(learner.model, optimizer.collected))
+    return learner, optimizer
 
 
 def _restore(run: Run) -> State:

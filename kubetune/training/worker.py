@@ -22,13 +22,14 @@ from kubetune.base import collector, cpu, files, logs, processes
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.plan.plan import make_plan
+from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.supervisor import place
 from kubetune.training.start.libraries import import_libraries
 from kubetune.training.start.preparation import (
     Preparation,
-    log_as_set,
+    log_to_run,
     planned_tokens,
     sizes,
     width_of,
@@ -101,7 +102,9 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
 
     if len(argv) == 1 and (Path(argv[0]) / RESOLVED).is_file():
         run_dir = Path(argv[0])
-        return log_as_set(load_resolved(run_dir / RESOLVED), run_dir, rank), run_dir
+        config = load_resolved(run_dir / RESOLVED)
+        log_to_run(config.logging.level, run_dir, rank)
+        return config, run_dir
     from kubetune.supervisor.local import create_run_dir, dated
 
     logs.configure("INFO", rank=rank)  # for what reading the config has to say
@@ -116,7 +119,8 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
     config = dated(config, run_dir)
     if rank == 0:
         create_run_dir(config, run_dir)
-    return log_as_set(config, run_dir, rank), run_dir
+    log_to_run(config.logging.level, run_dir, rank)
+    return config, run_dir
 
 
 def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
@@ -131,7 +135,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
         from kubetune.tasks import task_of
 
         with collector.paused():
-            task = task_of(config)
+            task = task_of(config.task_name)
             if config.lora is not None:
                 import peft  # noqa: F401
         data, config = preparation.result()
@@ -160,6 +164,7 @@ def _train(
 ) -> tuple[State, str]:
     """Plan the run, record what it is made of, train, judge."""
     from kubetune.data.prepared.statistics import record
+    from kubetune.data.spec import DataSpec
     from kubetune.plan import actuals
     from kubetune.scoring import kept_questions
     from kubetune.training.judgement import conclude
@@ -174,11 +179,16 @@ def _train(
     config = choices.decide(config, plan, run_dir, world, num_tokens, width_of(data))
     log_start(plan, world, data)
     if world.is_main:
-        for line in actuals.outlook(config, plan, num_tokens, gpu_name(world)):
+        work = RankWork.of(config, plan)
+        gpu = gpu_name(world)
+        for line in actuals.outlook(work, config.compute, plan, config.model.path, num_tokens, gpu):
             logs.STEP.info("%s", line)
         files.write_atomic(run_dir / metrics.PLAN, plan.to_json(), within=run_dir)
-        record(run_dir, config, data)
-        kept_questions.keep(run_dir, config, data.eval)
+        spec = DataSpec.of(config)
+        record(run_dir, spec, data)
+        # A classifier has no questions that could be asked.
+        num_questions = 0 if config.classifies else config.logging.before_after
+        kept_questions.keep(run_dir, spec, data.eval, num_questions)
     state, remark = train(config, plan, run_dir, data, task, world, stop, base)
     heartbeat.beat("report")
     conclude(config.evaluation, run_dir, state, world)

@@ -21,6 +21,7 @@ from kubetune.config.load import load_config, read_config
 from kubetune.config.schema import Config
 from kubetune.data.prepared.fingerprint import fingerprint
 from kubetune.data.reading.sources import require_sources
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.rundir import metrics
@@ -106,7 +107,7 @@ def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
     tokenizer = load_tokenizer(
         config.model, cache_folder(config.data.cache), date=day_of(config.data)
     )
-    return config, fingerprint(config, tokenizer), site.folder / file
+    return config, fingerprint(DataSpec.of(config), tokenizer), site.folder / file
 
 
 def _target(site: Site, run: str, file: str) -> Path:

@@ -25,7 +25,7 @@ from kubetune.data.prepared.fingerprint import kept_stats
 from kubetune.data.prepared.prepare import LABELS, damage_of
 from kubetune.data.prepared.row_writer import FILES
 from kubetune.data.prepared.rows import Rows
-from kubetune.data.reading.splits import split_sources
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.rundir.starts import day_of
@@ -80,7 +80,7 @@ class Opened:
     """The prepared rows of a config. Each look maps them anew, since pages that stay mapped count as memory."""
 
     folder: Path
-    config: Config
+    spec: DataSpec
     tokenizer: Tokenizer
     sources: dict[str, list[str]]
     counts: dict[str, int]
@@ -88,8 +88,8 @@ class Opened:
 
     def findings(self) -> list[dict[str, Any]]:
         """Return what a person should know about these data."""
-        stats = kept_stats(self.folder, self.config, images=self.config.sees)
-        return [finding.to_json() for finding in find(self.config, stats, self.tokenizer)]
+        stats = kept_stats(self.folder, self.spec)
+        return [finding.to_json() for finding in find(self.spec, stats, self.tokenizer)]
 
     def look(self, query: Query) -> Found:
         """Return a page of rows. An unknown split has none."""
@@ -97,7 +97,7 @@ class Opened:
             return Found([], 0, 0, None)
         rows = Rows(self.folder / query.split, ())
         filters = replace(query, text="", at=0)
-        fitting = _fitting(rows.folder, filters, self.config.data.max_length)
+        fitting = _fitting(rows.folder, filters, self.spec.data.max_length)
         if query.text:
             page, after = self._with_text(rows, fitting, query)
         else:
@@ -142,7 +142,7 @@ class Opened:
             int(rows.record[index]),
             tokens.tolist(),
             bytes(trained.view(np.uint8)),
-            [image.path for image in rows.images(index)] if self.config.sees else [],
+            [] if self.spec.vision is None else [image.path for image in rows.images(index)],
             self._target(rows, index),
             int(rows.splits[index]) if rows.splits is not None else 0,
         )
@@ -268,12 +268,13 @@ def _opened(folder: Path, settings: str, cache: Path) -> Opened:
         labels = Labels.read(folder / LABELS)
     paths: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
-    for split, sources in split_sources(config).items():
+    spec = DataSpec.of(config)
+    for split, sources in spec.splits.items():
         paths[split] = [source.path for source in sources]
         counts[split] = len(Rows(folder / split, ()))
     return Opened(
         folder,
-        config,
+        spec,
         tokenizer=load_tokenizer(config.model, cache, date=day_of(config.data)),
         sources=paths,
         counts=counts,

@@ -18,6 +18,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
 from kubetune.errors import ModelError
 from kubetune.models.acceleration import Workload
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.tasks import sequence_classification as task
 from tests import reviews
@@ -213,7 +214,9 @@ def test_loss_and_gradient_are_those_of_plain_transformers(name: str, tmp_path: 
         inputs, {"global_batch_size": 8, "per_device_train_batch_size": 8}, data=data
     )
     data, world = prepare(config), World()
-    learner = task.TASK.build(config, world, Workload(0, data.labels))
+    learner = task.TASK.build(
+        ModelSpec.of(config), config.training, world, Workload(0, data.labels)
+    )
     padding_free = learner.route.padding_free
     assert padding_free == (name in PADDING_FREE), learner.route.why_not
     plan = make_plan(config, rows_per_epoch(data.train))
@@ -266,4 +269,6 @@ def test_a_model_that_wants_more_than_a_text_is_refused_in_plain_words(tmp_path:
     config = reviews.make_config(inputs, data=data)
     told = r"ReformerForSequenceClassification cannot classify a text of 19 tokens by itself \(.*axial_pos_shape"
     with pytest.raises(ModelError, match=told):
-        task.TASK.build(config, World(), Workload(0, prepare(config).labels))
+        task.TASK.build(
+            ModelSpec.of(config), config.training, World(), Workload(0, prepare(config).labels)
+        )

@@ -27,6 +27,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.data.text.labels import Labels
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import sequence_classification as task
@@ -80,7 +81,9 @@ def test_loss_and_gradient_equal_the_padded_batch_of_transformers(
     inputs = reviews.make_inputs(tmp_path, kind, **NO_DROPOUT[kind])
     config = reviews.make_config(inputs, {"per_device_train_batch_size": 16})
     data, world = prepare(config), World()
-    learner = task.TASK.build(config, world, Workload(0, data.labels))
+    learner = task.TASK.build(
+        ModelSpec.of(config), config.training, world, Workload(0, data.labels)
+    )
     padding_free = learner.route.padding_free
     assert padding_free == (kind not in ONE_BY_ONE), learner.route.why_not
     plan = make_plan(config, rows_per_epoch(data.train))
@@ -134,7 +137,9 @@ def test_a_metric_that_these_labels_do_not_have_is_found_before_the_model_is_loa
 
 def evaluate_on(world: World, run_dir: Path) -> dict[str, float] | None:
     config = read_config(run_dir)
-    learner = task.TASK.load(config, checkpoints.choose(run_dir, "last"), world.device)
+    learner = task.TASK.load(
+        ModelSpec.of(config), checkpoints.choose(run_dir, "last"), world.device
+    )
     rows = prepare(config).eval
     assert rows is not None
     return evaluation.evaluate(
@@ -170,7 +175,9 @@ def test_an_adapter_loads_with_peft_alone(inputs: Path, lora_run: Path) -> None:
     assert config.id2label == {0: "0", 1: "1"}
     base = AutoModelForSequenceClassification.from_pretrained(inputs / "model", config=config)
     model = PeftModel.from_pretrained(base, folder).eval()
-    ours = task.TASK.load(reviews.make_config(inputs, lora={"r": 4}), folder, torch.device("cpu"))
+    ours = task.TASK.load(
+        ModelSpec.of(reviews.make_config(inputs, lora={"r": 4})), folder, torch.device("cpu")
+    )
     ids = torch.tensor([[2, 5, 12, 13, 3]])
     ours.model.set_attn_implementation("sdpa")
     with torch.no_grad():
@@ -339,7 +346,9 @@ def counted_positions(model: Any) -> Iterator[list[int]]:
 def test_nothing_is_padded(inputs: Path) -> None:
     config = reviews.make_config(inputs)
     data, world = prepare(config), World()
-    learner = task.TASK.build(config, world, Workload(0, data.labels))
+    learner = task.TASK.build(
+        ModelSpec.of(config), config.training, world, Workload(0, data.labels)
+    )
     plan = make_plan(config, rows_per_epoch(data.train))
     feed = Feed(data.train, plan, 0, world, padding_free=learner.route.padding_free)
     with counted_positions(learner.model) as found:
@@ -367,7 +376,9 @@ def test_nothing_is_padded_where_lengths_differ_as_those_of_sst2(
     config = reviews.make_config(inputs, training, data={"train": str(path), "eval": None})
     data = prepare(config)
     assert data.train.lengths.tolist() == [words + 2 for words in lengths]
-    learner = task.TASK.build(config, World(), Workload(0, data.labels))
+    learner = task.TASK.build(
+        ModelSpec.of(config), config.training, World(), Workload(0, data.labels)
+    )
     learner.model.eval()
     for ranks in (1, 2):
         plan = make_plan(config, rows_per_epoch(data.train), world_size=ranks)
@@ -394,7 +405,9 @@ def test_what_fills_a_batch_up_in_16_bits_changes_nothing(inputs: Path, dtype: s
     model = {"path": str(inputs / "model"), "dtype": dtype}
     config = reviews.make_config(inputs, {"per_device_train_batch_size": 16}, model=model)
     data, world = prepare(config), World()
-    learner = task.TASK.build(config, world, Workload(0, data.labels))
+    learner = task.TASK.build(
+        ModelSpec.of(config), config.training, world, Workload(0, data.labels)
+    )
     learner.model.eval()
     (batch,) = (
         Feed(data.train, make_plan(config, rows_per_epoch(data.train)), 0, world).step(0).batches

@@ -19,6 +19,7 @@ from kubetune.distributed.process_group import World
 from kubetune.kernels import pointwise
 from kubetune.kernels.pointwise import Kernels, can_compile
 from kubetune.models.acceleration import Workload, wants_compile
+from kubetune.models.spec import ModelSpec
 from kubetune.rundir import metrics
 from kubetune.tasks import task_of
 from kubetune.training.stop import StopRequest
@@ -190,6 +191,8 @@ def test_auto_compiles_neither_an_encoder_nor_a_model_that_sees(
     else:
         config = reviews.make_config(reviews.make_inputs(tmp_path, kind), {"compile": setting})
     labels = None if kind == "vision" else Labels("single_label_classification", ("bad", "good"))
-    learner = task_of(config).build(config, World(), Workload(10**12, labels))
+    learner = task_of(config.task_name).build(
+        ModelSpec.of(config), config.training, World(), Workload(10**12, labels)
+    )
     assert learner.kernels.is_planned == is_planned
     learner.undo.close()

@@ -255,14 +255,18 @@ def test_where_it_cannot_work_it_is_refused_or_said(
         torch.device("cpu"),
     )
     monkeypatch.setattr(shutil, "which", lambda _: "g++")
-    acceleration.tune(Learner(model, Route(False)), config, workload, cpu)
+    acceleration.tune(
+        Learner(model, Route(False)), config.training, workload, config.model.path, cpu
+    )
     assert (
         "training.compile is layers, but no layer of this model is compiled: it takes one sequence"
         in caplog.text
     )
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(errors.ConfigError, match=r"training\.compile is layers, but there is no C"):
-        acceleration.tune(Learner(model, Route(True)), config, workload, cpu)
+        acceleration.tune(
+            Learner(model, Route(True)), config.training, workload, config.model.path, cpu
+        )
 
 
 PATIENCE = 900.0

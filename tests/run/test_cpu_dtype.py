@@ -44,7 +44,7 @@ def chosen_on(world: World, config: Config, run_dir: Path) -> str:
     cpu.CPU_INFO = run_dir / f"cpuinfo-{world.rank}"
     cpu.CPU_INFO.write_text("flags\t\t: fpu avx512_bf16\n" if world.rank == 0 else "flags\t: fpu\n")
     logs.configure("INFO", run_dir, world.rank)
-    return cpu_dtype.decide(config, run_dir, world, 4096).model.dtype
+    return cpu_dtype.decide(config.model.dtype, run_dir, world, 4096)
 
 
 def test_two_ranks_take_what_suits_the_first(inputs: Path, tmp_path: Path) -> None:
@@ -87,9 +87,8 @@ def test_bfloat16_is_for_wide_models_and_processors_with_instructions_for_it(
     if cpu_info:
         (tmp_path / "cpuinfo").write_text(cpu_info)
     config = toy.make_config(inputs)
-    assert cpu_dtype.decide(config, tmp_path, World(), width).model.dtype == dtype
-    stated = toy.make_config(inputs, model={"path": str(inputs / "model"), "dtype": "float16"})
-    assert cpu_dtype.decide(stated, tmp_path, World(), width) == stated
+    assert cpu_dtype.decide(config.model.dtype, tmp_path, World(), width) == dtype
+    assert cpu_dtype.decide("float16", tmp_path, World(), width) == "float16"
 
 
 def test_what_is_pinned_must_be_one_of_two(
@@ -99,7 +98,7 @@ def test_what_is_pinned_must_be_one_of_two(
     with pytest.raises(
         errors.ConfigError, match="KUBETUNE_CPU_DTYPE is 'fp8'; expected float32 or bfloat16"
     ):
-        cpu_dtype.decide(toy.make_config(inputs), tmp_path, World())
+        cpu_dtype.decide("auto", tmp_path, World())
 
 
 @pytest.mark.parametrize(
@@ -132,6 +131,6 @@ def test_a_run_that_began_on_a_gpu_chooses_anew(
     monkeypatch.setenv(PINNED, "bfloat16")
     config = toy.make_config(inputs)
     metrics.record_event(tmp_path, "start", step=0, device="NVIDIA H100", dtype="float16")
-    assert cpu_dtype.decide(config, tmp_path, World()).model.dtype == "bfloat16"
+    assert cpu_dtype.decide(config.model.dtype, tmp_path, World()) == "bfloat16"
     metrics.record_event(tmp_path, "start", step=0, device="CPU", dtype="float32")
-    assert cpu_dtype.decide(config, tmp_path, World()).model.dtype == "float32"
+    assert cpu_dtype.decide(config.model.dtype, tmp_path, World()) == "float32"

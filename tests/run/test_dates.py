@@ -13,6 +13,7 @@ import pytest
 from kubetune import cli
 from kubetune.config.schema import Config
 from kubetune.data.prepared.fingerprint import fingerprint
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.text.turns.limited_template import LimitedTemplate
 from kubetune.rundir import starts
@@ -78,10 +79,12 @@ def test_a_run_keeps_the_date_of_its_first_start(
 
 def test_the_date_counts_only_where_the_template_writes_it(config: Config) -> None:
     days = ("2024-02-29", "2024-03-01", None)
-    dated = {fingerprint(config, load_tokenizer(config.model, date=day)) for day in days}
+    dated = {
+        fingerprint(DataSpec.of(config), load_tokenizer(config.model, date=day)) for day in days
+    }
     assert len(dated) == 3
     model = config.model.model_copy(update={"chat_template": "chatml"})
-    undated = {fingerprint(config, load_tokenizer(model, date=day)) for day in days}
+    undated = {fingerprint(DataSpec.of(config), load_tokenizer(model, date=day)) for day in days}
     assert len(undated) == 1
 
 

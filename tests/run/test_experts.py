@@ -308,7 +308,7 @@ def test_a_plan_foresees_what_is_trained_of_each_part(tmp_path, name, settings):
     )
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
-    assert trained_by_part(Trainable.of(config), weights) == trained
+    assert trained_by_part(Trainable(config.lora, config.sight), weights) == trained
     dropping = config.model_copy(update={"lora": LoraConfig(dropout=0.1)})
     assert may_lack_targets(dropping.lora, weights), (
         "a plan asks the model itself, which refuses it"
@@ -339,7 +339,9 @@ def test_a_plan_knows_what_is_left_out_and_what_is_asked_for(tmp_path, name, set
     )
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
-    assert trained_by_part(Trainable.of(config), weights) == trained_of(model, settings)
+    assert trained_by_part(Trainable(config.lora, config.sight), weights) == trained_of(
+        model, settings
+    )
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,10 @@ def test_a_merged_model_says_what_its_adapter_said(
     alone = Export(
         found.path,
         "adapter",
-        {**found.facts, "served_by": served_by(open_result(run_dir).config, "adapter", {})},
+        {
+            **found.facts,
+            "served_by": served_by("causal_lm", open_result(run_dir).config.lora, "adapter", {}),
+        },
     )
     assert next(text for label, text in describe(alone) if label == "next").endswith(
         "how to load it"

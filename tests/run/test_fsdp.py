@@ -21,6 +21,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints
 from kubetune.tasks import causal_lm
@@ -124,7 +125,7 @@ def test_tied_heads_and_other_architectures(
 
 def differing(world: World, config: Config) -> list[str]:
     """Names of weights and buffers that a model cut over the ranks has otherwise than one that is whole."""
-    sharded = fsdp.load(AutoModelForCausalLM, config, world)
+    sharded = fsdp.load(AutoModelForCausalLM, ModelSpec.of(config), config.training, world)
     whole = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
     ours, theirs = (
         {**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (sharded, whole)
@@ -193,7 +194,7 @@ def first_losses(world: World, config: Config) -> list[float]:
     """Losses of three steps on this rank."""
     from kubetune.models.acceleration import Workload
 
-    learner = causal_lm.TASK.build(config, world, Workload(0))
+    learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
     optimizer = make_optimizer(learner.model, config.training)
     rows = prepare(config).train
     feed = Feed(
@@ -228,7 +229,7 @@ def summed_gradients(
     """Of one step: its micro-batches, how many collectives had summed gradients after each, and this rank's slices."""
     from kubetune.models.acceleration import Workload
 
-    learner = causal_lm.TASK.build(config, world, Workload(0))
+    learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
     model: Any = learner.model
     assert learner.sums_once_per_step  # the toy is small enough for any device
     learner = replace(learner, sums_once_per_step=is_kept)
@@ -380,7 +381,7 @@ def peaks(world: World, config: Config, small: Config) -> tuple[int, int, int, i
     """Bytes by which a rank's memory was higher at its highest: while loading, after every weight was looked at, with
     the optimizer; and the bytes of weights it holds then."""
     # The first collectives and DTensors cost some 50 to 90 MB whatever the size of the model.
-    warm: Any = fsdp.load(AutoModelForCausalLM, small, world)
+    warm: Any = fsdp.load(AutoModelForCausalLM, ModelSpec.of(small), small.training, world)
     warm(torch.zeros(1, 8, dtype=torch.int64))
     del warm
     status = Path("/proc/self/status")
@@ -391,7 +392,7 @@ def peaks(world: World, config: Config, small: Config) -> tuple[int, int, int, i
 
     Path("/proc/self/clear_refs").write_text("5")  # the highest mark is lowered to what is used now
     before = value("VmRSS")
-    model = fsdp.load(AutoModelForCausalLM, config, world)
+    model = fsdp.load(AutoModelForCausalLM, ModelSpec.of(config), config.training, world)
     loaded = value("VmHWM") - before
     for parameter in model.parameters():
         process_group.local(parameter).sum()  # the file is mapped: pages count when they are used

@@ -294,13 +294,15 @@ def test_a_branch_of_the_hub_that_moves_is_one_commit_for_a_run(
     config = toy.make_config(inputs, model="org/base")
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    start = identity.pinned(config, run_dir)
-    assert start.model.revision == first
+    model = identity.pinned(config.model, run_dir)
+    assert model.revision == first
+    start = config.model_copy(update={"model": model})
     Check(start, run_dir).record()
     commit_to(repo, second, other_base)
-    assert identity.pinned(config, tmp_path).model.revision == second
-    again = identity.pinned(config, run_dir)
-    assert again.model.revision == first
+    assert identity.pinned(config.model, tmp_path).revision == second
+    model = identity.pinned(config.model, run_dir)
+    assert model.revision == first
+    again = config.model_copy(update={"model": model})
     Check(again, run_dir).require_same()
     moved = config.model_copy(
         update={"model": config.model.model_copy(update={"revision": second})}

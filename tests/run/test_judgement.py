@@ -236,7 +236,9 @@ def test_references_that_a_measure_finds_nothing_in_are_counted(
         config = toy.make_config(inputs, data=data, evaluation={"generate": wanted})
         prepared = prepare(config)
         assert prepared.eval is not None
-        made = judge_of(config, prepared.tokenizer, prepared.eval, World())
+        made = judge_of(
+            config.evaluation, prepared.tokenizer, config.data.eval, prepared.eval, World()
+        )
         assert made is not None
         return made
 

@@ -16,7 +16,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models import prefix_sharing
 from kubetune.models.acceleration import Workload
 from kubetune.models.padding_free import own_attention
-from kubetune.plan.plan import make_plan
+from kubetune.models.spec import ModelSpec
 from kubetune.reporting import write_report
 from kubetune.result.publishing.export import export_run
 from kubetune.rundir import exit_status, metrics
@@ -136,7 +136,7 @@ def test_likelihoods_are_the_harness_s_own(run_dir: Path) -> None:
     from kubetune.scoring.harness import harness_model
 
     result = open_result(run_dir)
-    learner = result.task.load(result.config, result.checkpoint, default_device())
+    learner = result.task.load(result.spec, result.checkpoint, default_device())
     learner.model.eval()
     ours = harness_model(learner, result.checkpoint)
     requests = [
@@ -155,7 +155,10 @@ def test_likelihoods_are_the_harness_s_own(run_dir: Path) -> None:
 def test_likelihoods_are_those_of_each_sequence_alone(inputs: Path) -> None:
     config = toy.make_config(inputs, lora={"r": 4, "dropout": 0.1})
     learner = causal_lm.TASK.build(
-        config, World(), Workload(0, None, make_plan(config, 50, 13, world_size=1), 64)
+        ModelSpec.of(config),
+        config.training,
+        World(),
+        Workload(0),
     )
     learner.model.eval()
     assert not prefix_sharing.why_not(learner), "dropout does nothing while it is evaluated"
@@ -205,8 +208,9 @@ def test_benchmarks_are_refused_before_the_model_is_loaded_where_they_cannot_be_
     with pytest.raises(errors.ConfigError, match="absent is no folder"):
         harness.task_manager(BenchmarksConfig(tasks=("x",), tasks_folder="absent"))
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    config = toy.make_config(inputs, evaluation={"benchmarks": "gsm8k"})
     with pytest.raises(errors.ConfigError, match="pip install 'kubetune\\[benchmarks\\]'"):
-        open_judge(toy.make_config(inputs, evaluation={"benchmarks": "gsm8k"}), None, World())  # type: ignore[arg-type]
+        open_judge(config.evaluation, (), None, World())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="found it with `task: vision_language`"):
         toy.make_config(inputs, task="vision_language", evaluation={"benchmarks": "gsm8k"})
 

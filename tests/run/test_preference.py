@@ -21,8 +21,9 @@ from transformers import AutoModelForCausalLM
 
 from kubetune import cli
 from kubetune.config.metric_names import PREFERENCE_MEASURES
-from kubetune.config.schema import Config, PreferenceConfig
+from kubetune.config.schema import Config, ModelConfig, PreferenceConfig
 from kubetune.distributed.process_group import World
+from kubetune.models.spec import ModelSpec
 from kubetune.reporting.charts import charts_of
 from kubetune.reporting.reading import read_run
 from kubetune.result.inference.evaluate import evaluate_run
@@ -64,9 +65,7 @@ def measured(
     model: Any, folder: Path, settings: PreferenceConfig, size: int, rows: Sequence[Row] = EIGHT
 ) -> tuple[list[float], torch.Tensor]:
     """Loss and metrics of a step in micro-batches of `size`, and the whole gradient."""
-    learner = causal_lm.TASK.learner_of(
-        model, Config.model_validate({"model": str(folder / "model"), "data": {"train": "none"}})
-    )
+    learner = causal_lm.TASK.learner_of(model, ModelSpec(ModelConfig(path=str(folder / "model"))))
     learner = replace(learner, preference=settings)
     assert learner.route.padding_free
     work = preference.TASK.with_batch_totals(learner, work_of(rows, size, settings), ONE)
@@ -105,7 +104,9 @@ def test_a_model_that_takes_one_sequence_at_a_time_learns_the_same(folder: Path)
     expected = plain_loss(model, EIGHT, settings)
     place = {"path": str(folder / "model"), "attention": "eager"}
     config = Config.model_validate({"model": place, "data": {"train": "none"}})
-    learner = replace(causal_lm.TASK.learner_of(loaded(folder), config), preference=settings)
+    learner = replace(
+        causal_lm.TASK.learner_of(loaded(folder), ModelSpec.of(config)), preference=settings
+    )
     assert not learner.route.padding_free
     work = preference.TASK.with_batch_totals(learner, work_of(EIGHT, 1, settings), ONE)
     found = sum(
@@ -118,9 +119,7 @@ def test_a_model_that_takes_one_sequence_at_a_time_learns_the_same(folder: Path)
 @pytest.mark.parametrize("name", ["dpo", "kto"])
 def test_the_largest_batch_is_tried_as_a_step_of_its_own(folder: Path, name: str) -> None:
     settings, model = of_loss(name), loaded(folder)
-    learner = causal_lm.TASK.learner_of(
-        model, Config.model_validate({"model": str(folder / "model"), "data": {"train": "none"}})
-    )
+    learner = causal_lm.TASK.learner_of(model, ModelSpec(ModelConfig(path=str(folder / "model"))))
     optimizer = SimpleNamespace(
         gradient_norm=lambda: float(gradient_of(model).norm()), clear_gradient=model.zero_grad
     )

@@ -22,6 +22,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
+from kubetune.models.spec import ModelSpec
 from kubetune.result.inference.evaluate import evaluate_run
 from kubetune.result.inference.generate import Sampling, answer, load_run
 from kubetune.result.publishing.export import export_run
@@ -145,7 +146,9 @@ def learner_of(config: Config) -> Learner:
     model = AutoModelForImageTextToText.from_pretrained(
         config.model.path, attn_implementation="eager"
     ).train()
-    return replace(vision_language.TASK.learner_of(model, config), preference=config.preference)
+    return replace(
+        vision_language.TASK.learner_of(model, ModelSpec.of(config)), preference=config.preference
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +159,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers_however_the_batch_is_
     folder_of: Callable[[str], Path], name: str, loss: str
 ) -> None:
     config = config_of(folder_of(name), loss)
-    rows, task = prepare(config).train, task_of(config)
+    rows, task = prepare(config).train, task_of(config.task_name)
     if config.preference.needs_reference:
         rows.reference = -22 - 8 * np.random.default_rng(1).random((len(rows), 2))
     plain = plain_rows(rows)

@@ -31,6 +31,7 @@ from kubetune.models.fused_forwards import swap_forwards
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route, choose_attention
 from kubetune.models.prefix_sharing import why_not
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import metrics
 from kubetune.tasks import causal_lm, preference
@@ -411,7 +412,10 @@ def test_what_the_reference_says_is_the_same_where_prompts_are_computed_once(
         return asked(learner, batch)
 
     monkeypatch.setattr(preference, "log_probabilities", counted)
-    rows, learner = prepare(config).train, preference.TASK.build(config, world, Workload(0))
+    rows, learner = (
+        prepare(config).train,
+        preference.TASK.build(ModelSpec.of(config), config.training, world, Workload(0)),
+    )
     plan, found = make_plan(config, len(rows)), []
     for shares in (True, False):
         tokens.append(0)

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kubetune.plan.plan import make_plan
 from kubetune.rundir import metrics
 from kubetune.training import worker
 from kubetune.training.start import preflight
+from kubetune.training.start.memory_budget import MemoryBudget
 from tests import toy
 from tests.ranks import started, wait_all
 
@@ -138,10 +140,11 @@ def test_memory_that_ran_out_is_no_bug_of_ours(inputs: Path) -> None:
     config = toy.make_config(
         inputs, {"per_device_train_batch_size": 2}, compute={"memory": "450Mi"}
     )
+    budget_of = partial(MemoryBudget, config, make_plan(config), World().device)
     said = r"rank 0 ran out of memory \(.*can't allocate memory.*\); there are 450 MiB .*What was saved is good"
     with (
         pytest.raises(errors.EnvironmentFault, match=said),
-        preflight.explaining_shortage(config, make_plan(config), World()),
+        preflight.explaining_shortage(budget_of, rank=0),
     ):
         torch.empty(10**15, dtype=torch.uint8)
 

@@ -18,6 +18,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
 from kubetune.models.quantization import count
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.result.inference.evaluate import evaluate_run
 from kubetune.rundir import checkpoints, metrics
@@ -99,9 +100,14 @@ def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
     make, module = TASKS[task]
     config = make(tmp_path, quantization)
     data, world = prepare(config), World()
-    learner = module.build(config, world, Workload(0, data.labels))
+    learner = module.build(ModelSpec.of(config), config.training, world, Workload(0, data.labels))
     assert learner.route.padding_free, learner.route.why_not
-    plain = module.build(make(tmp_path, "none"), world, Workload(0, data.labels))
+    plain = module.build(
+        ModelSpec.of(make(tmp_path, "none")),
+        make(tmp_path, "none").training,
+        world,
+        Workload(0, data.labels),
+    )
     parameters = [sum(map(count, each.model.parameters())) for each in (learner, plain)]
     assert parameters[0] == parameters[1]
     randomize_lora(learner.model)
@@ -130,7 +136,9 @@ def test_quantised_layers_give_what_pefts_give(bits: str, dtype: str, tmp_path: 
     """Without PEFT's copies of what they give, in training and in the gradients."""
     config = make_causal_lm(tmp_path, bits)
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
-    learner = causal_lm.TASK.build(config, World(), Workload(0, prepare(config).labels))
+    learner = causal_lm.TASK.build(
+        ModelSpec.of(config), config.training, World(), Workload(0, prepare(config).labels)
+    )
     randomize_lora(learner.model)
     layers = [m for m in learner.model.modules() if type(m).__module__ == "peft.tuners.lora.bnb"]
     assert layers
@@ -152,7 +160,10 @@ def test_quantised_layers_give_what_pefts_give(bits: str, dtype: str, tmp_path: 
 def test_the_reference_is_what_the_base_says_in_training(bits: str, tmp_path: Path) -> None:
     config, world = make_preference(tmp_path, bits), World()
     rows = prepare(config).train
-    learner, plan = preference.TASK.build(config, world, Workload(0)), make_plan(config, len(rows))
+    learner, plan = (
+        preference.TASK.build(ModelSpec.of(config), config.training, world, Workload(0)),
+        make_plan(config, len(rows)),
+    )
     rows.reference = reference.scores(learner, {"train": rows}, plan, world)["train"]
     work = preference.TASK.with_batch_totals(learner, Feed(rows, plan, 0, world).step(0), world)
     loss = sum(
@@ -192,7 +203,7 @@ def test_the_log_says_how_8_bits_are_multiplied_in_training_and_in_evaluation(
     config = make_causal_lm(tmp_path, "8bit")
     data, world = prepare(config), World()
     with caplog.at_level("INFO", logger="kubetune"):
-        learner = causal_lm.TASK.build(config, world, Workload(0))
+        learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
     assert (
         "trains with products in float32, but evaluates with inputs rounded to 8 bits"
         in caplog.text
@@ -212,7 +223,7 @@ def test_the_log_says_that_4_bits_are_quantised_doubly(
 ) -> None:
     config = make_causal_lm(tmp_path, "4bit")
     with caplog.at_level("INFO", logger="kubetune"):
-        learner = causal_lm.TASK.build(config, World(), Workload(0))
+        learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, World(), Workload(0))
     assert (
         "stored in 4 bits (nf4), its scales in 8 (double quantisation); products in float32"
         in caplog.text
@@ -241,7 +252,9 @@ def test_it_trains_much_as_the_base_does_and_is_evaluated_as_it_was_trained(
     last = [line for line in metrics.read_metrics(run_dir) if "eval_loss" in line][-1]
     for name, value in evaluate_run(run_dir, "last").metrics.items():
         assert value == pytest.approx(last[name], rel=1e-5), name
-    learner = module.load(config, checkpoints.choose(run_dir, "last"), torch.device("cpu"))
+    learner = module.load(
+        ModelSpec.of(config), checkpoints.choose(run_dir, "last"), torch.device("cpu")
+    )
     heads = [
         m
         for name, m in learner.model.named_modules()

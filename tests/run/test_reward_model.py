@@ -27,6 +27,7 @@ from kubetune.models.acceleration import Workload
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import Route
 from kubetune.models.prefix_sharing import why_not
+from kubetune.models.spec import ModelSpec
 from kubetune.rundir import metrics
 from kubetune.tasks import reward_model
 from tests import reviews, toy
@@ -59,7 +60,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers(
 ) -> None:
     preference = {} if center is None else {"center_coefficient": center}
     config = toy.make_config(folder, task="reward_model", preference=preference, lora=None)
-    learner = reward_model.TASK.build(config, World(), Workload(0))
+    learner = reward_model.TASK.build(ModelSpec.of(config), config.training, World(), Workload(0))
     assert learner.route.padding_free
     model, rows = learner.lm, begun(draw(ROWS))
     assert not why_not(learner)

@@ -17,6 +17,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.data.reading.sources import names_of
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
 from kubetune.reporting.charts import charts_of
@@ -44,9 +45,9 @@ def mixed(inputs: Path, **training: Any) -> Config:
 
 
 def first_evaluation(world: World, config: Config) -> dict[str, float]:
-    data, task = prepare(config), task_of(config)
+    data, task = prepare(config), task_of(config.task_name)
     assert data.eval is not None
-    learner = task.build(config, world, Workload(0, data.labels))
+    learner = task.build(ModelSpec.of(config), config.training, world, Workload(0, data.labels))
     return evaluate(task, learner, data.eval, make_plan(config, world_size=world.size), world) or {}
 
 

@@ -27,6 +27,7 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
 from kubetune.models.adapters.lora import add_lora
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.checkpoints import State
@@ -63,7 +64,7 @@ def split(inputs: Path, batch: int, packing: bool = False) -> Config:
 
 def first_gradient(world: World, config: Config) -> tuple[np.ndarray, int]:
     """The gradient of the first global batch over all ranks, and how many micro-batches this rank had."""
-    learner = causal_lm.TASK.build(config, world, NO_WORK)
+    learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, NO_WORK)
     randomize_lora(learner.model)
     optimizer = FlatAdamW(learner.model.named_parameters(), AdamSettings())
     rows = prepare(config).train
@@ -141,8 +142,11 @@ def test_steps_of_so_many_tokens_are_the_same_at_every_world_size(
 
 def test_ranks_have_equally_much_to_compute(inputs: Path) -> None:
     config = toy.make_config(inputs, data={"share_prefixes": False})
-    data, learner = prepare(config), causal_lm.TASK.build(config, World(), NO_WORK)
-    flops = flops_of(learner, config, data.train)
+    data, learner = (
+        prepare(config),
+        causal_lm.TASK.build(ModelSpec.of(config), config.training, World(), NO_WORK),
+    )
+    flops = flops_of(learner, data.train)
     assert flops is not None
     plan = make_plan(config, rows_per_epoch(data.train), world_size=2)
 
@@ -158,7 +162,12 @@ def test_ranks_have_equally_much_to_compute(inputs: Path) -> None:
     ranks = [World(rank, rank, 2) for rank in range(2)]
     by_tokens = uneven([Feed(data.train, plan, config.training.seed, world) for world in ranks])
     assert (
-        uneven([make_feed(config, plan, data, world, learner)[0] for world in ranks])
+        uneven(
+            [
+                make_feed(plan, config.training.seed, data, world, learner, may_share=False)[0]
+                for world in ranks
+            ]
+        )
         < 0.8 * by_tokens
     )
 
@@ -262,7 +271,7 @@ def test_two_ranks_train_as_one_process(
 def initial_evaluation(world: World, config: Config) -> dict[str, float]:
     data = prepare(config)
     assert data.eval is not None
-    learner = causal_lm.TASK.build(config, world, NO_WORK)
+    learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, NO_WORK)
     values = evaluate(
         causal_lm.TASK, learner, data.eval, make_plan(config, world_size=world.size), world
     )
@@ -403,7 +412,7 @@ def test_an_epoch_whose_losses_are_lost_in_part_says_so(
         for step in (7, 8, 10, 12, 13, 14)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run_log = RunLog(config, plan, tmp_path, World(), State(step=13))
+    run_log = RunLog(config.training.logging_steps, plan, tmp_path, World(), State(step=13))
     run_log.remember(tmp_path, 13)
     with caplog.at_level("INFO", logger="kubetune"):
         run_log._end_epoch(State(step=14))

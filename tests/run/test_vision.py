@@ -28,16 +28,18 @@ from kubetune.cli import main
 from kubetune.config.schema import Config, LoraConfig, VisionConfig
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.reading.formats import convert
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.encode import VisionEncoder
-from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
+from kubetune.data.vision.image_processor import ImageProcessor
 from kubetune.data.vision.whole_processor import only_seeing
 from kubetune.distributed.process_group import World
 from kubetune.models import padding_free
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.attention_hooks import CannotRunPaddingFree
 from kubetune.models.learner import Learner
+from kubetune.models.spec import ModelSpec
 from kubetune.result.inference.generate import LoadedModel, Sampling, answer, load_run
 from kubetune.result.publishing.export import export_run
 from kubetune.rundir import checkpoints, metrics
@@ -167,7 +169,9 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, tmp_
         AutoModelForImageTextToText.from_pretrained(tmp_path / "model").eval(),
     )
     assert prepared.eval is not None
-    judge = judge_of(config, prepared.tokenizer, prepared.eval, World())
+    judge = judge_of(
+        config.evaluation, prepared.tokenizer, config.data.eval, prepared.eval, World()
+    )
     assert judge is not None
     assert judge.reader is not None
     alone = {}
@@ -182,7 +186,7 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, tmp_
             **image_batches.image_inputs(batch),
         )  # fmt: skip
         alone[question.row] = judge.tokenizer.decode(out[0, len(question.ids) :].tolist()).strip()
-    learner = vision_language.TASK.learner_of(model.train(), config)
+    learner = vision_language.TASK.learner_of(model.train(), ModelSpec.of(config))
     assert learner.route.padding_free
     assert ask(judge, learner, World(), lambda: False) == alone
     assert len(set(alone.values())) > 4, "a model that always says the same proves nothing"
@@ -413,7 +417,7 @@ def build(
     save_seeing_model(folder, name, sharpen=3.0)
     settings = {"model": str(folder), "task": "vision_language", "data": {"train": "none"}}
     config = Config.model_validate(settings)
-    processor = load_image_processor(config, load_tokenizer(config.model))
+    processor = DataSpec.of(config).image_processor(load_tokenizer(config.model))
     assert processor is not None
     model = AutoModelForImageTextToText.from_pretrained(folder).train()
     frozen = vision_language.frozen_modules(model, vision or VisionConfig())

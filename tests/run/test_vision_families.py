@@ -31,14 +31,15 @@ from kubetune import errors
 from kubetune.batching.image_batches import PictureReader, collate_pictured
 from kubetune.config.schema import Config, LoraConfig, VisionConfig
 from kubetune.data.reading.formats import IMAGE_TAG, Chat, convert
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.encode import VisionEncoder
-from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.data.vision.whole_processor import WholeProcessor
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload, tune
 from kubetune.models.adapters.lora import add_lora
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.activations import goes_alone
 from kubetune.plan.linears import Trainable, part_of, trained_by_part
 from kubetune.plan.model_shapes import TOWERS, read_weights
@@ -82,7 +83,7 @@ def config_of(model: Path, **sections: Any) -> Config:
 def encoder_of(model: Path, **sections: Any) -> VisionEncoder:
     config = config_of(model, **sections)
     tokenizer = load_tokenizer(config.model)
-    processor = load_image_processor(config, tokenizer)
+    processor = DataSpec.of(config).image_processor(tokenizer)
     assert processor is not None
     return VisionEncoder(Encoder(tokenizer), processor)
 
@@ -203,7 +204,11 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
     randomize_lora(model)
     config = config_of(folder)
     learner = tune(
-        vision_language.TASK.learner_of(model, config), config, Workload(0), torch.device("cpu")
+        vision_language.TASK.learner_of(model, ModelSpec.of(config)),
+        config.training,
+        Workload(0),
+        config.model.path,
+        torch.device("cpu"),
     )
     swapped = [module for module in model.modules() if "forward" in vars(module)]
     assert len(swapped) >= sum(hasattr(module, "lora_A") for module in model.modules())
@@ -255,7 +260,7 @@ def test_a_plan_knows_which_models_take_one_sequence_at_a_time(name: str, tmp_pa
         save_family_model(tmp_path, name) if name in FAMILIES else save_seeing_model(tmp_path, name)
     )
     config, weights = config_of(folder), read_weights(str(folder), {})
-    processor = load_image_processor(config, load_tokenizer(config.model))
+    processor = DataSpec.of(config).image_processor(load_tokenizer(config.model))
     assert weights is not None
     assert processor is not None
     seeing = RankWork.of(config, make_plan(config))
@@ -265,7 +270,9 @@ def test_a_plan_knows_which_models_take_one_sequence_at_a_time(name: str, tmp_pa
 
 def test_the_file_of_the_weights_is_let_go_of_where_a_tower_does_not_learn(tmp_path: Path) -> None:
     config = config_of(save_seeing_model(tmp_path, "qwen2_5_vl"))
-    model = vision_language.TASK.build(config, World(), Workload(0)).model
+    model = vision_language.TASK.build(
+        ModelSpec.of(config), config.training, World(), Workload(0)
+    ).model
     assert not all(parameter.requires_grad for parameter in model.parameters())
     for parameter in model.parameters():
         if parameter.requires_grad:  # as the optimizer does, which keeps them in memory of its own
@@ -324,7 +331,7 @@ def test_a_plan_foresees_what_is_trained_of_what_sees(
                 else frozen is None or re.fullmatch(frozen, part) is None
             )
             trained[part_of(part)] += parameter.numel() if learns else 0
-        assert trained_by_part(Trainable.of(config), weights) == +trained
+        assert trained_by_part(Trainable(config.lora, config.sight), weights) == +trained
         if lora is None:
             assert (trained["vision tower"] == 0, trained["projector"] == 0) == (tower, projector)
 
@@ -334,7 +341,7 @@ def test_a_rule_of_logits_that_is_not_known_is_refused(
 ) -> None:
     folder = save_family_model(tmp_path / "model", "llava")
     model = AutoModelForImageTextToText.from_pretrained(folder)
-    vision_language.TASK.learner_of(model, config_of(folder))
+    vision_language.TASK.learner_of(model, ModelSpec.of(config_of(folder)))
     stock = type(model).forward
 
     def scaled(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -344,7 +351,7 @@ def test_a_rule_of_logits_that_is_not_known_is_refused(
 
     monkeypatch.setattr(type(model), "forward", scaled)
     with pytest.raises(errors.ModelError, match="rule that is not known"):
-        vision_language.TASK.learner_of(model, config_of(folder))
+        vision_language.TASK.learner_of(model, ModelSpec.of(config_of(folder)))
 
 
 def test_a_budget_that_such_a_processor_does_not_keep_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from kubetune.plan import actuals
 from kubetune.plan.forecast import forecast
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import make_plan
+from kubetune.plan.rank_work import RankWork
 
 LLAMA = {
     "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 512,
@@ -91,7 +92,7 @@ def test_hours_and_price_are_compared(tmp_path: Path) -> None:
     )
     weights = read_weights(str(tmp_path), {})
     assert weights is not None
-    expected = forecast(config, make_plan(config), weights)
+    expected = forecast(RankWork.of(config, make_plan(config)), weights)
     assert expected is not None
     assert rated["memory"]["forecast_bytes"] == expected.peak_bytes
     memory, time, cost = actuals.tell(rated)

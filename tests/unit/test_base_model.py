@@ -23,6 +23,7 @@ from kubetune.data.reading.splits import require_rows
 from kubetune.errors import ConfigError, ModelError
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.loading import load_pretrained
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.base_model import positions_of
 from kubetune.plan.linears import unreached
 from kubetune.plan.model_shapes import read_config
@@ -82,7 +83,7 @@ def test_a_class_that_has_no_such_model_is_named_without_the_hundreds_that_it_ha
     model.save_pretrained(tmp_path)
     config = Config.model_validate({"model": str(tmp_path), "data": {"train": "x"}})
     with pytest.raises(ModelError) as caught:
-        load_pretrained(AutoModelForCausalLM, config, model.device)
+        load_pretrained(AutoModelForCausalLM, ModelSpec.of(config), model.device)
     assert "is a T5, which AutoModelForCausalLM has no form of" in str(caught.value)
     assert len(str(caught.value)) < 250
 

@@ -147,7 +147,8 @@ def test_runs_take_what_was_measured_and_keep_it(
     def decided(
         tokens: float = FAST, run: str = "new", config: Config = config
     ) -> dict[str, object]:
-        return choices.as_event(choices.decide(config, plan, cache / run, world, tokens))
+        config = choices.decide(config, plan, cache / run, world, tokens)
+        return choices.as_event(config.model, config.training)
 
     assert decided() == {"attention": "auto", "compile": "auto"}
     assert "because it" not in caplog.text

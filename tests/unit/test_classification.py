@@ -632,8 +632,9 @@ def test_auto_quantisation(
     pytest.importorskip("bitsandbytes")
     config = reviews.make_config(tmp_path, lora=lora, quantization="auto")
     with caplog.at_level(logging.INFO, logger="kubetune"):
-        decided = quantization.decide(config, World(0, 0, size, torch.device(device)))
-    assert decided.quantization == wanted
+        world = World(0, 0, size, torch.device(device))
+        decided = quantization.decide("auto", config.lora, world)
+    assert decided == wanted
     assert reason in caplog.text
 
 
@@ -642,13 +643,14 @@ def test_auto_quantisation_without_bitsandbytes(
 ) -> None:
     config = reviews.make_config(tmp_path, lora=True, quantization="auto")
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    assert quantization.decide(config, World(device=torch.device("cuda"))).quantization == "none"
+    world = World(device=torch.device("cuda"))
+    assert quantization.decide("auto", config.lora, world) == "none"
     monkeypatch.setitem(__import__("sys").modules, "bitsandbytes", None)
     with pytest.raises(
         errors.ConfigError,
         match=r"quantization: 8bit needs kubetune\[quantization\] .*: pip install",
     ):
-        quantization.settings(config.model_copy(update={"quantization": "8bit"}), torch.float32)
+        quantization.settings("8bit", config.lora, torch.float32)
 
 
 def test_auto_quantisation_where_bitsandbytes_cannot_run(
@@ -663,14 +665,13 @@ def test_auto_quantisation_where_bitsandbytes_cannot_run(
     config = reviews.make_config(tmp_path, lora=True, quantization="auto")
     told = "bitsandbytes, which cannot run here: built for another GPU"
     with caplog.at_level(logging.INFO, logger="kubetune"):
-        assert (
-            quantization.decide(config, World(device=torch.device("cuda"))).quantization == "none"
-        )
+        world = World(device=torch.device("cuda"))
+        assert quantization.decide("auto", config.lora, world) == "none"
     assert f"quantization: auto -> none, because 8-bit needs {told}" in caplog.text
     with pytest.raises(
         errors.ConfigError, match=f"quantization: 4bit needs {told}. Nothing was written"
     ):
-        quantization.settings(config.model_copy(update={"quantization": "4bit"}), torch.float32)
+        quantization.settings("4bit", config.lora, torch.float32)
 
 
 def test_what_was_decided_for_a_run_holds_where_its_result_is_asked(tmp_path: Path) -> None:
@@ -681,7 +682,7 @@ def test_what_was_decided_for_a_run_holds_where_its_result_is_asked(tmp_path: Pa
         )
         (tmp_path / "plan.json").write_text(plan.to_json())
         pytest.importorskip("bitsandbytes")
-        assert quantization.as_trained(tmp_path, config).quantization == wanted
+        assert quantization.as_trained(tmp_path, "auto", config.lora) == wanted
 
 
 def test_wide_confusion_matrices_fit_the_terminal() -> None:

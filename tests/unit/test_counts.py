@@ -47,6 +47,7 @@ from kubetune.plan.linears import Trainable, linears
 from kubetune.plan.memory import chunk_rows
 from kubetune.plan.model_shapes import Weights
 from kubetune.plan.plan import make_plan
+from kubetune.plan.rank_work import RankWork
 from kubetune.tasks import causal_lm
 from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
 from tests.ranks import run_ranks
@@ -162,7 +163,7 @@ def require_as_planned(folder: Path, name: str, layers: int, ranks: int, lora: b
     (folder / "rows.jsonl").touch()
     config = load_config(None, flags=flags)
     tokens, labels = sum(LENGTHS), sum(length - 1 for length in LENGTHS)
-    cost = planned_cost(Trainable.of(config), weights, has_vocabulary=True)
+    cost = planned_cost(Trainable(config.lora, config.sight), weights, has_vocabulary=True)
     assert cost is not None
     products = sum(
         found["flops"][name] for name in ("mm", "addmm", "addmm_") if name in found["flops"]
@@ -182,9 +183,8 @@ def require_as_planned(folder: Path, name: str, layers: int, ranks: int, lora: b
             4 * weights.parameters, rel=0.05
         )
         assert found["calls"]["_reduce_scatter_base_"] == layers + 1
-    ahead = forecast(
-        config, make_plan(config, 100, world_size=ranks, device="cuda"), weights, 80 << 30
-    )
+    plan = make_plan(config, 100, world_size=ranks, device="cuda")
+    ahead = forecast(RankWork.of(config, plan), weights, 80 << 30)
     assert ahead is not None
     held = ahead.parts["weights"] if lora else ahead.parts["trained weights, in fp32"]
     assert found["held"] == pytest.approx(held, rel=0.05)

@@ -81,7 +81,7 @@ def test_a_plan_counts_what_a_run_counts(kind: str, lora: bool) -> None:
         targets = tuple(sorted(found.target_modules))
         config = config.model_copy(update={"lora": LoraConfig(r=found.r, target_modules=targets)})
     assert planned_cost(
-        Trainable.of(config), weights, has_vocabulary=True
+        Trainable(config.lora, config.sight), weights, has_vocabulary=True
     ) == measured_flops.cost_of(model, has_vocabulary=True)
 
 
@@ -90,7 +90,9 @@ def test_benchmarks_count_what_a_plan_counts() -> None:
     sizes = {**vars(shape), "model_type": "qwen3"}
     config = load_config(None, overrides=["model=m/m", "data.train=x/y", "lora.r=16"])
     found = planned_cost(
-        Trainable.of(config), Weights(shapes_of(sizes), sizes, False), has_vocabulary=True
+        Trainable(config.lora, config.sight),
+        Weights(shapes_of(sizes), sizes, False),
+        has_vocabulary=True,
     )
     assert found is not None
     assert flops.training_flops(shape, "all-linear", [3, 3], 4) == found.of(6, 12, 4)

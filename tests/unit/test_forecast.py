@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kubetune.plan.forecast import GIB, MIB, Forecast, forecast, remedies
 from kubetune.plan.linears import Trainable, adapter_parameters
 from kubetune.plan.model_shapes import Weights, read_weights, shapes_of
 from kubetune.plan.plan import make_plan
+from kubetune.plan.rank_work import RankWork
 
 QWEN3_8B: dict[str, Any] = {
     "model_type": "qwen3",
@@ -40,7 +42,7 @@ def ahead(*overrides: str, gpus: int = 1, nodes: int = 1, gib: int | None = 80) 
         *overrides,
     ]
     config = load_config(None, overrides=["model=org/m", "data.train=org/d", *settings])
-    found = forecast(config, make_plan(config), WEIGHTS, gib and gib * GIB)
+    found = forecast(RankWork.of(config, make_plan(config)), WEIGHTS, gib and gib * GIB)
     assert found is not None
     return found
 
@@ -48,7 +50,7 @@ def ahead(*overrides: str, gpus: int = 1, nodes: int = 1, gib: int | None = 80) 
 def test_weights_of_a_known_model_are_counted() -> None:
     assert WEIGHTS.parameters == pytest.approx(8.19e9, rel=0.002)
     config = load_config(None, overrides=["model=m/m", "data.train=x/y", "lora.r=16"])
-    assert adapter_parameters(Trainable.of(config), WEIGHTS) == 43_646_976, (
+    assert adapter_parameters(Trainable(config.lora, config.sight), WEIGHTS) == 43_646_976, (
         "what PEFT prints for all linear modules"
     )
     some = load_config(
@@ -60,7 +62,9 @@ def test_weights_of_a_known_model_are_counted() -> None:
             "lora.target_modules=[q_proj,v_proj]",
         ],
     )
-    assert adapter_parameters(Trainable.of(some), WEIGHTS) == 8 * 36 * (2 * 4096 + 4096 + 1024)
+    assert adapter_parameters(Trainable(some.lora, some.sight), WEIGHTS) == 8 * 36 * (
+        2 * 4096 + 4096 + 1024
+    )
 
 
 # Measured on a CPU, six steps each; the models are those of benchmarks/memory.py.
@@ -102,7 +106,9 @@ def test_the_forecast_for_a_cpu_is_within_a_quarter(
         *words,
     ]
     config = load_config(None, overrides=settings)
-    memory = forecast(config, make_plan(config), Weights(shapes_of(facts), facts, stated=False))
+    memory = forecast(
+        RankWork.of(config, make_plan(config)), Weights(shapes_of(facts), facts, stated=False)
+    )
     assert memory is not None
     assert memory.peak_bytes == pytest.approx(mib * MIB, rel=0.25)
 
@@ -116,8 +122,8 @@ def test_the_worked_examples_are_what_is_computed() -> None:
              "training.per_device_train_batch_size=8", "compute.gpus_per_node=1"]  # fmt: skip
     config = load_config(None, overrides=words)
     plan = make_plan(config)
-    whole = forecast(config, plan, weights)
-    fitted = forecast(config, plan, weights, 80 * GIB)
+    whole = forecast(RankWork.of(config, plan), weights)
+    fitted = forecast(RankWork.of(config, plan), weights, 80 * GIB)
     assert whole is not None
     assert fitted is not None
 
@@ -234,8 +240,9 @@ def test_a_classifiers_head_counts_for_nothing() -> None:
     config = load_config(
         None, overrides=["model=m/m", "data.train=x/y", "task=sequence_classification"]
     )
-    as_writer = flops_per_token(config.model_copy(update={"task": "causal_lm"}), WEIGHTS) or 0.0
-    assert as_writer - (flops_per_token(config, WEIGHTS) or 0.0) == 6 * 151_936 * 4096
+    work = RankWork.of(config, make_plan(config))
+    as_writer = flops_per_token(replace(work, classifies=False), WEIGHTS) or 0.0
+    assert as_writer - (flops_per_token(work, WEIGHTS) or 0.0) == 6 * 151_936 * 4096
 
 
 def test_what_does_not_fit_gets_changes_that_do() -> None:
@@ -258,33 +265,53 @@ def test_what_does_not_fit_gets_changes_that_do() -> None:
 def test_hours_and_price_follow_from_a_rate_and_are_not_made_up() -> None:
     words = ["model=org/m", "data.train=org/d", "lora.r=16", "compute.gpus_per_node=2"]
     config = load_config(None, overrides=words)
-    nothing = bill(config, make_plan(config), WEIGHTS, 10**9)
+    nothing = bill(
+        RankWork.of(config, make_plan(config)), config.compute, make_plan(config), WEIGHTS, 10**9
+    )
     assert nothing is not None
     assert nothing.hours is None
     assert nothing.price is None
     rated = load_config(
         None, overrides=[*words, "compute.tokens_per_second=5000", "compute.price_per_gpu_hour=3"]
     )
-    found = bill(rated, make_plan(rated), WEIGHTS, 36 * 10**6)
+    found = bill(
+        RankWork.of(rated, make_plan(rated)), rated.compute, make_plan(rated), WEIGHTS, 36 * 10**6
+    )
     assert found is not None
     assert found.hours == pytest.approx(1.0)
     assert found.price == pytest.approx(6.0)
     peak = load_config(None, overrides=[*words, "compute.peak_tflops=989"])
     hidden = WEIGHTS.text_config["hidden_size"]
     share = cost.WIDE_SHARE * hidden / (hidden + cost.NARROW_HALF)  # narrow models reach less
-    guessed = bill(peak, make_plan(peak), WEIGHTS, 10**6)
+    guessed = bill(
+        RankWork.of(peak, make_plan(peak)), peak.compute, make_plan(peak), WEIGHTS, 10**6
+    )
     assert guessed is not None
     assert guessed.tokens_per_second == pytest.approx(
-        2 * share * 989e12 / (flops_per_token(peak, WEIGHTS) or 0)
+        2 * share * 989e12 / (flops_per_token(RankWork.of(peak, make_plan(peak)), WEIGHTS) or 0)
     )
     assert "assumption" in guessed.source
-    known = bill(config, make_plan(config), WEIGHTS, 10**6, "NVIDIA H100 80GB HBM3")
+    known = bill(
+        RankWork.of(config, make_plan(config)),
+        config.compute,
+        make_plan(config),
+        WEIGHTS,
+        10**6,
+        "NVIDIA H100 80GB HBM3",
+    )
     assert known is not None
     assert known.tokens_per_second == guessed.tokens_per_second
     assert known.source.startswith(
         f"{share:.0%} of what is stated for NVIDIA H100 80GB HBM3, an assumption"
     )
-    unknown = bill(config, make_plan(config), WEIGHTS, 10**6, "Some GPU")
+    unknown = bill(
+        RankWork.of(config, make_plan(config)),
+        config.compute,
+        make_plan(config),
+        WEIGHTS,
+        10**6,
+        "Some GPU",
+    )
     assert unknown is not None
     assert unknown.hours is None
 
@@ -344,7 +371,8 @@ def test_plan_says_it_and_what_would_help(
 def on_a_cpu(*overrides: str, weights: Weights = WEIGHTS, longest: int | None = None) -> Forecast:
     settings = ["compute.gpus_per_node=0", "data.max_length=1024", *overrides]
     config = load_config(None, overrides=["model=org/m", "data.train=org/d", *settings])
-    found = forecast(config, make_plan(config, rows=64, device="cpu"), weights, None, longest)
+    plan = make_plan(config, rows=64, device="cpu")
+    found = forecast(RankWork.of(config, plan, longest), weights)
     assert found is not None
     return found
 
@@ -374,11 +402,12 @@ def test_beginnings_that_rows_share_fill_no_micro_batch() -> None:
     shared = 7 / 8 * 2 / 3  # of eight rows with 512 tokens of 768 in common
     found, whole = (
         forecast(
-            config,
-            make_plan(config, rows=64, device="cpu", tokens=64 * 768, spared_share=s),
+            RankWork.of(
+                config,
+                make_plan(config, rows=64, device="cpu", tokens=64 * 768, spared_share=s),
+                768,
+            ),
             WEIGHTS,
-            None,
-            768,
         )
         for s in (shared, 0.0)
     )
@@ -487,7 +516,7 @@ def test_caps_and_factors_keep_the_logits_that_they_change() -> None:
         config = load_config(
             None, overrides=["model=m/m", "data.train=x/y", "compute.gpus_per_node=1"]
         )
-        memory = forecast(config, make_plan(config), like(changes), 80 * GIB)
+        memory = forecast(RankWork.of(config, make_plan(config)), like(changes), 80 * GIB)
         assert memory is not None
         assert memory.parts[chunk] == values * value_bytes
     assert on_a_cpu().parts[chunk] == 220 * 151_936 * 4, "in fp32, in place"

@@ -392,7 +392,10 @@ def our_adapters(config: Config) -> dict[str, Any] | None:
         return None
     weights = read_weights(config.model.path, {})
     assert weights is not None
-    names = {name.split(".")[-1] for name, *_ in adapted_linears(Trainable.of(config), weights)}
+    names = {
+        name.split(".")[-1]
+        for name, *_ in adapted_linears(Trainable(config.lora, config.sight), weights)
+    }
     rank = config.lora.r
     divisor = math.sqrt(rank) if config.lora.use_rslora else rank
     return {

@@ -65,7 +65,7 @@ def planned(folder: Path, gib: int, *overrides: str, gpus: int = 1) -> tuple[Con
     config = load_config(None, overrides=[*words, f"compute.gpus_per_node={gpus}"])
     weights, plan = read_weights(str(folder), {}), make_plan(config)
     assert weights is not None
-    found = forecast(config, plan, weights, gib * GIB)
+    found = forecast(RankWork.of(config, plan), weights, gib * GIB)
     assert found is not None
     told = [re.search(r"(\d+) of 36 layers recomputed", part) for part in found.parts]
     assert [int(match[1]) for match in told if match] == (
@@ -89,9 +89,10 @@ def test_a_run_recomputes_as_many_layers_as_its_plan_says(
     tmp_path: Path, gib: int, overrides: list[str], gpus: int, compiled: bool
 ) -> None:
     config, plan, said = planned(tmp_path, gib, *overrides, gpus=gpus)
-    assert (
-        recomputed_layers(config, Workload(10**9, plan=plan), gib * GIB, compiled=compiled) == said
-    )
+    setting = config.training.gradient_checkpointing
+    workload = Workload(10**9, rank=RankWork.of(config, plan))
+    layers = recomputed_layers(setting, workload, config.model.path, gib * GIB, compiled=compiled)
+    assert layers == said
 
 
 def test_more_layers_recompute_on_less_memory_without_a_compiler_and_beside_gathered_layers(

@@ -17,6 +17,7 @@ from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.errors import ConfigError, ModelError
 from kubetune.models.loading import check_positions, check_rows, load_pretrained
+from kubetune.models.spec import ModelSpec
 from kubetune.plan import model_shapes
 from kubetune.training.start.facts import log_padding
 from tests.architectures import PADDING_FREE, PROMISED, build_model, save_model
@@ -45,7 +46,7 @@ def test_a_damaged_weight_file_is_named_as_such(tmp_path):
     weights.write_bytes(weights.read_bytes()[:1000])
     config = Config.model_validate({"model": str(folder), "data": {"train": "x.jsonl"}})
     with pytest.raises(ModelError, match="damaged or was not downloaded"):
-        load_pretrained(AutoModelForCausalLM, config, torch.device("cpu"))
+        load_pretrained(AutoModelForCausalLM, ModelSpec.of(config), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
@@ -67,7 +68,7 @@ def test_weights_of_other_shapes_than_the_config_are_named_with_both(tmp_path, t
     )
     width = facts["hidden_size"]
     with pytest.raises(ModelError) as caught:
-        load_pretrained(auto_class, config, torch.device("cpu"), **settings)
+        load_pretrained(auto_class, ModelSpec.of(config), torch.device("cpu"), **settings)
     assert f"embed_tokens.weight is [{had}, {width}], expected [{had + 7}, {width}]" in str(
         caught.value
     )
@@ -80,11 +81,11 @@ def test_a_classifier_may_get_a_head_of_another_size(tmp_path, caplog):
     folder = save_model(tmp_path / "model")
     config = Config.model_validate({"model": str(folder), "data": {"train": "x.jsonl"}})
     model = load_pretrained(
-        AutoModelForSequenceClassification, config, torch.device("cpu"), num_labels=3
+        AutoModelForSequenceClassification, ModelSpec.of(config), torch.device("cpu"), num_labels=3
     )
     model.save_pretrained(folder)
     model = load_pretrained(
-        AutoModelForSequenceClassification, config, torch.device("cpu"), num_labels=5
+        AutoModelForSequenceClassification, ModelSpec.of(config), torch.device("cpu"), num_labels=5
     )
     assert model.score.out_features == 5
 
@@ -124,14 +125,14 @@ def test_tokens_that_the_model_has_no_embedding_for_are_named_before_it_is_loade
     model = save_model(tmp_path / "model")
     (model / "model.safetensors").unlink()  # what would be read first thing
     config, data = rows_of(tmp_path, model)
-    check_rows(AutoModelForCausalLM, config, data)
+    check_rows(AutoModelForCausalLM, config.model, data)
     ids = sorted({int(id) for n in range(len(data.train)) for id in data.train.row(n)[0]})
     assert data.train.largest_id == ids[-1]
     config, data = rows_of(tmp_path, model, vocab_size=ids[-1])
     holding = data.train.count_holding(ids[-1])
     assert 0 < holding < 5
     with pytest.raises(ConfigError) as caught:
-        check_rows(AutoModelForCausalLM, config, data)
+        check_rows(AutoModelForCausalLM, config.model, data)
     said = repr(data.tokenizer.decode([ids[-1]]))
     assert (
         f"has embeddings for {ids[-1]} tokens, but {holding} of 5 rows hold ids beyond them, up to {ids[-1]} ({said}); "
@@ -150,7 +151,7 @@ def test_heads_that_cannot_share_keys_and_values_are_refused_before_the_model_is
     with pytest.raises(
         ConfigError, match=rf"num_attention_heads 4 and num_key_value_heads {shared}; expected"
     ):
-        check_rows(AutoModelForCausalLM, config, data)
+        check_rows(AutoModelForCausalLM, config.model, data)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +173,11 @@ def test_rows_longer_than_a_table_of_positions_are_refused_before_the_model_is_l
     (folder / "model.safetensors").unlink()
     config, data = rows_of(tmp_path, folder)
     if limit is None:
-        check_rows(AutoModelForCausalLM, config, data)
+        check_rows(AutoModelForCausalLM, config.model, data)
         return
     told = f"has {limit} positions, the longest row {data.longest} tokens; set data.max_length to {limit} or less"
     with pytest.raises(ConfigError, match=told):
-        check_rows(AutoModelForCausalLM, config, data)
+        check_rows(AutoModelForCausalLM, config.model, data)
 
 
 def test_positions_that_begin_behind_the_padding_are_not_counted():
@@ -220,7 +221,7 @@ def test_an_index_that_leads_elsewhere_is_refused(tmp_path, name):
         ):
             read()
     with pytest.raises(ModelError, match=r"index\.json names"):
-        load_pretrained(AutoModelForCausalLM, config, torch.device("cpu"))
+        load_pretrained(AutoModelForCausalLM, ModelSpec.of(config), torch.device("cpu"))
     (folder / model_shapes.INDEX).write_text("[" * 100_000)
     with pytest.raises(ModelError, match="cannot be read"):
         check_model_folder(config.model)
@@ -262,7 +263,7 @@ def test_an_odd_config_of_a_model_is_no_bug(tmp_path, key, value):
     if key == "num_hidden_layers":
         said += rf".*: its config\.json has num_hidden_layers: {value}; expected 1 to 10000; .* Nothing was loaded\."
     with nullcontext() if is_ignored else pytest.raises(ModelError, match=said):
-        load_pretrained(AutoModelForCausalLM, config_of(folder), torch.device("cpu"))
+        load_pretrained(AutoModelForCausalLM, ModelSpec.of(config_of(folder)), torch.device("cpu"))
 
 
 def test_code_of_a_folder_is_pinned_by_its_content(tmp_path):
@@ -272,7 +273,7 @@ def test_code_of_a_folder_is_pinned_by_its_content(tmp_path):
     with pytest.raises(
         ModelError, match=r"have the digest [0-9a-f]{40}\. Read the code, then"
     ) as caught:
-        load_pretrained(AutoModelForCausalLM, made_up, torch.device("cpu"))
+        load_pretrained(AutoModelForCausalLM, ModelSpec.of(made_up), torch.device("cpu"))
     digest = str(caught.value).split("the digest ")[1][:40]
     check_model_folder(config_of(folder, trust_remote_code=True, revision=digest).model)
     (folder / "modeling_own.py").write_text("x = 2\n")

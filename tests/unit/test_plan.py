@@ -262,7 +262,8 @@ def test_asking_the_model_before_training_takes_time() -> None:
     def hours(loss: str, **sections: Any) -> float | None:
         preference = {"loss": loss, **sections.pop("preference", {})}
         asked = config(task="preference", preference=preference, data={"eval": 0.1}, **sections)
-        return reference_hours(asked, make_plan(asked, 100, 50, tokens=3600), rate=1.0)
+        plan = make_plan(asked, 100, 50, tokens=3600)
+        return reference_hours(asked.task, asked.preference, asked.lora, plan, rate=1.0)
 
     assert hours("dpo", lora=True) == 1.5 / 2
     assert hours("dpo") == 1.5 / 3

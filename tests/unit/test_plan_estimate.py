@@ -22,8 +22,10 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.config.schema.evaluation import EvaluationConfig
 from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows, taken_by
+from kubetune.data.inspect.lengths import Lengths
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.reading.sources import not_read
+from kubetune.data.spec import DataSpec
 from kubetune.distributed.process_group import World
 from kubetune.errors import USER, DataError
 from kubetune.plan.cost import evaluation_hours
@@ -43,6 +45,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "".join(json.dumps({"text": text}) + "\n" for text in texts)
         )
     return folder
+
+
+def lengths_of(config: Config) -> Lengths | None:
+    return estimate_lengths(DataSpec.of(config), config.training, {})
 
 
 def config(folder: Path, **data: Any) -> Config:
@@ -107,7 +113,7 @@ def test_tokens_are_those_that_will_be_prepared(
 ) -> None:
     monkeypatch.chdir(folder)
     run = config(folder, train="a.jsonl")
-    lengths = estimate_lengths(run, {})
+    lengths = lengths_of(run)
     assert lengths is not None
     assert (lengths.sampled, lengths.overlong_share, lengths.bad_share, lengths.kept_share) == (
         40,
@@ -120,7 +126,7 @@ def test_tokens_are_those_that_will_be_prepared(
 
 def test_tokens_of_labelled_texts_are_those_that_will_be_prepared(tmp_path: Path) -> None:
     run = reviews.make_config(reviews.make_inputs(tmp_path))
-    lengths = estimate_lengths(run, {})
+    lengths = lengths_of(run)
     assert lengths is not None
     assert (lengths.sampled, lengths.bad_share) == (96, 0)
     assert lengths.tokens_per_row == pytest.approx(prepare(run).train.lengths.mean())
@@ -135,10 +141,8 @@ def test_rows_that_will_be_lost_are_told(folder: Path, monkeypatch: pytest.Monke
         + ['{"txt": 1}', "nonsense"]
     )
     (folder / "mixed.jsonl").write_text("\n".join(rows) + "\n")
-    dropped = estimate_lengths(config(folder, train="mixed.jsonl", max_length=100), {})
-    cut = estimate_lengths(
-        config(folder, train="mixed.jsonl", max_length=100, overlong="truncate"), {}
-    )
+    dropped = lengths_of(config(folder, train="mixed.jsonl", max_length=100))
+    cut = lengths_of(config(folder, train="mixed.jsonl", max_length=100, overlong="truncate"))
     assert dropped is not None
     assert cut is not None
     # A line that is no JSON is no record: it is counted as a row, but cannot be sampled.
@@ -153,7 +157,7 @@ def test_records_without_an_answer_are_left_out_of_the_estimate(folder: Path) ->
     answer = {"role": "assistant", "content": TEXTS[1]}
     rows = [{"messages": [question, answer]}, {"messages": [question]}]
     (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lengths = estimate_lengths(config(folder, train=str(folder / "chats.jsonl")), {})
+    lengths = lengths_of(config(folder, train=str(folder / "chats.jsonl")))
     assert lengths is not None
     assert (lengths.sampled, lengths.bad_share, lengths.kept_share) == (2, 0, 0.5)
 
@@ -300,7 +304,10 @@ def test_what_is_not_on_this_machine_stays_open(
     assert estimate_rows(config(folder, train="org/data#500").data) == (500, 0)
     run = config(folder, train="a.jsonl")
     elsewhere = run.model_copy(update={"model": run.model.model_copy(update={"path": "org/model"})})
-    assert estimate_lengths(elsewhere, {"HF_HOME": str(folder)}) is None
+    assert (
+        estimate_lengths(DataSpec.of(elsewhere), elsewhere.training, {"HF_HOME": str(folder)})
+        is None
+    )
     with pytest.raises(DataError, match=r"none\.jsonl does not exist"):
         estimate_rows(config(folder, train="none.jsonl").data)
 

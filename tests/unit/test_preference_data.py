@@ -25,6 +25,7 @@ from kubetune.data.prepared.prepare import Prepared, prepare
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.formats import Chat, Judged, Pair, Preference, convert
 from kubetune.data.reading.record import Record
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.errors import DataError
 from kubetune.plan.plan import make_plan
@@ -499,7 +500,7 @@ def test_the_estimate_of_a_plan_is_that_of_the_rows(tmp_path: Path, tokenizer_fo
             "data": {"train": str(write(tmp_path / "pairs.jsonl", records)), **sources["data"]},
         }
     )
-    lengths = estimate_lengths(config, {})
+    lengths = estimate_lengths(DataSpec.of(config), config.training, {})
     assert lengths is not None
     assert (lengths.sampled, lengths.overlong_share, lengths.bad_share) == (
         3,

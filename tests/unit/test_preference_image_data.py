@@ -16,6 +16,7 @@ from kubetune.data.inspect.check import check
 from kubetune.data.inspect.estimate import estimate_lengths
 from kubetune.data.prepared.prepare import Prepared, prepare
 from kubetune.data.reading.formats import Chat, Preference, convert
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.errors import DataError
 from tests.pictures import paint, save_family_model, save_seeing_model
@@ -270,7 +271,7 @@ def test_a_check_shows_both_answers_with_their_image(
     capsys.readouterr()
     assert main(["data", "check", str(folder / "pairs.jsonl")]) == 0
     assert "with images" in capsys.readouterr().out
-    sampled = estimate_lengths(config, {})
+    sampled = estimate_lengths(DataSpec.of(config), config.training, {})
     rows = prepare(config).train
     assert sampled is not None
     assert sampled.tokens_per_row == pytest.approx(np.mean(rows.lengths))

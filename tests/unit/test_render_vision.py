@@ -14,6 +14,7 @@ from kubetune.config.schema import Config
 from kubetune.plan.forecast import forecast
 from kubetune.plan.model_shapes import Weights, shapes_of
 from kubetune.plan.plan import make_plan
+from kubetune.plan.rank_work import RankWork
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -107,7 +108,7 @@ def test_what_sees_is_counted_whole_where_what_speaks_is_cut() -> None:
     plan = make_plan(config, gpus=4)
     assert plan.world_size == 4
     blind, seeing = (
-        forecast(config, plan, Weights(shapes, QWEN3_VL_32B, stated=True))
+        forecast(RankWork.of(config, plan), Weights(shapes, QWEN3_VL_32B, stated=True))
         for shapes in (text, text | tower)
     )
     assert blind is not None

@@ -244,13 +244,15 @@ def test_a_card_has_no_command_that_loads_what_nobody_loads(
     lora: dict[str, Any], able: tuple[str, ...]
 ) -> None:
     config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": lora})
-    said = "".join(commands(config, "adapter", "org/base", {}))
+    said = "".join(commands(config.task_name, config.lora, "adapter", "org/base", {}))
     assert [one for one in ("$ vllm", "$ python llama.cpp", "$ ollama") if one in said] == list(
         able
     )
-    assert len(served_by(config, "adapter", {})) == len(able)
+    assert len(served_by(config.task_name, config.lora, "adapter", {})) == len(able)
     assert ("`kubetune export --merge` makes" in said) is (len(able) < 3)
-    assert "$ vllm serve .\n" in "".join(commands(config, "merged", "org/base", {}))
+    assert "$ vllm serve .\n" in "".join(
+        commands(config.task_name, config.lora, "merged", "org/base", {})
+    )
     seeing = load_config(
         {
             "model": "org/base",
@@ -259,13 +261,15 @@ def test_a_card_has_no_command_that_loads_what_nobody_loads(
             "task": "vision_language",
         }
     )
-    assert commands(seeing, "adapter", "org/base", {}) == []
+    assert commands(seeing.task_name, seeing.lora, "adapter", "org/base", {}) == []
 
 
 @pytest.mark.parametrize(("experts_of", "able"), [("qwen3_moe", ["$ vllm"]), ("mixtral", [])])
 def test_a_card_knows_whose_experts_vllm_loads(experts_of: str, able: list[str]) -> None:
     config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": {}})
-    said = "".join(commands(config, "adapter", "org/base", {"experts_of": experts_of}))
+    said = "".join(
+        commands(config.task_name, config.lora, "adapter", "org/base", {"experts_of": experts_of})
+    )
     assert [one for one in ("$ vllm", "$ python llama.cpp", "$ ollama") if one in said] == able
     assert ("--enable-mixed-moe-lora-format --lora-modules '{" in said) is bool(able)
     assert "`kubetune export --merge` makes what all of them run" in said
@@ -278,7 +282,9 @@ def test_an_adapter_on_the_text_model_of_one_that_sees_has_vllms_names_or_no_com
     text_of: str, command: str
 ) -> None:
     config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": {}})
-    said = "".join(commands(config, "adapter", "org/base", {"text_of": text_of}))
+    said = "".join(
+        commands(config.task_name, config.lora, "adapter", "org/base", {"text_of": text_of})
+    )
     assert command in said
     assert ("$ vllm" in said) is bool(command)
     assert ("on nobodys, and leaves some out without a word" in said) is not bool(command)

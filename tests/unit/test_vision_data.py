@@ -26,10 +26,11 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.row_writer import PICTURED_FILES
 from kubetune.data.reading.formats import Chat, convert
 from kubetune.data.reading.images import data_address, verify_image
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.encode import VisionEncoder
-from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
+from kubetune.data.vision.image_processor import ImageProcessor
 from kubetune.errors import ConfigError, DataError, ModelError
 from tests.architectures import save_model
 from tests.pictures import COLOURS, paint, save_seeing_model, write_questions
@@ -52,7 +53,7 @@ def make_config(model: Path, folder: Path, **sections: Any) -> Config:
 
 
 def processor_of(config: Config) -> ImageProcessor:
-    found = load_image_processor(config, load_tokenizer(config.model))
+    found = DataSpec.of(config).image_processor(load_tokenizer(config.model))
     assert found is not None
     return found
 
@@ -251,7 +252,10 @@ def test_images_decide_what_is_prepared_anew(model: Path, tmp_path: Path) -> Non
         make_config(model, here, vision={"image_max_tokens": 99}),
         make_config(model, here, vision={"image_min_tokens": 9}),
     ]
-    assert len({fingerprint(config, load_tokenizer(config.model)) for config in configs}) == 4
+    assert (
+        len({fingerprint(DataSpec.of(config), load_tokenizer(config.model)) for config in configs})
+        == 4
+    )
 
 
 def test_repeats_are_those_of_text_and_image(model: Path, tmp_path: Path) -> None:
@@ -274,7 +278,7 @@ def test_repeats_are_those_of_text_and_image(model: Path, tmp_path: Path) -> Non
 def test_a_plan_counts_the_tokens_of_images(model: Path, tmp_path: Path) -> None:
     write_questions(tmp_path, "train", 6, text_rows=2)
     config = make_config(model, tmp_path)
-    found = estimate_lengths(config, {})
+    found = estimate_lengths(DataSpec.of(config), config.training, {})
     assert found is not None
     assert (found.sampled, found.bad_share) == (8, 0.0)
     assert found.tokens_per_row == prepare(config).train.lengths.mean()

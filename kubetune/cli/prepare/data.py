@@ -146,7 +146,7 @@ def _write_page(
     from kubetune.config.naming import model_short_name
     from kubetune.data.inspect.survey import survey
     from kubetune.data.prepared.histogram import bars
-    from kubetune.data.reading.splits import split_sources
+    from kubetune.data.spec import DataSpec
     from kubetune.reporting.data_page import write_data_page
 
     data = config.data
@@ -168,7 +168,7 @@ def _write_page(
     facts = {
         "check": report.to_json(),
         "survey": survey(data, config.record_kind, config.training.seed),
-        "rows": gallery.rows(tokenizer, split_sources(config)),
+        "rows": gallery.rows(tokenizer, DataSpec.of(config).splits),
         "lengths": length_bars,
         "profiles": profiles,
         "settings": settings,

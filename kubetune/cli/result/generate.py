@@ -346,7 +346,9 @@ def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
         prompt, tab, answer = line.partition("\t")
         if not tab or not prompt.strip() or not answer.strip():
             problems.add(where, f"is {line!r}; expected a prompt, a tab and its answer")
-        answers.append((where, answer_record(args.run_dir, config, prompt, answer)))
+        source = config.data.train[0]
+        made = answer_record(args.run_dir, source, config.record_kind, prompt, answer)
+        answers.append((where, made))
     problems.raise_if_any()
     return answers
 

@@ -174,6 +174,11 @@ class Config(Section):
         )
 
     @property
+    def task_name(self) -> str:
+        """Name of the task that is trained: pairs of answers about images are one of their own."""
+        return "vision_preference" if self.preference.images else self.task
+
+    @property
     def classifies(self) -> bool:
         """A head that judges texts by one token of each, instead of a vocabulary."""
         return self.task in ("sequence_classification", "reward_model")
@@ -182,6 +187,11 @@ class Config(Section):
     def sees(self) -> bool:
         """A model with a vision tower, whose data may have images."""
         return self.task == "vision_language" or self.preference.images
+
+    @property
+    def sight(self) -> VisionConfig | None:
+        """How the model sees images; None for one that reads text alone."""
+        return self.vision if self.sees else None
 
     @property
     def record_kind(self) -> RecordKind:
@@ -193,6 +203,11 @@ class Config(Section):
             "reward_model": "graded",
         }
         return kinds.get(self.task, "text")
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if the loss compares the model with what it was before training."""
+        return self.task == "preference" and self.preference.needs_reference
 
     @property
     def longest_row(self) -> int:

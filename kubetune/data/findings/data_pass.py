@@ -7,20 +7,21 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema import SourceConfig
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.row_watch import RowWatch
 from kubetune.data.findings.sentences import find
 from kubetune.data.prepared.pipeline import Result, Split, Tally, Worker, encode_batches
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import not_read
-from kubetune.data.reading.splits import held_out_share, plan_batches, split_sources, summarise
+from kubetune.data.reading.splits import held_out_share, plan_batches, summarise
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode_labelled import most_tokens
 from kubetune.data.text.find_labels import find_labels
 from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.data.vision.image_processor import load_image_processor
 
 
 class DataPass:
@@ -28,7 +29,7 @@ class DataPass:
 
     def __init__(
         self,
-        config: Config,
+        spec: DataSpec,
         tokenizer: Tokenizer,
         problems: Problems | None = None,
         *,
@@ -39,27 +40,28 @@ class DataPass:
         Raises DataError where labels of a classifier make no problem.
         """
         self.problems = problems or Problems()
-        self.sources = split_sources(config)
+        self.sources = spec.splits
         self.labels = None
-        if config.task == "sequence_classification":
-            self.labels = find_labels(config.classification, config.model, config.sources)
-        self._config = config
+        profiled_at: tuple[int, ...] = ()
+        if limits:
+            profiled_at = tuple(sorted({*limits, spec.data.max_length}))
+        if spec.task == "sequence_classification":
+            self.labels = find_labels(spec.classification, spec.model, spec.sources)
+            limit = most_tokens(spec.data.max_length, tokenizer)
+            spec = replace(spec, data=spec.data.model_copy(update={"max_length": limit}))
+        self._spec = spec
         self._tokenizer = tokenizer
-        self._data = config.data
-        if self.labels is not None:
-            limit = most_tokens(config.data.max_length, tokenizer)
-            self._data = config.data.model_copy(update={"max_length": limit})
-        self._processor = load_image_processor(config, tokenizer)
+        self._processor = spec.image_processor(tokenizer)
         self._worker = Worker(
             tokenizer,
-            self._data,
+            spec.data,
             self.sources,
             self.labels,
             self._processor,
-            tuple(sorted({*limits, config.data.max_length})) if limits else (),
-            config.record_kind,
+            profiled_at,
+            spec.record_kind,
         )
-        self._watch = RowWatch(config, self.sources, self.labels)
+        self._watch = RowWatch(spec.model, self.sources, self.labels)
         self._tallies: dict[Split, list[Tally]] = {}
         for split, sources in self.sources.items():
             self._tallies[split] = [Tally() for _ in sources]
@@ -72,13 +74,13 @@ class DataPass:
     def results(self) -> Generator[Result]:
         """Yield the rows, batch after batch, once they are counted."""
         batches = plan_batches(
-            self._config.sources,
-            held_out_share(self._config.data),
-            self._config.training.seed,
+            self._spec.sources,
+            held_out_share(self._spec.data),
+            self._spec.seed,
             self.problems,
             self._tallies,
         )
-        num_proc = self._data.num_proc
+        num_proc = self._spec.data.num_proc
         for result in encode_batches(self._worker, batches, self.problems, num_proc):
             self._tallies[result.split][result.source].add(result.tally)
             self._watch.add(result)
@@ -93,7 +95,7 @@ class DataPass:
 
     def findings(self, stats: Mapping[Split, dict[str, Any]]) -> tuple[Finding, ...]:
         """Return what a person should know about the data, by their `stats`."""
-        return find(self._config.model_copy(update={"data": self._data}), stats, self._tokenizer)
+        return find(self._spec, stats, self._tokenizer)
 
 
 def with_files_not_read(

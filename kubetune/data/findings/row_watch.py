@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Any, Final
 
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema import ModelConfig, SourceConfig
 from kubetune.data.findings.finding import MOST_PLACES
 from kubetune.data.prepared.pipeline import Result, Split
 from kubetune.data.prepared.row_writer import Chunk
@@ -90,14 +90,14 @@ class RowWatch:
 
     def __init__(
         self,
-        config: Config,
+        model: ModelConfig,
         sources: Mapping[Split, Sequence[SourceConfig]],
         labels: Labels | None,
     ) -> None:
         self._sources = sources
         self._labels = labels
         self._seen: dict[Split, _Seen] = {split: _Seen() for split in sources}
-        embeddings = embeddings_of(config.model, os.environ)
+        embeddings = embeddings_of(model, os.environ)
         self._known_ids = embeddings.known if embeddings is not None else None
 
     def add(self, result: Result) -> None:

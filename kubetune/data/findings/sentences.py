@@ -12,11 +12,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kubetune.base.humanize import counted, place, unused_keys
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig
 from kubetune.data.findings.finding import MOST_PLACES, Finding, Severity
 from kubetune.data.prepared.pipeline import Split
 from kubetune.data.reading.sources import evaluated_rows, locate
-from kubetune.data.reading.splits import require_rows, split_sources
+from kubetune.data.reading.splits import require_rows
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.errors import DataError
 from kubetune.plan.base_model import embeddings_of, positions_of
@@ -30,7 +31,8 @@ MOST_NAMES: Final = 8
 class SplitCounts:
     """The counts of one split, from which its findings are made."""
 
-    config: Config
+    task: str
+    data: DataConfig
     split: Split
     name: str  # what the split is called in sentences
     sources: Sequence[SourceConfig]
@@ -91,7 +93,7 @@ class SplitCounts:
 
 
 def find(
-    config: Config,
+    spec: DataSpec,
     stats: Mapping[Split, Mapping[str, Any]],
     tokenizer: Tokenizer | None = None,
     *,
@@ -102,22 +104,25 @@ def find(
     `stats`: of each split, `splits.summarise` and `RowWatch.facts` together. `tokenizer`: to show a token that the
     model does not know. `names`: of splits that are called something else.
     """
-    sources = split_sources(config)
+    splits = []
+    for split, of_split in stats.items():
+        name = names.get(split, split)
+        sources = spec.splits[split]
+        splits.append(SplitCounts(spec.task, spec.data, split, name, sources, of_split))
     findings: list[Finding] = []
     for finder in FINDERS:
-        for split, of_split in stats.items():
-            name = names.get(split, split)
-            findings += finder(SplitCounts(config, split, name, sources[split], of_split))
-    findings += _unknown_ids(config, stats, tokenizer)
-    findings += _positions(config, stats)
+        for counts in splits:
+            findings += finder(counts)
+    findings += _unknown_ids(spec.model, stats, tokenizer)
+    findings += _positions(spec.task, spec.model.path, stats)
     severities = ("error", "warning", "note")
     return tuple(sorted(findings, key=lambda finding: severities.index(finding.severity)))
 
 
 def _unknown_ids(
-    config: Config, stats: Mapping[Split, Mapping[str, Any]], tokenizer: Tokenizer | None
+    model: ModelConfig, stats: Mapping[Split, Mapping[str, Any]], tokenizer: Tokenizer | None
 ) -> Iterator[Finding]:
-    embeddings = embeddings_of(config.model, os.environ)
+    embeddings = embeddings_of(model, os.environ)
     largest = max((of_split["largest_id"] for of_split in stats.values()), default=-1)
     if embeddings is None or largest < embeddings.known:
         return
@@ -139,8 +144,10 @@ def _unknown_ids(
     yield Finding("unknown_ids", "error", "", embeddings.say(largest, token, holding), number)
 
 
-def _positions(config: Config, stats: Mapping[Split, Mapping[str, Any]]) -> Iterator[Finding]:
-    positions = positions_of(config.task, config.model.path, os.environ)
+def _positions(
+    task: str, model_path: str, stats: Mapping[Split, Mapping[str, Any]]
+) -> Iterator[Finding]:
+    positions = positions_of(task, model_path, os.environ)
     longest = max((of_split["longest_kept"] for of_split in stats.values()), default=0)
     if positions is not None and longest > positions.limit:
         severity: Severity = "error" if positions.is_table else "warning"
@@ -155,7 +162,7 @@ def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
         yield counts.error("bad_records", sentence, number, advice)
         return  # once these are mended, enough rows may be left
     try:
-        require_rows(counts.config.data, counts.split, dict(counts.stats))
+        require_rows(counts.data, counts.split, dict(counts.stats))
     except DataError as error:
         sentence = str(error).removesuffix(" Nothing was written.").rstrip(".")
         yield counts.error("too_few_rows", sentence)
@@ -181,7 +188,7 @@ def _in_train(counts: SplitCounts) -> Iterator[Finding]:
 
 def _advice_on_leaks(counts: SplitCounts, *, same_records: bool) -> str:
     key = "data.eval" if counts.split == "eval" else "evaluation.forget"
-    held_out = counts.config.data.eval
+    held_out = counts.data.eval
     if same_records:
         return (
             f"data.train and {key} take the same records of a file: give ranges that do not overlap, "
@@ -206,7 +213,7 @@ _LEFT_OUT: Final = (
 
 
 def _lost(counts: SplitCounts) -> Iterator[Finding]:
-    limit = counts.config.data.max_length
+    limit = counts.data.max_length
     for what, fate, advice in _LEFT_OUT:
         number = counts.stats[what]
         if number:
@@ -317,7 +324,7 @@ def _repeats(counts: SplitCounts) -> Iterator[Finding]:
 
 
 def _little_trained(counts: SplitCounts) -> Iterator[Finding]:
-    if counts.config.task != "causal_lm" or not counts.stats["rows"]:
+    if counts.task != "causal_lm" or not counts.stats["rows"]:
         return
     trained = counts.stats["trained_tokens"]
     share = trained / max(1, counts.stats["tokens"])
@@ -330,7 +337,7 @@ def _little_trained(counts: SplitCounts) -> Iterator[Finding]:
 
 def _samples(counts: SplitCounts) -> Iterator[Finding]:
     """Find parts of sources that ask for more records than there are."""
-    if counts.split == "eval" and isinstance(counts.config.data.eval, float):
+    if counts.split == "eval" and isinstance(counts.data.eval, float):
         return  # its sources are those of train
     for source, available in zip(counts.sources, counts.stats["available"], strict=True):
         if available is None:

@@ -28,6 +28,7 @@ from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import SHOWN, Problems
 from kubetune.data.reading.sources import read_source
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
 
@@ -100,7 +101,7 @@ def check(
     `samples` rows are rendered for show; `keep` problems are kept, None for all. A `gallery` picks rows for a page.
     """
     limits = LIMITS if gallery is not None else ()
-    data_pass = DataPass(config, tokenizer, Problems(keep), limits=limits)
+    data_pass = DataPass(DataSpec.of(config), tokenizer, Problems(keep), limits=limits)
     report = Report(problems=data_pass.problems, labels=data_pass.labels)
     if tokenizer.writes_date:
         report.date = tokenizer.date or ""

@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kubetune.config.schema import Config, DataConfig, KubernetesConfig, ModelConfig, SourceConfig
+from kubetune.config.schema import (
+    DataConfig,
+    KubernetesConfig,
+    ModelConfig,
+    SourceConfig,
+    TrainingConfig,
+)
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.data.reading.hub import is_local
 from kubetune.data.reading.sources import Located, count_rows, evaluated_rows, locate
@@ -17,6 +23,7 @@ from kubetune.errors import DataError
 from kubetune.plan.model_shapes import hub_folder
 
 if TYPE_CHECKING:
+    from kubetune.data.spec import DataSpec
     from kubetune.data.text.tokenizer import Tokenizer
 
 
@@ -122,25 +129,33 @@ def load_here(model: ModelConfig, data: DataConfig, date: str | None = None) -> 
 
 
 def estimate_lengths(
-    config: Config, environ: Mapping[str, str], load: Callable[[], Tokenizer] | None = None
+    spec: DataSpec,
+    training: TrainingConfig,
+    environ: Mapping[str, str],
+    load: Callable[[], Tokenizer] | None = None,
+    *,
+    made_by_pod: bool = False,
 ) -> Lengths | None:
     """Return the token counts of the first rows, or None when the tokenizer or the data are not here.
 
     `load`: of the tokenizer, which is asked for only where it is on this machine.
+
     Raises ModelError or DataError when they are, but of no use, ConfigError for tokens that the model does not know.
     """
-    made_by_pod = makes_data(config.kubernetes)
     sources = []
-    for source in config.data.train:
+    for source in spec.data.train:
         located = where_is(source, made_by_pod=made_by_pod)
         if located is not None and located.files:
             sources.append(source)
-    if not sources or not is_on_disk(config.model.tokenizer or config.model.path, environ):
+    if not sources or not is_on_disk(spec.model.tokenizer or spec.model.path, environ):
         return None
     from kubetune.data.inspect.row_sample import sample_rows  # imports tokenizers
 
-    tokenizer = load() if load is not None else load_here(config.model, config.data)
-    return sample_rows(config, tuple(sources), tokenizer, environ)
+    if load is None:
+        tokenizer = load_here(spec.model, spec.data)
+    else:
+        tokenizer = load()
+    return sample_rows(spec, training, tuple(sources), tokenizer, environ)
 
 
 def is_on_disk(path: str, environ: Mapping[str, str]) -> bool:

@@ -43,16 +43,20 @@ def known_findings(
     from kubetune.data.findings.sentences import find
     from kubetune.data.inspect.check import check
     from kubetune.data.prepared.fingerprint import MANIFEST, fingerprint, kept_stats
+    from kubetune.data.spec import DataSpec
     from kubetune.data.text.tokenizer import cache_folder
 
+    spec = DataSpec.of(config)
     try:
         tokenizer = load()
-        folder = cache_folder(config.data.cache) / "prepared" / fingerprint(config, tokenizer)[:32]
+        key = fingerprint(spec, tokenizer)
+        folder = cache_folder(config.data.cache) / "prepared" / key[:32]
         if is_whole(folder, MANIFEST):
             # A damaged disk may still have changed the counts; the run itself compares checksums.
             with suppress(ValueError, LookupError, TypeError):
-                return find(config, kept_stats(folder, config, images=config.sees), tokenizer)
-        if not _are_small(sources, MOST_PICTURED_RECORDS if config.sees else MOST_RECORDS):
+                return find(spec, kept_stats(folder, spec), tokenizer)
+        most_records = MOST_PICTURED_RECORDS if config.sees else MOST_RECORDS
+        if not _are_small(sources, most_records):
             return None
         one_process = config.data.model_copy(update={"num_proc": 1})
         return check(config.model_copy(update={"data": one_process}), tokenizer).findings

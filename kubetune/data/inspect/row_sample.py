@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
 from kubetune.base.humanize import counted
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema import ModelConfig, SourceConfig, TrainingConfig
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.data.inspect.prefix_sharing import saved_share
 from kubetune.data.prepared.pipeline import SPLIT_ADVICE, Batch, Result, Tally, Worker
@@ -15,11 +16,11 @@ from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.reading.formats import Label
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import SEEING
 from kubetune.data.text.encode_labelled import most_tokens
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.errors import ConfigError
 from kubetune.plan.base_model import embeddings_of
 
@@ -36,7 +37,8 @@ class _AnyLabels(Labels):
 
 
 def sample_rows(
-    config: Config,
+    spec: DataSpec,
+    training: TrainingConfig,
     sources: tuple[SourceConfig, ...],
     tokenizer: Tokenizer,
     environ: Mapping[str, str],
@@ -47,18 +49,18 @@ def sample_rows(
     the model does not know.
     """
     labels = None
-    data = config.data
-    if config.task == "sequence_classification":
+    data = spec.data
+    if spec.task == "sequence_classification":
         labels = _AnyLabels("single_label_classification", ())
         limit = most_tokens(data.max_length, tokenizer)
         data = data.model_copy(update={"max_length": limit})
     if data.overlong == "error":
         data = data.model_copy(update={"overlong": "drop"})  # the plan tells how many there are
-    model = config.model.model_copy(update={"local_files_only": True})
-    processor = load_image_processor(config.model_copy(update={"model": model}), tokenizer)
-    worker = Worker(tokenizer, data, {"train": sources}, labels, processor, kind=config.record_kind)
+    model = spec.model.model_copy(update={"local_files_only": True})
+    processor = replace(spec, model=model).image_processor(tokenizer)
+    worker = Worker(tokenizer, data, {"train": sources}, labels, processor, kind=spec.record_kind)
     problems = Problems()
-    wanted = _RECORDS_WITH_IMAGES if config.sees else _RECORDS
+    wanted = _RECORDS if processor is None else _RECORDS_WITH_IMAGES
     results = _encode_first(wanted, sources, worker, problems)
     if not any(result.lengths for result in results):
         problems.raise_if_any()
@@ -68,7 +70,7 @@ def sample_rows(
     for result in results:
         rows += _sequences(result.chunk)
         tally.add(result.tally)
-    _require_embeddings(config, environ, tokenizer, rows)
+    _require_embeddings(spec.model, environ, tokenizer, rows)
     bad = tally.refused + tally.unusable
     return Lengths(
         sampled=tally.records,
@@ -78,7 +80,7 @@ def sample_rows(
         bad_share=bad / tally.records,
         kept_share=tally.rows / tally.records,
         longest=max((len(ids) for row in rows for ids in row), default=0),
-        spared=saved_share(rows, config.task, data, config.preference, config.training),
+        spared=saved_share(rows, spec.task, data, spec.preference, training),
         rows_per_record=tally.rows / (tally.records - bad) if data.overlong == "split" else 1.0,
         bad=tuple(problems.first),
     )
@@ -114,13 +116,13 @@ def _sequences(chunk: Chunk) -> list[list[list[int]]]:
 
 
 def _require_embeddings(
-    config: Config,
+    model: ModelConfig,
     environ: Mapping[str, str],
     tokenizer: Tokenizer,
     rows: Sequence[Sequence[Sequence[int]]],
 ) -> None:
     """Raise ConfigError where one of these rows has a token that the model has no embedding for."""
-    embeddings = embeddings_of(config.model, environ)
+    embeddings = embeddings_of(model, environ)
     largest = [max(max(ids, default=-1) for ids in row) for row in rows]
     if embeddings is None or max(largest, default=-1) < embeddings.known:
         return

@@ -6,17 +6,17 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema import SourceConfig
 from kubetune.data.findings.data_pass import with_files_not_read
 from kubetune.data.prepared.pipeline import Split
 from kubetune.data.reading.sources import input_digests, locate
-from kubetune.data.reading.splits import split_sources
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.find_labels import label_facts
 from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.data.vision.image_processor import load_image_processor
 
 FORMAT: Final = 6
 """Changes when the same input would give other rows, or the files another form."""
@@ -24,16 +24,16 @@ FORMAT: Final = 6
 MANIFEST: Final = "manifest.json"
 
 
-def kept_stats(folder: Path, config: Config, *, images: bool) -> dict[Split, dict[str, Any]]:
-    """Return the counts that a folder of prepared rows keeps, by split. `images`: records may name files of images."""
-    stats = {
-        split: _stats(folder / split, sources) for split, sources in split_sources(config).items()
-    }
-    return with_files_not_read(config.sources, stats, images=images)
+def kept_stats(folder: Path, spec: DataSpec) -> dict[Split, dict[str, Any]]:
+    """Return the counts that a folder of prepared rows keeps, by split."""
+    stats = {}
+    for split, sources in spec.splits.items():
+        stats[split] = _stats(folder / split, sources)
+    return with_files_not_read(spec.sources, stats, images=spec.vision is not None)
 
 
 def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:
-    """Counts of a split's records by what became of them, each source under the path that this run names it by.
+    """Return counts of a split's records by what became of them, each source under the path that this run names it by.
 
     Rows are found by what is in their files, which may have lain elsewhere when they were prepared.
     """
@@ -43,39 +43,38 @@ def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:
     return stats
 
 
-def fingerprint(config: Config, tokenizer: Tokenizer) -> str:
-    """SHA-256 of all that decides the prepared rows: bytes of the inputs, tokenizer, template and settings.
+def fingerprint(spec: DataSpec, tokenizer: Tokenizer) -> str:
+    """Return the SHA-256 of all that decides the prepared rows: bytes of the inputs, tokenizer, template and settings.
 
     The sources' weights are not among it: they decide how often a row is used, not what it is.
     """
-    data = config.data
-    splits = dict(config.sources)
+    data = spec.data
+    splits = dict(spec.sources)
     if not splits["forget"]:
         del splits["forget"]
-    sources = [source for split in splits.values() for source in split]
+    sources = list(chain(*splits.values()))
     takes_part = any(source.range or locate(source).sample for source in sources)
     seeded = takes_part or isinstance(data.eval, float)
     facts: dict[str, Any] = {
         "format": FORMAT,
-        "task": config.task,
+        "task": spec.task,
         "tokenizer": tokenizer.fingerprint,
         "settings": data.model_dump(
             include={"max_length", "overlong", "train_on", "add_special_tokens"}
         ),
         "share": data.eval if isinstance(data.eval, float) else None,
-        "seed": config.training.seed if seeded else None,
+        "seed": spec.seed if seeded else None,
         "sources": {
-            split: [_source_facts(source) for source in of_split]
-            for split, of_split in splits.items()
+            split: list(map(_source_facts, of_split)) for split, of_split in splits.items()
         },
     }
-    if config.task == "preference":
-        facts["records"] = config.record_kind  # by which losses share their rows
-    if config.record_kind in ("pair", "graded"):
+    if spec.task == "preference":
+        facts["records"] = spec.record_kind  # by which losses share their rows
+    if spec.record_kind in ("pair", "graded"):
         facts["unusable_pairs"] = data.unusable_pairs
-    if config.task == "sequence_classification":
-        facts["labels"] = label_facts(config.classification, config.model)
-    processor = load_image_processor(config, tokenizer)
+    if spec.task == "sequence_classification":
+        facts["labels"] = label_facts(spec.classification, spec.model)
+    processor = spec.image_processor(tokenizer)
     if processor is not None:
         facts["images"] = processor.fingerprint
         # Rows hold where their images lie, and that is seen from the data.

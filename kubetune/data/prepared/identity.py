@@ -79,23 +79,22 @@ class Part:
         return f"{self.path} at commit {self.commit[:12]}" if self.commit else self.path
 
 
-def pinned(config: Config, run_dir: Path) -> Config:
-    """The config with the commit of the hub that its model means: the run's own, if it has begun, else today's.
+def pinned(model: ModelConfig, run_dir: Path) -> ModelConfig:
+    """Return the section with the commit of the hub that it means: the run's own, if it has begun, else today's.
 
     A branch may move between two starts of a run, and even between the loading of a tokenizer and that of the weights.
     """
-    model = config.model
     if is_local(model.path):
-        return config
+        return model
     known = read(run_dir).get("model")
     if known is not None and known.path == model.path and known.commit:
         commit: str | None = known.commit
     else:
         commit = _commit_of(model)
     if commit is None or commit == model.revision:
-        return config
+        return model
     logs.MODEL.info("%s is taken at commit %s", model.path, commit)
-    return config.model_copy(update={"model": model.model_copy(update={"revision": commit})})
+    return model.model_copy(update={"revision": commit})
 
 
 def read(run_dir: Path) -> dict[str, Part]:

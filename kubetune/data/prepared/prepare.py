@@ -28,10 +28,10 @@ from kubetune.data.prepared.pipeline import Split
 from kubetune.data.prepared.row_writer import RowWriter
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.sources import names_of, require_sources
-from kubetune.data.reading.splits import require_rows, split_sources
+from kubetune.data.reading.splits import require_rows
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
-from kubetune.data.vision.image_processor import load_image_processor
 from kubetune.rundir.starts import day_of
 
 __all__ = ["Prepared", "Rows", "load_prepared", "prepare"]
@@ -43,28 +43,23 @@ LABELS: Final = "labels.json"
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data ready for training. `stats` maps split and source to what became of its records.
-
-    `labels` are what a classifier is to tell apart; None for language models. `forget`: rows whose loss is watched.
-    `findings`: what a person should know about the data.
-    """
+    """Data ready for training."""
 
     path: Path
     fingerprint: str
     tokenizer: Tokenizer
     train: Rows
     eval: Rows | None
-    stats: dict[Split, dict[str, Any]]
-    labels: Labels | None = None
-    forget: Rows | None = None
-    findings: tuple[Finding, ...] = ()
+    stats: dict[Split, dict[str, Any]]  # what became of the records
+    labels: Labels | None = None  # what a classifier is to tell apart; None for language models
+    forget: Rows | None = None  # rows whose loss is watched
+    findings: tuple[Finding, ...] = ()  # what a person should know about the data
 
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence of all."""
-        return max(
-            rows.longest for rows in (self.train, self.eval, self.forget) if rows is not None
-        )
+        splits = (self.train, self.eval, self.forget)
+        return max(rows.longest for rows in splits if rows is not None)
 
 
 def prepare(config: Config, *, progress: Callable[[int], None] | None = None) -> Prepared:
@@ -73,10 +68,11 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     `progress` is called with the number of records done. Any number of processes may call this at once: one works,
     the others wait for it. Raises DataError when records are bad or too many would be left out; nothing is kept then.
     """
-    cache = cache_folder(config.data.cache)
-    require_sources(config.sources)
-    tokenizer = load_tokenizer(config.model, cache, date=day_of(config.data))
-    key = fingerprint(config, tokenizer)
+    spec = DataSpec.of(config)
+    cache = cache_folder(spec.data.cache)
+    require_sources(spec.sources)
+    tokenizer = load_tokenizer(spec.model, cache, date=day_of(spec.data))
+    key = fingerprint(spec, tokenizer)
     folder = cache / "prepared" / key[:32]
     with lock(folder.with_suffix(".lock"), wait=True):
         is_there = os.path.lexists(folder)
@@ -84,11 +80,11 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
         if damage is not None:
             _set_aside(folder, damage)
         if damage is not None or not is_there:
-            _build(folder, key, config, tokenizer, progress)
+            _build(folder, key, spec, tokenizer, progress)
             _remember_checksums(folder, cache)
-    prepared = load_prepared(folder, tokenizer, config)
-    for split in split_sources(config):
-        require_rows(config.data, split, prepared.stats[split])
+    prepared = load_prepared(folder, tokenizer, spec)
+    for split in spec.splits:
+        require_rows(spec.data, split, prepared.stats[split])
     return prepared
 
 
@@ -97,7 +93,8 @@ def damage_of(folder: Path, key: str, cache: Path) -> str | None:
 
     A large file that has the stamp of an earlier look is not read again.
     """
-    began, bytes_read = time.perf_counter(), 0
+    began = time.perf_counter()
+    bytes_read = 0
 
     def digest(path: Path) -> str:
         nonlocal bytes_read
@@ -150,16 +147,18 @@ def _manifest_text(key: str, sums: dict[str, Any]) -> str:
     return json.dumps({"format": FORMAT, "fingerprint": key, "files": sums}, indent=1)
 
 
-def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepared:
-    """Open a folder that `prepare` wrote for this config."""
+def load_prepared(folder: Path, tokenizer: Tokenizer, spec: DataSpec) -> Prepared:
+    """Open a folder that `prepare` wrote for the same settings."""
     manifest = json.loads((folder / MANIFEST).read_text())
-    sources = split_sources(config)
-    processor = load_image_processor(config, tokenizer)
+    processor = spec.image_processor(tokenizer)
     rows = {}
-    for split, of_split in sources.items():
+    for split, of_split in spec.splits.items():
         weights = [source.weight for source in of_split]
         rows[split] = Rows(folder / split, weights, processor, names_of(of_split))
-    stats = kept_stats(folder, config, images=processor is not None)
+    stats = kept_stats(folder, spec)
+    labels = None
+    if (folder / LABELS).is_file():
+        labels = Labels.read(folder / LABELS)
     return Prepared(
         path=folder,
         fingerprint=manifest["fingerprint"],
@@ -167,39 +166,37 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, config: Config) -> Prepare
         train=rows["train"],
         eval=rows.get("eval"),
         stats=stats,
-        labels=Labels.read(folder / LABELS) if (folder / LABELS).is_file() else None,
+        labels=labels,
         forget=rows.get("forget"),
-        findings=find(config, stats, tokenizer),
+        findings=find(spec, stats, tokenizer),
     )
 
 
 def _build(
     folder: Path,
     key: str,
-    config: Config,
+    spec: DataSpec,
     tokenizer: Tokenizer,
     progress: Callable[[int], None] | None,
 ) -> None:
     """Write the rows, the manifest last. The lock is held, so nobody is working on what killed runs left."""
     whole_folder.remove_leftovers(folder.parent, folder.name)
     with whole_folder.written(folder, "prepare") as partial:
-        _write_rows(partial, config, tokenizer, progress)
+        _write_rows(partial, spec, tokenizer, progress)
         sums = whole_folder.checksums(partial)
         write_atomic(partial / MANIFEST, _manifest_text(key, sums))
 
 
 def _write_rows(
-    folder: Path, config: Config, tokenizer: Tokenizer, progress: Callable[[int], None] | None
+    folder: Path, spec: DataSpec, tokenizer: Tokenizer, progress: Callable[[int], None] | None
 ) -> None:
-    data_pass = DataPass(config, tokenizer)
+    data_pass = DataPass(spec, tokenizer)
     done = 0
     with ExitStack() as stack:
-        writers = {
-            split: stack.enter_context(
-                RowWriter(folder / split, config.record_kind, pictured=data_pass.has_images)
-            )
-            for split in data_pass.sources
-        }
+        writers = {}
+        for split in data_pass.sources:
+            writer = RowWriter(folder / split, spec.record_kind, pictured=data_pass.has_images)
+            writers[split] = stack.enter_context(writer)
         stack.enter_context(
             reminders.reminding(
                 lambda taken: logs.DATA.info("%s records prepared in %s", f"{done:,}", taken)
@@ -212,9 +209,9 @@ def _write_rows(
             if progress:
                 progress(done)
     data_pass.problems.raise_if_any()
-    data_facts.write(folder, data_facts.learn(config.data.train[0], config.record_kind))
+    data_facts.write(folder, data_facts.learn(spec.data.train[0], spec.record_kind))
     if data_pass.labels is not None:
         data_pass.labels.write(folder / LABELS)
     for split, stats in data_pass.stats().items():
-        require_rows(config.data, split, stats)
+        require_rows(spec.data, split, stats)
         write_atomic(folder / split / "stats.json", json.dumps(stats, indent=1))

@@ -23,7 +23,8 @@ from kubetune.rundir import exit_status
 def main(argv: Sequence[str]) -> int:
     """Prepare what RUN_DIR/resolved.json asks for, unless the cache has it; returns the exit code."""
     processes.die_with_parent()
-    run_dir, rank = Path(argv[0]), int(os.environ.get("RANK", "0"))
+    run_dir = Path(argv[0])
+    rank = int(os.environ.get("RANK", "0"))
     config = load_resolved(run_dir / RESOLVED)
     logs.configure(config.logging.level, run_dir, rank)
     logs.STEP.info("preparing data")
@@ -31,19 +32,21 @@ def main(argv: Sequence[str]) -> int:
         processes.try_threads()
         from kubetune.data.prepared.prepare import prepare
 
-        prepare(pinned(config, run_dir))
+        model = pinned(config.model, run_dir)
+        prepare(config.model_copy(update={"model": model}))
     except Exception as error:
-        if (told := files.known(error)) is None:
+        fault = files.known(error)
+        if fault is None:
             raise
-        reason = exit_status.reason_of(told)
+        reason = exit_status.reason_of(fault)
         logs.ERROR.error("%s", reason)
         with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
             exit_status.write_rank_exit_status(
                 run_dir,
                 rank,
-                exit_status.ExitStatus(told.exit_code, reason, error=type(told).__name__),
+                exit_status.ExitStatus(fault.exit_code, reason, error=type(fault).__name__),
             )
-        return told.exit_code
+        return fault.exit_code
     return errors.OK
 
 

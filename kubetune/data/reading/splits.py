@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kubetune.base.humanize import counted
-from kubetune.config.schema import Config, DataConfig, SourceConfig
+from kubetune.config.schema import DataConfig, SourceConfig
 from kubetune.data.prepared.pipeline import Batch, Split, Tally, make_batches
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
@@ -18,14 +18,6 @@ _KEYS: dict[Split, str] = {
     "eval": "data.eval",
     "forget": "evaluation.forget.data",
 }
-
-
-def split_sources(config: Config) -> dict[Split, tuple[SourceConfig, ...]]:
-    """Return the sources of each split that has some; a share held out comes from the sources of training."""
-    splits: dict[Split, tuple[SourceConfig, ...]] = {**config.sources}
-    if held_out_share(config.data):
-        splits["eval"] = config.data.train
-    return {split: sources for split, sources in splits.items() if sources}
 
 
 def held_out_share(data: DataConfig) -> float:

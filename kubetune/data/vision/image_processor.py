@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kubetune.base.files import write_atomic
-from kubetune.config.schema import Config, VisionConfig
+from kubetune.config.schema import ModelConfig, VisionConfig
 from kubetune.data.reading import hub
 from kubetune.data.reading.images import FORMATS, ImageFacts, pillow, verify_image
 from kubetune.data.text.tokenizer import Tokenizer
@@ -286,21 +286,18 @@ def _upright(content: bytes) -> Any:
             return ImageOps.exif_transpose(opened).convert("RGB")
 
 
-def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor | None:
-    """Return the image processor of a run's model; None where the task has no images.
+def load_image_processor(
+    model: ModelConfig, vision: VisionConfig, tokenizer: Tokenizer, *, compares: bool
+) -> ImageProcessor:
+    """Return the image processor of a model. `compares`: it is asked for by `preference.images`.
 
     Raises ModelError when the model has no vision tower, or one that is not known here.
     """
-    if not config.sees:
-        return None
-    model = config.model
     files = hub.find_files(model, model.path, ("config.json", *CONFIGS))
     facts = read_json(files.pop("config.json", None))
     token = facts.get("image_token_id", facts.get("image_token_index"))
     if "vision_config" not in facts or token is None:
-        advice = (
-            "leave out preference.images" if config.preference.images else "set `task: causal_lm`"
-        )
+        advice = "leave out preference.images" if compares else "set `task: causal_lm`"
         raise ModelError(
             f"model {model.path} ({facts.get('model_type', 'of no known type')}) takes no images in a way "
             f"that is known: its config.json has no vision_config and image_token_id; {advice}, or take another model"
@@ -323,6 +320,4 @@ def load_image_processor(config: Config, tokenizer: Tokenizer) -> ImageProcessor
             )
         text += name
     feature = tokenizer.backend.id_to_token(token) or ""
-    return ImageProcessor(
-        model.path, files, config.vision, Placeholder(text, token, start), feature
-    )
+    return ImageProcessor(model.path, files, vision, Placeholder(text, token, start), feature)

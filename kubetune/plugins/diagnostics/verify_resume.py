@@ -133,7 +133,10 @@ def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start)
     whole = _make(folder / "uninterrupted", config, plan)
     _train(whole, start)
     expected = facts_of(whole)
-    config = cpu_dtype.as_trained(whole, config)  # another machine might choose otherwise
+    # Another machine might choose another dtype.
+    dtype = cpu_dtype.as_trained(whole, config.model.dtype)
+    model = config.model.model_copy(update={"dtype": dtype})
+    config = config.model_copy(update={"model": model})
 
     resumed = _make(folder / "resumed", config, plan)
     # The stop is the one that every run knows: SIGTERM while a step runs, a checkpoint after it, exit code 143.

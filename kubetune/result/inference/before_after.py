@@ -23,6 +23,7 @@ from kubetune.config.schema import Config
 from kubetune.data.prepared import kept_rows
 from kubetune.data.prepared.kept_rows import KeptRows
 from kubetune.data.prepared.prepare import prepare
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.result.inference.generate import EncodedPrompt, Sampling, answers, load_run
 from kubetune.rundir import metrics
@@ -126,7 +127,7 @@ def _questions(run_dir: Path, config: Config, number: int) -> KeptRows:
     rows = prepare(config).eval
     if rows is None:
         raise errors.ConfigError(f"{run_dir} has no evaluation data to ask it about; set data.eval")
-    return choose(config, rows, number)
+    return choose(DataSpec.of(config), rows, number)
 
 
 if __name__ == "__main__":

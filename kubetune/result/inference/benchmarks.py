@@ -88,13 +88,13 @@ def evaluate_benchmarks(
         )
     manager = harness.task_manager(wanted)
     with result.checked():
-        learner = result.task.load(result.config, result.checkpoint, default_device())
+        learner = result.task.load(result.spec, result.checkpoint, default_device())
     sides = {"tuned": harness.run(learner, result.checkpoint, wanted, manager)}
     if with_base:
         with result.as_base(learner.model) as base:
-            asked = (
-                learner if base is learner.model else causal_lm.TASK.learner_of(base, result.config)
-            )
+            asked = learner
+            if base is not learner.model:
+                asked = causal_lm.TASK.learner_of(base, result.spec)
             sides["base"] = harness.run(asked, result.checkpoint, wanted, manager)
     found = {
         name: {task: benchmark.values for task, benchmark in side.items()}

@@ -24,7 +24,7 @@ from kubetune.tasks import reward_model
 from kubetune.tasks import sequence_classification as task
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config
+    from kubetune.config.schema import RecordKind, SourceConfig
 
 TOKENS_AT_ONCE = 8192
 _log = logs.family_logger("DATA")
@@ -52,7 +52,7 @@ def classify_texts(
     problems.raise_if_any()
     device = default_device()
     with result.checked():
-        learner = task.TASK.load(result.config, result.checkpoint, device)
+        learner = task.TASK.load(result.spec, result.checkpoint, device)
         tokenizer = result.tokenizer
     limit = most_tokens(result.config.data.max_length, tokenizer)
     framed = [frame(tokenizer, text, second, limit) for text, second in texts]
@@ -71,9 +71,14 @@ def _groups(lengths: Sequence[int], padding_free: bool) -> list[list[int]]:
     return [group.tolist() for group in groups]
 
 
-def answer_record(run_dir: Path, config: Config, prompt: str, answer: str) -> dict[str, Any]:
-    """Return a prompt and its answer as a record like those of the training data: a conversation, or plain texts."""
-    if not known(run_dir, config.data.train[0], config.record_kind).is_chat:
+def answer_record(
+    run_dir: Path, source: SourceConfig, kind: RecordKind, prompt: str, answer: str
+) -> dict[str, Any]:
+    """Return a prompt and its answer as a record like those of the training data: a conversation, or plain texts.
+
+    `source`, `kind`: of the training data.
+    """
+    if not known(run_dir, source, kind).is_chat:
         return {"prompt": prompt, "completion": answer}
     return {
         "messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
@@ -115,7 +120,7 @@ def score_answers(
     problems.raise_if_any()
     device = default_device()
     with result.checked():
-        learner = reward_model.TASK.load(config, result.checkpoint, device)
+        learner = reward_model.TASK.load(result.spec, result.checkpoint, device)
         encoder = Encoder(
             result.tokenizer,
             add_special_tokens=config.data.add_special_tokens,

@@ -13,15 +13,16 @@ from kubetune import errors
 from kubetune.base.files import require_not_read, write_atomic
 from kubetune.config import consent
 from kubetune.config.load import load_config
-from kubetune.config.schema import Config, SourceConfig
+from kubetune.config.schema import Config, DataConfig, SourceConfig
 from kubetune.config.schema.evaluation import FORGET_LOSS, GenerateConfig
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.sentences import find
-from kubetune.data.prepared.pipeline import Split
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.rows import Rows
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.labels import Labels
 from kubetune.distributed.process_group import World
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
@@ -42,13 +43,13 @@ class Evaluation:
     remarks: tuple[str, ...] = ()  # on records that became no rows, or hold more than their rows
 
 
-def other_sources(config: Config, data: str) -> tuple[SourceConfig, ...]:
+def other_sources(of_run: DataConfig, model_path: str, data: str) -> tuple[SourceConfig, ...]:
     """Return the sources that `data` names: a path, or what a run file may have as `data.train`, as text.
 
     Columns and format that it leaves out are taken from the run's own data, which other data mostly look like.
     Raises ConfigError.
     """
-    flags = {"model.path": config.model.path}
+    flags = {"model.path": model_path}
     overrides = []
     is_section = data.lstrip()[:1] in ("{", "[") and not Path(data).exists()
     if is_section:
@@ -62,13 +63,13 @@ def other_sources(config: Config, data: str) -> tuple[SourceConfig, ...]:
             f"--data: found weight {weights.pop():g}, and no source of another weight; weights are the mix that "
             "several sources are evaluated in: leave it out. Nothing was evaluated."
         )
-    of_run = config.data.eval if isinstance(config.data.eval, tuple) else config.data.train
+    known = of_run.eval if isinstance(of_run.eval, tuple) else of_run.train
     completed = []
     for source in sources:
         defaults = {}
         for key in ("columns", "format"):
-            value = getattr(of_run[0], key)
-            is_common = all(getattr(other, key) == value for other in of_run)
+            value = getattr(known[0], key)
+            is_common = all(getattr(other, key) == value for other in known)
             if is_common and key not in source.model_fields_set:
                 defaults[key] = value
         completed.append(source.model_copy(update=defaults))
@@ -89,7 +90,12 @@ def _rows(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[s
             [problem.replace("data.train", "--data") for problem in error.problems]
         ) from None
     if is_other:
-        findings = find(config, prepared.stats, prepared.tokenizer, names={"train": "--data"})
+        findings = find(
+            DataSpec.of(config),
+            prepared.stats,
+            prepared.tokenizer,
+            names={"train": "--data"},
+        )
         return prepared.train, None, _remarks(findings, {"train"})
     assert prepared.eval is not None
     return prepared.eval, prepared.forget, _remarks(prepared.findings, {"eval", "forget"})
@@ -98,17 +104,6 @@ def _rows(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[s
 def _remarks(findings: Iterable[Finding], splits: set[str]) -> tuple[str, ...]:
     """Return the findings about some splits, in lines."""
     return tuple(finding.line for finding in findings if finding.split in splits)
-
-
-def _asking(config: Config) -> Config:
-    """Return the config with answers to judge. Raises ConfigError for a task that writes none."""
-    if config.classifies:
-        raise errors.ConfigError(
-            f"metrics judge answers, and a run of task {config.task} writes none"
-        )
-    generate = config.evaluation.generate or GenerateConfig()
-    evaluation = config.evaluation.model_copy(update={"generate": generate})
-    return config.model_copy(update={"evaluation": evaluation})
 
 
 def evaluate_run(
@@ -131,13 +126,24 @@ def evaluate_run(
     result = open_result(run_dir, which, model, trust_code)
     consent.require(consent.code_of(result.trained, [consent.METRICS]), run_dir, trust_code)
     config = result.config
+    if functions and config.classifies:
+        raise errors.ConfigError(
+            f"metrics judge answers, and a run of task {config.task} writes none"
+        )
     if functions:
-        config = _asking(config)
+        generate = config.evaluation.generate or GenerateConfig()
+        evaluation_section = config.evaluation.model_copy(update={"generate": generate})
+        config = config.model_copy(update={"evaluation": evaluation_section})
     labels = result.task.labels_of(result.checkpoint)
     if predictions is not None:
         _check_predictions(predictions, data, config.task, run_dir, has_labels=labels is not None)
     if data is not None:
-        config = _with_data(config, data, labels)
+        sources = other_sources(config.data, config.model.path, data)
+        of_data = config.data.model_copy(update={"train": sources, "eval": None})
+        config = config.model_copy(update={"data": of_data})
+        if labels is not None:
+            # Other data may lack some of the classes.
+            config = config.model_copy(update={"classification": labels.section()})
     elif not config.data.eval:
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
     evaluation, lines = _evaluate(result, config, labels, functions, is_other=data is not None)
@@ -165,20 +171,21 @@ def _evaluate(
     task = result.task
     device = default_device()
     # Only a model that was trained whole has its reference in another file: the base, which is then read too.
-    reads_base = config.lora is None and reference.needs_reference(config)
+    reads_base = config.lora is None and config.needs_reference
     with result.checked(base=reads_base or None):
         rows, forget, remarks = _rows(config, is_other=is_other)
-        learner = task.load(config, result.checkpoint, device)
+        learner = task.load(ModelSpec.of(config), result.checkpoint, device)
     world = World(device=device)
     plan = make_plan(config, world_size=1)
-    reference.ask_base(config, learner, rows, plan, world)
+    if config.needs_reference:
+        reference.ask_base(ModelSpec.of(config), learner, rows, plan, world)
     parts = collect(task, learner, rows, plan, world)
     assert parts is not None
     metrics = measured(task, learner, rows, parts, world)
     if forget is not None:
         metrics[FORGET_LOSS] = (evaluate(task, learner, forget, plan, world) or {})["eval_loss"]
-    split: Split = "train" if is_other else "eval"
-    judge = judge_of(config, result.tokenizer, rows, world, split, functions)
+    sources = DataSpec.of(config).splits["train" if is_other else "eval"]
+    judge = judge_of(config.evaluation, result.tokenizer, sources, rows, world, functions)
     if judge is not None:
         metrics |= judge.score(answer(judge, learner, world, lambda: False) or {})[0]
         remarks += (*judge.remarks, *remarks_on_answers(learner.lm))
@@ -198,16 +205,6 @@ def _check_predictions(
         )
     if data is not None:
         require_not_read(predictions, data)
-
-
-def _with_data(config: Config, data: str, labels: Labels | None) -> Config:
-    """Return the config whose training data are `data`, and that has no evaluation data."""
-    sections = config.data.model_copy(update={"train": other_sources(config, data), "eval": None})
-    config = config.model_copy(update={"data": sections})
-    if labels is not None:
-        # Other data may lack some of the classes.
-        config = config.model_copy(update={"classification": labels.section()})
-    return config
 
 
 def _write(run_dir: Path, evaluation: Evaluation, which: str, data: str | None) -> None:

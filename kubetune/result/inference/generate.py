@@ -156,11 +156,11 @@ def load_run(
 
 def load_result(result: Result) -> LoadedModel:
     """Load an open result, ready to answer."""
-    config = result.config
     with result.checked():
-        tokenizer, processor = result.tokenizer, result.image_processor
+        tokenizer = result.tokenizer
+        processor = result.image_processor
         model = loading.load_trained(
-            result.auto_class, config, result.checkpoint, default_device()
+            result.auto_class, result.spec, result.checkpoint, default_device()
         ).eval()
     # Where nobody knows what it was taught, a model that can chat is taken for one that was taught to.
     is_chat = tokenizer.chat is not None and result.facts.is_chat is not False

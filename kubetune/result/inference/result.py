@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,17 @@ from kubetune.base.files import StrPath, require_plain
 from kubetune.config import consent
 from kubetune.config.load import read_config
 from kubetune.config.naming import OF_TRACKERS
-from kubetune.config.schema import Config, ModelConfig
+from kubetune.config.schema import Config, DataConfig, ModelConfig
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.data.prepared import data_facts, identity
 from kubetune.data.prepared.data_facts import DataFacts
 from kubetune.data.reading.hub import is_local
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
-from kubetune.data.vision.image_processor import ImageProcessor, load_image_processor
+from kubetune.data.vision.image_processor import ImageProcessor
 from kubetune.models import loading, quantization
 from kubetune.models.padding_free import unwrap
+from kubetune.models.spec import ModelSpec
 from kubetune.rundir import checkpoints
 from kubetune.tasks import task_of
 from kubetune.tasks.task import Task
@@ -74,23 +76,28 @@ class Result:
         if not is_here(settings):
             raise _not_here(self.run_dir, settings.path)
         settings = _with_tokenizer(settings, self.checkpoint)
-        config = identity.pinned(self.trained.model_copy(update={"model": settings}), self.run_dir)
-        if config.model.trust_remote_code and self.trained.lora is None:
-            of_base = [] if is_local(config.model.path) else _code_of_model(config)
-            self._require_allowed(consent.of_folder(self.checkpoint), *of_base)
-        elif config.model.trust_remote_code:
-            config = _with_pin(config)
-            self._require_allowed(*_code_of_model(config))
+        settings = identity.pinned(settings, self.run_dir)
+        if settings.trust_remote_code and self.trained.lora is not None:
+            settings = _with_pin(settings)
+        config = self.trained.model_copy(update={"model": settings})
+        if settings.trust_remote_code:
+            code = []
+            if self.trained.lora is None:
+                code.append(consent.of_folder(self.checkpoint))
+            if self.trained.lora is not None or not is_local(settings.path):
+                code += consent.code_of(config, [consent.REMOTE_CODE])
+            consent.require(code, self.run_dir, self.trust_code)
         return config
 
-    def _require_allowed(self, *code: consent.Code) -> None:
-        """Raise ConfigError for code of a model that the user has not allowed on this machine."""
-        consent.require(code, self.run_dir, self.trust_code)
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """What `config` says of the model."""
+        return ModelSpec.of(self.config)
 
     @cached_property
     def task(self) -> Task:
         """The run's task."""
-        return task_of(self.trained)
+        return task_of(self.trained.task_name)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -100,7 +107,7 @@ class Result:
     @cached_property
     def image_processor(self) -> ImageProcessor | None:
         """The image processor of a model that sees."""
-        return load_image_processor(self.config, self.tokenizer)
+        return DataSpec.of(self.config).image_processor(self.tokenizer)
 
     @cached_property
     def facts(self) -> DataFacts:
@@ -125,11 +132,13 @@ class Result:
         if not self._base:
             _require_room(model)
             with self.checked(base=True):
-                config = self.config
-                if config.model.trust_remote_code:
-                    config = _with_pin(config)
-                    self._require_allowed(*_code_of_model(config))
-                base: Any = loading.load_pretrained(self.auto_class, config, default_device())
+                spec = self.spec
+                if spec.model.trust_remote_code:
+                    spec = replace(spec, model=_with_pin(spec.model))
+                    pinned = self.config.model_copy(update={"model": spec.model})
+                    code = consent.code_of(pinned, [consent.REMOTE_CODE])
+                    consent.require(code, self.run_dir, self.trust_code)
+                base: Any = loading.load_pretrained(self.auto_class, spec, default_device())
             self._base.append(base.eval())
         yield self._base[0]
 
@@ -189,8 +198,17 @@ def open_result(
     run_dir = Path(run_dir)
     config = read_config(run_dir)
     require_plain(run_dir, but=OF_TRACKERS)
-    config = _with_own_cache(config, run_dir)
-    trained = cpu_dtype.as_trained(run_dir, quantization.as_trained(run_dir, config))
+    data = _with_own_cache(config.data, run_dir)
+    # `auto` means what it meant in training, whatever this machine has.
+    quantized_as = quantization.as_trained(run_dir, config.quantization, config.lora)
+    dtype = cpu_dtype.as_trained(run_dir, config.model.dtype)
+    trained = config.model_copy(
+        update={
+            "data": data,
+            "model": config.model.model_copy(update={"dtype": dtype}),
+            "quantization": quantized_as,
+        }
+    )
     return Result(run_dir, trained, checkpoints.choose(run_dir, which), model, trust_code)
 
 
@@ -199,29 +217,25 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _with_own_cache(config: Config, run_dir: Path) -> Config:
-    """The config with this user's cache, unless the run was started here, or is of this start, with another."""
-    cache = consent.cache_of(config)
+def _with_own_cache(data: DataConfig, run_dir: Path) -> DataConfig:
+    """Return the section with this user's cache, unless the run was started here, or is of this start, with another."""
+    cache = consent.cache_of(data)
     if cache is None or consent.is_allowed(cache) or consent.is_started(run_dir):
-        return config
+        return data
     logs.DATA.info(
         "data.cache of %s is %s, with which no run was started here; your own cache is used",
         run_dir,
         cache.what,
     )
-    return config.model_copy(update={"data": config.data.model_copy(update={"cache": None})})
+    return data.model_copy(update={"cache": None})
 
 
-def _code_of_model(config: Config) -> list[consent.Code]:
-    return consent.code_of(config, [consent.REMOTE_CODE])
-
-
-def _with_pin(config: Config) -> Config:
-    """The config with the digest of its model's code for a pin, where that lies in a folder of this machine."""
-    if not is_local(config.model.path):
-        return config
-    pin = consent.folder_digest(Path(config.model.path).expanduser())
-    return config.model_copy(update={"model": config.model.model_copy(update={"revision": pin})})
+def _with_pin(model: ModelConfig) -> ModelConfig:
+    """Return the section with the digest of the model's code for a pin, where that lies in a folder of this machine."""
+    if not is_local(model.path):
+        return model
+    pin = consent.folder_digest(Path(model.path).expanduser())
+    return model.model_copy(update={"revision": pin})
 
 
 def _require_room(model: Any) -> None:

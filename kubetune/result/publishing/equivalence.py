@@ -18,7 +18,6 @@ from kubetune import errors
 from kubetune.base import files
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.batching.image_batches import collate_pictured
-from kubetune.config.schema import Config
 from kubetune.data.prepared import kept_rows
 from kubetune.data.prepared.kept_rows import PROOF_ROWS, KeptRow
 from kubetune.data.prepared.prepare import prepare
@@ -75,7 +74,7 @@ def choose_sample(result: Result, tell: Callable[[str], None]) -> Sample:
         except (errors.KubetuneError, OSError) as error:
             reason = " ".join(str(error).split())
             origin = f"rows of random tokens, as the data are not at hand ({reason})"
-            return Sample(_random(config, result.tokenizer.vocab_size), origin)
+            return Sample(_random(config.task, result.tokenizer.vocab_size), origin)
     return Sample(tuple(_batch(row, result.image_processor) for row in kept.rows), kept.origin)
 
 
@@ -88,18 +87,19 @@ def _batch(row: KeptRow, processor: ImageProcessor | None) -> Batch:
     return collate([(row.ids, row.trained)], [row.number])
 
 
-def _random(config: Config, vocabulary: int) -> tuple[Batch, ...]:
+def _random(task: str, vocabulary: int) -> tuple[Batch, ...]:
+    """Return rows of random tokens, the same ones each time."""
     generator = np.random.default_rng(0)
-    drawn = [
-        generator.integers(0, vocabulary, int(n)).astype(np.uint32)
-        for n in generator.integers(8, 64, PROOF_ROWS)
-    ]
-    if config.task == "sequence_classification":
-        nothing = np.zeros((1, 1), np.float32)
-        return tuple(
-            collate_labelled([ids], [np.zeros(len(ids), np.uint8)], nothing) for ids in drawn
-        )
-    return tuple(collate([(ids, np.ones(len(ids), bool))]) for ids in drawn)
+    batches = []
+    for length in generator.integers(8, 64, PROOF_ROWS):
+        ids = generator.integers(0, vocabulary, int(length)).astype(np.uint32)
+        if task == "sequence_classification":
+            segments = np.zeros(len(ids), np.uint8)
+            target = np.zeros((1, 1), np.float32)
+            batches.append(collate_labelled([ids], [segments], target))
+        else:
+            batches.append(collate([(ids, np.ones(len(ids), bool))]))
+    return tuple(batches)
 
 
 @torch.inference_mode()

@@ -21,7 +21,7 @@ from kubetune import errors
 from kubetune.base import fault_injection, files, whole_folder
 from kubetune.base.logs import scrub
 from kubetune.config.load import read_config
-from kubetune.config.schema import Config
+from kubetune.config.schema import LoraConfig
 from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.models import loading
@@ -84,7 +84,7 @@ def export_run(
         raise errors.ConfigError(
             f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out"
         )
-    kind = _kind(config, merged)
+    kind = _kind(config.lora, merged=merged)
     out = (Path(out) if out else _place(result, kind)).absolute()
     _check_place(out)
     chosen = loading.DTYPES[_dtype_name(result, dtype)]
@@ -194,7 +194,7 @@ def find_export(
 ) -> Export | None:
     """The whole export of this very checkpoint that `export_run` would make again, if it is there."""
     result = open_result(run_dir, which, model)
-    kind = _kind(result.trained, merged)
+    kind = _kind(result.trained.lora, merged=merged)
     out = _place(result, kind)
     if not whole_folder.is_whole(out, PROVENANCE):
         return None
@@ -206,8 +206,8 @@ def find_export(
     return Export(out.absolute(), kind, facts) if is_same and is_wanted and is_named else None
 
 
-def _kind(config: Config, merged: bool) -> Kind:
-    if config.lora is None:
+def _kind(lora: LoraConfig | None, *, merged: bool) -> Kind:
+    if lora is None:
         return "model"
     return "merged" if merged else "adapter"
 

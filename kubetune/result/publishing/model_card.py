@@ -33,13 +33,13 @@ _SETTINGS = (
 
 
 def base_name(path: str) -> str:
-    """Name of the base: its hub id, also where a folder of the hub's cache was given; else the folder's name."""
+    """Return the name of the base: its hub id, also of a folder of the hub's cache; else the folder's name."""
     for part in Path(path).parts:
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/")
-    return (
-        path if path.count("/") == 1 and not path.startswith((".", "~")) else model_short_name(path)
-    )
+    if path.count("/") == 1 and not path.startswith((".", "~")):
+        return path
+    return model_short_name(path)
 
 
 def write_card(
@@ -51,17 +51,25 @@ def write_card(
     pictured: bool = False,
     verdict: Mapping[str, Any] | None = None,
 ) -> str:
-    """The card of an export. `kind`: adapter, merged or model; `facts`: its provenance; `lines`: metrics up to it.
+    """Return the card of an export. `kind`: adapter, merged or model; `facts`: its provenance; `lines`: metrics up to it.
 
     `pictured`: their curves lie beside the card as `CURVES`. `verdict`: the run's, of this checkpoint.
     """
     base = base_name(config.model.path)
     name = facts["run"]["name"] or model_short_name(config.model.path)
+    snippet = _snippet(
+        task_of(config.task_name).auto_class,
+        kind,
+        base,
+        config.model.revision,
+        sees=config.sees,
+        classifies=config.classifies,
+    )
     parts = [
-        _front_matter(config, kind, base),
-        f"# {name}\n\n{_summary(config, kind, base, facts)}",
-        f"## How to load\n\n```python\n{_snippet(config, kind, base)}\n```",
-        *serving.commands(config, kind, base, facts["base"]),
+        _front_matter(PIPELINES["vision_language" if config.sees else config.task], kind, base),
+        f"# {name}\n\n{_summary(kind, base, facts)}",
+        f"## How to load\n\n```python\n{snippet}\n```",
+        *serving.commands(config.task_name, config.lora, kind, base, facts["base"]),
         f"## Training\n\n{_table(_settings(config, facts))}",
         f"## Metrics\n\n{_curves(lines, pictured)}{_against_base(verdict or {})}",
         f"## Proof of export\n\n{_proof(facts['proof'])}",
@@ -72,12 +80,12 @@ def write_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(config: Config, kind: str, base: str) -> str:
+def _front_matter(pipeline: str, kind: str, base: str) -> str:
     lines = [
         f"base_model: {json.dumps(base)}",
         f"base_model_relation: {'adapter' if kind == 'adapter' else 'finetune'}",
         f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
-        f"pipeline_tag: {PIPELINES['vision_language' if config.sees else config.task]}",
+        f"pipeline_tag: {pipeline}",
         f"tags: [{', '.join(['kubetune', *_TAGS[kind]])}]",
         "# license: to be filled in",
     ]
@@ -86,7 +94,7 @@ def _front_matter(config: Config, kind: str, base: str) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _summary(config: Config, kind: str, base: str, facts: Mapping[str, Any]) -> str:
+def _summary(kind: str, base: str, facts: Mapping[str, Any]) -> str:
     what = {
         "adapter": f"LoRA adapter for `{base}`",
         "merged": f"`{base}` with its LoRA adapter merged into the weights",
@@ -103,25 +111,31 @@ def _summary(config: Config, kind: str, base: str, facts: Mapping[str, Any]) -> 
     return text
 
 
-def _snippet(config: Config, kind: str, base: str) -> str:
-    auto = task_of(config).auto_class
-    reader = "AutoProcessor" if config.sees else "AutoTokenizer"
+def _snippet(
+    auto: str, kind: str, base: str, revision: str | None, *, sees: bool, classifies: bool
+) -> str:
+    """Return the Python code that loads an export. `auto`: transformers' class; `revision`: of the base."""
+    reader = "AutoProcessor" if sees else "AutoTokenizer"
+    name = "processor" if sees else "tokenizer"
     here = '"THIS_REPOSITORY_OR_FOLDER"'
-    revision = f", revision={json.dumps(config.model.revision)}" if config.model.revision else ""
     if kind != "adapter":
         return (
             f"from transformers import {auto}, {reader}\n\n"
-            f"model = {auto}.from_pretrained({here})\nreader = {reader}.from_pretrained({here})"
-        ).replace("reader =", "processor =" if reader == "AutoProcessor" else "tokenizer =")
-    of_classes = ", config=config, ignore_mismatched_sizes=True" if config.classifies else ""
+            f"model = {auto}.from_pretrained({here})\n{name} = {reader}.from_pretrained({here})"
+        )
+    arguments = json.dumps(base)
+    if revision:
+        arguments += f", revision={json.dumps(revision)}"
     lines = ["from peft import PeftModel", f"from transformers import {auto}, {reader}", ""]
-    if of_classes:
+    if classifies:
+        # The base knows nothing of the labels: the export's config.json does.
         lines[1] = f"from transformers import AutoConfig, {auto}, {reader}"
         lines.append(f"config = AutoConfig.from_pretrained({here})")
+        arguments += ", config=config, ignore_mismatched_sizes=True"
     lines += [
-        f"base = {auto}.from_pretrained({json.dumps(base)}{revision}{of_classes})",
+        f"base = {auto}.from_pretrained({arguments})",
         f"model = PeftModel.from_pretrained(base, {here})",
-        f"{'processor' if reader == 'AutoProcessor' else 'tokenizer'} = {reader}.from_pretrained({here})",
+        f"{name} = {reader}.from_pretrained({here})",
     ]
     return "\n".join(lines)
 
@@ -135,7 +149,8 @@ def _global_batch(checkpoint: Mapping[str, Any]) -> str:
 
 
 def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
-    training, lora = config.training, config.lora
+    training = config.training
+    lora = config.lora
     settings: dict[str, Any] = {
         "task": config.task,
         "method": method_label(config.lora),

@@ -32,7 +32,9 @@ def facts_of(
         "time": metrics.now(),
         "kind": job.kind,
         "dtype": notes.get("dtype", job.dtype_name),
-        "served_by": list(served_by(config, job.kind, notes.get("base", {}))),
+        "served_by": list(
+            served_by(config.task_name, config.lora, job.kind, notes.get("base", {}))
+        ),
         "run": {"name": config.name, "directory": result.run_dir.name, "config": resolved(config)},
         "checkpoint": {
             "name": result.checkpoint.name,

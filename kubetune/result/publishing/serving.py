@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from kubetune.config.schema import Config, LoraConfig
+from kubetune.config.schema import LoraConfig
 from kubetune.tasks import task_of
 
 VLLM, GGUF, OLLAMA = "vLLM", "GGUF", "Ollama"
@@ -43,16 +43,23 @@ FOR_VLLM = "vllm"
 """Folder of an export with such an adapter under vLLM's names."""
 
 
-def served_by(config: Config, kind: str, base: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of what can serve an export (`adapter`, `merged` or `model`) of a run.
+def served_by(
+    task: str, lora: LoraConfig | None, kind: str, base: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the names of what can serve an export (`adapter`, `merged` or `model`) of a run.
+
+    `task`: `Config.task_name`. `lora`: as trained.
 
     `base`, as provenance.json has it: `experts_of`, the kind of mixture whose stacked experts an adapter is on;
     `text_of`, the kind of model that sees whose text model it is on.
     """
-    if config.task == "reward_model" and kind != "adapter":
+    if task == "reward_model" and kind != "adapter":
         return (VLLM,)
-    lora = config.lora if kind == "adapter" else None
-    if not _generates(config) or (lora and (lora.use_dora or lora.modules_to_save)):
+    if kind != "adapter":
+        lora = None
+    if not _generates(task):
+        return ()
+    if lora is not None and (lora.use_dora or lora.modules_to_save):
         return ()
     able = {VLLM, GGUF, OLLAMA}
     if lora and (lora.use_rslora or base.get("experts_of")):
@@ -63,15 +70,16 @@ def served_by(config: Config, kind: str, base: Mapping[str, Any]) -> tuple[str, 
 
 
 def is_known_to_vllm(base: Mapping[str, Any]) -> bool:
-    """vLLM was seen to load all of an adapter on such a base."""
-    experts_of, text_of = base.get("experts_of"), base.get("text_of")
-    return (not experts_of or experts_of in EXPERTS_IN_VLLM) and (
-        not text_of or text_of in NAMES_IN_VLLM
-    )
+    """True if vLLM was seen to load all of an adapter on such a base."""
+    experts_of = base.get("experts_of")
+    text_of = base.get("text_of")
+    if experts_of and experts_of not in EXPERTS_IN_VLLM:
+        return False
+    return not text_of or text_of in NAMES_IN_VLLM
 
 
 def lora_words(adapters: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[str]:
-    """Words of vLLM's command line for adapters, each by its name, its path, and its base as in `served_by`."""
+    """Return the words of vLLM's command line for adapters, each by its name, its path, and its base as in `served_by`."""
     modules, switches = [], []
     for name, path, base in adapters:
         path = f"{path}/{FOR_VLLM}" if base.get("text_of") else path
@@ -83,23 +91,26 @@ def lora_words(adapters: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[s
     return [*switches, "--lora-modules", *modules]
 
 
-def commands(config: Config, kind: str, name: str, base: Mapping[str, Any]) -> list[str]:
-    """A card's part on serving: commands as a person would type them in the export's folder, and what loads it not.
+def commands(
+    task: str, lora: LoraConfig | None, kind: str, name: str, base: Mapping[str, Any]
+) -> list[str]:
+    """Return a card's part on serving: commands as typed in the export's folder, and which programs cannot load it.
 
-    `name`: what the base is called; `base` as in `served_by`.
+    `name`: what the base is called; the others as in `served_by`.
     """
-    able = served_by(config, kind, base)
-    lora = config.lora if kind == "adapter" else None
-    if not able and not _generates(config):
+    able = served_by(task, lora, kind, base)
+    if kind != "adapter":
+        lora = None
+    if not able and not _generates(task):
         return []
-    if config.task == "reward_model":
+    if task == "reward_model":
         lines = {
             VLLM: "vllm serve . --runner pooling --pooler-config '{\"use_activation\": false}'    # asked at /pooling"
         }
     elif lora:
-        told = shlex.join(lora_words([("tuned", ".", base)]))
+        words = shlex.join(lora_words([("tuned", ".", base)]))
         lines = {
-            VLLM: f"vllm serve {name} --enable-lora --max-lora-rank {lora.r} {told}",
+            VLLM: f"vllm serve {name} --enable-lora --max-lora-rank {lora.r} {words}",
             GGUF: f"python llama.cpp/convert_lora_to_gguf.py . --base {name} --outfile {ADAPTER_GGUF}",
             OLLAMA: "ollama create tuned -f Modelfile    # the base in its FROM line is to be one that Ollama has",
         }
@@ -109,34 +120,41 @@ def commands(config: Config, kind: str, name: str, base: Mapping[str, Any]) -> l
             GGUF: f"python llama.cpp/convert_hf_to_gguf.py . --outfile {MODEL_GGUF} --outtype q8_0",
             OLLAMA: "ollama create tuned -f Modelfile",
         }
-    shown = (
-        ["\n".join(["```console", *(f"$ {lines[each]}" for each in able), "```"])] if able else []
-    )
-    if lora and (reasons := _reasons(lora, base)):
-        shown.append(" ".join([*reasons, "`kubetune export --merge` makes what all of them run."]))
-    return ["\n\n".join(["## How to serve", *shown])] if shown else []
+    parts = []
+    if able:
+        parts.append("\n".join(["```console", *(f"$ {lines[program]}" for program in able), "```"]))
+    if lora:
+        reasons = _reasons(lora, base)
+        if reasons:
+            parts.append(
+                " ".join([*reasons, "`kubetune export --merge` makes what all of them run."])
+            )
+    if not parts:
+        return []
+    return ["\n\n".join(["## How to serve", *parts])]
 
 
 def _reasons(lora: LoraConfig, base: Mapping[str, Any]) -> list[str]:
-    """Reasons why some of the three do not serve an adapter, in sentences."""
+    """Return why some of the three do not serve an adapter, in sentences."""
     if lora.use_dora or lora.modules_to_save:
         what = "weights of DoRA" if lora.use_dora else "modules trained whole"
         return [f"None of vLLM, llama.cpp and Ollama loads adapters with {what}."]
-    said = []
+    reasons = []
     if lora.use_rslora:
-        said.append(
+        reasons.append(
             "llama.cpp and Ollama would scale this adapter otherwise than it was trained: they know no rsLoRA."
         )
-    if experts_of := base.get("experts_of"):
-        said.append(f"llama.cpp and Ollama load no adapters on the experts of {experts_of}.")
+    experts_of = base.get("experts_of")
+    if experts_of:
+        reasons.append(f"llama.cpp and Ollama load no adapters on the experts of {experts_of}.")
     if not is_known_to_vllm(base):
         kind = experts_of or base["text_of"]
-        said.append(
+        reasons.append(
             f"vLLM is not known to load adapters on {kind}, and leaves some out without a word."
         )
-    return said
+    return reasons
 
 
-def _generates(config: Config) -> bool:
-    """The run's model answers text with text."""
-    return bool(task_of(config).auto_class == "AutoModelForCausalLM")
+def _generates(task: str) -> bool:
+    """True if models of a task answer text with text."""
+    return bool(task_of(task).auto_class == "AutoModelForCausalLM")

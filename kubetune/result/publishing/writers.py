@@ -17,7 +17,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -33,6 +33,7 @@ from kubetune.data.reading.hub import is_local
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.models import loading
 from kubetune.models.padding_free import TOLERANCE, unwrap
+from kubetune.models.spec import ModelSpec
 from kubetune.result.inference.result import Result
 from kubetune.result.publishing import equivalence, merge, serving
 from kubetune.result.publishing.equivalence import Comparison, Sample
@@ -63,25 +64,26 @@ class Job:
     @property
     def config(self) -> Config:
         """Return the run's config, whose model is loaded in the dtype of the export."""
-        return self.in_dtype(self.dtype)
+        model = self.spec_in(self.dtype).model
+        return self.result.config.model_copy(update={"model": model})
 
     @property
     def dtype_name(self) -> str:
         """Return the dtype of what is written, as configs name it."""
         return _name(self.dtype)
 
-    def in_dtype(self, dtype: torch.dtype) -> Config:
-        """Return the run's config, whose model is loaded in this dtype."""
-        config = self.result.config
-        model = config.model.model_copy(update={"dtype": _name(dtype)})
-        return config.model_copy(update={"model": model})
+    def spec_in(self, dtype: torch.dtype) -> ModelSpec:
+        """Return the run's model, to be loaded in this dtype."""
+        spec = self.result.spec
+        return replace(spec, model=spec.model.model_copy(update={"dtype": _name(dtype)}))
 
     def load(self, folder: Path) -> Any:
         """Load the model of a checkpoint, or of an exported adapter, with training's code."""
-        settings = self.result.task.load_settings(self.config, folder)
+        spec = self.spec_in(self.dtype)
+        settings = self.result.task.load_settings(spec, folder)
         with merge.quiet():
             return loading.load_trained(
-                self.result.auto_class, self.config, folder, self.device, **settings
+                self.result.auto_class, spec, folder, self.device, **settings
             )
 
     def ask(self, model: Any, sample: Sample) -> list[Tensor]:
@@ -214,7 +216,7 @@ def _write_full(job: Job, folder: Path, sample: Sample) -> Proof:
     )
     stored = facts.dtype or torch.float32
     model = loading.load_trained(
-        job.result.auto_class, job.in_dtype(stored), job.result.checkpoint, job.device
+        job.result.auto_class, job.spec_in(stored), job.result.checkpoint, job.device
     )
     trained = job.ask(model, sample)
     if stored != job.dtype:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kubetune.base import logs
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, ModelConfig, TrainingConfig
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.kernels import pointwise
@@ -30,39 +30,42 @@ def decide(
 
     `tokens`: of all steps; `width`: the model's hidden size, where it is known.
     """
-    config = cpu_dtype.decide(config, run_dir, world, width)
+    dtype = cpu_dtype.decide(config.model.dtype, run_dir, world, width)
     chosen = None
     if world.is_main:
         chosen = _choose(config, plan, tokens, run_dir, world)
     chosen = process_group.broadcast(chosen, world)
+    model = {"dtype": dtype, "attention": chosen["attention"]}
     return config.model_copy(
         update={
-            "model": config.model.model_copy(update={"attention": chosen["attention"]}),
+            "model": config.model.model_copy(update=model),
             "training": config.training.model_copy(update={"compile": chosen["compile"]}),
         }
     )
 
 
-def as_event(config: Config) -> dict[str, Any]:
-    """The decisions, as the event of a start holds them for the next one."""
-    return {"attention": config.model.attention, "compile": config.training.compile}
+def as_event(model: ModelConfig, training: TrainingConfig) -> dict[str, Any]:
+    """Return the decisions, as the event of a start holds them for the next one."""
+    return {"attention": model.attention, "compile": training.compile}
 
 
 def _choose(
     config: Config, plan: Plan, tokens: float, run_dir: Path, world: World
 ) -> dict[str, Any]:
-    asked = as_event(config)
-    starts = [
-        event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")
-    ]
-    if starts:  # those of older versions decided nothing
-        return {
-            name: starts[-1].get(name, value) if value == "auto" else value
-            for name, value in asked.items()
-        }
-    gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
-    known = measured.read(gpu)
+    """Return what `as_event` holds, with `auto` decided: by an earlier start, else by what was measured here."""
+    asked = as_event(config.model, config.training)
     chosen = dict(asked)
+    events = metrics.read_events(run_dir)
+    starts = [event for event in events if event["event"] in ("start", "resume")]
+    if starts:
+        for name, value in asked.items():
+            if value == "auto":
+                chosen[name] = starts[-1].get(name, value)
+        return chosen
+    gpu = None
+    if world.device.type == "cuda":
+        gpu = torch.cuda.get_device_name(world.device)
+    known = measured.read(gpu)
     if asked["attention"] == "auto" and known.attention == "sdpa":
         chosen["attention"] = "sdpa"
     weights = read_weights(config.model.path, os.environ)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune.base import cpu, logs
-from kubetune.config.schema import Config
 from kubetune.rundir import metrics
 from kubetune.rundir.throughput import last_start
 
@@ -14,31 +13,27 @@ if TYPE_CHECKING:
     from kubetune.distributed.process_group import World
 
 
-def decide(config: Config, run_dir: Path, world: World, width: int | None = None) -> Config:
-    """Return the config with `model.dtype: auto` replaced by what that means on this CPU.
+def decide(dtype: str, run_dir: Path, world: World, width: int | None = None) -> str:
+    """Return `model.dtype`, with `auto` replaced by what that means on this CPU.
 
     All ranks call it and agree. A run that was begun goes on as it began. `width` is the model's hidden size, if known.
     """
-    if config.model.dtype != "auto" or world.device.type == "cuda":
-        return config
+    if dtype != "auto" or world.device.type == "cuda":
+        return dtype
     from kubetune.distributed import process_group
 
     chosen = None
     if world.is_main:
         chosen = _choose(run_dir, width)
-    return _with(config, process_group.broadcast(chosen, world))
+    agreed: str = process_group.broadcast(chosen, world)
+    return agreed
 
 
-def as_trained(run_dir: Path, config: Config) -> Config:
-    """Return the config of a run with `model.dtype: auto` as its start decided it, if that was without a GPU."""
-    if config.model.dtype != "auto":
-        return config
-    kept = _kept(run_dir)
-    return config if kept is None else _with(config, kept)
-
-
-def _with(config: Config, dtype: str) -> Config:
-    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+def as_trained(run_dir: Path, dtype: str) -> str:
+    """Return `model.dtype` of a run, with `auto` as its start decided it, if that was without a GPU."""
+    if dtype != "auto":
+        return dtype
+    return _kept(run_dir) or dtype
 
 
 def _choose(run_dir: Path, width: int | None) -> str:

@@ -91,8 +91,12 @@ def record_start(run: Run, state: State, run_dir: Path) -> None:
     """Note the event of this start, with what speeds are compared by."""
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
     spared = run.plan.spared_share
-    facts = flops.describe(run.learner, run.config, run.data.train, run.world.device, dtype, spared)
-    facts |= {"spared_share": spared, **choices.as_event(run.config)}
+    config = run.config
+    stated_peak = config.compute.peak_tflops
+    facts = flops.describe(
+        run.learner, stated_peak, run.data.train, run.world.device, dtype, spared
+    )
+    facts |= {"spared_share": spared, **choices.as_event(config.model, config.training)}
     facts |= {"machine": machine.describe()}
     event = "resume" if state.step else "start"
     metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)

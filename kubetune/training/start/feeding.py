@@ -6,8 +6,7 @@ from functools import partial
 
 from kubetune.base import logs
 from kubetune.batching.feed import Feed
-from kubetune.config.schema import Config
-from kubetune.data.prepared.prefix_rules import LEAST_SHARE, may_share_prefixes
+from kubetune.data.prepared.prefix_rules import LEAST_SHARE
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
@@ -21,38 +20,51 @@ STEPS = 4
 
 
 def make_feed(
-    config: Config, plan: Plan, data: Prepared, world: World, learner: Learner
+    plan: Plan, seed: int, data: Prepared, world: World, learner: Learner, *, may_share: bool
 ) -> tuple[Feed, Plan]:
-    """The batches of a run, and its plan with the share of the tokens that they spare. All ranks call it."""
-    flops = flops_of(learner, config, data.train) if world.size > 1 else None
+    """Return the batches of a run, and its plan with the share of the tokens that they spare. All ranks call it.
+
+    `may_share`: beginnings that rows share may be computed once.
+    """
+    flops = None
+    if world.size > 1:
+        flops = flops_of(learner, data.train)
     feed = partial(
         Feed,
         data.train,
         plan,
-        config.training.seed,
+        seed,
         world,
         padding_free=learner.route.padding_free,
         even=fsdp.is_sharded(learner.model),
         costs=flops,
     )
-    if not may_share_prefixes(config.task, config.data, config.preference):
+    if not may_share:
         return feed(), plan
     sharing = feed(shares=True)
     share = spared_share(sharing, plan)
     if share < LEAST_SHARE:
         return feed(), plan
-    said = f"beginnings that rows share, {share:.0%} of the tokens, are computed"
-    reasons = process_group.gather(prefix_sharing.why_not(learner), world)
-    if reason := next((reason for reason in reasons if reason), ""):
+    line = f"beginnings that rows share, {share:.0%} of the tokens, are computed"
+    # All ranks share or none: where one cannot, all have its reason.
+    reasons = list(filter(None, process_group.gather(prefix_sharing.why_not(learner), world)))
+    if reasons:
         logs.DATA.info(
-            "%s again for each row, since the model does not let them be shared: %s", said, reason
+            "%s again for each row, since the model does not let them be shared: %s",
+            line,
+            reasons[0],
         )
         return feed(), plan
-    logs.DATA.info("%s once", said)
+    logs.DATA.info("%s once", line)
     return sharing, plan.model_copy(update={"spared_share": share})
 
 
 def spared_share(feed: Feed, plan: Plan) -> float:
-    """Share of the tokens of the first steps that are not computed again; 0 where beginnings are not shared."""
-    steps = [feed.step_tokens(step) for step in range(min(STEPS, plan.num_steps))]
-    return 1 - sum(computed for computed, _ in steps) / max(1, sum(tokens for _, tokens in steps))
+    """Return the share of the tokens of the first steps that are not computed again; 0 where none are shared."""
+    computed = 0
+    tokens = 0
+    for step in range(min(STEPS, plan.num_steps)):
+        computed_of_step, tokens_of_step = feed.step_tokens(step)
+        computed += computed_of_step
+        tokens += tokens_of_step
+    return 1 - computed / max(1, tokens)

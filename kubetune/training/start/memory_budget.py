@@ -14,6 +14,7 @@ from kubetune.models import acceleration
 from kubetune.plan.forecast import Forecast, forecast, remedies
 from kubetune.plan.memory import USABLE_SHARE
 from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.rank_work import RankWork
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
@@ -40,7 +41,8 @@ class MemoryBudget:
         self._weights = read_weights(config.model.path, os.environ)
         self._forecast: Forecast | None = None
         if self._weights is not None:
-            self._forecast = forecast(config, plan, self._weights, self.device_bytes, longest)
+            work = RankWork.of(config, plan, longest)
+            self._forecast = forecast(work, self._weights, self.device_bytes)
         self.forecast_bytes = None
         if self._forecast is not None:
             self.forecast_bytes = self._forecast.allocated_bytes

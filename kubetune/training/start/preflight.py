@@ -8,7 +8,7 @@ lies where the next start would clear it away as well.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -30,9 +30,6 @@ from kubetune.training.start.memory_budget import SHARE_AFTER_WRONG_FORECAST, Me
 if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
     from kubetune.batching.feed import Work
-    from kubetune.config.schema import Config
-    from kubetune.distributed.process_group import World
-    from kubetune.plan.plan import Plan
     from kubetune.rundir.checkpoints import State
     from kubetune.training.run import Run
 
@@ -53,16 +50,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def explaining_shortage(config: Config, plan: Plan, world: World) -> Iterator[None]:
+def explaining_shortage(budget_of: Callable[[], MemoryBudget], rank: int) -> Iterator[None]:
     """Turn memory that runs out anywhere within into an error that says what would help."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        budget = MemoryBudget(config, plan, world.device)
+        budget = budget_of()
         raise errors.OutOfMemory(
-            f"rank {world.rank} ran out of memory ({errors.first_line(error)}); there are {size(budget.device_bytes)} "
+            f"rank {rank} ran out of memory ({errors.first_line(error)}); there are {size(budget.device_bytes)} "
             f"({budget.owner}); {budget.advice(SHARE_AFTER_WRONG_FORECAST)}. What was saved is good: after such a "
             "change the same command goes on. training.preflight tries the longest batch before step 1"
         ) from error

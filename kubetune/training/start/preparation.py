@@ -52,11 +52,17 @@ class Preparation:
         self._pool.shutdown()
 
     def result(self) -> tuple[Prepared, Config]:
-        """The data, and the config whose model is one commit of the hub; waiting may take hours by right."""
+        """Return the data, and the config whose model is one commit of the hub; waiting may take hours by right."""
         with reminders.reminding(
             lambda taken: logs.DATA.info(reminders.OF_PREPARING, taken), reminders.PATIENT_SECONDS
         ):
-            return _open_prepared(*_unless_killed(self._folder))
+            folder, config = _unless_killed(self._folder)
+            from kubetune.data.prepared.prepare import load_prepared
+            from kubetune.data.spec import DataSpec
+            from kubetune.data.text.tokenizer import load_tokenizer
+
+            tokenizer = load_tokenizer(config.model, date=config.data.date)
+            return load_prepared(folder, tokenizer, DataSpec.of(config)), config
 
 
 def _unless_killed(future: Future[Result]) -> Result:
@@ -69,12 +75,11 @@ def _unless_killed(future: Future[Result]) -> Result:
         ) from error
 
 
-def log_as_set(config: Config, run_dir: Path, rank: int) -> Config:
-    """The config, by which log lines go to its run directory from now on."""
+def log_to_run(level: str, run_dir: Path, rank: int) -> None:
+    """Write log lines to the run directory from now on."""
     from kubetune.base import progress_bar
 
-    logs.configure(config.logging.level, run_dir, rank, progress=progress_bar.is_wanted(rank))
-    return config
+    logs.configure(level, run_dir, rank, progress=progress_bar.is_wanted(rank))
 
 
 def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
@@ -83,33 +88,25 @@ def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
 
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     logs.STEP.info("preparing data" if alone else "opening the prepared data")
-    config = pinned(config, run_dir)
+    config = config.model_copy(update={"model": pinned(config.model, run_dir)})
     return prepare(config).path, config
 
 
-def _open_prepared(folder: Path, config: Config) -> tuple[Prepared, Config]:
-    from kubetune.data.prepared.prepare import load_prepared
-    from kubetune.data.text.tokenizer import load_tokenizer
-
-    return load_prepared(
-        folder, load_tokenizer(config.model, date=config.data.date), config
-    ), config
-
-
 def width_of(data: Prepared) -> int | None:
-    """Hidden size of the model, from its config.json; None where that names none."""
+    """Return the hidden size of the model, from its config.json; None where that names none."""
     from kubetune.data.text.tokenizer_files import read_json
     from kubetune.plan.memory import Shape
     from kubetune.plan.model_shapes import Weights
 
-    shape = Shape.of(
-        Weights({}, read_json(data.tokenizer.files.get("config.json")), stated=False).text_config
-    )
-    return shape.hidden if shape is not None and isinstance(shape.hidden, int) else None
+    facts = read_json(data.tokenizer.files.get("config.json"))
+    shape = Shape.of(Weights({}, facts, stated=False).text_config)
+    if shape is None or not isinstance(shape.hidden, int):
+        return None
+    return shape.hidden
 
 
 def sizes(data: Prepared) -> dict[str, Any]:
-    """Sizes of the prepared data that the plan needs."""
+    """Return the sizes of the prepared data that the plan needs."""
     from kubetune.batching.feed import evaluated, rows_per_epoch, tokens_per_epoch
 
     return {
@@ -120,5 +117,5 @@ def sizes(data: Prepared) -> dict[str, Any]:
 
 
 def planned_tokens(plan: Plan, data: Prepared) -> int:
-    """Tokens of all steps planned."""
+    """Return the tokens of all steps planned."""
     return round(float(data.train.lengths.mean()) * (plan.rows or 0) * plan.num_epochs)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+import torch
 import transformers
 
 from kubetune import errors
@@ -46,11 +47,11 @@ from kubetune.tasks import causal_lm, preference, vision_language
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from kubetune.config.schema import Config
     from kubetune.data.prepared.prepare import Prepared
     from kubetune.data.prepared.rows import Rows
     from kubetune.distributed.process_group import World
     from kubetune.models.learner import Learner
+    from kubetune.models.spec import ModelSpec
     from kubetune.plan.plan import Plan
 
     Tables = dict[str, NDArray[np.float64]]
@@ -79,9 +80,9 @@ class Answer(NamedTuple):
 
 
 def attach(
-    config: Config,
-    plan: Plan,
     learner: Learner,
+    dtype: str,
+    plan: Plan,
     data: Prepared,
     world: World,
     run_dir: Path,
@@ -89,21 +90,20 @@ def attach(
     *,
     shares: bool,
 ) -> None:
-    """Set `reference` of the rows where the loss of the run needs it. All ranks call it.
+    """Set `reference` of the rows of a run. All ranks call it.
 
-    The model must be as it is before training. `shares`: beginnings that rows share are computed once.
+    The model must be as it is before training. `dtype`: model.dtype. `base`: of rank 0. `shares`: beginnings that rows
+    share are computed once.
 
     Raises ModelError where a log-probability is not finite.
     """
-    if not needs_reference(config):
-        return
     splits = {"train": data.train}
     if data.eval is not None:
         splits["eval"] = data.eval
     key = None
     if world.is_main:
-        check = base or identity.Check(config, run_dir)
-        key = _fingerprint(config, learner, data, world, check, shares)
+        assert base is not None, "rank 0 has it"
+        key = _fingerprint(learner, choose_dtype(dtype, world.device), data, base, shares)
     key = process_group.broadcast(key, world)
     path = data.path.with_name(f"{data.path.name}.reference-{key[:32]}.npz")
     parts = path.with_suffix(".parts")
@@ -128,30 +128,22 @@ def attach(
     metrics.record_event(run_dir, "reference", rows=num_rows, found=not is_missing, seconds=seconds)
 
 
-def needs_reference(config: Config) -> bool:
-    """True if the loss of the run compares the model with the reference."""
-    return config.task == "preference" and config.preference.needs_reference
-
-
-def ask_base(config: Config, learner: Learner, rows: Rows, plan: Plan, world: World) -> None:
-    """Set `reference` of rows that are only evaluated, from the base of a trained model, if the loss needs it.
+def ask_base(spec: ModelSpec, learner: Learner, rows: Rows, plan: Plan, world: World) -> None:
+    """Set `reference` of rows that are only evaluated, from the base of a trained model.
 
     Where every weight was trained, the base is loaded as a second model.
     """
-    if not needs_reference(config):
-        return
-    if config.lora is None:
-        task = vision_language.TASK if config.sees else causal_lm.TASK
-        model = load_pretrained(getattr(transformers, task.auto_class), config, world.device)
-        learner = task.learner_of(model, config)
+    if spec.lora is None:
+        task = causal_lm.TASK if spec.vision is None else vision_language.TASK
+        model = load_pretrained(getattr(transformers, task.auto_class), spec, world.device)
+        learner = task.learner_of(model, spec)
     rows.reference = scores(learner, {"eval": rows}, plan, world)["eval"]
 
 
 def _fingerprint(
-    config: Config,
     learner: Learner,
+    dtype: torch.dtype,
     data: Prepared,
-    world: World,
     base: identity.Check,
     shares: bool,
 ) -> str:
@@ -161,11 +153,11 @@ def _fingerprint(
         "format": FORMAT,
         "data": data.fingerprint,
         "weights": {name: content.sha256 for name, content in sorted(weights.items())},
-        "dtype": str(choose_dtype(config.model.dtype, world.device)),
+        "dtype": str(dtype),
         "attention": [implementation(learner.lm), learner.route.padding_free, shares],
         "quantization": str(getattr(learner.lm.config, "quantization_config", None)),
     }
-    if config.sees:
+    if data.train.processor is not None:
         facts["images"] = [data.train.image_digest]
         if data.eval is not None:
             facts["images"].append(data.eval.image_digest)

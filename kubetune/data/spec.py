@@ -1,0 +1,75 @@
+"""What decides which rows a run's data become, as the one value that reading, checking and preparing work from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import (
+        ClassificationConfig,
+        Config,
+        DataConfig,
+        ModelConfig,
+        PreferenceConfig,
+        RecordKind,
+        SourceConfig,
+        VisionConfig,
+    )
+    from kubetune.data.text.tokenizer import Tokenizer
+    from kubetune.data.vision.image_processor import ImageProcessor
+
+Sources = dict[Literal["train", "eval", "forget"], tuple["SourceConfig", ...]]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """The settings that rows depend on.
+
+    It says nothing of what is done with the rows, so runs that differ in their training alone share prepared data.
+    """
+
+    task: str
+    record_kind: RecordKind
+    model: ModelConfig  # whose tokenizer, image processor and embeddings the rows are made for
+    data: DataConfig
+    sources: Sources  # those that are named; none for a share held out of training
+    classification: ClassificationConfig
+    preference: PreferenceConfig
+    vision: VisionConfig | None  # None where rows have no images
+    seed: int  # by which a share is held out, and samples are drawn
+
+    @classmethod
+    def of(cls, config: Config) -> DataSpec:
+        """Take it from a run's config."""
+        return cls(
+            task=config.task,
+            record_kind=config.record_kind,
+            model=config.model,
+            data=config.data,
+            sources=config.sources,
+            classification=config.classification,
+            preference=config.preference,
+            vision=config.sight,
+            seed=config.training.seed,
+        )
+
+    @property
+    def splits(self) -> Sources:
+        """Sources of each split that has some; a share held out comes from the sources of training."""
+        splits = dict(self.sources)
+        if isinstance(self.data.eval, float) and self.data.eval:
+            splits["eval"] = self.data.train
+        return {split: sources for split, sources in splits.items() if sources}
+
+    def image_processor(self, tokenizer: Tokenizer) -> ImageProcessor | None:
+        """Load the image processor of the model; None where rows have no images.
+
+        Raises ModelError as `load_image_processor` does.
+        """
+        if self.vision is None:
+            return None
+        from kubetune.data.vision.image_processor import load_image_processor  # imports tokenizers
+
+        compares = self.preference.images
+        return load_image_processor(self.model, self.vision, tokenizer, compares=compares)

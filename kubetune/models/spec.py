@@ -1,0 +1,37 @@
+"""What a run says about its model, as the one value that loading, adapting and tasks work from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from kubetune.config.schema import PreferenceConfig
+from kubetune.models import quantization
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import Config, LoraConfig, ModelConfig, VisionConfig
+    from kubetune.distributed.process_group import World
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model: its base, what of it learns, and the settings that its task builds it with.
+
+    It says nothing of data, batches or schedule, so a model of the same spec is the same whatever it is trained on.
+    """
+
+    model: ModelConfig
+    lora: LoraConfig | None = None  # None: all parameters learn
+    quantization: str = "none"  # of the base; `auto` until `decided_for` has chosen
+    vision: VisionConfig | None = None  # None for a model that reads text alone
+    preference: PreferenceConfig = field(default_factory=PreferenceConfig)
+
+    @classmethod
+    def of(cls, config: Config) -> ModelSpec:
+        """Take it from a run's config."""
+        return cls(config.model, config.lora, config.quantization, config.sight, config.preference)
+
+    def decided_for(self, world: World) -> ModelSpec:
+        """Return the spec with `quantization: auto` replaced by what that means on these devices."""
+        chosen = quantization.decide(self.quantization, self.lora, world)
+        return replace(self, quantization=chosen)
