@@ -254,9 +254,7 @@ def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None, *, shares: bool
         texts = [rows.row(row)[0] for row in samples]
         segments = [rows.segments(row) for row in samples]
         return collate_labelled(texts, segments, rows.targets[ids], samples)
-    sequences = []
-    for row in samples:
-        sequences.extend(rows.sequences(row))
+    sequences = [sequence for row in samples for sequence in rows.sequences(row)]
     if reader is not None:
         pictures = [reader.read(rows.images(row)) for row in samples]
         batch = collate_pictured(sequences, pictures, reader.processor, samples)

@@ -86,8 +86,8 @@ def collate_pictured(
     batch = collate(rows, samples)
     sequences_per_row = len(rows) // len(pictures)
     images_of = []  # [sequences] the images of each
-    for images in pictures:
-        images_of.extend([images] * sequences_per_row)
+    for of_row in pictures:
+        images_of.extend([of_row] * sequences_per_row)
     if not processor.is_grid:
         return _with_processed_images(batch, images_of, processor)
     merge = processor.merge_size
