@@ -1,9 +1,10 @@
-"""Consent to code: the settings that have code run, and what this user has allowed on this machine.
+"""Consent: the settings by which a run acts outside of its directory, and what this user has allowed on this machine.
 
 A run file that is named on the command line is the user's own act, and so is starting it. What is opened, such as a run
-directory, may be somebody else's: what it says is data. Code that it names runs only where the user has allowed that
-very code here. Three things count: this machine's defaults file says the same; a digest of it was written down when the
-user started a run with it; or the user types that digest (`--trust-code`), which is then written down too.
+directory, may be somebody else's: what it says is data. It has code run, files written elsewhere or data sent only where
+the user has allowed that very effect here. Three things count: this machine's defaults file says the same; a digest of
+it was written down when the user started a run with it; or the user types that digest (`--trust-code`), which is then
+written down too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kubetune.base import files
 from kubetune.config.load import load_config, resolved
 from kubetune.config.naming import STARTED
 from kubetune.config.schema import Config, DataConfig, EvaluationConfig, ModelConfig
-from kubetune.config.schema.tracking import HooksConfig
+from kubetune.config.schema.tracking import HooksConfig, PushConfig, TrackingConfig
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 
 REMOTE_CODE: Final = "model.trust_remote_code"
@@ -30,40 +31,51 @@ TASKS: Final = "evaluation.benchmarks.tasks_folder"
 CODE: Final = ("hooks", METRICS, TASKS, REMOTE_CODE)
 """Keys of a run file, or sections of it, that have code run."""
 
+CACHE: Final = "data.cache"
+WRITTEN: Final = (CACHE, "logging.report_json")
+"""Keys that have files written outside of the run directory."""
+SENT: Final = ("mirror", "push", "tracking.mlflow", "tracking.wandb", "tracking.trackio")
+"""Keys that have numbers or weights sent elsewhere."""
+EFFECTS: Final = (*CODE, *WRITTEN, *SENT)
+
 _OF_CHECKPOINTS = ("manifest.json", "state.json")
 _MOST_TASK_FILES = 10_000
 _DIGEST_CHARACTERS = 40
 
 
 @dataclass(frozen=True)
-class Code:
-    """Code that a config names."""
+class Effect:
+    """What a config has done outside of its run directory: code that runs, a file or folder, or an address."""
 
     key: str  # dotted key of the run file
-    what: str  # the code in words, for messages
-    digest: str  # SHA-256 of the key, of what it says, and of the files that it names
+    does: str  # what comes of it, for messages
+    what: str  # the code, the place or the address in words, for messages
+    digest: str  # SHA-256 of the key, of what it says, and of the code that it names
 
 
-def code_of(config: Config, keys: Collection[str] = CODE) -> list[Code]:
-    """Return the code that a config names by any of `keys`."""
-    named = _named(config.hooks, config.evaluation, config.model)
+def effects_of(config: Config, keys: Collection[str] = EFFECTS) -> list[Effect]:
+    """Return what a config has done outside of its run directory by any of `keys`."""
+    named = {
+        **_code_in(config.hooks, config.evaluation, config.model),
+        **_written(config.data.cache, config.logging.report_json),
+        **_sent(config.mirror, config.push, config.tracking),
+    }
     return [named[key] for key in keys if key in named]
 
 
-def of_folder(folder: Path) -> Code:
+def of_folder(folder: Path) -> Effect:
     """Return the code that a model's folder brings, such as a checkpoint's, which no commit of the hub pins."""
     return _remote_code(folder_digest(folder), str(folder))
 
 
-def cache_of(data: DataConfig) -> Code | None:
-    """Return the folder of prepared data that a run file names, which is allowed as code is; None where it names none.
+def of_cache(data: DataConfig) -> list[Effect]:
+    """Return the folder of prepared data that a run file names, if any."""
+    return list(_written(data.cache, None).values())
 
-    Files are written there: a run directory of somebody else may not say where.
-    """
-    if data.cache is None:
-        return None
-    folder = _absolute(data.cache)
-    return _code("data.cache", f"the folder {folder}", folder)
+
+def of_sent_file(path: str) -> Effect:
+    """Return what it is to send a file of this machine to a cluster."""
+    return _effect("data", "has data sent", f"the file {path}, to a cluster", path)
 
 
 def folder_digest(folder: Path) -> str:
@@ -82,14 +94,17 @@ def folder_digest(folder: Path) -> str:
     return digest.hexdigest()[:_DIGEST_CHARACTERS]
 
 
-def require(code: Sequence[Code], whose: Path, given: str | None = None) -> None:
-    """Raise ConfigError for code of a run directory, `whose`, that the user has not allowed here.
+def require(
+    effects: Sequence[Effect], whose: Path, given: str | None = None, instead: str | None = None
+) -> None:
+    """Raise ConfigError for effects of a run directory or file, `whose`, that the user has not allowed here.
 
-    `given`: the digest that the user typed; where it is that of the code, it is allowed from now on.
+    `given`: the digest that the user typed; where it is that of the effects, they are allowed from now on. `instead`:
+    what to do instead, where nobody can type a digest.
     """
     if is_started(whose):
         return
-    refused = [one for one in code if not is_allowed(one)]
+    refused = [effect for effect in effects if not is_allowed(effect)]
     if not refused:
         return
     digest = _together(refused)
@@ -97,14 +112,15 @@ def require(code: Sequence[Code], whose: Path, given: str | None = None) -> None
         allow(refused)
         return
     problems = [
-        f"{whose}: {one.key} has code run that nobody allowed here: {one.what}" for one in refused
+        f"{whose}: {effect.key} {effect.does} that nobody allowed here: {effect.what}"
+        for effect in refused
     ]
-    wrong = (
-        "" if given is None else f"--trust-code is {given}, which is not the digest of this code; "
-    )
+    wrong = ""
+    if given is not None:
+        wrong = f"--trust-code is {given}, which is not the digest of this code; "
+    by_digest = f"add --trust-code {digest} to the command in a terminal"
     problems.append(
-        f"{wrong}read the code; if you want it to run on this machine, add --trust-code {digest} to the command in a "
-        "terminal. Nothing was run."
+        f"{wrong}look at it; if you want that on this machine, {instead or by_digest}. Nothing was run."
     )
     raise ConfigError(problems)
 
@@ -114,33 +130,25 @@ def is_started(run_dir: Path) -> bool:
     return os.environ.get(STARTED) == os.path.realpath(run_dir)
 
 
-def is_allowed(code: Code) -> bool:
-    """True if this user has allowed this code on this machine."""
-    if code.digest in {one.digest for one in _of_defaults()}:
+def is_allowed(effect: Effect) -> bool:
+    """True if this user has allowed this very effect on this machine."""
+    if effect.digest in {known.digest for known in _of_defaults()}:
         return True
     folder = _folder(os.environ)
-    return folder is not None and (folder / f"{code.digest}.json").is_file()
+    return folder is not None and (folder / f"{effect.digest}.json").is_file()
 
 
-def allow(code: Sequence[Code]) -> None:
-    """Write down that the user has allowed this code. Where that cannot be written, it will be asked for again."""
+def allow(effects: Sequence[Effect]) -> None:
+    """Write down that the user has allowed these effects. Where that cannot be written, they will be asked for again."""
     folder = _folder(os.environ)
     if folder is None:
         return
-    for item in code:
-        file = folder / f"{item.digest}.json"
-        if not file.is_file():
+    for effect in effects:
+        place = folder / f"{effect.digest}.json"
+        if not place.is_file():
+            text = json.dumps({"key": effect.key, "what": effect.what}) + "\n"
             with suppress(EnvironmentFault):
-                files.write_atomic(file, json.dumps({"key": item.key, "what": item.what}) + "\n")
-
-
-def allow_start(config: Config) -> None:
-    """Write down that the user starts a run here: its code, and the folder that it caches in, are allowed."""
-    code = code_of(config)
-    cache = cache_of(config.data)
-    if cache is not None:
-        code.append(cache)
-    allow(code)
+                files.write_atomic(place, text)
 
 
 def _folder(environ: Mapping[str, str]) -> Path | None:
@@ -152,22 +160,24 @@ def _folder(environ: Mapping[str, str]) -> Path | None:
     return state / "kubetune" / "allowed-code"
 
 
-def _of_defaults() -> list[Code]:
-    """Return the code that this machine's defaults file names."""
+def _of_defaults() -> list[Effect]:
+    """Return the effects that this machine's defaults file has."""
     try:
-        return code_of(load_config({"model": {"path": "any"}, "data": {"train": "any.jsonl"}}))
+        return effects_of(load_config({"model": {"path": "any"}, "data": {"train": "any.jsonl"}}))
     except KubetuneError:
         return []  # whoever loads a run file hears what is wrong with it
 
 
-def _together(code: Sequence[Code]) -> str:
-    digest = hashlib.sha256("".join(sorted(item.digest for item in code)).encode())
+def _together(effects: Sequence[Effect]) -> str:
+    digest = hashlib.sha256("".join(sorted(effect.digest for effect in effects)).encode())
     return digest.hexdigest()[:_DIGEST_CHARACTERS]
 
 
-def _named(hooks: HooksConfig, evaluation: EvaluationConfig, model: ModelConfig) -> dict[str, Code]:
+def _code_in(
+    hooks: HooksConfig, evaluation: EvaluationConfig, model: ModelConfig
+) -> dict[str, Effect]:
     """Return the code that a run file names, by the key that names it."""
-    named: dict[str, Code] = {}
+    named: dict[str, Effect] = {}
     command = hooks.on_event
     if command is not None:
         named["hooks"] = _code("hooks", f"the command {command}", command)
@@ -185,14 +195,54 @@ def _named(hooks: HooksConfig, evaluation: EvaluationConfig, model: ModelConfig)
     return named
 
 
-def _remote_code(pin: str, where: str) -> Code:
+def _written(cache: str | None, report: str | None) -> dict[str, Effect]:
+    """Return the places outside of the run directory where files are written, by the key that names them."""
+    named = {}
+    for key, path in zip(WRITTEN, (cache, report), strict=True):
+        if path is not None:
+            place = _absolute(path)
+            named[key] = _effect(key, "has files written", place, place)
+    return named
+
+
+def _sent(
+    mirror: str | None, push: PushConfig | None, tracking: TrackingConfig
+) -> dict[str, Effect]:
+    """Return the addresses that numbers or weights are sent to, by the key that names them."""
+    addresses: dict[str, str] = {}
+    if mirror is not None:
+        addresses["mirror"] = mirror
+    if push is not None:
+        who_sees = "private" if push.private else "public"
+        addresses["push"] = f"the hub's {push.repo}, {who_sees}"
+    if tracking.mlflow is not None:
+        addresses["tracking.mlflow"] = tracking.mlflow.uri
+    wandb = tracking.wandb
+    if wandb is not None:
+        addresses["tracking.wandb"] = f"{wandb.entity or 'yourself'}/{wandb.project}"
+    trackio = tracking.trackio
+    if trackio is not None:
+        place = trackio.server_url or trackio.space_id or trackio.dir
+        addresses["tracking.trackio"] = place or "your own Trackio"
+    return {
+        key: _effect(key, "has data sent", f"to {address}", address)
+        for key, address in addresses.items()
+    }
+
+
+def _remote_code(pin: str, where: str) -> Effect:
     """Return the code of a model by its pin, wherever it lies: a commit, or the digest of a folder."""
     return _code(REMOTE_CODE, f"Python code of the model {where}, pinned by {pin}", pin)
 
 
-def _code(key: str, what: str, content: Any) -> Code:
+def _code(key: str, what: str, content: Any) -> Effect:
+    return _effect(key, "has code run", what, content)
+
+
+def _effect(key: str, does: str, what: str, content: Any) -> Effect:
     text = json.dumps([key, content], sort_keys=True)
-    return Code(key, what, hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest())
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return Effect(key, does, what, digest)
 
 
 def _absolute(path: str) -> str:
@@ -215,9 +265,9 @@ def _contents(paths: Iterator[Path] | Sequence[Path]) -> Iterator[str]:
 
 
 def changed(config: Config, base: Config) -> list[str]:
-    """Return the keys of CODE that two configs have otherwise."""
+    """Return the keys of EFFECTS that two configs have otherwise."""
     mine, other = resolved(config), resolved(base)
-    return [key for key in CODE if _at(mine, key) != _at(other, key)]
+    return [key for key in EFFECTS if _at(mine, key) != _at(other, key)]
 
 
 def _at(values: Any, key: str) -> Any:

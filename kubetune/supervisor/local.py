@@ -106,7 +106,7 @@ def create_run_dir(
 ) -> None:
     """Write config.yaml, resolved.json and plan.json. Raise ConfigError as `check_run_dir` does."""
     check_run_dir(config, run_dir, plan)
-    consent.allow_start(config)
+    consent.allow(consent.effects_of(config))
     # resolved.json comes first: by it other nodes on the same disk, which may start at this moment, see
     # that the directory is this run's.
     text = json.dumps(resolved(dated(config, run_dir)), indent=2) + "\n"

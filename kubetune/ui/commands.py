@@ -68,23 +68,13 @@ async def stop(request: Request) -> Response:
 
 
 def _require_allowed(run_dir: Path, words: Sequence[str]) -> None:
-    """Raise ConfigError for code of a run that nobody has started on this machine.
+    """Raise ConfigError for a run that acts outside of its directory as nobody has allowed on this machine.
 
     The page is no terminal: a run directory below its folder may be somebody else's.
     """
     config = load_config(Path(words[1]), overrides=words[2:], environ=os.environ)
-    refused = [code for code in consent.code_of(config) if not consent.is_allowed(code)]
-    if refused:
-        command = shlex.join(["kubetune", *words])
-        raise ConfigError(
-            [
-                *(
-                    f"{code.key} has code run that nobody allowed here: {code.what}"
-                    for code in refused
-                ),
-                f"Read the code; if you want it to run, go on in a terminal: {command}",
-            ]
-        )
+    instead = f"go on in a terminal: {shlex.join(['kubetune', *words])}"
+    consent.require(consent.effects_of(config), run_dir, instead=instead)
 
 
 async def go_on(request: Request) -> Response:

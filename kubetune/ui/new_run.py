@@ -19,9 +19,12 @@ from kubetune.config import consent
 from kubetune.config.load import as_yaml, dotted_values, load_config, read_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, KubetuneError
+from kubetune.k8s.manifests import sent_from_outside
 from kubetune.library.plan_forecast import forecast_run
 from kubetune.ui.fields import LABELS, form
 from kubetune.ui.site import Site, answer, body_of, page, run_of, site_of
+
+_IN_A_TERMINAL = "write it into a run file, and start that in a terminal"
 
 
 def new_run(request: Request) -> Response:
@@ -153,28 +156,25 @@ def _config(site: Site, body: Mapping[str, Any]) -> Config:
     config = load_config(None, overrides=[f"{key}={text}" for key, text in typed.items()])
     base = body.get("base")
     run_dir = site.records.find(str(base)) if base else None
-    repeated = None
-    if run_dir is not None:
-        repeated = read_config(run_dir)
-    _require_no_code(config, repeated)
+    _require_allowed(config, run_dir)
     if config.output is None:
         output = (site.folder / (config.name or "run")).absolute()
         config = config.model_copy(update={"output": str(output)})
     return config
 
 
-def _require_no_code(config: Config, base: Config | None) -> None:
-    """Raise ConfigError for settings that run code.
+def _require_allowed(config: Config, run_dir: Path | None) -> None:
+    """Raise ConfigError for code that was typed, and for what the repeated run brings that nobody has allowed here.
 
-    They are allowed if the run that is repeated has the same ones, and the user has allowed that code
-    on this machine.
+    `run_dir`: the run that is repeated. It may be somebody else's, though its settings stand in the form.
     """
-    typed = set(consent.CODE) if base is None else set(consent.changed(config, base))
-    for code in consent.code_of(config):
-        if code.key in typed or not consent.is_allowed(code):
-            raise ConfigError(
-                f"{code.key} has code run ({code.what}): write it into a run file, and start that in a terminal"
-            )
+    base = None if run_dir is None else read_config(run_dir)
+    typed = consent.EFFECTS if base is None else consent.changed(config, base)
+    for code in consent.effects_of(config, [key for key in consent.CODE if key in typed]):
+        raise ConfigError(f"{code.key} has code run ({code.what}): {_IN_A_TERMINAL}")
+    if run_dir is not None:
+        brought = [key for key in consent.EFFECTS if key not in typed]
+        consent.require(consent.effects_of(config, brought), run_dir, instead=_IN_A_TERMINAL)
 
 
 def _command(site: Site, config: Config, verb: str) -> str:
@@ -201,6 +201,9 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 "name: left out; a run that is begun here needs one, such as support-bot"
             )
+        if verb == "submit":
+            sent = sent_from_outside(config, Path.cwd())
+            consent.require(sent, _file(site, config), instead=_IN_A_TERMINAL)
         forecast_run(config, os.environ, builds=False)
         site.folder.mkdir(parents=True, exist_ok=True)
         if verb == "train":

@@ -36,6 +36,13 @@ class Received:
         (self.run / "resolved.json").write_text(json.dumps(known))
         (self.run / "config.yaml").write_text(json.dumps(known))
 
+    def settle_top(self, key: str, value: Any) -> None:
+        """Change a key of resolved.json and config.yaml that is in no section."""
+        known = json.loads((self.run / "resolved.json").read_text())
+        known[key] = value
+        for name in ("resolved.json", "config.yaml"):
+            (self.run / name).write_text(json.dumps(known))
+
     def change(self, name: str, **values: Any) -> None:
         """Change a JSON file of the checkpoint."""
         path = self.step / name
@@ -105,6 +112,25 @@ def code_for_generation(received: Received) -> None:
 
 def hooks(received: Received) -> None:
     received.settle(hooks={"on_event": f"touch {received.canary}"})
+
+
+def places_outside(received: Received) -> None:
+    """Where a run that goes on would write, and whom it would tell."""
+    outside = received.canary.parent
+    received.settle(
+        data={"cache": str(outside / "cache")},
+        logging={"report_json": str(received.canary)},
+        tracking={"mlflow": {"uri": str(outside / "mlruns")}},
+        push={"repo": "evil/stolen", "private": False},
+    )
+    received.settle_top("mirror", "s3://evil/stolen")
+
+
+def data_from_outside(received: Received) -> None:
+    """Data that only the machine's owner may see, which a cluster would be sent."""
+    link = received.run / "harmless.jsonl"
+    link.symlink_to(received.secret)
+    received.settle(data={"train": [{"path": str(received.secret)}, {"path": str(link)}]})
 
 
 def metrics_of_its_own(received: Received) -> None:
@@ -230,6 +256,7 @@ Poison = Callable[[Received], None]
 POISONS: list[Poison] = [
     code_in_the_checkpoint, code_of_a_known_architecture, code_of_another_repository, code_nobody_asked_for,
     code_of_tokenizer_and_processor, code_for_generation, hooks, metrics_of_its_own, tasks_of_its_own,
+    places_outside, data_from_outside,
     pickles_for_weights, a_pickle_by_another_name, an_index_that_leads_out, another_index_that_leads_out,
     names_that_lead_out_of_the_manifest, a_pipe_for_a_manifest, an_endless_manifest, pipes_for_numbers,
     a_pipe_for_a_lock, sockets, links_to_a_secret, a_folder_that_leads_out, an_adapter_beside_the_weights,

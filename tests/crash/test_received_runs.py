@@ -22,8 +22,9 @@ import transformers
 
 from kubetune import cli, errors
 from kubetune.config import consent
-from kubetune.config.load import read_config
+from kubetune.config.load import load_config, read_config
 from kubetune.config.schema import Config
+from kubetune.k8s.manifests import local_files, sent_from_outside
 from kubetune.rundir import checkpoints
 from kubetune.rundir.checkpoints import State
 from tests import pictures, preferences, reviews, toy
@@ -36,10 +37,12 @@ from tests.crash.poisons import (
     code_for_generation,
     code_in_the_checkpoint,
     code_of_tokenizer_and_processor,
+    data_from_outside,
     hooks,
     links_to_a_secret,
     metrics_of_its_own,
     pipes_for_numbers,
+    places_outside,
     tasks_of_its_own,
 )  # fmt: skip
 
@@ -50,7 +53,7 @@ READING = ("report", "runs", "watch", "serve", "plan", "check", "resume")
 LOADING = ("generate", "chat", "evaluate", "export", "push")
 HARMLESS_TO_MODELS = {
     hooks, metrics_of_its_own, tasks_of_its_own, pipes_for_numbers, a_pipe_for_a_lock, links_to_a_secret,
-    code_for_generation, code_of_tokenizer_and_processor,
+    code_for_generation, code_of_tokenizer_and_processor, places_outside, data_from_outside,
 }  # fmt: skip
 """Poisons that leave the weights whole: a verb that loads may refuse the run, or do what it is for."""
 HARMLESS_CODES = (errors.OK, errors.USER, errors.ENVIRONMENT)
@@ -298,7 +301,7 @@ def test_code_that_was_started_here(
     """To start a run allows what its file names, and nothing that is put in its place later."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     poison(received)
-    (code,) = consent.code_of(read_config(received.run))
+    (code,) = consent.effects_of(read_config(received.run), consent.CODE)
     assert not consent.is_allowed(code)
     consent.allow([code])
     assert consent.is_allowed(code)
@@ -306,7 +309,10 @@ def test_code_that_was_started_here(
         if path.exists():
             path.write_text("other = 1\n")
     received.settle(hooks={"on_event": "touch other"})
-    assert not any(consent.is_allowed(code) for code in consent.code_of(read_config(received.run)))
+    assert not any(
+        consent.is_allowed(code)
+        for code in consent.effects_of(read_config(received.run), consent.CODE)
+    )
 
 
 def test_defaults_of_this_machine_allow(
@@ -316,7 +322,7 @@ def test_defaults_of_this_machine_allow(
     defaults = tmp_path / "defaults.yaml"
     defaults.write_text(f"hooks: {{on_event: touch {received.canary}}}\n")
     monkeypatch.setenv("KUBETUNE_DEFAULTS", str(defaults))
-    consent.require(consent.code_of(read_config(received.run)), received.run)
+    consent.require(consent.effects_of(read_config(received.run), consent.CODE), received.run)
 
 
 def test_nothing_is_cached_where_a_received_run_says(
@@ -358,7 +364,7 @@ def test_the_page_neither_continues_nor_repeats_it(received: Received, poison: P
         assert page.get("/", params={"token": "a-token-of-this-test"}).status_code == 200
         assert page.get("/run", params={"dir": "run"}).status_code == 200
         gone_on = page.post("/run/continue", json={"dir": "run"}, headers=ours).json()
-        key = consent.code_of(read_config(received.run))[0].key
+        key = consent.effects_of(read_config(received.run), consent.CODE)[0].key
         assert any(f"{key} has code run" in problem for problem in gone_on["problems"]), gone_on
         known = json.loads((received.run / "resolved.json").read_text())
         values = {"name": "again", "model.path": known["model"]["path"], "data.train": "x.jsonl"}
@@ -401,13 +407,77 @@ def test_tools_of_agents(received: Received, poison: Poison) -> None:
             require_harmless(received, json.dumps(answer))
 
 
-def test_agents_do_not_submit_code(received: Received, tmp_path: Path) -> None:
+def test_the_page_sends_nothing_for_it(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by going on nor by repeating it, here or on a cluster."""
+    starlette = pytest.importorskip("starlette.testclient")
+    from kubetune.ui.server import application
+    from kubetune.ui.site import Site
+
+    places_outside(received)
+    monkeypatch.chdir(received.run.parent)
+    known = json.loads((received.run / "resolved.json").read_text())
+    site = Site.of(received.run.parent)
+    page = starlette.TestClient(
+        application(site, "a-token-of-this-test"), base_url="http://localhost"
+    )
+    ours = {"origin": "http://localhost"}
+    values = {"name": "again", "model.path": known["model"]["path"]}
+    values["data.train"] = str(received.secret)
+    with page:
+        assert page.get("/", params={"token": "a-token-of-this-test"}).status_code == 200
+        gone_on = page.post("/run/continue", json={"dir": "run"}, headers=ours).json()
+        for key in ("data.cache", "logging.report_json", "mirror", "push", "tracking.mlflow"):
+            assert any(f": {key} has " in problem for problem in gone_on["problems"]), key
+        brought = {"push": json.dumps(known["push"]), "mirror": known["mirror"]}
+        asked = {"values": values | brought, "base": "run"}
+        planned = page.post("/new/plan", json=asked, headers=ours).json()
+        assert any(": push has data sent that" in problem for problem in planned["problems"])
+        asked = {"values": values | {"kubernetes.image": "any:1"}, "on": "cluster"}
+        submitted = page.post("/new/start", json=asked, headers=ours).json()
+    assert "the file " + str(received.secret) in submitted["problems"][0]
+    assert not site.jobs.look("again")["words"]
+    assert not (received.run.parent / "again.yaml").exists()
+
+
+@pytest.mark.parametrize("poison", [hooks, places_outside, data_from_outside])
+def test_agents_do_not_submit_it(
+    received: Received, poison: Poison, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kubetune.cli.installation import mcp
 
-    hooks(received)
-    answer = mcp.Tools().submit(str(received.run / "config.yaml"))
+    monkeypatch.chdir(received.run.parent)
+    poison(received)
+    answer = mcp._answering(mcp.Tools().submit)(str(received.run / "config.yaml"))
     assert answer["exit_code"] == errors.USER
     assert "submit it in a terminal" in answer["messages"]
+    assert "confirmation" not in answer
+    if poison is data_from_outside:
+        for path in (received.secret, received.run / "harmless.jsonl"):
+            assert f"the file {path}, to a cluster" in answer["messages"]
+
+
+def test_files_of_the_folder_and_those_that_were_sent_before_are_sent(
+    received: Received, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    inside = received.run.parent / "train.jsonl"
+    inside.write_text("{}\n")
+    mapping = {"model": "org/any", "data": {"train": [str(inside), str(received.secret)]}}
+    config = load_config(mapping)
+    monkeypatch.chdir(received.run.parent)
+    (effect,) = sent_from_outside(config, Path.cwd())
+    assert not consent.is_allowed(effect)
+    consent.allow([consent.of_sent_file(path) for path in local_files(config)])
+    assert consent.is_allowed(effect)
+
+
+def test_no_address_of_a_received_run_is_sent_to(
+    received: Received, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    places_outside(received)
+    for words in (["push", str(received.run)], ["sync", str(received.run)]):
+        assert cli.main(words) == errors.USER
+        assert "has data sent that nobody allowed here" in capfd.readouterr().err
 
 
 MINE = """

@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 
 import kubetune
 from kubetune.cli import main
+from kubetune.config import consent
 from kubetune.config.load import load_config, resolved
 from kubetune.errors import USER
 from kubetune.supervisor.local import create_run_dir
@@ -210,6 +211,7 @@ def test_a_run_is_run_again_with_its_settings(
              "tracking": {"mlflow": {"tags": {"team": "nlp"}}}}  # fmt: skip
     old = load_config(given if section is None else {**given, "lora": section})
     (run_dir / "resolved.json").write_text(json.dumps(resolved(old)))
+    consent.allow(consent.effects_of(old))  # as its start did
     page = client.get("/new?dir=old").text
     typed = {
         html.unescape(key): html.unescape(text)

@@ -23,6 +23,7 @@ from kubetune.base.files import open_regular, read_object
 from kubetune.config import consent
 from kubetune.config.load import load_config, read_config
 from kubetune.extras import require
+from kubetune.k8s.manifests import sent_from_outside
 from kubetune.rundir import metrics
 from kubetune.rundir.status import log_lines, read_status
 
@@ -129,9 +130,7 @@ class Tools:
     ) -> dict[str, Any]:
         """Start a run on the cluster, which costs money. `confirmation`: the code that the first call answers with."""
         command = ("submit", run_file, *overrides)
-        refusal = _unallowed_code(run_file, overrides)
-        if refusal is not None:
-            return refusal
+        _require_allowed(run_file, overrides)
         question = self._question(command, confirmation, _content(run_file))
         if question is None:
             return _call(*command)
@@ -168,27 +167,27 @@ def _answering(tool: Tool) -> Tool:
         try:
             return tool(*arguments, **options)
         except errors.KubetuneError as error:
-            return _answer(error.exit_code, "", f"kubetune: {errors.first_line(error)}")
+            return _answer(error.exit_code, "", f"kubetune: {error}")
         except (OSError, ValueError) as error:
             return _answer(errors.USER, "", f"kubetune: {errors.first_line(error)}")
 
     return answering
 
 
-def _unallowed_code(run_file: str, overrides: Sequence[str]) -> dict[str, Any] | None:
-    """Return the answer for a run file with code that the user has not allowed here; None where there is none."""
+def _require_allowed(run_file: str, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for a run file that runs code or sends what the user has not allowed here.
+
+    Files of the folder in which the server was started may be sent.
+    """
     if not Path(run_file).exists():
-        return None
+        return
     try:
         config = load_config(run_file, overrides=overrides, environ=os.environ)
     except errors.ConfigError:
         # `submit` explains what is wrong with it, and submits nothing.
-        return None
-    for code in consent.code_of(config):
-        if not consent.is_allowed(code):
-            reason = f"{code.key} runs code that nobody allowed here: {code.what}"
-            return _answer(errors.USER, "", f"kubetune: {reason}; submit it in a terminal")
-    return None
+        return
+    effects = [*consent.effects_of(config), *sent_from_outside(config, Path.cwd())]
+    consent.require(effects, Path(run_file), instead="submit it in a terminal")
 
 
 def _content(run_file: str) -> bytes:

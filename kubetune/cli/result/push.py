@@ -14,6 +14,7 @@ from kubetune.base.signals import stoppable
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.result.export import add_export_options, tell
 from kubetune.cli.result.export import show as show_export
+from kubetune.config import consent
 from kubetune.config.load import read_config
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import PushConfig
@@ -97,9 +98,14 @@ def _wanted(args: argparse.Namespace, config: Config) -> PushConfig:
     merge = args.merge
     private = not args.public
     if config.push is not None:
-        repo = repo or config.push.repo
+        address = consent.effects_of(config, ["push"])
+        if not repo:
+            consent.require(address, args.run_dir, instead="give ORG/NAME in the command")
+            repo = config.push.repo
         merge = merge or config.push.merge
-        private = private and config.push.private
+        # A run directory of somebody else does not make the user's repository public.
+        if all(consent.is_allowed(effect) for effect in address):
+            private = private and config.push.private
     if not repo:
         raise errors.ConfigError(
             f"where to? give ORG/NAME, set {REPOSITORY}, or set `push: ORG/NAME` in the run's config. Nothing was sent."

@@ -235,7 +235,7 @@ def _of_run(name: str, run_dir: Path, *, merged: bool, trust_code: str | None) -
     """Return the newest export of a run, as the pods see it on the outputs volume."""
     config = read_config(run_dir)
     require_plain(run_dir, but=OF_TRACKERS)
-    consent.require(consent.code_of(config, [consent.REMOTE_CODE]), run_dir, trust_code)
+    consent.require(consent.effects_of(config, [consent.REMOTE_CODE]), run_dir, trust_code)
     name = name or run_name(config)
     if merged and not config.lora:
         raise ConfigError(

@@ -11,6 +11,7 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.base.humanize import shell_word
 from kubetune.cli.json_answers import Answer, add_json, prints_json
+from kubetune.config import consent
 from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
 
@@ -54,6 +55,14 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer(facts, show)
 
 
+def _mirror_of(run_dir: Path) -> str | None:
+    """Return the address that a run's config names. Raise ConfigError where the user has not allowed it here."""
+    config = read_config(run_dir)
+    mirror = consent.effects_of(config, ["mirror"])
+    consent.require(mirror, run_dir, instead="give the address in the command")
+    return config.mirror
+
+
 def _copied(args: argparse.Namespace) -> Mirror:
     """The copy, after it was sent or fetched."""
     from kubetune.rundir.mirror.copier import persistently
@@ -66,7 +75,7 @@ def _copied(args: argparse.Namespace) -> Mirror:
             f"kubetune sync {shell_word(args.source)}: give the folder to fetch it to. Nothing was written."
         )
     run_dir = Path(args.target if fetches else args.source)
-    address = args.source if fetches else args.target or read_config(run_dir).mirror
+    address = args.source if fetches else args.target or _mirror_of(run_dir)
     if not address or "://" not in address:
         raise errors.ConfigError(
             f"{run_dir}: its config has no `mirror`; say where to: kubetune sync {shell_word(run_dir)} s3://bucket/run"

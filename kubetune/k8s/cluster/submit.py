@@ -82,7 +82,8 @@ def submit(
     trainer is made; left out, it is waited for in silence. Raises ConfigError when the name belongs to another run or
     the answer was no, EnvironmentFault with everything the server refuses.
     """
-    consent.allow(consent.code_of(config))
+    sent = [consent.of_sent_file(path) for path in files]
+    consent.allow([*consent.effects_of(config), *sent])
     spec = spec_of(config, files)
     old = read_run(cluster, spec.name)
     config = dated(config, resolved(old.config) if old else None)

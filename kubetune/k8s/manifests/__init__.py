@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kubetune.base.yaml_text import dump
-from kubetune.k8s.manifests.configmap import config_maps, local_files
+from kubetune.k8s.manifests.configmap import config_maps, local_files, sent_from_outside
 from kubetune.k8s.manifests.extras import jupyter, tensorboard, token_secret, token_servers, ui
 from kubetune.k8s.manifests.initialisers import preprocess_job
 from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kubetune.config.schema import Config
     from kubetune.plan.plan import Plan
 
-__all__ = ["KINDS", "dump", "local_files", "render", "secret_templates"]
+__all__ = ["KINDS", "dump", "local_files", "render", "secret_templates", "sent_from_outside"]
 
 
 def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -> list[Manifest]:

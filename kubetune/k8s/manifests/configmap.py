@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kubetune.base.files import is_file_inside
 from kubetune.base.yaml_text import dump
+from kubetune.config import consent
 from kubetune.config.schema import Config
 from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, source_paths
 from kubetune.k8s.run_names import on_volume
@@ -42,6 +44,12 @@ def local_files(config: Config) -> dict[str, str]:
             continue
         bytes_left -= size
     return files
+
+
+def sent_from_outside(config: Config, folder: Path) -> list[consent.Effect]:
+    """Return what it is to send the local files of a config that lie outside of a folder."""
+    paths = [path for path in local_files(config) if not is_file_inside(path, folder)]
+    return [consent.of_sent_file(path) for path in paths]
 
 
 def prepared_data(spec: RunSpec) -> str:

@@ -50,7 +50,7 @@ def _measure(run_dir: Path) -> None:
         raise errors.ConfigError(
             f"{run_dir} asks for no benchmarks; give --benchmarks to kubetune evaluate"
         )
-    consent.require(consent.code_of(config, [consent.TASKS]), run_dir)
+    consent.require(consent.effects_of(config, [consent.TASKS]), run_dir)
     step = checkpoints.load_state(checkpoints.choose(run_dir, "best")).step
     known = metrics.read_benchmarks(run_dir, step)
     if known.get("wanted") != wanted.model_dump(mode="json") or "base" not in known:

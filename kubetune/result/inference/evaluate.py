@@ -124,7 +124,7 @@ def evaluate_run(
     evaluate on.
     """
     result = open_result(run_dir, which, model, trust_code)
-    consent.require(consent.code_of(result.trained, [consent.METRICS]), run_dir, trust_code)
+    consent.require(consent.effects_of(result.trained, [consent.METRICS]), run_dir, trust_code)
     config = result.config
     if functions and config.classifies:
         raise errors.ConfigError(

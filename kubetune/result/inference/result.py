@@ -85,7 +85,7 @@ class Result:
             if self.trained.lora is None:
                 code.append(consent.of_folder(self.checkpoint))
             if self.trained.lora is not None or not is_local(settings.path):
-                code += consent.code_of(config, [consent.REMOTE_CODE])
+                code += consent.effects_of(config, [consent.REMOTE_CODE])
             consent.require(code, self.run_dir, self.trust_code)
         return config
 
@@ -136,7 +136,7 @@ class Result:
                 if spec.model.trust_remote_code:
                     spec = replace(spec, model=_with_pin(spec.model))
                     pinned = self.config.model_copy(update={"model": spec.model})
-                    code = consent.code_of(pinned, [consent.REMOTE_CODE])
+                    code = consent.effects_of(pinned, [consent.REMOTE_CODE])
                     consent.require(code, self.run_dir, self.trust_code)
                 base: Any = loading.load_pretrained(self.auto_class, spec, default_device())
             self._base.append(base.eval())
@@ -219,13 +219,13 @@ def default_device() -> torch.device:
 
 def _with_own_cache(data: DataConfig, run_dir: Path) -> DataConfig:
     """Return the section with this user's cache, unless the run was started here, or is of this start, with another."""
-    cache = consent.cache_of(data)
-    if cache is None or consent.is_allowed(cache) or consent.is_started(run_dir):
+    is_allowed = all(consent.is_allowed(cache) for cache in consent.of_cache(data))
+    if is_allowed or consent.is_started(run_dir):
         return data
     logs.DATA.info(
         "data.cache of %s is %s, with which no run was started here; your own cache is used",
         run_dir,
-        cache.what,
+        data.cache,
     )
     return data.model_copy(update={"cache": None})
 
