@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config, LoraConfig, TrainingConfig
+    from kubetune.config.schema import LoraConfig, TrainingConfig
 
 RESOLVED = "resolved.json"
 """The whole config of a run, in its directory."""
@@ -27,10 +27,10 @@ def method_label(lora: LoraConfig | None) -> str:
     return f"lora-r{lora.r}-a{lora.lora_alpha:g}"
 
 
-def default_output(config: Config, now: datetime) -> str:
+def default_output(model_path: str, lora: LoraConfig | None, max_length: int, now: datetime) -> str:
     """Return the run directory if none is given: `outputs/Qwen3-8B/lora-r16-a32-len2048-20261120-1015`."""
-    run = f"{method_label(config.lora)}-len{config.data.max_length}-{now:%Y%m%d-%H%M}"
-    return f"outputs/{model_short_name(config.model.path)}/{run}"
+    run = f"{method_label(lora)}-len{max_length}-{now:%Y%m%d-%H%M}"
+    return f"outputs/{model_short_name(model_path)}/{run}"
 
 
 def model_short_name(path: str) -> str:

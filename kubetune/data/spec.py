@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kubetune.config.schema import (
@@ -13,13 +13,11 @@ if TYPE_CHECKING:
         ModelConfig,
         PreferenceConfig,
         RecordKind,
-        SourceConfig,
+        Sources,
         VisionConfig,
     )
     from kubetune.data.text.tokenizer import Tokenizer
     from kubetune.data.vision.image_processor import ImageProcessor
-
-Sources = dict[Literal["train", "eval", "forget"], tuple["SourceConfig", ...]]
 
 
 @dataclass(frozen=True)

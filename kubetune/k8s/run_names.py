@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 
 OUTPUTS = "/outputs"
@@ -16,19 +15,20 @@ DATA_FOLDER = "/etc/kubetune-data"
 LONGEST_NAME = 40
 
 
-def run_name(config: Config) -> str:
-    """The run's name, or one from the model's: a DNS label of at most 40 characters that begins with a letter."""
-    if config.name:
-        return config.name
-    stem = re.sub(
-        r"[^a-z0-9]+", "-", config.model.path.rstrip("/").rsplit("/", 1)[-1].lower()
-    ).strip("-")
-    return (stem if stem[:1].isalpha() else f"run-{stem}")[:LONGEST_NAME].strip("-")
+def run_name(name: str | None, model_path: str) -> str:
+    """Return the run's name, or one from the model's: a DNS label of at most 40 characters that begins with a letter."""
+    if name:
+        return name
+    last = model_path.rstrip("/").rsplit("/", 1)[-1].lower()
+    stem = re.sub(r"[^a-z0-9]+", "-", last).strip("-")
+    if not stem[:1].isalpha():
+        stem = f"run-{stem}"
+    return stem[:LONGEST_NAME].strip("-")
 
 
-def name_beside(config: Config, suffix: str) -> str:
-    """The name of something that belongs to a run, such as the pods of `kubetune dev`: no longer than a run's."""
-    return f"{run_name(config)[: LONGEST_NAME - len(suffix)].rstrip('-')}{suffix}"
+def name_beside(run: str, suffix: str) -> str:
+    """Return the name of something that belongs to a run, such as the pods of `kubetune dev`: no longer than a run's."""
+    return f"{run[: LONGEST_NAME - len(suffix)].rstrip('-')}{suffix}"
 
 
 def on_volume(kubernetes: KubernetesConfig, path: str) -> bool:

@@ -59,7 +59,11 @@ def describe(
         if positions is not None and lengths.longest > positions.limit:
             yield "positions", positions.say(lengths.longest)
     yield from _schedule(config, plan, _accuracy(config, plan, lengths))
-    yield "output", config.output or default_output(config, datetime.now())
+    yield (
+        "output",
+        config.output
+        or default_output(config.model.path, config.lora, config.data.max_length, datetime.now()),
+    )
 
 
 def _method(config: Config, plan: Plan) -> str:
@@ -118,7 +122,7 @@ def _unused_without_evaluations(training: TrainingConfig) -> str:
 
 def output_on_cluster(config: Config) -> str:
     """Return where the same run has its files when it is submitted, and where a copy of them goes here."""
-    name = run_name(config)
+    name = run_name(config.name, config.model.path)
     return (
         f"submitted, its output is {OUTPUTS}/{name} in the pods; `kubetune cp {name}` copies it to "
         f"outputs/{name} here"

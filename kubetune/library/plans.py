@@ -112,7 +112,9 @@ def _require_writable(report: Path) -> None:
 
 def _new_run_dir(config: Config) -> Path:
     """Return the default run directory, with a number if another run started in the same minute."""
-    first = Path(default_output(config, datetime.now()))
+    first = Path(
+        default_output(config.model.path, config.lora, config.data.max_length, datetime.now())
+    )
     path = first
     number = 1
     while path.exists():

@@ -22,7 +22,7 @@ from kubetune.k8s.cluster.pods import IDLE, has_ended
 from kubetune.k8s.cluster.runs import Target, on_all, running
 from kubetune.k8s.manifests.configmap import pod_config
 from kubetune.k8s.manifests.spec import Manifest, RunSpec
-from kubetune.k8s.run_names import name_beside
+from kubetune.k8s.run_names import name_beside, run_name
 
 BENCH = "/tmp/kubetune-dev"
 """Folder in the pods: `tree` is the code, beside it the config, the log and the process id."""
@@ -49,9 +49,8 @@ def dev_config(config: Config) -> Config:
             "jobset": JobSetConfig(),
         }
     )
-    return config.model_copy(
-        update={"name": name_beside(config, _SUFFIX), "kubernetes": kubernetes}
-    )
+    name = name_beside(run_name(config.name, config.model.path), _SUFFIX)
+    return config.model_copy(update={"name": name, "kubernetes": kubernetes})
 
 
 def idling(objects: list[Manifest]) -> list[Manifest]:

@@ -19,9 +19,8 @@ from typing import Any, Final
 from kubetune import errors
 from kubetune.base.files import read_object, write_atomic
 from kubetune.base.logs import family_logger, scrub
-from kubetune.config.load import dotted_values, resolved
-from kubetune.config.naming import RESOLVED, method_label
-from kubetune.config.schema import Config
+from kubetune.config.load import dotted_values
+from kubetune.config.naming import RESOLVED
 from kubetune.config.schema.tracking import MlflowConfig
 from kubetune.rundir import metrics
 from kubetune.rundir.machine import git_commit
@@ -30,6 +29,7 @@ from kubetune.rundir.tracker_queue import (
     SECONDS_TO_SEND_THE_REST,
     Numbers,
     Sink,
+    TrackedRun,
     said_by,
 )
 
@@ -49,7 +49,7 @@ class MlflowSink(Sink):
     """One MLflow run, begun or gone on with. `close` ends it."""
 
     def __init__(
-        self, settings: MlflowConfig, config: Config, run_dir: Path, write_page: WritePage | None
+        self, settings: MlflowConfig, run: TrackedRun, write_page: WritePage | None
     ) -> None:
         """`write_page`: writes the report of the run to a file, which is sent at the end."""
         # Before the import, which reads them: no report to MLflow's makers, and no minutes of retries.
@@ -64,13 +64,12 @@ class MlflowSink(Sink):
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         uri, artifacts = find_store(os.environ.get("MLFLOW_TRACKING_URI") or settings.uri)
-        self._settings, self._config, self._run_dir, self._write_page = (
-            settings,
-            config,
-            run_dir,
-            write_page,
-        )
-        self._uri, self._artifacts = uri, artifacts
+        self._settings = settings
+        self._run = run
+        self._run_dir = run.run_dir
+        self._write_page = write_page
+        self._uri = uri
+        self._artifacts = artifacts
         self._client = MlflowClient(tracking_uri=uri)
         self._run_id = ""
 
@@ -188,18 +187,15 @@ class MlflowSink(Sink):
             if experiment is not None
             else self._client.create_experiment(name, artifact_location=artifacts)
         )
-        run_name = self._config.name or self._run_dir.name
-        run_id = self._client.create_run(experiment_id, run_name=run_name).info.run_id
-        params = [
-            Param(
-                key, scrub(value if isinstance(value, str) else json.dumps(value))[:_LONGEST_PARAM]
-            )
-            for key, value in dotted_values(resolved(self._config))
-            if value is not None
-        ]
+        run_id = self._client.create_run(experiment_id, run_name=self._run.name).info.run_id
+        params = []
+        for key, value in dotted_values(self._run.settings):
+            if value is not None:
+                text = value if isinstance(value, str) else json.dumps(value)
+                params.append(Param(key, scrub(text)[:_LONGEST_PARAM]))
         for first in range(0, len(params), _PARAMS_PER_CALL):
             self._client.log_batch(run_id, params=params[first : first + _PARAMS_PER_CALL])
-        tags = {**dict(_tags(self._config, self._run_dir)), **self._settings.tags}
+        tags = {**dict(_tags(self._run)), **self._settings.tags}
         self._client.log_batch(
             run_id, tags=[RunTag(key, scrub(value)) for key, value in tags.items()]
         )
@@ -230,17 +226,18 @@ def _metrics(numbers: Numbers) -> list[Any]:
     return [Metric(name, value, moment, numbers.step) for name, value in numbers.values.items()]
 
 
-def _tags(config: Config, run_dir: Path) -> Iterator[tuple[str, str]]:
-    """Tags that tell runs apart beside their settings, under MLflow's own names where it has them."""
+def _tags(run: TrackedRun) -> Iterator[tuple[str, str]]:
+    """Yield tags that tell runs apart beside their settings, under MLflow's own names where it has them."""
     yield "mlflow.source.name", "kubetune train"
     yield "mlflow.source.type", "LOCAL"
-    if commit := git_commit():
+    commit = git_commit()
+    if commit:
         yield "mlflow.source.git.commit", commit
-    yield "kubetune.run_dir", str(run_dir.absolute())
+    yield "kubetune.run_dir", str(run.run_dir.absolute())
     yield "kubetune.host", platform.node()
-    yield "kubetune.task", config.task
-    yield "kubetune.method", method_label(config.lora)
-    yield "kubetune.model", config.model.path
+    yield "kubetune.task", run.task
+    yield "kubetune.method", run.method
+    yield "kubetune.model", run.model
     for name in _LIBRARIES:
         try:
             yield f"kubetune.version.{name}", version(name)

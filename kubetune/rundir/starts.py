@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config, DataConfig
+    from kubetune.config.schema import DataConfig
 
 _FREE_TO_CHANGE = (
     "name", "output", "push", "mirror", "compute", "kubernetes", "logging", "tracking", "hooks",
@@ -63,11 +63,14 @@ def day_of(data: DataConfig) -> str:
     return data.date or today()
 
 
-def dated(config: Config, first_start: Any) -> Config:
-    """The config with the date that the run keeps: that of its first start, else its own, else today's.
+def dated(data: DataConfig, first_start: Any) -> DataConfig:
+    """Return the section with the date that the run keeps: that of its first start, else its own, else today's.
 
     `first_start`: what was resolved then, None where this is it. One of a version that kept no date gets none.
     """
-    known = None if first_start is None else (first_start.get("data") or {}).get("date")
-    day = known or config.data.date or (None if first_start is not None else today())
-    return config.model_copy(update={"data": config.data.model_copy(update={"date": day})})
+    day: str | None
+    if first_start is None:
+        day = data.date or today()
+    else:
+        day = (first_start.get("data") or {}).get("date") or data.date
+    return data.model_copy(update={"date": day})

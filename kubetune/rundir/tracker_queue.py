@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from kubetune.base.logs import family_logger, scrub
@@ -34,6 +35,18 @@ class Numbers(NamedTuple):
     step: int
     moment: float
     values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What trackers know of a run besides its numbers."""
+
+    name: str
+    run_dir: Path
+    task: str
+    method: str  # lora-r16-a32, or full
+    model: str  # hub id or folder
+    settings: dict[str, Any]  # the resolved config
 
 
 class Sink(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,7 @@ from kubetune import errors, extras
 from kubetune.base.humanize import counted
 from kubetune.base.logs import family_logger, scrub
 from kubetune.config.load import as_yaml, dotted_values, resolved
+from kubetune.config.naming import method_label
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import MODULES, TrackingConfig
 from kubetune.rundir import wandb_tracker
@@ -26,6 +28,7 @@ from kubetune.rundir.tracker_queue import (
     Lack,
     Numbers,
     Sink,
+    TrackedRun,
     TrackerQueue,
     curve,
     said_by,
@@ -139,36 +142,44 @@ def check_installed(tracking: TrackingConfig) -> None:
 def open_tracker(
     config: Config, run_dir: Path, resume_step: int = 0, *, write_page: WritePage | None = None
 ) -> Tracker:
-    """The trackers that `config.tracking` asks for, going on after `resume_step`. Raises as `check_installed` does.
+    """Return the trackers that `config.tracking` asks for, going on after `resume_step`. Raises as `check_installed` does.
 
     `write_page` writes the run's report to a file, for trackers that keep files.
     """
     tracking = config.tracking
     check_installed(tracking)
+    run = TrackedRun(
+        name=config.name or run_dir.name,
+        run_dir=run_dir,
+        task=config.task,
+        method=method_label(config.lora),
+        model=config.model.path,
+        settings=resolved(config),
+    )
     sinks: dict[str, Callable[[], Sink]] = {}
     if tracking.tensorboard:
-        sinks["TensorBoard"] = lambda: _TensorBoard(config, run_dir / "tensorboard", resume_step)
-    if (mlflow := tracking.mlflow) is not None:
-        sinks["MLflow"] = lambda: MlflowSink(mlflow, config, run_dir, write_page)
-    if (wandb := tracking.wandb) is not None:
-        sinks["W&B"] = lambda: wandb_tracker.WandbSink(wandb, config, run_dir)
-    if (trackio := tracking.trackio) is not None:
-        sinks["Trackio"] = lambda: TrackioSink(trackio, config, run_dir)
+        sinks["TensorBoard"] = partial(_TensorBoard, run, as_yaml(config), resume_step)
+    if tracking.mlflow is not None:
+        sinks["MLflow"] = partial(MlflowSink, tracking.mlflow, run, write_page)
+    if tracking.wandb is not None:
+        sinks["W&B"] = partial(wandb_tracker.WandbSink, tracking.wandb, run)
+    if tracking.trackio is not None:
+        sinks["Trackio"] = partial(TrackioSink, tracking.trackio, run)
     return Tracker(sinks)
 
 
 class _TensorBoard(Sink):
     """Event files in `RUN_DIR/tensorboard`, with the config as text and in the hparams tab."""
 
-    def __init__(self, config: Config, folder: Path, resume_step: int) -> None:
+    def __init__(self, run: TrackedRun, run_file: str, resume_step: int) -> None:
+        """`run_file`: the config as YAML."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._open, self._config, self._folder, self._step = (
-            SummaryWriter,
-            config,
-            folder,
-            resume_step,
-        )
+        self._open = SummaryWriter
+        self._run = run
+        self._run_file = run_file
+        self._folder = run.run_dir / "tensorboard"
+        self._step = resume_step
 
     def begin(self) -> None:
         """Open the file. What an earlier start wrote beyond the checkpoint is hidden, or curves would run back."""
@@ -177,18 +188,18 @@ class _TensorBoard(Sink):
         events = self._writer._get_file_writer().event_writer._async_writer
         self._disk = events._writer = events._worker._record_writer = _Disk(events._writer)
         if not self._step:
-            self._describe(self._config)
+            self._describe()
 
-    def _describe(self, config: Config) -> None:
+    def _describe(self) -> None:
         from torch.utils.tensorboard.summary import hparams
 
-        text = "\n".join(
-            f"    {line}" for line in scrub(as_yaml(config)).splitlines()
-        )  # Markdown's form of code
-        self._writer.add_text("config", text, 0)
-        settings = {
-            key: value for key, value in dotted_values(resolved(config)) if _is_tried(key, value)
-        }
+        # Markdown takes lines that are indented so for code.
+        lines = [f"    {line}" for line in scrub(self._run_file).splitlines()]
+        self._writer.add_text("config", "\n".join(lines), 0)
+        settings = {}
+        for key, value in dotted_values(self._run.settings):
+            if _is_tried(key, value):
+                settings[key] = value
         # The three summaries that make a row of the hparams tab, in this run and not in one of their own.
         for summary in hparams(settings, {"train/loss": 0.0, "eval/loss": 0.0}):
             self._writer._get_file_writer().add_summary(summary)
@@ -242,7 +253,7 @@ class _Disk:
 
 
 def _is_tried(key: str, value: Any) -> bool:
-    """A setting that people try values of, and of a kind that the tab can show."""
+    """True if people try values of a setting, and the tab can show that kind of value."""
     sections = (
         "training.",
         "lora.",

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.logs import family_logger, scrub
-from kubetune.config.load import dotted_values, resolved
-from kubetune.config.schema import Config
+from kubetune.config.load import dotted_values
 from kubetune.config.schema.tracking import TrackioConfig
 from kubetune.rundir.tracker_queue import (
     SECONDS_FOR_FILES,
     SECONDS_TO_SEND_THE_REST,
     Numbers,
     Sink,
+    TrackedRun,
     curve,
 )
 
@@ -27,27 +27,25 @@ _log = family_logger("TRACKING")
 class TrackioSink(Sink):
     """The run of this run directory's name; trackio knows runs by their names."""
 
-    def __init__(self, settings: TrackioConfig, config: Config, run_dir: Path) -> None:
+    def __init__(self, settings: TrackioConfig, run: TrackedRun) -> None:
         if settings.dir is not None:
-            os.environ.setdefault(
-                "TRACKIO_DIR", str(Path(settings.dir).absolute())
-            )  # read when it is imported
+            # It is read when trackio is imported.
+            os.environ.setdefault("TRACKIO_DIR", str(Path(settings.dir).absolute()))
         import trackio
 
-        self._trackio, self._settings, self._config, self._run_dir = (
-            trackio,
-            settings,
-            config,
-            run_dir,
-        )
+        self._trackio = trackio
+        self._settings = settings
+        self._tracked = run
         self._run: Any = None
 
     def begin(self) -> None:
         """Begin the run, or go on with it."""
-        wanted, name = self._settings, self._config.name or self._run_dir.name
-        settings = {
-            key: value for key, value in dotted_values(resolved(self._config)) if value is not None
-        }
+        wanted = self._settings
+        name = self._tracked.name
+        settings = {}
+        for key, value in dotted_values(self._tracked.settings):
+            if value is not None:
+                settings[key] = scrub(value) if isinstance(value, str) else value
         with contextlib.redirect_stdout(io.StringIO()):  # six lines of advice
             self._run = self._trackio.init(
                 project=wanted.project,
@@ -56,18 +54,16 @@ class TrackioSink(Sink):
                 space_id=wanted.space_id,
                 server_url=wanted.server_url,
                 resume="allow",
-                config={
-                    key: scrub(value) if isinstance(value, str) else value
-                    for key, value in settings.items()
-                },
+                config=settings,
                 embed=False,
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-        where, folder = wanted.space_id or wanted.server_url, os.environ.get("TRACKIO_DIR")
-        show = (
-            f"{f'TRACKIO_DIR={folder} ' if folder else ''}trackio show --project {wanted.project}"
-        )
+        where = wanted.space_id or wanted.server_url
+        folder = os.environ.get("TRACKIO_DIR")
+        show = f"trackio show --project {wanted.project}"
+        if folder:
+            show = f"TRACKIO_DIR={folder} {show}"
         shown = f" at {where}" if where else f"; open it with: {show}"
         _log.info("Trackio run %s of project %s%s", name, wanted.project, shown)
 

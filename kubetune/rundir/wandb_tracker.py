@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.logs import family_logger, scrub
-from kubetune.config.load import resolved
-from kubetune.config.naming import method_label
-from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import WandbConfig
 from kubetune.rundir.tracker_queue import (
     SECONDS_FOR_FILES,
     SECONDS_TO_SEND_THE_REST,
     Numbers,
     Sink,
+    TrackedRun,
     curve,
 )
 
@@ -53,15 +51,18 @@ def _mode(settings: WandbConfig) -> Any:
 class WandbSink(Sink):
     """The run whose id follows from its directory, so that every start goes on with it."""
 
-    def __init__(self, settings: WandbConfig, config: Config, run_dir: Path) -> None:
+    def __init__(self, settings: WandbConfig, run: TrackedRun) -> None:
         import wandb
 
-        self._wandb, self._settings, self._config, self._run_dir = wandb, settings, config, run_dir
+        self._wandb = wandb
+        self._settings = settings
+        self._tracked = run
+        self._run_dir = run.run_dir
         self._run: Any = None
 
     def begin(self) -> None:
         """Begin the run, or go on with it."""
-        wanted, config = self._settings, self._config
+        wanted = self._settings
         quiet = self._wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True,
             x_save_requirements=False, init_timeout=60,
@@ -70,19 +71,18 @@ class WandbSink(Sink):
             project=wanted.project,
             entity=wanted.entity,
             group=wanted.group,
-            tags=[config.task, method_label(config.lora), *wanted.tags],
+            tags=[self._tracked.task, self._tracked.method, *wanted.tags],
             id=run_id(self._run_dir),
             resume="allow",
-            name=config.name or self._run_dir.name,
+            name=self._tracked.name,
             dir=str(self._run_dir),
             mode=_mode(wanted),
-            config=_scrubbed(resolved(config)),
+            config=_scrubbed(self._tracked.settings),
             settings=quiet,
         )
         self._run.define_metric("step", hidden=True)
-        self._run.define_metric(
-            "*", step_metric="step"
-        )  # wandb's own count drops what a resumed run repeats
+        # wandb's own count drops what a resumed run repeats.
+        self._run.define_metric("*", step_metric="step")
         folder = Path(self._run.dir).parent
         # Each start has a folder of its own, and they are sent in their order.
         sent = f"wandb sync {folder.parent}/offline-run-*"

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from kubetune import errors
 from kubetune.base import files, processes
@@ -81,14 +83,14 @@ def dated(config: Config, run_dir: Path) -> Config:
             written = files.read_object(run_dir / RESOLVED)
             if (written.get("data") or {}).get("date"):
                 first = written
-    result = starts.dated(config, first)
-    if config.data.date not in (None, result.data.date):
+    data = starts.dated(config.data, first)
+    if config.data.date not in (None, data.date):
         print(
-            f"kubetune: warning: data.date is {result.data.date} since the first start of {run_dir}, and stays so; "
+            f"kubetune: warning: data.date is {data.date} since the first start of {run_dir}, and stays so; "
             f"{config.data.date} is left out",
             file=sys.stderr,
         )
-    return result
+    return config.model_copy(update={"data": data})
 
 
 def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Relay) -> int:
@@ -127,7 +129,7 @@ def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> No
                 f"{run_dir} holds {names[0]} but no run of kubetune; choose another `output`. Nothing was written."
             )
     elif _has_begun(run_dir):
-        _require_same_numbers(config, run_dir, plan)
+        _require_same_numbers(resolved(config), run_dir, plan)
     has_checkpoint = any((run_dir / "checkpoints").glob("step-*"))
     if config.training.resume == "never" and has_checkpoint:
         raise errors.ConfigError(
@@ -147,10 +149,10 @@ def _has_begun(run_dir: Path) -> bool:
     return lines.exists() and lines.stat().st_size > 0
 
 
-def _require_same_numbers(config: Config, run_dir: Path, plan: Plan | None) -> None:
-    """Raise ConfigError naming everything that changed and moves numbers."""
+def _require_same_numbers(settings: Mapping[str, Any], run_dir: Path, plan: Plan | None) -> None:
+    """Raise ConfigError naming everything that changed and moves numbers. `settings`: the resolved config."""
     problems = []
-    for key, old, new in _differences(config, run_dir, plan):
+    for key, old, new in _differences(settings, run_dir, plan):
         problems.append(f"{key} was {old}, now is {new}")
     if problems:
         problems.append(
@@ -160,12 +162,14 @@ def _require_same_numbers(config: Config, run_dir: Path, plan: Plan | None) -> N
         raise errors.ConfigError(problems)
 
 
-def _differences(config: Config, run_dir: Path, plan: Plan | None) -> list[tuple[str, str, str]]:
+def _differences(
+    settings: Mapping[str, Any], run_dir: Path, plan: Plan | None
+) -> list[tuple[str, str, str]]:
     """Return (key, old value, new value) of everything that changed and moves numbers."""
     path = run_dir / RESOLVED
     # The file is loaded as a config, so that a key which it lacks counts with its default.
     old = dict(dotted_values(resolved(load_resolved(files.read_object(path), str(path)))))
-    new = dict(dotted_values(resolved(config)))
+    new = dict(dotted_values(settings))
     # The global batch may follow from compute.*, which by itself is free to change.
     plan_before = _plan_before(run_dir) if plan is not None else None
     if plan is not None and plan_before is not None:

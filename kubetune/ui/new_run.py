@@ -109,7 +109,7 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
                 planned["problems"].append(line)
         return planned
     planned["yaml"] = as_yaml(config)
-    planned["command"] = _command(site, config, "train")
+    planned["command"] = _command(site, config.name, "train")
     planned["on_cluster"] = bool(config.kubernetes)
     try:
         # To check target modules in doubt, the model would have to be built with torch. The run
@@ -177,12 +177,12 @@ def _require_allowed(config: Config, run_dir: Path | None) -> None:
         consent.require(consent.effects_of(config, brought), run_dir, instead=_IN_A_TERMINAL)
 
 
-def _command(site: Site, config: Config, verb: str) -> str:
-    return shlex.join(["kubetune", verb, str(_file(site, config))])
+def _command(site: Site, name: str | None, verb: str) -> str:
+    return shlex.join(["kubetune", verb, str(_file(site, name))])
 
 
-def _file(site: Site, config: Config) -> Path:
-    return site.folder / f"{config.name or 'run'}.yaml"
+def _file(site: Site, name: str | None) -> Path:
+    return site.folder / f"{name or 'run'}.yaml"
 
 
 async def start(request: Request) -> Response:
@@ -212,22 +212,22 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
             output = Path(str(config.output))
             if output.exists():
                 raise ConfigError(f"{output} is there already; choose another name")
-        _write_and_start(site, config, name, verb)
+        _write_and_start(site, as_yaml(config), name, verb)
     except (KubetuneError, OSError) as error:
         refused = known(error)
         if refused is None:
             raise
         return {"problems": _lines_of(refused)}
-    return {"problems": [], "job": name, "command": _command(site, config, verb)}
+    return {"problems": [], "job": name, "command": _command(site, config.name, verb)}
 
 
-def _write_and_start(site: Site, config: Config, name: str, verb: str) -> None:
+def _write_and_start(site: Site, text: str, name: str, verb: str) -> None:
     """Write the run file, and start the job. Without a start, no new run file stays."""
-    file = _file(site, config)
+    file = _file(site, name)
     is_new = not file.exists() or site.jobs.has_failed_with(name, file)
     if is_new:
-        write_atomic(file, as_yaml(config))
-    elif file.read_text("utf-8") != as_yaml(config):
+        write_atomic(file, text)
+    elif file.read_text("utf-8") != text:
         raise ConfigError(f"{file} is there already, with other settings; choose another name")
     try:
         site.jobs.start(name, [verb, str(file)])

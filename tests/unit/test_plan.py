@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kubetune.base.gpus import visible_gpus
 from kubetune.config.naming import default_output, model_short_name
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, LoraConfig
 from kubetune.errors import ConfigError
 from kubetune.library.plan_text import describe
 from kubetune.plan.cost import reference_hours
@@ -373,10 +373,13 @@ def test_defaults_follow_the_method() -> None:
 def test_the_run_directory_says_what_it_holds() -> None:
     now = datetime(2026, 11, 20, 10, 15)
     assert (
-        default_output(config(lora={}), now)
+        default_output("Qwen/Qwen3-8B", LoraConfig(), 2048, now)
         == "outputs/Qwen3-8B/lora-r16-a32-len2048-20261120-1015"
     )
-    assert default_output(config(), now) == "outputs/Qwen3-8B/full-len2048-20261120-1015"
+    assert (
+        default_output("Qwen/Qwen3-8B", None, 2048, now)
+        == "outputs/Qwen3-8B/full-len2048-20261120-1015"
+    )
 
 
 @pytest.mark.parametrize(

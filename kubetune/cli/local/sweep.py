@@ -18,12 +18,12 @@ from kubetune.base.signals import Relay
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.tables import print_table
 from kubetune.config.naming import prefers_greater
+from kubetune.config.schema import DataConfig, TrainingConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.extras import require
 from kubetune.supervisor.command_line import add_run_arguments, sources_of
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import Config
     from kubetune.library.sweep.recipe import Load
     from kubetune.library.sweep.record import Record, Search, Trial
 
@@ -153,7 +153,7 @@ def _search(args: argparse.Namespace) -> int:
     # Trials start over hours, in which somebody may edit the run file: all of them use it as it is now.
     load = _loader(read_tree(path, **settings)[0].data, settings)
     budgets = parse_budgets(args.budget, config.compute.price_per_gpu_hour)
-    metric, greater = _metric(args, config)
+    metric, greater = _metric(args.direction, config.data, config.training)
     _limit_trials(args, ranges)
     name = config.name or (path.stem if path is not None else "run")
     folder = args.folder or Path("outputs") / f"sweep-{name}"
@@ -178,16 +178,16 @@ def _loader(source: Path | Mapping[str, Any] | None, settings: Mapping[str, Any]
     )
 
 
-def _metric(args: argparse.Namespace, config: Config) -> tuple[str, bool]:
+def _metric(direction: str | None, data: DataConfig, training: TrainingConfig) -> tuple[str, bool]:
     """Return the metric's whole name, and True if more of it is better."""
-    if config.data.eval is None:
+    if data.eval is None:
         raise ConfigError(
             "data.eval: missing; trials are compared by their evaluations: set data.eval=0.05, or a file"
         )
-    greater = args.direction == "maximize"
-    if args.direction is None:
-        greater = prefers_greater(config.training)
-    return config.training.metric_for_best_model, greater
+    greater = direction == "maximize"
+    if direction is None:
+        greater = prefers_greater(training)
+    return training.metric_for_best_model, greater
 
 
 def _limit_trials(args: argparse.Namespace, ranges: Sequence[Any]) -> None:

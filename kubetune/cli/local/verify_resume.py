@@ -20,7 +20,6 @@ from kubetune.base.gpus import visible_gpus
 from kubetune.base.signals import Relay
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.prepare.plan import show_notes
-from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import estimate_rows
 from kubetune.plan.plan import make_plan
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> Answer:
         )
     show_notes()
     config = config_from_args(args, os.environ)
-    _require_one_node(config)
+    _require_one_node(config.compute.nodes)
 
     from kubetune.plugins.diagnostics.verify_resume import by_agent, shortened, verify
 
@@ -85,10 +84,10 @@ def _show(verdict: Verdict) -> None:
         print(f"{label:<14} " + f"\n{'':15}".join(lines))
 
 
-def _require_one_node(config: Config) -> None:
-    if config.compute.nodes > 1:
+def _require_one_node(nodes: int) -> None:
+    if nodes > 1:
         raise errors.ConfigError(
-            f"compute.nodes: found {config.compute.nodes}; expected 1, because verify-resume trains on this machine "
+            f"compute.nodes: found {nodes}; expected 1, because verify-resume trains on this machine "
             "only. Add compute.nodes=1 and, to keep the batch, training.global_batch_size. Nothing was written."
         )
 

@@ -14,6 +14,7 @@ from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.tables import print_fact, print_table
 from kubetune.config.load import read_tree, resolved, values_by_path
 from kubetune.config.schema import Config
+from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import ModelError
 from kubetune.library.plan_forecast import forecast_run
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, sources_of
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> Answer:
     config = config_from_args(args, os.environ)
     if args.origins:
         return _origins(args, config)
-    _require_model_here(config)
+    _require_model_here(config.model.path, config.kubernetes)
     forecast = forecast_run(config, os.environ)
 
     def show() -> None:
@@ -45,14 +46,13 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer(forecast.to_json(), show)
 
 
-def _require_model_here(config: Config) -> None:
+def _require_model_here(path: str, kubernetes: KubernetesConfig | None) -> None:
     """Raise ModelError for a model that lies on a volume of the cluster alone, with the ways out."""
-    path = config.model.path
-    if config.kubernetes is None or Path(path).is_dir():
+    if kubernetes is None or Path(path).is_dir():
         return
     from kubetune.k8s.run_names import on_volume
 
-    if not on_volume(config.kubernetes, path):
+    if not on_volume(kubernetes, path):
         return
     raise ModelError(
         f"model {path}: the pods mount this folder, but it is not on this machine, where `plan` reads the sizes and "

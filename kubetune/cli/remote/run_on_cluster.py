@@ -66,7 +66,7 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
                 f"{name}: there is no such run; expected the name of a run on a cluster, or its run file"
             )
         config = load_config(Path(name), environ={})
-        name = run_name(config)
+        name = run_name(config.name, config.model.path)
         if namespace is None and config.kubernetes:
             namespace = config.kubernetes.namespace
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from kubetune.cli.result.export import add_export_options, tell
 from kubetune.cli.result.export import show as show_export
 from kubetune.config import consent
 from kubetune.config.load import read_config
-from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import PushConfig
 from kubetune.rundir import metrics
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Upload; print the address. The run's events tell of success and failure alike."""
     cpu.give_back()
     config = read_config(args.run_dir)
-    wanted = _wanted(args, config)
+    wanted = _wanted(args, config.push, consent.effects_of(config, ["push"]))
     if not args.despite_gate:
         _require_gate(args.run_dir)
     try:
@@ -92,20 +92,24 @@ def _require_gate(run_dir: Path) -> None:
         )
 
 
-def _wanted(args: argparse.Namespace, config: Config) -> PushConfig:
-    """Return the settings: the command line's, else the environment's, else the run's. Raise ConfigError for no name."""
+def _wanted(
+    args: argparse.Namespace, of_run: PushConfig | None, address: Sequence[consent.Effect]
+) -> PushConfig:
+    """Return the settings: the command line's, else the environment's, else the run's. Raise ConfigError for no name.
+
+    `address`: what the run's settings name, which the user may not have allowed.
+    """
     repo = args.repo or os.environ.get(REPOSITORY, "").strip()
     merge = args.merge
     private = not args.public
-    if config.push is not None:
-        address = consent.effects_of(config, ["push"])
+    if of_run is not None:
         if not repo:
             consent.require(address, args.run_dir, instead="give ORG/NAME in the command")
-            repo = config.push.repo
-        merge = merge or config.push.merge
+            repo = of_run.repo
+        merge = merge or of_run.merge
         # A run directory of somebody else does not make the user's repository public.
         if all(consent.is_allowed(effect) for effect in address):
-            private = private and config.push.private
+            private = private and of_run.private
     if not repo:
         raise errors.ConfigError(
             f"where to? give ORG/NAME, set {REPOSITORY}, or set `push: ORG/NAME` in the run's config. Nothing was sent."

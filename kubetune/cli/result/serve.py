@@ -21,7 +21,7 @@ from kubetune.config import consent
 from kubetune.config.data_files import is_hub_id
 from kubetune.config.load import read_config
 from kubetune.config.naming import OF_TRACKERS, RESOLVED
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, LoraConfig
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.errors import OK, ConfigError
@@ -236,7 +236,9 @@ def _of_run(name: str, run_dir: Path, *, merged: bool, trust_code: str | None) -
     config = read_config(run_dir)
     require_plain(run_dir, but=OF_TRACKERS)
     consent.require(consent.effects_of(config, [consent.REMOTE_CODE]), run_dir, trust_code)
-    name = name or run_name(config)
+    name_of_run = run_name(config.name, config.model.path)
+    name = name or name_of_run
+    rank = config.lora.r if config.lora else DEFAULT_RANK
     if merged and not config.lora:
         raise ConfigError(
             f"{run_dir} trained every weight, so it has no merged export; leave --merged out"
@@ -247,8 +249,8 @@ def _of_run(name: str, run_dir: Path, *, merged: bool, trust_code: str | None) -
         )
     if merged or not config.lora:
         export = _newest_export(run_dir, "merged" if merged else "model")
-        return Target(name, _path_in_pod(config, export), _rank(config), run=config)
-    unsupported = _beyond_vllm(config)
+        return Target(name, _path_in_pod(name_of_run, export), rank, run=config)
+    unsupported = _beyond_vllm(config.lora, classifies=config.classifies)
     if unsupported:
         raise ConfigError(
             f"{run_dir}: vLLM loads no adapters with {unsupported}; serve its merged weights: "
@@ -261,7 +263,7 @@ def _of_run(name: str, run_dir: Path, *, merged: bool, trust_code: str | None) -
             f"{run_dir}: its base {base} is a path of this machine; serve its merged export with --merged"
         )
     known = _base_of(run_dir, export)
-    return Target(name, _path_in_pod(config, export), _rank(config), base, config, known)
+    return Target(name, _path_in_pod(name_of_run, export), rank, base, config, known)
 
 
 def _newest_export(run_dir: Path, kind: str) -> Path:
@@ -276,12 +278,8 @@ def _newest_export(run_dir: Path, kind: str) -> Path:
     )
 
 
-def _path_in_pod(config: Config, export: Path) -> str:
-    return f"{OUTPUTS}/{run_name(config)}/exports/{export.parent.name}"
-
-
-def _rank(config: Config) -> int:
-    return config.lora.r if config.lora else DEFAULT_RANK
+def _path_in_pod(name: str, export: Path) -> str:
+    return f"{OUTPUTS}/{name}/exports/{export.parent.name}"
 
 
 def _base_of(run_dir: Path, provenance: Path) -> dict[str, Any]:
@@ -296,14 +294,14 @@ def _base_of(run_dir: Path, provenance: Path) -> dict[str, Any]:
     return base
 
 
-def _beyond_vllm(config: Config) -> str:
+def _beyond_vllm(lora: LoraConfig, *, classifies: bool) -> str:
     """Return the parts of an adapter that vLLM refuses (its peft_helper.py); empty where it loads all of it."""
     parts = []
-    if config.lora and config.lora.use_dora:
+    if lora.use_dora:
         parts.append("lora.use_dora")
-    if config.lora and config.lora.modules_to_save:
+    if lora.modules_to_save:
         parts.append("lora.modules_to_save")
-    if config.classifies:
+    if classifies:
         parts.append("its own head")
     return " and ".join(parts)
 
@@ -390,14 +388,16 @@ def _spec(targets: Sequence[Target], args: argparse.Namespace) -> RunSpec:
         name = re.sub(r"[^a-z0-9]+", "-", targets[0].name.lower()).strip("-")
     else:
         config = run
-        name = f"{run_name(run)}-serve"
+        name = f"{run_name(run.name, run.model.path)}-serve"
     config = config.model_copy(update={"kubernetes": kubernetes})
     spec = RunSpec.of(config, make_plan(config))
     spec = replace(spec, name=args.name or name, gpus=args.gpus)
     if run and not kubernetes.storage.outputs.size:
         return spec
     # The claim is named after the run, not after what serves it.
-    claim = {"storage": {"outputs": {"claim": f"{run_name(config)}-outputs"}}}
+    claim = {
+        "storage": {"outputs": {"claim": f"{run_name(config.name, config.model.path)}-outputs"}}
+    }
     settings = kubernetes.model_dump(by_alias=True) | claim
     return replace(spec, kubernetes=KubernetesConfig.model_validate(settings))
 

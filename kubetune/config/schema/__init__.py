@@ -45,6 +45,7 @@ __all__ = [
     "RecordKind",
     "Section",
     "SourceConfig",
+    "Sources",
     "TrackingConfig",
     "TrainingConfig",
     "VisionConfig",
@@ -53,6 +54,9 @@ __all__ = [
 RecordKind = Literal["text", "labelled", "pair", "graded", "judged"]
 """Kinds of record that a task learns from: texts, texts with a label, two answers of which one is better, the same with
 by how much, or answers each judged on its own."""
+
+Sources = dict[Literal["train", "eval", "forget"], tuple[SourceConfig, ...]]
+"""Sources of each split."""
 
 QUANTIZATION_NAMES = {"nf4": "4bit", "int8": "8bit"}
 
@@ -215,7 +219,7 @@ class Config(Section):
         return self.data.max_length * (2 if self.record_kind in ("pair", "graded") else 1)
 
     @property
-    def sources(self) -> dict[Literal["train", "eval", "forget"], tuple[SourceConfig, ...]]:
+    def sources(self) -> Sources:
         """Sources that are named for each split; a share held out of training names none."""
         data, forget = self.data, self.evaluation.forget
         return {

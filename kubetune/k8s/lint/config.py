@@ -246,7 +246,7 @@ def _volumes(spec: RunSpec) -> Iterator[Finding]:
 def _paths(spec: RunSpec) -> Iterator[Finding]:
     """Paths of the user's machine that no pod will see."""
     config, k = spec.config, spec.kubernetes
-    wanted = dict(source_paths(config))
+    wanted = dict(source_paths(config.sources))
     for name in ("path", "tokenizer", "chat_template"):
         if path := getattr(config.model, name):
             wanted[f"model.{name}"] = path

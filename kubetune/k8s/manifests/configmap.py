@@ -22,7 +22,7 @@ def local_files(config: Config) -> dict[str, str]:
     These are data files, the chat template and the metrics. This reads files, so `render` does not call it. Files that
     are not UTF-8, or that would make more than MAX_CARRIED_BYTES together, are left out, and lint names them.
     """
-    names = [path for _, path in source_paths(config)]
+    names = [path for _, path in source_paths(config.sources)]
     if config.model.chat_template:
         names.append(config.model.chat_template)
     if config.evaluation.metrics:

@@ -10,7 +10,7 @@ from kubetune.errors import ConfigError
 from kubetune.k8s.manifests.kinds.registry import kind_of
 from kubetune.k8s.manifests.pod_templates import pod_templates
 from kubetune.k8s.manifests.spec import COMPONENT, TRAINER, Manifest
-from kubetune.k8s.run_names import CACHE, OUTPUTS, name_beside
+from kubetune.k8s.run_names import CACHE, OUTPUTS, name_beside, run_name
 from kubetune.plan.plan import Plan
 
 SUFFIX = "-smoke"
@@ -35,7 +35,8 @@ def smoke_config(config: Config) -> Config:
         "jupyter": None,
     }
     kubernetes = k.model_copy(update=changes)
-    return config.model_copy(update={"name": name_beside(config, SUFFIX), "kubernetes": kubernetes})
+    name = name_beside(run_name(config.name, config.model.path), SUFFIX)
+    return config.model_copy(update={"name": name, "kubernetes": kubernetes})
 
 
 def testing(objects: list[Manifest], plan: Plan) -> list[Manifest]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kubetune.base.humanize import shell_word
 from kubetune.config.data_files import is_hub_id
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, Sources
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import ConfigError
 from kubetune.k8s.run_names import CACHE, DATA_FOLDER, OUTPUTS, run_name
@@ -41,11 +41,11 @@ def non_empty(**fields: object) -> Manifest:
     return {name: setting for name, setting in fields.items() if setting}
 
 
-def source_paths(config: Config) -> Iterator[tuple[str, str]]:
+def source_paths(sources: Sources) -> Iterator[tuple[str, str]]:
     """Yield every path that the run reads data from, without `#N`, with its key in the config."""
     keys = ("data.train", "data.eval", "evaluation.forget.data")
-    for key, sources in zip(keys, config.sources.values(), strict=True):
-        for index, source in enumerate(sources):
+    for key, of_split in zip(keys, sources.values(), strict=True):
+        for index, source in enumerate(of_split):
             yield f"{key}.{index}.path", source.path.partition("#")[0]
 
 
@@ -77,7 +77,7 @@ class RunSpec:
         return cls(
             config=config,
             kubernetes=config.kubernetes,
-            name=run_name(config),
+            name=run_name(config.name, config.model.path),
             nodes=plan.nodes,
             processes=plan.processes_per_node,
             gpus=config.compute.gpus_per_node or 0,
@@ -133,7 +133,7 @@ class RunSpec:
         model_on_hub = is_hub_id(model.path) and not model.local_files_only
         if model_on_hub and "model" not in fetched:
             return False
-        data_on_hub = any(is_hub_id(path) for _, path in source_paths(self.config))
+        data_on_hub = any(is_hub_id(path) for _, path in source_paths(self.config.sources))
         return "data" in fetched or not data_on_hub
 
     def carried(self) -> dict[str, str]:

@@ -66,7 +66,7 @@ def sources(spec: RunSpec) -> Manifest:
     """
     paths = {
         "model": [spec.config.model.path],
-        "data": [path for _, path in source_paths(spec.config)],
+        "data": [path for _, path in source_paths(spec.config.sources)],
     }
     initializer: Manifest = {}
     for step in steps(spec):
