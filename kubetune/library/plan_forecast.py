@@ -11,7 +11,13 @@ from typing import Any
 from kubetune.base import cpu
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import duration, size
-from kubetune.config.schema import Config
+from kubetune.config.schema import (
+    Config,
+    LoraConfig,
+    ModelConfig,
+    SourceConfig,
+    TrainingConfig,
+)
 from kubetune.config.schema.cluster import ComputeConfig, quantity_bytes
 from kubetune.data.findings.finding import Finding
 from kubetune.data.inspect.estimate import (
@@ -74,7 +80,10 @@ class PlanForecast:
         """Yield everything as labelled lines."""
         yield from plan_text.describe(self.config, self.plan, self.lengths, self.findings)
         if self.config.kubernetes is not None:
-            yield "on the cluster", plan_text.output_on_cluster(self.config)
+            yield (
+                "on the cluster",
+                plan_text.output_on_cluster(self.config.name, self.config.model.path),
+            )
         for text in self.choices:
             yield "measured here", text
         yield from describe(self.config, self.plan, self.ahead)
@@ -123,9 +132,9 @@ def forecast_run(
     positions = positions_of(config.task, config.model.path, environ)
     if positions is not None and lengths is not None:
         positions.require(lengths.longest)
-    _require_experts(config)
+    _require_experts(config.training, config.model.path)
     if builds:
-        _require_targets(config)
+        _require_targets(config.lora, config.model, config.task_name)
     tokens = None
     longest = None
     spared_share = 0.0
@@ -178,30 +187,29 @@ def _with_measured_choices(
     return config, texts
 
 
-def _require_experts(config: Config) -> None:
+def _require_experts(training: TrainingConfig, model_path: str) -> None:
     """Raise ConfigError if a loss of routers is set for a model that has no experts."""
-    weights = read_weights(config.model.path, os.environ)
+    weights = read_weights(model_path, os.environ)
     if weights is None or not weights.stated:
         return
     parts = {part_of(name) for name in weights.shapes}
     if "router" in parts or "experts" in parts:
         return
     for name in ("router_aux_loss_coef", "router_z_loss_coef"):
-        value = getattr(config.training, name)
+        value = getattr(training, name)
         if value:
             raise ConfigError(
                 f"training.{name}: found {value:g}, but this model has no experts; leave it out"
             )
 
 
-def _require_targets(config: Config) -> None:
+def _require_targets(lora: LoraConfig | None, model: ModelConfig, task: str) -> None:
     """Raise ConfigError for target modules that the model lacks.
 
     The model is built, without weights, only if the names of its weights leave that open.
     """
-    lora = config.lora
-    weights = read_weights(config.model.path, os.environ)
-    if lora is None or weights is None or config.model.trust_remote_code:
+    weights = read_weights(model.path, os.environ)
+    if lora is None or weights is None or model.trust_remote_code:
         return
     if not may_lack_targets(lora, weights):
         return
@@ -211,8 +219,8 @@ def _require_targets(config: Config) -> None:
     from kubetune.models.loading import skeleton
     from kubetune.tasks import task_of
 
-    auto_class = getattr(transformers, task_of(config.task_name).auto_class)
-    add_lora(skeleton(auto_class, config.model), lora, task_type="CAUSAL_LM", seed=0)
+    auto_class = getattr(transformers, task_of(task).auto_class)
+    add_lora(skeleton(auto_class, model), lora, task_type="CAUSAL_LM", seed=0)
 
 
 @dataclass(frozen=True)
@@ -257,13 +265,14 @@ def look_ahead(
         earlier_runs.read(),
         plan.spared_share,
     )
-    return Ahead(weights, memory, of_run, longest, _rows_to_forget(config))
-
-
-def _rows_to_forget(config: Config) -> int:
     made_by_pod = makes_data(config.kubernetes)
+    forget_rows = _rows_to_forget(config.sources["forget"], made_by_pod=made_by_pod)
+    return Ahead(weights, memory, of_run, longest, forget_rows)
+
+
+def _rows_to_forget(sources: Sequence[SourceConfig], *, made_by_pod: bool) -> int:
     rows = 0
-    for source in config.sources["forget"]:
+    for source in sources:
         rows += taken_by(source, made_by_pod=made_by_pod) or 0
     return rows
 
@@ -293,7 +302,9 @@ def device_bytes(compute: ComputeConfig, plan: Plan) -> int | None:
 def describe(config: Config, plan: Plan, ahead: Ahead) -> LabelledLines:
     """Yield the facts as labelled lines."""
     if ahead.weights is not None:
-        yield from _trained_lines(config, plan, ahead.weights)
+        trainable = Trainable(config.lora, config.sight)
+        base = quantization_of(config.quantization, config.lora, plan)
+        yield from _trained_lines(trainable, base, ahead.weights)
     if ahead.weights is not None and ahead.memory is not None:
         yield from _memory_lines(config, plan, ahead.weights, ahead.memory, ahead.longest)
     else:
@@ -305,14 +316,10 @@ def describe(config: Config, plan: Plan, ahead: Ahead) -> LabelledLines:
         yield from _time_lines(config, plan, ahead.bill, ahead.forget_rows)
 
 
-def _trained_lines(config: Config, plan: Plan, weights: Weights) -> LabelledLines:
-    """Yield how much of each part of the model is trained."""
+def _trained_lines(trainable: Trainable, base: str, weights: Weights) -> LabelledLines:
+    """Yield how much of each part of the model is trained. `base`: how the frozen base is quantised."""
     held = trained_by_part(Trainable(lora=None, vision=None), weights)
-    yield (
-        "trained",
-        parts_line(trained_by_part(Trainable(config.lora, config.sight), weights), held),
-    )
-    base = quantization_of(config.quantization, config.lora, plan)
+    yield "trained", parts_line(trained_by_part(trainable, weights), held)
     if held["experts"] and base != "none":
         share = held["experts"] / held.total()
         yield "", f"the experts, {share:.1%} of the model, do not become {base}: {UNQUANTISED}"

@@ -42,12 +42,14 @@ def describe(
 ) -> Iterator[tuple[str, str]]:
     """Yield the facts of a plan as labelled lines. `on_data` says what the `findings` are."""
     yield "model", config.model.path
-    yield "method", _method(config, plan)
+    base = quantization_of(config.quantization, config.lora, plan)
+    yield "method", _method(base, plan, config.training.parallelism, config.quantization)
     processes = f"{counted(plan.nodes, 'node')} × {counted(plan.processes_per_node, 'process')}"
     yield "world", f"{plan.world_size} = {processes}"
     label, _, text = plan.batch_line().partition(" batch ")
     yield f"{label} batch", text
-    yield "rows", _rows(config, plan, lengths)
+    made_by_pod = makes_data(config.kubernetes)
+    yield "rows", _rows(config.data, plan, lengths, made_by_pod=made_by_pod)
     yield "tokens", _tokens(config.data, plan, lengths, findings)
     if lengths is not None and lengths.spared:
         yield (
@@ -58,38 +60,40 @@ def describe(
         positions = positions_of(config.task, config.model.path, os.environ)
         if positions is not None and lengths.longest > positions.limit:
             yield "positions", positions.say(lengths.longest)
-    yield from _schedule(config, plan, _accuracy(config, plan, lengths))
-    yield (
-        "output",
-        config.output
-        or default_output(config.model.path, config.lora, config.data.max_length, datetime.now()),
-    )
+    accuracy = _accuracy(config.data, plan, lengths, made_by_pod=made_by_pod)
+    yield from _schedule(config.data, config.training, plan, accuracy)
+    output = config.output
+    if not output:
+        length = config.data.max_length
+        output = default_output(config.model.path, config.lora, length, datetime.now())
+    yield "output", output
 
 
-def _method(config: Config, plan: Plan) -> str:
-    base = quantization_of(config.quantization, config.lora, plan)
+def _method(base: str, plan: Plan, parallelism: str, setting: str) -> str:
+    """Return how the model is trained. `base`: how it is quantised; `setting`: what `quantization` is set to."""
     text = plan.method
     if base != "none":
         text += f", {base} base"
-    if config.quantization == "auto":
+    if setting == "auto":
         text += f" (quantization: auto is {base} here)"
-    return f"{text}, {config.training.parallelism} on {plan.device} ({plan.backend})"
+    return f"{text}, {parallelism} on {plan.device} ({plan.backend})"
 
 
-def _accuracy(config: Config, plan: Plan, lengths: Lengths | None) -> str:
+def _accuracy(data: DataConfig, plan: Plan, lengths: Lengths | None, *, made_by_pod: bool) -> str:
     """Return the words before a number of steps that is not exact, or "" if it is exact."""
-    if config.data.overlong == "split" and lengths is None:
+    if data.overlong == "split" and lengths is None:
         return "at least "  # no text was read, so each counts as one row
-    if is_upper_bound(config.data.train, made_by_pod=makes_data(config.kubernetes)):
+    if is_upper_bound(data.train, made_by_pod=made_by_pod):
         return "at most "
     if plan.global_batch_tokens:
         return "about "
     return ""
 
 
-def _schedule(config: Config, plan: Plan, accuracy: str) -> Iterator[tuple[str, str]]:
+def _schedule(
+    data: DataConfig, training: TrainingConfig, plan: Plan, accuracy: str
+) -> Iterator[tuple[str, str]]:
     """Yield the number of steps, and what happens after how many of them."""
-    training = config.training
     yield "steps per epoch", _steps(plan.steps_per_epoch, accuracy)
     steps = _steps(plan.num_steps, "" if training.max_steps else accuracy)
     yield "steps", f"{steps} ({_epochs(plan.num_epochs)})"
@@ -98,7 +102,7 @@ def _schedule(config: Config, plan: Plan, accuracy: str) -> Iterator[tuple[str, 
         is_exact = training.warmup_steps is not None or training.max_steps
         warmup += f" {'' if is_exact else accuracy}{counted(plan.warmup_steps, 'step')}"
     yield "learning rate", f"{plan.learning_rate:g}, {plan.lr_scheduler_type}, {warmup}"
-    if config.data.eval:
+    if data.eval:
         interval = _every(plan.eval_steps, training.eval_steps, accuracy)
         yield "evaluation", f"{interval}, and at the end"
     else:
@@ -120,9 +124,9 @@ def _unused_without_evaluations(training: TrainingConfig) -> str:
     return f": no data.eval, so {' and '.join(names)} {verb} not used"
 
 
-def output_on_cluster(config: Config) -> str:
+def output_on_cluster(name: str | None, model_path: str) -> str:
     """Return where the same run has its files when it is submitted, and where a copy of them goes here."""
-    name = run_name(config.name, config.model.path)
+    name = run_name(name, model_path)
     return (
         f"submitted, its output is {OUTPUTS}/{name} in the pods; `kubetune cp {name}` copies it to "
         f"outputs/{name} here"
@@ -146,10 +150,8 @@ def _epochs(number: float) -> str:
     return f"{number:.4g} epoch{'' if number == 1 else 's'}"
 
 
-def _rows(config: Config, plan: Plan, lengths: Lengths | None) -> str:
+def _rows(data: DataConfig, plan: Plan, lengths: Lengths | None, *, made_by_pod: bool) -> str:
     """Return how many rows are trained on and evaluated on, and how sure that is."""
-    data = config.data
-    made_by_pod = makes_data(config.kubernetes)
     if plan.rows is None and made_by_pod:
         return "unknown: the data are not on this machine; kubernetes.preprocess makes them on the cluster"
     if plan.rows is None:

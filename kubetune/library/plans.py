@@ -85,7 +85,12 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
     require_kind(config.task, config.model.path, os.environ)
     if config.logging.report_json is not None:
         _require_writable(Path(config.logging.report_json).absolute())
-    run_dir = Path(config.output or _new_run_dir(config))
+    if config.output:
+        run_dir = Path(config.output)
+    else:
+        length = config.data.max_length
+        name = default_output(config.model.path, config.lora, length, datetime.now())
+        run_dir = _new_run_dir(Path(name))
     config = config.model_copy(update={"output": str(run_dir)})
     rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
     gpus = visible_gpus(os.environ)
@@ -110,11 +115,8 @@ def _require_writable(report: Path) -> None:
     require_place_of_report(report)
 
 
-def _new_run_dir(config: Config) -> Path:
+def _new_run_dir(first: Path) -> Path:
     """Return the default run directory, with a number if another run started in the same minute."""
-    first = Path(
-        default_output(config.model.path, config.lora, config.data.max_length, datetime.now())
-    )
     path = first
     number = 1
     while path.exists():
