@@ -203,7 +203,7 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
             )
         if verb == "submit":
             sent = sent_from_outside(config, Path.cwd())
-            consent.require(sent, _file(site, config), instead=_IN_A_TERMINAL)
+            consent.require(sent, _file(site, name), instead=_IN_A_TERMINAL)
         forecast_run(config, os.environ, builds=False)
         site.folder.mkdir(parents=True, exist_ok=True)
         if verb == "train":
