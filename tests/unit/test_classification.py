@@ -152,6 +152,8 @@ ONE_HOT = [
     [[1, 0], [0, 1], [0, 1]],
     ["[1, 0]", "[0, 1]"],
     [[0, 1]],
+    [[1, 0], [1.0, 1.0], [0, 1]],
+    [[0, 1], [1.0, 0.0]],
 ]
 
 
@@ -167,7 +169,7 @@ def test_zeros_and_ones_of_two_classes_have_two_readings_and_are_refused(
     """Read as numbers of classes, they would train every row to have both."""
     with pytest.raises(
         errors.DataError,
-        match=r"rows.jsonl:1: label is \[0, 1\] or \[1, 0\], as in every row .* Write names for the first, such "
+        match=r"rows.jsonl:1: label is \[0, 1\] or \[1, 0\], as in every list .* Write names for the first, such "
         r'as \["\w+", "\w+"\], and \[0\.0, 1\.0\] for the second',
     ):
         labels_of(model, tmp_path, rows, **classification)

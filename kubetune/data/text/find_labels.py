@@ -194,24 +194,25 @@ def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
 
 
 def _require_one_reading(sources: Sequence[SourceConfig], names: Sequence[str]) -> None:
-    """Raise DataError for a source in which every label is `[1, 0]` or `[0, 1]`, where there are two classes.
+    """Raise DataError for a source whose lists of whole numbers are all `[1, 0]` or `[0, 1]`, of two classes.
 
     As numbers of classes that is both of them, for every row. As a 0 or 1 for each class, it is one of the two. With
-    more classes such a row holds a number twice, and is refused by that.
+    more classes such a row holds a number twice, and is refused by that. Lists of 0.0 and 1.0 beside
+    them do not show that the others are numbers of classes.
     """
     for source in sources:
         where = "" if class_names(source) else _only_zero_and_one(source)
         if where:
             raise DataError(
-                f"{where}: label is [0, 1] or [1, 0], as in every row of {source.path}, and there are two classes "
-                f"({listed(names)}). It may list the numbers of the classes that apply, which are both, or say 0 "
-                f"or 1 of each class. Write names for the first, such as {json.dumps(names, ensure_ascii=False)}, and "
-                f"[0.0, 1.0] for the second. {_NOTHING_WRITTEN}"
+                f"{where}: label is [0, 1] or [1, 0], as in every list of whole numbers in {source.path}, and there "
+                f"are two classes ({listed(names)}). It may list the numbers of the classes that apply, which are both, "
+                "or say 0 or 1 of each class. Write names for the first, such as "
+                f"{json.dumps(names, ensure_ascii=False)}, and [0.0, 1.0] for the second. {_NOTHING_WRITTEN}"
             )
 
 
 def _only_zero_and_one(source: SourceConfig) -> str:
-    """Return where the first label stands, if all of a source are lists of the numbers 0 and 1; else nothing."""
+    """Return where the first list of 0 and 1 stands, if no label of a source shows that lists are of classes."""
     first = ""
     for record in read_source(source, Problems()):
         try:
@@ -221,7 +222,9 @@ def _only_zero_and_one(source: SourceConfig) -> str:
         if not isinstance(example, Labelled):
             continue
         label = example.label
-        if is_vector(label) or not isinstance(label, tuple) or set(label) != {0, 1}:
+        if is_vector(label):
+            continue
+        if not isinstance(label, tuple) or set(label) != {0, 1}:
             return ""
         first = first or record.where
     return first
