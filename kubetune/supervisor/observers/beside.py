@@ -1,8 +1,8 @@
-"""The process that tells others of a run: it reads the run directory, so that nothing that hangs there is in the way.
+"""The process that tells others of a run. It reads the run directory, so that the run never waits for them.
 
 python -m kubetune.supervisor.observers.beside RUN_DIR NODE OFFSET
-    until its standard input ends, which says how many seconds there are left; OFFSET: where in events.jsonl this
-    start of the run begins
+    runs until its standard input ends, which says how many seconds are left then. OFFSET: where in
+    events.jsonl this start of the run begins.
 """
 
 from __future__ import annotations
@@ -27,41 +27,44 @@ from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 
-_SECONDS_AT_THE_END, _SECONDS_WHEN_STOPPED, _MARGIN_SECONDS = 20.0, 5.0, 2.0
+_SECONDS_AT_THE_END = 20.0
+_SECONDS_WHEN_STOPPED = 5.0
+_MARGIN_SECONDS = 2.0
+# Each is a module with `is_wanted(settings, environ, node)`, which imports nothing, and `observe(run)`.
 OBSERVERS = {
     "hooks": "kubetune.supervisor.observers.hooks",
     "Prometheus": "kubetune.supervisor.observers.prometheus",
     "Kubeflow": "kubetune.supervisor.observers.kubeflow",
     "OpenTelemetry": "kubetune.supervisor.observers.traces",
 }
-"""Each a module with `is_wanted(settings, environ, node)`, which imports nothing, and `observe(run)`."""
 
 
 @dataclass
 class Observed:
-    """A node's part of a run that goes on. `ended`: nothing more will come; `deadline`, on the monotonic clock: by then
-    all must be told."""
+    """A node's part of a run that goes on."""
 
     run_dir: Path
     config: Config
     node: int
-    offset: int
-    ended: threading.Event = field(default_factory=threading.Event)
-    deadline: float = float("inf")
+    offset: int  # in bytes, where in events.jsonl this start begins
+    ended: threading.Event = field(
+        default_factory=threading.Event
+    )  # set when nothing more will come
+    deadline: float = float("inf")  # on the monotonic clock, by which all must be told
 
 
 def wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -> list[str]:
-    """Names of the observers that a run's settings and the environment ask for on a node."""
-    return [
-        name
-        for name, module in OBSERVERS.items()
-        if import_module(module).is_wanted(settings, environ, node)
-    ]
+    """Return the names of the observers that settings and environment ask for on a node."""
+    names = []
+    for name, module in OBSERVERS.items():
+        if import_module(module).is_wanted(settings, environ, node):
+            names.append(name)
+    return names
 
 
 @contextmanager
 def observed(run_dir: Path, node: int, offset: int, relay: Relay) -> Iterator[None]:
-    """While the block runs, others are told of the run, if anybody wants to be; then of its end, for some seconds."""
+    """Tell others of the run while the block runs, and then for some seconds of its end."""
     if not wanted(files.read_object(run_dir / RESOLVED), os.environ, node):
         yield
         return
@@ -95,19 +98,18 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logs.configure("INFO")
     logs.scrub_tracebacks()
-    run_dir, node, offset = Path(argv[0]), int(argv[1]), int(argv[2])
-    run = Observed(run_dir, read_config(run_dir), node, offset)
+    run_dir = Path(argv[0])
+    node = int(argv[1])
+    run = Observed(run_dir, read_config(run_dir), node, offset=int(argv[2]))
     settings = files.read_object(run_dir / RESOLVED)
-    threads = [
-        threading.Thread(
-            target=_guarded, args=(name, import_module(OBSERVERS[name]).observe, run), daemon=True
-        )
-        for name in wanted(settings, os.environ, node)
-    ]
-    for thread in threads:
+    threads = []
+    for name in wanted(settings, os.environ, node):
+        observe = import_module(OBSERVERS[name]).observe
+        thread = threading.Thread(target=_guarded, args=(name, observe, run), daemon=True)
         thread.start()
-    left = sys.stdin.read()
-    run.deadline = time.monotonic() + float(left or 0.0)
+        threads.append(thread)
+    seconds_left = sys.stdin.read()
+    run.deadline = time.monotonic() + float(seconds_left or 0.0)
     run.ended.set()
     for thread in threads:
         thread.join(max(0.0, run.deadline - time.monotonic()))
@@ -117,12 +119,10 @@ def main(argv: Sequence[str]) -> int:
 def _guarded(name: str, observe: Callable[[Observed], None], run: Observed) -> None:
     try:
         observe(run)
-    except Exception as error:  # whatever those outside, or their libraries, come up with
-        said = errors.first_line(error)
-        print(
-            logs.scrub(f"kubetune: {name} does not work; the run goes on: {said}"), file=sys.stderr
-        )
+    except Exception as error:  # whatever servers, or their libraries, come up with
+        line = f"kubetune: {name} does not work; the run goes on: {errors.first_line(error)}"
+        print(logs.scrub(line), file=sys.stderr)
 
 
 if __name__ == "__main__":
-    processes.leave(main(sys.argv[1:]))  # waiting for no request that was given up
+    processes.leave(main(sys.argv[1:]))  # without waiting for requests that were given up

@@ -1,6 +1,7 @@
 """The user's command for events of a run: called for each, with the event as JSON on its standard input.
 
-One after the other, each with a time limit and without a shell. That one fails is counted and told, and ends nothing.
+Calls run one after the other, each with a time limit and without a shell. A call that fails is counted
+and reported, and does not end the run.
 """
 
 from __future__ import annotations
@@ -30,33 +31,35 @@ LOG = "hooks.log"
 
 _PIECE_BYTES: Final = 1 << 16
 _MOST_PENDING_BYTES: Final = 1 << 20
+# Time for the last of an output to arrive. What the command left running may print more later.
 _LAST_WORDS_SECONDS: Final = 1.0
-"""Time for the last of an output to arrive. What the command left running may print more later."""
 
 
 def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -> bool:
-    """The config has a command, and this is the node that calls it."""
+    """True if the config has a command and this is the node that calls it."""
     return node == 0 and bool((settings.get("hooks") or {}).get("on_event"))
 
 
-def check(wanted: HooksConfig) -> None:
-    """Raise ConfigError, before anything starts, where the command cannot be called."""
-    if wanted.on_event is not None:
+def check(config: HooksConfig) -> None:
+    """Raise ConfigError, before anything starts, if the command cannot be called."""
+    if config.on_event is not None:
         try:
-            words = shlex.split(wanted.on_event)
+            words = shlex.split(config.on_event)
         except ValueError as error:
             raise ConfigError(
-                f"hooks.on_event: {error}: {wanted.on_event}. Nothing was written."
+                f"hooks.on_event: {error}: {config.on_event}. Nothing was written."
             ) from None
         if not words or shutil.which(words[0]) is None:
+            command = words[0] if words else config.on_event
             raise ConfigError(
-                f"hooks.on_event: there is no command {words[0] if words else wanted.on_event!r}. Nothing was written."
+                f"hooks.on_event: there is no command {command!r}. Nothing was written."
             )
-    elif wanted.events:
+    elif config.events:
         raise ConfigError(
             "hooks.events: there is no hooks.on_event to call for them. Nothing was written."
         )
-    if unknown := sorted(set(wanted.events) - events.KINDS.keys()):
+    unknown = sorted(set(config.events) - events.KINDS.keys())
+    if unknown:
         raise ConfigError(
             f"hooks.events: there is no event {', '.join(unknown)}; expected {', '.join(events.KINDS)}. "
             "Nothing was written."
@@ -65,33 +68,31 @@ def check(wanted: HooksConfig) -> None:
 
 def observe(run: Observed) -> None:
     """Call the command for the events of a run."""
-    wanted = run.config.hooks
-    assert wanted.on_event is not None
-    command = shlex.split(wanted.on_event)
-    about = {
+    config = run.config.hooks
+    assert config.on_event is not None
+    command = shlex.split(config.on_event)
+    variables = {
         "KUBETUNE_RUN_DIR": str(run.run_dir.absolute()),
         "KUBETUNE_RUN": run.config.name or run.run_dir.name,
     }
     ran = failed = left_out = 0
     reason = ""
     for event in events.follow(run.run_dir, run.offset, run.ended):
-        if event is None or (wanted.events and event["event"] not in wanted.events):
+        if event is None or (config.events and event["event"] not in config.events):
             continue
-        seconds = min(wanted.timeout_seconds, run.deadline - time.monotonic())
+        seconds = min(config.timeout_seconds, run.deadline - time.monotonic())
         if seconds <= 0:
             left_out += 1
             continue
         ran += 1
-        if why := _call(
-            command, event, about | {"KUBETUNE_EVENT": event["event"]}, run.run_dir, seconds
-        ):
+        variables["KUBETUNE_EVENT"] = event["event"]
+        failure = _call(command, event, variables, run.run_dir, seconds)
+        if failure is not None:
             failed += 1
-            reason = f"{event['event']}: {why}"
+            reason = f"{event['event']}: {failure}"
             if failed == 1:
-                print(
-                    logs.scrub(f"kubetune: hooks.on_event failed; the run goes on: {reason}"),
-                    file=sys.stderr,
-                )
+                line = f"kubetune: hooks.on_event failed; the run goes on: {reason}"
+                print(logs.scrub(line), file=sys.stderr)
     if failed or left_out:
         reason = reason or "no time was left"
         total = f"hooks.on_event failed for {failed} of {ran} events, {left_out} were left out; last: {reason}"
@@ -104,7 +105,7 @@ def observe(run: Observed) -> None:
 def _call(
     command: list[str],
     event: Mapping[str, Any],
-    about: Mapping[str, str],
+    variables: Mapping[str, str],
     run_dir: Path,
     seconds: float,
 ) -> str | None:
@@ -115,7 +116,7 @@ def _call(
         with os.fdopen(writing, "wb") as pipe:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **about},
+                env={**os.environ, **variables},
                 stdin=subprocess.PIPE,
                 stdout=pipe,
                 stderr=pipe,
@@ -135,7 +136,9 @@ def _call(
         return f"takes no input: {error.strerror}"
     finally:
         output.finish()
-    return f"exit code {process.returncode}" if process.returncode else None
+    if process.returncode:
+        return f"exit code {process.returncode}"
+    return None
 
 
 class _Output:
@@ -146,7 +149,8 @@ class _Output:
 
     def __init__(self, path: Path, pipe: int) -> None:
         """Begin to read the pipe, in a thread: what the command leaves running may hold its other end open."""
-        self._path, self._pipe = path, pipe
+        self._path = path
+        self._pipe = pipe
         self._pending = bytearray()
         self._lock = threading.Lock()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -159,7 +163,7 @@ class _Output:
             self._write(len(self._pending))
 
     def _read(self) -> None:
-        """Take what comes until the pipe is closed by all who hold it."""
+        """Take what comes until all processes that hold the pipe have closed it."""
         with open(self._pipe, "rb", buffering=0) as pipe:
             while part := pipe.read(_PIECE_BYTES):
                 with self._lock:

@@ -1,7 +1,7 @@
-"""Progress of a Kubeflow TrainJob, told to the status server of its controller, by the variables that it sets in pods.
+"""Progress of a Kubeflow TrainJob, sent to the status server that its controller names in the pods' variables.
 
-`kubectl get trainjob -o yaml` shows it under status.trainerStatus: per cent, seconds left, metrics. The token changes
-now and then, so it is read anew for each request.
+`kubectl get trainjob -o yaml` shows it under status.trainerStatus: per cent, seconds left, metrics. The token
+changes now and then, so it is read anew for each request.
 """
 
 from __future__ import annotations
@@ -25,34 +25,38 @@ from kubetune.rundir.status import progress
 if TYPE_CHECKING:
     from kubetune.supervisor.observers.beside import Observed
 
-URL, CA, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT", "TOKEN"))
-SECONDS_BETWEEN = 15.0
-"""More often than every five seconds it asks not to be told."""
+URL = "KUBEFLOW_TRAINER_SERVER_URL"
+CA = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
+TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
+SECONDS_BETWEEN = 15.0  # the server wants no report more often than every five seconds
 _SECONDS_OF_REQUEST = 5.0
-_MOST_METRICS, _LONGEST = 256, 64
+_MOST_METRICS = 256
+_LONGEST_NAME = 64
 
 
 def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -> bool:
-    """The pod of node 0 of a TrainJob whose controller wants to know."""
+    """True in the pod of node 0 of a TrainJob whose controller has a status server."""
     return node == 0 and all(environ.get(name) for name in (URL, CA, TOKEN))
 
 
 def observe(run: Observed) -> None:
-    """Tell of progress where there is any, and of the end. A server that fails is told of once, and tried again."""
-    told, failures, first = None, 0, ""
+    """Send each progress, and the end. A server that fails is reported once, and tried again."""
+    sent = None
+    failures = 0
+    first_failure = ""
     while True:
         is_last = run.ended.is_set()
         status = body(progress(run.run_dir))
-        if status != told:
+        if status != sent:
             try:
                 _post(status)
-                told = status
+                sent = status
             except (OSError, ValueError, http.client.HTTPException) as error:
                 failures += 1
                 if failures == 1:
-                    first = scrub(str(error) or type(error).__name__)
+                    first_failure = scrub(str(error) or type(error).__name__)
                     print(
-                        f"kubetune: the TrainJob does not hear of progress; training goes on: {first}",
+                        f"kubetune: the TrainJob does not hear of progress; training goes on: {first_failure}",
                         file=sys.stderr,
                     )
         if is_last:
@@ -60,27 +64,28 @@ def observe(run: Observed) -> None:
         run.ended.wait(SECONDS_BETWEEN)
     if failures:
         print(
-            f"kubetune: the TrainJob missed {failures} reports of progress; first: {first}",
+            f"kubetune: the TrainJob missed {failures} reports of progress; first: {first_failure}",
             file=sys.stderr,
         )
 
 
 def body(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Status as the server takes it, but for the time: whole numbers, and metrics as texts."""
-    step, steps = known["step"] or 0, known["steps"]
-    left, evaluation = known["seconds_left"], known["evaluation"] or {}
+    """Return the status as the server takes it, without its time: whole numbers, and metrics as texts."""
+    step = known["step"] or 0
     numbers = {"step": step, "loss": known["loss"], "tokens_per_second": known["tokens_per_second"]}
-    numbers |= {name: value for name, value in evaluation.items() if name.startswith("eval_")}
-    found = [
-        {"name": name, "value": f"{value:.6g}"}
-        for name, value in numbers.items()
-        if isinstance(value, int | float) and math.isfinite(value) and 0 < len(name) <= _LONGEST
-    ]
-    status: dict[str, Any] = {"metrics": found[:_MOST_METRICS]}
-    if steps:
-        status["progressPercentage"] = min(100, int(100 * step / steps))
-    if left is not None:
-        status["estimatedRemainingSeconds"] = math.ceil(left)
+    for name, value in (known["evaluation"] or {}).items():
+        if name.startswith("eval_"):
+            numbers[name] = value
+    entries = []
+    for name, value in numbers.items():
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        if is_number and 0 < len(name) <= _LONGEST_NAME:
+            entries.append({"name": name, "value": f"{value:.6g}"})
+    status: dict[str, Any] = {"metrics": entries[:_MOST_METRICS]}
+    if known["steps"]:
+        status["progressPercentage"] = min(100, int(100 * step / known["steps"]))
+    if known["seconds_left"] is not None:
+        status["estimatedRemainingSeconds"] = math.ceil(known["seconds_left"])
     return status
 
 
@@ -93,7 +98,7 @@ def _post(status: Mapping[str, Any]) -> None:
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     request = urllib.request.Request(url, content, headers, method="POST")
     context = ssl.create_default_context(cafile=os.environ[CA])
-    # Nothing but the server itself: a proxy of the environment is for the way out of the cluster.
+    # Without a proxy: that of the environment is for addresses outside of the cluster.
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context), _NoRedirect()
     )

@@ -1,6 +1,7 @@
-"""State of a run for Prometheus: `/metrics`, on loopback or, in a pod, on its named port; read when it is asked for.
+"""State of a run for Prometheus: `/metrics`, on loopback or, in a pod, on its named port.
 
-Labels are the run and the node, never a rank: series stay few. What is told of the whole run is told by node 0.
+The run directory is read at each request. Labels are the run and the node, never a rank, so that series
+stay few. Numbers of the whole run come from node 0.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from kubetune.rundir.throughput import last_start, utilization
 if TYPE_CHECKING:
     from kubetune.supervisor.observers.beside import Observed
 
+# Kind and meaning of each metric. In Prometheus its name begins with `kubetune_`.
 METRICS: dict[str, tuple[str, str]] = {
     "step": ("gauge", "Optimizer steps completed."),
     "steps": ("gauge", "Optimizer steps planned."),
@@ -53,11 +55,10 @@ METRICS: dict[str, tuple[str, str]] = {
     "lost_seconds": ("counter", "Time held but not within steps that moved the run on."),
     "goodput_ratio": ("gauge", "Share of the time held that moved the run on."),
 }
-"""Kind and meaning of each, whose name in Prometheus begins with `kubetune_`."""
 
 
 def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -> bool:
-    """The config asks for it; every node has its own."""
+    """True if the config asks for it; every node serves its own numbers."""
     return bool((settings.get("tracking") or {}).get("prometheus"))
 
 
@@ -80,16 +81,16 @@ def observe(run: Observed) -> None:
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector())  # type: ignore[arg-type, unused-ignore]
-    wanted = run.config.tracking.prometheus
-    assert wanted is not None
+    config = run.config.tracking.prometheus
+    assert config is not None
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
     address = "0.0.0.0" if in_pod else "127.0.0.1"
     try:
-        server, _ = start_http_server(wanted.port, address, registry)
+        server, _ = start_http_server(config.port, address, registry)
     except OSError:
         if in_pod:
             raise
-        server, _ = start_http_server(0, address, registry)  # another run has it
+        server, _ = start_http_server(0, address, registry)  # another run has the port
     print(
         f"kubetune: metrics for Prometheus at http://{address}:{server.server_port}/metrics",
         file=sys.stderr,
@@ -100,47 +101,52 @@ def observe(run: Observed) -> None:
 
 
 class State:
-    """The numbers of a node's part of a run, by the names of METRICS; what is not known yet is left out."""
+    """The numbers of a node's part of a run, by the names of METRICS, without those not known yet."""
 
     def __init__(self, run_dir: Path, node: int) -> None:
-        self._run_dir, self._node = run_dir, node
-        self._began, self._seconds = time.time(), 0.0
+        self._run_dir = run_dir
+        self._node = node
+        self._began = time.time()
+        self._seconds = 0.0  # within steps, so far
         self._timings = metrics.follower(run_dir / metrics.TIMINGS)
 
     def read(self) -> dict[str, float]:
-        """The numbers of this moment."""
+        """Return the numbers of this moment."""
         try:
             plan = Plan.read(self._run_dir / metrics.PLAN)
         except (OSError, ConfigError):  # not written yet, or damaged
             plan = None
-        found = self._of_run(plan) if self._node == 0 else {}
+        values = self._of_run(plan) if self._node == 0 else {}
         if plan is not None:
-            found["heartbeat_age_seconds"] = self._silence(plan)
-        return {name: float(value) for name, value in found.items() if value is not None}
+            values["heartbeat_age_seconds"] = self._silence(plan)
+        return {name: float(value) for name, value in values.items() if value is not None}
 
     def _silence(self, plan: Plan) -> float | None:
-        ranks = range(
-            self._node * plan.processes_per_node, (self._node + 1) * plan.processes_per_node
-        )
+        """Return for how long the slowest rank of this node has made no progress."""
+        first = self._node * plan.processes_per_node
+        ranks = range(first, first + plan.processes_per_node)
         now = time.time()
-        return max(
-            (now - b["since"] for b in heartbeat.read_beats(self._run_dir) if b["rank"] in ranks),
-            default=None,
-        )
+        silences = []
+        for beat in heartbeat.read_beats(self._run_dir):
+            if beat["rank"] in ranks:
+                silences.append(now - beat["since"])
+        return max(silences, default=None)
 
     def _of_run(self, plan: Plan | None) -> dict[str, float | None]:
-        events, known = metrics.read_events(self._run_dir), progress(self._run_dir)
-        lines = metrics.last_lines(self._run_dir / metrics.METRICS)
-        last: Mapping[str, Any] = next((line for line in reversed(lines) if "loss" in line), {})
-        timing: Mapping[str, Any] = next(
-            iter(reversed(metrics.last_lines(self._run_dir / metrics.TIMINGS))), {}
-        )
-        ranks = timing.get("rank_seconds") or []
-        held, useful = held_seconds(events, metrics.now()), self._step_seconds()
-        saved = known["saved_step"]
+        events = metrics.read_events(self._run_dir)
+        known = progress(self._run_dir)
+        last: Mapping[str, Any] = {}  # the last line that is no evaluation
+        for line in metrics.last_lines(self._run_dir / metrics.METRICS):
+            if "loss" in line:
+                last = line
+        timings = metrics.last_lines(self._run_dir / metrics.TIMINGS)
+        timing: Mapping[str, Any] = timings[-1] if timings else {}
+        held = held_seconds(events, metrics.now())
+        useful = self._step_seconds()
         speed = known["tokens_per_second"]
-        mfu = utilization(last_start(events), speed, plan.world_size)[1] if plan else None
-        since = self._began if saved is None else _written(self._run_dir, saved)
+        mfu = None
+        if plan is not None:
+            _, mfu = utilization(last_start(events), speed, plan.world_size)
         return {
             "step": known["step"] or 0,
             "steps": known["steps"],
@@ -151,12 +157,10 @@ class State:
             "tokens_per_second": speed,
             "mfu_ratio": mfu,
             "peak_memory_bytes": timing.get("peak_memory_bytes"),
-            "slowest_rank_ratio": max(ranks) / statistics.median(ranks)
-            if ranks and min(ranks) > 0
-            else None,
+            "slowest_rank_ratio": _slowest_ratio(timing.get("rank_seconds") or []),
             "seconds_left": known["seconds_left"],
-            "checkpoint_step": saved,
-            "checkpoint_age_seconds": None if since is None else max(0.0, time.time() - since),
+            "checkpoint_step": known["saved_step"],
+            "checkpoint_age_seconds": self._checkpoint_age(known["saved_step"]),
             "restarts": known["restarts"],
             "held_seconds": held,
             "step_seconds": useful,
@@ -164,8 +168,20 @@ class State:
             "goodput_ratio": min(1.0, useful / held) if held else None,
         }
 
+    def _checkpoint_age(self, step: int | None) -> float | None:
+        """Return the seconds since the newest checkpoint, or without one since this start."""
+        since: float | None = self._began
+        if step is not None:
+            since = _written(self._run_dir, step)
+        if since is None:
+            return None
+        return max(0.0, time.time() - since)
+
     def _step_seconds(self) -> float:
-        """Seconds within steps; only new lines are read, or all where a start has cut off what it repeats."""
+        """Return the seconds within steps.
+
+        Only new lines are read, or all of them after a start that has cut off the steps it repeats.
+        """
         lines = self._timings.read()
         if self._timings.has_begun_anew:
             self._seconds = 0.0
@@ -173,8 +189,15 @@ class State:
         return self._seconds
 
 
+def _slowest_ratio(rank_seconds: Sequence[float]) -> float | None:
+    """Return the time of the slowest rank as a multiple of the median."""
+    if not rank_seconds or min(rank_seconds) <= 0:
+        return None
+    return max(rank_seconds) / statistics.median(rank_seconds)
+
+
 def _written(run_dir: Path, step: int) -> float | None:
-    """Time at which the checkpoint of a step became whole; None where it is gone by now."""
+    """Return the time at which the checkpoint of a step became whole; None if it is gone by now."""
     try:
         return (checkpoints.folder_of(run_dir, step) / "manifest.json").stat().st_mtime
     except OSError:

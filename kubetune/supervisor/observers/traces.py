@@ -1,7 +1,12 @@
 """A run in OpenTelemetry: its starts, phases, evaluations and checkpoints as spans, and its events as log records.
 
-Where, and with what headers, is said by the standard environment variables: OTEL_EXPORTER_OTLP_ENDPOINT and its like.
-All starts of a run have one trace, whose number follows from the run directory; what is under way is told when it ends.
+The standard environment variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, say where they go and with what headers. All
+starts of a run have one trace, whose number follows from the run directory. A span is sent when it ends.
+
+    run          ├──────────────────────────────────────────────┤   sent after the last start
+    start        ├──────────────────┤       ├───────────────────┤
+    phases       preparation│training       preparation│training
+    and in them  evaluation, save, reference, preflight
 """
 
 from __future__ import annotations
@@ -34,26 +39,28 @@ _SECONDS_TO_SAY_SO = 0.5
 
 
 def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -> bool:
-    """The environment names a collector."""
+    """True if the environment names a collector."""
     is_off = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     return node == 0 and not is_off and any(environ.get(name) for name in _ENDPOINTS)
 
 
 def observe(run: Observed) -> None:
-    """Tell of the events of a run. Raises MissingExtra where the exporter is not installed."""
+    """Send the events of a run. Raise MissingExtra if the exporter is not installed."""
     require("OTEL_EXPORTER_OTLP_ENDPOINT", "opentelemetry.sdk", "opentelemetry.exporter")
     failures = _Failures()
-    own = logging.getLogger("opentelemetry")
-    own.addHandler(failures)
-    own.propagate = False  # it says each retry of each batch
-    told = Trace(run)
+    logger = logging.getLogger("opentelemetry")
+    logger.addHandler(failures)
+    logger.propagate = False  # it logs each retry of each batch
+    trace = Trace(run)
     for event in events.follow(run.run_dir, run.offset, run.ended):
         if event is not None:
-            told.take(event)
-    is_all = told.end(run.deadline - time.monotonic() - _SECONDS_TO_SAY_SO)
-    missed = [f"{failures.batches} batches"] * bool(failures.batches) + [
-        "what was left at the end"
-    ] * (not is_all)
+            trace.take(event)
+    is_sent = trace.end(run.deadline - time.monotonic() - _SECONDS_TO_SAY_SO)
+    missed = []
+    if failures.batches:
+        missed.append(f"{failures.batches} batches")
+    if not is_sent:
+        missed.append("what was left at the end")
     if missed:
         print(
             f"kubetune: the OpenTelemetry collector missed {' and '.join(missed)}", file=sys.stderr
@@ -61,21 +68,22 @@ def observe(run: Observed) -> None:
 
 
 class _Failures(logging.Handler):
-    """Batches that were not taken: counted, and the first told of, with what was tried before."""
+    """Count the batches that the collector did not take, and print the first with the retry before it."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.batches, self._tried = 0, ""
+        self.batches = 0
+        self._retry = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Count it, and tell the first."""
-        said = record.getMessage().partition("\n")[0]
+        """Count an error of the exporter, and print the first."""
+        message = record.getMessage().partition("\n")[0]
         if record.levelno < logging.ERROR:
-            self._tried = f"; before: {said}"
+            self._retry = f"; before: {message}"
             return
         self.batches += 1
         if self.batches == 1:
-            reason = scrub(said + self._tried)
+            reason = scrub(message + self._retry)
             print(
                 f"kubetune: OpenTelemetry does not work; the run goes on: {reason}", file=sys.stderr
             )
@@ -95,12 +103,13 @@ class Trace:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         name = run.config.name or run.run_dir.name
-        about = {
+        attributes = {
+            "service.name": "kubetune",  # but OTEL_SERVICE_NAME wins
             "kubetune.run": name,
             "kubetune.task": run.config.task,
             "kubetune.model": scrub(run.config.model.path),
         }
-        resource = Resource.create({"service.name": "kubetune", **about})  # OTEL_SERVICE_NAME wins
+        resource = Resource.create(attributes)
         number = hashlib.sha256(str(run.run_dir.absolute()).encode()).digest()
         ids = int.from_bytes(number[:16]), int.from_bytes(number[16:24])
         generator = _ids(*ids)
@@ -108,12 +117,11 @@ class Trace:
         self._records = LoggerProvider(resource=resource)
         self._spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._records.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
-        self._tracer, self._logger = (
-            self._spans.get_tracer("kubetune"),
-            self._records.get_logger("kubetune"),
-        )
+        self._tracer = self._spans.get_tracer("kubetune")
+        self._logger = self._records.get_logger("kubetune")
         root = trace.SpanContext(*ids, True, trace.TraceFlags(trace.TraceFlags.SAMPLED))
-        self._ids, self._run_dir = generator, run.run_dir
+        self._ids = generator
+        self._run_dir = run.run_dir
         self._run = trace.set_span_in_context(trace.NonRecordingSpan(root))
         self._trace: Any = trace
         self._start: Any = None
@@ -121,13 +129,13 @@ class Trace:
         self._context: Any = self._run
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Make of an event what it says of spans, and a log record."""
-        kind, at = event["event"], _nanoseconds(event["time"])
-        facts = {
-            key: _plain(value)
-            for key, value in event.items()
-            if key not in ("event", "time", "machine")
-        }
+        """Begin and end the spans that an event stands for, and make a log record of it."""
+        kind = event["event"]
+        at = _nanoseconds(event["time"])
+        facts = {}
+        for key, value in event.items():
+            if key not in ("event", "time", "machine"):
+                facts[key] = _attribute(value)
         if kind == "launch" and not event.get("node", 0):
             self._start = self._tracer.start_span(
                 "start", self._run, start_time=at, attributes=facts
@@ -137,8 +145,9 @@ class Trace:
         elif kind in ("start", "resume"):
             self._enter("training", at)
         elif kind in ("evaluation", "save", "reference", "preflight"):
-            taken = event.get("seconds")
-            seconds = sum(taken.values()) if isinstance(taken, dict) else float(taken or 0.0)
+            seconds = event.get("seconds") or 0.0
+            if isinstance(seconds, dict):  # by part
+                seconds = sum(seconds.values())
             began = at - int(seconds * _NANO)
             self._tracer.start_span(kind, self._context, start_time=began, attributes=facts).end(at)
         self._record(kind, at, facts)
@@ -157,7 +166,7 @@ class Trace:
                     span.set_status(self._trace.StatusCode.ERROR, scrub(str(event.get("reason"))))
                 span.end(at)
         self._phase = self._start = None
-        if event["code"] in (OK, *FINAL):  # the run itself, from its first start on
+        if event["code"] in (OK, *FINAL):  # the run itself ends, which began with its first start
             from opentelemetry.context import Context
 
             first = metrics.read_events(self._run_dir)[0]["time"]
@@ -167,18 +176,14 @@ class Trace:
     def _record(self, kind: str, at: int, facts: Mapping[str, Any]) -> None:
         from opentelemetry._logs import LogRecord, SeverityNumber
 
-        is_bad = (
-            facts.get("code") in FINAL or facts.get("ok") is False or kind in ("killed", "hooks")
-        )
-        is_news = not is_bad and facts.get("code", OK) != OK
-        severity = (
-            SeverityNumber.ERROR
-            if is_bad
-            else SeverityNumber.WARN
-            if is_news
-            else SeverityNumber.INFO
-        )
-        text = f"{kind}: {facts['reason']}" if facts.get("reason") else kind
+        severity = SeverityNumber.INFO
+        if facts.get("code") in FINAL or facts.get("ok") is False or kind in ("killed", "hooks"):
+            severity = SeverityNumber.ERROR
+        elif facts.get("code", OK) != OK:  # another start may mend it
+            severity = SeverityNumber.WARN
+        text = kind
+        if facts.get("reason"):
+            text = f"{kind}: {facts['reason']}"
         record = LogRecord(
             timestamp=at, context=self._context, severity_number=severity, severity_text=severity.name, body=text,
             attributes={**facts, "event.name": f"kubetune.{kind}"},
@@ -186,17 +191,16 @@ class Trace:
         self._logger.emit(record)
 
     def end(self, seconds: float) -> bool:
-        """Send what waits; False where it is not taken within some seconds."""
-        rest = [
-            threading.Thread(target=one.force_flush, daemon=True)
-            for one in (self._spans, self._records)
-        ]
-        until = time.monotonic() + seconds
-        for thread in rest:
+        """Send what waits; return False if it is not taken within so many seconds."""
+        deadline = time.monotonic() + seconds
+        threads = []
+        for provider in (self._spans, self._records):
+            thread = threading.Thread(target=provider.force_flush, daemon=True)
             thread.start()
-        for thread in rest:
-            thread.join(max(0.0, until - time.monotonic()))
-        return not any(thread.is_alive() for thread in rest)
+            threads.append(thread)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
 
 
 def _nanoseconds(time: str) -> int:
@@ -204,7 +208,7 @@ def _nanoseconds(time: str) -> int:
 
 
 def _ids(trace_id: int, span_id: int) -> Any:
-    """Numbers by chance, but those given for the one span that is of the run itself."""
+    """Return a generator of random numbers for spans, but these two for the span of the run itself."""
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
     class Ids(RandomIdGenerator):
@@ -214,11 +218,15 @@ def _ids(trace_id: int, span_id: int) -> Any:
             return trace_id
 
         def generate_span_id(self) -> int:
-            return span_id if self.is_of_run else int(super().generate_span_id())
+            if self.is_of_run:
+                return span_id
+            return int(super().generate_span_id())
 
     return Ids()
 
 
-def _plain(value: Any) -> Any:
-    """A value as an attribute may be."""
-    return value if isinstance(value, str | bool | int | float) else json.dumps(value)
+def _attribute(value: Any) -> Any:
+    """Return a value as an attribute may be."""
+    if isinstance(value, str | bool | int | float):
+        return value
+    return json.dumps(value)
