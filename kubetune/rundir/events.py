@@ -15,6 +15,7 @@ from kubetune.rundir import metrics
 
 VERSION = metrics.EVENTS_VERSION
 
+# What each kind says, and its fields; `?`: not in every line of the kind, or null.
 KINDS: dict[str, tuple[str, str]] = {
     "launch": (
         "The agent of a node starts.",
@@ -73,12 +74,11 @@ KINDS: dict[str, tuple[str, str]] = {
         "ran:integer failed:integer left_out:integer reason:string",
     ),
 }
-"""Each kind with what it tells of, and its fields; `?`: not in every one, or null."""
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a line."""
-    known = [_schema_of(kind, text, fields) for kind, (text, fields) in KINDS.items()]
+    """Return the JSON Schema of a line."""
+    kinds = [_schema_of(kind, text, fields) for kind, (text, fields) in KINDS.items()]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A line of events.jsonl",
@@ -90,19 +90,19 @@ def schema() -> dict[str, Any]:
             "time": {"type": "string", "format": "date-time"},
             "event": {"type": "string", "examples": list(KINDS)},
         },
-        "allOf": known,
+        "allOf": kinds,
     }
 
 
 def _schema_of(kind: str, text: str, fields: str) -> dict[str, Any]:
-    required, properties = [], {}
+    required = []
+    properties = {}
     for field in fields.split():
-        name, _, type_ = field.partition(":")
-        is_optional = name.endswith("?")
-        form: dict[str, Any] = (
-            {"type": "string", "format": "date-time"} if type_ == "time" else {"type": type_}
-        )
-        if is_optional:
+        name, _, type_name = field.partition(":")
+        form: dict[str, Any] = {"type": type_name}
+        if type_name == "time":
+            form = {"type": "string", "format": "date-time"}
+        if name.endswith("?"):
             form["type"] = [form["type"], "null"]
         else:
             required.append(name)
@@ -112,16 +112,20 @@ def _schema_of(kind: str, text: str, fields: str) -> dict[str, Any]:
 
 
 def size(run_dir: Path) -> int:
-    """Bytes of events.jsonl by now: where the next event will begin."""
+    """Return the bytes of events.jsonl: where the next event will begin."""
     path = run_dir / metrics.EVENTS
-    return path.stat().st_size if path.exists() else 0
+    if not path.exists():
+        return 0
+    return path.stat().st_size
 
 
 def follow(
     run_dir: Path, offset: int, ended: threading.Event, seconds: float = 0.5
 ) -> Iterator[dict[str, Any] | None]:
-    """The events from a place in the file on, as they come, with None after each look; ends after a last one when
-    `ended` is set."""
+    """Yield the events behind `offset` as they come, and None after each look at the file.
+
+    After `ended` is set, there is one last look.
+    """
     lines = metrics.follower(run_dir / metrics.EVENTS, offset)
     while True:
         is_last = ended.is_set()

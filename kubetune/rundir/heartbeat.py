@@ -1,7 +1,13 @@
-"""Ends a rank that makes no progress, and says where it hung: hang.json names rank, phase, step and Python stack.
+"""End a rank that makes no progress, and write where it hung: hang.json has rank, phase, step and Python stack.
 
-A hung rank would keep all others waiting, and paid for, until somebody looks. The loop calls `beat` wherever it gets
-to; a thread looks how long ago that was. Not for ranks that die, which the others notice by themselves.
+A hung rank would keep all others waiting, and paid for, until somebody looks. Three clocks watch a rank, each for
+what the one before cannot see; with `training.timeout_seconds` of 1,800:
+
+    1,800 s   this module's thread: no `beat` of the loop for so long. It writes hang.json and ends the process.
+    1,802 s   Python's faulthandler: the thread itself gets no turn, as some C code holds the interpreter.
+    later     the agent (`find_frozen`): the kernel has stopped the whole process. Its last note on disk says where.
+
+Not for ranks that die, which the others notice by themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,37 +30,38 @@ from kubetune.base import fault_injection, files
 from kubetune.rundir import exit_status, metrics
 
 HANG = "hang.json"
+
+# Added to the timeout of a rank that only waits for others, so that the one they wait for ends first.
 WAITING_SECONDS = 2.0
-"""Patience added for a rank that only waits for others, so that the one they wait for explains itself first."""
 
+# Time between two notes of where this rank is, which `kubetune watch` reads.
 _BEAT_SECONDS = 2.0
-"""Time between two notes of where this rank is, which `kubetune watch` reads."""
 
+# A rank that was killed after such a silence had stood still before: ranks note where they are every two seconds.
 _FROZEN_FOR_SECONDS = 10.0
-"""Silence of a killed rank after which its death is no surprise: others note where they are every two seconds."""
 
+# Added to the timeout before faulthandler ends a rank whose interpreter does not even let this module's thread run.
 _FROZEN_SECONDS = 2.0
-"""Patience added before a rank whose interpreter does not even let this thread run is ended from outside of it."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """Last sign of life of this process: completed steps, and `since` on the monotonic clock."""
+    """Last sign of life of this process."""
 
     phase: str
-    step: int
-    since: float
-    is_waiting: bool = False
-    added_seconds: float = 0.0
+    step: int  # completed steps
+    since: float  # on the monotonic clock
+    is_waiting: bool = False  # True while it waits for other ranks
+    added_seconds: float = 0.0  # added to the timeout
 
 
 @dataclass(frozen=True)
 class _Notes:
-    """Owner of this process's file of beats, and the phases that it has noted."""
+    """This process's file of beats."""
 
     run_dir: Path
     rank: int
-    phases: set[str]
+    phases: set[str]  # those that were noted
 
 
 _last = Beat("starting", 0, time.monotonic())
@@ -63,13 +70,15 @@ _noting = threading.Lock()
 
 
 def beat(phase: str, step: int | None = None) -> None:
-    """This process has got to `phase`, after `step` completed steps where that is news.
+    """Say that this process has come to `phase`, after `step` completed steps if that has changed.
 
-    A phase is noted when it comes for the first time, so that one that never ends is named; later the watchdog notes
-    it, every two seconds, because steps are many.
+    A phase is written to disk when it comes for the first time, so that one that never ends is named. Later the
+    watchdog writes it every two seconds, because steps are many.
     """
     global _last
-    _last = Beat(phase, _last.step if step is None else step, time.monotonic())
+    if step is None:
+        step = _last.step
+    _last = Beat(phase, step, time.monotonic())
     if _notes is not None and phase not in _notes.phases:
         _notes.phases.add(phase)
         _note_beat(_notes.run_dir, _notes.rank)
@@ -78,7 +87,7 @@ def beat(phase: str, step: int | None = None) -> None:
 
 @contextmanager
 def waiting(added_seconds: float = WAITING_SECONDS) -> Iterator[None]:
-    """In here this process waits for the other ranks, with more patience by so much."""
+    """Say that this process waits for other ranks while the block runs, and add to its timeout."""
     global _last
     before = _last
     _last = Beat(
@@ -90,15 +99,16 @@ def waiting(added_seconds: float = WAITING_SECONDS) -> Iterator[None]:
 
 @contextmanager
 def watch(run_dir: Path, rank: int, timeout_seconds: float) -> Iterator[None]:
-    """End this process with LOST_PEER, and leave hang.json, when no beat comes for `timeout_seconds`."""
+    """End this process with LOST_PEER, and leave hang.json, if no beat comes for `timeout_seconds`."""
     global _notes, _last
     if rank == 0:
         (run_dir / HANG).unlink(missing_ok=True)
-    done, stacks = threading.Event(), run_dir / "logs" / f"rank-{rank}.frozen.txt"
-    _last, _notes = Beat("joining", 0, time.monotonic()), _Notes(run_dir, rank, set())
-    with files.explained_writes(
-        stacks
-    ):  # and no longer: what goes wrong in the run has another cause
+    done = threading.Event()
+    stacks = run_dir / "logs" / f"rank-{rank}.frozen.txt"
+    _last = Beat("joining", 0, time.monotonic())
+    _notes = _Notes(run_dir, rank, set())
+    # Only the opening is explained as a write that failed: errors in the block have another cause.
+    with files.explained_writes(stacks):
         frozen = open(stacks, "w")  # noqa: SIM115
     with frozen:
         arguments = (done, run_dir, rank, timeout_seconds, frozen.fileno())
@@ -117,70 +127,66 @@ def watch(run_dir: Path, rank: int, timeout_seconds: float) -> Iterator[None]:
 
 
 def read_beats(run_dir: Path) -> list[dict[str, Any]]:
-    """Last beat of each rank: rank, phase, step, whether it waits for others, and since when."""
-    found = []
+    """Return the last beat of each rank: `rank`, `phase`, `step`, `waiting`, `since`, `time`."""
+    beats = []
     for path in (run_dir / "logs").glob("rank-*.beat.json"):
         try:
             beat = files.read_object(path)
         except (OSError, errors.EnvironmentFault):
-            continue  # it has ended just now, or writes in this moment
-        numbers = all(
-            isinstance(beat.get(name), (int, float)) for name in ("rank", "step", "since", "time")
-        )
-        if numbers and isinstance(beat.get("phase"), str) and "waiting" in beat:
-            found.append(beat)
-    return sorted(found, key=lambda beat: int(beat["rank"]))
+            continue  # the rank has ended just now, or writes at this moment
+        numbers = [beat.get(name) for name in ("rank", "step", "since", "time")]
+        has_numbers = all(isinstance(number, (int, float)) for number in numbers)
+        if has_numbers and isinstance(beat.get("phase"), str) and "waiting" in beat:
+            beats.append(beat)
+    return sorted(beats, key=lambda beat: int(beat["rank"]))
 
 
 def find_frozen(
     run_dir: Path, deaths: Sequence[exit_status.Death], since: float
 ) -> dict[int, exit_status.ExitStatus]:
-    """Exit status of ranks that were killed when they had not been heard of for long; hang.json tells of them.
+    """Return the exit status of ranks that were killed after a long silence, and write hang.json of them.
 
-    A process that the kernel has stopped cannot even run its own watchdog, so its last note must do. `since`: when this
-    start began, in seconds since the epoch; an older note is that of an earlier one.
+    A process that the kernel has stopped cannot run its own watchdog, so its last note must do. `since`: when this
+    start began, in seconds since the epoch; an older note is that of an earlier start.
     """
     killed = {death.rank: death.seen for death in deaths if death.was_killed}
-    found = {}
-    for last in read_beats(run_dir):
-        silent = killed.get(last["rank"], 0.0) - last["time"]
-        if last["time"] < since or silent < _FROZEN_FOR_SECONDS:
+    statuses = {}
+    for beat in read_beats(run_dir):
+        rank = beat["rank"]
+        silent = killed.get(rank, 0.0) - beat["time"]
+        if beat["time"] < since or silent < _FROZEN_FOR_SECONDS:
             continue
-        still = (
-            f"rank {last['rank']} was killed when its process had stood still for {silent:.0f} s"
+        reason = (
+            f"rank {rank} was killed when its process had stood still for {silent:.0f} s, "
+            f"last seen in {beat['phase']} after step {beat['step']} "
+            "(was it stopped, or short of memory?)"
         )
-        where = f"{last['phase']} after step {last['step']}"
-        reason = f"{still}, last seen in {where} (was it stopped, or short of memory?)"
-        found[last["rank"]] = exit_status.ExitStatus(
-            errors.LOST_PEER, f"{reason}; see {HANG}", last["step"], errors.RankDied.__name__
+        statuses[rank] = exit_status.ExitStatus(
+            errors.LOST_PEER, f"{reason}; see {HANG}", beat["step"], errors.RankDied.__name__
         )
-        facts = {name: last[name] for name in ("rank", "phase", "waiting", "step")}
-        told = {
-            **facts,
-            "seconds": silent,
-            "time": metrics.now(),
-            "stack": f"none: {reason}\n",
-            "threads": {},
-        }
         with suppress(errors.EnvironmentFault):
-            files.write_atomic(run_dir / HANG, json.dumps(told, indent=2) + "\n", within=run_dir)
-    return found
+            _write_hang(run_dir, beat, silent, stack=f"none: {reason}\n", threads={})
+    return statuses
+
+
+def _write_hang(
+    run_dir: Path, beat: Mapping[str, Any], seconds: float, *, stack: str, threads: dict[str, str]
+) -> None:
+    """Write hang.json: the last beat, for how long it was silent, and the stacks of its threads."""
+    facts = {name: beat[name] for name in ("rank", "phase", "waiting", "step")}
+    facts |= {"seconds": seconds, "time": metrics.now(), "stack": stack, "threads": threads}
+    files.write_atomic(run_dir / HANG, json.dumps(facts, indent=2) + "\n", within=run_dir)
 
 
 def _note_beat(run_dir: Path, rank: int) -> None:
-    """Leave the last beat in a file. Of no use after a crash, so it need not be durable, and a full disk is no harm."""
+    """Leave the last beat in a file. It is of no use later, so it need not be durable, nor fit on the disk."""
     path = _beat_path(run_dir, rank)
     temporary = files.temporary_sibling(path)
     with _noting:  # the loop's thread notes, and the watchdog's
-        last, now = _last, time.time()
-        facts = {
-            "rank": rank,
-            "phase": last.phase,
-            "waiting": last.is_waiting,
-            "step": last.step,
-            "since": now - (time.monotonic() - last.since),
-            "time": now,
-        }
+        last = _last
+        now = time.time()
+        facts = _facts(rank, last)
+        facts |= {"since": now - (time.monotonic() - last.since), "time": now}
         try:
             temporary.write_text(json.dumps(facts))
             os.replace(temporary, path)
@@ -189,12 +195,16 @@ def _note_beat(run_dir: Path, rank: int) -> None:
                 temporary.unlink(missing_ok=True)
 
 
+def _facts(rank: int, beat: Beat) -> dict[str, Any]:
+    return {"rank": rank, "phase": beat.phase, "waiting": beat.is_waiting, "step": beat.step}
+
+
 def _beat_path(run_dir: Path, rank: int) -> Path:
     return run_dir / "logs" / f"rank-{rank}.beat.json"
 
 
 def _rearm(timeout_seconds: float, frozen: int) -> None:
-    # Python's own timer needs no interpreter: it strikes where a C call never gives back the lock of it.
+    # faulthandler's timer does not need the interpreter's lock, which a C call may never give back.
     faulthandler.dump_traceback_later(timeout_seconds + _FROZEN_SECONDS, exit=True, file=frozen)
 
 
@@ -208,7 +218,8 @@ def _watch(
             noted = time.monotonic()
             _note_beat(run_dir, rank)
         _rearm(timeout_seconds, frozen)
-        last, silent = _last, time.monotonic() - _last.since
+        last = _last
+        silent = time.monotonic() - last.since
         if silent > timeout_seconds + last.added_seconds:
             _give_up(run_dir, rank, last, silent)
 
@@ -216,37 +227,26 @@ def _watch(
 def _give_up(run_dir: Path, rank: int, last: Beat, silent: float) -> None:
     frames = sys._current_frames()
     stack = "".join(traceback.format_stack(frames[threading.main_thread().ident or 0]))
-    # Where the main thread only waits for another, as for a checkpoint written beside the loop, that one tells more.
-    others = {
-        thread.name: "".join(traceback.format_stack(frames[thread.ident or 0]))
-        for thread in threading.enumerate()
-        if thread.ident in frames
-        and thread not in (threading.main_thread(), threading.current_thread())
-    }
-    doing = (
-        f"waited for other ranks in {last.phase}" if last.is_waiting else f"hung in {last.phase}"
-    )
+    # If the main thread only waits for another, say one that writes a checkpoint, that one's stack says more.
+    others = {}
+    for thread in threading.enumerate():
+        is_this_or_main = thread in (threading.main_thread(), threading.current_thread())
+        if thread.ident in frames and not is_this_or_main:
+            others[thread.name] = "".join(traceback.format_stack(frames[thread.ident]))
+    doing = f"hung in {last.phase}"
+    error: type[errors.KubetuneError] = errors.RankDied
+    if last.is_waiting:  # another rank hung
+        doing = f"waited for other ranks in {last.phase}"
+        error = errors.LostPeer
     reason = f"rank {rank} {doing} for {silent:.0f} s after step {last.step}; see {HANG}"
-    facts = {
-        "rank": rank,
-        "phase": last.phase,
-        "waiting": last.is_waiting,
-        "step": last.step,
-        "seconds": silent,
-    }
+    status = exit_status.ExitStatus(errors.LOST_PEER, reason, last.step, error.__name__)
     try:
         # To the file descriptor: the main thread may have been stopped in the middle of a print.
         os.write(2, f"kubetune: {reason}\n{stack}".encode())
-        # A rank that only waited is not the one that hung.
-        error = errors.LostPeer if last.is_waiting else errors.RankDied
-        exit_status.write_rank_exit_status(
-            run_dir,
-            rank,
-            exit_status.ExitStatus(errors.LOST_PEER, reason, last.step, error.__name__),
-        )
+        exit_status.write_rank_exit_status(run_dir, rank, status)
+        # The rank that hung has the better stack, if it has written already.
         if not (last.is_waiting and (run_dir / HANG).exists()):
-            written = {**facts, "time": metrics.now(), "stack": stack, "threads": others}
-            files.write_atomic(run_dir / HANG, json.dumps(written, indent=2) + "\n", within=run_dir)
+            _write_hang(run_dir, _facts(rank, last), silent, stack=stack, threads=others)
     finally:
         # The main thread cannot be asked to leave: it is what hangs.
         os._exit(errors.LOST_PEER)

@@ -30,7 +30,7 @@ from kubetune.rundir.tracker_queue import (
     Numbers,
     Sink,
     TrackedRun,
-    said_by,
+    reason_of,
 )
 
 _log = family_logger("TRACKING")
@@ -214,7 +214,7 @@ def _going_without(what: str, send: Callable[[], None]) -> Callable[[], None]:
         try:
             send()
         except Exception as error:  # a store's own errors, of many kinds
-            _log.warning("MLflow did not take the %s; it goes without: %s", what, said_by(error))
+            _log.warning("MLflow did not take the %s; it goes without: %s", what, reason_of(error))
 
     return try_to
 

@@ -1,6 +1,4 @@
-"""Agreement between the starts of one run: the date that chat templates write, which the first start fixes, and the
-settings that move a number. All others may change.
-"""
+"""What all starts of one run have in common: the settings that move a number, and the date that chat templates write."""
 
 from __future__ import annotations
 
@@ -14,31 +12,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kubetune.config.schema import DataConfig
 
+# Keys, or whole sections, that may differ between two starts of one run: none moves a number by more than rounding.
+# `data.date` may differ in the file, but the run keeps what its first start had.
 _FREE_TO_CHANGE = (
     "name", "output", "push", "mirror", "compute", "kubernetes", "logging", "tracking", "hooks",
     "data.cache", "data.date", "data.num_proc", "training.resume", "training.save_total_limit",
     "training.timeout_seconds", "training.pause_at_step", "training.async_save", "training.parallelism",
 )  # fmt: skip
-"""Keys, or whole sections, that may differ between two starts of one run: none moves a number by more than rounding.
-
-Of `data.date` the run directory keeps what its first start had.
-"""
 
 
 def moved_numbers(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(key, old value, new value) of what differs between two configs, as dotted values, and makes them two runs."""
-    return [
-        (key, json.dumps(old.get(key)), json.dumps(new.get(key)))
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-        and not any(f"{key}.".startswith(f"{free}.") for free in _FREE_TO_CHANGE)
-    ]
+    """Return (key, old value, new value) of what makes two runs of two configs, given as dotted values."""
+    differences = []
+    for key in sorted(old.keys() | new.keys()):
+        is_free = any(f"{key}.".startswith(f"{free}.") for free in _FREE_TO_CHANGE)
+        if old.get(key) != new.get(key) and not is_free:
+            differences.append((key, json.dumps(old.get(key)), json.dumps(new.get(key))))
+    return differences
 
 
 def train_again(run_dir: Path) -> list[str]:
-    """Words after `kubetune` by which a run here goes on: its file, and what its first start was told beside it.
+    """Return the arguments of `kubetune` that continue a run: its file, and the overrides of its first start.
 
-    Raises ConfigError for a folder that is no run.
+    Raise ConfigError for a folder that is no run.
     """
     from kubetune.config.load import dotted_values, load_config, read_config, resolved
     from kubetune.rundir import metrics
@@ -54,7 +50,7 @@ def train_again(run_dir: Path) -> list[str]:
 
 
 def today() -> str:
-    """The date of this day, here."""
+    """Return today's date in this time zone."""
     return date.today().isoformat()
 
 

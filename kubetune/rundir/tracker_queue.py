@@ -1,7 +1,7 @@
-"""Way of numbers to a tracker: a thread for each, and a queue with a bound before it.
+"""A bounded queue in front of each tracker, and the thread that sends what is in it.
 
-A store that is down, slow or silent costs training nothing: numbers wait here, what does not fit is counted, and at the
-end it is waited for no longer than a few seconds. Not for what a tracker makes of them (*_tracker.py).
+So a store that is down, slow or silent costs training nothing: numbers wait here, those that do not fit are counted,
+and the end of a run waits for the rest only a few seconds. Not for how a tracker stores numbers (*_tracker.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Protocol
 
 from kubetune.base.logs import family_logger, scrub
 
-MOST_WAITING = 200_000
-"""Numbers that may wait for a tracker: some hours of a run, and some 50 MB."""
+MOST_WAITING = 200_000  # numbers that may wait for a tracker: some hours of a run, some 50 MB
 SECONDS_BETWEEN_SENDS = 5.0
-SECONDS_TO_BEGIN = 60.0
-"""Time from the start of a run; only the end of a run that is shorter waits for any of it."""
+SECONDS_TO_BEGIN = (
+    60.0  # from the start of a run; only the end of a shorter run waits for any of it
+)
 SECONDS_TO_SEND_THE_REST = 10.0
 SECONDS_FOR_FILES = 120.0
 _LONGEST_REASON = 300
@@ -39,7 +39,7 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What trackers know of a run besides its numbers."""
+    """What trackers show of a run besides its numbers."""
 
     name: str
     run_dir: Path
@@ -50,102 +50,114 @@ class TrackedRun:
 
 
 class Sink(Protocol):
-    """A tracker's own side: all but its constructor is called in its thread, one thing after the other."""
+    """One tracker. All but its constructor is called in its thread, one call after the other."""
 
     def begin(self) -> None:
-        """Begin its run, or go on with it."""
+        """Begin the run in the tracker, or continue it."""
         ...
 
     def send(self, numbers: Sequence[Numbers]) -> None:
-        """Send numbers; they are no longer kept here."""
+        """Send numbers, which are kept nowhere else from now on."""
         ...
 
     def tell(self, name: str, text: str) -> None:
-        """Leave a word on the run."""
+        """Attach a text to the run."""
         ...
 
     def load_of(self, load: Mapping[str, Any]) -> Mapping[str, float]:
-        """Numbers of a look at the machine, under names that the tracker knows.
+        """Return the machine's load under names that the tracker knows.
 
-        None: TensorBoard has no place for them, Trackio's page has system metrics of its own making only, and wandb
-        looks at the machine itself.
+        Only MLflow has some: TensorBoard has no place for them, Trackio's page shows only system metrics that Trackio
+        itself collects, and wandb looks at the machine itself.
         """
         return {}
 
     def closing(self, status: str) -> Iterable[tuple[float, Callable[[], object]]]:
-        """Work that is left at the end, each with the seconds that it may take."""
+        """Return the work that is left at the end, each with the seconds that it may take."""
         ...
 
 
 @dataclass
 class Lack:
-    """Numbers that a tracker did not get, and the first and last step of those that were not even kept."""
+    """Numbers that a tracker did not get."""
 
     numbers: int = 0
-    first: int | None = None
-    last: int | None = None
+    first: int | None = None  # step of the first one that was not even kept
+    last: int | None = None  # step of the last one
 
     def add(self, step: int, count: int) -> None:
-        """Count so many more, of a step."""
+        """Count so many more numbers of a step."""
         self.numbers += count
-        self.first, self.last = self.first or step, step
+        self.first = self.first or step
+        self.last = step
 
 
-def said_by(error: Exception) -> str:
-    """Words of a store's library, in a line: some of them quote whole pages."""
-    said = next(iter(str(error).splitlines()), "") or type(error).__name__
-    return scrub(said if len(said) <= _LONGEST_REASON else said[:_LONGEST_REASON] + " …")
+def reason_of(error: Exception) -> str:
+    """Return the message of a store's library in one line: some of them quote whole pages."""
+    lines = str(error).splitlines()
+    reason = lines[0] if lines else ""
+    reason = reason or type(error).__name__
+    if len(reason) > _LONGEST_REASON:
+        reason = reason[:_LONGEST_REASON] + " …"
+    return scrub(reason)
 
 
 def curve(name: str) -> str:
-    """A number's name where trackers group by folders: `train/loss`, `eval/loss`."""
+    """Return a number's name for trackers that group by folders: `train/loss`, `eval/loss`."""
     group = "eval" if name.startswith("eval_") else "train"
     return f"{group}/{name.removeprefix('eval_')}"
 
 
 class TrackerQueue:
-    """The way to one tracker, which begins at once and is waited for by nobody before `close`."""
+    """The queue and the thread of one tracker. Nothing waits for it before `close`."""
 
     def __init__(self, name: str, sink: Sink) -> None:
-        self._name, self._sink = name, sink
+        self._name = name
+        self._sink = sink
         self._waiting: list[Numbers] = []
-        self._count = self._in_flight = self._step = 0
-        self._wanted: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self.dropped, self._lock = Lack(), threading.Lock()
+        self._count = 0  # numbers that wait
+        self._in_flight = 0  # numbers that are being sent
+        self._step = 0  # of the last numbers
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self.dropped = Lack()
+        self._lock = threading.Lock()
         # Unlike an executor's, this thread keeps no process from ending.
         threading.Thread(target=self._work, name=name, daemon=True).start()
-        self._opened = self._last_send = time.monotonic()
+        self._opened = time.monotonic()
+        self._last_send = self._opened
         self._sending = self._submit(sink.begin)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep numbers to be sent; send what waits where it is time to. Raises what an earlier sending met with."""
+        """Keep numbers, and send what waits if it is time to. Raise the error of an earlier sending."""
         self._step = step
         self._keep(step, values)
         if self._sending.done() and time.monotonic() - self._last_send >= SECONDS_BETWEEN_SENDS:
             self._send()
 
     def note_load(self, load: Mapping[str, Any]) -> None:
-        """Keep the machine's load to be sent with the next numbers; in the thread that looks at the machine."""
-        if values := self._sink.load_of(load):
+        """Keep the machine's load, to be sent with the next numbers. Called by the thread that looks at it."""
+        values = self._sink.load_of(load)
+        if values:
             self._keep(self._step, values)
 
     def tell(self, name: str, text: str) -> None:
-        """Pass on a word; that it is not taken is told, and ends nothing."""
+        """Attach a text to the run. A tracker that does not take it is warned of, and goes on."""
 
         def tell() -> None:
             try:
                 self._sink.tell(name, text)
             except Exception as error:  # a store's own errors, of many kinds
-                _log.warning(
-                    "%s did not take a word; it goes without: %s", self._name, said_by(error)
-                )
+                reason = reason_of(error)
+                _log.warning("%s did not take a word; it goes without: %s", self._name, reason)
 
         self._submit(tell)
 
     def close(self, status: str) -> None:
-        """Send the rest, and end. Raises TimeoutError where an answer takes too long."""
-        left = 0.0 if status == "KILLED" else self._opened + SECONDS_TO_BEGIN - time.monotonic()
-        wait_for(self._sending, max(left, SECONDS_TO_SEND_THE_REST))
+        """Send the rest, and end. Raise TimeoutError if an answer takes too long."""
+        seconds_to_begin = 0.0
+        if status != "KILLED":
+            seconds_to_begin = self._opened + SECONDS_TO_BEGIN - time.monotonic()
+        wait_for(self._sending, max(seconds_to_begin, SECONDS_TO_SEND_THE_REST))
         self._send()
         wait_for(self._sending, SECONDS_TO_SEND_THE_REST)
         self._in_flight = 0
@@ -153,7 +165,7 @@ class TrackerQueue:
             wait_for(self._submit(do), seconds)
 
     def abandon(self) -> int:
-        """Count of numbers that were not sent, or are not known to be."""
+        """Return how many numbers were not sent, or are not known to be."""
         return self._count + self._in_flight
 
     def _keep(self, step: int, values: Mapping[str, float]) -> None:
@@ -171,20 +183,22 @@ class TrackerQueue:
     def _send(self) -> None:
         self._sending.result()
         with self._lock:
-            numbers, self._waiting = self._waiting, []
-            self._in_flight, self._count = self._count, 0
+            numbers = self._waiting
+            self._waiting = []
+            self._in_flight = self._count
+            self._count = 0
         self._last_send = time.monotonic()
         if numbers:
             self._sending = self._submit(lambda: self._sink.send(numbers))
 
     def _submit(self, do: Callable[[], Any]) -> Future[Any]:
         future: Future[Any] = Future()
-        self._wanted.put((future, do))
+        self._calls.put((future, do))
         return future
 
     def _work(self) -> None:
         while True:
-            future, do = self._wanted.get()
+            future, do = self._calls.get()
             try:
                 future.set_result(do())
             except BaseException as error:
@@ -192,7 +206,7 @@ class TrackerQueue:
 
 
 def wait_for(future: Future[Any], seconds: float) -> Any:
-    """The result of a future. Raises TimeoutError, in words, after `seconds`."""
+    """Return the result of a future. Raise TimeoutError, with a message, after `seconds`."""
     try:
         return future.result(seconds)
     except TimeoutError:

@@ -1,8 +1,8 @@
 """Copies the numbers of a run to TensorBoard, MLflow, Weights & Biases and Trackio. metrics.jsonl stays the original.
 
-A tracker never stops training, and nothing waits for one: tracker_queue.py. One that fails is warned of once and then
-left alone, and at the end it is said how many numbers it lacks. A run that goes on after a stop goes on in the same run
-of each.
+A tracker never stops training, and training never waits for one: tracker_queue.py. One that fails is warned of once
+and gets no more numbers; at the end a line says how many it lacks. A run that continues after a stop continues the
+same run in each tracker.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ from kubetune.rundir.tracker_queue import (
     TrackedRun,
     TrackerQueue,
     curve,
-    said_by,
+    reason_of,
 )
 from kubetune.rundir.trackio_tracker import TrackioSink
 
 _log = family_logger("TRACKING")
-_NO_CURVES = ("epoch", "samples")
-"""Numbers of a step that follow from its number."""
+_NO_CURVES = ("epoch", "samples")  # numbers that follow from the step
 
 
 class Tracker:
@@ -54,11 +53,10 @@ class Tracker:
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Record the numbers among `values` for `step` completed steps."""
-        numbers = {
-            name: float(value)
-            for name, value in values.items()
-            if isinstance(value, int | float) and name not in _NO_CURVES
-        }
+        numbers = {}
+        for name, value in values.items():
+            if isinstance(value, int | float) and name not in _NO_CURVES:
+                numbers[name] = float(value)
         for lack in self._lacking.values():
             lack.add(step, len(numbers))
         for name, sink in list(self._sinks.items()):
@@ -73,7 +71,7 @@ class Tracker:
             sink.note_load(load)
 
     def tell(self, name: str, text: str) -> None:
-        """Leave a word on the run where its numbers are looked at: a tag in MLflow, a text in TensorBoard."""
+        """Attach a text to the run in each tracker: a tag in MLflow, a text in TensorBoard."""
         for sink in list(self._sinks.values()):
             sink.tell(name, scrub(text))
 
@@ -90,23 +88,28 @@ class Tracker:
         for name, lack in self._lacking.items():
             if not lack.numbers:
                 continue
-            when = (
-                f", among them of steps {lack.first} to {lack.last}"
-                if lack.first is not None
-                else ""
-            )
+            steps = ""
+            if lack.first is not None:
+                steps = f", among them of steps {lack.first} to {lack.last}"
             _log.warning(
-                "%s lacks %s%s; metrics.jsonl has them", name, counted(lack.numbers, "number"), when
+                "%s lacks %s%s; metrics.jsonl has them",
+                name,
+                counted(lack.numbers, "number"),
+                steps,
             )
         self._lacking.clear()
 
     def _give_up(self, name: str, error: Exception, step: int | None = None) -> None:
+        lack = Lack()
         sink = self._sinks.pop(name, None)
-        lack = sink.dropped if sink is not None else Lack()
-        lack.numbers += sink.abandon() if sink is not None else 0
+        if sink is not None:
+            lack = sink.dropped
+            lack.numbers += sink.abandon()
         self._lacking[name] = replace(lack, first=lack.first or step, last=step or lack.last)
         _log.warning(
-            "%s does not work and gets no more numbers; training goes on: %s", name, said_by(error)
+            "%s does not work and gets no more numbers; training goes on: %s",
+            name,
+            reason_of(error),
         )
 
     def __enter__(self) -> Self:
@@ -127,14 +130,15 @@ class Tracker:
 
 
 def check_installed(tracking: TrackingConfig) -> None:
-    """Raise ConfigError when a tracker that the config asks for is not installed, or has no key. Imports none."""
-    problems = [
-        extras.sentence(f"tracking.{name}", module)
-        for name, module in MODULES.items()
-        if getattr(tracking, name) and not extras.is_installed(module)
-    ]
-    if tracking.wandb is not None and (why := wandb_tracker.lacks_key(tracking.wandb)):
-        problems.append(f"tracking.wandb: {why}")
+    """Raise ConfigError if a tracker that the config names is not installed, or has no key. Import none."""
+    problems = []
+    for name, module in MODULES.items():
+        if getattr(tracking, name) and not extras.is_installed(module):
+            problems.append(extras.sentence(f"tracking.{name}", module))
+    if tracking.wandb is not None:
+        problem = wandb_tracker.lacks_key(tracking.wandb)
+        if problem:
+            problems.append(f"tracking.wandb: {problem}")
     if problems:
         raise errors.ConfigError(problems)
 
