@@ -11,12 +11,15 @@ CACHE = "/cache"
 CONFIG_FOLDER = "/etc/kubetune"
 CONFIG_FILE = f"{CONFIG_FOLDER}/run.yaml"
 DATA_FOLDER = "/etc/kubetune-data"
-# What Kubernetes and operators add to it in names of pods has to fit a label of 63 characters.
+# Kubernetes and operators append to it in names of pods, and the result has to fit a label of 63 characters.
 LONGEST_NAME = 40
 
 
 def run_name(name: str | None, model_path: str) -> str:
-    """Return the run's name, or one from the model's: a DNS label of at most 40 characters that begins with a letter."""
+    """Return the run's name, or one made from the model's: a DNS label of at most 40 characters.
+
+    Qwen/Qwen3-0.6B  →  qwen3-0-6b
+    """
     if name:
         return name
     last = model_path.rstrip("/").rsplit("/", 1)[-1].lower()
@@ -32,12 +35,7 @@ def name_beside(run: str, suffix: str) -> str:
 
 
 def on_volume(kubernetes: KubernetesConfig, path: str) -> bool:
-    """A path on a volume that the pods mount."""
-    folders = (
-        OUTPUTS,
-        CACHE,
-        CONFIG_FOLDER,
-        DATA_FOLDER,
-        *(mount.path.rstrip("/") for mount in kubernetes.mounts),
-    )
+    """True if a path is on a volume that the pods mount."""
+    folders = [OUTPUTS, CACHE, CONFIG_FOLDER, DATA_FOLDER]
+    folders += [mount.path.rstrip("/") for mount in kubernetes.mounts]
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)

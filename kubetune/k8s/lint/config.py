@@ -1,4 +1,4 @@
-"""Mistakes in a config and its manifests that schema validation cannot see, found before a cluster is asked.
+"""Mistakes in a config and its manifests that schema validation cannot see, before a cluster is asked.
 
 Each finding names the key of the config that caused it, so that the command line can show its line. Nothing is
 changed here, and nothing is read but the arguments.
@@ -47,9 +47,9 @@ HTTP_PORTS = ("80", "5000")
 def lint(
     config: Config, plan: Plan, objects: Sequence[Manifest], files: Mapping[str, str] | None = None
 ) -> list[Finding]:
-    """Everything wrong with, or unwise about, a run on a cluster; `objects` and `files` are what `render` had and made.
+    """Return everything wrong with, or unwise about, a run on a cluster.
 
-    Raises ConfigError when the config has no `kubernetes` section.
+    `objects` are what `render` made, with these `files`. Raises ConfigError when the config has no `kubernetes` section.
     """
     spec = RunSpec.of(config, plan, files)
     checks = (
@@ -64,12 +64,18 @@ def lint(
         _kind,
         _gang,
         _jobset,
+        _names,
     )
-    found = [finding for check in (*checks, _names) for finding in check(spec)]
-    # A mistake in the config often shows in each object made from it; it is told once, where it was made.
-    told = {finding.key for finding in found}
-    more = (f for f in check_objects(objects) if not any(known.startswith(f.key) for known in told))
-    return list(dict.fromkeys([*found, *more, *_patched(spec, objects)]))
+    findings: list[Finding] = []
+    for check in checks:
+        findings += check(spec)
+    # A mistake in the config often shows in each object made from it. It is reported once, where it was made.
+    keys = {finding.key for finding in findings}
+    for finding in check_objects(objects):
+        if not any(key.startswith(finding.key) for key in keys):
+            findings.append(finding)
+    findings += _patched(spec, objects)
+    return list(dict.fromkeys(findings))
 
 
 def _size(spec: RunSpec) -> Iterator[Finding]:
@@ -127,15 +133,14 @@ def _image(spec: RunSpec) -> Iterator[Finding]:
     for key, image in tools.items():
         if image is not None:
             yield from _image_name(spec, key, image)
-    lab = k.jupyter is not None and k.jupyter.image is None
-    if (k.tensorboard or k.ui or lab) and k.tools_image is None:
-        what = " and ".join(
-            ["TensorBoard"] * k.tensorboard + ["the page"] * k.ui + ["JupyterLab"] * lab
-        )
+    servers = ["TensorBoard"] * k.tensorboard + ["the page"] * k.ui
+    if k.jupyter is not None and k.jupyter.image is None:
+        servers.append("JupyterLab")
+    if servers and k.tools_image is None:
         yield advice(
             "kubernetes.tools_image",
-            f"left out, so {what} would start from the run's image, which has the extras for that only "
-            "where it was built with them; scripts/image tools builds one that has",
+            f"left out, so {' and '.join(servers)} would start from the run's image, which has the extras for that "
+            "only where it was built with them; scripts/image tools builds one that has",
         )
 
 
@@ -149,18 +154,15 @@ def _trackers(spec: RunSpec) -> Iterator[Finding]:
                 f"the run's image has this only where it was built with the extra {extra}, such as EXTRAS=hub,vision,"
                 f"s3,{extra} scripts/image cuda; without it the pods end with exit code 2 before they train",
             )
-    if (benchmarks := spec.config.evaluation.benchmarks) is not None:
-        fetched = (
-            ""
-            if benchmarks.tasks_folder
-            else "; at the end the pod of node 0 fetches their data from the hub"
-        )
-        yield advice(
-            "evaluation.benchmarks",
+    benchmarks = spec.config.evaluation.benchmarks
+    if benchmarks is not None:
+        text = (
             "the run's image has the harness only where it was built with the extra benchmarks, such as EXTRAS=hub,"
             "vision,s3,benchmarks scripts/image cuda; without it the pods end with exit code 2 before they train"
-            + fetched,
         )
+        if not benchmarks.tasks_folder:
+            text += "; at the end the pod of node 0 fetches their data from the hub"
+        yield advice("evaluation.benchmarks", text)
 
 
 def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Finding]:
@@ -175,29 +177,33 @@ def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Finding]:
             key, f"found {image!r}; expected registry/name:tag or registry/name@sha256:digest"
         )
         return
-    registry = image.partition("/")[0] if "/" in image else ""
-    host, _, port = registry.partition(":")
-    if host in ("localhost", "127.0.0.1") or port in HTTP_PORTS:
-        policy = spec.kubernetes.image_pull_policy
-        if policy in ("Never", "IfNotPresent") and registry == "localhost":
-            pass  # what podman and buildah call an image of their own, said to be loaded into the nodes
-        elif policy in ("Never", "IfNotPresent"):
-            yield advice(
-                key,
-                f"{registry} is no registry that a node can pull from; with image_pull_policy {policy} the run works "
-                "where each node holds the image already, such as after kind load, minikube image load or k3d image "
-                "import",
-            )
-        else:
-            yield error(
-                key,
-                f"{registry} is a registry over plain HTTP, or one of this machine; nodes refuse it. If the image was "
-                "loaded into the nodes, set kubernetes.image_pull_policy: IfNotPresent",
-            )
+    yield from _registry(key, image, spec.kubernetes.image_pull_policy)
     tag = image.rpartition("/")[2].partition(":")[2]
     if "@sha256:" not in image and tag in ("", "latest"):
         yield advice(
             key, "without a version it may be another image tomorrow; pin a tag or a digest"
+        )
+
+
+def _registry(key: str, image: str, pull_policy: str | None) -> Iterator[Finding]:
+    """Yield a finding for an image from a registry that nodes cannot pull from."""
+    registry, slash, _ = image.partition("/")
+    host, _, port = registry.partition(":")
+    if not slash or (host not in ("localhost", "127.0.0.1") and port not in HTTP_PORTS):
+        return
+    if pull_policy not in ("Never", "IfNotPresent"):
+        yield error(
+            key,
+            f"{registry} is a registry over plain HTTP, or one of this machine; nodes refuse it. If the image was "
+            "loaded into the nodes, set kubernetes.image_pull_policy: IfNotPresent",
+        )
+    elif registry != "localhost":
+        # localhost/… is how podman and buildah name an image of this machine, which was then loaded into the nodes.
+        yield advice(
+            key,
+            f"{registry} is no registry that a node can pull from; with image_pull_policy {pull_policy} the run works "
+            "where each node holds the image already, such as after kind load, minikube image load or k3d image "
+            "import",
         )
 
 
@@ -211,66 +217,65 @@ def _variables(spec: RunSpec) -> Iterator[Finding]:
                     "is set by kubetune, torchrun or the operator; another value would break the rendezvous. Remove it",
                 )
     for name, text in k.env.items():
+        key = f"kubernetes.env.{name}"
+        path = ("kubernetes", "env", name)
+        holds_secret = text and (names_secret(name) or is_secret(path, text, known=True))
         if name in k.secrets:
-            yield error(f"kubernetes.env.{name}", "given under kubernetes.secrets too; keep one")
-        elif text and (
-            names_secret(name) or is_secret(("kubernetes", "env", name), text, known=True)
-        ):
+            yield error(key, "given under kubernetes.secrets too; keep one")
+        elif holds_secret:
             yield error(
-                f"kubernetes.env.{name}",
+                key,
                 "a secret value in an environment variable stands readable in every manifest; put it into a Secret "
                 f"and write kubernetes.secrets.{name}: {{secret: NAME}} instead",
             )
         elif seems_random(text):
             yield advice(
-                f"kubernetes.env.{name}",
+                key,
                 "looks like a random token; if it opens anything, put it into a Secret and write "
                 f"kubernetes.secrets.{name}: {{secret: NAME}} instead, as manifests are readable",
             )
 
 
 def _volumes(spec: RunSpec) -> Iterator[Finding]:
-    k = spec.kubernetes
-    seen: dict[str, str] = dict.fromkeys(TAKEN, "kubetune's own volumes")
-    for index, mount in enumerate(k.mounts):
+    users: dict[str, str] = dict.fromkeys(TAKEN, "kubetune's own volumes")
+    users.update(dict.fromkeys(("/", "/etc", "/usr", "/proc", "/sys", "/dev"), "the image itself"))
+    for index, mount in enumerate(spec.kubernetes.mounts):
         # As the kernel reads it: `//outputs` and `/data/../outputs` are /outputs.
-        key, path = f"kubernetes.mounts.{index}.path", "/" + normpath(mount.path).lstrip("/")
-        if path in seen or path in ("/", "/etc", "/usr", "/proc", "/sys", "/dev"):
+        path = "/" + normpath(mount.path).lstrip("/")
+        if path in users:
             yield error(
-                key,
-                f"{path} is taken by {seen.get(path, 'the image itself')}; choose another folder",
+                f"kubernetes.mounts.{index}.path",
+                f"{path} is taken by {users[path]}; choose another folder",
             )
-        seen[path] = f"mounts[{index}]"
+        users.setdefault(path, f"mounts[{index}]")
 
 
 def _paths(spec: RunSpec) -> Iterator[Finding]:
-    """Paths of the user's machine that no pod will see."""
-    config, k = spec.config, spec.kubernetes
-    wanted = dict(source_paths(config.sources))
-    for name in ("path", "tokenizer", "chat_template"):
-        if path := getattr(config.model, name):
-            wanted[f"model.{name}"] = path
+    """Yield paths of the user's machine that no pod will see."""
+    config = spec.config
+    model = config.model
+    paths: dict[str, str | None] = dict(source_paths(config.sources))
+    paths["model.path"] = model.path
+    paths["model.tokenizer"] = model.tokenizer
+    # Chat templates, and Python code, are files even where their names could be hub ids.
+    files: dict[str, str | None] = {}
+    if model.chat_template != BUILT_IN_TEMPLATE:
+        files["model.chat_template"] = model.chat_template
     if config.evaluation.metrics is not None:
-        wanted["evaluation.metrics.file"] = config.evaluation.metrics.file
-    if config.evaluation.benchmarks is not None and config.evaluation.benchmarks.tasks_folder:
-        wanted["evaluation.benchmarks.tasks_folder"] = config.evaluation.benchmarks.tasks_folder
-    for key, path in wanted.items():
-        is_built_in = key == "model.chat_template" and path == BUILT_IN_TEMPLATE
-        # Other chat templates, and Python code, are files even where their names could be hub ids.
-        is_file = key in (
-            "model.chat_template",
-            "evaluation.metrics.file",
-            "evaluation.benchmarks.tasks_folder",
-        )
-        elsewhere = is_built_in or "://" in path or (is_hub_id(path) and not is_file)
-        if not (elsewhere or path in spec.files or on_volume(k, path)):
+        files["evaluation.metrics.file"] = config.evaluation.metrics.file
+    if config.evaluation.benchmarks is not None:
+        files["evaluation.benchmarks.tasks_folder"] = config.evaluation.benchmarks.tasks_folder
+    for key, path in (paths | files).items():
+        if not path or "://" in path or (is_hub_id(path) and key not in files):
+            continue
+        if path not in spec.files and not on_volume(spec.kubernetes, path):
             yield error(
                 key,
                 f"{path} is not in the pods; put it on a volume, mount that with kubernetes.mounts, and give the path "
                 f"there, or use a hub id. Text files travel along up to {MAX_CARRIED_BYTES >> 10} KiB in all",
             )
     report = config.logging.report_json
-    if report and report.startswith("/") and not on_volume(k, report):
+    if report and report.startswith("/") and not on_volume(spec.kubernetes, report):
         yield error(
             "logging.report_json",
             f"{report} cannot be written: only {OUTPUTS}, {CACHE} and /tmp can",
@@ -278,31 +283,37 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
 
 
 def _profile(spec: RunSpec) -> Iterator[Finding]:
-    k = spec.kubernetes
-    if k.profile != "restricted":
-        if spec.gpus == 0:
-            yield advice(
-                "kubernetes.profile", "rdma serves NCCL between GPUs, and this run asks for none"
-            )
-        if k.rdma.resource is None and not k.rdma.privileged:
-            yield error(
-                "kubernetes.profile",
-                "rdma: a pod gets no adapter without kubernetes.rdma.resource, the device plugin's resource (kubectl "
-                "describe node shows it, such as rdma/hca); where there is no device plugin, kubernetes.rdma."
-                "privileged: true takes the node's devices into a privileged container",
-            )
+    if spec.kubernetes.profile == "restricted":
+        yield from _restricted_profile(spec)
         return
+    if spec.gpus == 0:
+        yield advice(
+            "kubernetes.profile", "rdma serves NCCL between GPUs, and this run asks for none"
+        )
+    rdma = spec.kubernetes.rdma
+    if rdma.resource is None and not rdma.privileged:
+        yield error(
+            "kubernetes.profile",
+            "rdma: a pod gets no adapter without kubernetes.rdma.resource, the device plugin's resource (kubectl "
+            "describe node shows it, such as rdma/hca); where there is no device plugin, kubernetes.rdma."
+            "privileged: true takes the node's devices into a privileged container",
+        )
+
+
+def _restricted_profile(spec: RunSpec) -> Iterator[Finding]:
+    k = spec.kubernetes
     if k.run_as_user == 0:
         yield error(
             "kubernetes.run_as_user",
             "0 is root, which the restricted profile forbids; leave it out",
         )
-    volumes = {
+    folders = {
         "kubernetes.storage.cache.host_path": k.storage.cache.host_path,
         "kubernetes.storage.outputs.host_path": k.storage.outputs.host_path,
-        **{f"kubernetes.mounts.{i}.host_path": mount.host_path for i, mount in enumerate(k.mounts)},
     }
-    for key, path in volumes.items():
+    for index, mount in enumerate(k.mounts):
+        folders[f"kubernetes.mounts.{index}.host_path"] = mount.host_path
+    for key, path in folders.items():
         if path:
             yield advice(
                 key,
@@ -311,16 +322,18 @@ def _profile(spec: RunSpec) -> Iterator[Finding]:
 
 
 def _patched(spec: RunSpec, objects: Sequence[Manifest]) -> Iterator[Finding]:
-    """Pods that patches have ask for more than the profile promises."""
+    """Yield pods that ask, after patches, for more than the profile promises."""
     if spec.kubernetes.profile != "restricted" or not spec.kubernetes.patches:
         return
-    for where, template in (found for obj in objects for found in pod_templates(obj)):
-        if beyond := list(beyond_restricted(template["spec"])):
-            yield advice(
-                "kubernetes.patches",
-                f"{where}: {'; '.join(beyond)}: a namespace that enforces the restricted standard refuses such pods, "
-                "and the run would wait for them",
-            )
+    for obj in objects:
+        for title, template in pod_templates(obj):
+            fields = "; ".join(beyond_restricted(template["spec"]))
+            if fields:
+                yield advice(
+                    "kubernetes.patches",
+                    f"{title}: {fields}: a namespace that enforces the restricted standard refuses such pods, "
+                    "and the run would wait for them",
+                )
 
 
 def _kind(spec: RunSpec) -> Iterator[Finding]:
@@ -335,12 +348,15 @@ def _kind(spec: RunSpec) -> Iterator[Finding]:
 
 
 def _gang(spec: RunSpec) -> Iterator[Finding]:
-    k, who = spec.kubernetes, gang(spec)
+    k = spec.kubernetes
+    who = gang(spec)
     key = "kubernetes.scheduling.gang"
     if not k.queue:
-        kueues = {key: who == "kueue", "kubernetes.queue_priority": k.queue_priority is not None}
-        for asking in (name for name, is_asked in kueues.items() if is_asked):
-            yield error(asking, "Kueue looks at runs that name a queue only; give kubernetes.queue")
+        text = "Kueue looks at runs that name a queue only; give kubernetes.queue"
+        if who == "kueue":
+            yield error(key, text)
+        if k.queue_priority is not None:
+            yield error("kubernetes.queue_priority", text)
     elif who == "volcano":
         yield advice(
             key,
@@ -362,19 +378,17 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
 
 
 def _topology(spec: RunSpec) -> Iterator[Finding]:
-    k, wanted, key = (
-        spec.kubernetes,
-        spec.kubernetes.scheduling.topology,
-        "kubernetes.scheduling.topology",
-    )
-    if wanted is None:
+    k = spec.kubernetes
+    topology = k.scheduling.topology
+    key = "kubernetes.scheduling.topology"
+    if topology is None:
         return
     if not k.queue:
         yield error(key, "Kueue looks at runs that name a queue only; give kubernetes.queue")
-    if wanted.slice_nodes is not None and spec.nodes % wanted.slice_nodes:
+    if topology.slice_nodes is not None and spec.nodes % topology.slice_nodes:
         yield error(
             f"{key}.slice_nodes",
-            f"{wanted.slice_nodes} does not divide the {spec.nodes} pods into whole slices",
+            f"{topology.slice_nodes} does not divide the {spec.nodes} pods into whole slices",
         )
 
 
@@ -382,10 +396,10 @@ def _jobset(spec: RunSpec) -> Iterator[Finding]:
     k = spec.kubernetes
     for key in sorted(k.jobset.model_fields_set - kind_of(k.kind).jobset_keys):
         if getattr(k.jobset, key) not in ("all", False, None):
-            able = [name for name in KINDS if key in kind_of(name).jobset_keys]
+            kinds = [name for name in KINDS if key in kind_of(name).jobset_keys]
             yield error(
                 f"kubernetes.jobset.{key}",
-                f"only kind {' and '.join(able)} can do this, and kind is {k.kind}",
+                f"only kind {' and '.join(kinds)} can do this, and kind is {k.kind}",
             )
 
 

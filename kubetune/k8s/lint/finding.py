@@ -1,4 +1,4 @@
-"""One thing that lint found."""
+"""A mistake, or a doubt, that lint reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Finding(NamedTuple):
-    """A mistake, and the dotted key of the config to change. Not `fatal`: the run may work, or not for long."""
+    """A mistake, and the dotted key of the config to change. With one that is not `fatal` the run may work."""
 
     key: str
     text: str
@@ -14,10 +14,10 @@ class Finding(NamedTuple):
 
 
 def error(key: str, text: str) -> Finding:
-    """A finding that keeps the run from working."""
+    """Return a finding that keeps the run from working."""
     return Finding(key, text, fatal=True)
 
 
 def advice(key: str, text: str) -> Finding:
-    """A finding that the user may know better about."""
+    """Return a finding that the user may have good reasons to ignore."""
     return Finding(key, text, fatal=False)

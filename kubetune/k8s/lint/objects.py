@@ -1,19 +1,19 @@
-"""Manifests that do not agree with themselves or each other, whoever made them: names, labels, volumes, time limits.
+"""Manifests that contradict themselves or each other, whoever made them: names, labels, volumes, time limits.
 
-Schemas check each field alone; a Service whose selector matches no pod is valid for them, and the run then hangs.
+Schemas check each field alone. A Service whose selector matches no pod is valid for them, and the run then hangs.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from kubetune.base.secrets import is_secret, names_secret
 from kubetune.config.schema.cluster import DNS_LABEL, DNS_NAME, LABEL_KEY, LABEL_VALUE
 from kubetune.k8s.lint.finding import Finding, error
 from kubetune.k8s.manifests.kinds.gang import GROUP_NAME
-from kubetune.k8s.manifests.pod_templates import pod_templates, pods_of
+from kubetune.k8s.manifests.pod_templates import pod_templates, sized_templates
 from kubetune.k8s.manifests.spec import MARGIN_SECONDS, Manifest, kind_and_name
 
 MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
@@ -32,11 +32,12 @@ LONG_NAMES = {
 
 
 def check_objects(objects: Sequence[Manifest]) -> Iterator[Finding]:
-    """Findings about rendered or hand-changed objects; keys are those of the config that set such things."""
-    twice = Counter(
-        (o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects
-    )
-    for (kind, _, name), times in twice.items():
+    """Yield findings about rendered or hand-changed objects; keys are those of the config that set such fields."""
+    counts: Counter[tuple[str, str | None, str]] = Counter()
+    for obj in objects:
+        metadata = obj["metadata"]
+        counts[obj["kind"], metadata.get("namespace"), metadata["name"]] += 1
+    for (kind, _, name), times in counts.items():
         if times > 1:
             yield error(
                 "name",
@@ -45,8 +46,8 @@ def check_objects(objects: Sequence[Manifest]) -> Iterator[Finding]:
     for obj in objects:
         yield from _metadata(obj)
         yield from _selector(obj, objects)
-        for where, template in pod_templates(obj):
-            yield from _pod(where, template, obj)
+        for title, template in pod_templates(obj):
+            yield from _pod(title, template, obj)
         yield from _fewer_pods(obj)
     yield from _single_node_claims(objects)
     yield from _groups(objects)
@@ -69,54 +70,60 @@ def _metadata(obj: Manifest) -> Iterator[Finding]:
             )
 
 
+def _labels(template: Manifest) -> Manifest:
+    labels: Manifest = (template.get("metadata") or {}).get("labels") or {}
+    return labels
+
+
 def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Finding]:
-    spec, title = obj.get("spec") or {}, kind_and_name(obj)
+    spec = obj.get("spec") or {}
+    templates = [template for other in objects for _, template in pod_templates(other)]
     if obj["kind"] in ("StatefulSet", "Deployment"):
-        wanted = spec["selector"]["matchLabels"]
-        candidates: Iterable[Manifest] = [spec["template"]]
-    elif obj["kind"] in ("Service", "NetworkPolicy"):
-        own = (
-            spec.get("selector")
-            if obj["kind"] == "Service"
-            else spec["podSelector"].get("matchLabels")
-        )
-        wanted = own or {}
-        candidates = (template for other in objects for _, template in pod_templates(other))
+        selector = spec["selector"]["matchLabels"]
+        templates = [spec["template"]]
+    elif obj["kind"] == "Service":
+        selector = spec.get("selector")
+    elif obj["kind"] == "NetworkPolicy":
+        selector = spec["podSelector"].get("matchLabels")
     else:
         return
-    labels = [(template.get("metadata") or {}).get("labels") or {} for template in candidates]
-    if wanted and not any(wanted.items() <= own.items() for own in labels):
+    if not selector:
+        return
+    if not any(selector.items() <= _labels(template).items() for template in templates):
+        title = kind_and_name(obj)
         yield error(
-            "kubernetes.labels", f"{title}: its selector {wanted} matches no pod that is made here"
+            "kubernetes.labels",
+            f"{title}: its selector {selector} matches no pod that is made here",
         )
 
 
-def _pod(where: str, template: Manifest, owner: Manifest) -> Iterator[Finding]:
+def _pod(title: str, template: Manifest, owner: Manifest) -> Iterator[Finding]:
     pod = template["spec"]
     spec = owner.get("spec") or {}
-    policies = [
-        template
-        for policy in spec.get("volumeClaimPolicies", ())
-        for template in policy["templates"]
-    ]
-    claimed = [c["metadata"]["name"] for c in (*spec.get("volumeClaimTemplates", ()), *policies)]
-    volumes = {volume["name"] for volume in pod.get("volumes", ())} | set(claimed)
     if "podFailurePolicy" in spec and pod.get("restartPolicy") != "Never":
         yield error(
-            "kubernetes.kind", f"{where}: podFailurePolicy works with restartPolicy Never only"
+            "kubernetes.kind", f"{title}: podFailurePolicy works with restartPolicy Never only"
         )
+    # A StatefulSet and a JobSet give pods volumes for the claims that they make.
+    claims = list(spec.get("volumeClaimTemplates", ()))
+    for policy in spec.get("volumeClaimPolicies", ()):
+        claims += policy["templates"]
+    volumes = {claim["metadata"]["name"] for claim in claims}
+    volumes.update(volume["name"] for volume in pod.get("volumes", ()))
     for container in (*pod.get("initContainers", ()), *pod["containers"]):
-        title = f"{where} container {container['name']}"
-        mounts = container.get("volumeMounts", ())
-        for missing in sorted({mount["name"] for mount in mounts} - volumes):
-            yield error(
-                "kubernetes.mounts", f"{title}: mounts {missing}, but the pod has no such volume"
-            )
-        for path, times in Counter(mount["mountPath"] for mount in mounts).items():
-            if times > 1:
-                yield error("kubernetes.mounts", f"{title}: {times} volumes are mounted at {path}")
-        yield from _quantities(title, container.get("resources") or {})
-        yield from _variables(title, container.get("env", ()), pod)
+        name = f"{title} container {container['name']}"
+        yield from _mounts(name, container.get("volumeMounts", ()), volumes)
+        yield from _quantities(name, container.get("resources") or {})
+        yield from _variables(name, container.get("env", ()), pod)
+
+
+def _mounts(title: str, mounts: Sequence[Manifest], volumes: set[str]) -> Iterator[Finding]:
+    key = "kubernetes.mounts"
+    for missing in sorted({mount["name"] for mount in mounts} - volumes):
+        yield error(key, f"{title}: mounts {missing}, but the pod has no such volume")
+    for path, times in Counter(mount["mountPath"] for mount in mounts).items():
+        if times > 1:
+            yield error(key, f"{title}: {times} volumes are mounted at {path}")
 
 
 def _quantities(title: str, resources: Manifest) -> Iterator[Finding]:
@@ -130,8 +137,7 @@ def _quantities(title: str, resources: Manifest) -> Iterator[Finding]:
                 )
 
 
-def _variables(title: str, env: Iterable[Manifest], pod: Manifest) -> Iterator[Finding]:
-    env = list(env)
+def _variables(title: str, env: Sequence[Manifest], pod: Manifest) -> Iterator[Finding]:
     for name, times in Counter(entry["name"] for entry in env).items():
         if times > 1:
             yield error(
@@ -139,7 +145,8 @@ def _variables(title: str, env: Iterable[Manifest], pod: Manifest) -> Iterator[F
                 f"{title}: set {times} times; the last one would win silently",
             )
     for entry in env:
-        name, text = entry["name"], entry.get("value", "")
+        name = entry["name"]
+        text = entry.get("value", "")
         if text and (names_secret(name) or is_secret(("env", name), text, known=True)):
             yield error(
                 f"kubernetes.env.{name}",
@@ -147,45 +154,38 @@ def _variables(title: str, env: Iterable[Manifest], pod: Manifest) -> Iterator[F
             )
         if name == "PET_SHUTDOWN_TIMEOUT":
             grace = pod.get("terminationGracePeriodSeconds", 30)
-            if grace < int(text) + MARGIN_SECONDS:
+            least = int(text) + MARGIN_SECONDS
+            if grace < least:
                 yield error(
                     "kubernetes.grace_seconds",
                     f"{title}: the pod is killed {grace} s after SIGTERM, but saving may take {text} s; expected at "
-                    f"least {int(text) + MARGIN_SECONDS} s",
+                    f"least {least} s",
                 )
 
 
 def _fewer_pods(obj: Manifest) -> Iterator[Finding]:
-    """A Job that Kueue may start with fewer pods than its ranks know of: those there would wait for the others."""
+    """Yield a Job that Kueue may start with fewer pods than it has ranks: its pods would wait for the others."""
     least = (obj["metadata"].get("annotations") or {}).get(MIN_PARALLELISM)
-    if (
-        obj["kind"] == "Job"
-        and least is not None
-        and least != str(obj["spec"].get("parallelism", 1))
-    ):
+    if obj["kind"] != "Job" or least is None:
+        return
+    if least != str(obj["spec"].get("parallelism", 1)):
         yield error(
             "kubernetes.annotations",
-            f"Job/{obj['metadata']['name']}: {MIN_PARALLELISM} {least} lets Kueue start fewer pods, but each of them "
+            f"{kind_and_name(obj)}: {MIN_PARALLELISM} {least} lets Kueue start fewer pods, but each of them "
             "waits for all that compute.nodes says, and the global batch is divided among those; remove it. For fewer "
             "nodes change compute.nodes: the global batch stays as it is, and a run goes on from its checkpoint",
         )
 
 
-def _group_of(template: Manifest) -> str | None:
-    """The PodGroup that a pod of a template belongs to."""
-    annotations = (template.get("metadata") or {}).get("annotations") or {}
-    name: str | None = annotations.get(GROUP_NAME)
-    return name
-
-
 def _groups(objects: Sequence[Manifest]) -> Iterator[Finding]:
-    """PodGroups that never have enough members, and members of a group that is not there: such pods stay pending."""
+    """Yield PodGroups that never have enough members, and groups that nothing makes: such pods stay pending."""
     key = "kubernetes.scheduling.gang"
     members: Counter[str] = Counter()
     for obj in objects:
-        for (_, template), count in zip(pod_templates(obj), pods_of(obj), strict=True):
-            if name := _group_of(template):
-                members[name] += count
+        for entry in sized_templates(obj):
+            annotations = (entry.template.get("metadata") or {}).get("annotations") or {}
+            if GROUP_NAME in annotations:
+                members[annotations[GROUP_NAME]] += entry.pods
     groups = {obj["metadata"]["name"]: obj["spec"] for obj in objects if obj["kind"] == "PodGroup"}
     for name, spec in groups.items():
         least = spec.get("minMember", 1)
@@ -196,24 +196,25 @@ def _groups(objects: Sequence[Manifest]) -> Iterator[Finding]:
 
 
 def _single_node_claims(objects: Sequence[Manifest]) -> Iterator[Finding]:
-    """Claims of one node that more than one pod mounts: all but the first pod stay pending."""
-    users: Counter[str] = Counter()
+    """Yield claims of one node that more than one pod mounts: all but the first pod stay pending."""
+    mounting_pods: Counter[str] = Counter()
     for obj in objects:
-        claims = {
-            volume["persistentVolumeClaim"]["claimName"]
-            for _, template in pod_templates(obj)
-            for volume in template["spec"].get("volumes", ())
-            if "persistentVolumeClaim" in volume
-        }
-        users.update(dict.fromkeys(claims, sum(pods_of(obj))))
+        for entry in sized_templates(obj):
+            claims = set()
+            for volume in entry.template["spec"].get("volumes", ()):
+                if "persistentVolumeClaim" in volume:
+                    claims.add(volume["persistentVolumeClaim"]["claimName"])
+            for claim in claims:
+                mounting_pods[claim] += entry.pods
     for obj in objects:
+        if obj["kind"] != "PersistentVolumeClaim":
+            continue
         name = obj["metadata"]["name"]
-        if obj["kind"] == "PersistentVolumeClaim" and users[name] > 1:
-            modes = obj["spec"]["accessModes"]
-            if "ReadWriteMany" not in modes:
-                volume = "cache" if name.endswith("-cache") else "outputs"
-                yield error(
-                    f"kubernetes.storage.{volume}.access",
-                    f"PersistentVolumeClaim/{name}: {users[name]} pods mount it, but {', '.join(modes)} is attached to "
-                    "one node at a time; set ReadWriteMany and a class that can do it, such as a shared file system",
-                )
+        modes = obj["spec"]["accessModes"]
+        if mounting_pods[name] > 1 and "ReadWriteMany" not in modes:
+            volume_key = "cache" if name.endswith("-cache") else "outputs"
+            yield error(
+                f"kubernetes.storage.{volume_key}.access",
+                f"{kind_and_name(obj)}: {mounting_pods[name]} pods mount it, but {', '.join(modes)} is attached to "
+                "one node at a time; set ReadWriteMany and a class that can do it, such as a shared file system",
+            )

@@ -1,4 +1,4 @@
-"""Fields by which a pod asks for more than the Pod Security Standard "restricted" allows, as patches may have it do.
+"""Fields by which a pod asks for more than the Pod Security Standard "restricted" allows. Patches may set them.
 
 The fields are those of https://kubernetes.io/docs/concepts/security/pod-security-standards. Not for what is rendered
 without patches: `manifests/pod` makes that to the standard.
@@ -23,7 +23,7 @@ _VOLUMES = {
 
 
 def beyond_restricted(pod: Manifest) -> Iterator[str]:
-    """Each field of a pod's spec that the standard forbids, or misses, in words."""
+    """Yield each field of a pod's spec that the standard forbids or misses, for messages."""
     for field in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(field):
             yield f"{field} is true"
@@ -31,29 +31,33 @@ def beyond_restricted(pod: Manifest) -> Iterator[str]:
         for kind in sorted(volume.keys() - _VOLUMES - {"name"}):
             yield f"volume {volume['name']} is a {kind}"
     for container in (*(pod.get("initContainers") or ()), *pod["containers"]):
-        for what in _of_container(container, pod.get("securityContext") or {}):
-            yield f"container {container['name']}: {what}"
+        for field in _of_container(container, pod.get("securityContext") or {}):
+            yield f"container {container['name']}: {field}"
 
 
-def _of_container(container: Manifest, pods: Manifest) -> Iterator[str]:
-    own = container.get("securityContext") or {}
-    both = {**pods, **{key: value for key, value in own.items() if value is not None}}
-    capabilities = own.get("capabilities") or {}
-    if own.get("privileged"):
+def _of_container(container: Manifest, pod_context: Manifest) -> Iterator[str]:
+    context = container.get("securityContext") or {}
+    capabilities = context.get("capabilities") or {}
+    # Fields that a container leaves out have the pod's value.
+    effective = dict(pod_context)
+    effective.update((key, value) for key, value in context.items() if value is not None)
+    if context.get("privileged"):
         yield "privileged is true"
-    if own.get("allowPrivilegeEscalation") is not False:
+    if context.get("allowPrivilegeEscalation") is not False:
         yield "allowPrivilegeEscalation is not false"
     if "ALL" not in (capabilities.get("drop") or ()):
         yield "capabilities.drop has no ALL"
-    if added := sorted(set(capabilities.get("add") or ()) - {"NET_BIND_SERVICE"}):
+    added = sorted(set(capabilities.get("add") or ()) - {"NET_BIND_SERVICE"})
+    if added:
         yield f"capabilities.add has {', '.join(added)}"
-    if both.get("runAsNonRoot") is not True:
+    if effective.get("runAsNonRoot") is not True:
         yield "runAsNonRoot is not true"
-    if both.get("runAsUser") == 0:
+    if effective.get("runAsUser") == 0:
         yield "runAsUser is 0"
-    if (both.get("seccompProfile") or {}).get("type") not in ("RuntimeDefault", "Localhost"):
+    seccomp = effective.get("seccompProfile") or {}
+    if seccomp.get("type") not in ("RuntimeDefault", "Localhost"):
         yield "seccompProfile.type is neither RuntimeDefault nor Localhost"
-    if both.get("procMount") not in (None, "Default"):
-        yield f"procMount is {both['procMount']}"
+    if effective.get("procMount") not in (None, "Default"):
+        yield f"procMount is {effective['procMount']}"
     if any(port.get("hostPort") for port in container.get("ports") or ()):
         yield "a port has a hostPort"

@@ -1,8 +1,8 @@
-"""`kubernetes.patches`: what the user lays over rendered objects, for fields that no key of the config sets.
+"""`kubernetes.patches`: changes of rendered objects by the user, for fields that no key of the config sets.
 
-A mapping is a strategic merge patch as kubectl and kustomize know it, in every kind: lists that pods are made of merge
-by their key, others are replaced. A list is a JSON Patch (RFC 6902). What a patch must not touch is refused here: the
-names and labels by which runs are found again, and the containers that they are made of.
+A mapping is a strategic merge patch as kubectl and kustomize know it, for every kind: lists that pods consist of merge
+by their key, others are replaced. A list is a JSON Patch (RFC 6902). Patches must not touch the names and labels by
+which runs are found again, nor the containers of their pods.
 Source: Kubernetes' strategic merge patch, with the merge keys of its OpenAPI.
 """
 
@@ -20,6 +20,7 @@ from kubetune.k8s.manifests.spec import Manifest, kind_and_name
 
 _DIRECTIVE: Final = "$patch"
 _MEMBERS: Final = ("op", "path", "value", "from")
+# Lists that merge item by item, and the keys by which items are the same.
 _MERGE_KEYS: Final[dict[str, tuple[str, ...]]] = {
     "containers": ("name",),
     "initContainers": ("name",),
@@ -36,50 +37,49 @@ _MERGE_KEYS: Final[dict[str, tuple[str, ...]]] = {
     "schedulingGates": ("name",),
     "replicatedJobs": ("name",),
 }
-"""Lists that merge item by item, and the key that tells items apart."""
 
 
-class _Unfit(ValueError):
+class _Unfit(Exception):
     """A patch that cannot be laid over an object; its text says why."""
 
 
 def patched(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> list[Manifest]:
-    """The objects with all patches, in their order. Raises ConfigError with everything that is wrong with them."""
+    """Return the objects with all patches, in their order. Raises ConfigError with everything wrong with them."""
     problems: list[str] = []
-    found = list(objects)
+    result = list(objects)
     for number, patch in enumerate(patches):
-        where, meant = f"kubernetes.patches[{number}]", list(_meant(found, patch))
-        if not meant:
-            there = ", ".join(map(kind_and_name, objects))
-            name = f" called {patch.target.name}" if patch.target.name else ""
-            problems.append(
-                f"{where}: no {patch.target.kind}{name} is made here; there are {there}"
-            )
-        for place in meant:
+        title = f"kubernetes.patches[{number}]"
+        has_target = False
+        for index, obj in enumerate(result):
+            if not _is_target(obj, patch):
+                continue
+            has_target = True
             try:
-                found[place] = _apply(found[place], patch)
+                result[index] = _apply(obj, patch)
             except _Unfit as error:
-                problems.append(f"{where}: {kind_and_name(found[place])}: {error}")
+                problems.append(f"{title}: {kind_and_name(obj)}: {error}")
+        if not has_target:
+            names = ", ".join(kind_and_name(obj) for obj in objects)
+            suffix = f" called {patch.target.name}" if patch.target.name else ""
+            problems.append(
+                f"{title}: no {patch.target.kind}{suffix} is made here; there are {names}"
+            )
     if problems:
         raise ConfigError([*problems, "Nothing was written."])
-    return found
+    return result
 
 
-def _meant(objects: Sequence[Manifest], patch: PatchConfig) -> Iterator[int]:
-    for place, obj in enumerate(objects):
-        if obj["kind"] == patch.target.kind and patch.target.name in (
-            None,
-            obj["metadata"]["name"],
-        ):
-            yield place
+def _is_target(obj: Manifest, patch: PatchConfig) -> bool:
+    target = patch.target
+    return obj["kind"] == target.kind and target.name in (None, obj["metadata"]["name"])
 
 
 def effects(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> Iterator[list[str]]:
-    """Objects that each patch changes, as `Job/name`; `objects` are as they were before the first."""
+    """Yield the objects that each patch changes, as `Job/name`; `objects` are as they were before the first."""
     for patch in patches:
-        made = patched(objects, [patch])
-        yield [kind_and_name(new) for old, new in zip(objects, made, strict=True) if old != new]
-        objects = made
+        result = patched(objects, [patch])
+        yield [kind_and_name(new) for old, new in zip(objects, result, strict=True) if old != new]
+        objects = result
 
 
 def _apply(obj: Manifest, patch: PatchConfig) -> Manifest:
@@ -88,18 +88,19 @@ def _apply(obj: Manifest, patch: PatchConfig) -> Manifest:
             raise _Unfit(
                 "a patch cannot take a whole object away; leave out the key that asks for it"
             )
-        made: Any = _merged(obj, patch.patch, "")
+        result: Any = _merged(obj, patch.patch, "")
     else:
-        made = _by_operations(obj, patch.patch)
-    _require_same_identity(obj, made)
-    return dict(made)
+        result = _by_operations(obj, patch.patch)
+    _require_same_identity(obj, result)
+    return dict(result)
 
 
 def _by_operations(obj: Manifest, operations: Sequence[Mapping[str, Any]]) -> Any:
     import jsonpatch
 
     for operation in operations:
-        if unknown := sorted(operation.keys() - _MEMBERS):
+        unknown = sorted(operation.keys() - _MEMBERS)
+        if unknown:
             raise _Unfit(
                 f"not a JSON Patch that fits: {', '.join(unknown)} is none of {', '.join(_MEMBERS)}"
             )
@@ -115,75 +116,83 @@ def _by_operations(obj: Manifest, operations: Sequence[Mapping[str, Any]]) -> An
         ValueError,
     ) as error:
         # The library shows the whole object where a path leads nowhere.
-        said = str(error).partition(" not found in ")[0] + (
-            " not found" if " not found in " in str(error) else ""
-        )
-        raise _Unfit(f"not a JSON Patch that fits: {said}") from None
+        start, not_found, _ = str(error).partition(" not found in ")
+        reason = f"{start} not found" if not_found else start
+        raise _Unfit(f"not a JSON Patch that fits: {reason}") from None
 
 
 def _merged(old: Any, change: Any, path: str) -> Any:
-    """`change` laid over `old`; null removes a key, `$patch: replace` or `delete` a whole mapping or item."""
+    """Return `change` laid over `old`. null removes a key, `$patch: replace` or `delete` a whole mapping or item.
+
+    old                             change                          result
+    {a: 1, b: 2}                    {b: null, c: 3}                 {a: 1, c: 3}
+    {env: [{name: A, value: 1}]}    {env: [{name: B, value: 2}]}    {env: [A, B]}, merged by name
+    {args: [x]}                     {args: [y]}                     {args: [y]}, no merge key
+    """
     if not isinstance(change, Mapping):
         return deepcopy(change)
     _require_known_directives(change, path)
-    if not isinstance(old, Mapping) or change.get(_DIRECTIVE) == "replace":
-        return {
-            key: _merged(None, value, f"{path}.{key}")
-            for key, value in change.items()
-            if key != _DIRECTIVE
-        }
-    made = dict(deepcopy(old))
+    replaces = not isinstance(old, Mapping) or change.get(_DIRECTIVE) == "replace"
+    result = {} if replaces else dict(deepcopy(old))
     for key, value in change.items():
-        here = f"{path}.{key}".removeprefix(".")
         if key == _DIRECTIVE:
             continue
-        if value is None or (isinstance(value, Mapping) and value.get(_DIRECTIVE) == "delete"):
-            made.pop(key, None)
-        elif isinstance(value, list) and key in _MERGE_KEYS and isinstance(made.get(key), list):
-            made[key] = _merged_list(made[key], value, _MERGE_KEYS[key], here)
+        key_path = f"{path}.{key}".removeprefix(".")
+        previous = result.get(key)
+        if replaces:
+            result[key] = _merged(None, value, key_path)
+        elif value is None or _deletes(value):
+            result.pop(key, None)
+        elif isinstance(value, list) and key in _MERGE_KEYS and isinstance(previous, list):
+            result[key] = _merged_list(previous, value, _MERGE_KEYS[key], key_path)
         else:
-            made[key] = _merged(made.get(key), value, here)
-    return made
+            result[key] = _merged(previous, value, key_path)
+    return result
+
+
+def _deletes(change: Any) -> bool:
+    return isinstance(change, Mapping) and change.get(_DIRECTIVE) == "delete"
 
 
 def _merged_list(old: list[Any], change: list[Any], keys: Sequence[str], path: str) -> list[Any]:
-    made = deepcopy(old)
+    result = deepcopy(old)
     for item in change:
         key = next((key for key in keys if isinstance(item, Mapping) and key in item), None)
         if key is None:
             raise _Unfit(
-                f"{path}: an item has no {' or '.join(keys) or 'key'} to find its like by: {item!r}"
+                f"{path}: an item has no {' or '.join(keys)} to find its like by: {item!r}"
             )
         _require_known_directives(item, path)
-        same = [
-            place
-            for place, there in enumerate(made)
-            if isinstance(there, Mapping) and there.get(key) == item[key]
-        ]
-        if item.get(_DIRECTIVE) == "delete":
-            if not same:
+        index = _index_of(result, key, item[key])
+        if _deletes(item):
+            if index is None:
                 raise _Unfit(f"{path}: there is no {item[key]!r} to delete")
-            del made[same[0]]
-        elif same:
-            made[same[0]] = _merged(made[same[0]], item, f"{path}[{item[key]}]")
+            del result[index]
+        elif index is None:
+            result.append(_merged(None, item, path))
         else:
-            made.append(_merged(None, item, path))
-    return made
+            result[index] = _merged(result[index], item, f"{path}[{item[key]}]")
+    return result
+
+
+def _index_of(items: list[Any], key: str, value: Any) -> int | None:
+    for index, item in enumerate(items):
+        if isinstance(item, Mapping) and item.get(key) == value:
+            return index
+    return None
 
 
 def _require_known_directives(change: Mapping[str, Any], path: str) -> None:
     for key, value in change.items():
-        if key.startswith("$") and (key, value) not in (
-            (_DIRECTIVE, "delete"),
-            (_DIRECTIVE, "replace"),
-        ):
+        is_known = key == _DIRECTIVE and value in ("delete", "replace")
+        if key.startswith("$") and not is_known:
             raise _Unfit(
                 f"{path or 'top'}: {key}: {value!r} is not understood; expected `$patch: delete` or `replace`"
             )
 
 
 def _require_same_identity(before: Manifest, after: Any) -> None:
-    """Raise _Unfit where a run could not be found again, or is none any more."""
+    """Raise _Unfit where the run could not be found again by its objects, or would not be this run any more."""
     if not isinstance(after, Mapping) or not isinstance(after.get("metadata"), Mapping):
         raise _Unfit("nothing of the object is left")
     for name in ("apiVersion", "kind"):
@@ -197,50 +206,55 @@ def _require_same_identity(before: Manifest, after: Any) -> None:
     if before["kind"] == "ConfigMap":
         _require_same_data(before, after)
     try:
-        if _sizes(before) != _sizes(dict(after)):
-            raise _Unfit(
-                "how many pods there are may not be changed: each waits for all; compute.nodes decides it"
-            )
-        parts = [
-            (("", before), ("", after)),
-            *zip(pod_templates(before), pod_templates(dict(after)), strict=True),
-        ]
-        for (_, old), (where, new) in parts:
-            _require_labels(old, new, where)
-        for (_, old), (where, new) in parts[1:]:
-            names = [
-                {container["name"] for container in template["spec"]["containers"]}
-                for template in (old, new)
-            ]
-            if lost := names[0] - names[1]:
-                raise _Unfit(f"{where}: container {', '.join(sorted(lost))} may not be removed")
+        _require_same_pods(before, dict(after))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, _Unfit):
-            raise
+        # A patch may leave no templates where the kind has them, or fewer.
         raise _Unfit(
             f"it is no {before['kind']} any more: {type(error).__name__} {error}"
         ) from None
 
 
-def _sizes(obj: Manifest) -> list[int]:
-    """Return the numbers of pods a workload makes, and waits for the end of; nothing for what is beside the run."""
-    kind = kinds_by_object().get(obj["kind"])
-    return [] if kind is None else [*pods_of(obj), *kind.completions(obj)]
-
-
 def _require_same_data(before: Manifest, after: Mapping[str, Any]) -> None:
-    """Raise _Unfit where files that a run is made from would be others than the run file says; more may be added."""
-    found = after.get("data") or {}
-    if lost := sorted(name for name, text in before["data"].items() if found.get(name) != text):
+    """Raise _Unfit if files that the run is made from differ from what the run file says. More may be added."""
+    data = after.get("data") or {}
+    changed = sorted(name for name, text in before["data"].items() if data.get(name) != text)
+    if changed:
         raise _Unfit(
-            f"data: {', '.join(lost)} may not be changed; the run file and its data decide it"
+            f"data: {', '.join(changed)} may not be changed; the run file and its data decide it"
         )
 
 
-def _require_labels(old: Manifest, new: Mapping[str, Any], where: str) -> None:
-    wanted = (old.get("metadata") or {}).get("labels") or {}
-    found = (new.get("metadata") or {}).get("labels") or {}
-    if lost := sorted(key for key, value in wanted.items() if found.get(key) != value):
+def _require_same_pods(before: Manifest, after: Manifest) -> None:
+    """Raise _Unfit for another number of pods, and for lost labels or containers."""
+    if _sizes(before) != _sizes(after):
         raise _Unfit(
-            f"{where or 'metadata'}: label {', '.join(lost)} may not be changed, only others added"
+            "how many pods there are may not be changed: each waits for all; compute.nodes decides it"
         )
+    _require_labels(before, after, "metadata")
+    templates = list(zip(pod_templates(before), pod_templates(after), strict=True))
+    for (_, old), (title, new) in templates:
+        _require_labels(old, new, title)
+    for (_, old), (title, new) in templates:
+        lost = sorted(_container_names(old) - _container_names(new))
+        if lost:
+            raise _Unfit(f"{title}: container {', '.join(lost)} may not be removed")
+
+
+def _sizes(obj: Manifest) -> list[int]:
+    """Return the numbers of pods a workload makes, and waits for the end of; nothing for other objects."""
+    kind = kinds_by_object().get(obj["kind"])
+    if kind is None:
+        return []
+    return [*pods_of(obj), *kind.completions(obj)]
+
+
+def _container_names(template: Manifest) -> set[str]:
+    return {container["name"] for container in template["spec"]["containers"]}
+
+
+def _require_labels(old: Manifest, new: Mapping[str, Any], title: str) -> None:
+    labels = (new.get("metadata") or {}).get("labels") or {}
+    expected = (old.get("metadata") or {}).get("labels") or {}
+    lost = sorted(key for key, value in expected.items() if labels.get(key) != value)
+    if lost:
+        raise _Unfit(f"{title}: label {', '.join(lost)} may not be changed, only others added")
