@@ -1,4 +1,4 @@
-"""What an API server answered, taken for an object only where it is one: a login page in between may answer, too."""
+"""Answers of an API server, checked to be objects of Kubernetes: a login page in between may answer in its place."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kubetune.errors import EnvironmentFault
 Object = dict[str, Any]
 
 _LIST = "List"
-# Answers that are about nothing that has a name.
+# Answers without the metadata of an object.
 _NAMELESS = ("Status", "SelfSubjectAccessReview")
 _SHOWN_CHARACTERS = 500
 
 
 def object_of(response: httpx2.Response, *kinds: str) -> Object:
-    """Return the answer, an object of one of these kinds. Raise EnvironmentFault where something else has answered."""
+    """Return the answer, an object of one of these kinds. Raise EnvironmentFault if something else answered."""
     answer = _decoded(response)
     kind = answer.get("kind")
     if kind in kinds and (kind in _NAMELESS or is_object(answer)):
@@ -27,7 +27,7 @@ def object_of(response: httpx2.Response, *kinds: str) -> Object:
 
 
 def list_of(response: httpx2.Response) -> Object:
-    """Return the answer, a list of objects. Raise EnvironmentFault where something else has answered."""
+    """Return the answer, a list of objects. Raise EnvironmentFault if something else answered."""
     answer = _decoded(response)
     items = answer.get("items") or []
     is_list = str(answer.get("kind")).endswith(_LIST) and isinstance(items, list)
@@ -42,7 +42,7 @@ def is_object(value: object) -> TypeGuard[Object]:
 
 
 def foreign(response: httpx2.Response, text: str) -> EnvironmentFault:
-    """Return the error for an answer that no API server gives to what was asked."""
+    """Return the error for an answer that no API server gives to such a request."""
     return EnvironmentFault(
         f"{response.url.copy_with(query=None)} answered with what is no object of Kubernetes "
         f"({text[:_SHOWN_CHARACTERS]!r}); does the kubeconfig's `server` lead to an API server, "
@@ -51,7 +51,7 @@ def foreign(response: httpx2.Response, text: str) -> EnvironmentFault:
 
 
 def status_of(response: httpx2.Response) -> Object:
-    """Return the Status of a refusal; what a proxy in between says instead is kept as its message."""
+    """Return the Status of a refusal, or one whose message is the text of a proxy in between."""
     answer = _decoded(response)
     if answer.get("kind") == "Status" and isinstance(answer.get("details") or {}, dict):
         return answer
@@ -60,21 +60,27 @@ def status_of(response: httpx2.Response) -> Object:
 
 
 def retry_after(response: httpx2.Response) -> float:
-    """Return the seconds for which a busy server asks to be spared (RFC 9110, 10.2.3), as API servers write them."""
+    """Return the seconds without requests that a busy server asks for (RFC 9110, 10.2.3)."""
     text = response.headers.get("retry-after", "")
-    return float(text) if text.isascii() and text.isdecimal() else 0.0
+    if text.isascii() and text.isdecimal():
+        return float(text)
+    return 0.0
 
 
 def warnings_of(response: httpx2.Response) -> list[str]:
-    """Return the warnings, `299 - "text"`: that pod security will refuse a pod template shows only here."""
-    headers = response.headers.get_list("warning")
-    return [header.split(" ", 2)[-1].strip('"').replace('\\"', '"') for header in headers]
+    """Return the texts of the warnings. Only they say that pod security will refuse the pods of a template."""
+    texts = []
+    for header in response.headers.get_list("warning"):
+        # 299 - "text with \"quotes\""
+        text = header.split(" ", 2)[-1].strip('"')
+        texts.append(text.replace('\\"', '"'))
+    return texts
 
 
 def lines_of(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield lines with their end; only a newline ends one, whatever Unicode thinks of other characters.
+    """Yield lines with their newline. Nothing else ends a line, unlike in str.splitlines.
 
-    A last line without an end may have been cut off.
+    A last line without a newline may have been cut off.
     """
     rest = b""
     for chunk in chunks:

@@ -1,6 +1,6 @@
-"""Every answer of an API server that is not a yes, as a sentence: what it means, and what to do about it.
+"""Every refusal of an API server as a sentence: what it means, and what to do about it.
 
-Pure: what was asked and what came back go in, words come out.
+Pure functions of the request and the answer.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _QUOTA = re.compile(r"exceeded quota: (?P<quota>[^,]+), (?P<amounts>.*)")
 
 
 class ApiError(EnvironmentFault):
-    """A request to the API server had no good end: it was refused, or nobody answered.
+    """A request to the API server failed: it was refused, or nobody answered.
 
-    `pause_seconds` is as long as the server asks to be spared.
+    `pause_seconds` is the time without requests that the server asks for.
     """
 
     def __init__(self, message: str, pause_seconds: float = 0.0) -> None:
@@ -41,7 +41,7 @@ class ApiError(EnvironmentFault):
 
 
 class Refused(ApiError):
-    """The API server said no. `code` is the HTTP status."""
+    """The API server refused a request. `code` is the HTTP status."""
 
     def __init__(self, message: str, code: int, pause_seconds: float = 0.0) -> None:
         super().__init__(message, pause_seconds)
@@ -49,15 +49,17 @@ class Refused(ApiError):
 
 
 class MissingRight(Refused):
-    """No Role grants what was asked. `rule` is the one that would."""
+    """No Role grants the request. `rule` would."""
 
     def __init__(self, sentence: str, rule: dict[str, Any], namespace: str) -> None:
-        self.sentence, self.rule, self.namespace = sentence, rule, namespace
+        self.sentence = sentence
+        self.rule = rule
+        self.namespace = namespace
         super().__init__(missing_rights([self]), 403)
 
 
 class NoNamespace(Refused):
-    """There is no namespace of that name, and so nothing else to be said."""
+    """There is no namespace of that name."""
 
 
 class Unreachable(ApiError):
@@ -73,7 +75,7 @@ class Distrusted(Unreachable):
 
 
 class NoProgram(Refused):
-    """A container runs, and has no such program, or may not start it. `exit_code` is a shell's: 127 or 126."""
+    """A running container has no such program, or may not start it. `exit_code` is a shell's: 127 or 126."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message, 500)
@@ -88,9 +90,9 @@ def may_pass(error: Exception) -> bool:
 
 
 def is_doubtful(code: int, message: str) -> bool:
-    """True if an API server that has just started may refuse so, though it will know better in a moment.
+    """True if the refusal may come from an API server that has just started, and may be another in a moment.
 
-    It checks rights and accounts before it has read them all, and says of admission that it is not ready yet.
+    Such a server checks rights and accounts before it has read them all.
     """
     if code == 401:
         return True
@@ -99,7 +101,7 @@ def is_doubtful(code: int, message: str) -> bool:
 
 @dataclass(frozen=True)
 class Question:
-    """Request to the API server, as it is named to people."""
+    """A request to the API server, with its name in messages: `get log of Pod fit-0`."""
 
     verb: str
     kind: Kind
@@ -109,15 +111,17 @@ class Question:
 
     @property
     def path(self) -> str:
-        """URL path of what is asked for; what is yet to be created has no name there."""
+        """URL path of the object. An object that is yet to be created has no name in it."""
         name = "" if self.verb == "create" else self.name
         return self.kind.path(self.namespace, name, self.subresource)
 
     def __str__(self) -> str:
-        what = f"{self.kind.name} {self.name}".strip()
+        title = f"{self.kind.name} {self.name}".strip()
         if self.verb == self.subresource:
-            return f"{self.verb} in {what}"
-        return f"{self.verb} {f'{self.subresource} of ' if self.subresource else ''}{what}"
+            return f"{self.verb} in {title}"
+        if self.subresource:
+            return f"{self.verb} {self.subresource} of {title}"
+        return f"{self.verb} {title}"
 
 
 def refusal(
@@ -125,24 +129,30 @@ def refusal(
 ) -> Refused:
     """Return the error for an answer: its HTTP code, and the Status object (or as much of it as there was)."""
     message = str(status.get("message") or "no reason was given")
-    if found := _NAMESPACE.search(message):
-        missing = f"there is no namespace {found[1]}; create it (kubectl create namespace {found[1]}) or give -n another"
-        return NoNamespace(missing, code)
-    if question.subresource == "exec" and (not_started := _no_program(question, message)):
-        return not_started
-    if code == 403 and (right := _missing_right(question, message)):
-        return right
+    if match := _NAMESPACE.search(message):
+        name = match[1]
+        return NoNamespace(
+            f"there is no namespace {name}; create it (kubectl create namespace {name}) or give -n another",
+            code,
+        )
+    specific: Refused | None = None
+    if question.subresource == "exec":
+        specific = _no_program(question, message)
+    if specific is None and code == 403:
+        specific = _missing_right(question, message)
+    if specific is not None:
+        return specific
     sentence = f"{question}: {_sentence(question, code, message, status)}"
     return Refused(sentence, code, pause_seconds)
 
 
 def _no_program(question: Question, message: str) -> NoProgram | None:
-    """The error for a command that the pod's runtime could not start; None for any other refusal."""
-    if missing := _NO_PROGRAM.search(message):
-        program = missing["program"] or missing["other"]
+    """Return the error for a command that the pod's runtime could not start; None for any other refusal."""
+    if match := _NO_PROGRAM.search(message):
+        program = match["program"] or match["other"]
         return NoProgram(f"{question}: there is no program {program} in this pod", 127)
-    if refused := _NOT_EXECUTABLE.search(message):
-        program = refused["program"]
+    if match := _NOT_EXECUTABLE.search(message):
+        program = match["program"]
         return NoProgram(f"{question}: {program} is no program that may be started there", 126)
     return None
 
@@ -163,13 +173,14 @@ def _sentence(question: Question, code: int, message: str, status: dict[str, Any
         return f"{message}; somebody else changed it meanwhile, or another tool owns these fields"
     if code == 422:
         causes = (status.get("details") or {}).get("causes") or []
-        # A policy objects to the object as a whole, and names no field.
-        listed = [
-            ": ".join(filter(None, (cause.get("field"), cause.get("message")))) for cause in causes
-        ]
-        return "the cluster refuses it as invalid: " + ("; ".join(listed) or message)
+        reasons = []
+        for cause in causes:
+            # A policy objects to the object as a whole, and names no field.
+            parts = [cause.get("field"), cause.get("message")]
+            reasons.append(": ".join(part for part in parts if part))
+        return f"the cluster refuses it as invalid: {'; '.join(reasons) or message}"
     if question.subresource and code >= 500:
-        # Only these go on from the API server to the node.
+        # The API server passes only requests for subresources on to the node.
         return f"its node cannot be asked ({code}): {message}; see kubectl get nodes"
     if code == 429 or code >= 500:
         return f"the API server has a problem ({code}): {message}; try again later"
@@ -177,9 +188,9 @@ def _sentence(question: Question, code: int, message: str, status: dict[str, Any
 
 
 def _forbidden(question: Question, message: str) -> str:
-    if quota := _QUOTA.search(message):
+    if match := _QUOTA.search(message):
         return (
-            f"quota {quota['quota']} of namespace {question.namespace} is used up: {quota['amounts']}; ask for less "
+            f"quota {match['quota']} of namespace {question.namespace} is used up: {match['amounts']}; ask for less "
             "(compute.*, kubernetes.storage.*.size), wait until something ends, or have the quota raised"
         )
     if "violates PodSecurity" in message:
@@ -188,27 +199,36 @@ def _forbidden(question: Question, message: str) -> str:
 
 
 def _missing_right(question: Question, message: str) -> MissingRight | None:
-    """The error for a right that no Role grants; None for any other refusal."""
+    """Return the error for a right that no Role grants; None for any other refusal."""
     match = _CANNOT.search(message)
     if match is None:
         return None
-    group, resource = match["group"], match["resource"]
-    where = f"{resource} in API group {group}" if group else resource
-    sentence = f"{question}: {match['user']} may not {match['verb']} {where} in namespace {question.namespace}"
-    rule = {"apiGroups": [group], "resources": [resource], "verbs": [match["verb"]]}
+    verb = match["verb"]
+    group = match["group"]
+    resource = match["resource"]
+    title = f"{resource} in API group {group}" if group else resource
+    sentence = (
+        f"{question}: {match['user']} may not {verb} {title} in namespace {question.namespace}"
+    )
+    rule = {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
     return MissingRight(sentence, rule, question.namespace)
 
 
 def missing_rights(errors: Sequence[MissingRight]) -> str:
-    """Return what is not permitted, a line each, and one Role that grants all of it."""
+    """Return what is not permitted, a line each, and one Role that grants all of it.
+
+    may not get pods, may not list pods, may not list events
+    →  rules: pods [get, list], events [list]
+    """
     sentences = [error.sentence for error in errors]
-    rules: list[dict[str, Any]] = []
+    verbs: dict[tuple[str, str], dict[str, None]] = {}
     for error in errors:
-        same = [rule for rule in rules if {**rule, "verbs": None} == {**error.rule, "verbs": None}]
-        if not same:
-            rules.append({**error.rule, "verbs": list(error.rule["verbs"])})
-        elif error.rule["verbs"][0] not in same[0]["verbs"]:
-            same[0]["verbs"] += error.rule["verbs"]
+        (group,) = error.rule["apiGroups"]
+        (resource,) = error.rule["resources"]
+        verbs.setdefault((group, resource), {}).update(dict.fromkeys(error.rule["verbs"]))
+    rules = []
+    for (group, resource), allowed in verbs.items():
+        rules.append({"apiGroups": [group], "resources": [resource], "verbs": list(allowed)})
     role = {
         "apiVersion": f"{_RBAC}/v1",
         "kind": "Role",

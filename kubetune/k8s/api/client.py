@@ -26,12 +26,12 @@ from kubetune.k8s.api.kinds import KINDS
 
 __all__ = ["PATIENCE_SECONDS", "Cluster", "Object", "Sink", "say"]
 
+# Field manager of everything we apply.
 MANAGER = "kubetune"
-"""Field manager of everything we apply."""
 
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
-# A line of a log begins with its time; the text may be empty.
+# A line of a log begins with its time, and its text may be empty.
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?: |$)")
 # The beginning of such a time, where a line was cut off within it.
 _TORN_TIME = re.compile(r"\d[\d:.TZ+-]*")
@@ -47,8 +47,8 @@ class Sink(Protocol):
 class Cluster:
     """One namespace of the cluster that the kubeconfig points to.
 
-    Requests are repeated for `patience_seconds` while nothing answers. `tell` gets what the user should know:
-    warnings of the API server, each once, and that we wait.
+    Requests are repeated for `patience_seconds` while nothing answers. `tell` shows the user warnings of the API
+    server, each once, and that we wait.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class Cluster:
         patience_seconds: float | None = None,
         tell: Callable[[str], None] = say,
     ) -> None:
-        if namespace and (problem := not_a_namespace(namespace)):
+        problem = not_a_namespace(namespace) if namespace else ""
+        if problem:
             raise ConfigError(problem)
         login = read_login(tell)
         self.namespace = namespace or login.namespace
@@ -71,9 +72,11 @@ class Cluster:
 
     # -- objects
     def get(self, kind: str, name: str) -> Object | None:
-        """Return one object, or None where there is none of that name (or no such kind)."""
-        response = self._found("GET", self._question("get", kind, name))
-        return None if response is None else object_of(response, KINDS[kind].name)
+        """Return one object, or None where the namespace has none of that name, or the cluster no such kind."""
+        response = self._send_or_none("GET", self._question("get", kind, name))
+        if response is None:
+            return None
+        return object_of(response, KINDS[kind].name)
 
     def list(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
         """Return the objects with these labels; none where the kind is not installed."""
@@ -87,7 +90,7 @@ class Cluster:
     ) -> tuple[builtins.list[Object], str]:
         """Return the objects with these labels and fields, and the revision from which a watch can go on."""
         params = _selectors(labels, fields)
-        response = self._found("GET", self._question("list", kind), params)
+        response = self._send_or_none("GET", self._question("list", kind), params)
         if response is None:
             return [], ""
         answer = list_of(response)
@@ -97,7 +100,10 @@ class Cluster:
         return items, str((answer.get("metadata") or {}).get("resourceVersion") or "")
 
     def require_namespace(self) -> None:
-        """Raise NoNamespace where there is no such namespace: it lists as an empty one. Who may not know is let go."""
+        """Raise NoNamespace if the namespace does not exist, since a list of its objects is just empty.
+
+        Users without the right to read namespaces pass.
+        """
         question = Question("get", KINDS["Namespace"], "", self.namespace)
         try:
             object_of(self._connection.send("GET", question), "Namespace")
@@ -115,7 +121,7 @@ class Cluster:
         return object_of(response, obj["kind"])
 
     def create(self, obj: Object) -> Object:
-        """Make an object that must not exist: Refused with code 409 where it does."""
+        """Create an object. Raises Refused with code 409 where it exists."""
         question = self._question("create", obj["kind"], obj["metadata"]["name"])
         response = self._connection.send("POST", question, {"fieldManager": MANAGER}, obj)
         return object_of(response, obj["kind"])
@@ -128,20 +134,20 @@ class Cluster:
         return object_of(response, KINDS[kind].name)
 
     def delete(self, kind: str, name: str, *, grace_seconds: int | None = None) -> bool:
-        """Delete an object and then what it owns; False where there was none."""
+        """Delete an object and then what it owns. Return False where it did not exist."""
         options: Object = {"propagationPolicy": "Background"}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        response = self._found("DELETE", self._question("delete", kind, name), body=options)
+        response = self._send_or_none("DELETE", self._question("delete", kind, name), body=options)
         return response is not None and bool(object_of(response, KINDS[kind].name, "Status"))
 
     def serves(self, kind: str) -> bool:
         """True if the API server knows this kind."""
-        response = self._found("GET", self._question("list", kind), {"limit": "1"})
+        response = self._send_or_none("GET", self._question("list", kind), {"limit": "1"})
         return response is not None and bool(list_of(response))
 
     def may(self, verb: str, kind: str, subresource: str = "") -> bool:
-        """True if we have the right to do this in the namespace, as the API server sees it."""
+        """True if the API server lets us do this in the namespace."""
         attributes = {
             "namespace": self.namespace,
             "verb": verb,
@@ -167,15 +173,17 @@ class Cluster:
         fields: Mapping[str, str] | None = None,
         since: str | None = None,
     ) -> Iterator[tuple[str, Object]]:
-        """Yield all there is, as `("ADDED", object)`, then each change, for so long. Unreachable when it breaks off.
+        """Yield all objects as `("ADDED", object)`, then each change, for that many seconds.
 
-        With a revision in `since` only what has changed after it, and now and then `("BOOKMARK", object)`, of which
-        only the revision counts; Refused with code 410 where the server has forgotten it.
+        With a revision in `since` yield only later changes, and now and then `("BOOKMARK", object)`, of which only the
+        revision counts. Raises Unreachable when the connection breaks off, and Refused with code 410 where the server
+        has forgotten the revision.
         """
         question = self._question("watch", kind)
         params = {"watch": "true", "timeoutSeconds": str(seconds), **_selectors(labels, fields)}
         if since is not None:
-            params |= {"resourceVersion": since, "allowWatchBookmarks": "true"}
+            params["resourceVersion"] = since
+            params["allowWatchBookmarks"] = "true"
         with self._connection.stream(question, params) as response:
             for line in lines_of(response.iter_bytes()):
                 yield _change(question, response, line)
@@ -191,11 +199,11 @@ class Cluster:
         follow: bool = False,
         previous: bool = False,
     ) -> Iterator[str]:
-        """Yield the log of a container, each line after its time. Unreachable when it breaks off, or its node is away.
+        """Yield the log of a container, each line after its time.
 
-        A last line without a newline may be cut off: where a kubelet goes, the API server ends its answer within a
-        line, as if that were all. What the node says instead of the log has no time, and is told to the user. `since`
-        is a time of whole seconds, `tail` a number of lines; `previous` asks for the container's last start.
+        A last line without a newline may be cut off: where a kubelet stops, the API server ends its answer within a
+        line, as if that were all. `since` is a time of whole seconds, `tail` a number of lines, and `previous` asks for
+        the container's last start. Raises Unreachable when the connection breaks off, or the node is away.
         """
         params = {"container": container, "timestamps": "true"}
         if since is not None:
@@ -212,7 +220,7 @@ class Cluster:
                 if _LOG_LINE.match(text) or _TORN_TIME.fullmatch(text):
                     yield text
                 elif text.strip():
-                    # Kubelet answers so where the file of the log has gone.
+                    # A line without a time is kubelet's message in place of the log, such as that its file is gone.
                     self.tell_once(f"the node of Pod {pod} says of its log: {text.rstrip()}")
 
     def exec(
@@ -226,17 +234,16 @@ class Cluster:
         stderr: Sink | None = None,
         seconds: float | None = None,
     ) -> int:
-        """Run a command in a running container; return its exit code.
+        """Run a command in a running container and return its exit code. It needs at least one stream.
 
-        At least one of the streams is needed. Unreachable when the connection breaks off, or `seconds` are over;
-        NoProgram where the container lacks the command; Refused when it may not be, or its node is down.
+        Raises Unreachable when the connection breaks off, or `seconds` are over, NoProgram where the container lacks
+        the command, and Refused when we may not, or the node is down.
         """
-        streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
-        wanted = {name: "true" for name, stream in streams.items() if stream is not None}
-        if not wanted:
-            raise ValueError("exec needs at least one stream, or the API server refuses it")
+        params: Any = {"container": container, "command": list(argv)}
+        for name, stream in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
+            if stream is not None:
+                params[name] = "true"
         question = self._question("exec", "Pod", pod, "exec")
-        params: Any = {"container": container, "command": list(argv), **wanted}
         request = BasicRequest("GET", question.path, params=params)
         sinks: Any = {"stdout": stdout or False, "stderr": stderr or False}
         try:
@@ -246,13 +253,13 @@ class Cluster:
                     try:
                         return int(driver.write_and_read(stdin=stdin, **sinks).exit_code)
                     except WebSocketUpgradeError as error:
-                        # Nothing has run yet.
+                        # The command has not run yet, so a server that has just started can be asked again.
                         if not self._connection.is_doubted(error.response):
                             raise self._connection.declined(question, error.response) from None
         except lightkube.ApiError as error:
             status = error.status
             raise refusal(question, status.code or 500, {"message": status.message}) from None
-        # A ValueError: what came is none of exec's.
+        # A ValueError: the answer does not follow exec's protocol.
         except (HTTPXWSException, httpx2.HTTPError, ValueError) as error:
             if isinstance(error, httpx2.TimeoutException) and seconds is not None:
                 raise Unreachable(f"{question}: no answer within {seconds:.0f} s") from None
@@ -263,14 +270,14 @@ class Cluster:
     def _question(self, verb: str, kind: str, name: str = "", subresource: str = "") -> Question:
         return Question(verb, KINDS[kind], self.namespace, name, subresource)
 
-    def _found(
+    def _send_or_none(
         self,
         method: str,
         question: Question,
         params: Mapping[str, str] | None = None,
         body: Object | None = None,
     ) -> httpx2.Response | None:
-        """Return the answer to a request, or None for a missing object; a missing namespace is an error."""
+        """Return the answer to a request, or None for a missing object. A missing namespace is an error."""
         try:
             return self._connection.send(method, question, params, body)
         except Refused as error:
@@ -290,15 +297,18 @@ def _selectors(
 
 
 def _change(question: Question, response: httpx2.Response, line: bytes) -> tuple[str, Object]:
-    """Return one change of a watch. Raise what the server tells instead of one."""
+    """Return a change from a line of a watch. Raise the error that the server sends in place of one."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
         raise Unreachable(f"{question}: the connection broke off within a line") from None
     if isinstance(event, dict):
-        change, obj = event.get("type"), event.get("object")
-        if change == "ERROR" and isinstance(obj, dict) and isinstance(obj.get("code", 500), int):
-            raise refusal(question, obj.get("code", 500), obj)
+        change = event.get("type")
+        obj = event.get("object")
+        if change == "ERROR" and isinstance(obj, dict):
+            code = obj.get("code", 500)
+            if isinstance(code, int):
+                raise refusal(question, code, obj)
         if isinstance(change, str) and is_object(obj) and "resourceVersion" in obj["metadata"]:
             return change, obj
     raise foreign(response, line.decode(errors="replace"))

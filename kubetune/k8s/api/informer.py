@@ -1,4 +1,4 @@
-"""The objects of one kind as they are now, kept so by a single watch: however many there are, a change costs a change.
+"""The objects of one kind, kept up to date by a single watch: however many they are, a change costs one message.
 
 Not for asking once: that is `Cluster.list`.
 """
@@ -13,7 +13,7 @@ from typing import Self
 from kubetune.k8s.api.api_errors import ApiError, Refused, Unreachable
 from kubetune.k8s.api.client import PATIENCE_SECONDS, Cluster, Object
 
-# A watch begins again where it ended, at the price of a request; bookmarks see to it that it can.
+# A watch that ends begins again where it ended, at the price of a request. Bookmarks keep its revision recent.
 _WATCH_SECONDS = 20
 _PAUSE_SECONDS = 0.5
 _TRIES = 3
@@ -23,8 +23,8 @@ _GONE = 410
 class Informer:
     """The objects of a kind with these labels and fields, from `with` on to its end.
 
-    `on_change` is told of each `ADDED`, `MODIFIED` and `DELETED` by a thread of its own; `changed` is set after it.
-    What the server refuses is raised by `objects`; while it is away, what was last known stands.
+    A thread calls `on_change` for each `ADDED`, `MODIFIED` and `DELETED`, and sets `changed` after it. `objects` raises
+    what the server refuses. While the server is away, the last known objects stand.
     """
 
     def __init__(
@@ -37,17 +37,23 @@ class Informer:
         on_change: Callable[[str, Object], None] = lambda change, obj: None,
         changed: threading.Event | None = None,
     ) -> None:
-        self._cluster, self._kind, self._labels, self._fields = cluster, kind, labels, fields
-        self._on_change, self.changed = on_change, changed or threading.Event()
-        self._known: dict[str, Object] = {}
-        self._revision, self._failures = "", 0
-        self._lock, self._over = threading.Lock(), threading.Event()
-        self._error: Exception | None = None
+        self._cluster = cluster
+        self._kind = kind
+        self._labels = labels
+        self._fields = fields
+        self._on_change = on_change
+        self.changed = changed or threading.Event()
+        self._known: dict[str, Object] = {}  # by uid
+        self._revision = ""  # where the next watch begins; empty: list all objects first
+        self._failures = 0  # since the last change
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._error: Exception | None = None  # what ended the thread
 
     def __enter__(self) -> Self:
-        """Begin with what there is. Raises ApiError as a list does."""
-        self._take_all()
-        threading.Thread(target=self._keep_up, daemon=True).start()
+        """List the objects and begin to watch. Raises ApiError as a list does."""
+        self._list()
+        threading.Thread(target=self._run, daemon=True).start()
         return self
 
     def __exit__(
@@ -56,58 +62,69 @@ class Informer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._over.set()  # the thread ends with the watch that is open now
+        # The thread ends with the watch that is open now.
+        self._over.set()
 
     def objects(self) -> list[Object]:
-        """The objects that there are now. Raises the error that ended the watch."""
+        """Return the objects as last known. Raises the error that ended the watch."""
         if self._error is not None:
             raise self._error
         with self._lock:
             return list(self._known.values())
 
     def get(self, name: str) -> Object | None:
-        """The object of that name; None where there is none."""
-        return next((obj for obj in self.objects() if obj["metadata"]["name"] == name), None)
+        """Return the object of that name; None where the cluster has none."""
+        for obj in self.objects():
+            if obj["metadata"]["name"] == name:
+                return obj
+        return None
 
     # -- inside
-    def _keep_up(self) -> None:
+    def _run(self) -> None:
         try:
             while not self._over.is_set():
                 try:
                     if self._revision:
                         self._watch()
                     else:
-                        self._take_all()
+                        self._list()
                 except ApiError as error:
-                    if isinstance(error, Refused):
-                        if error.code != _GONE and error.code < 500:
-                            raise
-                        # The server no longer knows what has changed since then.
-                        self._revision = ""
-                    self._failures += 1
-                    if self._failures % _TRIES == 0:
-                        self._revision = (
-                            ""  # some proxies let no watch through: asking now and then has to do
-                        )
-                    asked = error.pause_seconds if isinstance(error, Unreachable) else 0.0
-                    self._over.wait(min(max(_PAUSE_SECONDS, asked), PATIENCE_SECONDS))
-        except Exception as error:  # told to whoever asks for the objects
+                    self._over.wait(self._pause_after(error))
+        except Exception as error:  # raised by `objects`
             self._error = error
             self.changed.set()
 
-    def _take_all(self) -> None:
-        found, self._revision = self._cluster.list_with_revision(
+    def _pause_after(self, error: ApiError) -> float:
+        """Return how long to wait before the next try. Raise the error if no try can help."""
+        pause = _PAUSE_SECONDS
+        if isinstance(error, Unreachable):
+            pause = max(pause, error.pause_seconds)
+        elif isinstance(error, Refused):
+            if error.code != _GONE and error.code < 500:
+                raise error
+            # The server no longer knows what has changed since then.
+            self._revision = ""
+        self._failures += 1
+        if self._failures % _TRIES == 0:
+            # Some proxies let no watch through. Then a list now and then has to do.
+            self._revision = ""
+        return min(pause, PATIENCE_SECONDS)
+
+    def _list(self) -> None:
+        """Take all objects, and report what has changed since the last known ones."""
+        objects, self._revision = self._cluster.list_with_revision(
             self._kind, self._labels, self._fields
         )
-        there = {_uid(obj) for obj in found}
-        for obj in [obj for uid, obj in self._known.items() if uid not in there]:
-            self._take("DELETED", obj)
-        for obj in found:
-            before = self._known.get(_uid(obj))
-            if before is None or before["metadata"].get("resourceVersion") != obj["metadata"].get(
-                "resourceVersion"
-            ):
-                self._take("ADDED" if before is None else "MODIFIED", obj)
+        current = {_uid(obj): obj for obj in objects}
+        for uid, obj in list(self._known.items()):
+            if uid not in current:
+                self._take("DELETED", obj)
+        for uid, obj in current.items():
+            known = self._known.get(uid)
+            if known is None:
+                self._take("ADDED", obj)
+            elif _revision(known) != _revision(obj):
+                self._take("MODIFIED", obj)
 
     def _watch(self) -> None:
         changes = self._cluster.watch(
@@ -120,7 +137,8 @@ class Informer:
         for change, obj in changes:
             if self._over.is_set():
                 return
-            self._revision, self._failures = str(obj["metadata"]["resourceVersion"]), 0
+            self._revision = _revision(obj)
+            self._failures = 0
             if change != "BOOKMARK":
                 self._take(change, obj)
 
@@ -136,3 +154,7 @@ class Informer:
 
 def _uid(obj: Object) -> str:
     return str(obj["metadata"]["uid"])
+
+
+def _revision(obj: Object) -> str:
+    return str(obj["metadata"].get("resourceVersion") or "")
