@@ -1,4 +1,4 @@
-"""Runs that Kueue holds: it starts again whatever is only suspended, so a run is stopped by its Workload instead.
+"""Runs in a queue of Kueue. It starts again what is only suspended, so a run is stopped by its Workload instead.
 
 The Workload also says why a run waits.
 """
@@ -13,35 +13,36 @@ from kubetune.k8s.cluster import pods
 
 
 def is_installed(cluster: Cluster) -> bool:
-    """There is a Kueue; without one the label of a queue means nothing, and who is suspended stays so."""
+    """True if the cluster has Kueue. Without it the label of a queue means nothing, and what is suspended stays so."""
     return any(cluster.serves(kind) for kind in WORKLOADS_OF_KUEUE)
 
 
 def activate(cluster: Cluster, workload: Object, *, active: bool) -> None:
-    """Let the queue have a run, or take it away: Kueue then suspends it, and its pods save and go.
+    """Put a run into its queue, or take it out: Kueue then suspends it, and its pods save and end.
 
-    The run's own object says so too, since one that is only held back looks the same. Raises EnvironmentFault where
-    Kueue has no Workload of it.
+    An annotation of the run's object says so too, since a run that is only held back looks the same. Raises
+    EnvironmentFault where Kueue has no Workload of the run.
     """
-    uid, kind, name = workload["metadata"].get("uid"), workload["kind"], pods.name_of(workload)
-    found = _workloads(cluster, uid)
-    if not found:
+    kind = workload["kind"]
+    name = pods.name_of(workload)
+    records = _workloads(cluster, workload["metadata"].get("uid"))
+    if not records:
         raise EnvironmentFault(
             f"Kueue has no Workload of {kind} {name} (yet), so that it could not be kept from starting it; try again, "
             f"or look at kubectl get workloads -n {cluster.namespace}. Nothing was changed."
         )
     note = {"metadata": {"annotations": {pods.STOPPED: None if active else "true"}}}
-    # A run is never taken for one that waits while it is not in the queue.
+    # The annotation is there for as long as the run is out of the queue, so it never looks like one that waits.
     if not active:
         cluster.merge(kind, name, note)
-    for version, known in found:
-        cluster.merge(version, pods.name_of(known), {"spec": {"active": active}})
+    for version, record in records:
+        cluster.merge(version, pods.name_of(record), {"spec": {"active": active}})
     if active:
         cluster.merge(kind, name, note)
 
 
 def missing_queue(cluster: Cluster, name: str) -> str:
-    """Return what is wrong with a queue of that name: there is none. Empty where there is, or nobody here may know."""
+    """Return the problem that a queue does not exist. Empty where it does, or where the user may not list queues."""
     for version in QUEUES_OF_KUEUE:
         try:
             if not cluster.serves(version):
@@ -66,8 +67,11 @@ def why_waiting(cluster: Cluster, workload: Object | None) -> str:
     try:
         records = _workloads(cluster, workload["metadata"].get("uid"))
     except ApiError:
-        return ""  # whoever may not read Workloads sees only that the run waits
-    return _reason_of(records[0][1]) if records else "Kueue has no Workload of it (yet)"
+        # Users who may not read Workloads see only that the run waits.
+        return ""
+    if not records:
+        return "Kueue has no Workload of it (yet)"
+    return _reason_of(records[0][1])
 
 
 def _reason_of(record: Object) -> str:
@@ -93,12 +97,12 @@ def _reason_of(record: Object) -> str:
 def _workloads(cluster: Cluster, uid: str | None) -> list[tuple[str, Object]]:
     """Return each Workload that belongs to the object of this uid and has not ended, with the version of its kind."""
     for version in WORKLOADS_OF_KUEUE:
-        found = []
+        records = []
         for record in cluster.list(version):
             owners = record["metadata"].get("ownerReferences") or []
             is_ours = any(owner.get("uid") == uid for owner in owners)
             if is_ours and not pods.condition(record, "Finished"):
-                found.append((version, record))
-        if found:
-            return found
+                records.append((version, record))
+        if records:
+            return records
     return []

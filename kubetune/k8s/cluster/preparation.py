@@ -1,6 +1,6 @@
-"""The pods that fetch and prepare before training: how they stand, and waiting for it where the kind of a run cannot.
+"""The pods that fetch and prepare before training: their state, and why training has not begun.
 
-A JobSet and a TrainJob start the trainer after it by themselves. The Job of the other kinds is waited for by `submit`.
+A JobSet and a TrainJob start the trainer after them by themselves. For the other kinds `submit` waits for a Job.
 """
 
 from __future__ import annotations
@@ -19,52 +19,77 @@ TAIL_LINES = 20
 
 
 def has_own_job(spec: RunSpec) -> bool:
-    """A Job of its own prepares this run."""
+    """True if a Job of its own prepares this run."""
     return spec.prepares and not kind_of(spec.kubernetes.kind).starts_in_order
 
 
 def find_job(cluster: Cluster, spec: RunSpec) -> Object | None:
-    """The Job that prepares this run, where it is one of its own and there."""
-    return cluster.get("Job", preprocess_name(spec)) if has_own_job(spec) else None
+    """Return the Job that prepares this run; None where its kind prepares, or the Job does not exist."""
+    if not has_own_job(spec):
+        return None
+    return cluster.get("Job", preprocess_name(spec))
 
 
 def find_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
-    """The pods that prepare, older ones first."""
-    found = cluster.list("Pod", spec.selector(PREPROCESS)) if spec.prepares else []
-    return sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+    """Return the pods that prepare, older ones first."""
+    if not spec.prepares:
+        return []
+    preparing = cluster.list("Pod", spec.selector(PREPROCESS))
+    return sorted(preparing, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
 
 
 def standing(
-    cluster: Cluster, spec: RunSpec, state: State, found: Sequence[Object]
+    cluster: Cluster, spec: RunSpec, state: State, preparing: Sequence[Object]
 ) -> tuple[State, str]:
-    """State of a run without a pod of the trainer, and why.
+    """Return the state of a run without a pod of the trainer, and why it has none.
 
-    `state` is what its workload says, `absent`, `waiting` or `failed`; `found` are the pods that prepare. A JobSet and
-    a TrainJob that failed say how often they began again, not what for.
+    `state` is the workload's: `absent`, `waiting` or `failed`.
+
+        workload   pods that prepare        state, reason
+        absent     one runs                 waiting, "fit-preprocess-x fetches and prepares first; training begins …"
+        absent     the Job failed           failed, the last line of its log
+        waiting    one finds no node        waiting, "no node fits: …"
+        failed     one failed               failed, the last line of its log
     """
     if state == "failed":
-        failed = [pod for pod in found if pods.failed_container(pod)]
+        # A JobSet and a TrainJob that failed say how often they began again, not why.
+        failed = [pod for pod in preparing if pods.failed_container(pod)]
         return state, cause_of_failure(cluster, failed[-1]) if failed else ""
-    active = [pod for pod in found if not pods.has_ended(pod)]
-    doing = f"{pods.name_of(active[-1])} fetches and prepares first" if active else ""
+    problem = ""
+    activity = ""
+    for pod in preparing:
+        if not pods.has_ended(pod):
+            problem = pods.why(pod)
+            activity = f"{pods.name_of(pod)} fetches and prepares first"
     if state == "waiting" or kind_of(spec.kubernetes.kind).starts_in_order:
-        return state, (pods.why(active[-1]) if active else "") or doing
+        return state, problem or activity
     job = find_job(cluster, spec)
-    state, reason = pods.state_of(job, found)
+    state, reason = pods.state_of(job, preparing)
     if state == "failed":
-        return "failed", (found and cause_of_failure(cluster, found[-1])) or reason
+        if preparing:
+            reason = cause_of_failure(cluster, preparing[-1]) or reason
+        return "failed", reason
     if state in ("absent", "done"):
         return "absent", ""
-    waits = f"{doing or f'Job {preprocess_name(spec)} waits'}; training begins when kubetune submit has seen it end"
-    return "waiting", (pods.why(active[-1]) if active else "") or waits
+    activity = activity or f"Job {preprocess_name(spec)} waits"
+    return (
+        "waiting",
+        problem or f"{activity}; training begins when kubetune submit has seen it end",
+    )
 
 
 def cause_of_failure(cluster: Cluster, pod: Object) -> str:
-    """The last line of the container that failed, else what Kubernetes says of it."""
-    failed = pods.failed_container(pod)
-    try:
-        lines = [] if failed is None else cluster.log(pods.name_of(pod), failed, tail=TAIL_LINES)
-        said = [text for line in lines if (text := line.partition(" ")[2].strip())]
-    except ApiError:
-        said = []
-    return said[-1].removeprefix("kubetune: ") if said else pods.why(pod)
+    """Return the last line of the container that failed, else what Kubernetes says of it."""
+    container = pods.failed_container(pod)
+    texts = []
+    if container is not None:
+        try:
+            for line in cluster.log(pods.name_of(pod), container, tail=TAIL_LINES):
+                texts.append(line.partition(" ")[2].strip())
+        except ApiError:
+            # A log that is cut off does not say how it ends.
+            texts = []
+    texts = [text for text in texts if text]
+    if not texts:
+        return pods.why(pod)
+    return texts[-1].removeprefix("kubetune: ")

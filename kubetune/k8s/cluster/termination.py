@@ -1,6 +1,6 @@
-"""Progress of a run when its pods ended: as its agent left it with Kubernetes, noted on a stopped run, or in a log.
+"""Progress of a run whose pods have ended: from the agent's last message, a note on a stopped run, or a log.
 
-Not for runs whose pods answer, which tell it of the run directory (in_pod.py).
+Pods that run answer from the run directory instead (in_pod.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kubetune.k8s.api.client import Cluster, Object
 from kubetune.k8s.cluster import pods
 from kubetune.k8s.manifests.spec import RunSpec
 
+# Some keys of rundir.status.progress.
 Progress = dict[str, Any]
-"""Some keys of rundir.status.progress."""
 
 _NOTE = "kubetune/progress"
 _NOTED = ("step", "steps", "loss", "tokens_per_second", "saved_step", "evaluation")
@@ -25,11 +25,10 @@ _TAIL_LINES = 100
 _STEP = re.compile(
     r"\[TRAIN\] step (?P<step>\d+)/(?P<steps>\d+) .*loss (?P<loss>\S+) .*tokens/s (?P<speed>[\d.]+)"
 )
-
-
-_Kinds = dict[str, Any]
-_NUMBER, _END = (int, float), {"code": int, "reason": str}
-_KINDS: _Kinds = {
+_NUMBER = (int, float)
+_END = {"code": int, "reason": str}
+# The type of each value: a type, a choice of types, or a mapping with types of its keys.
+_TYPES: dict[str, Any] = {
     **dict.fromkeys(("step", "steps", "saved_step", "restarts"), int),
     **dict.fromkeys(("loss", "tokens_per_second", "seconds_left"), _NUMBER),
     "phase": str,
@@ -39,79 +38,88 @@ _KINDS: _Kinds = {
 }
 
 
-def trusted(found: object) -> Progress | None:
-    """Progress without what is not of its kind: anybody in a pod, or with a hand on an annotation, may have written it.
+def trusted(answer: object) -> Progress | None:
+    """Return progress in which values of a wrong type are None; None for what is no progress.
 
-    Such a part is not known; None where nothing is.
+    Anybody in a pod, or with the right to write annotations, may have written it:
+
+        {"step": 7, "loss": "low"}  →  {"step": 7, "loss": None}
     """
-    if not isinstance(found, dict):
+    if not isinstance(answer, dict):
         return None
-    return {
-        name: told if name not in _KINDS or _is(told, _KINDS[name]) else None
-        for name, told in found.items()
-    }
+    progress: Progress = {}
+    for name, value in answer.items():
+        fits = name not in _TYPES or _fits(value, _TYPES[name])
+        progress[name] = value if fits else None
+    return progress
 
 
-def _is(value: object, kind: Any) -> bool:
-    if isinstance(kind, dict):
-        return isinstance(value, dict) and all(
-            _is(value.get(name), of) for name, of in kind.items()
-        )
-    return isinstance(value, kind)
+def _fits(value: object, expected: Any) -> bool:
+    if not isinstance(expected, dict):
+        return isinstance(value, expected)
+    if not isinstance(value, dict):
+        return False
+    return all(_fits(value.get(name), part) for name, part in expected.items())
 
 
-def left_progress(found: Sequence[Object]) -> Progress | None:
-    """Progress when node 0 ended last, as its agent left it with Kubernetes; None where it could not, or has not."""
-    younger_last = sorted(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
-    left = [
-        message
-        for pod in younger_last
-        if pods.node_number(pod) == 0 and (message := pods.message_of(pod))
-    ]
-    return trusted(left[-1].get("progress")) if left else None
+def left_progress(trainers: Sequence[Object]) -> Progress | None:
+    """Return the progress in the last message of node 0's agent; None where it left none, or has not ended."""
+    messages = []
+    for pod in sorted(trainers, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
+        message = pods.message_of(pod)
+        if pods.node_number(pod) == 0 and message:
+            messages.append(message)
+    if not messages:
+        return None
+    return trusted(messages[-1].get("progress"))
 
 
 def note_progress(cluster: Cluster, spec: RunSpec, progress: Mapping[str, Any] | None) -> None:
-    """Write it on the run's ConfigMap, for while a run is stopped: its pods are gone. None removes the note."""
-    told = {name: (progress or {}).get(name) for name in _NOTED}
-    note = None if all(value is None for value in told.values()) else json.dumps(told)
-    with suppress(Refused):  # whoever may stop a run need not be allowed to write this
+    """Write progress on the run's ConfigMap while a run is stopped and has no pods. None removes the note."""
+    note = None
+    values = {name: (progress or {}).get(name) for name in _NOTED}
+    if any(value is not None for value in values.values()):
+        note = json.dumps(values)
+    # Users who may stop a run need not have the right to write this.
+    with suppress(Refused):
         cluster.merge("ConfigMap", spec.name, {"metadata": {"annotations": {_NOTE: note}}})
 
 
 def noted_progress(cluster: Cluster, spec: RunSpec) -> Progress | None:
-    """Progress that note_progress has written last."""
+    """Return the progress that note_progress wrote last."""
     marker = cluster.get("ConfigMap", spec.name) or {"metadata": {}}
+    annotations = marker["metadata"].get("annotations") or {}
     try:
-        noted = json.loads((marker["metadata"].get("annotations") or {}).get(_NOTE, "null"))
+        progress = trusted(json.loads(annotations.get(_NOTE, "null")))
     except (ValueError, RecursionError):
-        return None  # written by hand
-    known = trusted(noted)
-    return None if known is None else {name: known.get(name) for name in _NOTED}
-
-
-def logged_progress(cluster: Cluster, found: Sequence[Object]) -> Progress | None:
-    """Progress by the last lines of the log of node 0: for pods that may not be asked, or died with their agent."""
-    began = [pod for pod in found if pods.node_number(pod) == 0 and pods.has_begun(pod)]
-    if not began:
+        # Somebody wrote the annotation by hand.
         return None
+    if progress is None:
+        return None
+    return {name: progress.get(name) for name in _NOTED}
+
+
+def logged_progress(cluster: Cluster, trainers: Sequence[Object]) -> Progress | None:
+    """Return progress by the log of node 0: for pods that may not be asked, or died with their agent."""
+    begun = [pod for pod in trainers if pods.node_number(pod) == 0 and pods.has_begun(pod)]
+    if not begun:
+        return None
+    pod = begun[-1]
     try:
-        lines = cluster.log(
-            pods.name_of(began[-1]), pods.trainer_container(began[-1]), tail=_TAIL_LINES
-        )
-        return last_step([*lines])
+        lines = cluster.log(pods.name_of(pod), pods.trainer_container(pod), tail=_TAIL_LINES)
+        return last_step(list(lines))
     except ApiError:
         return None
 
 
 def last_step(lines: Sequence[str]) -> Progress | None:
-    """The numbers of the last step that the lines of a log tell of."""
-    found = next((found for line in reversed(lines) if (found := _STEP.search(line))), None)
-    if found is None:
-        return None
-    return {
-        "step": int(found["step"]),
-        "steps": int(found["steps"]),
-        "loss": float(found["loss"]),
-        "tokens_per_second": float(found["speed"]),
-    }
+    """Return the numbers of the last step in the lines of a log."""
+    for line in reversed(lines):
+        if match := _STEP.search(line):
+            return {
+                "step": int(match["step"]),
+                "steps": int(match["steps"]),
+                "loss": float(match["loss"]),
+                "tokens_per_second": float(match["speed"]),
+            }
+    return None

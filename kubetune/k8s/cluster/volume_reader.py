@@ -1,6 +1,6 @@
-"""A container in which the outputs volume can be read: one of the run, or a pod made for it while none answers.
+"""A container in which the outputs volume can be read: one of the run, or that of a pod made for it while none answers.
 
-Such a pod is made once and used for as long as it answers, whatever is asked of it and how often.
+Such a pod is made once and used for as long as it answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kubetune.k8s.manifests.storage import outputs_volume
 from kubetune.k8s.run_names import OUTPUTS
 
 _POD_SECONDS = 300
-# It ends by itself, should whoever made it lose the connection.
+# The pod ends by itself, in case the command that made it loses the connection.
 _LIFE_SECONDS = 6 * 3600
 _MOST_PODS = 3
 
@@ -31,8 +31,9 @@ class VolumeReader:
     """The outputs volume of a run, from `with` on to its end, when a pod that was made for it goes."""
 
     def __init__(self, cluster: Cluster, spec: RunSpec) -> None:
-        self._cluster, self._spec = cluster, spec
-        self._own: Object | None = None
+        self._cluster = cluster
+        self._spec = spec
+        self._reader: Object | None = None  # the pod that was made
         self._made = 0
 
     def __enter__(self) -> Self:
@@ -44,28 +45,35 @@ class VolumeReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._delete_own()
+        self._delete_reader()
 
     def target(self) -> Target:
-        """A container that answers now. Raises EnvironmentFault where none does, three made for it included."""
-        # Twice, as one answer may fail to come from a pod that has just begun, or while a connection is cut.
-        own = [] if self._own is None else [Target(pods.name_of(self._own), FILES)] * 2
-        if answering := self._answering(own):
-            return answering
-        there = running(self._cluster, self._spec)
-        if answering := self._answering(there):
-            return answering
-        if self._own is None or self._is_of_no_use(self._own):
-            self._delete_own()
-            self._make("no pod that runs answers" if there else f"no pod of {self._spec.name} runs")
-        assert self._own is not None
-        name = pods.name_of(self._own)
+        """Return a container that answers now. Raises EnvironmentFault where none does, not even of pods made for it."""
+        candidates = []
+        if self._reader is not None:
+            # Twice, since one answer may fail to come from a pod that has just begun, or while a connection is cut.
+            candidates = [Target(pods.name_of(self._reader), FILES)] * 2
+        target = self._answering(candidates)
+        if target is not None:
+            return target
+        trainers = running(self._cluster, self._spec)
+        target = self._answering(trainers)
+        if target is not None:
+            return target
+        if self._reader is None or self._is_of_no_use(self._reader):
+            self._delete_reader()
+            reason = f"no pod of {self._spec.name} runs"
+            if trainers:
+                reason = "no pod that runs answers"
+            self._make(reason)
+        assert self._reader is not None
+        name = pods.name_of(self._reader)
         self._wait_until_running(name)
         return Target(name, FILES)
 
-    def _answering(self, there: Sequence[Target]) -> Target | None:
-        """The first of these that commands can be run in; None where none is. Refused where exec is not permitted."""
-        for target in there[:ASKED_PODS]:
+    def _answering(self, targets: Sequence[Target]) -> Target | None:
+        """Return the first of these that runs a command, or None. Raises Refused where exec is not permitted."""
+        for target in targets[:ASKED_PODS]:
             try:
                 # The API server refuses a command that reads and writes nothing.
                 self._cluster.exec(
@@ -78,34 +86,34 @@ class VolumeReader:
                 say(str(error))
         return None
 
-    def _is_of_no_use(self, own: Object) -> bool:
-        """Our pod, which does not answer, will not begin to: it runs, or has ended, or is gone."""
-        found = self._cluster.get("Pod", pods.name_of(own))
-        return found is None or pods.is_running(found) or pods.has_ended(found)
+    def _is_of_no_use(self, reader: Object) -> bool:
+        """True if our pod, which does not answer, will not begin to: it runs, or has ended, or is gone."""
+        pod = self._cluster.get("Pod", pods.name_of(reader))
+        return pod is None or pods.is_running(pod) or pods.has_ended(pod)
 
-    def _make(self, why: str) -> None:
+    def _make(self, reason: str) -> None:
         if self._made == _MOST_PODS:
             raise EnvironmentFault(
-                f"{why}, and none of the {self._made} that were made to read its volume answers; "
+                f"{reason}, and none of the {self._made} that were made to read its volume answers; "
                 "see kubectl get nodes, and whether something between here and them cuts connections"
             )
         self._made += 1
-        self._own = reader_pod(self._spec)
-        say(f"{why}; {pods.name_of(self._own)} reads its volume meanwhile")
-        self._cluster.apply(self._own)
+        self._reader = reader_pod(self._spec)
+        say(f"{reason}; {pods.name_of(self._reader)} reads its volume meanwhile")
+        self._cluster.apply(self._reader)
 
-    def _delete_own(self) -> None:
-        if self._own is not None:
-            name, self._own = pods.name_of(self._own), None
-            try:
-                self._cluster.delete("Pod", name, grace_seconds=1)
-            except ApiError as error:
-                say(
-                    f"{name} stays, and ends by itself within {_LIFE_SECONDS // 3600} hours: {error}"
-                )
+    def _delete_reader(self) -> None:
+        if self._reader is None:
+            return
+        name = pods.name_of(self._reader)
+        self._reader = None
+        try:
+            self._cluster.delete("Pod", name, grace_seconds=1)
+        except ApiError as error:
+            say(f"{name} stays, and ends by itself within {_LIFE_SECONDS // 3600} hours: {error}")
 
     def _wait_until_running(self, name: str) -> None:
-        """Wait for our pod. Raises EnvironmentFault saying what it waits for when time is up."""
+        """Wait for our pod. Raises EnvironmentFault with what it waits for when time is up."""
         last: Object = {}
         for _, pod in self._cluster.watch("Pod", self._spec.selector(FILES), seconds=_POD_SECONDS):
             if pods.name_of(pod) == name:
@@ -114,11 +122,10 @@ class VolumeReader:
                     return
                 if pods.has_ended(pod):
                     break
-        events = [
-            e
-            for e in events_of(self._cluster, self._spec)
-            if e["involvedObject"].get("name") == name
-        ]
+        events = []
+        for event in events_of(self._cluster, self._spec):
+            if event["involvedObject"].get("name") == name:
+                events.append(event)
         reason = pods.why(last, events) if last else ""
         raise EnvironmentFault(
             f"pod {name}, which reads the outputs volume, does not run: {reason or 'no reason is known'}"
@@ -126,7 +133,7 @@ class VolumeReader:
 
 
 def reader_pod(spec: RunSpec) -> Object:
-    """A small pod that sees the outputs volume, for whoever reads it."""
+    """Return a small pod that mounts the outputs volume."""
     server = container(
         spec,
         FILES,
