@@ -1,4 +1,4 @@
-"""A word every so often while something is waited for that may take long: silence looks like a hang. Ends nothing."""
+"""Reminders while something is waited for that may take long: silence looks like a hang. They end nothing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+# Time between two reminders of a process that works, or waits for one that does.
 SECONDS = 60.0
-"""Time between two words of who works, or waits for who does."""
 
+# The same for a process that only started the one that works, which reminds by itself unless it is stopped.
 PATIENT_SECONDS = 600.0
-"""The same for who only started the one that works, which speaks for itself as long as it is not stopped."""
 
 OF_PREPARING = "the data have been in preparation for %s; where that tells nothing, look whether its process is stopped"
 
@@ -19,12 +19,16 @@ OF_PREPARING = "the data have been in preparation for %s; where that tells nothi
 @contextmanager
 def reminding(say: Callable[[str], object], seconds: float | None = None) -> Iterator[None]:
     """While the block runs, call `say("3 min")` every `seconds` with the time that it has taken."""
-    every, began = seconds or SECONDS, time.monotonic()
+    pause = seconds or SECONDS
+    began = time.monotonic()
 
     def remind(ended: threading.Event) -> None:
-        while not ended.wait(every):
+        while not ended.wait(pause):
             taken = time.monotonic() - began
-            say(f"{taken / 60:.0f} min" if taken >= 60 else f"{taken:.0f} s")
+            if taken >= 60:
+                say(f"{taken / 60:.0f} min")
+            else:
+                say(f"{taken:.0f} s")
 
     with beside(remind, "reminders"):
         yield
@@ -32,7 +36,7 @@ def reminding(say: Callable[[str], object], seconds: float | None = None) -> Ite
 
 @contextmanager
 def beside(work: Callable[[threading.Event], None], name: str) -> Iterator[None]:
-    """While the block runs, so does `work(ended)` in a thread; set `ended`, which it minds, ends it with the block."""
+    """Run `work(ended)` in a thread while the block runs. `ended` is set at its end, and `work` returns then."""
     ended = threading.Event()
     thread = threading.Thread(target=work, args=(ended,), name=name, daemon=True)
     thread.start()

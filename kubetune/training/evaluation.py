@@ -29,7 +29,7 @@ def evaluate(
     world: World,
     stop: StopRequest | None = None,
 ) -> dict[str, float] | None:
-    """The task's metrics over `rows`, equal on all ranks; None when a stop was asked for meanwhile."""
+    """Return the task's metrics over `rows`, the same on all ranks; None if a stop came meanwhile."""
     parts = collect(task, learner, rows, plan, world, stop)
     if parts is None:
         return None
@@ -39,25 +39,33 @@ def evaluate(
 def measured(
     task: Task, learner: Learner, rows: Rows, parts: list[Any], world: World
 ) -> dict[str, float]:
-    """The task's metrics from what `collect` found on all ranks, and `eval_loss/SOURCE` where sources are several."""
+    """Return the task's metrics of what `collect` returned on each rank, the same on all ranks.
+
+    If there are several sources, `eval_loss/SOURCE` of each is among them.
+    """
     metrics = task.metrics(learner, parts, world)
-    if len(rows.names) < 2:
+    number = len(rows.names)
+    if number < 2:
         return metrics
     samples, losses, labels = task.sample_losses(learner, parts)
-    source, number = rows.source[samples], len(rows.names)
-    mine = np.concatenate(
-        [np.bincount(source, losses, number), np.bincount(source, labels, number)]
-    )
-    sums = sum_numbers(mine.tolist(), world)
-    found = zip(rows.names, sums[:number], sums[number:], strict=True)
-    by_source = {f"eval_loss/{name}": loss / count for name, loss, count in found if count}
-    return metrics | by_source if len(by_source) > 1 else metrics
+    source = rows.source[samples]
+    losses_by_source = np.bincount(source, losses, number)
+    labels_by_source = np.bincount(source, labels, number)
+    sums = sum_numbers([*losses_by_source.tolist(), *labels_by_source.tolist()], world)
+    by_source = {}
+    for index, name in enumerate(rows.names):
+        num_labels = sums[number + index]
+        if num_labels:
+            by_source[f"eval_loss/{name}"] = sums[index] / num_labels
+    if len(by_source) > 1:
+        metrics = metrics | by_source
+    return metrics
 
 
 def rehearse(
     task: Task, learner: Learner, rows: Rows, plan: Plan, world: World
 ) -> dict[str, float]:
-    """An evaluation of each rank's largest batch alone: what it takes, and whether it works."""
+    """Evaluate each rank's largest batch alone, to see that it works and what memory it takes."""
     parts = collect(task, learner, rows, plan, world, only_largest=True)
     assert parts is not None
     return measured(task, learner, rows, parts, world)
@@ -73,29 +81,29 @@ def collect(
     *,
     only_largest: bool = False,
 ) -> list[Any] | None:
-    """Findings of the task in each of this rank's batches of `rows`; None when a stop was asked for meanwhile."""
+    """Return what the task computed of each of this rank's batches of `rows`; None if a stop came meanwhile."""
     even = fsdp.is_sharded(learner.model)
     shares = evaluation_batches(
         rows, plan, world, padding_free=learner.route.padding_free, even=even
     )
     if only_largest:
-        shares = [
-            sorted(share, key=lambda ids: -int(rows.lengths[ids].sum()))[:1] for share in shares
-        ]
-    mine, longest = shares[world.rank], max(len(share) for share in shares)
-    parts, reader = [], picture_reader(rows)
+        for batches in shares:
+            batches.sort(key=lambda ids: -int(rows.lengths[ids].sum()))
+            del batches[1:]
+    share = shares[world.rank]
+    longest = max(len(batches) for batches in shares)
+    parts = []
+    reader = picture_reader(rows)
     learner.model.eval()
     try:
+        # As many turns as the longest share has batches, for all ranks: the question for a stop takes them all.
         for index in range(longest):
-            if (
-                stop is not None
-                and index % BETWEEN_STOP_CHECKS == 0
-                and agree(stop.requested, world)
-            ):
+            is_time_to_ask = index % BETWEEN_STOP_CHECKS == 0
+            if stop is not None and is_time_to_ask and agree(stop.requested, world):
                 return None
             heartbeat.beat("evaluation")
-            if index < len(mine):
-                batch = batch_of(rows, mine[index], reader).to(world.device)
+            if index < len(share):
+                batch = batch_of(rows, share[index], reader).to(world.device)
                 parts.append(task.evaluate(learner, batch))
     finally:
         fsdp.close(unwrap(learner.model))

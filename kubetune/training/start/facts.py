@@ -1,4 +1,4 @@
-"""Facts that a start of a run tells before its first step: in its log, and as an event."""
+"""Facts of a start of a run, written before its first step: in its log, and as an event."""
 
 from __future__ import annotations
 
@@ -27,21 +27,20 @@ from kubetune.training.start import choices
 
 
 def gpu_name(world: World) -> str | None:
-    """The name of this rank's GPU, None where it has none."""
-
-    return torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
+    """Return the name of this rank's GPU, None if it has none."""
+    if world.device.type != "cuda":
+        return None
+    return torch.cuda.get_device_name(world.device)
 
 
 def log_start(plan: Plan, world: World, data: Prepared) -> None:
-    """The facts that every log should begin with."""
-    environment = (
-        " ".join(f"{k}={v}" for k, v in process_group.environment().items()) or "one process"
-    )
-    logs.DDP.info("%s, device %s", environment, world.device)
-    held_out = f", {len(evaluated(data.eval)):,} for evaluation" if data.eval is not None else ""
-    logs.DATA.info(
-        "%s rows%s, fingerprint %s", f"{len(data.train):,}", held_out, data.fingerprint[:12]
-    )
+    """Log the facts that every log should begin with."""
+    variables = [f"{name}={value}" for name, value in process_group.environment().items()]
+    logs.DDP.info("%s, device %s", " ".join(variables) or "one process", world.device)
+    rows = f"{len(data.train):,} rows"
+    if data.eval is not None:
+        rows += f", {len(evaluated(data.eval)):,} for evaluation"
+    logs.DATA.info("%s, fingerprint %s", rows, data.fingerprint[:12])
     if data.labels is not None:
         logs.DATA.info("%s", data.labels)
     for finding in data.findings:
@@ -52,15 +51,18 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
 
 def log_model(learner: Any, optimizer: FlatAdamW) -> None:
     """Log the parameters, those that are trained, and how sequences run."""
-    total, trained = sum(quantization.count(p) for p in learner.model.parameters()), optimizer.size
-    logs.MODEL.info(
-        "%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", 100 * trained / total
-    )
-    held, of_trained = Counter[str](), Counter[str]()
+    total = sum(quantization.count(parameter) for parameter in learner.model.parameters())
+    trained = optimizer.size
+    percent = 100 * trained / total
+    logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", percent)
+    # Numbers by part of the model: those of the base, and those that are trained.
+    of_base = Counter[str]()
+    of_trained = Counter[str]()
     for name, parameter in learner.model.named_parameters():
-        held[part_of(name)] += 0 if ".lora_" in name else quantization.count(parameter)
-        of_trained[part_of(name)] += parameter.numel() if parameter.requires_grad else 0
-    logs.MODEL.info("trained: %s", parts_line(of_trained, held))
+        part = part_of(name)
+        of_base[part] += 0 if ".lora_" in name else quantization.count(parameter)
+        of_trained[part] += parameter.numel() if parameter.requires_grad else 0
+    logs.MODEL.info("trained: %s", parts_line(of_trained, of_base))
     logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
     if learner.route.padding_free:
         logs.MODEL.info(
@@ -74,12 +76,13 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
             )
     else:
         logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
-    if left_out := patches.left_out():
+    left_out = patches.left_out()
+    if left_out:
         logs.MODEL.info("%s", left_out)
 
 
 def log_padding(tokenizer: Tokenizer, world: World) -> None:
-    """Log that EOS stands in for a pad token, where it does."""
+    """Log that EOS stands in for a pad token, if it does."""
     if world.is_main and not tokenizer.names_padding:
         logs.MODEL.info(
             "no pad token is named, so EOS stands in for one where batches are filled up: in generation, and in what "
@@ -88,7 +91,7 @@ def log_padding(tokenizer: Tokenizer, world: World) -> None:
 
 
 def record_start(run: Run, state: State, run_dir: Path) -> None:
-    """Note the event of this start, with what speeds are compared by."""
+    """Record the event of this start, with the facts that speeds depend on."""
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
     spared = run.plan.spared_share
     config = run.config
