@@ -161,6 +161,8 @@ def test_tokens_that_tokenizer_json_lacks_are_added_as_transformers_does(
 
 MAPPING = {"image_token": "<image>", "video_token": "<video>"}
 STRIPPED = {"content": "<image>", "lstrip": True, "rstrip": True, "normalized": False}
+SAVED = {**STRIPPED, "__type": "AddedToken"}
+"""A token as `save_pretrained` writes it into tokenizer_config.json."""
 
 
 @pytest.mark.parametrize(
@@ -169,6 +171,13 @@ STRIPPED = {"content": "<image>", "lstrip": True, "rstrip": True, "normalized": 
         {"config": {"extra_special_tokens": MAPPING}},
         {"config": {"extra_special_tokens": MAPPING, "additional_special_tokens": ["<two>"]}},
         {"config": {"image_token": "<image>"}},
+        {"config": {"image_token": SAVED}},
+        {"config": {"extra_special_tokens": {"image_token": SAVED}}},
+        {"config": {"extra_special_tokens": [SAVED]}},
+        {"config": {"mask_token": SAVED}},
+        {"config": {"model_specific_special_tokens": MAPPING}},
+        {"map": {"image_token": "<image>"}},
+        {"map": {"extra_special_tokens": ["<image>"]}},
         {"config": {"extra_special_tokens": ["<image>"], "additional_special_tokens": ["<two>"]}},
         {"config": {"additional_special_tokens": ["<image>", "<two>"]}},
         {"map": {"extra_special_tokens": MAPPING}},

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import tokenizers
-from tokenizers import AddedToken
 
 from kubetune.base.files import read_inside, write_atomic
 from kubetune.errors import EnvironmentFault, ModelError
@@ -57,6 +56,14 @@ NAMES: Final = (
     "mask_token",
 )
 """The special tokens that have a role; chat templates know them by these names."""
+
+_KEYS_OF_TOKENS: Final = (
+    "added_tokens_decoder",
+    "additional_special_tokens",
+    "extra_special_tokens",
+    "model_specific_special_tokens",
+)
+"""Keys of a tokenizer's files that hold several tokens."""
 
 QWEN2_SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -165,12 +172,13 @@ def special_tokens(
     transformers, whose answer `cache` keeps. Raises ModelError as `load_backend` does.
     """
     name = tokenizer_class(files, config)
-    if name in _READ_AS_IS or name in _DEFAULT_TOKENS:
-        return {name: token.content for name, token in _named_tokens(files, config).items()}
+    is_known = name in _READ_AS_IS or name in _DEFAULT_TOKENS
+    if is_known and not _names_missing_tokens(files, config):
+        return _named_tokens(files, config)
     return _ask_transformers(files, cache).special_tokens
 
 
-def _named_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> dict[str, AddedToken]:
+def _named_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> dict[str, str]:
     """Return the special tokens that the files name, and the defaults of a class in the table, as transformers does."""
     legacy: dict[str, Any] = {}
     if "added_tokens_decoder" not in config:
@@ -178,40 +186,47 @@ def _named_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> dict[
     values: dict[str, Any] = dict(_DEFAULT_TOKENS.get(tokenizer_class(files, config) or "", {}))
     for source in (config, legacy):
         values |= {name: source[name] for name in NAMES if name in source}
-    tokens = {name: _as_token(values[name]) for name in NAMES if values.get(name)}
+    tokens = {name: _text_of(values[name]) for name in NAMES if values.get(name)}
     for name, value in config.items():
         if name.endswith("_token") and name not in NAMES and isinstance(value, str) and value:
-            tokens[name] = _as_token(value)
+            tokens[name] = value
     for source in (config, legacy):
         extra = source.get("extra_special_tokens")
         if isinstance(extra, dict):  # names to tokens, as vision-language models have them
-            tokens |= {name: _as_token(value) for name, value in extra.items()}
+            tokens |= {name: _text_of(value) for name, value in extra.items()}
     return tokens
 
 
-def _unnamed_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> list[AddedToken]:
-    """Return the special tokens that the files list without a name."""
-    sources = [config]
-    if "added_tokens_decoder" not in config:
-        sources.append(read_json(files.get("special_tokens_map.json")))
-    for source in sources:
-        for key in ("extra_special_tokens", "additional_special_tokens"):
-            listed = source.get(key)
-            if listed and isinstance(listed, list):
-                return [_as_token(value) for value in listed]
-    return []
+def _text_of(value: Any) -> str:
+    """Return the text of a token, of which a file says the text alone or its settings too."""
+    return str(value["content"] if isinstance(value, dict) else value)
 
 
-def _as_token(value: Any) -> AddedToken:
-    """Return a special token, of which a file says its text alone or its settings too."""
-    if not isinstance(value, dict):
-        return AddedToken(str(value), special=True, normalized=False)
-    settings = {
-        name: value[name]
-        for name in ("lstrip", "rstrip", "single_word", "normalized")
-        if name in value
-    }
-    return AddedToken(value["content"], special=True, **settings)
+def _names_missing_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> bool:
+    """True if the other files name tokens that tokenizer.json does not hold among its added ones.
+
+    transformers then adds some of them. Which, in which order and with which settings depends on the key and on the file
+    that names them, so it is asked.
+    """
+    added = read_json(files.get("tokenizer.json")).get("added_tokens", [])
+    texts = set(read_json(files.get("added_tokens.json")))
+    texts.update(_DEFAULT_TOKENS.get(tokenizer_class(files, config) or "", {}).values())
+    for source in (config, read_json(files.get("special_tokens_map.json"))):
+        for key, value in source.items():
+            if key.endswith("_token") or key in _KEYS_OF_TOKENS:
+                texts.update(_texts_in(value))
+    return not texts <= {token["content"] for token in added}
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield the texts of all tokens in a value of a tokenizer's files: a token, a list or a mapping of some."""
+    if isinstance(value, str) and value:
+        yield value
+    elif isinstance(value, dict) and "content" in value:
+        yield str(value["content"])
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(item)
 
 
 def load_backend(
@@ -224,14 +239,14 @@ def load_backend(
     file = files.get("tokenizer.json")
     if file is None or not _safe_as_it_is(file, tokenizer_class(files, config), config):
         return _ask_transformers(files, cache).backend()
+    if _names_missing_tokens(files, config):
+        return _ask_transformers(files, cache).backend()
     try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
+        return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:
         raise ModelError(
             f"{file} cannot be read: {error}; the model may be downloaded incompletely"
         ) from error
-    _add_missing_tokens(backend, files, config)
-    return backend
 
 
 def _safe_as_it_is(file: Path, name: str | None, config: Mapping[str, Any]) -> bool:
@@ -264,21 +279,6 @@ def _canonical(step: Any) -> Any:
     if isinstance(step, dict):
         return {key: _canonical(value) for key, value in step.items() if key != "trim_offsets"}
     return [_canonical(part) for part in step] if isinstance(step, list) else step
-
-
-def _add_missing_tokens(
-    backend: tokenizers.Tokenizer, files: Mapping[str, Path], config: Mapping[str, Any]
-) -> None:
-    """Add the tokens that the other files name and tokenizer.json lacks, in transformers' order."""
-    known = {str(token) for token in backend.get_added_tokens_decoder().values()}
-    decoder = sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0]))
-    for token in (AddedToken(**value) for _, value in decoder):
-        if token.content not in known:
-            backend.add_tokens([token])
-            known.add(token.content)
-    listed = [*_named_tokens(files, config).values(), *_unnamed_tokens(files, config)]
-    missing = {token.content: token for token in listed if token.content not in known}
-    backend.add_special_tokens(list(missing.values()))
 
 
 class Answer(NamedTuple):
