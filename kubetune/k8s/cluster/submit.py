@@ -61,7 +61,7 @@ class JobRef:
 
 
 def spec_of(config: Config, files: Mapping[str, str] | None = None) -> RunSpec:
-    """Everything that the manifests of a config are made from. `files`: those that travel along, by their path here."""
+    """Return the facts that the manifests of a config are made from. `files` travel along, by their local path."""
     return RunSpec.of(config, plan_without_data(config), files)
 
 
@@ -138,28 +138,28 @@ def submit(
 
 
 def _as_seen(spec: RunSpec) -> dict[str, Any]:
-    """The whole config with the paths that its pods see."""
+    """Return the whole config with the paths that its pods see."""
     return resolved(load_resolved(pod_config(spec)))
 
 
 def _check_owner(cluster: Cluster, spec: RunSpec, old: RunSpec | None) -> None:
-    """Raise ConfigError when the name is taken: by something else of this kind, or by another run."""
+    """Raise ConfigError when another object of this kind, or another run, has the name."""
     if old is None:
-        found = cluster.get(workload_kind(spec), spec.name)
-        if found is not None and pods.labels_of(found).get(MANAGED_BY) != "kubetune":
+        workload = cluster.get(workload_kind(spec), spec.name)
+        if workload is not None and pods.labels_of(workload).get(MANAGED_BY) != "kubetune":
             raise ConfigError(
-                f"name: {found['kind']} {spec.name} in namespace {cluster.namespace} is none of kubetune's; choose "
+                f"name: {workload['kind']} {spec.name} in namespace {cluster.namespace} is none of kubetune's; choose "
                 "another name. Nothing was changed."
             )
         return
-    before, now = dict(dotted_values(resolved(old.config))), dict(dotted_values(_as_seen(spec)))
+    before = dict(dotted_values(resolved(old.config)))
+    now = dict(dotted_values(_as_seen(spec)))
     changes = [f"{key} was {was}, now is {value}" for key, was, value in moved_numbers(before, now)]
-    ours = {seen.rsplit("/", 1)[-1]: spec.files[path] for path, seen in spec.carried().items()}
-    changes += [
-        f"{name}: its contents have changed"
-        for name in ours
-        if old.files.get(name, ours[name]) != ours[name]
-    ]
+    for local_path, pod_path in spec.carried().items():
+        name = pod_path.rsplit("/", 1)[-1]
+        text = spec.files[local_path]
+        if old.files.get(name, text) != text:
+            changes.append(f"{name}: its contents have changed")
     if changes:
         raise ConfigError(
             [
@@ -171,10 +171,12 @@ def _check_owner(cluster: Cluster, spec: RunSpec, old: RunSpec | None) -> None:
 
 
 def _check(cluster: Cluster, spec: RunSpec, objects: Sequence[Manifest]) -> None:
-    """Raise EnvironmentFault with all that the server would refuse, and with Secrets that are not there."""
+    """Raise EnvironmentFault with all that the server would refuse, and with missing Secrets and queues."""
     problems = _missing_secrets(cluster, spec)
-    if spec.kubernetes.queue and (missing := kueue.missing_queue(cluster, spec.kubernetes.queue)):
-        problems.append(missing)
+    if spec.kubernetes.queue:
+        missing_queue = kueue.missing_queue(cluster, spec.kubernetes.queue)
+        if missing_queue:
+            problems.append(missing_queue)
     rights: list[MissingRight] = []
     for obj in objects:
         try:
@@ -195,19 +197,20 @@ def _missing_secrets(cluster: Cluster, spec: RunSpec) -> list[str]:
     problems = []
     for variable, reference in spec.kubernetes.secrets.items():
         try:
-            found = cluster.get("Secret", reference.secret)
+            secret = cluster.get("Secret", reference.secret)
         except Refused:
-            continue  # whoever may not read Secrets learns of a missing one from the pods
-        # only with the run file does it know of another name or key
-        key, command = (
-            reference.key or variable,
-            f"kubetune secret set {variable} RUN_FILE -n {cluster.namespace}",
-        )
-        if found is None or key not in (found.get("data") or {}):
-            missing = f"Secret {reference.secret}" + (
-                f" has no key {key}" if found else " does not exist"
-            )
-            problems.append(f"kubernetes.secrets.{variable}: {missing}; make it: {command}")
+            # Users who may not read Secrets learn of a missing one from the pods.
+            continue
+        key = reference.key or variable
+        if secret is None:
+            missing = f"Secret {reference.secret} does not exist"
+        elif key not in (secret.get("data") or {}):
+            missing = f"Secret {reference.secret} has no key {key}"
+        else:
+            continue
+        # The command reads another name or key from the run file.
+        command = f"kubetune secret set {variable} RUN_FILE -n {cluster.namespace}"
+        problems.append(f"kubernetes.secrets.{variable}: {missing}; make it: {command}")
     return problems
 
 
@@ -226,29 +229,28 @@ def _replace(cluster: Cluster, spec: RunSpec, kind: str, state: State, confirm: 
 
 
 def _remove_job(cluster: Cluster, spec: RunSpec) -> None:
-    """Remove the Job that has prepared this run before: what a Job does cannot be changed."""
+    """Remove the Job that prepared this run before, since the spec of a Job cannot be changed."""
     name = preprocess_name(spec)
     cluster.delete("Job", name)
     wait_gone(cluster, spec, "Job", name, component=PREPROCESS)
 
 
 def _apply(cluster: Cluster, obj: Manifest) -> None:
-    """Apply; a bare pod that has ended is made anew."""
+    """Apply an object. A bare pod that has ended is made anew."""
+    name = obj["metadata"]["name"]
     if obj["kind"] == "Pod":
-        found = cluster.get("Pod", obj["metadata"]["name"])
-        if found is not None and pods.has_ended(found):
-            cluster.delete("Pod", obj["metadata"]["name"], grace_seconds=0)
+        pod = cluster.get("Pod", name)
+        if pod is not None and pods.has_ended(pod):
+            cluster.delete("Pod", name, grace_seconds=0)
     if obj["kind"] == _VOLUMES:
-        _wait_until_new(cluster, obj["metadata"]["name"])
+        _wait_until_new(cluster, name)
     cluster.apply(obj)
 
 
 def _wait_until_new(cluster: Cluster, claim: str) -> None:
-    """Wait while a claim of that name is being deleted, for what is applied to it would go with it."""
+    """Wait while a claim of that name is being deleted, since what is applied to it would go with it."""
     deadline = time.monotonic() + _GOING_SECONDS
-    while (found := cluster.get(_VOLUMES, claim)) is not None and "deletionTimestamp" in found[
-        "metadata"
-    ]:
+    while _is_being_deleted(cluster.get(_VOLUMES, claim)):
         if time.monotonic() > deadline:
             raise EnvironmentFault(
                 f"claim {claim} is to be deleted, and pods that use it are still there: kubectl describe pvc {claim} "
@@ -260,12 +262,16 @@ def _wait_until_new(cluster: Cluster, claim: str) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
+def _is_being_deleted(obj: Object | None) -> bool:
+    return obj is not None and "deletionTimestamp" in obj["metadata"]
+
+
 def _wait_in_silence(cluster: Cluster, spec: RunSpec) -> None:
     wait_for_job(cluster, spec, lambda source, text: None)
 
 
 def _make_tokens(cluster: Cluster, spec: RunSpec) -> None:
-    """Give each server that asks for one a random token, once; nobody needs to have seen it."""
+    """Give each server that asks for a token a random one, once."""
     for server in token_servers(spec):
         name, key = token_secret(spec, server)
         token = {key: secrets.token_urlsafe(32)}
@@ -287,9 +293,9 @@ def wait_gone(
     component: str = TRAINER,
 ) -> None:
     """Wait until no pod of a component is left (nor, with `kind`, the workload). EnvironmentFault when they stay."""
-    name, labels = name or spec.name, spec.selector(component)
+    name = name or spec.name
     patience = spec.kubernetes.grace_seconds + 2 * MARGIN_SECONDS
-    with Informer(cluster, "Pod", labels) as left:
+    with Informer(cluster, "Pod", spec.selector(component)) as left:
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             if not left.objects() and (kind is None or cluster.get(kind, name) is None):
