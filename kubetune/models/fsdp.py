@@ -178,8 +178,8 @@ def _draw(seed: int, model: Any, names: Collection[str]) -> None:
     torch.manual_seed(seed)
     model._init_weights(drawn)
     with torch.no_grad():
-        for ours, each in zip(head.parameters(), drawn.parameters(), strict=True):
-            value = each.to(ours.device, ours.dtype)
+        for ours, new in zip(head.parameters(), drawn.parameters(), strict=True):
+            value = new.to(ours.device, ours.dtype)
             if isinstance(ours, DTensor):
                 value = distribute_tensor(value, ours.device_mesh, ours.placements)
             ours.copy_(value)

@@ -204,11 +204,11 @@ def require_plain_adapter(folder: Path) -> None:
 
 def _require_plain(model: ModelConfig) -> None:
     """Raise ModelError for a config.json or an index that would have code or weights fetched from anywhere else."""
-    found = find_files(model, model.path, ("config.json", model_shapes.INDEX))
-    if "config.json" not in found:
+    files = find_files(model, model.path, ("config.json", model_shapes.INDEX))
+    if "config.json" not in files:
         return  # transformers says what is missing
-    model_shapes.files_of(found["config.json"].parent)
-    facts = read_json(found["config.json"])
+    model_shapes.files_of(files["config.json"].parent)
+    facts = read_json(files["config.json"])
     layers = facts.get("num_hidden_layers")
     if isinstance(layers, int) and not 0 < layers <= model_shapes.MOST_LAYERS:
         raise errors.ModelError(
@@ -270,13 +270,13 @@ def _require_shapes(
     model: ModelConfig, mismatched: Iterable[tuple[str, Any, Any]], prefix: str
 ) -> None:
     """Raise ModelError when weights whose names begin with `prefix` have other shapes than the model."""
-    found = sorted(each for each in mismatched if each[0].startswith(prefix))
-    if found:
+    wrong = sorted(weight for weight in mismatched if weight[0].startswith(prefix))
+    if wrong:
         shown = "; ".join(
             f"{name} is {list(stored)}, expected {list(wanted)}"
-            for name, stored, wanted in found[:5]
+            for name, stored, wanted in wrong[:5]
         )
-        more = f"; and {len(found) - 5:,} more" if len(found) > 5 else ""
+        more = f"; and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""
         raise errors.ModelError(
             f"model {model.path}: its weights have other shapes than its config.json asks for: {shown}{more}. Fetch "
             "both from the same place again, or mend config.json"
@@ -321,12 +321,12 @@ def explain(model: ModelConfig) -> Iterator[None]:
                 "model.revision to a commit you have read"
             ) from error
         # transformers wraps what the hub said in an OSError of its own, with other advice.
-        said = next(
+        cause_in_hub = next(
             (cause for cause in errors.causes(error, hidden=True) if isinstance(cause, kinds)), None
         )
-        if said is not None:
+        if cause_in_hub is not None:
             with explained_hub_errors(model.path, model.revision):
-                raise said from error
+                raise cause_in_hub from error
         if found := _OTHER_KIND.search(str(error)):
             # What follows lists each of the hundreds of classes that would do.
             raise errors.ModelError(
@@ -370,10 +370,10 @@ def check_rows(auto_class: Any, model: ModelConfig, data: Prepared) -> None:
         if known and rows.largest_id >= known:
             token = data.tokenizer.decode([rows.largest_id], skip_special_tokens=False)
             holding = f"{rows.count_holding(known):,} of {counted(len(rows), 'row')}"
-            said = Embeddings(known, model.path, model.tokenizer).say(
+            problem = Embeddings(known, model.path, model.tokenizer).say(
                 rows.largest_id, token, holding
             )
-            raise errors.ConfigError(f"{said}. Nothing was trained")
+            raise errors.ConfigError(f"{problem}. Nothing was trained")
     if _stated_positions(facts) < data.longest:
         with suppress(RuntimeError, ValueError, TypeError, AttributeError), torch.device("meta"):
             built = auto_class.from_config(facts, trust_remote_code=False)
@@ -434,10 +434,10 @@ def check_positions(lm: Any, longest: int, *, warn: bool = True) -> None:
         limit -= max(0 if m.padding_idx is None else m.padding_idx + 1 for m in learned)
     if longest <= limit:
         return
-    said = f"the model has {limit:,} positions, the longest row {longest:,} tokens"
+    problem = f"the model has {limit:,} positions, the longest row {longest:,} tokens"
     if learned:
         raise errors.ConfigError(
-            f"{said}; set data.max_length to {limit} or less (`overlong` says what happens then)"
+            f"{problem}; set data.max_length to {limit} or less (`overlong` says what happens then)"
         )
     if warn:
-        logs.MODEL.warning("%s: beyond them it was never trained", said)
+        logs.MODEL.warning("%s: beyond them it was never trained", problem)

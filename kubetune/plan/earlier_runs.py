@@ -99,7 +99,7 @@ class Range:
 
 def ranges(kind: Kind, known: Iterable[Speed]) -> list[Range]:
     """Ranges by earlier runs of the same shape, then by similar ones; [] where there were none on this device."""
-    found, known = [], list(known)
+    ranges_of_speed, known = [], list(known)
     same = [speed for speed in known if kind.is_same(speed.kind)]
     similar = [speed for speed in known if kind.is_similar(speed.kind) and speed not in same]
     for runs, is_same in ((same, True), (similar, False)):
@@ -110,8 +110,8 @@ def ranges(kind: Kind, known: Iterable[Speed]) -> list[Range]:
         shape = "this shape" if is_same else "similar shape, scaled by FLOPs,"
         source = f"{counted(len(rates), 'earlier run')} of {shape} on this machine"
         low, high = rates[0] / SPARE[is_same], rates[-1] * SPARE[is_same]
-        found.append(Range(low, rates[len(rates) // 2], high, source))
-    return found
+        ranges_of_speed.append(Range(low, rates[len(rates) // 2], high, source))
+    return ranges_of_speed
 
 
 def _scaled(run: Speed, kind: Kind, is_same: bool) -> float:
@@ -140,9 +140,9 @@ def read(before: str | None = None) -> list[Speed]:
         lines = list(jsonl.read(place(), damaged=[]))
     except OSError:
         return []
-    found = (_parsed(line) for line in lines[-MOST_RUNS:])
+    speeds = (_parsed(line) for line in lines[-MOST_RUNS:])
     return [
-        speed for speed in found if speed is not None and (before is None or speed.time <= before)
+        speed for speed in speeds if speed is not None and (before is None or speed.time <= before)
     ]
 
 
@@ -152,7 +152,7 @@ def keep(speed: Speed) -> None:
     try:
         with files.lock(path.with_name(f".{FILE}.lock"), wait=False):
             kept = [*read()[-MOST_RUNS + 1 :], speed]
-            files.write_atomic(path, "".join(json.dumps(asdict(each)) + "\n" for each in kept))
+            files.write_atomic(path, "".join(json.dumps(asdict(run)) + "\n" for run in kept))
     except (KubetuneError, OSError) as error:
         logs.RESULT.info("the speed of this run is not kept for later forecasts: %s", error)
 

@@ -71,8 +71,8 @@ def find_folder(path: str, environ: Mapping[str, str]) -> Path | None:
     if Path(path).is_dir():
         return Path(path)
     snapshots = (hub_folder(path, environ) / "snapshots").glob("*/config.json")
-    found = sorted(snapshots, key=lambda file: file.stat().st_mtime)
-    return found[-1].parent if found else None
+    configs = sorted(snapshots, key=lambda file: file.stat().st_mtime)
+    return configs[-1].parent if configs else None
 
 
 def hub_home(environ: Mapping[str, str]) -> Path:
@@ -90,10 +90,10 @@ def read_config(path: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
     """A model's config.json, or None where it is not on this machine or cannot be read."""
     folder = find_folder(path, environ)
     try:
-        found = json.loads(read_inside(folder / "config.json")) if folder is not None else None
+        facts = json.loads(read_inside(folder / "config.json")) if folder is not None else None
     except (OSError, ValueError, RecursionError):
         return None  # loading says what is wrong with it
-    return found if isinstance(found, dict) else None
+    return facts if isinstance(facts, dict) else None
 
 
 def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
@@ -104,14 +104,14 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
     try:
         config = json.loads(read_inside(folder / "config.json"))
         shapes: dict[str, tuple[int, ...]] = {}
-        found = sorted(folder.glob("*.safetensors"))
-        for file in found:
+        files = sorted(folder.glob("*.safetensors"))
+        for file in files:
             shapes |= _header(file)
         whole = _is_whole(folder, shapes)
         if whole:
             shapes = {name: shape for name, shape in shapes.items() if not _SCALARS.fullmatch(name)}
             return Weights(
-                shapes, config, stated=True, file_bytes=sum(file.stat().st_size for file in found)
+                shapes, config, stated=True, file_bytes=sum(file.stat().st_size for file in files)
             )
         derived = shapes_of(Weights({}, config, stated=False).text_config)
     except (

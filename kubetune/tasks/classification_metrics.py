@@ -81,53 +81,53 @@ def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 def _single_label(logits: NDArray[np.float64], true: NDArray[np.int64]) -> dict[str, Any]:
     from sklearn import metrics
 
-    said = logits.argmax(1)
+    predicted = logits.argmax(1)
     is_binary = logits.shape[1] == 2
     values = {
         "loss": -_log_softmax(logits)[np.arange(len(true)), true].mean(),
-        "accuracy": metrics.accuracy_score(true, said),
-        "f1_macro": metrics.f1_score(true, said, average="macro"),
-        "matthews_correlation": metrics.matthews_corrcoef(true, said),
+        "accuracy": metrics.accuracy_score(true, predicted),
+        "f1_macro": metrics.f1_score(true, predicted, average="macro"),
+        "matthews_correlation": metrics.matthews_corrcoef(true, predicted),
     }
     average = {"average": "binary" if is_binary else "macro"}
     if is_binary:
-        values["f1"] = metrics.f1_score(true, said)
-    values["precision"] = metrics.precision_score(true, said, **average)
-    values["recall"] = metrics.recall_score(true, said, **average)
+        values["f1"] = metrics.f1_score(true, predicted)
+    values["precision"] = metrics.precision_score(true, predicted, **average)
+    values["recall"] = metrics.recall_score(true, predicted, **average)
     return values
 
 
 def _multi_label(logits: NDArray[np.float64], true: NDArray[np.float64]) -> dict[str, Any]:
     from sklearn import metrics
 
-    said, wanted = logits > 0, true > 0.5
-    there = said.any(0) | wanted.any(0)
+    predicted, wanted = logits > 0, true > 0.5
+    occurs = predicted.any(0) | wanted.any(0)
     f1_macro = 0.0
-    if there.any():
-        f1_macro = metrics.f1_score(wanted[:, there], said[:, there], average="macro")
+    if occurs.any():
+        f1_macro = metrics.f1_score(wanted[:, occurs], predicted[:, occurs], average="macro")
     return {
         "loss": (np.logaddexp(0.0, logits) - true * logits).mean(),
-        "accuracy": metrics.accuracy_score(wanted, said),
+        "accuracy": metrics.accuracy_score(wanted, predicted),
         "f1_macro": f1_macro,
-        "f1_micro": metrics.f1_score(wanted, said, average="micro"),
-        "precision": metrics.precision_score(wanted, said, average="micro"),
-        "recall": metrics.recall_score(wanted, said, average="micro"),
+        "f1_micro": metrics.f1_score(wanted, predicted, average="micro"),
+        "precision": metrics.precision_score(wanted, predicted, average="micro"),
+        "recall": metrics.recall_score(wanted, predicted, average="micro"),
     }
 
 
-def _regression(said: NDArray[np.float64], true: NDArray[np.float64]) -> dict[str, Any]:
+def _regression(predicted: NDArray[np.float64], true: NDArray[np.float64]) -> dict[str, Any]:
     from sklearn import metrics
 
     values = {
-        "loss": metrics.mean_squared_error(true, said),
-        "mae": metrics.mean_absolute_error(true, said),
+        "loss": metrics.mean_squared_error(true, predicted),
+        "mae": metrics.mean_absolute_error(true, predicted),
     }
-    if len(true) > 1 and np.ptp(said) > 0 and np.ptp(true) > 0:
+    if len(true) > 1 and np.ptp(predicted) > 0 and np.ptp(true) > 0:
         from scipy.stats import pearsonr, spearmanr
 
         values |= {
-            "pearson": pearsonr(said, true).statistic,
-            "spearman": spearmanr(said, true).statistic,
+            "pearson": pearsonr(predicted, true).statistic,
+            "spearman": spearmanr(predicted, true).statistic,
         }
     else:
         values |= {"pearson": 0.0, "spearman": 0.0}  # a constant correlates with nothing

@@ -182,11 +182,11 @@ def answer(
     Raises DataError naming each prompt that cannot be asked; nothing is answered then.
     """
     problems, encoded = Problems(), []
-    for number, (prompt, own) in enumerate(
+    for number, (prompt, paths) in enumerate(
         zip(prompts, images or [()] * len(prompts), strict=True), 1
     ):
         try:
-            encoded.append(loaded.encode(prompt, own))
+            encoded.append(loaded.encode(prompt, paths))
         except ValueError as error:
             problems.add(f"prompt:{number}", str(error))
     problems.raise_if_any()
@@ -216,7 +216,7 @@ def _in_order(
     for index, (ids, images) in enumerate(prompts):
         by_length.setdefault((len(ids), index if images else -1), []).append(index)
     known: dict[int, str] = {}
-    told = 0
+    next_index = 0
     for group in by_length.values():
         for start in range(0, len(group), batch_size):
             part = group[start : start + batch_size]
@@ -224,9 +224,9 @@ def _in_order(
             known |= {
                 index: loaded.tokenizer.decode(ids) for index, ids in zip(part, new, strict=True)
             }
-            while told in known:
-                yield known.pop(told)
-                told += 1
+            while next_index in known:
+                yield known.pop(next_index)
+                next_index += 1
 
 
 def stream_answer(

@@ -107,20 +107,20 @@ def ask(task: Task, model: nn.Module, sample: Sample) -> list[Tensor]:
     """Logits of each row in fp32 in main memory, `[positions, outputs]`: some positions, spread over the row."""
     device = next(model.parameters()).device
     model.eval()
-    said = []
+    kept_logits = []
     for batch in sample.batches:
         logits = task.plain_logits(model, batch.to(device))
         kept = torch.linspace(0, len(logits) - 1, min(POSITIONS, len(logits))).long()
-        said.append(logits[kept.to(logits.device)].float().cpu())
-    return said
+        kept_logits.append(logits[kept.to(logits.device)].float().cpu())
+    return kept_logits
 
 
 def compare(
-    what: str, one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float
+    what: str, first: Sequence[Tensor], second: Sequence[Tensor], tolerance: float
 ) -> Comparison:
     """Largest relative difference between two models, and how often they agree, by what `ask` gave for each."""
-    differences = [float((a - b).norm() / a.norm()) for a, b in zip(one, other, strict=True)]
-    same = torch.cat([a.argmax(1) == b.argmax(1) for a, b in zip(one, other, strict=True)])
+    differences = [float((a - b).norm() / a.norm()) for a, b in zip(first, second, strict=True)]
+    same = torch.cat([a.argmax(1) == b.argmax(1) for a, b in zip(first, second, strict=True)])
     worst = float(np.max(differences))  # NaN stays NaN
     return Comparison(what, worst, tolerance, float(same.float().mean()))
 

@@ -119,10 +119,10 @@ def _fill(job: Job, folder: Path) -> dict[str, Any]:
         sample = equivalence.choose_sample(result, job.tell)
         comparisons, notes = WRITERS[kind](job, folder, sample)
     processor = result.image_processor
-    told = processor.tell_limits(folder) if processor else []
+    changed = processor.tell_limits(folder) if processor else []
     licences, templates = base_files.copy(job, folder)
     names = sorted(
-        [*equivalence.check_tokenizer(result.tokenizer, folder, sample, spared=told), *templates]
+        [*equivalence.check_tokenizer(result.tokenizer, folder, sample, spared=changed), *templates]
     )
     _require_proof(comparisons)
     fault_injection.reach("export.proved")
@@ -228,10 +228,10 @@ def _bytes_of(size: str) -> int:
     return number
 
 
-def _dtype_name(result: Result, given: str | None) -> str:
+def _dtype_name(result: Result, wanted: str | None) -> str:
     config = result.config
     # What the run file says; what a CPU found fastest to compute with is nothing to keep weights in.
-    name = DTYPE_NAMES.get(given or "", given) or read_config(result.run_dir).model.dtype
+    name = DTYPE_NAMES.get(wanted or "", wanted) or read_config(result.run_dir).model.dtype
     if name == "auto":
         path, revision = (
             (str(result.checkpoint), None)

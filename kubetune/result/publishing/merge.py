@@ -90,8 +90,8 @@ def quiet() -> Iterator[None]:
     transformers_logging.set_verbosity_error()
     try:
         with warnings.catch_warnings():
-            for said in _SAID:
-                warnings.filterwarnings("ignore", said)
+            for message in _SAID:
+                warnings.filterwarnings("ignore", message)
             yield
     finally:
         transformers_logging.set_verbosity(was)
