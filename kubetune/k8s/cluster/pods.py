@@ -1,6 +1,6 @@
 """Meaning of the status of pods and workloads: a pod's node, what it waits for, the state of a run.
 
-Pure questions to plain dicts as the API server gives them. Asking the server is kube_api/client's.
+Pure functions of plain dicts as the API server returns them. Requests to the server are in api/client.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from kubetune.k8s.manifests.kinds.registry import kinds_by_object
 from kubetune.k8s.manifests.spec import COMPONENT, QUEUE_NAME
 
 Object = Mapping[str, Any]
+# Last word of the command of trainers that `kubetune dev` makes.
 IDLE = "idle"
-"""Occupation of the trainers of `kubetune dev`, as the last word of their command."""
-
+# Annotation of a workload that `stop` has taken from its queue.
 STOPPED = "kubetune/stopped"
-"""Annotation of a workload that `stop` has taken from its queue."""
-
-
 MULTIKUEUE = "kueue.x-k8s.io/multikueue"
 
 _STAMP = len("2026-11-20T10:15:00")
@@ -52,22 +49,22 @@ _EXIT_MEANING = {
 
 
 def name_of(obj: Object) -> str:
-    """An object's name."""
+    """Return an object's name."""
     return str(obj["metadata"]["name"])
 
 
 def labels_of(obj: Object) -> Mapping[str, str]:
-    """An object's labels."""
+    """Return an object's labels."""
     return obj["metadata"].get("labels") or {}
 
 
 def component_of(pod: Object) -> str:
-    """Purpose of the pod: `trainer`, `preprocess`, `tensorboard`, `ui`, `jupyter` or `files`."""
+    """Return the purpose of a pod: `trainer`, `preprocess`, `tensorboard`, `ui`, `jupyter` or `files`."""
     return labels_of(pod).get(COMPONENT, "")
 
 
 def node_number(pod: Object) -> int:
-    """Node of the run that a trainer pod is, from 0; a pod of another component is 0."""
+    """Return the node of the run that a trainer pod is, from 0. A pod of another component is 0."""
     for kind in kinds_by_object().values():
         node = kind.node_of(pod)
         if node is not None:
@@ -76,40 +73,44 @@ def node_number(pod: Object) -> int:
 
 
 def trainer_container(pod: Object) -> str:
-    """The name of the container that trains (for other components: of the first)."""
+    """Return the name of the container that trains (for other components: of the first)."""
     names = [str(container["name"]) for container in pod["spec"]["containers"]]
     trainers = {kind.container for kind in kinds_by_object().values()}
-    return next((name for name in names if name in trainers), names[0])
+    for name in names:
+        if name in trainers:
+            return name
+    return names[0]
 
 
 def container_statuses(pod: Object) -> list[Object]:
-    """The statuses of its containers in the order in which they run: those that initialise it first."""
+    """Return the statuses of the containers in the order in which they run, so init containers first."""
     status = pod.get("status") or {}
     return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
 
 
 def container_status(pod: Object, name: str) -> Object:
-    """The status of one container; empty while the pod has none."""
-    return next((status for status in container_statuses(pod) if status["name"] == name), {})
+    """Return the status of a container; empty while the pod has none."""
+    for status in container_statuses(pod):
+        if status["name"] == name:
+            return status
+    return {}
 
 
 def trainer_status(pod: Object) -> Object:
-    """The status of the container that trains; empty while the pod has none."""
+    """Return the status of the container that trains; empty while the pod has none."""
     return container_status(pod, trainer_container(pod))
 
 
 def phase_of(pod: Object) -> str:
-    """`Running`, `Pending`, `Succeeded`, `Failed`, `Unknown` or, on its way out, `Terminating`."""
+    """Return `Running`, `Pending`, `Succeeded`, `Failed`, `Unknown` or, while it is deleted, `Terminating`."""
     phase = str((pod.get("status") or {}).get("phase") or "Pending")
-    return (
-        "Terminating"
-        if "deletionTimestamp" in pod["metadata"] and phase not in ("Succeeded", "Failed")
-        else phase
-    )
+    if "deletionTimestamp" in pod["metadata"] and phase not in ("Succeeded", "Failed"):
+        return "Terminating"
+    return phase
 
 
 def is_running(pod: Object) -> bool:
-    """Commands can be run in its trainer's container."""
+    """True if commands can be run in its trainer's container."""
     return (
         "running" in (trainer_status(pod).get("state") or {})
         and "deletionTimestamp" not in pod["metadata"]
@@ -117,23 +118,23 @@ def is_running(pod: Object) -> bool:
 
 
 def has_begun(pod: Object) -> bool:
-    """The container of its trainer has a log."""
+    """True if the container of its trainer has a log."""
     return exit_code(pod) is not None or is_running(pod)
 
 
 def has_ended(pod: Object) -> bool:
-    """Its containers will write no more."""
+    """True if its containers will write no more."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
 def exit_code(pod: Object) -> int | None:
-    """The exit code of the trainer's last end, or of what failed before it; None when none has ended yet."""
+    """Return the exit code of the trainer's last end, or of what failed before it; None before any end."""
     ended = last_end(pod)
     return None if ended is None else int(ended["exitCode"])
 
 
 def last_end(pod: Object) -> Object | None:
-    """The `terminated` of the trainer's last end, or of what failed before it; None when none has ended yet."""
+    """Return the `terminated` of the trainer's last end, or of what failed before it; None before any end."""
     name = failed_container(pod)
     status = trainer_status(pod) if name is None else container_status(pod, name)
     for state in (status.get("state") or {}, status.get("lastState") or {}):
@@ -144,23 +145,26 @@ def last_end(pod: Object) -> Object | None:
 
 
 def began(pod: Object) -> str | None:
-    """Time the trainer's container started last; None while it has not."""
+    """Return the time the trainer's container started last; None while it has not."""
     state: Object = trainer_status(pod).get("state") or {}
-    return next(
-        (state[name].get("startedAt") for name in ("running", "terminated") if name in state), None
-    )
+    started = state.get("running") or state.get("terminated") or {}
+    time: str | None = started.get("startedAt")
+    return time
 
 
 def message_of(pod: Object) -> Object | None:
-    """The trainer's agent's message at its last end: `code`, `reason`, `step`, on node 0 `progress`; None without."""
+    """Return the agent's message at its last end: `code`, `reason`, `step`, on node 0 `progress`; None without."""
     status = trainer_status(pod)
     for state in (status.get("state") or {}, status.get("lastState") or {}):
         if "terminated" in state:
             try:
-                told = json.loads(state["terminated"].get("message") or "")
-            except (ValueError, RecursionError):  # whatever runs in the pod may write there
+                message = json.loads(state["terminated"].get("message") or "")
+            except (ValueError, RecursionError):
+                # Any program in the pod may write there.
                 return None
-            return told if isinstance(told, dict) and isinstance(told.get("reason"), str) else None
+            if isinstance(message, dict) and isinstance(message.get("reason"), str):
+                return message
+            return None
     return None
 
 
@@ -258,24 +262,26 @@ def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> s
         return "held back: something, such as a queue, has to let it go first"
     if unschedulable is not None and not pod["spec"].get("nodeName"):
         return f"no node fits: {unschedulable.get('message') or unschedulable.get('reason')}"
-    for found in ((entry.get("state") or {}).get("waiting") for entry in container_statuses(pod)):
-        if found and found.get("reason") not in ("PodInitializing", "ContainerCreating"):
-            reason = str(found.get("reason"))
-            advice = _ADVICE.get(reason) if advise else None
-            return f"{reason}: {found.get('message', '')}".strip(": ") + (
-                f"; {advice}" if advice else ""
-            )
+    for entry in container_statuses(pod):
+        waiting = (entry.get("state") or {}).get("waiting")
+        if waiting and waiting.get("reason") not in ("PodInitializing", "ContainerCreating"):
+            reason = str(waiting.get("reason"))
+            text = f"{reason}: {waiting.get('message', '')}".strip(": ")
+            if advise and reason in _ADVICE:
+                text += f"; {_ADVICE[reason]}"
+            return text
     code = exit_code(pod)
     if code:
         ended = container_status(pod, failed_container(pod) or "")
         terminated = (ended.get("state") or {}).get("terminated") or {}
         if terminated.get("reason") == "OOMKilled":
             return f"exit code {code}: out of memory (OOMKilled)"
-        told = message_of(pod)
-        said = str(told["reason"]).partition("\n")[0] if told else ""
-        return ended_with(code, "; ".join(filter(None, (said, _taken_away(pod)))))
-    if phase_of(pod) != "Succeeded" and (taken := _taken_away(pod)):
-        return taken
+        message = message_of(pod) or {"reason": ""}
+        reasons = [str(message["reason"]).partition("\n")[0], _disruption(pod)]
+        return ended_with(code, "; ".join(reason for reason in reasons if reason))
+    disruption = _disruption(pod)
+    if disruption and phase_of(pod) != "Succeeded":
+        return disruption
     if phase_of(pod) == "Pending":
         warnings = [event for event in events if event.get("type") == "Warning"]
         news = [event for event in warnings if not is_of_scheduling(event, pod)]
@@ -299,34 +305,38 @@ def without_names(text: str) -> str:
     return _POD_NAME.sub("pods", text)
 
 
-def _taken_away(pod: Object) -> str:
-    """Kubernetes' own reason to end a pod, or not to begin it: evicted, preempted, too old, its node lost."""
-    status = pod.get("status") or {}
-    found = status if status.get("reason") else condition(pod, "DisruptionTarget") or {}
-    return f"{found.get('reason') or ''}: {found.get('message') or ''}".strip(": ")
+def _disruption(pod: Object) -> str:
+    """Return Kubernetes' own reason to end a pod, or not to begin it: evicted, preempted, too old, its node lost."""
+    cause = pod.get("status") or {}
+    if not cause.get("reason"):
+        cause = condition(pod, "DisruptionTarget") or {}
+    return f"{cause.get('reason') or ''}: {cause.get('message') or ''}".strip(": ")
 
 
 def ended_with(code: int, reason: str = "") -> str:
-    """An exit code with its reason, or with what it means."""
+    """Return an exit code with its reason, or with what the code means."""
     meaning = reason.partition("\n")[0] or _EXIT_MEANING.get(code)
-    return f"exit code {code}" + (f": {meaning}" if meaning else "")
+    if not meaning:
+        return f"exit code {code}"
+    return f"exit code {code}: {meaning}"
 
 
 def condition(obj: Object, kind: str, value: str = "True") -> Object | None:
-    """The condition of that type and value."""
-    conditions = (obj.get("status") or {}).get("conditions") or []
-    return next(
-        (found for found in conditions if found["type"] == kind and found["status"] == value), None
-    )
+    """Return the condition of that type and value, or None."""
+    for entry in (obj.get("status") or {}).get("conditions") or []:
+        if entry["type"] == kind and entry["status"] == value:
+            match: Object = entry
+            return match
+    return None
 
 
 def is_suspended(workload: Object) -> bool:
-    """A workload is asked to have no pods."""
+    """True if a workload is asked to have no pods."""
     return kinds_by_object()[workload["kind"]].suspends(workload)
 
 
 def is_held_back(workload: Object) -> bool:
-    """A suspended workload waits for Kueue, which suspends what it holds back, rather than for `resume`."""
+    """True if a suspended workload waits for Kueue, rather than for `resume`."""
     kind = kinds_by_object()[workload["kind"]]
     if QUEUE_NAME not in labels_of(workload) or not kind.is_suspended_by_kueue:
         return False
@@ -334,7 +344,7 @@ def is_held_back(workload: Object) -> bool:
 
 
 def is_idling(workload: Object) -> bool:
-    """Its pods do nothing until `kubetune dev run` starts something in them."""
+    """True if its pods do nothing until `kubetune dev run` starts something in them."""
     containers = workload["spec"].get("template", {}).get("spec", {}).get("containers") or [{}]
     return bool((containers[0].get("command") or [""])[-1] == IDLE)
 
