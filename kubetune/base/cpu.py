@@ -8,8 +8,7 @@ an AMD EPYC (docs/performance.md and docs/forecast.md):
     few products of matrices stay prepared (`keep_memory`)   rows of many lengths in bfloat16: 874 MiB instead of 1,576
 
 What changes the arithmetic itself stands beside it: few sizes of products in bfloat16 (kernels/experts.py,
-kernels/attention/padded.py, batching/filling.py), short chunks of Mamba-2 (models/recurrences.py), and dropout
-(kernels/dropout.py).
+kernels/attention/padded.py), and short chunks of Mamba-2 (models/recurrences.py).
 """
 
 from __future__ import annotations

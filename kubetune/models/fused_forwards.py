@@ -1,9 +1,8 @@
 """Fused forwards for modules of an unmodified Hugging Face + PEFT model. Names, parameters and saving stay.
 
-LoRA layers and dropout are known by their class, and tests hold them to PEFT's and torch's own; norms, SwiGLU and rotary
-embeddings are recognised by their structure and proved equal on the model at hand before they are swapped. Anything
-else stays as it is. LoRA layers and dropped rows pay everywhere, dropout on a CPU; the others pay when their kernels
-are compiled.
+LoRA layers are known by their class, and tests hold them to PEFT's own; norms, SwiGLU and rotary embeddings are
+recognised by their structure and proved equal on the model at hand before they are swapped. Anything else stays as it
+is. LoRA layers and dropped rows pay everywhere; the others pay when their kernels are compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from kubetune.kernels import few_bits, pointwise
-from kubetune.kernels.dropout import dropout
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import patches
 from kubetune.models.adapters import shared_input
@@ -58,8 +56,6 @@ def _candidates(
 ) -> Iterator[tuple[str, Forward]]:
     if (quantized := _quantized_lora(module)) is not None:
         yield "lora", quantized
-    elif type(module) is nn.Dropout and not module.inplace:
-        yield "dropout", _dropout_forward
     elif kernels is None:
         return
     elif _is_rms_norm(module):
@@ -126,10 +122,6 @@ def _eight_bit_forward(module: Any, x: Tensor) -> Tensor:
 def _in_few_bits(module: Any, x: Tensor, bits: few_bits.Bits) -> Tensor:
     (layer,), adapters = shared_input.arguments([module], [()], None)
     return few_bits.lora_linear(x, layer, adapters, bits)
-
-
-def _dropout_forward(module: Any, x: Tensor) -> Tensor:
-    return dropout(x, module.p) if module.training else x
 
 
 def _is_rms_norm(module: nn.Module) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from kubetune import errors
 from kubetune.batching.batch import Batch
-from kubetune.batching.filling import filled_up
 from kubetune.config.metric_names import ProblemType
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
@@ -50,14 +48,6 @@ if TYPE_CHECKING:
 
     from kubetune.config.schema import TrainingConfig
     from kubetune.data.prepared.rows import Rows
-
-
-# Above this many weights of layers × tokens, to compile products for a new number of tokens costs less than a few
-# tokens more.
-SMALL_WORK: Final = 2**33
-
-# The number of weights of a model's linear layers: they are counted once, not in every micro-batch.
-_NUM_WEIGHTS: WeakKeyDictionary[torch.nn.Module, int] = WeakKeyDictionary()
 
 
 class Outputs(NamedTuple):
@@ -127,7 +117,6 @@ class SequenceClassification(Task):
 
     def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
         """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
-        batch = even_length(learner, batch)
         with running(learner, batch):
             value = summed_loss(learner, batch, scale)
             learner.routing.balanced(value, scale).backward()
@@ -136,7 +125,6 @@ class SequenceClassification(Task):
     @torch.no_grad()
     def evaluate(self, learner: Learner, batch: Batch) -> Any:
         """Return the `Outputs` for one micro-batch."""
-        batch = even_length(learner, batch)
         with running(learner, batch):
             outputs = logits(learner, batch)[: len(batch.labels)].double().cpu().numpy()
         targets = batch.labels.double().cpu().numpy()
@@ -198,31 +186,14 @@ def logits(learner: Learner, batch: Batch) -> Tensor:
     return run(learner.lm, batch).float()
 
 
-def even_length(learner: Learner, batch: Batch) -> Batch:
-    """Fill the batch up to one of few lengths where that is cheaper than what oneDNN compiles for each new length.
-
-    That is so for small layers in bf16 on a CPU: of a small BERT's step it took a fifth.
-    """
-    lm = learner.lm
-    if lm.dtype == torch.float32 or batch.input_ids.device.type != "cpu":
-        return batch
-    # Filling would be counted as load of experts.
-    counts_tokens = learner.routing.counts is not None
-    if counts_tokens or not learner.route.padding_free:
-        return batch
-    if lm not in _NUM_WEIGHTS:
-        linear = (module for module in lm.modules() if isinstance(module, torch.nn.Linear))
-        _NUM_WEIGHTS[lm] = sum(module.weight.numel() for module in linear)
-    is_small = _NUM_WEIGHTS[lm] * batch.num_tokens < SMALL_WORK
-    return filled_up(batch) if is_small else batch
-
-
 def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
     """Return `scale × Σ loss` over the sequences of one micro-batch.
 
     The loss is cross-entropy for one label, the mean binary cross-entropy for several, or the squared error.
     """
-    outputs = logits(learner, batch)[: len(batch.labels)]  # behind them is what fills the batch up
+    outputs = logits(learner, batch)[
+        : len(batch.labels)
+    ]  # behind them may be a sequence without a row
     problem_type = _labels(learner).problem_type
     if problem_type == "single_label_classification":
         return scale * F.cross_entropy(outputs, batch.labels[:, 0].long(), reduction="sum")

@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F
 
 from kubetune import cli, errors, extras
-from kubetune.batching.batch import collate_labelled
-from kubetune.batching.filling import filled_up
 from kubetune.cli.result.evaluate import confusion_lines
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import ComputeConfig
@@ -573,34 +571,6 @@ def test_padded_attention_takes_short_sequences_together_and_adds_up_no_gradient
         calls["aten::bmm"] == 6
     )  # of all lengths at once: two products, and two for the gradient of each
     assert not calls.keys() & {"aten::index_add_", "aten::scatter_add_", "aten::masked_fill"}
-
-
-@pytest.mark.parametrize(
-    ("lengths", "ends"),
-    [
-        ((7, 9, 8), (7, 16, 24)),
-        ((9, 7, 20), (9, 16, 36)),
-        ((30, 3, 30), (30, 33, 63, 64)),
-        ((3,) * 43, (132, 135, 136)),
-    ],
-    ids=["short", "even", "one more", "several more"],
-)
-def test_a_batch_is_filled_up_to_one_of_few_lengths(
-    lengths: tuple[int, ...], ends: tuple[int, ...]
-) -> None:
-    rows = [np.arange(5, 5 + length, dtype=np.uint32) for length in lengths]
-    batch = collate_labelled(
-        rows, [row.astype(np.uint8) for row in rows], np.ones((len(rows), 1), np.float32)
-    )
-    filled = filled_up(batch)
-    assert filled.cu_seqlens[-len(ends) :] == ends
-    assert filled.labels is batch.labels
-    assert filled.segments is not None
-    tokens = batch.num_tokens
-    assert filled.input_ids[tokens:].tolist() == [5] * (ends[-1] - tokens)
-    assert len(filled.input_ids) == len(filled.position_ids) == len(filled.segments) == ends[-1]
-    for start, stop in pairwise(filled.cu_seqlens):
-        assert filled.position_ids[start:stop].tolist() == list(range(stop - start))
 
 
 def test_padded_attention_drops_the_share_asked_for() -> None:

@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kubetune.kernels.attention.blockwise import Rule
-from kubetune.kernels.dropout import dropout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -245,7 +244,7 @@ def _attend(group: Group, rule: Rule, q: Tensor, k: Tensor, v: Tensor) -> Tensor
     scores = torch.matmul(q, k.transpose(-1, -2) * rule.scale)
     if hidden is not None:
         scores = scores.add_(hidden)
-    return torch.matmul(dropout(torch.softmax(scores, -1), rule.dropout), v)
+    return torch.matmul(F.dropout(torch.softmax(scores, -1), rule.dropout), v)
 
 
 def few_values(n: int) -> int:
