@@ -1,11 +1,13 @@
-"""The page to talk to runs on: one beside its base model, or two runs; as `kubetune chat --compare` or `--beside`."""
+"""The page to chat with a run beside its base model, or with two runs.
+
+It shows what `kubetune chat --compare` and `--beside` do.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -14,64 +16,67 @@ from starlette.responses import Response, StreamingResponse
 from kubetune.base import logs
 from kubetune.errors import ConfigError
 from kubetune.library.results import require_sampling
-from kubetune.ui.site import Site, body_of, find_run, page, run_of, site_of
+from kubetune.ui.site import body_of, find_run, page, runs_of, site_of
 from kubetune.ui.talkers import MOST_MODELS
 
-_LIMITS = {"messages": 400, "max_new_tokens": 4096}
+_MOST_TURNS = 400
+_MOST_NEW_TOKENS = 4096
 
 
 def chat(request: Request) -> Response:
-    """The page, for the runs that are chosen."""
+    """Show the page, for the runs that are chosen."""
     site = site_of(request)
-    chosen = run_of(request) if request.query_params.get("dir") else None
-    other = request.query_params.get("beside", "")
-    beside = find_run(site, other) if other not in ("", "base") else None
-    listed = [run for run in site.records.listed() if run["saved_step"] is not None]
+    name = request.query_params.get("dir", "")
+    beside = request.query_params.get("beside", "")
+    words = ["kubetune", "chat", "RUN"]
+    chosen = ""
+    if name:
+        run_dir = find_run(site, name)
+        chosen = site.records.name_of(run_dir)
+        words[-1] = str(run_dir)
+    if beside == "base":
+        words.append("--compare")
+    elif beside:
+        words += ["--beside", str(find_run(site, beside))]
     facts = {
         "title": "Chat",
-        "listed": listed,
-        "chosen": site.records.name_of(chosen) if chosen else "",
-        "beside": other,
+        "listed": [run for run in site.records.listed() if run["saved_step"] is not None],
+        "chosen": chosen,
+        "beside": beside,
     }
-    second = ["--beside", str(beside)] if beside else ["--compare"] * (other == "base")
-    verb = shlex.join(["kubetune", "chat", str(chosen or "RUN"), *second])
-    return page(request, "chat.html", verb, facts)
+    return page(request, "chat.html", shlex.join(words), facts)
 
 
 def stay(request: Request) -> Response:
-    """The stream that a page keeps open while it is open: its models live as long."""
+    """Return the stream that a page keeps open. Its models are held as long as it is open."""
     site = site_of(request)
-    run_dirs = _sides(site, request.query_params.getlist("dir"))
-    return StreamingResponse(site.talkers.stay(run_dirs), media_type="text/event-stream")
-
-
-def _sides(site: Site, names: Sequence[str]) -> list[Path]:
+    names = request.query_params.getlist("dir")
     if not 1 <= len(names) <= MOST_MODELS:
         raise ConfigError(f"dir: found {len(names)} runs; expected 1 to {MOST_MODELS}")
-    return list(dict.fromkeys(find_run(site, name) for name in names))
+    return StreamingResponse(site.talkers.stay(runs_of(request)), media_type="text/event-stream")
 
 
 async def say(request: Request) -> Response:
-    """One turn: the answer of one side, as lines of JSON while it comes."""
-    site, asked = site_of(request), await body_of(request)
-    run_dir = find_run(site, str(asked.get("dir", "")))
-    wanted = {
-        "base": asked.get("base") is True,
-        "messages": _messages(asked),
-        "sampling": _sampling(asked),
+    """Return the answer of one model, as lines of JSON while it is generated."""
+    site = site_of(request)
+    body = await body_of(request)
+    run_dir = find_run(site, str(body.get("dir", "")))
+    question = {
+        "base": body.get("base") is True,
+        "messages": _messages(body.get("messages")),
+        "sampling": _sampling(body),
     }
 
     async def lines() -> AsyncIterator[bytes]:
-        async for part in site.talkers.get(run_dir).answer(wanted):
+        async for part in site.talkers.get(run_dir).answer(question):
             yield logs.scrub(json.dumps(part)).encode() + b"\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
-def _messages(asked: Mapping[str, Any]) -> list[dict[str, str]]:
-    turns = asked.get("messages")
-    if not isinstance(turns, list) or not 1 <= len(turns) <= _LIMITS["messages"]:
-        raise ConfigError(f"messages: expected a list of turns, from 1 to {_LIMITS['messages']}")
+def _messages(turns: Any) -> list[dict[str, str]]:
+    if not isinstance(turns, list) or not 1 <= len(turns) <= _MOST_TURNS:
+        raise ConfigError(f"messages: expected a list of turns, from 1 to {_MOST_TURNS}")
     if not all(_is_turn(turn) for turn in turns):
         raise ConfigError(
             "messages: expected turns of role system, user or assistant with a text as content"
@@ -85,14 +90,18 @@ def _is_turn(turn: Any) -> bool:
     return isinstance(turn["content"], str) and turn["role"] in ("system", "user", "assistant")
 
 
-def _sampling(asked: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        tokens = int(asked.get("max_new_tokens", 256))
-        temperature = float(asked.get("temperature", 0))
-        top_p = float(asked.get("top_p", 1))
-        seed = int(asked.get("seed", 0))
+        tokens = int(body.get("max_new_tokens", 256))
+        temperature = float(body.get("temperature", 0))
+        top_p = float(body.get("top_p", 1))
+        seed = int(body.get("seed", 0))
     except (TypeError, ValueError, OverflowError):
         raise ConfigError("max_new_tokens, temperature, top_p and seed: expected numbers") from None
     require_sampling(tokens, temperature, top_p)
-    tokens = min(tokens, _LIMITS["max_new_tokens"])
-    return {"max_new_tokens": tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    return {
+        "max_new_tokens": min(tokens, _MOST_NEW_TOKENS),
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+    }

@@ -1,6 +1,12 @@
-"""The process of one model that is talked to on the page: requests come as lines of JSON, and so do the answers.
+"""The process of one model of the chat page. It reads questions and writes answers, as lines of JSON.
 
     python -m kubetune.ui.chat_child RUN_DIR CHECKPOINT
+
+    ← {"ready": true, "chats": true, "checkpoint": "step-000120"}
+    → {"messages": [{"role": "user", "content": "Hi"}], "base": false, "sampling": {…}}
+    ← {"piece": "Hel"}
+    ← {"piece": "lo."}
+    ← {"end": true, "left_out": []}
 
 It ends with its input or with the server. SIGINT ends an answer, not the process.
 """
@@ -21,18 +27,18 @@ from kubetune.errors import KubetuneError
 if TYPE_CHECKING:
     from kubetune.result.inference.generate import LoadedModel
 
-Tell = Callable[..., None]
+Send = Callable[..., None]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load the model, say so, and answer until the input ends."""
+    """Load the model, report that, and answer until the input ends."""
     processes.die_with_parent(signal.SIGTERM)
     logs.scrub_tracebacks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # what libraries print goes to stderr, not among the answers
 
-    def tell(**facts: Any) -> None:
+    def send(**facts: Any) -> None:
         out.write(logs.scrub(json.dumps(facts)) + "\n")
         out.flush()
 
@@ -42,37 +48,35 @@ def main(argv: Sequence[str]) -> int:
 
         loaded = load_run(run_dir, checkpoint)
     except Exception as error:
-        if (told := files.known(error)) is None:
+        known_error = files.known(error)
+        if known_error is None:
             raise
-        tell(error=str(told))
-        return told.exit_code
-    tell(ready=True, chats=loaded.is_chat, checkpoint=loaded.result.checkpoint.resolve().name)
+        send(error=str(known_error))
+        return known_error.exit_code
+    send(ready=True, chats=loaded.is_chat, checkpoint=loaded.result.checkpoint.resolve().name)
     for line in sys.stdin:
-        _answer(loaded, json.loads(line), tell)
+        _answer(loaded, json.loads(line), send)
     return 0
 
 
-def _answer(loaded: LoadedModel, asked: Mapping[str, Any], tell: Tell) -> None:
-    """One answer, piece by piece; then its end, and why there is no more of it where something went wrong."""
+def _answer(loaded: LoadedModel, question: Mapping[str, Any], send: Send) -> None:
+    """Send an answer piece by piece, then its end, with an error if there is one."""
     from kubetune.result.inference.generate import Sampling, stream_answer
 
-    messages = asked["messages"]
+    messages = question["messages"]
     prompt = messages if loaded.is_chat else messages[-1]["content"]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         left_out = loaded.left_out(prompt)
-        with loaded.as_base() if asked["base"] else nullcontext(loaded) as model:
-            stream_answer(
-                model, prompt, Sampling(**asked["sampling"]), lambda piece: tell(piece=piece)
-            )
-        tell(end=True, left_out=left_out)
+        sampling = Sampling(**question["sampling"])
+        with loaded.as_base() if question["base"] else nullcontext(loaded) as model:
+            stream_answer(model, prompt, sampling, lambda piece: send(piece=piece))
+        send(end=True, left_out=left_out)
     except KeyboardInterrupt:
-        tell(end=True, stopped=True)
-    except (
-        ValueError,
-        KubetuneError,
-    ) as error:  # the template refuses the conversation, or memory lacks room
-        tell(end=True, error=str(error))
+        send(end=True, stopped=True)
+    except (ValueError, KubetuneError) as error:
+        # The template refuses the conversation, or there is not enough memory.
+        send(end=True, error=str(error))
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

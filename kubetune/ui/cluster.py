@@ -1,6 +1,6 @@
-"""Runs of a namespace: a page that is there at once, and is told by `kubetune status` and `watch` as they answer.
+"""Runs of a namespace: a page that is shown at once, and filled when the cluster answers.
 
-Each look is a command line in a process of its own, as for agents: what people see, the page sees.
+It asks by `kubetune status` and `watch`, each a process, so that it shows what people see in a terminal.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from kubetune.base import processes
-from kubetune.base.humanize import visible
-from kubetune.base.logs import scrub
 from kubetune.config.schema.cluster import DNS_LABEL
 from kubetune.errors import ConfigError
-from kubetune.ui.site import page, site_of, templates
+from kubetune.ui.site import html, page, site_of
 
 _SECONDS = 60.0
 
 
 def cluster(request: Request) -> Response:
-    """The page, on all runs of the namespace or on one of them."""
+    """Show the page of all runs of the namespace, or of one of them."""
     name = _name(request)
     words = _words(request, name)
     facts = {"title": name or f"Runs of {site_of(request).namespace}", "name": name}
@@ -33,15 +31,10 @@ def cluster(request: Request) -> Response:
 
 
 def part(request: Request) -> Response:
-    """The part of the page that changes, as the cluster tells it now."""
+    """Show the part of the page that changes, as the cluster answers now."""
     name = _name(request)
-    found, problem = _told([*_words(request, name), "--json"])
-    text = (
-        templates()
-        .get_template("cluster_part.html")
-        .render(found=found, problem=problem, name=name)
-    )
-    return HTMLResponse(visible(scrub(text)))
+    found, problem = _ask([*_words(request, name), "--json"])
+    return html("cluster_part.html", {"found": found, "problem": problem, "name": name})
 
 
 def _name(request: Request) -> str:
@@ -57,11 +50,12 @@ def _words(request: Request, name: str) -> list[str]:
         raise ConfigError(
             "this server shows no cluster; start it with `kubetune ui --namespace NAMESPACE`"
         )
-    return [*(["watch", name] if name else ["status"]), "--namespace", namespace]
+    words = ["watch", name] if name else ["status"]
+    return [*words, "--namespace", namespace]
 
 
-def _told(words: Sequence[str]) -> tuple[Any, str]:
-    """The JSON that a command prints, and why there is none."""
+def _ask(words: Sequence[str]) -> tuple[Any, str]:
+    """Return the JSON that a command prints, or None and why there is none."""
     command = processes.module("kubetune", *words)
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Connections that may not stay open for requests that never come.
+"""Close connections whose requests never come.
 
-uvicorn closes a connection that is idle after a request, but waits without end for one that is begun and not finished.
-Anybody could hold all of the server's open files by that, without a token.
+uvicorn closes a connection that is idle after a request, but waits forever for a request that is begun
+and not finished. Without a token, anybody could use up the server's open files by that.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-REQUEST_SECONDS = 10.0
-"""Time for the head of a request to arrive, and for what follows an answer."""
+REQUEST_SECONDS = 10.0  # for the head of a request to arrive, and for what follows an answer
 
 
 class ImpatientProtocol(H11Protocol):
-    """HTTP as uvicorn speaks it, where a connection on which nothing is being answered is closed after a while."""
+    """uvicorn's HTTP. A connection on which nothing is being answered is closed after a while."""
 
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for the first request, but not for ever."""
+        """Wait for the first request, but not forever."""
         super().connection_made(transport)
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
-        """Stop the clock when a whole head is there. A part of it gains no time."""
+        """Stop the clock when the whole head has arrived. A part of it gains no time."""
         super().data_received(data)
         if self._is_answering():
             self._drop_deadline()
@@ -38,7 +37,7 @@ class ImpatientProtocol(H11Protocol):
             self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the clock."""
+        """Stop the clock."""
         self._drop_deadline()
         super().connection_lost(exc)
 

@@ -1,4 +1,7 @@
-"""The page of data: rows as the model sees them, of a run or a run file, as `kubetune data check --html` shows some."""
+"""The page of data: the rows of a run or of a run file, as the model sees them.
+
+`kubetune data check --html` shows some of them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from shlex import quote
 from typing import Any
 from urllib.parse import urlencode
 
-from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,14 +25,13 @@ from kubetune.data.prepared.fingerprint import fingerprint
 from kubetune.data.reading.sources import require_sources
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
-from kubetune.errors import ConfigError, KubetuneError
+from kubetune.errors import ConfigError
 from kubetune.rundir import metrics
 from kubetune.rundir.starts import day_of
 from kubetune.ui.rows import ORDERS, PAGE, PROBLEMS, Query, open_rows
-from kubetune.ui.site import Missing, Site, answer, body_of, find_run, page, site_of
+from kubetune.ui.site import Missing, Site, act, find_run, page, site_of
 
-MOST_BAD = 50
-"""Bad records of a page."""
+MOST_BAD = 50  # bad records of a page
 _MOST_FILES = 200
 
 
@@ -70,7 +71,8 @@ def data(request: Request) -> Response:
     before = ""
     if rows.next is not None:
         after = urlencode({**filters, "at": rows.next})
-    if query.at and not query.text:  # with a text, nobody knows where the page before began
+    # A page with a text ends after its 20th hit, so where the page before it began is unknown.
+    if query.at and not query.text:
         before = urlencode({**filters, "at": max(0, query.at - PAGE)})
     facts |= {
         "found": rows,
@@ -208,21 +210,15 @@ async def check(request: Request) -> Response:
 
 
 async def _begin(request: Request, kind: str, words: list[str]) -> Response:
-    site = site_of(request)
-    body = await body_of(request)
-    run = str(body.get("dir") or "")
-    file = str(body.get("file") or "")
+    def begin(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
+        run = str(body.get("dir") or "")
+        file = str(body.get("file") or "")
+        target = _target(site, run, file)
+        name = _job_of(kind, run or file)
+        site.jobs.start(name, [*words, str(target)])
+        return {"job": name}
 
-    def begin() -> Response:
-        try:
-            target = _target(site, run, file)
-            name = _job_of(kind, run or file)
-            site.jobs.start(name, [*words, str(target)])
-        except KubetuneError as error:
-            return answer({"problems": [str(error)]})
-        return answer({"problems": [], "job": name})
-
-    return await to_thread.run_sync(begin)
+    return await act(request, begin)
 
 
 def _job_of(kind: str, chosen: str) -> str:

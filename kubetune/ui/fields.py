@@ -1,4 +1,4 @@
-"""Fields of the form for a new run, made from the schema of run files: a key is there as soon as the schema has it."""
+"""Fields of the form for a new run, made from the schema of run files, so that it has every key."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from typing import Any
 from kubetune.config.consent import CODE
 from kubetune.config.schema import Config
 
-FIRST = (
-    "name", "model.path", "data.train", "data.eval", "lora", "lora.r", "training.num_train_epochs",
-    "training.learning_rate", "training.global_batch_size", "data.max_length",
-)  # fmt: skip
-"""Keys that stand at the top, since nearly every run sets them."""
+# Keys that stand at the top, since nearly every run sets them, and their labels.
 LABELS = {
     "name": "Name",
     "model.path": "Model",
@@ -38,16 +34,16 @@ HINTS = {
 
 @dataclass(frozen=True)
 class Field:
-    """One setting. `choices` are all its values where they can be counted; `hint` stands where nothing is typed."""
+    """One setting."""
 
     key: str
     about: str
-    hint: str
-    choices: tuple[tuple[str, str], ...] = ()
+    hint: str  # shown while nothing is typed
+    choices: tuple[tuple[str, str], ...] = ()  # values with labels, if there are few
 
     @property
     def label(self) -> str:
-        """Words on it."""
+        """Its name on the form."""
         return LABELS.get(self.key, self.key)
 
 
@@ -62,59 +58,71 @@ class Group:
 
 @cache
 def form() -> tuple[list[Field], list[Group]]:
-    """The settings at the top, and all others by section."""
+    """Return the settings at the top, and all others by section."""
     schema = Config.model_json_schema()
     groups: dict[str, Group] = {}
     first: dict[str, Field] = {}
-    for found in _leaves(schema, schema["$defs"], ""):
-        if found.key.startswith(CODE):
+    for setting in _leaves(schema, schema["$defs"], ""):
+        if setting.key.startswith(CODE):
+            continue  # the page never starts code that a browser names
+        if setting.key in LABELS:
+            first[setting.key] = setting
             continue
-        if found.key in FIRST:
-            first[found.key] = found
-            continue
-        section = found.key.partition(".")[0] if "." in found.key else "run"
+        section = setting.key.partition(".")[0] if "." in setting.key else "run"
         about = schema["properties"].get(section, {}).get("description", "The run as a whole.")
-        groups.setdefault(section, Group(section, about)).fields.append(found)
-    return [first[key] for key in FIRST], list(groups.values())
+        groups.setdefault(section, Group(section, about)).fields.append(setting)
+    return [first[key] for key in LABELS], list(groups.values())
 
 
-def _leaves(schema: Mapping[str, Any], defined: Mapping[str, Any], before: str) -> Iterator[Field]:
-    for name, found in schema["properties"].items():
-        key, kinds = (
-            f"{before}{name}",
-            [_followed(kind, defined) for kind in found.get("anyOf", [found])],
-        )
-        is_list = any(kind.get("type") == "array" for kind in kinds)
-        section = None if is_list else next((kind for kind in kinds if "properties" in kind), None)
-        may_be_left_out = any(kind.get("type") in ("null", "boolean") for kind in kinds)
-        if section is None or may_be_left_out:
-            yield Field(key, found.get("description", ""), _hint(key, found), _choices(key, kinds))
-        if section is not None:
-            yield from _leaves(section, defined, f"{key}.")
+def _leaves(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
+) -> Iterator[Field]:
+    """Yield a field for each setting below a section of the schema.
 
-
-def _followed(kind: Mapping[str, Any], defined: Mapping[str, Any]) -> Mapping[str, Any]:
-    name = kind.get("$ref", "").rpartition("/")[2]
-    return defined[name] if name else kind
+    A section that may be left out, such as `lora`, is a setting too: it is set or not.
+    """
+    for name, node in schema["properties"].items():
+        key = prefix + name
+        kinds = []
+        for kind in node.get("anyOf", [node]):
+            definition = kind.get("$ref", "").rpartition("/")[2]
+            kinds.append(definitions[definition] if definition else kind)
+        types = {kind.get("type") for kind in kinds}
+        sections = []
+        if "array" not in types:
+            sections = [kind for kind in kinds if "properties" in kind]
+        if not sections or not types.isdisjoint({"null", "boolean"}):
+            about = node.get("description", "")
+            yield Field(key, about, _hint(key, node.get("default")), _choices(key, kinds))
+        if sections:
+            yield from _leaves(sections[0], definitions, f"{key}.")
 
 
 def _choices(key: str, kinds: list[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """Return all values of a setting with their labels, or () if they have to be typed."""
     if key == "lora":
         return (("", "full fine-tuning"), ("true", "LoRA"))
     values: list[Any] = []
     for kind in kinds:
-        if "enum" in kind or "const" in kind:
-            values += kind.get("enum", [kind.get("const")])
+        if "enum" in kind:
+            values += kind["enum"]
+        elif "const" in kind:
+            values.append(kind["const"])
         elif kind.get("type") == "boolean":
             values += [True, False]
         elif kind.get("type") != "null" and "properties" not in kind:
-            return ()  # something that only typing can say
-    texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
-    return (("", "default"), *((text, text) for text in dict.fromkeys(texts))) if texts else ()
+            return ()
+    if not values:
+        return ()
+    texts = dict.fromkeys(_text(value) for value in values)
+    return (("", "default"), *((text, text) for text in texts))
 
 
-def _hint(key: str, found: Mapping[str, Any]) -> str:
+def _hint(key: str, default: Any) -> str:
     if key in HINTS:
         return HINTS[key]
-    default = found.get("default")
-    return "" if default is None else default if isinstance(default, str) else json.dumps(default)
+    return "" if default is None else _text(default)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

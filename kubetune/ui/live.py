@@ -1,6 +1,6 @@
-"""News by server-sent events: a page that is open hears that its run has changed, and fetches itself anew.
+"""Server-sent events: an open page learns that its run has changed, and fetches itself again.
 
-All that is sent is a number; what a page shows is made in one place only.
+Only a number is sent, so that what a page shows is made in one place.
 """
 
 from __future__ import annotations
@@ -18,62 +18,67 @@ from starlette.responses import Response, StreamingResponse
 from kubetune.ui.records import signature
 from kubetune.ui.site import runs_of, site_of
 
-_LOOK_SECONDS, _QUIET_SECONDS = 1.0, 15.0
+_POLL_SECONDS = 1.0
+_QUIET_SECONDS = 15.0  # after which a line is sent so that the connection stays open
 
 
 def run_news(request: Request) -> Response:
-    """A number each time that the files of runs, their beats or logs have changed, or more of a long one is read."""
-    run_dirs, site = runs_of(request), site_of(request)
-    records = site.records
+    """Send a number each time that the files, heartbeats or logs of the page's runs change.
+
+    A long run's numbers are read bit by bit, and each bit is news too.
+    """
+    run_dirs = runs_of(request)
+    site = site_of(request)
 
     def look() -> int:
-        parts: list[Any] = [records.read_on(run_dirs)]
+        state: list[Any] = [site.records.read_on(run_dirs)]
         for run_dir in run_dirs:
-            parts += [signature(run_dir), site.jobs.is_running(records.name_of(run_dir))]
+            state += [signature(run_dir), site.jobs.is_running(site.records.name_of(run_dir))]
             logs = run_dir / "logs"
             if logs.is_dir():
-                parts += [
-                    (s.st_size, s.st_mtime_ns)
-                    for s in (path.stat() for path in sorted(logs.iterdir()))
-                ]
-        return crc32(repr(parts).encode())
+                for path in sorted(logs.iterdir()):
+                    facts = path.stat()
+                    state.append((facts.st_size, facts.st_mtime_ns))
+        return crc32(repr(state).encode())
 
     return _stream(look)
 
 
 def all_news(request: Request) -> Response:
-    """A number each time that any run of the folder has changed, or one has come or gone."""
+    """Send a number each time that a run of the folder changes, comes or goes."""
     records = site_of(request).records
 
     def look() -> int:
-        return crc32(
-            repr(
-                [(run["dir"], run["state"], run["step"], run["loss"]) for run in records.listed()]
-            ).encode()
-        )
+        state = []
+        for run in records.listed():
+            state.append((run["dir"], run["state"], run["step"], run["loss"]))
+        return crc32(repr(state).encode())
 
     return _stream(look)
 
 
 def _stream(look: Callable[[], int]) -> Response:
+    """Send what `look` returns, each time that it changes."""
+
     async def events() -> AsyncIterator[bytes]:
-        seen = await to_thread.run_sync(look)
-        yield f"event: news\ndata: {seen}\n\n".encode()
-        told = time.monotonic()
+        current = await to_thread.run_sync(look)
+        yield f"event: news\ndata: {current}\n\n".encode()
+        sent_at = time.monotonic()
         while True:
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
-                now = await to_thread.run_sync(look)
-            except OSError:  # a file that went away between two looks
-                now = seen
-            if now != seen:
-                seen, told = now, time.monotonic()
-                yield f"event: news\ndata: {seen}\n\n".encode()
-            elif time.monotonic() - told > _QUIET_SECONDS:
-                told = time.monotonic()
+                new = await to_thread.run_sync(look)
+            except OSError:  # a file that was deleted meanwhile
+                new = current
+            if new != current:
+                current = new
+                yield f"event: news\ndata: {current}\n\n".encode()
+                sent_at = time.monotonic()
+            elif time.monotonic() - sent_at > _QUIET_SECONDS:
                 yield b": still here\n\n"
-            # Whatever the looking costs, most of the time nothing is done.
-            await asyncio.sleep(max(_LOOK_SECONDS, 3 * (time.monotonic() - begun)))
+                sent_at = time.monotonic()
+            # However long a look takes, at most a quarter of the time is spent on looks.
+            await asyncio.sleep(max(_POLL_SECONDS, 3 * (time.monotonic() - started)))
 
     return StreamingResponse(
         events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"}

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,7 +21,7 @@ from kubetune.errors import ConfigError, KubetuneError
 from kubetune.k8s.manifests import sent_from_outside
 from kubetune.library.plan_forecast import forecast_run
 from kubetune.ui.fields import LABELS, form
-from kubetune.ui.site import Site, answer, body_of, page, run_of, site_of
+from kubetune.ui.site import Site, act, page, run_of, site_of
 
 _IN_A_TERMINAL = "write it into a run file, and start that in a terminal"
 
@@ -85,8 +84,7 @@ def _is_list_of_paths(value: Any) -> bool:
 
 async def plan(request: Request) -> Response:
     """Answer with the run file and the plan of what is typed, or with what is wrong with it."""
-    body = await body_of(request)
-    return await to_thread.run_sync(lambda: answer(_planned(site_of(request), body)))
+    return await act(request, _planned)
 
 
 def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,8 +185,7 @@ def _file(site: Site, name: str | None) -> Path:
 
 async def start(request: Request) -> Response:
     """Write the run file and start the run: here, or on the cluster with `kubetune submit`."""
-    body = await body_of(request)
-    return await to_thread.run_sync(lambda: answer(_started(site_of(request), body)))
+    return await act(request, _started)
 
 
 def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:

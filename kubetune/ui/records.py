@@ -1,6 +1,6 @@
-"""Runs below one folder, read for pages, and kept as long as their files stay as they are.
+"""Runs below one folder, read for pages, and kept until their files change.
 
-Paths come from a browser: what lies outside the folder is as if it were not there, links that lead out included.
+Paths come from a browser: what is outside the folder does not exist for it, also behind a link.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ _FILES = (
     metrics.BENCHMARKS, metrics.DATA, heartbeat.HANG,
 )  # fmt: skip
 _MOST_KEPT = 24
-_SPARK_POINTS, _SPARK_WIDTH, _SPARK_HEIGHT = 40, 120, 28
-_PAGE_SECONDS, _NEWS_SECONDS = 0.05, 0.5
-"""For which a page, and the news of one that is open, read the numbers of a long run."""
+_SPARK_POINTS = 40
+_SPARK_WIDTH = 120
+_SPARK_HEIGHT = 28
+# How long a page, and the news of an open page, read the numbers of a long run.
+_PAGE_SECONDS = 0.05
+_NEWS_SECONDS = 0.5
 
 
 class Records:
@@ -46,59 +49,62 @@ class Records:
         self._lock = threading.Lock()
 
     def find(self, name: str) -> Path | None:
-        """The run directory of a path relative to the folder; None where there is none inside it."""
-        place = Path(os.path.normpath(self.folder / name))
+        """Return the run directory of a path relative to the folder, or None if it is not inside."""
+        run_dir = Path(os.path.normpath(self.folder / name))
         try:
-            real = place.resolve()
+            real = run_dir.resolve()
         except ValueError:  # no file can have such a name
             return None
         is_inside = real == self._real or self._real in real.parents
-        return place if is_inside and (real / RESOLVED).is_file() else None
+        return run_dir if is_inside and (real / RESOLVED).is_file() else None
 
     def name_of(self, run_dir: Path) -> str:
-        """The path of a run relative to the folder, as pages name it."""
+        """Return the path of a run relative to the folder, which is its name on pages."""
         return os.path.relpath(run_dir, self.folder)
 
     def listed(self) -> list[dict[str, Any]]:
-        """The facts of all runs, with `dir`, what pages call them, and `spark`, their loss in a small line."""
-        found = []
+        """Return the facts of all runs, with `dir`, the name, and `spark`, a small curve of the loss."""
+        runs = []
         for run_dir in find_runs(self.folder):
             now = signature(run_dir)
-            known = self._facts.get(run_dir)
-            if known is None or known[0] != now:
-                known = (
-                    now,
-                    {**facts(run_dir), "dir": self.name_of(run_dir), "spark": spark(run_dir)},
-                )
-                self._facts[run_dir] = known
-            one = known[1]
-            if one["state"] in ("running", "waiting"):  # which its beats tell, and they only
+            before, run = self._facts.get(run_dir, ((), {}))
+            if before != now:
+                run = {**facts(run_dir), "dir": self.name_of(run_dir), "spark": spark(run_dir)}
+                self._facts[run_dir] = (now, run)
+            if run["state"] in ("running", "waiting"):
+                # Heartbeats alone decide between these, and they are not part of the signature.
                 state, why = state_of(None, ranks(run_dir))
-                one = {**one, "state": state, "why": why}
-            found.append(one)
-        return found
+                run = {**run, "state": state, "why": why}
+            runs.append(run)
+        return runs
 
     def read(self, run_dirs: Sequence[Path]) -> list[RunRecord]:
-        """The records of runs that are shown on one page, of long ones as far as they are read yet.
+        """Return the records of the runs of one page; of long runs, as far as they are read yet.
 
-        Raises what `read_run` does.
+        Raise what `read_run` raises.
         """
         points = points_of(len(run_dirs))
-        return [self._read(run_dir, points, _PAGE_SECONDS / len(run_dirs)) for run_dir in run_dirs]
+        seconds = _PAGE_SECONDS / len(run_dirs)
+        return [self._read(run_dir, points, seconds) for run_dir in run_dirs]
 
     def read_on(self, run_dirs: Sequence[Path]) -> int:
-        """Bytes of the runs' numbers that are still unread, after a moment of reading more of them."""
+        """Read more of the runs' numbers for a moment. Return 0 if nothing was left to read.
+
+        Otherwise, return a number that changes with every call.
+        """
         points = points_of(len(run_dirs))
-        known = [
-            kept for run_dir in run_dirs if (kept := self._kept.get((run_dir, points))) is not None
-        ]
-        left = 0
-        for kept in known:
+        shown = []
+        for run_dir in run_dirs:
+            kept = self._kept.get((run_dir, points))
+            if kept is not None:
+                shown.append(kept)
+        unread = 0
+        for kept in shown:
             if kept.record is not None and kept.record.numbers.unread:
                 with kept.lock:
-                    kept.reader.read(_NEWS_SECONDS / len(known))
-                    left += 1 + kept.reader.unread
-        return left
+                    kept.reader.read(_NEWS_SECONDS / len(shown))
+                    unread += 1 + kept.reader.unread
+        return unread
 
     def _read(self, run_dir: Path, points: int, seconds: float) -> RunRecord:
         with self._lock:
@@ -109,13 +115,14 @@ class Records:
         with kept.lock:
             now = signature(run_dir)
             if kept.record is None or kept.signature != now or kept.record.numbers.unread:
-                kept.record, kept.signature = read_run(run_dir, points, kept.reader, seconds), now
+                kept.record = read_run(run_dir, points, kept.reader, seconds)
+                kept.signature = now
             return kept.record
 
 
 @dataclass
 class _Kept:
-    """A run as it was last read, and the reader that goes on from there."""
+    """A run as it was last read, and the reader that continues from there."""
 
     reader: NumbersReader
     record: RunRecord | None = None
@@ -124,25 +131,27 @@ class _Kept:
 
 
 def spark(run_dir: Path) -> str:
-    """Points of the training loss from the first step to the last, for a line as small as a word; may be empty."""
+    """Return the training loss as points of a polyline that is as small as a word; "" if it has none."""
     lines = jsonl.sample(run_dir / metrics.METRICS, _SPARK_POINTS)
-    known = [line["loss"] for line in lines if isinstance(line.get("loss"), (int, float))]
-    if len(known) < 2:
+    losses = [line["loss"] for line in lines if isinstance(line.get("loss"), (int, float))]
+    if len(losses) < 2:
         return ""
-    low, high = min(known), max(known)
-    across, down = _SPARK_WIDTH / (len(known) - 1), (_SPARK_HEIGHT - 4) / ((high - low) or 1)
-    return " ".join(
-        f"{i * across:.1f},{2 + (high - value) * down:.1f}" for i, value in enumerate(known)
-    )
+    low = min(losses)
+    high = max(losses)
+    x_step = _SPARK_WIDTH / (len(losses) - 1)
+    y_scale = (_SPARK_HEIGHT - 4) / ((high - low) or 1)
+    points = [f"{i * x_step:.1f},{2 + (high - y) * y_scale:.1f}" for i, y in enumerate(losses)]
+    return " ".join(points)
 
 
 def signature(run_dir: Path) -> Signature:
-    """Inode, size and time of the files that pages are made of; another one as soon as any of them changes."""
-    found = []
+    """Return inode, size and time of the files that pages are made of. It changes when a file does."""
+    files = []
     for name in _FILES:
         try:
-            known = os.stat(run_dir / name)
-            found.append((known.st_ino, known.st_size, known.st_mtime_ns))
+            facts_of_file = os.stat(run_dir / name)
         except OSError:
-            found.append((0, 0, 0))
-    return tuple(found)
+            files.append((0, 0, 0))
+            continue
+        files.append((facts_of_file.st_ino, facts_of_file.st_size, facts_of_file.st_mtime_ns))
+    return tuple(files)

@@ -1,8 +1,11 @@
-"""The guard of the server: in come those who have the token, from a page of this server, by a name that is ours.
+"""The guard of the server: it lets in requests with the token, from the server's own pages.
 
-A page of another site in the same browser can send requests here, and by DNS rebinding even read the answers. So each
-request must name a host that is known or an address, whose owner no name server decides; what comes from another origin
-is refused; and a cookie that the token brought about is needed for all but the looks of the page.
+A page of another site in the same browser can send requests here, and by DNS rebinding even read the
+answers. Three checks keep it out:
+
+    Host header     a known name or an IP address; a name that an attacker's DNS points here is refused
+    Origin header   the server's own; the browser sets it, and the other site cannot change it
+    cookie          was set for the token; needed for all but style sheets and scripts
 """
 
 from __future__ import annotations
@@ -34,15 +37,16 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+# A Host header: an IPv6 address in brackets, or a name or IPv4 address; then maybe a port.
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
-"""A Host header: an IPv6 address in brackets, or a name or IPv4 address; then maybe a port."""
 _HTTP_PORT: Final = 80
 
 
 class Guard:
-    """The server behind its checks. `names`: hosts it may be called by, besides localhost and addresses.
+    """The server behind its checks.
 
-    `is_open`: True of a path that shows nothing of any run, so that it needs no token.
+    `names` are host names that it may have besides localhost. `is_open` returns True for a path that
+    shows nothing of any run, and so needs no token.
     """
 
     def __init__(
@@ -52,7 +56,9 @@ class Guard:
         names: Collection[str] = (),
         is_open: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        self._app, self._token, self._is_open = app, token, is_open
+        self._app = app
+        self._token = token
+        self._is_open = is_open
         self._names = {"localhost", *(name.lower() for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +84,7 @@ class Guard:
         await (answer or self._app)(scope, receive, guarded)
 
     def _refusal(self, method: str, request: HTTPConnection) -> Response | None:
-        """Answer to a request from elsewhere; None for one of ours."""
+        """Return an answer to a request from another site; None for a request of ours."""
         host = request.headers.get("host", "")
         if not self._is_known(host):
             return _refused(
@@ -90,9 +96,10 @@ class Guard:
             return _refused(403, "A page of another site asked for this.")
         if method not in SAFE and origin is None:
             return _refused(403, "Nothing says which page asks for this change.")
-        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site") and (
-            method not in SAFE or request.headers.get("sec-fetch-mode") != "navigate"
-        ):
+        # A link on another site may open a page here, but nothing else.
+        is_foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        is_link = method in SAFE and request.headers.get("sec-fetch-mode") == "navigate"
+        if is_foreign and not is_link:
             return _refused(403, "A page of another site asked for this.")
         return None
 
@@ -111,29 +118,31 @@ class Guard:
         return True
 
     def _entry(self, method: str, request: HTTPConnection) -> Response | None:
-        """Answer to somebody who comes with the token, or has none; None for those who are in."""
-        # What the server will look up. A URL would be built from the Host header too, which anybody may write.
+        """Return an answer to a request with the token, or without cookie; None if the cookie is right."""
+        # The path that the server looks up. request.url is made of the Host header too, which anybody
+        # can write.
         path = request.scope["path"]
         if method in SAFE and self._is_open(path):
             return None
         host = _HOST.fullmatch(request.headers.get("host", ""))
         port = int(host[3] or _HTTP_PORT) if host is not None else _HTTP_PORT
         cookie = f"kubetune-{port}"
-        if (
-            path == "/"
-            and method in SAFE
-            and (given := request.query_params.get("token")) is not None
-        ):
-            if not self._is_token(given):
+        token = request.query_params.get("token")
+        if token is not None and path == "/" and method in SAFE:
+            if not self._is_token(token):
                 return _refused(401, _NO_TOKEN)
-            # A page, not a redirect: the browser keeps a strict cookie to itself while another site sends it on.
+            # A page, not a redirect: a browser that comes from another site does not send a strict
+            # cookie along a redirect.
             answer = HTMLResponse(_ENTRY)
             answer.set_cookie(cookie, self._token, httponly=True, samesite="strict", path="/")
             return answer
-        return None if self._is_token(request.cookies.get(cookie, "")) else _refused(401, _NO_TOKEN)
+        if not self._is_token(request.cookies.get(cookie, "")):
+            return _refused(401, _NO_TOKEN)
+        return None
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(errors="replace"), self._token.encode())
+    def _is_token(self, text: str) -> bool:
+        # In constant time, so that the time says nothing about the token.
+        return hmac.compare_digest(text.encode(errors="replace"), self._token.encode())
 
 
 _ENTRY = '<!doctype html><title>kubetune</title><link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url=/">'

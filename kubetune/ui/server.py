@@ -1,4 +1,4 @@
-"""The server: its addresses, what becomes of errors, and how it is started."""
+"""The server: its addresses, its answers to errors, and its start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from kubetune.ui.site import Missing, Site, problem, templates
 if TYPE_CHECKING:
     import uvicorn
 
-_SCRIPT, _STYLE = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
+_SCRIPT = "text/javascript; charset=utf-8"
+_STYLE = "text/css; charset=utf-8"
+# Files that the pages link, each with its package. No name in a request becomes a path on the disk.
 _STATIC = {
     "charts.js": ("kubetune.reporting", "templates/charts.js", _SCRIPT),
     "tables.js": ("kubetune.reporting", "templates/tables.js", _SCRIPT),
@@ -43,15 +45,14 @@ _STATIC = {
     "data.js": ("kubetune.ui", "static/data.js", _SCRIPT),
     "ui.css": ("kubetune.ui", "static/ui.css", _STYLE),
 }
-"""Files that the pages link, and the package that each is of. No name of a request reaches the disk."""
 _COMMON_STYLE = "style.css"
 _HEALTH = "/healthz"
-_OPEN = frozenset({_HEALTH, *(f"/static/{name}" for name in (*_STATIC, _COMMON_STYLE))})
-"""Paths that show nothing of any run."""
+# Paths that show nothing of any run.
+_OPEN = {_HEALTH, f"/static/{_COMMON_STYLE}", *(f"/static/{name}" for name in _STATIC)}
 
 
 def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
-    """The site behind its guard. `names`: hosts it may be called by, besides localhost and addresses."""
+    """Return the site behind its guard. `names`: its host names besides localhost."""
     routes = [
         Route("/", runs.all_runs),
         Route("/run", runs.one_run),
@@ -113,14 +114,15 @@ def _no_page(request: Request, error: Exception) -> Response:
 
 
 def _gone(request: Request, error: Exception) -> Response:
-    """Answer to a client that went away while it sent its request: nobody reads it."""
+    """Answer a client that went away while it sent its request. Nobody reads the answer."""
     return PlainTextResponse("", 400)
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    if (told := known(error)) is None:
+    known_error = known(error)
+    if known_error is None:
         raise error
-    return problem(request, told, 404 if isinstance(error, Missing) else 400)
+    return problem(request, known_error, 404 if isinstance(error, Missing) else 400)
 
 
 def _unknown(request: Request, error: Exception) -> Response:
@@ -137,7 +139,7 @@ def serve(
     names: Sequence[str] = (),
     namespace: str | None = None,
 ) -> None:
-    """Serve until a signal, and print the address. Raises EnvironmentFault where the port is taken."""
+    """Print the address and serve until a signal. Raise EnvironmentFault if the port is taken."""
     import uvicorn
 
     cpu.give_back()
@@ -152,14 +154,14 @@ def serve(
     print("Ctrl-C ends it; runs go on.", flush=True)
     threading.Thread(target=_warm, args=(site,), daemon=True).start()
     server = uvicorn.Server(config)
-    # Open pages hold streams, which an end has to cut: that is no error to tell of.
+    # At the end, the streams of open pages are cut. That is no error to report.
     logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
     with listening:
         server.run(sockets=[listening])
 
 
 def server_settings(app: ASGIApp) -> uvicorn.Config:
-    """Return how uvicorn is to serve the site: silently, and without patience for requests that never come."""
+    """Return the settings of uvicorn: no log of requests, and no wait for requests that never come."""
     import uvicorn
 
     from kubetune.ui.connections import ImpatientProtocol
@@ -175,7 +177,7 @@ def server_settings(app: ASGIApp) -> uvicorn.Config:
 
 
 def _warm(site: Site) -> None:
-    """Do beforehand what the first look at the pages would wait for."""
+    """Do now what the first page would wait for."""
     with suppress(KubetuneError, OSError):  # what cannot be read is said on the page that shows it
         site.records.listed()
     for name in templates().list_templates(extensions=["html"]):
@@ -183,11 +185,11 @@ def _warm(site: Site) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        )
+        return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise EnvironmentFault(
-            f"{host}:{port} cannot be listened on: {getattr(error, 'strerror', None) or error}; another --port may do"
+            f"{host}:{port} cannot be listened on: {reason}; another --port may do"
         ) from None

@@ -1,17 +1,18 @@
-"""The site: what its pages share, and how one of them is answered."""
+"""The site: what its pages share, and how a page or a script of a page is answered."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from shlex import quote
 from typing import Any, Self
 
+from anyio import to_thread
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup, escape
 from starlette.requests import Request
@@ -19,7 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from kubetune.base.humanize import visible
 from kubetune.base.logs import scrub
-from kubetune.errors import ConfigError
+from kubetune.errors import ConfigError, KubetuneError
 from kubetune.reporting.rendering import environment
 from kubetune.rundir.machine import versions
 from kubetune.ui.jobs import Jobs
@@ -27,12 +28,11 @@ from kubetune.ui.records import Records
 from kubetune.ui.talkers import Talkers
 
 _MOST_BYTES = 1 << 20
-BODY_SECONDS = 30.0
-"""Time for the body of a request to arrive."""
+BODY_SECONDS = 30.0  # for the body of a request to arrive
 
 
 class Missing(ConfigError):
-    """No run of a name."""
+    """There is no run of this name."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,11 @@ class Site:
     records: Records
     jobs: Jobs
     talkers: Talkers
-    namespace: str | None = None
-    """Of a cluster whose runs are shown too."""
+    namespace: str | None = None  # of a cluster whose runs are shown too
 
     @classmethod
     def of(cls, folder: Path, namespace: str | None = None) -> Self:
-        """The site of a folder, there or not."""
+        """Return the site of a folder, which need not exist."""
         return cls(Records(folder), Jobs(folder), Talkers(), namespace)
 
     @property
@@ -58,66 +57,84 @@ class Site:
 
 @cache
 def templates() -> Environment:
-    """The templates of the site; where both have one of a name, as `base.html`, it goes before that of the reports."""
-    made = environment(PackageLoader("kubetune.ui", "templates"))
-    made.filters["spans"] = spans
-    return made
+    """Return the templates of the site and of reports. The site's come first, such as `base.html`."""
+    jinja = environment(PackageLoader("kubetune.ui", "templates"))
+    jinja.filters["spans"] = spans
+    return jinja
 
 
 def spans(text: str) -> Markup:
-    """A text whose words between backticks are code, all of it escaped."""
+    """Return a text as HTML, in which words between backticks are code."""
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def site_of(request: Request) -> Site:
-    """The site that a request is for."""
-    found: Site = request.app.state.site
-    return found
+    """Return the site that a request is for."""
+    site: Site = request.app.state.site
+    return site
 
 
 def page(
     request: Request, template: str, verb: str, facts: Mapping[str, Any], status: int = 200
 ) -> Response:
-    """A page of the site, without any secret. `verb`: the command line that does the same."""
+    """Return a page of the site. `verb` is the command line that does the same."""
     site = site_of(request)
-    given = {
+    all_facts = {
         "has_charts": False,
         "data": "",
         **facts,
         "verb": verb,
         "version": versions()["kubetune"],
+        "folder": site.folder,
+        "namespace": site.namespace,
+        "place": request.scope["path"],
     }
-    text = (
-        templates()
-        .get_template(template)
-        .render(**given, folder=site.folder, namespace=site.namespace, place=request.scope["path"])
-    )
+    return html(template, all_facts, status)
+
+
+def html(template: str, facts: Mapping[str, Any], status: int = 200) -> Response:
+    """Return a template, without secrets and characters that could hide text."""
+    text = templates().get_template(template).render(**facts)
     return HTMLResponse(visible(scrub(text)), status)
 
 
 def problem(request: Request, error: Exception | str, status: int = 400) -> Response:
-    """A page that says what is wrong, in the words of the command line."""
-    found = {
+    """Return a page that says what is wrong, in the words of the command line."""
+    facts = {
         "title": "Not found" if status == 404 else "This cannot be shown",
         "text": str(error),
         "status": status,
     }
-    return page(
-        request,
-        "problem.html",
-        f"kubetune runs {quote(str(site_of(request).folder))}",
-        found,
-        status,
-    )
+    verb = f"kubetune runs {quote(str(site_of(request).folder))}"
+    return page(request, "problem.html", verb, facts, status)
 
 
-def answer(found: Any, status: int = 200) -> Response:
-    """An answer to a script of the site, without any secret."""
-    return Response(scrub(json.dumps(found)), status, media_type=JSONResponse.media_type)
+def answer(facts: Any) -> Response:
+    """Return an answer to a script of the site, without secrets."""
+    return Response(scrub(json.dumps(facts)), media_type=JSONResponse.media_type)
+
+
+async def act(
+    request: Request, action: Callable[[Site, dict[str, Any]], Mapping[str, Any]]
+) -> Response:
+    """Do what a script of the site asks for. Answer with its facts, and with its problems.
+
+    The action gets the body of the request. It runs in a thread, since it may read and write files.
+    """
+    body = await body_of(request)
+    site = site_of(request)
+
+    def work() -> Response:
+        try:
+            return answer({"problems": [], **action(site, body)})
+        except KubetuneError as error:
+            return answer({"problems": [str(error)]})
+
+    return await to_thread.run_sync(work)
 
 
 async def body_of(request: Request) -> dict[str, Any]:
-    """The object that a script of the site sends. Raises ConfigError for anything else."""
+    """Return the object that a script of the site sends. Raise ConfigError for anything else."""
     if request.headers.get("content-type", "").partition(";")[0] != JSONResponse.media_type:
         raise ConfigError(f"content-type: expected {JSONResponse.media_type}")
     content = b""
@@ -130,29 +147,28 @@ async def body_of(request: Request) -> dict[str, Any]:
     except TimeoutError:
         raise ConfigError(f"the request did not arrive within {BODY_SECONDS:.0f} s") from None
     try:
-        found = json.loads(content)
+        body = json.loads(content)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        body = None
+    if not isinstance(body, dict):
         raise ConfigError("the request is no JSON object")
-    return found
+    return body
 
 
-def run_of(request: Request, key: str = "dir") -> Path:
-    """The run directory that a request names. Raises Missing where the folder holds none."""
-    return find_run(site_of(request), request.query_params.get(key, ""))
+def run_of(request: Request) -> Path:
+    """Return the run directory that a request names. Raise Missing if it is not in the folder."""
+    return find_run(site_of(request), request.query_params.get("dir", ""))
 
 
-def runs_of(request: Request, key: str = "dir") -> list[Path]:
-    """All run directories that a request names. Raises Missing for one that is not in the folder."""
-    return [
-        find_run(site_of(request), name)
-        for name in dict.fromkeys(request.query_params.getlist(key))
-    ]
+def runs_of(request: Request) -> list[Path]:
+    """Return all run directories that a request names, each once. Raise Missing like `run_of`."""
+    site = site_of(request)
+    names = dict.fromkeys(request.query_params.getlist("dir"))
+    return [find_run(site, name) for name in names]
 
 
 def find_run(site: Site, name: str) -> Path:
-    """The run directory of this name. Raises Missing."""
+    """Return the run directory of this name. Raise Missing if it is not in the folder."""
     run_dir = site.records.find(name)
     if run_dir is None:
         raise Missing(f"{name}: no run of this name in {site.folder}")

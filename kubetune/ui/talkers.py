@@ -1,6 +1,6 @@
-"""Models that are talked to on pages: a process for each run, which holds its model once for both sides.
+"""The models of the chat page: a process for each run, whose model answers with and without its adapter.
 
-There are few at a time, and they end with the pages that are open on them: the server itself never loads a model.
+There are few at a time, and they end with the pages that use them. The server itself loads no model.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 
 from kubetune.base import logs, processes
 
-MOST_MODELS = 2
-"""Models that are held at once; another one ends the one that was asked least lately."""
+MOST_MODELS = 2  # held at once; a further one ends the one that was used longest ago
 _LINE_BYTES = 1 << 20
-_BEAT_SECONDS, _PATIENCE_SECONDS = 10.0, 5.0
+_BEAT_SECONDS = 10.0  # between lines that keep a stream open
+_PATIENCE_SECONDS = 5.0  # for which a model stays after its last page, which may be loading again
 
 
 class Talker:
-    """The process of one model."""
+    """The process of one model (chat_child)."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._process: asyncio.subprocess.Process | None = None
-        self._lock = asyncio.Lock()
-        self.pages = 0
-        self.facts: dict[str, Any] = {}
+        self._lock = asyncio.Lock()  # one question at a time
+        self.pages = 0  # that are open on it
+        self.facts: dict[str, Any] = {}  # on the model; empty until it is loaded
 
     async def load(self) -> dict[str, Any]:
-        """Facts on the model once it is loaded, or `error`."""
+        """Load the model if it is not loaded. Return facts on it, or its `error`."""
         async with self._lock:
             if self._process is None or self._process.returncode is not None:
                 command = processes.module("kubetune.ui.chat_child", str(self._run_dir), "best")
@@ -43,12 +43,13 @@ class Talker:
                     limit=_LINE_BYTES,
                 )
                 self.facts = {}
-            if not self.facts:  # also where a page that waited for them was closed
+            # Not in the `if` above: a page that waited for the facts may have been closed.
+            if not self.facts:
                 self.facts = await self._next()
             return self.facts
 
-    async def answer(self, asked: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Pieces of one answer, and its end. Whoever stops listening ends it."""
+    async def answer(self, question: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Yield the pieces of an answer, and its end. A caller that stops reading ends it."""
         facts = await self.load()
         if "error" in facts:
             yield {"end": True, "error": facts["error"]}
@@ -56,26 +57,28 @@ class Talker:
         async with self._lock:
             assert self._process is not None
             assert self._process.stdin is not None
-            over = False
+            is_over = False
             try:
-                self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+                self._process.stdin.write(json.dumps(question).encode() + b"\n")
                 await self._process.stdin.drain()
-                while not over:
-                    found = await self._next()
-                    over = "end" in found or "error" in found
-                    yield found if "error" not in found else {**found, "end": True}
+                while not is_over:
+                    piece = await self._next()
+                    if "error" in piece:
+                        piece["end"] = True
+                    is_over = "end" in piece
+                    yield piece
             except (BrokenPipeError, ConnectionResetError):
-                over = True
+                is_over = True
                 yield {
                     "end": True,
                     "error": "the process of the model ended; ask again to load it anew",
                 }
             finally:
-                if not over:
+                if not is_over:
                     await asyncio.shield(self._drain())
 
     async def _drain(self) -> None:
-        """End an answer that nobody listens to, and read what is left of it."""
+        """End an answer that nobody reads, and skip what is left of it."""
         assert self._process is not None
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGINT)
@@ -88,44 +91,43 @@ class Talker:
         line = await self._process.stdout.readline()
         if not line:
             code = await self._process.wait()
-            return {
-                "error": f"the process of the model ended with status {code}; the terminal of kubetune ui says why"
-            }
-        found: dict[str, Any] = json.loads(line)
-        return found
+            reason = "the terminal of kubetune ui says why"
+            return {"error": f"the process of the model ended with status {code}; {reason}"}
+        return dict(json.loads(line))
 
     def end(self) -> None:
-        """End the process, and give back the memory of its model."""
+        """End the process, which frees the memory of its model."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.terminate()
 
 
 class Talkers:
-    """Models that are talked to, by run directory, the one asked last at the end."""
+    """The models that are held, by run directory, the one used last at the end."""
 
     def __init__(self) -> None:
         self._open: dict[Path, Talker] = {}
 
     def get(self, run_dir: Path, keep: Sequence[Path] = ()) -> Talker:
-        """The model of a run; where there are too many, one that is not of `keep` ends."""
-        found = self._open.pop(run_dir, None) or Talker(run_dir)
+        """Return the model of a run. If there are too many, one that is not in `keep` ends."""
+        talker = self._open.pop(run_dir, None) or Talker(run_dir)
         while len(self._open) >= MOST_MODELS:
-            oldest = next(
-                (place for place in self._open if place not in keep), next(iter(self._open))
-            )
-            self._open.pop(oldest).end()
-        self._open[run_dir] = found
-        return found
+            candidates = [other for other in self._open if other not in keep] or list(self._open)
+            self._open.pop(candidates[0]).end()
+        self._open[run_dir] = talker
+        return talker
 
     async def stay(self, run_dirs: Sequence[Path]) -> AsyncIterator[bytes]:
-        """Beats for a page, each model's facts once it is loaded; models end some seconds after their last page."""
+        """Yield each model's facts once it is loaded, then lines that keep the stream open.
+
+        The stream ends when the page is closed; its models end some seconds later.
+        """
         talkers = {run_dir: self.get(run_dir, run_dirs) for run_dir in run_dirs}
         for talker in talkers.values():
             talker.pages += 1
         try:
-            for place, talker in enumerate(talkers.values()):
-                yield _event("model", {"side": place, **await talker.load()})
+            for side, talker in enumerate(talkers.values()):
+                yield _event("model", {"side": side, **await talker.load()})
             while True:
                 await asyncio.sleep(_BEAT_SECONDS)
                 yield b": still here\n\n"
