@@ -210,6 +210,29 @@ def test_special_tokens_of_all_forms_are_those_of_transformers(
     assert mine.vocab_size == len(theirs)
 
 
+@pytest.mark.parametrize("tokenizer_class", ["PreTrainedTokenizerFast", "GPT2Tokenizer"])
+def test_tokens_that_the_config_does_not_list_are_those_of_transformers(
+    tokenizer_class: str, tiny: Path, tmp_path: Path
+) -> None:
+    """A class that builds its tokenizer anew leaves out what stands in tokenizer.json alone."""
+    from transformers import AutoTokenizer
+
+    content = json.loads((tiny / "tokenizer.json").read_text())
+    listed = content["added_tokens"].copy()
+    later = len(content["model"]["vocab"])
+    content["added_tokens"].append({**listed[0], "id": later, "content": "<think>"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    config = json.loads((tiny / "tokenizer_config.json").read_text())
+    config["tokenizer_class"] = tokenizer_class
+    config["added_tokens_decoder"] = {
+        token["id"]: {key: value for key, value in token.items() if key != "id"} for token in listed
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs, mine = AutoTokenizer.from_pretrained(tmp_path), ours(tmp_path)
+    text = "<think>\nso<|im_end|>"
+    assert mine.encode_text(text) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
 def roberta(folder: Path) -> Path:
     """Save RoBERTa's own files, which name no special token: its class has them by default."""
     from transformers import RobertaTokenizer

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -260,7 +260,11 @@ def _safe_as_it_is(file: Path, name: str | None, config: Mapping[str, Any]) -> b
     ):
         return False
     content = read_json(file)
-    added = [*content.get("added_tokens", []), *config.get("added_tokens_decoder", {}).values()]
+    added = content.get("added_tokens", [])
+    decoder = config.get("added_tokens_decoder", {})
+    if decoder and _by_id(decoder.items()) != _by_id((token["id"], token) for token in added):
+        # Such a class adds the tokens of `added_tokens_decoder` alone: of others it makes several ids.
+        return False
     if any(token.get(flag) for token in added for flag in ("lstrip", "rstrip", "single_word")):
         # A class that builds its tokenizer anew takes some of these flags from one file, some from the other, and drops
         # others.
@@ -268,6 +272,12 @@ def _safe_as_it_is(file: Path, name: str | None, config: Mapping[str, Any]) -> b
     if config.get("strip_accents") is not None or config.get("split_special_tokens"):
         return False
     return _steps(content) == tuple(_canonical(step) for step in _REBUILT[name])
+
+
+def _by_id(tokens: Iterable[tuple[Any, Mapping[str, Any]]]) -> dict[int, tuple[Any, ...]]:
+    """Return what decides where the added tokens of one file are matched in a text."""
+    flags = ("content", "lstrip", "rstrip", "single_word", "normalized")
+    return {int(id): tuple(token.get(flag, False) for flag in flags) for id, token in tokens}
 
 
 def _steps(content: Mapping[str, Any]) -> tuple[Any, Any]:
