@@ -18,7 +18,7 @@ from kubetune.data.spec import DataSpec
 from kubetune.data.text.find_labels import label_facts
 from kubetune.data.text.tokenizer import Tokenizer
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 """Changes when the same input would give other rows, or the files another form."""
 
 MANIFEST: Final = "manifest.json"

@@ -32,7 +32,7 @@ from kubetune.data.text.labels import (
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.errors import DataError
 
-RULES: Final = 4
+RULES: Final = 5
 """Changes when the same labels would become other numbers or names."""
 MOST_UNSEEN: Final = 1000
 """Classes that may be missing where numbers count them; more, and they are no count."""
