@@ -61,11 +61,15 @@ def test_a_warning_is_new_by_no_clock_of_this_machine(
 ) -> None:
     desk.submit_script(WAIT, compute__nodes=1)
     running = desk.cluster.wait_ready("fit")
-    began = desk.cluster.get("ConfigMap", "fit")["metadata"]["creationTimestamp"]
+    (scheduled,) = [
+        condition["lastTransitionTime"]
+        for condition in running[0]["status"]["conditions"]
+        if condition["type"] == "PodScheduled"
+    ]
     ours = {
         "type": "Warning",
         "involvedObject": {"name": name_of(running[0])},
-        "lastTimestamp": began,
+        "lastTimestamp": scheduled,
     }
     old = {**ours, "metadata": {"uid": "1"}, "message": "of before"}
     with desk.at():

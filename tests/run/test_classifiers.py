@@ -407,15 +407,15 @@ def test_generate_prints_label_and_probability(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     file = tmp_path / "texts.jsonl"
-    file.write_text('{"text": "the film was great"}\n{"sentence": "the film was awful"}\n')
-    assert cli.main(["generate", str(full_run), "the film was great", "the film was awful"]) == 0
+    file.write_text('{"text": "good and great film"}\n{"sentence": "bad and awful film"}\n')
+    assert cli.main(["generate", str(full_run), "good and great film", "bad and awful film"]) == 0
     printed = capsys.readouterr().out
     labels, probabilities = zip(*(line.split("\t") for line in printed.splitlines()), strict=True)
     assert labels == ("1", "0")
     assert all(0.5 < float(p) <= 1 for p in probabilities)
     assert cli.main(["generate", str(full_run), "--file", str(file)]) == 0
     assert capsys.readouterr().out == printed
-    monkeypatch.setattr("sys.stdin", io.StringIO("the film was great\n\nthe film was awful\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("good and great film\n\nbad and awful film\n"))
     assert cli.main(["generate", str(full_run)]) == 0
     assert capsys.readouterr().out == printed
     assert cli.main(["generate", str(full_run), "fine", " ", "the film\t"]) == errors.USER
