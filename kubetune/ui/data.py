@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kubetune.base.files import read_object
+from kubetune.config import consent
 from kubetune.config.load import load_config, read_config
 from kubetune.config.schema import Config
 from kubetune.data.prepared.fingerprint import fingerprint
@@ -215,6 +216,12 @@ async def _begin(request: Request, kind: str, words: list[str]) -> Response:
         file = str(body.get("file") or "")
         target = _target(site, run, file)
         name = _job_of(kind, run or file)
+        if run:
+            # The run directory may be somebody else's, and rows are written to the cache that its file names.
+            data = load_config(target, environ=os.environ).data
+            verb = " ".join(words)
+            instead = f"do it in a terminal: kubetune {verb} {quote(str(target))}"
+            consent.require(consent.of_cache(data), target.parent, instead=instead)
         site.jobs.start(name, [*words, str(target)])
         return {"job": name}
 

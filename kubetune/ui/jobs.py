@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from kubetune.base import processes
-from kubetune.base.files import read_object, write_atomic
+from kubetune.base.files import read_object, require_plain, require_plain_entry, write_atomic
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.rundir.status import last_lines
 
@@ -34,6 +34,7 @@ class Jobs:
         """Start a command of kubetune. Raise ConfigError if one of this name still runs."""
         if self.is_running(name):
             raise ConfigError(f"{name} is being run already")
+        self._require_plain()
         for child in self._children.values():
             child.poll()  # so that none of those that have ended stays a zombie
         self._log(name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +66,7 @@ class Jobs:
 
         The code is None if another server started the command.
         """
+        self._require_plain()
         child = self._children.get(name)
         return {
             "running": self.is_running(name),
@@ -72,6 +74,15 @@ class Jobs:
             "lines": last_lines(self._log(name)),
             "words": self._read_record(name).get("words", []),
         }
+
+    def _require_plain(self) -> None:
+        """Raise IrregularFileError for records or logs that are links out of the folder, which may be received.
+
+        A log is opened to be written, and what a link leads to would be emptied.
+        """
+        if os.path.lexists(self._folder):
+            require_plain_entry(self._folder, self._folder.parent)
+            require_plain(self._folder)
 
     def is_running(self, name: str) -> bool:
         """True if a command of this name has not ended."""

@@ -335,6 +335,26 @@ def test_nothing_is_cached_where_a_received_run_says(
     assert not elsewhere.exists()
 
 
+@pytest.mark.parametrize("path", ["/data/prepare", "/data/check"])
+def test_the_page_prepares_nothing_where_a_received_run_says(received: Received, path: str) -> None:
+    starlette = pytest.importorskip("starlette.testclient")
+    from kubetune.ui.server import application
+    from kubetune.ui.site import Site
+
+    received.settle(data={"cache": str(received.canary.parent / "cache")})
+    site = Site.of(received.run.parent)
+    page = starlette.TestClient(
+        application(site, "a-token-of-this-test"), base_url="http://localhost"
+    )
+    with page:
+        page.get("/", params={"token": "a-token-of-this-test"})
+        ours = {"origin": "http://localhost"}
+        answer = page.post(path, json={"dir": "run"}, headers=ours).json()
+    assert ": data.cache has " in answer["problems"][0]
+    assert not site.jobs.look("run.data")["words"]
+    assert not site.jobs.look("run.check")["words"]
+
+
 def test_evaluating_asks_before_functions_run(
     received: Received, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import kubetune
+from kubetune.base.files import IrregularFileError
 from kubetune.cli import main
 from kubetune.config import consent
 from kubetune.config.load import load_config, resolved
@@ -325,6 +326,28 @@ def test_a_start_that_is_refused_leaves_no_file_and_no_process(
     begun: Jobs = client.app._app.state.site.jobs  # type: ignore[attr-defined]
     assert begun._children["first"].poll() is not None, "what was begun does not go on"
     assert not (tmp_path / "outputs" / "first.yaml").exists()
+
+
+@pytest.mark.parametrize("name", ["run.log", "run.out", "run.json", ""])
+def test_a_log_that_leads_out_of_a_received_folder_is_not_written(
+    tmp_path: Path, name: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "run.log").write_text("precious")
+    folder = tmp_path / "received" / ".kubetune-ui"
+    if name:
+        folder.mkdir(parents=True)
+        (folder / name).symlink_to(outside / "run.log")
+    else:
+        folder.parent.mkdir()
+        folder.symlink_to(outside)
+    jobs = Jobs(folder.parent)
+    with pytest.raises(IrregularFileError, match="leads out of"):
+        jobs.start("run", ["runs"])
+    with pytest.raises(IrregularFileError, match="leads out of"):
+        jobs.look("run")
+    assert (outside / "run.log").read_text() == "precious"
 
 
 def test_commands_outlive_the_server_that_began_them(tmp_path: Path) -> None:
