@@ -57,10 +57,8 @@ def route_in_rows(model: Any) -> Route:
     route = choose_attention(model)
     assert route.padding_free, route.why_not
     assert route.in_rows
-    most = (
-        1.5 if padding_free.unwrap(model).config.model_type == "mamba" else 1.0
-    )  # it makes a change 20 times as large
-    assert route.difference <= most * SAME
+    # A recurrence makes a rounding up to 20 times as large, and how a processor sums decides how it rounds.
+    assert route.difference <= 1.5 * SAME
     return route
 
 
