@@ -239,8 +239,8 @@ _CHANGED: Final = (
      "Begin answers without white space, or set model.chat_template to one whose generation prompt does not end with "
      "a space"),
     ("bos_twice",
-     "with BOS twice: the tokenizer writes it before every text, and the text begins with it too. The second is "
-     "trained",
+     "with BOS twice: the tokenizer writes it before every text, and the text begins with it too. Of a text without a "
+     "prompt the second is trained",
      "Take it out of the texts, or set data.add_special_tokens: false"),
     ("special_texts", "with special tokens in their texts, which become such tokens", ""),
 )  # fmt: skip
