@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from kubetune.errors import ConfigError
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import local_files, render
@@ -133,21 +132,6 @@ def test_lint(overrides: list[str], key: str, fatal: bool, words: str) -> None:
 )
 def test_several_nodes_with_an_answer_get_no_advice(answer: str) -> None:
     assert findings("compute.nodes=2", answer) == []
-
-
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        ("scheduling.gang=coscheduling", "coscheduling is not supported; give kueue"),
-        ("scheduling.gang=native", "native is not supported; give kueue"),
-        ("scheduling.timeout_seconds=60", "timeout_seconds: unknown key"),
-        ("jobset.restart=in_place", "in_place is not supported; give all or trainer"),
-        ("jobset.agent=i:1", "agent: unknown key"),
-    ],
-)
-def test_what_is_no_longer_there_is_refused_with_what_to_give(override: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        planned(f"kubernetes.{override}", file=MINIMAL)
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "statefulset"])

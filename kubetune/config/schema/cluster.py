@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from kubetune.config.schema.base import Section, section_of
 
@@ -385,13 +385,6 @@ class JobSetConfig(Section):
         "goes with it (`volumeClaimPolicies`).",
     )
 
-    @field_validator("restart", mode="before")
-    @classmethod
-    def _no_restart_in_place(cls, value: Any) -> Any:
-        if value == "in_place":
-            raise ValueError("in_place is not supported; give all or trainer")
-        return value
-
 
 class SchedulingConfig(Section):
     """Gang of a run: its scheduler, queue and topology."""
@@ -406,15 +399,6 @@ class SchedulingConfig(Section):
         None,
         description="How near each other Kueue has to place the pods (its topology-aware scheduling).",
     )
-
-    @field_validator("gang", mode="before")
-    @classmethod
-    def _gang_of_kueue_or_volcano(cls, value: Any) -> Any:
-        if value in ("coscheduling", "native"):
-            raise ValueError(
-                f"{value} is not supported; give kueue (with kubernetes.queue) or volcano"
-            )
-        return value
 
 
 class PatchTarget(Section):
