@@ -58,6 +58,7 @@ def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
         facts["lengths"] = {"before": _lengths(before), "after": _lengths(after)}
         for line in facts["answers"]:
             logs.RESULT.info("%s", line_in_words(line))
+    warn_of_changed_functions(wanted, run_dir)
     checks = []
     final = []
     for name, text in wanted.gate.items():
@@ -66,6 +67,30 @@ def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
         if not wanted.is_benchmark(name):
             final.append(check)
     _decide(run_dir, facts, checks, final)
+
+
+def functions_of(wanted: EvaluationConfig) -> dict[str, str]:
+    """Return the SHA-256 of the file with the user's functions, as `functions`; empty where a run has none."""
+    if wanted.metrics is None:
+        return {}
+    return {"functions": files.sha256_file(Path(wanted.metrics.file).expanduser())}
+
+
+def warn_of_changed_functions(wanted: EvaluationConfig, run_dir: Path) -> None:
+    """Warn where the user's functions are other ones than those that measured the base model.
+
+    That is no error: functions that ended the run with what they raised are mended before it goes on.
+    """
+    if wanted.metrics is None or not (run_dir / metrics.BASE).exists():
+        return
+    before = files.read_object(run_dir / metrics.BASE).get("functions")
+    if before is not None and {"functions": before} != functions_of(wanted):
+        logs.EVAL.warning(
+            "%s has changed since it measured the model before training: what %s says before and after the change does "
+            "not compare, nor do the best checkpoint, the verdict and the gate that go by it",
+            wanted.metrics.file,
+            ", ".join(wanted.metrics.functions),
+        )
 
 
 def judge_benchmarks(

@@ -88,9 +88,11 @@ def _score(judge: Judge, answers: Mapping[int, str], run_dir: Path, step: int) -
 def measure_base(run: Run, state: State) -> None:
     """Measure the model before its first step, once for a run, where later evaluations are compared with it."""
     run_dir = run.checkpointer.run_dir
-    if state.step or not run.config.evaluation.needs_base:
+    wanted = run.config.evaluation
+    if not wanted.needs_base:
         return
-    if on_main(lambda: (run_dir / metrics.BASE).exists(), run.world):
+    on_main(partial(verdict.warn_of_changed_functions, wanted, run_dir), run.world)
+    if state.step or on_main(lambda: (run_dir / metrics.BASE).exists(), run.world):
         return
     if run.judge is not None and run.world.is_main:
         for line in remarks_on_answers(run.learner.lm):
@@ -99,7 +101,7 @@ def measure_base(run: Run, state: State) -> None:
     if values is None:
         raise errors.Preempted(0)
     if run.world.is_main:
-        content = json.dumps({"metrics": values}, indent=1)
+        content = json.dumps({"metrics": values, **verdict.functions_of(wanted)}, indent=1)
         files.write_atomic(run_dir / metrics.BASE, content, within=run_dir)
         texts = [f"{name} {value:.4g}" for name, value in values.items()]
         logs.EVAL.info("before training %s", " ".join(texts))

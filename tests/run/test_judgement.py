@@ -363,6 +363,25 @@ def test_a_run_killed_within_an_evaluation_asks_and_answers_as_one_that_was_not(
         assert [line["answer"] for line in said[0]] == [line["answer"] for line in said[1]]
 
 
+def test_functions_that_change_between_two_starts_are_warned_of(
+    inputs: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.py"
+    head = "def mine(prompt, answer, reference, record):\n"
+    file.write_text(f"{head}    return 0.0\n")
+    evaluation = {**EVALUATION, "metrics": {"file": str(file), "functions": "mine"}}
+    paused = {"max_steps": 6, "pause_at_step": 3}
+    run_dir = toy.make_run(tmp_path / "run", toy.make_config(inputs, paused, evaluation=evaluation))
+    toy.train(run_dir)
+    log = run_dir / "logs" / "rank-0.log"
+    assert "has changed since it measured" not in log.read_text()
+    file.write_text(f"{head}    return 1.0\n")
+    toy.make_run(run_dir, toy.make_config(inputs, {"max_steps": 6}, evaluation=evaluation))
+    assert toy.train(run_dir) == [0]
+    warning = f"{file} has changed since it measured the model before training: what mine says"
+    assert log.read_text().count(warning) == 2, "at the start, and beside the verdict"
+
+
 def test_files_of_the_user_s_travel_to_a_cluster(inputs: Path, tmp_path: Path) -> None:
     own, general = tmp_path / "own.py", tmp_path / "general.jsonl"
     own.write_text("def f(prompt, answer, reference, record):\n    return 1\n")
