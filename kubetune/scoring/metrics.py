@@ -34,6 +34,8 @@ OF_ALL_ROWS: Final = ("bleu", "chrf")
 _NUMBER = re.compile(r"(?:(?<!\d)-)?(?:\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+)")
 """A number with its sign; a minus directly behind a digit is none, but part of a range or a date."""
 _FENCE = re.compile(r"```\w*\s*\n(.*?)\n?```", re.DOTALL)
+_REASONING = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+"""What some models write before each answer; Qwen3's chat template has them write it without a thought in it too."""
 
 
 def normalised(text: str) -> str:
@@ -109,7 +111,7 @@ def _label_pattern(labels: Sequence[str]) -> re.Pattern[str]:
 
 
 def json_valid(answer: str, reference: str) -> float:
-    """Return 1 if the answer, or the code block that it is, is JSON; NaN is not."""
+    """Return 1 if the answer, or the code block that it is, is JSON; NaN is not. Reasoning before it does not count."""
     return float(_parse(answer) is not _INVALID)
 
 
@@ -142,6 +144,8 @@ _INVALID = object()
 
 
 def _parse(text: str) -> Any:
+    if reasoning := _REASONING.match(text):
+        text = text[reasoning.end() :]
     fence = _FENCE.fullmatch(text.strip())
     try:
         return json.loads(fence[1] if fence else text, parse_constant=_no_json)
