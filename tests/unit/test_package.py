@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -61,6 +62,31 @@ def test_without_a_python_that_is_new_enough_the_scripts_say_so(tmp_path: Path) 
     done = subprocess.run([ROOT / "scripts" / "venv"], env=environ, capture_output=True, text=True)
     assert done.returncode == 3
     assert "found no Python 3.11 or newer" in done.stderr
+
+
+def test_a_venv_that_is_a_link_is_not_emptied(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    for name in ("scripts/venv", "pyproject.toml", "constraints.txt"):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, clone / name)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "pyvenv.cfg").write_text("of another clone")
+    (clone / ".venv").symlink_to(shared)
+    python = tmp_path / "python"
+    # Without pip the script ends as soon as it has made the venv.
+    python.write_text(
+        '#!/bin/sh\nif [ "$2" = venv ]; then shift 2; set -- -m venv --without-pip "$@"; fi\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    environ = {**os.environ, "PYTHON": str(python)}
+    done = subprocess.run([clone / "scripts/venv"], env=environ, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "No module named pip" in done.stderr
+    assert (shared / "pyvenv.cfg").read_text() == "of another clone"
+    assert [path.name for path in shared.iterdir()] == ["pyvenv.cfg"]
+    assert (clone / ".venv/bin/python").exists()
 
 
 def test_the_wheel_and_the_image_hold_nothing_but_kubetune() -> None:
