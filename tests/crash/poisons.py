@@ -233,6 +233,14 @@ def links_to_a_secret(received: Received) -> None:
         (received.run / name).symlink_to(received.secret)
 
 
+def links_in_a_checkpoint(received: Received) -> None:
+    """Named in its manifest, with the checksum of what they lead to."""
+    (received.step / "custom").mkdir()
+    for name in ("notes.txt", "custom/notes.txt"):
+        (received.step / name).symlink_to(received.secret)
+    received.seal()
+
+
 def a_folder_that_leads_out(received: Received) -> None:
     elsewhere = received.canary.parent / "checkpoints"
     shutil.move(received.run / "checkpoints", elsewhere)
@@ -259,6 +267,6 @@ POISONS: list[Poison] = [
     places_outside, data_from_outside,
     pickles_for_weights, a_pickle_by_another_name, an_index_that_leads_out, another_index_that_leads_out,
     names_that_lead_out_of_the_manifest, a_pipe_for_a_manifest, an_endless_manifest, pipes_for_numbers,
-    a_pipe_for_a_lock, sockets, links_to_a_secret, a_folder_that_leads_out, an_adapter_beside_the_weights,
-    a_resolved_file_that_is_a_pipe,
+    a_pipe_for_a_lock, sockets, links_to_a_secret, links_in_a_checkpoint, a_folder_that_leads_out,
+    an_adapter_beside_the_weights, a_resolved_file_that_is_a_pipe,
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from fsspec.core import url_to_fs
 
 from kubetune import cli, errors
 from kubetune.config import consent
@@ -27,7 +28,7 @@ from kubetune.config.schema import Config
 from kubetune.k8s.manifests import local_files, sent_from_outside
 from kubetune.rundir import checkpoints
 from kubetune.rundir.checkpoints import State
-from tests import pictures, preferences, reviews, toy
+from tests import pictures, preferences, reviews, s3, toy
 from tests.crash.poisons import (
     POISONS,
     SECRET,
@@ -48,9 +49,12 @@ from tests.crash.poisons import (
 
 SECONDS = 60
 """In which a verb must be done with a poisoned run; a pipe would keep it for ever."""
-READING = ("report", "runs", "watch", "serve", "plan", "check", "resume")
+READING = ("report", "compare", "runs", "watch", "serve", "plan", "check", "render", "resume")
 """Verbs that show a run, and load no model of it."""
 LOADING = ("generate", "chat", "evaluate", "export", "push")
+STARTING = ("train", "verify-resume", "sweep")
+"""Verbs that start what a run file says, which allows what it names: code, and places to write and send to."""
+ALLOWED_BY_NAME = {hooks, metrics_of_its_own, tasks_of_its_own, places_outside}
 HARMLESS_TO_MODELS = {
     hooks, metrics_of_its_own, tasks_of_its_own, pipes_for_numbers, a_pipe_for_a_lock, links_to_a_secret,
     code_for_generation, code_of_tokenizer_and_processor, places_outside, data_from_outside,
@@ -178,7 +182,15 @@ WORDS = {
     "evaluate": ["evaluate", "RUN"],
     "export": ["export", "RUN"],
     "push": ["push", "RUN", "org/name"],
-}
+    "compare": ["report", "RUN", "--compare", "RUN", "-o", "PAGE"],
+    "render": ["render", "CONFIG", "kubernetes.image=any:1"],
+    "train": ["train", "CONFIG", "OUTPUT"],
+    "verify-resume": ["verify-resume", "CONFIG", "--steps", "2"],
+    "sweep": [
+        "sweep", "CONFIG", "training.seed=[1,2]", "--sampler", "grid", "--trials", "1", "-o", "SWEEP"
+    ],
+    "sync": ["sync", "RUN", "s3://runs/copy"],
+}  # fmt: skip
 
 
 def ask(
@@ -192,6 +204,9 @@ def ask(
         "RUN": received.run,
         "FOLDER": received.run.parent,
         "CONFIG": received.run / "config.yaml",
+        "PAGE": received.run / "comparison.html",
+        "SWEEP": received.run.parent / "sweep",
+        "OUTPUT": f"output={received.run}",
     }
     words = [str(paths.get(word, word)) for word in WORDS[verb]]
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 20))
@@ -238,6 +253,43 @@ def test_loading(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("poison", [poison for poison in POISONS if poison not in ALLOWED_BY_NAME])
+@pytest.mark.parametrize("verb", STARTING)
+def test_starting(
+    received: Received, poison: Poison, verb: str,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A run file that the user names may have its own code run; nothing else of its run directory is."""
+    poison(received)
+    _, text = ask(received, verb, monkeypatch, capfd)
+    require_harmless(received, text)
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[s3.Store]:
+    with s3.serving() as serving:
+        yield serving
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("poison", POISONS)
+def test_copying(
+    received: Received, poison: Poison, store: s3.Store, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """What a copy in an object store holds is the run's own."""
+    poison(received)
+    address = f"s3://runs/{tmp_path.name}"
+    monkeypatch.setitem(WORDS, "sync", ["sync", "RUN", address, "--minutes", "0.1"])
+    _, text = ask(received, "sync", monkeypatch, capfd)
+    require_harmless(received, text)
+    there, _ = url_to_fs(address, skip_instance_cache=True)
+    for name in there.find(address):
+        # Settings hold the secret's path, and never what stands in it.
+        assert SECRET.encode() not in there.cat_file(name), name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("task", RUNS)
 def test_every_task(
@@ -263,7 +315,7 @@ def test_a_whole_run_of_each_task_is_asked(
 ) -> None:  # fmt: skip
     """Without poison the same verbs work, so that nothing above is refused for another reason."""
     received = receive(wholes(task), tmp_path)
-    for verb in ("report", "plan", "check", "evaluate", "export"):
+    for verb in ("report", "compare", "plan", "check", "evaluate", "export", "verify-resume"):
         code, text = ask(received, verb, monkeypatch, capfd)
         assert code == errors.OK, (verb, text)
 
@@ -425,6 +477,28 @@ def test_tools_of_agents(received: Received, poison: Poison) -> None:
         for look in (tools.status, tools.logs):
             answer = mcp._answering(look)(str(received.run))
             require_harmless(received, json.dumps(answer))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("poison", POISONS)
+def test_tools_of_agents_that_are_commands(received: Received, poison: Poison) -> None:
+    from kubetune.cli.installation import mcp
+
+    poison(received)
+    tools = mcp.Tools()
+    run_file = str(received.run / "config.yaml")
+    asked = [
+        (tools.report, str(received.run)),
+        (tools.runs, str(received.run.parent)),
+        (tools.plan, run_file),
+        (tools.data_check, run_file),
+        (tools.submit, run_file),
+    ]
+    for tool, place in asked:
+        with bounded():
+            answer = mcp._answering(tool)(place)
+        assert answer["exit_code"] in HARMLESS_CODES, answer
+        require_harmless(received, json.dumps(answer))
 
 
 def test_the_page_sends_nothing_for_it(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,9 @@ class Mirror:
     def _send_step(self, step: int) -> None:
         folder = self._folder(step)
         try:
-            manifest = (folder / checkpoints.MANIFEST).read_text()
+            manifest = files.read_inside(folder / checkpoints.MANIFEST, self.run_dir).decode()
+            # The run directory may have been received, with links to what is not to be sent.
+            files.require_plain(folder)
         except FileNotFoundError:
             return  # pruned meanwhile
         if self._sent_steps.get(step) == manifest:
