@@ -213,6 +213,7 @@ def pipes_for_numbers(received: Received) -> None:
 def a_pipe_for_a_lock(received: Received) -> None:
     (received.run / "logs").mkdir(exist_ok=True)
     for name in ("node-0.lock", "rank-0.beat.json", "rank-0.exit.json", "export.lock"):
+        (received.run / "logs" / name).unlink(missing_ok=True)
         os.mkfifo(received.run / "logs" / name)
 
 

@@ -22,6 +22,7 @@ import transformers
 from fsspec.core import url_to_fs
 
 from kubetune import cli, errors
+from kubetune.base import fault_injection
 from kubetune.config import consent
 from kubetune.config.load import load_config, read_config
 from kubetune.config.schema import Config
@@ -148,6 +149,16 @@ def receive(whole: Path, folder: Path) -> Received:
     return Received(run, folder / "outside")
 
 
+@pytest.fixture(scope="module")
+def stopped(toy_inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of full fine-tuning that was stopped after its first step of two, and would go on."""
+    config = toy.make_config(toy_inputs, {"max_steps": 2}, lora=None, compute={"gpus_per_node": 0})
+    run = toy.make_run(tmp_path_factory.mktemp("stopped") / "run", config)
+    fault = {fault_injection.FAULT: "signal 15:step:1"}
+    assert toy.train(run, environ=fault) == [errors.PREEMPTED]
+    return run
+
+
 @pytest.fixture
 def received(wholes: Callable[[str], Path], tmp_path: Path) -> Received:
     return receive(wholes("causal_lm"), tmp_path)
@@ -187,7 +198,7 @@ WORDS = {
     "train": ["train", "CONFIG", "OUTPUT"],
     "verify-resume": ["verify-resume", "CONFIG", "--steps", "2"],
     "sweep": [
-        "sweep", "CONFIG", "training.seed=[1,2]", "--sampler", "grid", "--trials", "1", "-o", "SWEEP"
+        "sweep", "CONFIG", "training.learning_rate=1e-3,1e-2", "--sampler", "grid", "--trials", "1", "-o", "SWEEP"
     ],
     "sync": ["sync", "RUN", "s3://runs/copy"],
 }  # fmt: skip
@@ -256,13 +267,25 @@ def test_loading(
 @pytest.mark.parametrize("poison", [poison for poison in POISONS if poison not in ALLOWED_BY_NAME])
 @pytest.mark.parametrize("verb", STARTING)
 def test_starting(
-    received: Received, poison: Poison, verb: str,
+    stopped: Path, poison: Poison, verb: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """A run file that the user names may have its own code run; nothing else of its run directory is."""
+    received = receive(stopped, tmp_path)
     poison(received)
     _, text = ask(received, verb, monkeypatch, capfd)
     require_harmless(received, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", STARTING)
+def test_a_whole_run_is_started(
+    stopped: Path, verb: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Without poison each of these verbs trains."""
+    code, text = ask(receive(stopped, tmp_path), verb, monkeypatch, capfd)
+    assert code == errors.OK, text
 
 
 @pytest.fixture(scope="module")
