@@ -191,9 +191,8 @@ def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
 
     The loss is cross-entropy for one label, the mean binary cross-entropy for several, or the squared error.
     """
-    outputs = logits(learner, batch)[
-        : len(batch.labels)
-    ]  # behind them may be a sequence without a row
+    # Behind the rows may be a sequence without one, which keeps a rank without work in step.
+    outputs = logits(learner, batch)[: len(batch.labels)]
     problem_type = _labels(learner).problem_type
     if problem_type == "single_label_classification":
         return scale * F.cross_entropy(outputs, batch.labels[:, 0].long(), reduction="sum")

@@ -28,6 +28,7 @@ from kubetune.data.text.tokenizer_files import (
     PROCESSOR_FILES,
     TOOL_TEMPLATE,
     load_backend,
+    names_missing_tokens,
     read_json,
     special_tokens,
     tokenizer_class,
@@ -81,13 +82,22 @@ class Tokenizer:
         self._cache = cache or cache_folder()
 
     @cached_property
+    def _names_missing(self) -> bool:
+        # Kept, because a tokenizer.json of some megabytes is parsed for it.
+        return names_missing_tokens(self.files, self._config)
+
+    @cached_property
     def special(self) -> dict[str, str]:
         """The special tokens that have a name, such as `eos_token`."""
-        return special_tokens(self.files, self._config, self._cache)
+        return special_tokens(
+            self.files, self._config, self._cache, names_missing=self._names_missing
+        )
 
     @cached_property
     def _loaded(self) -> tuple[tokenizers.Tokenizer, list[int], Any]:
-        backend = load_backend(self.files, self._config, self._cache)
+        backend = load_backend(
+            self.files, self._config, self._cache, names_missing=self._names_missing
+        )
         backend.no_truncation()
         backend.no_padding()
         prefix = self._prefix_of(backend)

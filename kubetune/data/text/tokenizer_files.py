@@ -164,16 +164,17 @@ def tokenizer_class(files: Mapping[str, Path], config: Mapping[str, Any]) -> str
 
 
 def special_tokens(
-    files: Mapping[str, Path], config: Mapping[str, Any], cache: Path
+    files: Mapping[str, Path], config: Mapping[str, Any], cache: Path, *, names_missing: bool
 ) -> dict[str, str]:
     """Return the special tokens that have a name: a role, or one that the tokenizer's files give.
 
+    `names_missing`: what `names_missing_tokens` says of the files.
     A class may have some by default, such as RoBERTa's `</s>`. Those of a class that is in no table here are asked of
     transformers, whose answer `cache` keeps. Raises ModelError as `load_backend` does.
     """
     name = tokenizer_class(files, config)
     is_known = name in _READ_AS_IS or name in _DEFAULT_TOKENS
-    if is_known and not _names_missing_tokens(files, config):
+    if is_known and not names_missing:
         return _named_tokens(files, config)
     return _ask_transformers(files, cache).special_tokens
 
@@ -202,7 +203,7 @@ def _text_of(value: Any) -> str:
     return str(value["content"] if isinstance(value, dict) else value)
 
 
-def _names_missing_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> bool:
+def names_missing_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> bool:
     """True if the other files name tokens that tokenizer.json does not hold among its added ones.
 
     transformers then adds some of them. Which, in which order and with which settings depends on the key and on the file
@@ -230,16 +231,17 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def load_backend(
-    files: Mapping[str, Path], config: Mapping[str, Any], cache: Path
+    files: Mapping[str, Path], config: Mapping[str, Any], cache: Path, *, names_missing: bool
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer with the ids `AutoTokenizer` gives. `cache` keeps what transformers had to be asked for.
 
+    `names_missing`: what `names_missing_tokens` says of the files.
     Raises ModelError when there is no tokenizer, or only one that the `tokenizers` library cannot run.
     """
     file = files.get("tokenizer.json")
-    if file is None or not _safe_as_it_is(file, tokenizer_class(files, config), config):
+    if file is None or names_missing:
         return _ask_transformers(files, cache).backend()
-    if _names_missing_tokens(files, config):
+    if not _safe_as_it_is(file, tokenizer_class(files, config), config):
         return _ask_transformers(files, cache).backend()
     try:
         return tokenizers.Tokenizer.from_file(str(file))

@@ -20,6 +20,7 @@ from kubetune.plan.plan import Plan
 from kubetune.rundir import checkpoints, heartbeat, metrics
 from kubetune.rundir.status import progress
 from kubetune.rundir.throughput import last_start, utilization
+from kubetune.supervisor.place import Place
 
 if TYPE_CHECKING:
     from kubetune.supervisor.observers.beside import Observed
@@ -123,8 +124,7 @@ class State:
 
     def _silence(self, plan: Plan) -> float | None:
         """Return for how long the slowest rank of this node has made no progress."""
-        first = self._node * plan.processes_per_node
-        ranks = range(first, first + plan.processes_per_node)
+        ranks = Place(plan.nodes, plan.processes_per_node, self._node).ranks
         now = time.time()
         silences = []
         for beat in heartbeat.read_beats(self._run_dir):
