@@ -12,8 +12,9 @@ import pytest
 
 from kubetune import cli
 from kubetune.config.load import load_config
+from kubetune.config.schema import Config
 from kubetune.plan import cost
-from kubetune.plan.cost import bill, flops_per_token
+from kubetune.plan.cost import Bill, bill, flops_per_token
 from kubetune.plan.forecast import GIB, MIB, Forecast, forecast, remedies
 from kubetune.plan.linears import Trainable, adapter_parameters
 from kubetune.plan.model_shapes import Weights, read_weights, shapes_of
@@ -45,6 +46,13 @@ def ahead(*overrides: str, gpus: int = 1, nodes: int = 1, gib: int | None = 80) 
     found = forecast(RankWork.of(config, make_plan(config)), WEIGHTS, gib and gib * GIB)
     assert found is not None
     return found
+
+
+def bill_of(config: Config, tokens: int, gpu: str | None = None) -> Bill:
+    plan = make_plan(config)
+    result = bill(RankWork.of(config, plan), config.compute, plan, WEIGHTS, tokens, gpu)
+    assert result is not None
+    return result
 
 
 def test_weights_of_a_known_model_are_counted() -> None:
@@ -265,54 +273,29 @@ def test_what_does_not_fit_gets_changes_that_do() -> None:
 def test_hours_and_price_follow_from_a_rate_and_are_not_made_up() -> None:
     words = ["model=org/m", "data.train=org/d", "lora.r=16", "compute.gpus_per_node=2"]
     config = load_config(None, overrides=words)
-    nothing = bill(
-        RankWork.of(config, make_plan(config)), config.compute, make_plan(config), WEIGHTS, 10**9
-    )
-    assert nothing is not None
+    nothing = bill_of(config, 10**9)
     assert nothing.hours is None
     assert nothing.price is None
     rated = load_config(
         None, overrides=[*words, "compute.tokens_per_second=5000", "compute.price_per_gpu_hour=3"]
     )
-    found = bill(
-        RankWork.of(rated, make_plan(rated)), rated.compute, make_plan(rated), WEIGHTS, 36 * 10**6
-    )
-    assert found is not None
+    found = bill_of(rated, 36 * 10**6)
     assert found.hours == pytest.approx(1.0)
     assert found.price == pytest.approx(6.0)
     peak = load_config(None, overrides=[*words, "compute.peak_tflops=989"])
     hidden = WEIGHTS.text_config["hidden_size"]
     share = cost.WIDE_SHARE * hidden / (hidden + cost.NARROW_HALF)  # narrow models reach less
-    guessed = bill(
-        RankWork.of(peak, make_plan(peak)), peak.compute, make_plan(peak), WEIGHTS, 10**6
-    )
-    assert guessed is not None
+    guessed = bill_of(peak, 10**6)
     assert guessed.tokens_per_second == pytest.approx(
         2 * share * 989e12 / (flops_per_token(RankWork.of(peak, make_plan(peak)), WEIGHTS) or 0)
     )
     assert "assumption" in guessed.source
-    known = bill(
-        RankWork.of(config, make_plan(config)),
-        config.compute,
-        make_plan(config),
-        WEIGHTS,
-        10**6,
-        "NVIDIA H100 80GB HBM3",
-    )
-    assert known is not None
+    known = bill_of(config, 10**6, "NVIDIA H100 80GB HBM3")
     assert known.tokens_per_second == guessed.tokens_per_second
     assert known.source.startswith(
         f"{share:.0%} of what is stated for NVIDIA H100 80GB HBM3, an assumption"
     )
-    unknown = bill(
-        RankWork.of(config, make_plan(config)),
-        config.compute,
-        make_plan(config),
-        WEIGHTS,
-        10**6,
-        "Some GPU",
-    )
-    assert unknown is not None
+    unknown = bill_of(config, 10**6, "Some GPU")
     assert unknown.hours is None
 
 
