@@ -36,7 +36,10 @@ def opened(errors: list[str]) -> Iterator[Page]:
         page = browser.new_page()
         page.set_default_timeout(_SECONDS * 1000)
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: errors.append(message.text) if message.type == "error" else None,
+        )
         yield page
         browser.close()
 

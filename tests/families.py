@@ -64,17 +64,17 @@ def _way(learner: Learner) -> str:
     return f"packed, in rows: {', '.join(route.in_rows)}" if route.in_rows else "packed"
 
 
-def _plain(said: str) -> str:
+def _plain(text: str) -> str:
     """A reason without numbers that rounding decides."""
-    return re.sub(r" \([^)]*\de-\d+\)", "", said).replace("|", "/")
+    return re.sub(r" \([^)]*\de-\d+\)", "", text).replace("|", "/")
 
 
 def untried() -> str:
     """The lines of the page on families that were not tried."""
-    said = [
+    lines = [
         f"- {why}: {', '.join(f'`{name}`' for name in names)}\n" for why, names in UNTRIED.items()
     ]
-    return "Not tried:\n\n" + "".join(said)
+    return "Not tried:\n\n" + "".join(lines)
 
 
 def table(marks: tuple[str, str] = TEXT) -> dict[str, str]:
@@ -104,8 +104,8 @@ def _write(
     names: Sequence[str],
     line: Callable[[str], str],
 ) -> None:
-    found = table(marks) | {name: line(name) for name in names if name in known}
-    _replace(marks, head + "".join(found[name] for name in sorted(found) if name in known))
+    lines = table(marks) | {name: line(name) for name in names if name in known}
+    _replace(marks, head + "".join(lines[name] for name in sorted(lines) if name in known))
 
 
 def _replace(marks: tuple[str, str], text: str) -> None:

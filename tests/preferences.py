@@ -108,37 +108,39 @@ def plain_loss(model: nn.Module, rows: Sequence[Row], s: PreferenceConfig) -> Te
     means = [(w / n, lost / m) for (w, lost), (n, m) in zip(both, sizes, strict=True)]
     nll = -sum(w for w, _ in both) / sum(n for n, _ in sizes)
     sigmoid, eps = torch.sigmoid, s.label_smoothing
-    each: list[Tensor]
+    losses: list[Tensor]
     if s.loss in ("dpo", "robust"):
         pairs = both if s.reference_free else gained
         p = [sigmoid(s.beta * (w - lost)) for w, lost in pairs]
         if s.loss == "dpo":
-            each = [-(1 - eps) * torch.log(x) - eps * torch.log(1 - x) for x in p]
+            losses = [-(1 - eps) * torch.log(x) - eps * torch.log(1 - x) for x in p]
         else:
-            each = [(-(1 - eps) * torch.log(x) + eps * torch.log(1 - x)) / (1 - 2 * eps) for x in p]
+            losses = [
+                (-(1 - eps) * torch.log(x) + eps * torch.log(1 - x)) / (1 - 2 * eps) for x in p
+            ]
     elif s.loss == "hinge":
-        each = [torch.clamp(1 - s.beta * (w - lost), min=0) for w, lost in gained]
+        losses = [torch.clamp(1 - s.beta * (w - lost), min=0) for w, lost in gained]
     elif s.loss == "ipo":
         per_token = [(w / n, lost / m) for (w, lost), (n, m) in zip(gained, sizes, strict=True)]
-        each = [(w - lost - 1 / (2 * s.beta)) ** 2 for w, lost in per_token]
+        losses = [(w - lost - 1 / (2 * s.beta)) ** 2 for w, lost in per_token]
     elif s.loss == "orpo":
         odds = [[torch.exp(x) / (1 - torch.exp(x)) for x in pair] for pair in means]
-        each = [-s.beta * torch.log(sigmoid(torch.log(w / lost))) for w, lost in odds]
-        return torch.stack(each).mean() + nll
+        losses = [-s.beta * torch.log(sigmoid(torch.log(w / lost))) for w, lost in odds]
+        return torch.stack(losses).mean() + nll
     elif s.loss == "simpo":
         assert s.gamma is not None
-        each = [-torch.log(sigmoid(s.beta * (w - lost) - s.gamma)) for w, lost in means]
+        losses = [-torch.log(sigmoid(s.beta * (w - lost) - s.gamma)) for w, lost in means]
     elif s.loss == "cpo":
-        each = [-torch.log(sigmoid(s.beta * (w - lost))) for w, lost in both]
+        losses = [-torch.log(sigmoid(s.beta * (w - lost))) for w, lost in both]
     else:
         z = max(0.0, sum(lost.item() for _, lost in gained) / len(rows))
-        each = [
+        losses = [
             s.desirable_weight * (1 - sigmoid(s.beta * (w - z)))
             if row.good
             else s.undesirable_weight * (1 - sigmoid(s.beta * (z - w)))
             for (w, _), row in zip(gained, rows, strict=True)
         ]
-    return torch.stack(each).mean() + s.sft_weight * nll
+    return torch.stack(losses).mean() + s.sft_weight * nll
 
 
 def write_pairs(folder: Path) -> dict[str, str]:
@@ -161,7 +163,7 @@ def write_pairs(folder: Path) -> dict[str, str]:
 
 def write_judged(folder: Path) -> dict[str, str]:
     """`data` of a run on the same answers, each judged by itself."""
-    found = {}
+    paths = {}
     for split, file in write_pairs(folder).items():
         path = folder / f"judged-{split}.jsonl"
         rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
@@ -171,5 +173,5 @@ def write_judged(folder: Path) -> dict[str, str]:
             for side in ("chosen", "rejected")
         ]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        found[split] = str(path)
-    return found
+        paths[split] = str(path)
+    return paths

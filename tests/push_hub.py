@@ -83,14 +83,14 @@ class _Connection(BaseHTTPRequestHandler):
                 ],
             )
         else:
-            found = self.server.repos[repo]
-            siblings = [{"rfilename": name} for name in found["files"]]
+            files = self.server.repos[repo]
+            siblings = [{"rfilename": name} for name in files["files"]]
             self._answer(
                 200,
                 {
                     "id": repo,
-                    "private": found["private"],
-                    "sha": found["sha"],
+                    "private": files["private"],
+                    "sha": files["sha"],
                     "siblings": siblings,
                 },
             )
@@ -188,7 +188,7 @@ class _Connection(BaseHTTPRequestHandler):
 
     def _complete(self, oid: str, asked: dict[str, Any]) -> None:
         parts = self.server.parts.pop(oid, {})
-        whole = b"".join(parts[one["partNumber"]] for one in asked["parts"])
+        whole = b"".join(parts[part["partNumber"]] for part in asked["parts"])
         if hashlib.sha256(whole).hexdigest() != oid:
             self._answer(400, {"error": "checksum"})
             return
@@ -196,8 +196,8 @@ class _Connection(BaseHTTPRequestHandler):
         self._answer(200, {})
 
     def _commit(self, repo: str, body: bytes) -> None:
-        found = self.server.repos[repo]
-        files = dict(found["files"])
+        stored = self.server.repos[repo]
+        files = dict(stored["files"])
         for line in (json.loads(line) for line in body.splitlines()):
             value = line["value"]
             if line["key"] == "file":
@@ -206,11 +206,11 @@ class _Connection(BaseHTTPRequestHandler):
                 files[value["path"]] = self.server.objects[value["oid"]]
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
-        found["files"], found["sha"] = files, hashlib.sha1(body).hexdigest()
-        found["commits"].append(sorted(files))
-        url = f"{self.server.url}/{repo}/commit/{found['sha']}"
+        stored["files"], stored["sha"] = files, hashlib.sha1(body).hexdigest()
+        stored["commits"].append(sorted(files))
+        url = f"{self.server.url}/{repo}/commit/{stored['sha']}"
         self._answer(
-            200, {"success": True, "commitOid": found["sha"], "commitUrl": url, "hookOutput": ""}
+            200, {"success": True, "commitOid": stored["sha"], "commitUrl": url, "hookOutput": ""}
         )
 
     def _is_known(self) -> bool:

@@ -139,9 +139,9 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list
         for writer in writers:
             writer.close()  # so that a rank that dies is an end of file here
         while readers:
-            ready = wait(list(readers), SECONDS)
-            assert ready, f"ranks {sorted(readers.values())} did not answer in {SECONDS} s"
-            for reader in ready:
+            answered = wait(list(readers), SECONDS)
+            assert answered, f"ranks {sorted(readers.values())} did not answer in {SECONDS} s"
+            for reader in answered:
                 assert isinstance(reader, Connection)
                 rank = readers.pop(reader)
                 results[rank], failure = pickle.loads(reader.recv_bytes())

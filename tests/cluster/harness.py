@@ -109,14 +109,16 @@ class Cluster:
 
     def wait_ready(self, job: str, pods: int = 1, seconds: float = 60) -> list[Object]:
         """The pods of a Job, once so many of them are ready."""
-        self.wait("Job", job, lambda found: found.get("status", {}).get("ready") == pods, seconds)
+        self.wait(
+            "Job", job, lambda current: current.get("status", {}).get("ready") == pods, seconds
+        )
         return self.find("Pod", f"job-name={job}")
 
     def wait_replacement(self, pod: Object, seconds: float = 60) -> Object:
         """The running pod that took the place of another one in the same Job."""
 
-        def place(found: Object) -> list[str | None]:
-            return [labels_of(found).get(label) for label in ("job-name", COMPLETION_INDEX)]
+        def place(replacement: Object) -> list[str | None]:
+            return [labels_of(replacement).get(label) for label in ("job-name", COMPLETION_INDEX)]
 
         def test(other: Object) -> bool:
             runs = phase(other) == "Running" and not terminating(other)
@@ -259,8 +261,8 @@ class Cluster:
 
     def asked(self) -> list[str]:
         """What users have asked the API server for since the last `clear_faults`: `list pods`, `get pods/exec` …"""
-        found: list[str] = self.request("GET", "/standin/asked")["asked"]
-        return found
+        requests: list[str] = self.request("GET", "/standin/asked")["asked"]
+        return requests
 
     @contextmanager
     def outage(self) -> Iterator[None]:
@@ -302,8 +304,8 @@ class Cluster:
         """Labels and specification of what belongs to no namespace, by kind and name."""
         kinds = [
             kind
-            for kind, found in BY_KIND.items()
-            if not found.namespaced and kind not in _NOT_SHARED
+            for kind, details in BY_KIND.items()
+            if not details.namespaced and kind not in _NOT_SHARED
         ]
         return {
             (kind, name_of(obj)): {"labels": labels_of(obj), "spec": obj["spec"]}
@@ -353,9 +355,9 @@ class Cluster:
                         return obj
             except (OSError, http.client.HTTPException):  # an outage, or time is up
                 time.sleep(_RECONNECT_SECONDS)
-        found = json.dumps(last, indent=1)
+        last_seen = json.dumps(last, indent=1)
         raise AssertionError(
-            f"{kind} {fields} did not get there in {seconds} s: {found}\n{self._why()}"
+            f"{kind} {fields} did not get there in {seconds} s: {last_seen}\n{self._why()}"
         )
 
     def _watch(self, kind: str, fields: str, seconds: float) -> Iterator[Object | None]:

@@ -15,9 +15,9 @@ def container(*argv: str, name: str = "main", **fields: Any) -> Object:
 
 def pod_spec(*argv: str, name: str = "main", restart: str = "Never", **fields: Any) -> Object:
     """A pod spec with one container; keys of the container go in `container`, the others in the spec."""
-    own = fields.pop("container", {})
+    container_fields = fields.pop("container", {})
     spec = {"restartPolicy": restart, "terminationGracePeriodSeconds": 5}
-    return {**spec, "containers": [container(*argv, name=name, **own)], **fields}
+    return {**spec, "containers": [container(*argv, name=name, **container_fields)], **fields}
 
 
 def pod(name: str, *argv: str, **fields: Any) -> Object:

@@ -106,9 +106,9 @@ class Desk:
         """The same, whatever exit code it ends with."""
         out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
         with self.at(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            found = main(list(argv))
+            code = main(list(argv))
         texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
-        return Finished(argv, found, *texts)
+        return Finished(argv, code, *texts)
 
     @contextlib.contextmanager
     def at(self) -> Iterator[None]:

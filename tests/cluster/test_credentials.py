@@ -129,12 +129,12 @@ class Authority:
         builder = builder.add_extension(
             x509.BasicConstraints(ca=host is None, path_length=None), critical=True
         )
-        own = self._key.public_key()
+        public_key = self._key.public_key()
         builder = builder.add_extension(
             x509.SubjectKeyIdentifier.from_public_key(public), critical=False
         )
         builder = builder.add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(own), critical=False
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(public_key), critical=False
         )
         if host is not None:
             builder = builder.add_extension(
@@ -211,7 +211,7 @@ def url(server: Server, scheme: str = "http") -> str:
 
 
 @pytest.mark.parametrize(
-    ("script", "facts", "told"),
+    ("script", "facts", "message"),
     [
         (
             "true",
@@ -268,7 +268,7 @@ def url(server: Server, scheme: str = "http") -> str:
 )
 def test_a_login_program_that_does_not_work_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    script: str, facts: dict[str, Any], told: str,
+    script: str, facts: dict[str, Any], message: str,
 ) -> None:  # fmt: skip
     with serving() as server:
         kubeconfig(
@@ -277,7 +277,7 @@ def test_a_login_program_that_does_not_work_is_a_sentence(
             plugin(tmp_path, script, **facts),
             {"server": url(server)},
         )
-        with pytest.raises(EnvironmentFault, match=told):
+        with pytest.raises(EnvironmentFault, match=message):
             Cluster().list("ConfigMap")
         assert main(["status"]) == 3
     assert capsys.readouterr().err.startswith(f"kubetune: {tmp_path}/config: the login program")
@@ -311,15 +311,15 @@ def test_a_login_program_is_told_of_the_cluster_and_asked_again_when_refused(
         env=[{"name": "A", "value": "1"}],
     )
     kubeconfig(tmp_path / "config", monkeypatch, user, cluster)
-    found = Cluster()
-    found.list("ConfigMap")
-    found.list("Pod")
+    trusted_cluster = Cluster()
+    trusted_cluster.list("ConfigMap")
+    trusted_cluster.list("Pod")
     assert (tmp_path / "runs").read_text() == "x\n"
     spec = json.loads((tmp_path / "info").read_text())["spec"]
-    told = {"server": url(server), "tls-server-name": "api", "config": {"tenant": "t"}}
-    assert spec == {"interactive": False, "cluster": told}
+    cluster_facts = {"server": url(server), "tls-server-name": "api", "config": {"tenant": "t"}}
+    assert spec == {"interactive": False, "cluster": cluster_facts}
     server.good_tokens = {"2"}
-    found.list("Pod")
+    trusted_cluster.list("Pod")
     assert [seen["Authorization"] for seen in server.seen] == [
         "Bearer 1",
         "Bearer 1",
@@ -334,9 +334,9 @@ def test_a_credential_that_has_run_out_is_renewed(
     answer = credential(token="t", expirationTimestamp="2020-01-01T00:00:00Z")
     user = plugin(tmp_path, f"echo x >> {tmp_path}/runs; echo '{answer}'")
     kubeconfig(tmp_path / "config", monkeypatch, user, {"server": url(server)})
-    found = Cluster()
-    found.list("ConfigMap")
-    found.list("ConfigMap")
+    cluster = Cluster()
+    cluster.list("ConfigMap")
+    cluster.list("ConfigMap")
     assert (tmp_path / "runs").read_text() == "x\nx\n"
 
 
@@ -355,9 +355,9 @@ def test_a_login_program_that_fails_after_it_worked_is_asked_again(
     cluster.list("ConfigMap")
     cluster.list("ConfigMap")
     assert (tmp_path / "runs").read_text() == "x\nx\nx\n"
-    told = capsys.readouterr().err
-    assert "ended with exit code 7: it said nothing; trying again" in told
-    assert "asks for" not in told
+    stderr = capsys.readouterr().err
+    assert "ended with exit code 7: it said nothing; trying again" in stderr
+    assert "asks for" not in stderr
 
 
 @pytest.mark.parametrize("by", ["program", "kubeconfig"])
@@ -522,9 +522,9 @@ def test_several_files_are_one(
     )
     paths = [tmp_path / "a" / "config", tmp_path / "missing", second]
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, paths)))
-    found = Cluster()
-    assert found.namespace == "first"
-    found.list("ConfigMap")
+    cluster = Cluster()
+    assert cluster.namespace == "first"
+    cluster.list("ConfigMap")
     assert server.seen[0]["Authorization"] == "Bearer from-b"
     assert (server.seen[0]["Impersonate-User"], server.seen[0]["Impersonate-Extra-why"]) == (
         "bob",
@@ -534,7 +534,7 @@ def test_several_files_are_one(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"current-context": "y"}, "current-context names context y; expected one of x"),
         ({"current-context": ""}, "no current context; choose one of x"),
@@ -614,12 +614,12 @@ def test_several_files_are_one(
     ],
 )
 def test_a_kubeconfig_that_does_not_fit_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ) -> None:
     kubeconfig(
         tmp_path / "config", monkeypatch, {"token": "t"}, {"server": "http://127.0.0.1:1"}, **change
     )
-    with pytest.raises(EnvironmentFault, match=told):
+    with pytest.raises(EnvironmentFault, match=message):
         Cluster(patience_seconds=0).list("ConfigMap")
 
 
@@ -672,14 +672,14 @@ def test_a_login_program_that_takes_long_is_spoken_of(
         f"until test -e {tmp_path}/told; do sleep 0.02; done; echo '{credential(token='t')}'",
     )
     kubeconfig(tmp_path / "config", monkeypatch, user, {"server": url(server)})
-    told: list[str] = []
+    messages: list[str] = []
 
     def tell(text: str) -> None:
-        told.append(text)
+        messages.append(text)
         (tmp_path / "told").touch()
 
     assert Cluster(tell=tell).list("ConfigMap") == []
-    assert "the login program ./log-in has said nothing for " in told[0]
+    assert "the login program ./log-in has said nothing for " in messages[0]
 
 
 @pytest.mark.parametrize(
@@ -736,18 +736,18 @@ def test_a_server_that_asks_for_a_pause_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
     kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": url(server)})
-    clock, told = Clock(), list[str]()
+    clock, messages = Clock(), list[str]()
     monkeypatch.setattr("kubetune.k8s.api.connection.time", clock)
-    cluster = Cluster(tell=told.append)
+    cluster = Cluster(tell=messages.append)
     server.busy = [(429, "7"), (503, "1"), (503, "soon")]
     assert cluster.list("ConfigMap") == []
     assert clock.slept == [7, 1, 0.4]
-    assert told == [f"{url(server)} asks for 7 s without requests; trying for 60 s"]
+    assert messages == [f"{url(server)} asks for 7 s without requests; trying for 60 s"]
     server.busy = [(429, "3600")] * 3  # which nobody waits for
     with pytest.raises(EnvironmentFault, match=r"the API server has a problem \(429\)"):
         cluster.list("ConfigMap")
     assert sum(clock.slept) == 7 + 1 + 0.4 + 60
     server.busy = [(429, "5")]
-    with pytest.raises(Unreachable, match="is not ready") as found:
+    with pytest.raises(Unreachable, match="is not ready") as error:
         next(cluster.watch("Pod", seconds=1))
-    assert found.value.pause_seconds == 5
+    assert error.value.pause_seconds == 5

@@ -31,9 +31,9 @@ HERE: dict[str, Any] = {
 def block(language: str) -> str:
     """The first block of a language after the heading of the ten commands."""
     section = PAGE.split("## From an empty namespace to results in ten commands")[1]
-    found = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
-    assert found is not None
-    return found[1]
+    match = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    assert match is not None
+    return match[1]
 
 
 def commands() -> list[str]:
@@ -70,7 +70,7 @@ def test_the_ten_commands_do_what_the_page_says(
     bin_folder.mkdir()
     (bin_folder / "kubetune").write_text(f'#!/bin/sh\nexec {sys.executable} -m kubetune "$@"\n')
     (bin_folder / "kubetune").chmod(0o755)
-    said = dict[str, str]()
+    outputs = dict[str, str]()
     assert len(commands()) == 10
     for command in commands():
         environ = {**cluster.environment()}
@@ -93,8 +93,8 @@ def test_the_ten_commands_do_what_the_page_says(
             text=True,
             timeout=240,
         )
-        said[command] = done.stdout + done.stderr
-        assert done.returncode == 0, f"{command}: {done.returncode}\n{said[command]}"
+        outputs[command] = done.stdout + done.stderr
+        assert done.returncode == 0, f"{command}: {done.returncode}\n{outputs[command]}"
         if command.startswith("kubectl create namespace"):
             claim = {
                 "apiVersion": "v1",
@@ -115,11 +115,11 @@ def test_the_ten_commands_do_what_the_page_says(
         "all verified": "kubetune cp",
         "was deleted": "kubetune delete",
     }.items():
-        assert any(words in text for line, text in said.items() if line.startswith(command)), (
+        assert any(words in text for line, text in outputs.items() if line.startswith(command)), (
             command,
             words,
-            said,
+            outputs,
         )
-    assert "hf_of_this_test" not in str(said)
+    assert "hf_of_this_test" not in str(outputs)
     left = [claim["metadata"]["name"] for claim in cluster.find("PersistentVolumeClaim")]
     assert "support-bot-outputs" in left

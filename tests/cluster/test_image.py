@@ -103,8 +103,8 @@ def test_an_unknown_variant_is_refused() -> None:
 
 
 def test_the_image_says_what_it_is(image: str) -> None:
-    (found,) = json.loads(podman("image", "inspect", image).stdout)
-    config = found["Config"]
+    (image_facts,) = json.loads(podman("image", "inspect", image).stdout)
+    config = image_facts["Config"]
     assert config["User"] == f"{USER}:{USER}"
     assert config["Entrypoint"] == ["kubetune"]
     assert "Healthcheck" not in config
@@ -123,7 +123,7 @@ def test_the_image_holds_no_build_tools_and_nothing_of_the_build(image: str) -> 
 
 def test_the_image_holds_the_versions_that_are_tested(image: str) -> None:
     script = "from importlib.metadata import distributions as d; print(*(f'{x.name}=={x.version}' for x in d()))"
-    found = dict(
+    versions = dict(
         pin.split("==") for pin in shell(image, f'python -c "{script}"').stdout.lower().split()
     )
     pins = dict(
@@ -131,10 +131,10 @@ def test_the_image_holds_the_versions_that_are_tested(image: str) -> None:
         for line in (ROOT / "constraints.txt").read_text().splitlines()
         if "==" in line
     )
-    assert {"torch", "transformers", "peft", "datasets"} <= found.keys()
+    assert {"torch", "transformers", "peft", "datasets"} <= versions.keys()
     same = {
         name.replace("_", "-").replace(".", "-"): version.split("+")[0]
-        for name, version in found.items()
+        for name, version in versions.items()
     }
     assert {
         name: version for name, version in same.items() if pins.get(name, version) != version
@@ -257,21 +257,21 @@ class Gang:
                 path = entry["valueFrom"]["fieldRef"]["fieldPath"]
                 (value,) = (text for part, text in fields.items() if part in path)
             known[entry["name"]] = re.sub(
-                r"\$\((\w+)\)", lambda found: known.get(found[1], found[0]), value
+                r"\$\((\w+)\)", lambda match: known.get(match[1], match[0]), value
             )
             yield f"--env={entry['name']}={known[entry['name']]}"
 
     def start(self, node: int) -> subprocess.Popen[str]:
         """Start one pod's container; its output, stderr too, is in the process's `stdout`."""
-        own, pod = self.container["securityContext"], self.pod["securityContext"]
-        assert own["readOnlyRootFilesystem"]
-        assert not own["allowPrivilegeEscalation"]
+        security, pod = self.container["securityContext"], self.pod["securityContext"]
+        assert security["readOnlyRootFilesystem"]
+        assert not security["allowPrivilegeEscalation"]
         entry, *arguments = self.container["command"]
         command = ["podman", "run", "--rm", f"--name={self.name}-{node}", *LIMITS]
         command += ["--read-only", "--read-only-tmpfs=false"]
         command += [
             "--security-opt=no-new-privileges",
-            *(f"--cap-drop={c}" for c in own["capabilities"]["drop"]),
+            *(f"--cap-drop={c}" for c in security["capabilities"]["drop"]),
         ]
         command += [
             f"--user={pod['runAsUser']}:{pod['runAsGroup']}",
@@ -313,12 +313,12 @@ def gang(root: str, tmp_path: Path) -> Iterator[Gang]:
 def read_to_line(process: subprocess.Popen[str], mark: str) -> str:
     """All that the process prints up to the line with the mark, or to its end."""
     assert process.stdout
-    found = ""
+    output = ""
     for line in process.stdout:
-        found += line
+        output += line
         if mark in line:
             break
-    return found
+    return output
 
 
 def wait(pods: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:

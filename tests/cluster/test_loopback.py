@@ -31,8 +31,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_folders_are_translated_whole() -> None:
     folders = {"/outputs": "/x/o", "/etc/kubetune": "/x/c", "/etc/kubetune-data": "/x/d"}
     text = "output: /outputs/fit '/outputs' /my/outputs /outputs-old /etc/kubetune-data/0 /etc/kubetune/run.yaml"
-    told = "output: /x/o/fit '/x/o' /my/outputs /outputs-old /x/d/0 /x/c/run.yaml"
-    assert translate(text, folders) == told
+    expected = "output: /x/o/fit '/x/o' /my/outputs /outputs-old /x/d/0 /x/c/run.yaml"
+    assert translate(text, folders) == expected
 
 
 def test_a_host_has_one_address_and_a_master_one_port() -> None:

@@ -37,8 +37,8 @@ def desk(cluster: Cluster, tmp_path: Path) -> Desk:
 
 def trainers(desk: Desk) -> list[str]:
     """Names of the trainer's pods that run, by node."""
-    found = desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")
-    return sorted(name_of(pod) for pod in found if pod["status"].get("phase") == "Running")
+    pods = desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")
+    return sorted(name_of(pod) for pod in pods if pod["status"].get("phase") == "Running")
 
 
 def test_the_doctor_asks_the_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,12 +47,13 @@ def test_the_doctor_asks_the_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch
         doctor, "CHECKS", [check for check in doctor.CHECKS if check is not doctor._devices]
     )
     desk.write({"kubernetes.kind": "jobset"})
-    found = {
-        one["what"]: one for one in json.loads(desk.quick("doctor", "run.yaml", "--json").stdout)
+    checks = {
+        check["what"]: check
+        for check in json.loads(desk.quick("doctor", "run.yaml", "--json").stdout)
     }
-    assert "jobset" in found["cluster"]["found"], found
-    assert found["rights"]["level"] == "ok"
-    assert found["hub"]["found"].startswith("not asked")
+    assert "jobset" in checks["cluster"]["found"], checks
+    assert checks["rights"]["level"] == "ok"
+    assert checks["hub"]["found"].startswith("not asked")
 
 
 # -- submit
@@ -183,8 +184,8 @@ def test_warnings_of_the_server_are_shown(desk: Desk) -> None:
     path = f"/api/v1/namespaces/{desk.cluster.namespace}"
     desk.cluster.request("PATCH", path, label, "application/merge-patch+json")
     desk.write({"kubernetes.profile": "rdma", "kubernetes.rdma": {"privileged": True}})
-    told = desk.quick("submit", "run.yaml").stderr
-    assert told.count('the cluster warns: would violate PodSecurity "restricted:latest"') == 1
+    stderr = desk.quick("submit", "run.yaml").stderr
+    assert stderr.count('the cluster warns: would violate PodSecurity "restricted:latest"') == 1
     desk.cluster.wait_event("violates PodSecurity")
     shown = desk.quick("status", "fit").stdout
     assert "violates PodSecurity" in shown.splitlines()[1]
@@ -300,17 +301,17 @@ def test_exec_runs_in_one_pod_or_all_and_passes_the_exit_code_on(desk: Desk) -> 
 def test_cp_brings_the_results_and_what_is_there_stays(desk: Desk) -> None:
     desk.submit_script("true")
     desk.cluster.wait_condition("Job", "fit", "Complete")
-    there, here = write_progress(desk), desk.folder / "outputs" / "fit"
-    (there / "weights.bin").write_bytes(os.urandom(3_000_000))
+    source, here = write_progress(desk), desk.folder / "outputs" / "fit"
+    (source / "weights.bin").write_bytes(os.urandom(3_000_000))
     first = desk.quick("cp", "fit").stdout
     assert "all verified" in first
-    assert (here / "weights.bin").read_bytes() == (there / "weights.bin").read_bytes()
+    assert (here / "weights.bin").read_bytes() == (source / "weights.bin").read_bytes()
     assert (here / "checkpoints" / "last" / "manifest.json").read_text() == "4"
     assert not (here / "checkpoints" / "step-000002").exists()
     (here / "weights.bin").write_bytes(b"damaged")
     second = desk.quick("cp", "fit")
     assert "1 file (2.86 MiB)" in second.stdout
-    assert (here / "weights.bin").read_bytes() == (there / "weights.bin").read_bytes()
+    assert (here / "weights.bin").read_bytes() == (source / "weights.bin").read_bytes()
     desk.quick("cp", "fit", "checkpoints/step-000002", "-o", "elsewhere")
     assert [p.name for p in (desk.folder / "elsewhere").rglob("*") if p.is_file()] == [
         "manifest.json"
@@ -346,12 +347,12 @@ def test_a_broken_off_cp_goes_on_where_it_was(desk: Desk) -> None:
 def test_cp_writes_nothing_outside_of_its_folder(desk: Desk) -> None:
     desk.submit_script(WAIT, compute__nodes=1)
     desk.cluster.wait_ready("fit")
-    there = desk.run_folder()
-    there.mkdir(parents=True)
-    (there / "plan.json").write_text("{}")
-    os.mkfifo(there / "pipe")  # which nobody writes to
+    source = desk.run_folder()
+    source.mkdir(parents=True)
+    (source / "plan.json").write_text("{}")
+    os.mkfifo(source / "pipe")  # which nobody writes to
     assert "pipe left out: neither a file nor a link" in desk.quick("cp", "fit").stderr
-    (there / "evil").symlink_to("../../../secret")
+    (source / "evil").symlink_to("../../../secret")
     assert "leads outside" in desk.quick("cp", "fit", code=3).stderr
 
 
@@ -394,8 +395,8 @@ def test_a_stopped_run_holds_no_pod_until_it_is_resumed(desk: Desk, kind: str) -
     for pod in desk.cluster.find("Pod", "app.kubernetes.io/component=trainer"):
         desk.cluster.wait_phase(name_of(pod), "Running")
         desk.cluster.wait_log(name_of(pod), "up")
-    told = desk.quick("stop", "fit").stdout
-    assert "node 0: saved step 7" in told
+    stdout = desk.quick("stop", "fit").stdout
+    assert "node 0: saved step 7" in stdout
     assert desk.cluster.find("Pod", "app.kubernetes.io/component=trainer") == []
     assert ", stopped" in desk.quick("status", "fit").stdout
     assert "fit has no pod now; see kubetune status fit" in desk.quick("logs", "-f", "fit").stderr
@@ -412,8 +413,8 @@ def test_delete_says_what_goes_and_keeps_the_results(desk: Desk) -> None:
     assert "There is no terminal to ask on; add --yes" in refused.stderr
     assert "Job fit" in refused.stdout
     assert len(trainers(desk)) == 2
-    told = desk.quick("delete", "fit", "--yes").stdout
-    assert "results on claim fit-outputs stay" in told
+    stdout = desk.quick("delete", "fit", "--yes").stdout
+    assert "results on claim fit-outputs stay" in stdout
     for kind in ("Job", "Service", "ConfigMap", "ServiceAccount", "Pod"):
         assert desk.cluster.find(kind, "app.kubernetes.io/instance=fit") == []
     assert "fit-outputs" in [name_of(claim) for claim in desk.cluster.find("PersistentVolumeClaim")]
@@ -430,8 +431,8 @@ def test_a_secret_is_set_unseen_and_beside_others(
 ) -> None:
     (desk.folder / ".env").write_text("# mine\nexport HF_TOKEN='hf_from_the_file'\n")
     desk.write({"kubernetes.secrets": {"HF_TOKEN": {"secret": "keys", "key": "hf"}}})
-    told = desk.quick("secret", "set", "HF_TOKEN", "run.yaml")
-    assert "hf_from" not in told.stdout + told.stderr
+    done = desk.quick("secret", "set", "HF_TOKEN", "run.yaml")
+    assert "hf_from" not in done.stdout + done.stderr
     monkeypatch.setenv("OTHER_KEY", "another value")
     desk.quick("secret", "set", "OTHER_KEY", "--secret", "keys", "-n", desk.cluster.namespace)
     data = desk.cluster.get("Secret", "keys")["data"]
@@ -453,7 +454,9 @@ def test_tensorboard_is_reached_on_this_machine(desk: Desk) -> None:
         "cd /outputs && exec python3 -m http.server 6006", kubernetes__tensorboard=True
     )
     desk.cluster.wait(
-        "Deployment", "fit-tensorboard", lambda found: found["status"].get("readyReplicas")
+        "Deployment",
+        "fit-tensorboard",
+        lambda deployment: deployment["status"].get("readyReplicas"),
     )
     assert (
         "has no jupyter; put `kubernetes.jupyter: {}`"

@@ -152,9 +152,9 @@ def test_a_verb_that_meets_an_api_server_that_has_just_started(desk: Desk, argv:
     with_few_rights(desk)
     with desk.cluster.outage():
         pass
-    told = desk.quick(*argv.split())
-    assert "has just started and knows no rights yet; trying again" in told.stderr
-    assert "Role" not in told.stderr
+    done = desk.quick(*argv.split())
+    assert "has just started and knows no rights yet; trying again" in done.stderr
+    assert "Role" not in done.stderr
 
 
 def test_a_right_that_is_missing_is_told_once_the_server_is_ready(desk: Desk) -> None:
@@ -172,9 +172,9 @@ def test_results_of_a_run_that_runs_are_copied_from_its_pods(desk: Desk) -> None
     desk.cluster.wait_ready("fit")
     write_progress(desk)
     desk.cluster.clear_faults()
-    told = desk.quick("cp", "fit", "logs")
-    assert "all verified" in told.stdout
-    assert told.stderr == "kubetune: logs/rank-0.log (8 bytes)\n"
+    done = desk.quick("cp", "fit", "logs")
+    assert "all verified" in done.stdout
+    assert done.stderr == "kubetune: logs/rank-0.log (8 bytes)\n"
     assert desk.quick("logs", "fit", "--rank", "0").stdout == "one\ntwo\n"
     assert MADE not in desk.cluster.asked()
 
@@ -182,11 +182,11 @@ def test_results_of_a_run_that_runs_are_copied_from_its_pods(desk: Desk) -> None
 def test_a_program_that_the_image_lacks(desk: Desk) -> None:
     desk.submit_script(WAIT, compute__nodes=1)
     desk.cluster.wait_ready("fit")
-    told = desk.quick("exec", "fit", "--", "nosuchprogram", code=127)
-    assert "there is no program nosuchprogram in this pod" in told.stderr
-    assert "get nodes" not in told.stderr
-    told = desk.quick("exec", "fit", "--all", "--", "/no/such/program", code=127)
-    assert "there is no program /no/such/program in this pod" in told.stderr
+    done = desk.quick("exec", "fit", "--", "nosuchprogram", code=127)
+    assert "there is no program nosuchprogram in this pod" in done.stderr
+    assert "get nodes" not in done.stderr
+    done = desk.quick("exec", "fit", "--all", "--", "/no/such/program", code=127)
+    assert "there is no program /no/such/program in this pod" in done.stderr
     assert "there is no nvidia-smi in this pod" in desk.quick("gpus", "fit").stdout
 
 
@@ -195,8 +195,8 @@ def test_what_a_node_says_in_the_place_of_a_log_is_no_line_of_it(desk: Desk) -> 
     desk.submit_script("echo first; echo second", compute__nodes=1)
     desk.cluster.wait_condition("Job", "fit", "Complete")
     desk.cluster.trouble(LOG, code=200, message=gone, times=1)
-    told = desk.quick("logs", "-f", "fit")
-    assert told.stdout in ("", "first\nsecond\n")
-    assert f"says of its log: {gone}" in told.stderr
+    done = desk.quick("logs", "-f", "fit")
+    assert done.stdout in ("", "first\nsecond\n")
+    assert f"says of its log: {gone}" in done.stderr
     for kept in (desk.folder / "outputs/fit/logs/pods").glob("*"):
         assert "unable" not in kept.read_text()

@@ -46,14 +46,14 @@ def test_a_killed_pod_is_named_though_it_is_gone(desk: Desk, kind: str) -> None:
         {"event": "launch", "node": 0, "time": "2020-01-01T00:00:01Z"},
     ]
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    told = json.loads(desk.quick("status", "fit", "--json").stdout)
-    assert told["cause"]["code"] == 137
-    assert told["cause"]["pod"].startswith(
+    status = json.loads(desk.quick("status", "fit", "--json").stdout)
+    assert status["cause"]["code"] == 137
+    assert status["cause"]["pod"].startswith(
         {"pytorchjob": "fit-worker-0", "job": "fit-1-"}.get(kind, "fit-node-0-1-")
     )
     shown = desk.quick("status", "fit").stdout
     assert (
-        f"{told['cause']['pod']}: exit code 137: killed (SIGKILL): out of memory, or its grace period"
+        f"{status['cause']['pod']}: exit code 137: killed (SIGKILL): out of memory, or its grace period"
         in shown
     )
 
@@ -88,7 +88,7 @@ def test_the_agent_leaves_its_word_with_kubernetes(desk: Desk) -> None:
 
 @pytest.mark.parametrize("remark", [slow(""), "the loss ran away: 3,300 over the last 2 steps"])
 def test_a_finished_run_tells_what_it_has_come_to(desk: Desk, remark: str) -> None:
-    told = {
+    expected = {
         "step": 20,
         "steps": 20,
         "loss": 0.5,
@@ -96,12 +96,12 @@ def test_a_finished_run_tells_what_it_has_come_to(desk: Desk, remark: str) -> No
         "saved_step": 20,
         "restarts": 0,
     }
-    told |= {"evaluation": {"step": 20, "eval_loss": 1.25}, "seconds_left": 0.0}
+    expected |= {"evaluation": {"step": 20, "eval_loss": 1.25}, "seconds_left": 0.0}
     left = {
         "code": 0,
         "reason": f"done, but {remark}" if remark else "done",
         "step": 20,
-        "progress": told,
+        "progress": expected,
     }
     desk.submit_script(f"echo '{json.dumps(left)}' > /dev/termination-log", compute__nodes=1)
     desk.cluster.wait_condition("Job", "fit", "Complete")
@@ -135,6 +135,9 @@ def test_of_the_exits_of_a_start_the_cause_is_told(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text(
         "".join(json.dumps({"time": "2026-11-20T10:15:00.000Z", **line}) + "\n" for line in lines)
     )
-    found = progress(tmp_path)
-    assert (found["last_exit"]["code"], found["last_exit"]["reason"]) == (3, "the disk is full")
-    assert found["steps"] == 30
+    progress_seen = progress(tmp_path)
+    assert (progress_seen["last_exit"]["code"], progress_seen["last_exit"]["reason"]) == (
+        3,
+        "the disk is full",
+    )
+    assert progress_seen["steps"] == 30

@@ -44,7 +44,7 @@ def test_a_pod_that_only_starts_hears_that_it_is_to_stop(desk: Desk) -> None:
     desk.quick("stop", "fit", "--no-wait")
     for pod in desk.cluster.find("Pod", TRAINERS):
         desk.cluster.wait(
-            "Pod", name_of(pod), lambda found: found["metadata"].get("deletionTimestamp")
+            "Pod", name_of(pod), lambda current: current["metadata"].get("deletionTimestamp")
         )
     with (outputs / "go").open("r+b", buffering=0) as go:
         go.write(b"\n\n")
@@ -75,9 +75,9 @@ def test_the_log_of_a_worker_that_a_pytorchjob_removes_is_kept(desk: Desk) -> No
         assert process.stdout is not None
         assert process.stdout.readline() == "[node 1] up\n"
         (desk.cluster.claim_folder("fit-outputs") / "go").touch()
-        said = process.stdout.readlines()
+        lines = process.stdout.readlines()
     assert process.returncode == 0
-    assert sorted(said) == ["[node 0] done\n", "[node 1] last words\n"]
+    assert sorted(lines) == ["[node 0] done\n", "[node 1] last words\n"]
     kept = {
         path.name.split(".")[0]: path.read_text()
         for path in (desk.folder / "outputs/fit/logs/pods").iterdir()
@@ -108,9 +108,9 @@ def test_a_run_that_misses_its_gate_is_not_started_again(desk: Desk) -> None:
         "echo start >> /outputs/starts; exit 5", compute__nodes=1, kubernetes__max_restarts=3
     )
     desk.cluster.wait_condition("Job", "fit", "Failed")
-    told = desk.quick("status", "fit").stdout
-    assert "failed" in told.splitlines()[0]
-    assert "exit code 5: the gate of the evaluation failed" in told
+    stdout = desk.quick("status", "fit").stdout
+    assert "failed" in stdout.splitlines()[0]
+    assert "exit code 5: the gate of the evaluation failed" in stdout
     assert (desk.cluster.claim_folder("fit-outputs") / "starts").read_text() == "start\n"
 
 
@@ -119,8 +119,8 @@ def test_results_come_home_though_the_run_was_deleted(desk: Desk) -> None:
         "mkdir -p /outputs/fit && echo result > /outputs/fit/result", compute__nodes=1
     )
     desk.cluster.wait_condition("Job", "fit", "Complete")
-    told = desk.quick("delete", "run.yaml", "--yes").stdout
-    assert told.endswith("fit was deleted; its results come home with kubetune cp run.yaml\n")
+    stdout = desk.quick("delete", "run.yaml", "--yes").stdout
+    assert stdout.endswith("fit was deleted; its results come home with kubetune cp run.yaml\n")
     assert (
         "there is no run fit"
         in desk.quick("cp", "fit", "-n", desk.cluster.namespace, code=2).stderr
@@ -171,8 +171,10 @@ def test_dev_alone_means_start(desk: Desk) -> None:
         in desk.quick("dev", "stat", code=2).stderr
     )
     desk.cluster.break_image(".")
-    told = desk.quick("dev", "run.yaml").stdout
-    assert "2 pods of fit-dev come up and idle; to train in them: kubetune dev run run.yaml" in told
+    stdout = desk.quick("dev", "run.yaml").stdout
+    assert (
+        "2 pods of fit-dev come up and idle; to train in them: kubetune dev run run.yaml" in stdout
+    )
     assert desk.cluster.get("StatefulSet", "fit-dev")["spec"]["replicas"] == 2
     assert (
         "0 of 2 pods are running; see kubetune status fit-dev -n "

@@ -49,12 +49,12 @@ def forwarded(desk: Desk, server: str) -> Iterator[str]:
         start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        said = []
+        lines = []
         for line in process.stdout:
-            said.append(line)
+            lines.append(line)
             if "Forwarding from 127.0.0.1" in line:
                 break
-        assert "token=" not in "".join(said)  # shown on a terminal only
+        assert "token=" not in "".join(lines)  # shown on a terminal only
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
@@ -63,8 +63,8 @@ def forwarded(desk: Desk, server: str) -> Iterator[str]:
 
 def read(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=60) as answer:
-        found: bytes = answer.read()
-    return found
+        content: bytes = answer.read()
+    return content
 
 
 @pytest.mark.parametrize("kind", ["job", slow("pytorchjob"), slow("trainjob")])
@@ -93,7 +93,7 @@ def test_tensorboard_shows_the_run(cluster: Cluster, tmp_path: Path, model: Path
     desk.cluster.wait(
         "Deployment",
         "fit-tensorboard",
-        lambda found: found["status"].get("readyReplicas"),
+        lambda deployment: deployment["status"].get("readyReplicas"),
         seconds=60,
     )
     (pod,) = desk.cluster.find("Pod", "app.kubernetes.io/component=tensorboard")
@@ -181,7 +181,10 @@ def test_the_page_opens_with_its_token_only_and_shows_the_namespace(
     desk.quick("submit", "run.yaml")
     token = base64.b64decode(desk.cluster.get("Secret", "fit-ui")["data"]["token"]).decode()
     desk.cluster.wait(
-        "Deployment", "fit-ui", lambda found: found["status"].get("readyReplicas"), seconds=60
+        "Deployment",
+        "fit-ui",
+        lambda deployment: deployment["status"].get("readyReplicas"),
+        seconds=60,
     )
     with forwarded(desk, "ui") as url:
         with pytest.raises(urllib.error.HTTPError, match="401"):

@@ -50,12 +50,12 @@ def interrupted(process: subprocess.Popen[str]) -> str:
     """What a process says on standard error after Ctrl-C, at which it has to end."""
     process.send_signal(signal.SIGINT)
     try:
-        said = process.communicate(timeout=60)[1]
+        stderr = process.communicate(timeout=60)[1]
     finally:
         process.kill()
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
-    return said
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    return stderr
 
 
 def test_who_follows_may_leave_and_the_run_goes_on(desk: Desk) -> None:
@@ -136,8 +136,8 @@ def test_an_end_that_another_start_follows_is_none(desk: Desk) -> None:
     folder.mkdir(parents=True)
     for code, state in {145: "running", 143: "running", 2: "failed", 0: "done"}.items():
         write_exit_status(folder, ExitStatus(code, "said so", 3))
-        told = json.loads(desk.quick("status", "fit", "--json").stdout)
-        assert (told["state"], told["why"]) == (
+        status = json.loads(desk.quick("status", "fit", "--json").stdout)
+        assert (status["state"], status["why"]) == (
             state,
             "said so" if state in ("failed", "done") else "",
         )

@@ -139,10 +139,10 @@ def test_a_log_that_always_breaks_off_is_an_error_of_logs_once_the_run_is_over(
         client = Client()
         assert wait_for_end(client, find_run(client, "fit"), show_logs=True) == 0
     assert "cannot be read to its end, though the run is over" in capsys.readouterr().err
-    told = desk.quick("logs", "-f", "fit", code=3)
-    assert told.stdout == ""
-    assert "kubetune: the log of fit-0-" in told.stderr
-    assert "cannot be read to its end, though the run is over" in told.stderr
+    done = desk.quick("logs", "-f", "fit", code=3)
+    assert done.stdout == ""
+    assert "kubetune: the log of fit-0-" in done.stderr
+    assert "cannot be read to its end, though the run is over" in done.stderr
     desk.cluster.clear_faults()
     desk.cluster.trouble("get pods/log", cut="within", times=1)
     assert "done" in desk.quick("logs", "-f", "fit").stdout

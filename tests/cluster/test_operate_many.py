@@ -56,7 +56,7 @@ def test_all_of_many_pods_are_followed_to_their_end(
         **http.event_hooks,
         "response": [*http.event_hooks["response"], answers.append],
     }
-    logs = LogFollower(client, spec, note, look=lambda there, warnings: looked.set())
+    logs = LogFollower(client, spec, note, look=lambda watched, warnings: looked.set())
     following = threading.Thread(target=logs.follow, daemon=True)
     following.start()
     assert all_seen.wait(120), f"{len(seen)} of {nodes} pods were shown"
@@ -76,8 +76,8 @@ def test_all_of_many_pods_are_followed_to_their_end(
     assert not following.is_alive()
 
 
-def claims(there: Informer) -> list[str]:
-    return sorted(claim["metadata"]["name"] for claim in there.objects())
+def claims(watched: Informer) -> list[str]:
+    return sorted(claim["metadata"]["name"] for claim in watched.objects())
 
 
 def test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten(
@@ -89,9 +89,9 @@ def test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten(
 
     def until(names: list[str]) -> None:
         deadline = time.monotonic() + 20
-        while claims(there) != names:
-            assert there.changed.wait(deadline - time.monotonic()), claims(there)
-            there.changed.clear()
+        while claims(watched) != names:
+            assert watched.changed.wait(deadline - time.monotonic()), claims(watched)
+            watched.changed.clear()
 
     def make(name: str) -> None:
         spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
@@ -103,7 +103,7 @@ def test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten(
     kind = "PersistentVolumeClaim"
     with Informer(
         client, kind, on_change=lambda how, obj: changes.append((how, obj["metadata"]["name"]))
-    ) as there:
+    ) as watched:
         until(["models"])
         desk.cluster.trouble("watch .*", cut="within", times=2)
         make("a")
@@ -120,7 +120,7 @@ def test_a_watch_goes_on_where_it_was_and_lists_anew_only_what_is_forgotten(
         deadline = time.monotonic() + 20
         while desk.cluster.asked().count("list persistentvolumeclaims") < 2:
             assert time.monotonic() < deadline
-            there.changed.wait(0.1)
+            watched.changed.wait(0.1)
     named = [change for change in changes if change[1] in "ab" and change[0] != "MODIFIED"]
     assert named == [("ADDED", "a"), ("ADDED", "b"), ("DELETED", "a")]
 
@@ -133,13 +133,13 @@ def test_what_is_refused_meanwhile_is_raised_where_it_is_asked_for(
         client = Client()
     desk.cluster.trouble("watch .*", code=401, message="Unauthorized")
     with (
-        Informer(client, "PersistentVolumeClaim") as there,
+        Informer(client, "PersistentVolumeClaim") as watched,
         pytest.raises(Exception, match="log in again"),
     ):
-        ask_at_each_change(there)
+        ask_at_each_change(watched)
 
 
-def ask_at_each_change(there: Informer) -> None:
-    while there.changed.wait(60):
-        there.changed.clear()
-        there.objects()
+def ask_at_each_change(watched: Informer) -> None:
+    while watched.changed.wait(60):
+        watched.changed.clear()
+        watched.objects()

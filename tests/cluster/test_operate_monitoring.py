@@ -23,11 +23,11 @@ def test_monitoring_comes_and_goes_with_the_run(cluster: Cluster, tmp_path: Path
     desk = Desk(cluster, tmp_path)
     assert desk.submit_script("echo trained", tracking__prometheus=ALL).outcome == "submitted"
     (monitor,), (rule,) = cluster.find("PodMonitor"), cluster.find("PrometheusRule")
-    (found,) = cluster.find("ConfigMap", "grafana_dashboard=1")
-    for one in (monitor, rule, found):
-        assert one["metadata"]["labels"]["release"] == "stack"
+    (dashboard,) = cluster.find("ConfigMap", "grafana_dashboard=1")
+    for obj in (monitor, rule, dashboard):
+        assert obj["metadata"]["labels"]["release"] == "stack"
     assert rule["spec"]["groups"][0]["rules"] == alert_rules("fit")
-    assert json.loads(found["data"]["kubetune-fit.json"]) == board("fit")
+    assert json.loads(dashboard["data"]["kubetune-fit.json"]) == board("fit")
     chosen = monitor["spec"]["selector"]["matchLabels"]
     (pod, _) = cluster.wait_pods(",".join(f"{key}={value}" for key, value in chosen.items()), 2)
     ports = {
@@ -35,7 +35,7 @@ def test_monitoring_comes_and_goes_with_the_run(cluster: Cluster, tmp_path: Path
         for container in pod["spec"]["containers"]
         for port in container.get("ports", ())
     }
-    assert {one["port"] for one in monitor["spec"]["podMetricsEndpoints"]} <= ports
+    assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} <= ports
     cluster.wait_condition("Job", "fit", "Complete")
     assert desk.submit_script("echo trained", tracking__prometheus=ALL).outcome == "unchanged"
     assert "PodMonitor fit" in desk.quick("delete", "fit", "--yes").stdout

@@ -25,8 +25,8 @@ def desk(cluster: Cluster, tmp_path: Path) -> Desk:
 
 
 def warnings(desk: Desk) -> list[str]:
-    found: list[str] = json.loads(desk.quick("status", "fit", "--json").stdout)["warnings"]
-    return found
+    messages: list[str] = json.loads(desk.quick("status", "fit", "--json").stdout)["warnings"]
+    return messages
 
 
 def test_a_warning_is_gone_when_what_it_warned_of_is_over(desk: Desk) -> None:
@@ -77,9 +77,9 @@ def test_a_warning_is_new_by_no_clock_of_this_machine(
         look = teller(client, find_run(client, "fit"))
         look(running, [old])
         look(running, [old, {**ours, "metadata": {"uid": "2"}, "message": "the node is away"}])
-    told = capsys.readouterr().err
-    assert "the node is away" in told
-    assert "of before" not in told
+    stderr = capsys.readouterr().err
+    assert "the node is away" in stderr
+    assert "of before" not in stderr
 
 
 def test_a_namespace_that_is_not_there_is_no_empty_one(desk: Desk) -> None:
@@ -92,8 +92,10 @@ def test_a_namespace_that_is_not_there_is_no_empty_one(desk: Desk) -> None:
 
 def test_a_name_that_does_not_fit_comes_with_its_rule(desk: Desk) -> None:
     desk.write({"name": "My Run"})
-    told = desk.quick("submit", "run.yaml", code=2).stderr
-    assert 'name: found "My Run"; expected at most 40 lower case letters, digits and dashes' in told
+    stderr = desk.quick("submit", "run.yaml", code=2).stderr
+    assert (
+        'name: found "My Run"; expected at most 40 lower case letters, digits and dashes' in stderr
+    )
     desk.write({"compute.cpu": "500m"})
     shown = desk.quick("render", "run.yaml", "compute.nodes=1").stdout
     assert 'cpu: "500m"' in shown or "cpu: 500m" in shown
@@ -146,7 +148,7 @@ def test_an_image_that_a_node_has_thrown_away_is_told_at_the_second_start(desk: 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: [", "no YAML"),
         ("[]", "Input should be an object"),
@@ -157,7 +159,7 @@ def test_an_image_that_a_node_has_thrown_away_is_told_at_the_second_start(desk: 
         ("!!python/object/apply:os.system [id]", "no YAML"),
     ],
 )
-def test_a_run_that_cannot_be_read_hides_no_other(desk: Desk, text: str, said: str) -> None:
+def test_a_run_that_cannot_be_read_hides_no_other(desk: Desk, text: str, message: str) -> None:
     labels = {"app.kubernetes.io/managed-by": "kubetune", "app.kubernetes.io/component": "trainer"}
     for name, data in (("odd", {"run.yaml": text}), ("empty", {})):
         metadata = {"name": name, "labels": labels}
@@ -166,12 +168,12 @@ def test_a_run_that_cannot_be_read_hides_no_other(desk: Desk, text: str, said: s
         )
     desk.submit_script("true")
     shown = desk.quick("status", "-n", desk.cluster.namespace).stdout
-    assert said in next(line for line in shown.splitlines() if line.startswith("odd"))
+    assert message in next(line for line in shown.splitlines() if line.startswith("odd"))
     assert any(line.startswith("fit ") for line in shown.splitlines())
-    told = json.loads(desk.quick("status", "-n", desk.cluster.namespace, "--json").stdout)
-    assert {run["name"]: run["state"] for run in told}["odd"] == "unknown"
+    runs = json.loads(desk.quick("status", "-n", desk.cluster.namespace, "--json").stdout)
+    assert {run["name"]: run["state"] for run in runs}["odd"] == "unknown"
     for verb in ("status", "logs", "stop"):
-        assert said in desk.quick(verb, "odd", "-n", desk.cluster.namespace, code=2).stderr
+        assert message in desk.quick(verb, "odd", "-n", desk.cluster.namespace, code=2).stderr
 
 
 def test_what_a_cluster_says_does_not_steer_the_terminal(desk: Desk) -> None:

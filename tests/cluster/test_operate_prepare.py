@@ -107,8 +107,10 @@ def test_a_model_of_the_hub_is_fetched_once_and_trained_offline(
     desk = Desk(cluster, tmp_path)
     serving = ["python", "-m", "tests.cluster.hub", str(model)]
     folder = {"name": "model", "hostPath": {"path": str(model)}}
-    own = {"image": "kubetune", "volumeMounts": [{"name": "model", "mountPath": str(model)}]}
-    hub = pod("hub", *serving, volumes=[folder], container=own, terminationGracePeriodSeconds=0)
+    container = {"image": "kubetune", "volumeMounts": [{"name": "model", "mountPath": str(model)}]}
+    hub = pod(
+        "hub", *serving, volumes=[folder], container=container, terminationGracePeriodSeconds=0
+    )
     hub["spec"]["containers"][0]["workingDir"] = str(Path(__file__).parents[2])
     cluster.apply(headless_service("hub", app="hub"), hub)
     cluster.wait_phase("hub", "Running")
@@ -139,11 +141,11 @@ def test_a_run_keeps_the_day_it_was_submitted(desk: Desk, monkeypatch: pytest.Mo
     """Chat templates that write the date write the same one in pods of another day; what is rendered has no day."""
 
     def day() -> str | None:
-        (found,) = [
-            one for one in desk.cluster.find("ConfigMap") if one["metadata"]["name"] == "fit"
+        (config_map,) = [
+            obj for obj in desk.cluster.find("ConfigMap") if obj["metadata"]["name"] == "fit"
         ]
-        told: str | None = yaml.safe_load(found["data"]["run.yaml"])["data"].get("date")
-        return told
+        date: str | None = yaml.safe_load(config_map["data"]["run.yaml"])["data"].get("date")
+        return date
 
     monkeypatch.setattr(starts, "today", lambda: "2024-02-29")
     desk.submit_script("true")

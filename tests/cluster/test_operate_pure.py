@@ -47,7 +47,7 @@ def sentence(code: int, message: str, kind: str = "Job", **status: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "told"),
+    ("code", "message", "expected"),
     [
         (401, "Unauthorized", "log in again"),
         (404, 'namespaces "ml" not found', "kubectl create namespace ml"),
@@ -70,8 +70,8 @@ def sentence(code: int, message: str, kind: str = "Job", **status: Any) -> str:
         (418, "<html>a proxy</html>", "a proxy"),
     ],
 )
-def test_every_refusal_is_a_sentence(code: int, message: str, told: str) -> None:
-    assert told in sentence(code, message)
+def test_every_refusal_is_a_sentence(code: int, message: str, expected: str) -> None:
+    assert expected in sentence(code, message)
 
 
 def test_a_refusal_names_every_field() -> None:
@@ -85,24 +85,25 @@ def test_a_refusal_names_every_field() -> None:
     ("kind", "release"), [("JobSet", "jobset"), ("TrainJob", "trainer"), ("PyTorchJob", "v1.9")]
 )
 def test_a_kind_that_is_not_installed_comes_with_its_release(kind: str, release: str) -> None:
-    told = sentence(404, "the server could not find the requested resource", kind)
-    assert f"the cluster has no kind {kind}" in told
-    assert release in told
+    message = sentence(404, "the server could not find the requested resource", kind)
+    assert f"the cluster has no kind {kind}" in message
+    assert release in message
 
 
 def test_a_missing_right_is_granted_by_the_role_shown() -> None:
     cannot = 'User "ann" cannot patch resource "jobs" in API group "batch" in the namespace "ml"'
     message = f'jobs.batch "fit" is forbidden: {cannot}'
-    told = sentence(403, message)
-    assert "ann may not patch jobs in API group batch in namespace ml" in told
-    assert "  - apiGroups: [batch]\n    resources: [jobs]\n    verbs: [patch]" in told
+    advice = sentence(403, message)
+    assert "ann may not patch jobs in API group batch in namespace ml" in advice
+    assert "  - apiGroups: [batch]\n    resources: [jobs]\n    verbs: [patch]" in advice
 
 
 def test_the_end_of_a_log_tells_the_numbers_of_the_last_step() -> None:
     step = "2026-11-20 10:15:00 [TRAIN] step {}/300 epoch 0.4 loss 1.9312 lr 0.00019 grad_norm 0.800 tokens/s 5200"
-    told = {"step": 12, "steps": 300, "loss": 1.9312, "tokens_per_second": 5200}
+    expected = {"step": 12, "steps": 300, "loss": 1.9312, "tokens_per_second": 5200}
     assert (
-        last_step([step.format(11), step.format(12), "kubetune: ended with exit code 145"]) == told
+        last_step([step.format(11), step.format(12), "kubetune: ended with exit code 145"])
+        == expected
     )
     assert last_step(["no step yet"]) is None
 
@@ -190,8 +191,10 @@ def test_a_pod_says_why() -> None:
     )
     dead = {"terminated": {"exitCode": 137, "reason": "Error"}}
     evicted = {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
-    told = pods.why(pod(phase="Failed", containerStatuses=[{**trainer, "state": dead}], **evicted))
-    assert told == "exit code 137: Evicted: The node was low on resource: ephemeral-storage."
+    reason = pods.why(
+        pod(phase="Failed", containerStatuses=[{**trainer, "state": dead}], **evicted)
+    )
+    assert reason == "exit code 137: Evicted: The node was low on resource: ephemeral-storage."
     saved = {
         "terminated": {
             "exitCode": 143,
@@ -204,14 +207,14 @@ def test_a_pod_says_why() -> None:
         "reason": "PreemptionByScheduler",
         "message": "by x-1",
     }
-    for told, state in {
+    for reason, state in {
         "exit code 143: stopped after step 4; PreemptionByScheduler: by x-1": saved,
         "PreemptionByScheduler: by x-1": {"running": {}},
     }.items():
-        found = pod(
+        running = pod(
             phase="Running", containerStatuses=[{**trainer, "state": state}], conditions=[disrupted]
         )
-        assert pods.why(found) == told
+        assert pods.why(running) == reason
     event = {"type": "Warning", "message": "Multi-Attach error"}
     assert pods.why(pod(phase="Pending"), [event]) == "Multi-Attach error"
 
@@ -302,7 +305,7 @@ def test_progress_that_is_none_ends_no_verb(wrong: object) -> None:
         "saved_step",
         "last_exit",
     )
-    found = trusted(
+    progress = trusted(
         {**dict.fromkeys(named, wrong), "exit_status": wrong, "phase": 3, "restarts": wrong}
     )
     config = load_resolved(
@@ -310,7 +313,7 @@ def test_progress_that_is_none_ends_no_verb(wrong: object) -> None:
     )
     states: tuple[State, ...] = ("running", "stopped", "failed")
     for state in states:
-        observed = ObservedRun(spec_of(config), None, [], [], state, "", found)
+        observed = ObservedRun(spec_of(config), None, [], [], state, "", progress)
         assert next(headline(observed)).startswith("fit: Job in default")
         assert exit_code(observed) in (3, 143)
 
@@ -407,12 +410,12 @@ def test_the_exit_code_of_what_ends_in_a_pod_is_waited_for(tmp_path: Path) -> No
     assert in_pod.follow(tmp_path, 0) == ENVIRONMENT, "killed with what it watched"
 
 
-def observed_run(state: State, *found: dict[str, Any], **progress: Any) -> ObservedRun:
+def observed_run(state: State, *pods_of_run: dict[str, Any], **progress: Any) -> ObservedRun:
     """A run of two nodes with these pods."""
     config = load_resolved(
         {"name": "fit", "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}}
     )
-    return ObservedRun(spec_of(config), None, [*found], [], state, "", progress or None)
+    return ObservedRun(spec_of(config), None, [*pods_of_run], [], state, "", progress or None)
 
 
 def ended_pod(node: int, code: int, reason: str, error: str | None) -> dict[str, Any]:
@@ -433,14 +436,14 @@ def ended_pod(node: int, code: int, reason: str, error: str | None) -> dict[str,
 def test_a_rank_that_was_killed_comes_before_those_that_lost_it() -> None:
     victim = ended_pod(0, 145, "lost another rank: Connection reset by peer", "LostPeer")
     cause = ended_pod(1, 145, "rank 1 was killed by SIGKILL", "RankDied")
-    for found in ([victim, cause], [cause, victim]):
-        waiting = observed_run("waiting", *found)
+    for victims in ([victim, cause], [cause, victim]):
+        waiting = observed_run("waiting", *victims)
         assert next(headline(waiting)).endswith("exit code 145: rank 1 was killed by SIGKILL")
-        known = find_cause(found, [])
+        known = find_cause(victims, [])
         assert known is not None
         assert known["pod"] == "fit-1-x"
         # What followers tell.
-        assert next(iter(_lasting_reasons(found))) == "fit-1-x"
+        assert next(iter(_lasting_reasons(victims))) == "fit-1-x"
     shown = [*headline(observed_run("failed", ended_pod(0, 6, "much " * 60, "OutOfMemoryAgain")))]
     assert shown[0].endswith(", failed")
     assert shown[1] == f"why: {'much ' * 60}"
@@ -471,8 +474,8 @@ def test_the_cause_is_of_the_start_that_ended_last() -> None:
     second = pod_of(1, 137, "", began=20, ended=30)
     # Node 0 has not lost its peer yet, and then it has.
     loser = pod_of(0, 145, "lost another rank", began=20, ended=31)
-    for found in ([first, follower, second], [first, follower, second, loser]):
-        cause = find_cause(found, [])
+    for ended in ([first, follower, second], [first, follower, second, loser]):
+        cause = find_cause(ended, [])
         assert cause is not None
         assert cause["pod"] == "fit-1-20"
     # Of the second start only a pod is left that lost another.
@@ -605,18 +608,18 @@ def test_rights_that_are_missing_are_granted_by_one_role() -> None:
         assert isinstance(error, MissingRight)
         return error
 
-    told = missing_rights([right("get", "jobs", "batch"), right("patch", "jobs", "batch")])
-    assert told.count("kind: Role") == 1
-    assert "resources: [jobs]\n    verbs: [get, patch]" in told
-    assert "kubernetes.operators in a run file makes one" in told
-    told = str(right("patch", "roles", "rbac.authorization.k8s.io"))
-    assert "Roles are for an administrator to make" in told
-    assert "makes one with all rights" not in told
+    advice = missing_rights([right("get", "jobs", "batch"), right("patch", "jobs", "batch")])
+    assert advice.count("kind: Role") == 1
+    assert "resources: [jobs]\n    verbs: [get, patch]" in advice
+    assert "kubernetes.operators in a run file makes one" in advice
+    advice = str(right("patch", "roles", "rbac.authorization.k8s.io"))
+    assert "Roles are for an administrator to make" in advice
+    assert "makes one with all rights" not in advice
 
 
 def test_a_refusal_of_a_policy_names_no_field() -> None:
     cause = {"message": "ValidatingAdmissionPolicy 'team-label' denied request: no label team"}
-    told = sentence(422, "invalid", details={"causes": [cause]})
-    assert told.endswith(
+    message = sentence(422, "invalid", details={"causes": [cause]})
+    assert message.endswith(
         "as invalid: ValidatingAdmissionPolicy 'team-label' denied request: no label team"
     )

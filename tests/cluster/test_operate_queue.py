@@ -60,11 +60,11 @@ def test_a_run_that_another_cluster_has_says_where_to_look(desk: Desk) -> None:
     desk.submit_script(
         SCRIPT, kubernetes__queue="gpu", compute__nodes=1, kubernetes__patches=[patch]
     )
-    told = json.loads(desk.quick("status", "fit", "--json").stdout)
-    assert (told["state"], told["pods"]) == ("waiting", [])
-    assert told["why"].startswith("MultiKueue gives it to another cluster")
+    status = json.loads(desk.quick("status", "fit", "--json").stdout)
+    assert (status["state"], status["pods"]) == ("waiting", [])
+    assert status["why"].startswith("MultiKueue gives it to another cluster")
     assert not desk.cluster.find("Pod", TRAINERS)
-    assert told["why"] in desk.quick("logs", "-f", "fit", code=3).stderr
+    assert status["why"] in desk.quick("logs", "-f", "fit", code=3).stderr
 
 
 def test_without_a_workload_nothing_is_said_to_be_stopped(desk: Desk) -> None:
@@ -81,10 +81,10 @@ def test_without_a_workload_nothing_is_said_to_be_stopped(desk: Desk) -> None:
 def test_a_queue_that_is_not_there_is_refused_before_anything_is_made(desk: Desk) -> None:
     queue(desk)
     desk.write({"kubernetes.queue": "gpus", "compute.nodes": 1})
-    told = desk.quick("submit", "run.yaml", code=3).stderr
+    stderr = desk.quick("submit", "run.yaml", code=3).stderr
     where = f"in namespace {desk.cluster.namespace}"
-    assert f"kubernetes.queue: there is no LocalQueue gpus {where}" in told
-    assert "queues there: gpu\n" in told
+    assert f"kubernetes.queue: there is no LocalQueue gpus {where}" in stderr
+    assert "queues there: gpu\n" in stderr
     assert desk.cluster.find("Job") == []
 
 
@@ -108,12 +108,12 @@ def test_a_run_that_was_preempted_says_by_whom() -> None:
         {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "Preempted"},
         {"type": "Preempted", "status": "True", "reason": "InClusterQueue", "message": by},
     ]
-    told = kueue._reason_of({"status": {"conditions": conditions}})
-    assert told == f"taken off its nodes (Preempted): {by}; {lacking}"
+    reason = kueue._reason_of({"status": {"conditions": conditions}})
+    assert reason == f"taken off its nodes (Preempted): {by}; {lacking}"
     reserved = {"type": "QuotaReserved", "status": "True"}
     check = {"name": "capacity", "state": "Pending", "message": "waits for a node"}
-    told = kueue._reason_of({"status": {"conditions": [reserved], "admissionChecks": [check]}})
-    assert told == "admission check capacity is Pending: waits for a node"
+    reason = kueue._reason_of({"status": {"conditions": [reserved], "admissionChecks": [check]}})
+    assert reason == "admission check capacity is Pending: waits for a node"
     assert (
         kueue._reason_of({"status": {"conditions": [{"type": "Admitted", "status": "True"}]}}) == ""
     )

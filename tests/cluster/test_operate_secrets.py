@@ -42,12 +42,12 @@ class Listener:
             self.desk.command(*argv), cwd=self.desk.folder, env=environ, stdin=subprocess.DEVNULL,
             capture_output=True, timeout=180,
         )  # fmt: skip
-        said = done.stdout + done.stderr
+        output = done.stdout + done.stderr
         assert code is None or done.returncode == code, (
-            f"{argv}: {done.returncode}\n{said.decode()}"
+            f"{argv}: {done.returncode}\n{output.decode()}"
         )
-        assert b"Traceback" not in said, f"{argv}: {said.decode()}"
-        self.leaks += found(f"kubetune {' '.join(argv)}", said)
+        assert b"Traceback" not in output, f"{argv}: {output.decode()}"
+        self.leaks += found(f"kubetune {' '.join(argv)}", output)
         return done.stdout.decode()
 
     def search_cluster(self, moment: str) -> None:
@@ -79,14 +79,14 @@ def listener(cluster: Cluster, tmp_path: Path, model: Path) -> Listener:  # noqa
         "".join(f"{name}='{value}'\n" for name, value in ENVIRON.items())
     )
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    found = Listener(desk)
+    listening = Listener(desk)
     for name in ENVIRON:
-        found.kubetune("secret", "set", name, "run.yaml")
+        listening.kubetune("secret", "set", name, "run.yaml")
     data = desk.cluster.get("Secret", "keys")["data"]
     assert {key: base64.b64decode(value).decode() for key, value in data.items()} == {
         name.lower(): value for name, value in ENVIRON.items()
     }
-    return found
+    return listening
 
 
 def check(listener: Listener) -> None:
@@ -165,10 +165,10 @@ def test_pods_to_work_in(listener: Listener) -> None:
     for node in range(2):
         desk.cluster.wait_phase(f"fit-dev-{node}", "Running")
         desk.cluster.wait_log(f"fit-dev-{node}", "idle")
-    told = listener.kubetune("exec", "fit-dev", "--", "sh", "-c", SHA256)
+    output = listener.kubetune("exec", "fit-dev", "--", "sh", "-c", SHA256)
     secret = ENVIRON["HF_TOKEN"] + ENVIRON["MLFLOW_TRACKING_PASSWORD"]
     assert (
-        hashlib.sha256(secret.encode()).hexdigest() in told
+        hashlib.sha256(secret.encode()).hexdigest() in output
     )  # the pods do have what nobody may see
     listener.kubetune("dev", "run", "run.yaml")
     listener.kubetune("dev", "run", "run.yaml", "training.max_steps=8", code=2)

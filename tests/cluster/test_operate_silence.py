@@ -61,9 +61,9 @@ def test_pods_that_cannot_be_asked_end_no_verb(
     assert shown[0] == f"fit: Job in {desk.cluster.namespace}, running, 1 of 1 pods running"
     assert shown[1] == "step 5/20 · loss 2.5000 · 1,234 tokens/s"  # as its log says
     assert shown[2].startswith("! its pods could not be asked for progress: exec in Pod fit-0-")
-    told = json.loads(desk.quick("status", "fit", "--json").stdout)
-    assert (told["state"], told["step"]) == ("running", 5)
-    assert "exec in Pod fit-0-" in told["not_asked"]
+    status = json.loads(desk.quick("status", "fit", "--json").stdout)
+    assert (status["state"], status["step"]) == ("running", 5)
+    assert "exec in Pod fit-0-" in status["not_asked"]
     assert desk.quick("status").stdout.splitlines()[1].split()[:4] == [
         "fit",
         "Job",
@@ -85,9 +85,9 @@ def test_pods_that_cannot_be_asked_end_no_verb(
 def test_results_come_home_past_a_pod_whose_node_is_down(desk: Desk) -> None:
     """The next that runs is asked, and else a pod is made that reads the volume."""
     desk.cluster.trouble(EXEC, code=500, message=DIAL, times=1)
-    told = desk.quick("cp", "fit")
-    assert "its node cannot be asked (500): error dialing backend" in told.stderr
-    assert "no pod that runs answers; fit-files-" in told.stderr
+    done = desk.quick("cp", "fit")
+    assert "its node cannot be asked (500): error dialing backend" in done.stderr
+    assert "no pod that runs answers; fit-files-" in done.stderr
     assert (desk.folder / "outputs" / "fit" / "logs" / "rank-0.log").read_text() == "one\ntwo\n"
 
 
@@ -112,9 +112,9 @@ def test_a_log_is_followed_through_one_pod_while_none_of_the_run_answers(
 
     with ThreadPoolExecutor(1) as pool:
         going = pool.submit(go_on)
-        told = desk.quick("logs", "-f", "fit", "--rank", "0")
+        done = desk.quick("logs", "-f", "fit", "--rank", "0")
         going.result()
-    assert told.stdout == "one\ntwo\nthree\nfour\n"
+    assert done.stdout == "one\ntwo\nthree\nfour\n"
     assert desk.cluster.asked().count(MADE) == 1
     desk.cluster.wait_pods("app.kubernetes.io/component=files", 0)
 
@@ -127,9 +127,9 @@ def test_where_nothing_answers_only_so_many_pods_are_made(
         desk.quick("stop", "fit")
     monkeypatch.setattr("kubetune.cli.remote.logs._POLL_SECONDS", 0.02)
     desk.cluster.trouble(EXEC, cut="within")
-    told = desk.quick("logs", "fit", "--rank", "0", code=3)
+    done = desk.quick("logs", "fit", "--rank", "0", code=3)
     why = "no pod that runs answers" if state == "running" else "no pod of fit runs"
-    assert f"{why}, and none of the 3 that were made to read its volume answers" in told.stderr
+    assert f"{why}, and none of the 3 that were made to read its volume answers" in done.stderr
     assert desk.cluster.asked().count(MADE) == 3
     desk.cluster.wait_pods("app.kubernetes.io/component=files", 0)
 

@@ -208,7 +208,9 @@ def test_label_selectors(text: str, chosen: set[int]) -> None:
     labels = {1: {"app": "x"}, 2: {"app": "y", "tier": "back"}, 3: {}}
     matches = selector({"labelSelector": text})
     assert {
-        number for number, found in labels.items() if matches({"metadata": {"labels": found}})
+        number
+        for number, labels_of_one in labels.items()
+        if matches({"metadata": {"labels": labels_of_one}})
     } == chosen
 
 

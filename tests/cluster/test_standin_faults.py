@@ -64,12 +64,12 @@ def test_a_pod_that_never_comes_says_why(cluster: Cluster) -> None:
 def test_an_image_that_cannot_be_pulled_keeps_its_pod_waiting(cluster: Cluster) -> None:
     cluster.break_image("busybox")
     cluster.apply(pod("fit", "true"))
-    cluster.wait("Pod", "fit", lambda found: waiting_reason(found) == "ImagePullBackOff")
+    cluster.wait("Pod", "fit", lambda current: waiting_reason(current) == "ImagePullBackOff")
     cluster.clear_faults()
     cluster.wait_phase("fit", "Succeeded")
     unknown = pod("unknown", "true", container={"image": "registry.example/none:1"})
     cluster.apply(unknown)
-    cluster.wait("Pod", "unknown", lambda found: waiting_reason(found) == "ImagePullBackOff")
+    cluster.wait("Pod", "unknown", lambda current: waiting_reason(current) == "ImagePullBackOff")
 
 
 def test_in_an_outage_connections_are_refused_and_pods_go_on(

@@ -36,7 +36,9 @@ def test_a_gang_gets_its_nodes_together_or_none(cluster: Cluster) -> None:
     cluster.apply(GROUP, gang)
     why = "pod group is not ready, 2 of 2 pods are there, 1 fit on no node"
     for member in cluster.wait_pods("job-name=fit", 2):
-        refused = cluster.wait("Pod", name_of(member), lambda found: why in str(found["status"]))
+        refused = cluster.wait(
+            "Pod", name_of(member), lambda current: why in str(current["status"])
+        )
         assert "nodeName" not in refused["spec"]
     cluster.delete("Pod", "other")
     assert len(cluster.wait_ready("fit", pods=2)) == 2
@@ -67,7 +69,7 @@ def test_operators_make_the_group_of_their_jobs(desk: Desk, kind: str) -> None:
     why = "pod group is not ready, 2 of 2 pods are there, 1 fit on no node"
     for member in members:
         refused = desk.cluster.wait(
-            "Pod", name_of(member), lambda found: why in str(found["status"])
+            "Pod", name_of(member), lambda current: why in str(current["status"])
         )
         assert "nodeName" not in refused["spec"]
     (group,) = desk.cluster.find("PodGroup")

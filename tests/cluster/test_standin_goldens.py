@@ -24,19 +24,19 @@ ASSUMED = {
 
 def nodes(case: str) -> int:
     file, *words = CASES[case]
-    said = [
+    counts = [
         int(word.removeprefix("compute.nodes="))
         for word in words
         if word.startswith("compute.nodes=")
     ]
-    return said[0] if said else 4 if file == "full.yaml" else 1
+    return counts[0] if counts else 4 if file == "full.yaml" else 1
 
 
 def jobs_of(obj: dict[str, Any]) -> list[dict[str, Any]]:
     """The Jobs of a JobSet or of a TrainingRuntime's JobSet."""
     spec = obj.get("spec") or {}
-    found: list[dict[str, Any]] = spec.get("replicatedJobs") or []
-    return found if obj["kind"] != "TrainingRuntime" else spec["template"]["spec"]["replicatedJobs"]
+    jobs: list[dict[str, Any]] = spec.get("replicatedJobs") or []
+    return jobs if obj["kind"] != "TrainingRuntime" else spec["template"]["spec"]["replicatedJobs"]
 
 
 @pytest.mark.usefixtures("kubectl")

@@ -37,10 +37,10 @@ CLAIM = {
 
 def meeting_spec(*argv: str, name: str = "main") -> Object:
     """A pod spec for SHOW, with the claim through which its pods meet."""
-    own = {"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
+    container = {"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
     volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
     return pod_spec(
-        *argv, name=name, container=own, volumes=volumes, terminationGracePeriodSeconds=0
+        *argv, name=name, container=container, volumes=volumes, terminationGracePeriodSeconds=0
     )
 
 
@@ -58,7 +58,7 @@ def fail_on(*codes: int, action: str = "FailJob") -> Object:
 
 
 def pods_by(cluster: Cluster, label: str) -> dict[str, Object]:
-    return {found["metadata"]["labels"][label]: found for found in cluster.find("Pod", label)}
+    return {pod["metadata"]["labels"][label]: pod for pod in cluster.find("Pod", label)}
 
 
 # -- Job
@@ -77,9 +77,9 @@ def test_an_exit_code_of_the_failure_policy_fails_the_job_at_once(cluster: Clust
     cluster.apply(
         job("fit", template, completions=2, parallelism=2, backoffLimit=9, podFailurePolicy=policy)
     )
-    found = condition(cluster.wait_condition("Job", "fit", "Failed"), "Failed")
-    assert found["reason"] == "PodFailurePolicy"
-    assert found["message"].endswith("failed with exit code 2 matching FailJob rule at index 0")
+    failure = condition(cluster.wait_condition("Job", "fit", "Failed"), "Failed")
+    assert failure["reason"] == "PodFailurePolicy"
+    assert failure["message"].endswith("failed with exit code 2 matching FailJob rule at index 0")
 
 
 def test_failures_are_counted_by_index(cluster: Cluster) -> None:
@@ -90,10 +90,12 @@ def test_failures_are_counted_by_index(cluster: Cluster) -> None:
     assert condition(failed, "Failed")["reason"] == "MaxFailedIndexesExceeded"
     starts = [pod["metadata"]["annotations"] for pod in cluster.find("Pod")]
     for index in "012":
-        own = [
-            found for found in starts if found["batch.kubernetes.io/job-completion-index"] == index
+        starts_of_index = [
+            start for start in starts if start["batch.kubernetes.io/job-completion-index"] == index
         ]
-        counted = sorted(int(found["batch.kubernetes.io/job-index-failure-count"]) for found in own)
+        counted = sorted(
+            int(start["batch.kubernetes.io/job-index-failure-count"]) for start in starts_of_index
+        )
         assert counted in (
             [0, 1, 2],
             [0, 1],
@@ -118,9 +120,9 @@ def test_suspending_a_job_stops_its_pods_until_it_is_resumed(cluster: Cluster) -
             "PATCH", path, {"spec": {"suspend": suspend}}, "application/merge-patch+json"
         )
 
-        def settled(found: Object, suspend: bool = suspend, active: int = active) -> bool:
-            status = found["status"]
-            shown = (find_condition(found, "Suspended") or {}).get("status")
+        def settled(current: Object, suspend: bool = suspend, active: int = active) -> bool:
+            status = current["status"]
+            shown = (find_condition(current, "Suspended") or {}).get("status")
             return (status["active"], status["terminating"], shown) == (active, 0, str(suspend))
 
         cluster.wait("Job", "fit", settled)
@@ -137,14 +139,14 @@ def test_a_deadline_and_a_ttl_end_a_job(cluster: Cluster) -> None:
 # -- StatefulSet
 def test_members_of_a_stateful_set_have_names_ranks_and_claims(cluster: Cluster) -> None:
     rank = {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}}
-    own = {
+    container = {
         "env": [{"name": "RANK", "valueFrom": rank}],
         "volumeMounts": [{"name": "cache", "mountPath": "/cache"}],
     }
     script = "echo $RANK > /cache/rank; exec sleep 600"
     template = {"metadata": {"labels": {"app": "fit"}}}
     template["spec"] = pod_spec(
-        script, restart="Always", container=own, terminationGracePeriodSeconds=0
+        script, restart="Always", container=container, terminationGracePeriodSeconds=0
     )
     claim = {"metadata": {"name": "cache"}}
     claim["spec"] = {
@@ -162,16 +164,14 @@ def test_members_of_a_stateful_set_have_names_ranks_and_claims(cluster: Cluster)
     cluster.apply(
         {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "fit"}, "spec": spec}
     )
-    cluster.wait(
-        "StatefulSet", "fit", lambda found: found.get("status", {}).get("readyReplicas") == 2
-    )
-    assert [name_of(found) for found in cluster.find("Pod")] == ["fit-0", "fit-1"]
+    cluster.wait("StatefulSet", "fit", lambda obj: obj.get("status", {}).get("readyReplicas") == 2)
+    assert [name_of(pod) for pod in cluster.find("Pod")] == ["fit-0", "fit-1"]
     for index in range(2):
         cluster.kill_pod(f"fit-{index}")  # its restart policy is Always
         cluster.wait(
             "Pod",
             f"fit-{index}",
-            lambda found: found["status"]["containerStatuses"][0]["restartCount"] == 1,
+            lambda pod: pod["status"]["containerStatuses"][0]["restartCount"] == 1,
         )
         written = cluster.claim_folder(f"cache-fit-{index}") / "rank"
         wait_until(written.read_text)  # the new container empties the file before it writes
@@ -274,8 +274,8 @@ def test_a_pytorch_job_retries_a_signal_but_not_an_error(cluster: Cluster) -> No
     first = cluster.wait_phase("fit-worker-0", "Running")
     cluster.kill_pod("fit-worker-0")
 
-    def is_another(found: Object) -> bool:
-        return found["metadata"]["uid"] != first["metadata"]["uid"] and phase(found) == "Running"
+    def is_another(pod: Object) -> bool:
+        return pod["metadata"]["uid"] != first["metadata"]["uid"] and phase(pod) == "Running"
 
     cluster.wait("Pod", "fit-worker-0", is_another)
     cluster.apply(pytorch_job("typo", "exit 2"))
@@ -308,8 +308,8 @@ def test_a_train_job_becomes_a_jobset_with_the_rendezvous(cluster: Cluster) -> N
     cluster.wait_condition("TrainJob", "fit", "Complete")
     pods = pods_by(cluster, COMPLETION_INDEX)
     assert sorted(pods) == ["0", "1"]
-    for rank, found in pods.items():
-        assert shown(cluster, found) == {
+    for rank, pod in pods.items():
+        assert shown(cluster, pod) == {
             "PET_NNODES": "2",
             "PET_NPROC_PER_NODE": "3",
             "PET_NODE_RANK": rank,

@@ -120,8 +120,8 @@ def test_cp_brings_a_folder_there_and_back(shell: Cluster, tmp_path: Path) -> No
 
 def test_port_forward_reaches_the_pods_own_loopback(cluster: Cluster) -> None:
     serve = "cd /etc && exec python3 -m http.server --bind 127.0.0.1 8000"
-    own = {"env": [{"name": "PYTHONUNBUFFERED", "value": "1"}]}
-    cluster.apply(pod("web", serve, container=own, terminationGracePeriodSeconds=0))
+    container = {"env": [{"name": "PYTHONUNBUFFERED", "value": "1"}]}
+    cluster.apply(pod("web", serve, container=container, terminationGracePeriodSeconds=0))
     cluster.wait_phase("web", "Running")
     cluster.wait_log("web", "Serving HTTP")
     with subprocess.Popen(
@@ -155,10 +155,12 @@ def test_rollout_and_scale(cluster: Cluster, kind: str) -> None:
     cluster.kubectl("rollout", "status", f"{kind}/web", "--timeout=50s")
     cluster.kubectl("set", "env", f"{kind}/web", "COLOR=green")
     cluster.kubectl("rollout", "status", f"{kind}/web", "--timeout=50s")
-    pods = [found for found in cluster.find("Pod") if not terminating(found)]
-    assert [found["spec"]["containers"][0]["env"][0]["value"] for found in pods] == ["green"] * 2
+    pods = [web_pod for web_pod in cluster.find("Pod") if not terminating(web_pod)]
+    assert [web_pod["spec"]["containers"][0]["env"][0]["value"] for web_pod in pods] == [
+        "green"
+    ] * 2
     cluster.kubectl("scale", f"{kind}/web", "--replicas=1")
-    cluster.wait(kind, "web", lambda found: found["status"]["replicas"] == 1)
+    cluster.wait(kind, "web", lambda obj: obj["status"]["replicas"] == 1)
 
 
 def test_drain_evicts_with_the_grace_period(cluster: Cluster) -> None:

@@ -72,14 +72,18 @@ def test_environment_is_resolved_as_kubernetes_does(cluster: Cluster) -> None:
             "valueFrom": {"secretKeyRef": {"name": "none", "key": "x", "optional": True}},
         },
     ]
-    own = {
+    container_fields = {
         "env": env,
         "envFrom": [{"configMapRef": {"name": "settings"}, "prefix": "SET_"}],
         "resources": {"limits": {"cpu": "3"}},
         "args": ["$(NAME)"],
     }
     script = 'echo "$TOKEN $NAME $CPU $BOTH $SET_color ${ABSENT-unset} $0 $HOSTNAME"; hostname -i | grep -qx "$IP"'
-    cluster.apply(secret, config_map("settings", color="green"), pod("env", script, container=own))
+    cluster.apply(
+        secret,
+        config_map("settings", color="green"),
+        pod("env", script, container=container_fields),
+    )
     assert exit_code(cluster.wait_phase("env", "Succeeded")) == 0
     assert cluster.log("env") == "s3cret env 3 env/s3cret/$(NAME)/$(MISSING) green unset env env\n"
 
@@ -113,9 +117,9 @@ def test_volumes_are_folders_and_the_root_can_be_read_only(cluster: Cluster) -> 
         touch /x 2>/dev/null || echo root is read-only
         echo kept > /outputs/result; cat /scratch/from-init
     """
-    own = {"volumeMounts": mounts, "securityContext": {"readOnlyRootFilesystem": True}}
+    container_fields = {"volumeMounts": mounts, "securityContext": {"readOnlyRootFilesystem": True}}
     init = container("echo from init > /scratch/from-init", name="init", volumeMounts=mounts[:1])
-    spec = {"container": own, "volumes": volumes, "initContainers": [init]}
+    spec = {"container": container_fields, "volumes": volumes, "initContainers": [init]}
     cluster.apply(claim, config_map("settings", run="steps: 3\n"), pod("volumes", script, **spec))
     cluster.wait_phase("volumes", "Succeeded")
     expected = [
@@ -133,8 +137,13 @@ def test_containers_run_as_the_user_they_name(cluster: Cluster) -> None:
     context = {"runAsNonRoot": True, "runAsUser": 10001, "runAsGroup": 10002, "fsGroup": 10003}
     volumes, mounts = [{"name": "data", "emptyDir": {}}], [{"name": "data", "mountPath": "/data"}]
     script = "id -u; id -g; id -G; stat -c %g /data; touch /data/mine && echo ok; grep NoNewPrivs /proc/self/status"
-    own = {"volumeMounts": mounts, "securityContext": {"allowPrivilegeEscalation": False}}
-    cluster.apply(pod("user", script, container=own, securityContext=context, volumes=volumes))
+    container_fields = {
+        "volumeMounts": mounts,
+        "securityContext": {"allowPrivilegeEscalation": False},
+    }
+    cluster.apply(
+        pod("user", script, container=container_fields, securityContext=context, volumes=volumes)
+    )
     cluster.wait_phase("user", "Succeeded")
     expected = ["10001", "10002", "10002 10003", "10003", "ok", "NoNewPrivs:\t1"]
     assert cluster.log("user").splitlines() == expected
@@ -209,12 +218,12 @@ def test_a_claim_for_one_node_cannot_be_used_on_two(cluster: Cluster) -> None:
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
     }
     shared = {"volumes": [{"name": "block", "persistentVolumeClaim": {"claimName": "block"}}]}
-    here, there = ({"nodeSelector": {"kubernetes.io/hostname": f"node-{i}"}} for i in (0, 1))
+    here, second = ({"nodeSelector": {"kubernetes.io/hostname": f"node-{i}"}} for i in (0, 1))
     cluster.apply(
         claim, pod("first", "exec sleep 60", **shared, **here, terminationGracePeriodSeconds=0)
     )
     cluster.wait_phase("first", "Running")
-    cluster.apply(pod("second", "true", **shared, **there))
+    cluster.apply(pod("second", "true", **shared, **second))
     cluster.wait_event("Multi-Attach error")
     cluster.delete("Pod", "first")
     cluster.wait_phase("second", "Succeeded")

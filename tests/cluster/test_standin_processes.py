@@ -40,21 +40,21 @@ def own_control_plane(tmp_path: Path) -> Iterator[ControlPlane]:
 
 def processes_with(marker: str) -> list[int]:
     """Ids of all processes on this machine that have the marker in their environment."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment = (folder / "environ").read_bytes()
         except OSError:  # it ended in between, or is a kernel thread
             continue
         if f"MARKER={marker}".encode() in environment:
-            found.append(int(folder.name))
-    return found
+            pids.append(int(folder.name))
+    return pids
 
 
 def descendants_of(pid: int) -> list[int]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in children] + [
-        found for child in children for found in descendants_of(int(child))
+        descendant for child in children for descendant in descendants_of(int(child))
     ]
 
 
@@ -71,12 +71,12 @@ def mounts_but_of_others(folder: Path) -> list[str]:
 def test_nothing_outlives_a_killed_server(own_control_plane: ControlPlane, tmp_path: Path) -> None:
     cluster = Cluster(own_control_plane, "default", tmp_path)
     marker, memory = f"standin-{os.getpid()}", {"name": "memory", "emptyDir": {"medium": "Memory"}}
-    own = {
+    container = {
         "env": [{"name": "MARKER", "value": marker}],
         "volumeMounts": [{"name": "memory", "mountPath": "/memory"}],
     }
     script = "trap '' TERM HUP INT; setsid sleep 600 & echo up; wait"
-    template = pod_spec(script, container=own, volumes=[memory])
+    template = pod_spec(script, container=container, volumes=[memory])
     mounts, links = mounts_but_of_others(tmp_path), os.listdir("/sys/class/net")
     cluster.apply(job("fit", template, completions=2, parallelism=2))
     cluster.wait_ready("fit", pods=2)
@@ -130,8 +130,8 @@ def test_by_hand_it_says_where_its_kubeconfig_is_until_ctrl_c(tmp_path: Path) ->
     with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = iter(process.stdout.readline, "")
-        said = next(line for line in lines if "KUBECONFIG" in line)
-        kubeconfig = yaml.safe_load(Path(said.split()[1].removeprefix("KUBECONFIG=")).read_text())
+        hint = next(line for line in lines if "KUBECONFIG" in line)
+        kubeconfig = yaml.safe_load(Path(hint.split()[1].removeprefix("KUBECONFIG=")).read_text())
         with urlopen(f"{kubeconfig['clusters'][0]['cluster']['server']}/api/v1/nodes") as answer:
             nodes = json.load(answer)["items"]
         process.send_signal(signal.SIGINT)
@@ -177,15 +177,15 @@ def test_it_runs_where_there_is_one_user_only(
     with started:
         cluster = Cluster(started, "default", tmp_path)
         volumes = [{"name": "config", "configMap": {"name": "settings"}}]
-        own = {"volumeMounts": [{"name": "config", "mountPath": "/mnt"}]}
+        container = {"volumeMounts": [{"name": "config", "mountPath": "/mnt"}]}
         script = "cat /mnt/greeting; until getent hosts fit-0.fit; do sleep 0.02; done; hostname -i"
         service = headless_service("fit", **{"job-name": "fit"})
-        spec = pod_spec(script, container=own, volumes=volumes, subdomain="fit")
+        spec = pod_spec(script, container=container, volumes=volumes, subdomain="fit")
         cluster.apply(config_map("settings", greeting="hello\n"), service, job("fit", spec))
         cluster.wait_condition("Job", "fit", "Complete")
-        (found,) = cluster.find("Pod")
-        ip = found["status"]["podIP"]
-        assert cluster.log(name_of(found)).split() == [
+        (created,) = cluster.find("Pod")
+        ip = created["status"]["podIP"]
+        assert cluster.log(name_of(created)).split() == [
             "hello",
             ip,
             "fit-0.fit.default.svc.cluster.local",

@@ -210,8 +210,8 @@ def _kill_launcher(run_dir: Path, kind: Kind, blow: Blow) -> bool:
 
 def descendants(pid: int) -> list[int]:
     """All processes below one."""
-    found = processes.children(pid)
-    return found + [grandchild for child in found for grandchild in descendants(child)]
+    children = processes.children(pid)
+    return children + [grandchild for child in children for grandchild in descendants(child)]
 
 
 def _count(text: str) -> int:

@@ -136,8 +136,8 @@ def data_from_outside(received: Received) -> None:
 def metrics_of_its_own(received: Received) -> None:
     file = received.run / "mine.py"
     file.write_text(EVIL.format(canary=str(received.canary)))
-    own = {"file": str(file), "functions": ["score"]}
-    received.settle(evaluation={"metrics": own, "generate": {"rows": 2}})
+    metrics_file = {"file": str(file), "functions": ["score"]}
+    received.settle(evaluation={"metrics": metrics_file, "generate": {"rows": 2}})
 
 
 def tasks_of_its_own(received: Received) -> None:

@@ -88,12 +88,12 @@ def copy_of(stopped: Path, folder: Path) -> Path:
 
 def files_of(run_dir: Path) -> list[str]:
     """What kubetune reads of a run, but for the tensors, which have checksums."""
-    found = [
+    paths = [
         *run_dir.glob("*.json*"),
         *run_dir.glob("logs/*.json"),
         *run_dir.glob("checkpoints/step-*/manifest.json"),
     ]
-    return sorted(str(path.relative_to(run_dir)) for path in found)
+    return sorted(str(path.relative_to(run_dir)) for path in paths)
 
 
 def test_a_run_goes_on_when_its_numbers_are_damaged_and_counts_right(
@@ -114,7 +114,7 @@ def test_a_run_goes_on_when_its_numbers_are_damaged_and_counts_right(
     assert "metrics.jsonl: steps 3-7 are missing (5 of 7)" in log
     assert f"events.jsonl: line {len(events.splitlines())} is damaged" in log
     assert "Traceback" not in log
-    told, expected = (
+    report, expected = (
         json.loads((folder / "report.json").read_text()) for folder in (run_dir, whole)
     )
     same = (
@@ -127,8 +127,8 @@ def test_a_run_goes_on_when_its_numbers_are_damaged_and_counts_right(
         "eval_last",
         "best_step",
     )
-    assert {key: told[key] for key in same} == {key: expected[key] for key in same}
-    assert told["samples"] == 2 * toy.ROWS
+    assert {key: report[key] for key in same} == {key: expected[key] for key in same}
+    assert report["samples"] == 2 * toy.ROWS
     for name in ("adapter_model.safetensors", "optimizer.safetensors"):
         assert toy.digests(run_dir)[name] == toy.digests(whole)[name]
     page = tmp_path / "page.html"
@@ -298,28 +298,28 @@ def test_the_agent_of_a_run_directory_that_is_deleted_says_so(
         began = time.monotonic()
         for rank in stopped_ranks(process.pid):
             os.kill(rank, signal.SIGCONT)
-        said = "".join(process.communicate(timeout=60))
+        output = "".join(process.communicate(timeout=60))
         assert time.monotonic() - began < 20, (
             "it ends at the next step, and waits for no grace time"
         )
-    assert process.returncode == errors.ENVIRONMENT, said
-    assert f"{run_dir} was deleted or moved away while the run went on" in said
-    assert "Traceback" not in said
+    assert process.returncode == errors.ENVIRONMENT, output
+    assert f"{run_dir} was deleted or moved away while the run went on" in output
+    assert "Traceback" not in output
     assert not run_dir.exists(), sorted(run_dir.rglob("*"))
 
 
 def stopped_ranks(agent_pid: int) -> list[int]:
     """The process ids of an agent's ranks that have been stopped by SIGSTOP."""
-    found = []
+    pids = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
             words = (environ.parent / "cmdline").read_bytes().split(b"\0")
             is_ours = f"{processes.AGENT_PID}={agent_pid}\0".encode() in environ.read_bytes()
             if is_ours and b"kubetune.worker" in words and toy.is_stopped(int(environ.parent.name)):
-                found.append(int(environ.parent.name))
+                pids.append(int(environ.parent.name))
         except OSError:
             continue  # it has ended just now, or is somebody else's
-    return found
+    return pids
 
 
 @pytest.mark.parametrize("name", [*LINES, "resolved.json", "plan.json", "exit.json", "logs"])

@@ -111,13 +111,13 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_refused_at_once(
 ) -> None:
     run_dir = toy.make_run(small_disk / "run", toy.make_config(toy_inputs, lora=None))
     assert toy.train(run_dir) == [errors.ENVIRONMENT]
-    told = re.search(
+    match = re.search(
         r"4 checkpoints of ([\d,]+) bytes need ([\d,]+) bytes, ([\d,]+) are free",
         (run_dir / "logs" / "rank-0.log").read_text(),
     )
-    assert told is not None
-    each, needed, free = (int(number.replace(",", "")) for number in told.groups())
-    assert free < 2_097_152 < 4 * each == needed
+    assert match is not None
+    checkpoint_bytes, needed, free = (int(number.replace(",", "")) for number in match.groups())
+    assert free < 2_097_152 < 4 * checkpoint_bytes == needed
     assert not (run_dir / "metrics.jsonl").exists()
 
 
@@ -165,12 +165,12 @@ def test_a_disk_that_somebody_else_fills(
             other.write(bytes(files.free_bytes(small_disk) - 50_000))
         toy.go_on(ranks[0])
         assert wait_all(ranks) == [errors.ENVIRONMENT] * world_size
-    told = re.search(
+    match = re.search(
         r"a checkpoint of [\d,]+ bytes need ([\d,]+) bytes, ([\d,]+) are free",
         (run_dir / "logs" / "rank-0.log").read_text(),
     )
-    assert told is not None
-    needed, free = (int(number.replace(",", "")) for number in told.groups())
+    assert match is not None
+    needed, free = (int(number.replace(",", "")) for number in match.groups())
     assert free < 50_000 < needed
     assert checkpoints.find(run_dir) == folder_of(run_dir, 3)
     (small_disk / "other").unlink()

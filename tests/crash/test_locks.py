@@ -55,9 +55,9 @@ def test_another_file_stands_in_and_dies_with_its_holder(tmp_path: Path, reason:
         assert holder.stdout
         assert holder.stdout.readline() == "held\n"
         with start(path, "at once", reason) as second:
-            told = second.communicate()[1]
+            stderr = second.communicate()[1]
             assert second.returncode == 1
-            assert f"x.lock.held is held by process {holder.pid} on " in told
+            assert f"x.lock.held is held by process {holder.pid} on " in stderr
         holder.kill()
         warned = holder.communicate()[1]
     assert "this file system keeps no locks (" in warned
@@ -84,9 +84,9 @@ for _ in range(5):
         all_ = [
             stack.enter_context(start(tmp_path / "x.lock", "wait", code=alone)) for _ in range(4)
         ]
-        for one in all_:
-            told = one.communicate()[1]
-            assert one.returncode == 0, told
+        for waiter in all_:
+            stderr = waiter.communicate()[1]
+            assert waiter.returncode == 0, stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.lock"]
 
 
@@ -149,9 +149,9 @@ def test_a_run_on_such_a_disk(toy_inputs: Path, tmp_path: Path) -> None:
         second = subprocess.run(command, capture_output=True, text=True)
         assert second.returncode == errors.ENVIRONMENT
         assert "is held by process" in second.stderr
-        told = first.communicate()
-        assert first.returncode == 0, told
-    assert "keeps no locks" in told[1]
+        output = first.communicate()
+        assert first.returncode == 0, output
+    assert "keeps no locks" in output[1]
     assert not list(run_dir.rglob("*.held*"))
     with files.lock(run_dir / "logs" / "node-0.lock", wait=False):
         pass

@@ -34,10 +34,10 @@ slow = pytest.mark.slow
 )
 def test_modules_of_the_current_folder(tmp_path: Path, words: str) -> None:
     """Started by hand with `python -m`, which by itself looks there first; so much Python has imported before."""
-    given = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", "import runpy, sys; print(*sys.modules)"], capture_output=True
     )
-    canary = plant_modules(tmp_path, but={"kubetune", *given.stdout.decode().split()})
+    canary = plant_modules(tmp_path, but={"kubetune", *process.stdout.decode().split()})
     done = subprocess.run(
         [sys.executable, "-m", *words.split()], cwd=tmp_path, capture_output=True, text=True
     )

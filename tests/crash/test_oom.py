@@ -88,9 +88,9 @@ def agent_of(run_dir: Path, membership: Path = cgroup.MEMBERSHIP) -> list[str]:
 
 
 def verdict(run_dir: Path) -> exit_status.ExitStatus:
-    found = exit_status.read_exit_status(run_dir)
-    assert found is not None
-    return found
+    status = exit_status.read_exit_status(run_dir)
+    assert status is not None
+    return status
 
 
 def train_to(run_dir: Path, step: int) -> None:

@@ -43,7 +43,7 @@ def closed(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (
             ["train", "run.yaml", "output=closed/run"],
@@ -69,12 +69,12 @@ def closed(tmp_path: Path) -> Path:
     ],
 )
 def test_light_verbs(
-    toy_inputs: Path, tmp_path: Path, closed: Path, arguments: list[str], code: int, said: str
+    toy_inputs: Path, tmp_path: Path, closed: Path, arguments: list[str], code: int, message: str
 ) -> None:
     (tmp_path / "run.yaml").write_text(as_yaml(toy.make_config(toy_inputs)))
     done = run("kubetune", *arguments, folder=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False)
-    assert said in done.stderr
+    assert message in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -90,10 +90,10 @@ def test_a_run_that_may_not_go_on_loses_nothing(
     target, before = run_dir / what, (run_dir / what).stat().st_mode
     target.chmod(mode)
     done = run("kubetune.agent", str(run_dir), folder=tmp_path)
-    said = done.stdout + done.stderr
-    assert (done.returncode, "Traceback" in said) == (errors.ENVIRONMENT, False)
-    assert "Permission denied" in said
-    assert str(target) in said
+    output = done.stdout + done.stderr
+    assert (done.returncode, "Traceback" in output) == (errors.ENVIRONMENT, False)
+    assert "Permission denied" in output
+    assert str(target) in output
     assert checkpoints.newest_step(run_dir) == 5
     target.chmod(before)
     assert toy.train(run_dir) == [0]

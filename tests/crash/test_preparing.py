@@ -60,10 +60,10 @@ def test_what_ends_preparing_is_told_and_nothing_is_kept(
         main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": f"{fault}:prepare:1"}
     ) as ranks:
         assert wait_all(ranks) == [code]
-    said = log_of(run_dir)
-    assert words in said
-    assert "Traceback" not in said
-    assert "this is a bug" not in said
+    log = log_of(run_dir)
+    assert words in log
+    assert "Traceback" not in log
+    assert "this is a bug" not in log
     assert not list((tmp_path / "cache").glob("prepared/*/manifest.json"))
     if code > 0:
         assert words in exit_status.read_rank_exit_statuses(run_dir)[0].reason
@@ -77,7 +77,7 @@ def test_a_stopped_process_that_prepares_is_told_of_by_the_agent(
 ) -> None:
     monkeypatch.setattr(reminders, "PATIENT_SECONDS", 0.5)
     monkeypatch.setenv("KUBETUNE_FAULT", "signal 19:prepare:1")
-    before, codes, said = processes.children(os.getpid()), [], ""
+    before, codes, log = processes.children(os.getpid()), [], ""
     agent = threading.Thread(target=lambda: codes.append(supervise(run_dir, Relay())))
     agent.start()
 
@@ -93,9 +93,9 @@ def test_a_stopped_process_that_prepares_is_told_of_by_the_agent(
     capfd.readouterr()
 
     def is_told() -> bool:
-        nonlocal said
-        said += capfd.readouterr().out
-        return "look whether its process is stopped" in said
+        nonlocal log
+        log += capfd.readouterr().out
+        return "look whether its process is stopped" in log
 
     wait_until(is_told)
     os.kill(pid, signal.SIGKILL)
@@ -118,10 +118,11 @@ def test_who_waits_for_data_that_another_prepares_says_so_again_and_again(
     waiting = threading.Thread(target=wait)
     with caplog.at_level(logging.INFO), files.lock(path, wait=True):
         waiting.start()
-        told = f"process {os.getpid()} on "
+        holder = f"process {os.getpid()} on "
         wait_until(
             lambda: (
-                sum(" has held " in message and told in message for message in caplog.messages) >= 2
+                sum(" has held " in message and holder in message for message in caplog.messages)
+                >= 2
             )
         )
     waiting.join()

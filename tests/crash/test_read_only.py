@@ -118,11 +118,11 @@ def test_a_disk_that_turns_read_only_in_the_middle(
             raise
         disk.fail()
         os.kill(stopped[0], signal.SIGCONT)
-        told = agent.communicate(timeout=100)[0]
-    assert agent.returncode == errors.ENVIRONMENT, told
-    assert "Read-only file system" in told
+        output = agent.communicate(timeout=100)[0]
+    assert agent.returncode == errors.ENVIRONMENT, output
+    assert "Read-only file system" in output
     for sign in ("Traceback", "bug in kubetune"):
-        assert sign not in told, told
+        assert sign not in output, output
     saved = {checkpoints.folder_of(run_dir, 3)} | ({None} if "async_save" in training else set())
     assert checkpoints.find(run_dir) in saved
     disk.mend()
@@ -134,10 +134,10 @@ def test_a_disk_that_turns_read_only_in_the_middle(
 
 def stopped_below(pid: int) -> list[int]:
     """Processes below this one that SIGSTOP holds."""
-    found, pending = [], children(pid)
+    pids, pending = [], children(pid)
     while pending:
         child = pending.pop()
         if toy.is_stopped(child):
-            found.append(child)
+            pids.append(child)
         pending += children(child)
-    return found
+    return pids

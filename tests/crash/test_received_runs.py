@@ -223,8 +223,8 @@ def ask(
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 20))
     with bounded():
         code = cli.main(words)
-    told = capfd.readouterr()
-    return code, told.out + told.err
+    printed = capfd.readouterr()
+    return code, printed.out + printed.err
 
 
 def require_harmless(received: Received, text: str) -> None:
@@ -306,10 +306,10 @@ def test_copying(
     monkeypatch.setitem(WORDS, "sync", ["sync", "RUN", address, "--minutes", "0.1"])
     _, text = ask(received, "sync", monkeypatch, capfd)
     require_harmless(received, text)
-    there, _ = url_to_fs(address, skip_instance_cache=True)
-    for name in there.find(address):
+    remote, _ = url_to_fs(address, skip_instance_cache=True)
+    for name in remote.find(address):
         # Settings hold the secret's path, and never what stands in it.
-        assert SECRET.encode() not in there.cat_file(name), name
+        assert SECRET.encode() not in remote.cat_file(name), name
 
 
 @pytest.mark.slow

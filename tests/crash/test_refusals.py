@@ -68,10 +68,10 @@ def test_what_is_refused(toy_inputs: Path, tmp_path: Path, refused: str, world_s
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
     command = limited(limit, agent(run_dir)) if limit else agent(run_dir)
     done = subprocess.run(refusing(rules, command), capture_output=True, text=True, timeout=100)
-    told = done.stdout + done.stderr
-    assert done.returncode == errors.ENVIRONMENT, told
-    assert words.lower() in told.lower()
+    output = done.stdout + done.stderr
+    assert done.returncode == errors.ENVIRONMENT, output
+    assert words.lower() in output.lower()
     for sign in ("Traceback", "bug in kubetune"):
-        assert sign not in told, told
+        assert sign not in output, output
     if (run_dir / exit_status.EXIT).exists():
         assert exit_status.read_exit_status(run_dir).code == errors.ENVIRONMENT  # type: ignore[union-attr]

@@ -100,9 +100,9 @@ def test_no_verb_tells_a_secret(toy_inputs: Path, tmp_path: Path) -> None:
         for arguments in always.get(verb, [["canary"], [run]]):
             leaks += told_by(verb, arguments, tmp_path)
     leaks += told_by_pages(tmp_path)
-    own = {file, tmp_path / "env", tmp_path / "bad.jsonl"}
+    inputs = {file, tmp_path / "env", tmp_path / "bad.jsonl"}
     for path in sorted(tmp_path.rglob("*")):
-        if path.is_file() and path not in own:
+        if path.is_file() and path not in inputs:
             leaks += found(str(path), path.read_bytes())
     assert leaks == []
     assert (tmp_path / "run" / "checkpoints" / "last").exists()
@@ -114,10 +114,10 @@ def told_by(verb: str, arguments: list[str], folder: Path) -> list[str]:
         [sys.executable, "-m", "kubetune", verb, *arguments],
         cwd=folder, env=environment(folder), stdin=subprocess.DEVNULL, capture_output=True, timeout=120,
     )  # fmt: skip
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     where = f"{verb} {' '.join(arguments)} (exit code {done.returncode})"
-    trace = [f"{where}: {done.stderr.decode()[-2000:]}"] if b"Traceback" in said else []
-    return trace + found(where, said)
+    trace = [f"{where}: {done.stderr.decode()[-2000:]}"] if b"Traceback" in output else []
+    return trace + found(where, output)
 
 
 def told_by_pages(folder: Path) -> list[str]:
@@ -156,7 +156,7 @@ def told_by_pages(folder: Path) -> list[str]:
 
 def environment(folder: Path) -> dict[str, str]:
     """This environment without a cluster, with the secrets."""
-    own = {
+    inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "MLFLOW"))
     }
-    return {**own, **ENVIRON, "HOME": str(folder), "HF_HUB_OFFLINE": "1"}
+    return {**inherited, **ENVIRON, "HOME": str(folder), "HF_HUB_OFFLINE": "1"}

@@ -108,9 +108,9 @@ def test_killed_while_the_step_of_a_stop_is_saved_once_more(
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 15:step:3"}) == [errors.PREEMPTED]
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": f"signal 9:{point}"}) == [-signal.SIGKILL]
     checkpoints.clean(run_dir)
-    found = checkpoints.find(run_dir)
-    assert found == checkpoints.folder_of(run_dir, 3)
-    assert checkpoints.load_state(found).evaluated_step == (3 if evaluated else 0)
+    saved = checkpoints.find(run_dir)
+    assert saved == checkpoints.folder_of(run_dir, 3)
+    assert checkpoints.load_state(saved).evaluated_step == (3 if evaluated else 0)
     assert toy.train(run_dir) == [0]
     assert kept_files(run_dir) == kept_files(toy.finished(tmp_path / "whole", config))
 
@@ -148,8 +148,8 @@ def test_a_start_that_is_stopped_before_it_trains_says_how_far_the_run_is(
     )
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 15:step:5"}) == [errors.PREEMPTED]
     for _ in range(2):
-        said = exit_status.read_rank_exit_statuses(run_dir)[0]
-        assert (said.step, said.reason.startswith("stopped after step 5; ")) == (5, True)
+        status = exit_status.read_rank_exit_statuses(run_dir)[0]
+        assert (status.step, status.reason.startswith("stopped after step 5; ")) == (5, True)
         assert stop_at(run_dir, 1, "starting", 1) == [errors.PREEMPTED]
 
 

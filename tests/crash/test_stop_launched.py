@@ -30,19 +30,19 @@ def command(run_dir: Path) -> list[str]:
 
 
 def is_stopped_below(pid: int) -> list[int]:
-    found = []
+    pids = []
     for below in descendants(pid):
         try:
             if toy.is_stopped(below):
-                found.append(below)
+                pids.append(below)
         except FileNotFoundError:
             continue
-    return found
+    return pids
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("parallelism", "method", "world_size", "point", "nth", "rank", "told"),
+    ("parallelism", "method", "world_size", "point", "nth", "rank", "receiver"),
     [
         ("ddp", "lora", 1, "prepare", 1, 0, "agent"),
         ("ddp", "lora", 1, "micro-batch", 8, 0, "agent"),
@@ -74,7 +74,7 @@ def test_everybody_stops_soon_and_the_next_start_goes_on(
     point: str,
     nth: int,
     rank: int,
-    told: str,
+    receiver: str,
 ) -> None:
     training: dict[str, Any] = {"parallelism": parallelism}
     data: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def test_everybody_stops_soon_and_the_next_start_goes_on(
     with subprocess.Popen(command(run_dir), env=environ, stdout=subprocess.DEVNULL) as agent:
         wait_until(lambda: is_stopped_below(agent.pid))
         everybody, stopped = descendants(agent.pid), is_stopped_below(agent.pid)
-        for pid in [agent.pid] if told == "agent" else stopped:
+        for pid in [agent.pid] if receiver == "agent" else stopped:
             os.kill(pid, signal.SIGTERM)
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)

@@ -58,5 +58,5 @@ def test_no_rank_survives_its_launcher(toy_inputs: Path, tmp_path: Path) -> None
 
 
 def descendants(pid: int) -> list[int]:
-    found = processes.children(pid)
-    return found + [grandchild for child in found for grandchild in descendants(child)]
+    children = processes.children(pid)
+    return children + [grandchild for child in children for grandchild in descendants(child)]

@@ -31,8 +31,8 @@ def made(kind: str, *overrides: str, file: Path = FULL) -> list[dict[str, Any]]:
 
 def the(objects: list[dict[str, Any]], kind: str, name: str = "support-bot") -> dict[str, Any]:
     """The one object of a kind and name."""
-    (found,) = (o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name)
-    return found
+    (match,) = (o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name)
+    return match
 
 
 def trainer_pods(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

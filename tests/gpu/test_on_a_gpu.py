@@ -128,9 +128,9 @@ def test_compiled_layers_are_exact_and_need_no_other_graph(
     assert layers.is_on
     learn()  # pointwise functions around the layers are tried once before they are compiled
     graphs = compiled_layers.graphs()
-    found = [gradients_on_gpu(model, rows, fused) for rows in batches]
+    gradients = [gradients_on_gpu(model, rows, fused) for rows in batches]
     assert compiled_layers.graphs() == graphs
-    assert max(map(relative_error, found, exact)) <= EXACT
+    assert max(map(relative_error, gradients, exact)) <= EXACT
 
 
 @pytest.mark.parametrize("rule", [Rule(0.2), Rule(0.2, window=7), Rule(0.2, causal=False)])
@@ -143,12 +143,12 @@ def test_varlen_attention_equals_the_exact_one(rule: Rule) -> None:
     if not varlen.varlen_fits(q, v):
         pytest.skip("this torch has no varlen attention with windows")
     weight = torch.randn(CU_SEQLENS[-1], 4, 64, device=DEVICE)
-    found = []
+    results = []
     for run, dtype in ((varlen.varlen_attention, torch.bfloat16), (_block, torch.float32)):
         inputs = [t.detach().to(dtype).requires_grad_() for t in (q, k, v)]
         out = run(*inputs, CU_SEQLENS, rule).float()
-        found.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
-    for ours, theirs in zip(*found, strict=True):
+        results.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
+    for ours, theirs in zip(*results, strict=True):
         assert float((ours.float() - theirs.float()).norm()) <= 0.02 * float(theirs.float().norm())
 
 
@@ -166,12 +166,12 @@ def test_shared_beginnings_are_joined_to_the_exact_attention() -> None:
     if not varlen.varlen_fits(q, v):
         pytest.skip("this torch has no varlen attention that gives log-sum-exps")
     weight = torch.randn(cu_seqlens[-1], 4, 64, device=DEVICE)
-    found = []
+    results = []
     for run, dtype in ((joined_attention, torch.bfloat16), (_shared_block, torch.float32)):
         inputs = [t.detach().to(dtype).requires_grad_() for t in (q, k, v)]
         out = run(*inputs, cu_seqlens, parents, 0.2).float()
-        found.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
-    for ours, theirs in zip(*found, strict=True):
+        results.append([out, *torch.autograd.grad((out * weight).sum(), inputs)])
+    for ours, theirs in zip(*results, strict=True):
         assert float((ours.float() - theirs.float()).norm()) <= 0.02 * float(theirs.float().norm())
 
 
@@ -242,6 +242,6 @@ def test_a_quantised_base_learns(inputs: Path, tmp_path: Path, quantization: str
 def test_two_gpus_do_what_one_does(inputs: Path, tmp_path: Path) -> None:
     """Over NCCL, in fp32: only the order of sums differs."""
     config = toy.make_config(inputs, model={"path": str(inputs / "wide"), "dtype": "float32"})
-    one = toy.losses(toy.finished(tmp_path / "one", config))
+    losses_of_one = toy.losses(toy.finished(tmp_path / "one", config))
     two = toy.losses(toy.finished(tmp_path / "two", config, world_size=2))
-    assert two == pytest.approx(one, abs=1e-4)
+    assert two == pytest.approx(losses_of_one, abs=1e-4)

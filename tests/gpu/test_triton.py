@@ -105,8 +105,8 @@ def spilled(source: str, folder: Path, target: str) -> tuple[int, int]:
         "-o",
         folder / "kernel.cubin",
     ]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    stores, loads = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", told).groups()  # type: ignore[union-attr]
+    stderr = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    stores, loads = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", stderr).groups()  # type: ignore[union-attr]
     return int(stores), int(loads)
 
 
@@ -114,10 +114,14 @@ def test_kernels_compile_for_each_kind_of_gpu_and_spill_nothing(tmp_path: Path) 
     subprocess.run(
         [sys.executable, "-c", NO_GPU_HERE, str(tmp_path / "found.json")], check=True, timeout=600
     )
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert all(found.values())
-    for name, sources in found.items():
+    report = json.loads((tmp_path / "found.json").read_text())
+    assert all(report.values())
+    for name, sources in report.items():
         # Ampere has no 8-bit floats, and training.fp8 refuses it.
-        for target in [each for each in TARGETS if not (name == "round_rows" and each == "sm_80")]:
+        for target in [
+            candidate
+            for candidate in TARGETS
+            if not (name == "round_rows" and candidate == "sm_80")
+        ]:
             for source in sources:
                 assert spilled(source, tmp_path, target) == (0, 0), (name, target)

@@ -370,10 +370,10 @@ def test_credentials_alone(cloud: Cloud) -> None:
 def test_a_cluster_that_is_still_starting_is_waited_for(cloud: Cloud) -> None:
     config = load_cluster(cloud.file)
     waited: list[float] = []
-    said: list[str] = []
+    messages: list[str] = []
     provisioner = Provisioner(
         State.read(cloud.file.with_suffix(".state.json")),
-        said.append,
+        messages.append,
         60,
         waited.append,
     )
@@ -388,7 +388,7 @@ def test_a_cluster_that_is_still_starting_is_waited_for(cloud: Cloud) -> None:
     (cloud.folder / "slow").touch()
     provisioner._until_it_runs(provisioner.state.records["cluster"])
     assert len(waited) == 1
-    assert any("PROVISIONING" in line for line in said)
+    assert any("PROVISIONING" in line for line in messages)
 
 
 def test_the_dry_run_is_a_script_that_makes_the_same(
@@ -419,8 +419,8 @@ def test_without_the_programs_nothing_begins(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert cloud.run("create") == 3
-    said = capsys.readouterr().err
-    assert all(f"{name} is not on the PATH" in said for name in ("nebius", "helm", "kubectl"))
+    stderr = capsys.readouterr().err
+    assert all(f"{name} is not on the PATH" in stderr for name in ("nebius", "helm", "kubectl"))
 
 
 def test_every_mistake_in_the_file_is_told_with_its_line(tmp_path: Path) -> None:

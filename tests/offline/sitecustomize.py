@@ -31,10 +31,10 @@ def is_local(address: Any) -> bool:
     if host in ("", "localhost"):
         return True
     try:
-        found = ipaddress.ip_address(host)
+        parsed = ipaddress.ip_address(host)
     except ValueError:
         return False
-    return found.is_loopback or found.is_unspecified
+    return parsed.is_loopback or parsed.is_unspecified
 
 
 def refuse_remote(event: str, args: tuple[Any, ...]) -> None:

@@ -552,10 +552,10 @@ def record(peer: str) -> Settings:
     read, _, packages, _ = PEERS[peer]
     recorded = []
     for topic, case in cases_of(peer):
-        given = json.loads(json.dumps(case).replace("MODEL", os.environ["TINY_MODEL"]))
+        settings = json.loads(json.dumps(case).replace("MODEL", os.environ["TINY_MODEL"]))
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                outcome = {"effective": read(given, topic)}
+                outcome = {"effective": read(settings, topic)}
         except ImportError:
             raise  # the environment lacks a package, which says nothing of the case
         except (Exception, SystemExit) as error:

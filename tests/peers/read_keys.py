@@ -114,13 +114,13 @@ _SEEN: dict[Path, dict[str, list[tuple[Path, ast.ClassDef]]]] = {}
 def _classes(package: Path) -> dict[str, list[tuple[Path, ast.ClassDef]]]:
     """Every class of a package by its name; of Hugging Face's only the arguments' files."""
     if package not in _SEEN:
-        found: dict[str, list[tuple[Path, ast.ClassDef]]] = {}
+        classes: dict[str, list[tuple[Path, ast.ClassDef]]] = {}
         pattern = "training_args*.py" if package.name == "transformers" else "**/*.py"
         for file in sorted(package.glob(pattern)):
             for node in ast.walk(ast.parse(file.read_text("utf-8"))):
                 if isinstance(node, ast.ClassDef):
-                    found.setdefault(node.name, []).append((file, node))
-        _SEEN[package] = found
+                    classes.setdefault(node.name, []).append((file, node))
+        _SEEN[package] = classes
     return _SEEN[package]
 
 
@@ -130,7 +130,7 @@ def _inherited(
     if name in done or name not in known:
         return
     done.add(name)
-    file, node = min(known[name], key=lambda found: _distance(found[0], prefer))
+    file, node = min(known[name], key=lambda candidate: _distance(candidate[0], prefer))
     for line in node.body:
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
             kind = ast.unparse(line.annotation)
@@ -154,17 +154,17 @@ def _default(value: ast.expr | None) -> tuple[Any, str | None]:
     """A default that is written out, and another name of the field; None for what code makes."""
     alias = None
     if isinstance(value, ast.Call):
-        given = {keyword.arg: keyword.value for keyword in value.keywords}
-        if isinstance(name := given.get("alias"), ast.Constant):
+        keywords = {keyword.arg: keyword.value for keyword in value.keywords}
+        if isinstance(name := keywords.get("alias"), ast.Constant):
             alias = str(name.value)
         first = value.args[0] if value.args and ast.unparse(value.func).endswith("Field") else None
-        value = given.get("default", first)
+        value = keywords.get("default", first)
     try:
-        found = None if value is None else ast.literal_eval(value)
-        json.dumps(found)
+        literal = None if value is None else ast.literal_eval(value)
+        json.dumps(literal)
     except (ValueError, TypeError):
         return None, alias
-    return (None if found is Ellipsis else found), alias
+    return (None if literal is Ellipsis else literal), alias
 
 
 if __name__ == "__main__":

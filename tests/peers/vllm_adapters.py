@@ -49,8 +49,8 @@ def main() -> None:
             done = subprocess.run(
                 [python, LOADER, folder], env=environ, capture_output=True, text=True
             )
-        said = [line for line in done.stdout.splitlines() if line.startswith("experts:")]
-        print(f"{name:20}", *(said or [done.stderr.strip().rpartition("\n")[2][:200]]), flush=True)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("experts:")]
+        print(f"{name:20}", *(lines or [done.stderr.strip().rpartition("\n")[2][:200]]), flush=True)
 
 
 def write(name: str, folder: Path) -> None:

@@ -41,16 +41,16 @@ def main() -> None:
             continue
         layers += 1
         layer = name.split("layers.")[1].split(".")[0]
-        for kind, found in (
+        for kind, tensor in (
             ("down", down(module)),
             ("up", up(module, interleaved='"gpt_oss"' in config)),
         ):
             of_it = re.compile(rf"\.{layer}\..*experts\.\w*{kind}_proj$")
             (wanted,) = (value for key, value in expected.items() if of_it.search(key))
             wanted = (
-                wanted if wanted.shape == found.shape and '"gpt_oss"' not in config else wanted.mT
+                wanted if wanted.shape == tensor.shape and '"gpt_oss"' not in config else wanted.mT
             )
-            apart = max(apart, float((found - wanted).norm() / wanted.norm()))
+            apart = max(apart, float((tensor - wanted).norm() / wanted.norm()))
     print(f"experts: {layers} layers, at most {apart:.1e} from PEFT's")
 
 

@@ -171,7 +171,7 @@ def is_same(mine: tuple[nn.Embedding, FlatAdamW], theirs: tuple[nn.Embedding, Fl
 def test_moving_the_words_that_occur_alone_changes_no_bit(new: int) -> None:
     whole, rare, again = (trained_words(occurring=occurring) for occurring in (False, True, True))
     for step in range(5):
-        norms = [learn(*each, step, new) for each in (whole, rare, again)]
+        norms = [learn(*learner, step, new) for learner in (whole, rare, again)]
         assert norms[1] == norms[2] == pytest.approx(norms[0], rel=1e-6)
         assert is_same(rare, whole)
         assert is_same(again, whole)
@@ -205,8 +205,8 @@ def test_a_word_without_a_gradient_counts_neither_before_a_resume_nor_after(
     optimizer.update(RATE)
     again = trained_words(occurring=True)
     again[1].load(optimizer.state())
-    for each in ((words, optimizer), again):
-        occurring = collected(*each).occurring
+    for learner in ((words, optimizer), again):
+        occurring = collected(*learner).occurring
         assert occurring is not None
         assert sum(map(len, occurring.buffers())) == 4 * 64 * moved
 
@@ -263,11 +263,13 @@ def test_a_norm_of_what_is_not_finite_is_not_finite(value: float) -> None:
 
 def norms(world: World) -> tuple[list[float], list[int]]:
     kinds = (FlatAdamW, ShardedAdamW)
-    found = [holding(kind, drawn(3_000_000, world.rank)).reduce_gradient(world) for kind in kinds]
+    norms_seen = [
+        holding(kind, drawn(3_000_000, world.rank)).reduce_gradient(world) for kind in kinds
+    ]
     words, optimizer = trained_words(occurring=True)
     before = words.weight.detach().clone()
-    found.append(learn(words, optimizer, 2 * world.rank, 20, world))
-    return found, (before != words.weight).any(1).nonzero().flatten().tolist()
+    norms_seen.append(learn(words, optimizer, 2 * world.rank, 20, world))
+    return norms_seen, (before != words.weight).any(1).nonzero().flatten().tolist()
 
 
 def test_two_ranks_have_the_norm_of_fp64_and_the_words_of_both() -> None:

@@ -32,10 +32,10 @@ class Crossed(nn.Module):
 
 def adapted(*, shares: bool = True, dtype: torch.dtype = torch.float32) -> Any:
     torch.manual_seed(0)
-    found = LoraConfig(
+    lora = LoraConfig(
         r=4, lora_alpha=6, target_modules=["q_proj", "k_proj", "v_proj"], init_lora_weights=False
     )
-    model = get_peft_model(Crossed(shares=shares).to(dtype), found)
+    model = get_peft_model(Crossed(shares=shares).to(dtype), lora)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -47,13 +47,13 @@ def learn(model: nn.Module, x: Tensor) -> list[Tensor]:
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.zero_()
-    given = x.clone().requires_grad_()
-    y = model(given)
+    inputs = x.clone().requires_grad_()
+    y = model(inputs)
     y.backward(torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype))
-    assert given.grad is not None
+    assert inputs.grad is not None
     return [
         t.detach().clone()
-        for t in (y, given.grad, *(p.grad for p in model.parameters() if p.requires_grad))
+        for t in (y, inputs.grad, *(p.grad for p in model.parameters() if p.requires_grad))
     ]  # type: ignore[union-attr]
 
 
@@ -68,49 +68,49 @@ def test_layers_named_alike_give_what_pefts_own_do_whether_they_share_their_inpu
     (shared,) = shared_input.shared_inputs(ours.modules())
     x = torch.randn(5, 7, 24)
     for _ in range(2):
-        for found, expected in zip(learn(ours, x), learn(theirs, x), strict=True):
-            assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
+        for actual, expected in zip(learn(ours, x), learn(theirs, x), strict=True):
+            assert float((actual - expected).norm()) <= 1e-6 * float(expected.norm())
         assert shared.goes_alone is not shares
         assert not shared.waiting
     optimizer = FlatAdamW(ours.named_parameters(), AdamSettings())
     optimizer.mirror(shared_input.copies(ours, optimizer.collected))
-    for found, expected in zip(learn(ours, x), learn(theirs, x), strict=True):
-        assert float((found - expected).norm()) <= 1e-6 * float(expected.norm())
+    for actual, expected in zip(learn(ours, x), learn(theirs, x), strict=True):
+        assert float((actual - expected).norm()) <= 1e-6 * float(expected.norm())
 
 
 def test_an_output_that_nothing_comes_of_has_no_gradient() -> None:
     theirs, ours = adapted(), adapted()
     shared_input.swap(ours)
-    found = []
+    results = []
     for model in (theirs, ours):
         x = torch.ones(1, 3, 24, requires_grad=True)
         model(x)[..., :32].sum().backward()
         layer = model.get_submodule("base_model.model.q_proj")
-        found.append(
+        results.append(
             [x.grad, layer.lora_A["default"].weight.grad, layer.lora_B["default"].weight.grad]
         )
-    for theirs_, ours_ in zip(*found, strict=True):
+    for theirs_, ours_ in zip(*results, strict=True):
         torch.testing.assert_close(ours_, theirs_, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adapters_rounded_once_a_step_are_those_of_the_step(dtype: torch.dtype) -> None:
     """Bit by bit those that are cast in each forward, after updates and after a checkpoint is read."""
-    once, each = adapted(dtype=dtype), adapted(dtype=dtype)
+    once, every_time = adapted(dtype=dtype), adapted(dtype=dtype)
     x = torch.randn(2, 9, 24, dtype=dtype)
     optimizers = []
-    for model in (once, each):
+    for model in (once, every_time):
         shared_input.swap(model)
         optimizers.append(FlatAdamW(model.named_parameters(), AdamSettings()))
     first = {name: tensor.clone() for name, tensor in optimizers[0].state().items()}
     optimizers[0].mirror(shared_input.copies(once, optimizers[0].collected))
     for step in range(4):
-        ours, theirs = (learn(model, x) for model in (once, each))
-        for found, expected in zip(ours, theirs, strict=True):
+        ours, theirs = (learn(model, x) for model in (once, every_time))
+        for actual, expected in zip(ours, theirs, strict=True):
             assert (
-                torch.equal(found, expected)
+                torch.equal(actual, expected)
                 if dtype == torch.float32
-                else torch.allclose(found, expected, 1e-2, 1e-3)
+                else torch.allclose(actual, expected, 1e-2, 1e-3)
             )
         assert torch.equal(ours[0], theirs[0])
         for optimizer in optimizers:

@@ -102,9 +102,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def how_it_ended(run_dir: Path) -> tuple[int, str]:
-    found = exit_status.read_exit_status(run_dir)
-    assert found is not None
-    return found.code, found.reason
+    status = exit_status.read_exit_status(run_dir)
+    assert status is not None
+    return status.code, status.reason
 
 
 def is_gone(pid: int, seconds: float = 30) -> bool:
@@ -396,7 +396,7 @@ def test_a_node_that_never_comes_is_named_in_time(tmp_path: Path, start: Start) 
 
 
 @pytest.mark.parametrize(
-    ("node", "code", "told"),
+    ("node", "code", "message"),
     [
         (0, 3, "node 0 cannot listen at 127.0.0.1:"),
         (
@@ -407,7 +407,7 @@ def test_a_node_that_never_comes_is_named_in_time(tmp_path: Path, start: Start) 
     ],
 )
 def test_an_address_that_another_program_has_is_told_in_time(
-    start: Start, node: int, code: int, told: str
+    start: Start, node: int, code: int, message: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environ = {
@@ -419,7 +419,7 @@ def test_an_address_that_another_program_has_is_told_in_time(
             {}, nodes=2, environ=dict(environ), resolved={"training": {"timeout_seconds": 1}}
         )
         assert agent.finish() == code
-    assert told in agent.errors
+    assert message in agent.errors
     assert "frame #" not in agent.errors
 
 

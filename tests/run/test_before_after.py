@@ -46,8 +46,8 @@ class Drawn:
 
 def test_rows_are_cut_before_their_last_answer() -> None:
     rows: Any = Drawn([[0, 0, 0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 0], [0] + [1] * 9, [0, 0]])
-    found = {question.row: (len(question.ids), question.is_whole) for question in drawn(rows)}
-    assert found == {0: (7, False), 1: (3, False), 2: (5, True)}, (
+    questions = {question.row: (len(question.ids), question.is_whole) for question in drawn(rows)}
+    assert questions == {0: (7, False), 1: (3, False), 2: (5, True)}, (
         "of a text that is trained whole, the second half"
     )
 
@@ -70,20 +70,20 @@ def test_the_model_answers_before_and_after(
     sections = {"lora": {"r": 4} if method == "lora" else None}
     run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, {"max_steps": 3}, **sections))
     digests = toy.digests(run_dir)
-    found = [json.loads(line) for line in before_after.record(run_dir, 3).read_text().splitlines()]
+    lines = [json.loads(line) for line in before_after.record(run_dir, 3).read_text().splitlines()]
     held_out = [json.loads(line) for line in (inputs / "eval.jsonl").read_text().splitlines()]
     pairs = {(row["prompt"], row["completion"].strip()) for row in held_out}
-    assert {(line["prompt"], line["expected"].strip()) for line in found} <= pairs
-    assert len(found) == 3
-    assert all(line["before"] != line["after"] for line in found), (
+    assert {(line["prompt"], line["expected"].strip()) for line in lines} <= pairs
+    assert len(lines) == 3
+    assert all(line["before"] != line["after"] for line in lines), (
         "three steps at this rate change what is said"
     )
     assert before_after.record(run_dir, 3).read_text() == "".join(
-        f"{json.dumps(s, ensure_ascii=False)}\n" for s in found
+        f"{json.dumps(s, ensure_ascii=False)}\n" for s in lines
     )
     assert toy.digests(run_dir) == digests
     page = write_report([run_dir], tmp_path / "report.html").read_text()
-    assert found[0]["prompt"] in page
+    assert lines[0]["prompt"] in page
 
 
 def test_what_has_no_answers_is_explained(inputs: Path, tmp_path: Path) -> None:
@@ -107,12 +107,12 @@ def test_each_kept_checkpoint_answers_and_the_page_shows_them_by_step(
     (line,) = (
         json.loads(line) for line in before_after.record(run_dir, 1).read_text().splitlines()
     )
-    assert [found["step"] for found in line["answers"]] == [2, 4, 6]
-    by_step = {found["step"]: found["answer"] for found in line["answers"]}
+    assert [entry["step"] for entry in line["answers"]] == [2, 4, 6]
+    by_step = {entry["step"]: entry["answer"] for entry in line["answers"]}
     assert by_step[line["step"]] == line["after"], "the best one is among them"
-    for step, said in by_step.items():
+    for step, expected in by_step.items():
         prompts, sampling = [line["prompt"]], Sampling(8)
-        assert answer(load_run(run_dir, str(step)), prompts, sampling) == [said], (
+        assert answer(load_run(run_dir, str(step)), prompts, sampling) == [expected], (
             "what that checkpoint says when asked"
         )
     page = write_report([run_dir], tmp_path / "report.html").read_text()

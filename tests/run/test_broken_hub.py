@@ -96,7 +96,9 @@ FIND = {
 }
 CASES = {
     "find": FIND,
-    "list": {way: said for way, said in FIND.items() if way not in ("cut", "stalled", "swapped")}
+    "list": {
+        way: outcome for way, outcome in FIND.items() if way not in ("cut", "stalled", "swapped")
+    }
     | {"truncated": (OUT, LOST)},
     "fetch": FIND
     | {
@@ -162,10 +164,10 @@ def ask(port: int, home: Path) -> Iterator[Ask]:
         def ask(what: str, repo: str, folder: Path) -> tuple[int, str]:
             assert asking.stdin is not None
             assert asking.stdout is not None
-            told = folder / "told"
-            asking.stdin.write(json.dumps([str(told), what, repo, str(folder)]) + "\n")
+            answer = folder / "told"
+            asking.stdin.write(json.dumps([str(answer), what, repo, str(folder)]) + "\n")
             asking.stdin.flush()
-            return int(asking.stdout.readline()), told.read_text()
+            return int(asking.stdout.readline()), answer.read_text()
 
         yield ask
         asking.stdin.close()
@@ -188,12 +190,12 @@ def test_what_the_user_hears(
         if hub is not None:
             hub.way = way
         began = time.monotonic()
-        code, told = ask(what, f"org/{what}-{way.replace(' ', '-')}", tmp_path)
+        code, output = ask(what, f"org/{what}-{way.replace(' ', '-')}", tmp_path)
         seconds = time.monotonic() - began
-    assert code == expected, told
-    assert words in told
-    assert "Traceback" not in told
-    assert "hf_ttt" not in told
+    assert code == expected, output
+    assert words in output
+    assert "Traceback" not in output
+    assert "hf_ttt" not in output
     assert seconds < 60, "a second of silence is the limit, but for six tries of a file that stalls"
     names = [str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()]
     whole = [
@@ -209,8 +211,8 @@ def test_the_files_of_a_model_are_listed(ask: Ask, port: int, tmp_path: Path) ->
             "well",
             {"config.json": b"{}", "additional_chat_templates/rag.jinja": b"x", "LICENSE": b"y"},
         )
-        code, told = ask("list", "org/listed", tmp_path)
-    assert (code, told) == (
+        code, output = ask("list", "org/listed", tmp_path)
+    assert (code, output) == (
         0,
         "['LICENSE', 'additional_chat_templates/rag.jinja', 'config.json']\n",
     )
@@ -236,9 +238,9 @@ def test_files_that_are_no_data_set_are_told_of(
 ) -> None:
     with serving(port) as hub:
         hub.way, hub.held = "well", files
-        code, told = ask("data", "org/set", tmp_path)
+        code, output = ask("data", "org/set", tmp_path)
     for folder in (home / "hub", home / "datasets"):
         shutil.rmtree(folder, ignore_errors=True)
-    assert (code, "Traceback" in told) == (errors.USER, False), told
-    assert "no rows can be made of its files (" in told
-    assert words in told
+    assert (code, "Traceback" in output) == (errors.USER, False), output
+    assert "no rows can be made of its files (" in output
+    assert words in output

@@ -50,17 +50,17 @@ def run_dir(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Store]:
     """A store in which nothing is wrong."""
-    with s3.serving() as found:
-        yield found
+    with s3.serving() as server:
+        yield server
 
 
 def ways(quick: str) -> list[Any]:
     return [pytest.param(way, marks=() if way == quick else pytest.mark.slow) for way in WAYS]
 
 
-def send_the_rest(run_dir: str, address: str, said: str) -> None:
+def send_the_rest(run_dir: str, address: str, log: str) -> None:
     """What the copy's process does when a run has ended: its standard input is empty here."""
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     copier.FINISH_SECONDS = SECONDS
     store.ANSWER_SECONDS = store.FILE_SECONDS = ANSWER_SECONDS
     processes.leave(copier.main(["follow", run_dir, address]))
@@ -68,19 +68,19 @@ def send_the_rest(run_dir: str, address: str, said: str) -> None:
 
 @pytest.mark.parametrize("way", ways("500"))
 def test_a_store_that_fails_is_told_of_in_time(run_dir: Path, way: str) -> None:
-    address, told = f"s3://{s3.BUCKET}/{way}", run_dir.with_suffix(".told")
+    address, log = f"s3://{s3.BUCKET}/{way}", run_dir.with_suffix(".told")
     with serving(way=way) as server:
         environ = {**Store(port=0).environ, "AWS_ENDPOINT_URL": server.url}
-        with started(send_the_rest, 1, str(run_dir), address, str(told), environ=environ) as ranks:
+        with started(send_the_rest, 1, str(run_dir), address, str(log), environ=environ) as ranks:
             assert wait_all(ranks) == [
                 errors.ENVIRONMENT
             ]  # within two minutes, on however crowded a machine
         assert server.asked > 0
-    said = told.read_text()
-    assert "Traceback" not in said
+    output = log.read_text()
+    assert "Traceback" not in output
     assert (
-        sum(line.startswith("kubetune: ") and address in line for line in said.splitlines()) == 1
-    ), said
+        sum(line.startswith("kubetune: ") and address in line for line in output.splitlines()) == 1
+    ), output
 
 
 @pytest.fixture
@@ -114,11 +114,11 @@ def test_a_store_that_fails_while_a_checkpoint_is_sent_never_seems_to_hold_it(
         ):
             ask("follow", run_dir, address, server.url)
         assert server.has_broken
-    there = Mirror(run_dir, address)
-    assert set(there.remote_files()) >= {"metrics.jsonl", "logs/rank-0.log"}
-    assert there.remote_steps() == []
+    mirror = Mirror(run_dir, address)
+    assert set(mirror.remote_files()) >= {"metrics.jsonl", "logs/rank-0.log"}
+    assert mirror.remote_steps() == []
     ask("follow", run_dir, address, bucket.url)
-    assert there.remote_steps() == [3]
+    assert mirror.remote_steps() == [3]
 
 
 @pytest.mark.parametrize("way", [*ways("reset"), pytest.param(DRIP, marks=pytest.mark.slow)])

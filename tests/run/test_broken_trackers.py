@@ -119,18 +119,21 @@ def test_a_server_that_fails_ends_no_training_and_is_told_of_once(
         seconds = time.monotonic() - began
     assert not waited, "no step waits for a server"
     assert seconds < 60, "a silent server is given up"
-    said = [message for message in caplog.messages if "MLflow" in message]
+    warnings = [message for message in caplog.messages if "MLflow" in message]
     assert (
-        sum("MLflow does not work and gets no more numbers; training goes on: " in m for m in said)
+        sum(
+            "MLflow does not work and gets no more numbers; training goes on: " in m
+            for m in warnings
+        )
         == 1
-    ), said
+    ), warnings
     assert (
         sum(
             f"MLflow lacks {STEPS * NUMBERS} numbers" in m and "metrics.jsonl has them" in m
-            for m in said
+            for m in warnings
         )
         == 1
-    ), said
+    ), warnings
     assert "Traceback" not in caplog.text
 
 
@@ -155,11 +158,12 @@ def test_a_server_of_wandb_that_is_silent_slows_no_step_and_is_given_up_at_the_e
             stepped = time.monotonic() - opened
     assert stepped < 4, "no step waits for a server"
     assert server.asked
-    said = [message for message in caplog.messages if "W&B" in message]
+    warnings = [message for message in caplog.messages if "W&B" in message]
     assert (
-        "W&B does not work and gets no more numbers; training goes on: no answer within 4 s" in said
+        "W&B does not work and gets no more numbers; training goes on: no answer within 4 s"
+        in warnings
     )
-    assert f"W&B lacks {STEPS * NUMBERS} numbers; metrics.jsonl has them" in said
+    assert f"W&B lacks {STEPS * NUMBERS} numbers; metrics.jsonl has them" in warnings
 
 
 def test_a_healthy_server_gets_everything(
@@ -188,12 +192,12 @@ def log_beyond_the_limit(folder: str) -> int:
 def test_a_disk_that_is_full_for_tensorboard_ends_no_training(tmp_path: Path) -> None:
     with started(log_beyond_the_limit, 1, str(tmp_path)) as ranks:
         assert wait_all(ranks) == [0]
-    said = (tmp_path / "said").read_text()
-    assert said.count("TensorBoard does not work and gets no more numbers; training goes on: ") == 1
-    assert "File too large" in said
-    assert "TensorBoard lacks " in said
-    assert "; metrics.jsonl has them" in said
-    assert "Traceback" not in said
+    log = (tmp_path / "said").read_text()
+    assert log.count("TensorBoard does not work and gets no more numbers; training goes on: ") == 1
+    assert "File too large" in log
+    assert "TensorBoard lacks " in log
+    assert "; metrics.jsonl has them" in log
+    assert "Traceback" not in log
 
 
 def test_a_folder_that_tensorboard_cannot_have_ends_no_training(

@@ -99,13 +99,13 @@ def test_who_generates_is_told_what_the_model_does_not_see(
         {"messages": asked[1:], "system": "Rhyme."},
     ]
     questions = [Question(f"in.jsonl:{line}", row, ()) for line, row in enumerate(rows, 1)]
-    assert len({tuple(one.ids) for one in encode(deaf, questions)}) == 1
-    said = capsys.readouterr().err
+    assert len({tuple(prompt.ids) for prompt in encode(deaf, questions)}) == 1
+    stderr = capsys.readouterr().err
     assert (
         "note: in.jsonl:1: the tokenizer's chat template leaves out the content of messages[0]"
-        in said
+        in stderr
     )
-    assert "which the model does not see; the same holds for 1 other prompt\n" in said
+    assert "which the model does not see; the same holds for 1 other prompt\n" in stderr
     with pytest.raises(
         errors.DataError, match=r"in.jsonl:1: has `system` and a different system message"
     ):
@@ -134,8 +134,8 @@ def test_prompts_are_asked_whole_or_refused(deaf: LoadedModel, tmp_path: Path) -
     with pytest.raises(errors.DataError) as caught:
         read_questions(argparse.Namespace(file=tmp_path / "in.jsonl", image=[], prompts=[]))
     told_of = ('the key "prompt" twice', "has `prompt` and `messages`", "chat_template_kwargs")
-    for number, told in enumerate(told_of, 1):
-        assert re.search(f"in.jsonl:{number}: .*{told}", str(caught.value))
+    for number, problem in enumerate(told_of, 1):
+        assert re.search(f"in.jsonl:{number}: .*{problem}", str(caught.value))
 
 
 def test_keys_of_prompts_that_say_nothing_are_counted(
@@ -157,10 +157,10 @@ def test_an_answer_that_a_prompt_has_stays_beside_the_models(
 ) -> None:
     monkeypatch.setattr(generate, "answers", lambda *_: iter(["mine"]))
     row = {"prompt": "Ping", "answer": "gold", "id": 3}
-    (found,) = answered(
+    (line,) = answered(
         deaf, [Question("in.jsonl:1", row, ())], [EncodedPrompt([1])], Sampling(), compare=False
     )
-    assert found == {"prompt": "Ping", "id": 3, "given_answer": "gold", "answer": "mine"}
+    assert line == {"prompt": "Ping", "id": 3, "given_answer": "gold", "answer": "mine"}
 
 
 @pytest.mark.slow
@@ -168,11 +168,11 @@ def test_chat_answers_as_it_was_taught_and_beside_its_base(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert talk(run_dir, "What is the capital?\n/history\n/exit\n", monkeypatch, "--compare") == 0
-    said = capsys.readouterr().out
-    base, tuned = said.split("base:  ")[1].split("tuned: ")
+    stdout = capsys.readouterr().out
+    base, tuned = stdout.split("base:  ")[1].split("tuned: ")
     assert tuned.splitlines()[0] == "Paris"
     assert "Paris" not in base
-    assert "assistant: Paris" in said
+    assert "assistant: Paris" in stdout
 
 
 @pytest.mark.slow
@@ -185,9 +185,9 @@ def test_two_runs_answer_side_by_side(
     second = tmp_path / "second"
     shutil.copytree(run_dir, second, symlinks=True)
     assert talk(run_dir, "What is the capital?\n", monkeypatch, "--beside", str(second)) == 0
-    said = capsys.readouterr().out
-    for one in (run_dir, second):
-        assert re.search(rf"{re.escape(str(one))}: +Paris$", said, re.M), said
+    stdout = capsys.readouterr().out
+    for directory in (run_dir, second):
+        assert re.search(rf"{re.escape(str(directory))}: +Paris$", stdout, re.M), stdout
     with pytest.raises(SystemExit):
         talk(run_dir, "", monkeypatch, "--beside", str(second), "--compare")
 
@@ -207,17 +207,17 @@ def test_a_base_beside_a_model_trained_whole_is_loaded_once(
     loaded: list[str] = []
     load = loading.load_pretrained
 
-    def counted(kind: Any, config: Config, *given: Any, **settings: Any) -> Any:
+    def counted(kind: Any, config: Config, *arguments: Any, **settings: Any) -> Any:
         loaded.append(config.model.path)
-        return load(kind, config, *given, **settings)
+        return load(kind, config, *arguments, **settings)
 
     monkeypatch.setattr(loading, "load_pretrained", counted)
     question = "What is the capital?\n"
     assert talk(whole, question * 3, monkeypatch, "--compare") == 0
     assert loaded.count(str(inputs / "model")) == 1
-    said = capsys.readouterr().out
-    assert said.count("tuned: Paris") == 3
-    assert "base:  Paris" not in said
+    stdout = capsys.readouterr().out
+    assert stdout.count("tuned: Paris") == 3
+    assert "base:  Paris" not in stdout
     monkeypatch.setattr(processes, "free_memory_bytes", lambda: 1000)
     assert talk(whole, question, monkeypatch, "--compare") == errors.ENVIRONMENT
     assert "ask the trained one alone" in capsys.readouterr().err
@@ -239,9 +239,9 @@ def test_answers_come_one_by_one_and_bad_lines_are_named_first(
     runs: list[int] = []
     run = generate._generate
 
-    def counted(*given: Any) -> list[list[int]]:
-        runs.append(len(given[1]))
-        return run(*given)
+    def counted(*arguments: Any) -> list[list[int]]:
+        runs.append(len(arguments[1]))
+        return run(*arguments)
 
     monkeypatch.setattr(generate, "_generate", counted)
     coming = generate.answers(loaded, asked, sampling)
@@ -265,25 +265,25 @@ def test_answers_come_one_by_one_and_bad_lines_are_named_first(
         '{"prompt": "a"}\n{"prompt"\n\n{"text": "b"}\n{"messages": "hi"}\n'
     )
     assert main(words) == errors.USER
-    said = capsys.readouterr().err
-    assert all(f"in.jsonl:{line}: " in said for line in (2, 4, 5))
-    assert "3 problems. Nothing was written." in said
+    stderr = capsys.readouterr().err
+    assert all(f"in.jsonl:{line}: " in stderr for line in (2, 4, 5))
+    assert "3 problems. Nothing was written." in stderr
     unfit = [{"role": "bot", "content": "a"}]
     (tmp_path / "in.jsonl").write_text(
         json.dumps({"messages": unfit}) + '\n{"prompt": "b", "images": ["b.png"]}\n'
     )
     assert main(words) == errors.USER
-    said = capsys.readouterr().err
-    assert 'in.jsonl:1: messages[0].role is "bot"' in said
-    assert "in.jsonl:2: has images, which need a model that sees" in said
+    stderr = capsys.readouterr().err
+    assert 'in.jsonl:1: messages[0].role is "bot"' in stderr
+    assert "in.jsonl:2: has images, which need a model that sees" in stderr
 
     (tmp_path / "in.jsonl").write_text('{"prompt": "What is the capital?"}\n{"prompt": "one"}\n')
 
-    def break_off(*given: Any) -> list[list[int]]:
+    def break_off(*arguments: Any) -> list[list[int]]:
         if [path.suffix for path in tmp_path.glob(".out*")] == [".tmp"] and runs:
             raise OSError(errno.EIO, "the disk is gone")
         runs.append(1)
-        return run(*given)
+        return run(*arguments)
 
     runs.clear()
     monkeypatch.setattr(generate, "_generate", break_off)
@@ -298,7 +298,7 @@ def test_a_batch_of_prompts_becomes_lines_of_json(run_dir: Path, tmp_path: Path)
         {"prompt": "What is the capital?", "id": 7},
         {"messages": [{"role": "user", "content": "Hello"}]},
     ]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in asked))
     words = [
         "--file",
         str(tmp_path / "in.jsonl"),

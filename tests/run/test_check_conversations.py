@@ -36,7 +36,7 @@ def test_what_a_template_leaves_out_is_named_by_its_line(
         check(tmp_path, FAMILIES["phi"], [{"messages": [USER, ANSWER]}, calling, result, tools])
         == 2
     )
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     for line, what in (
         (2, "a tool call in messages[1] ('add')"),
         (3, "the content of messages[2], by the tool ('3')"),
@@ -44,9 +44,9 @@ def test_what_a_template_leaves_out_is_named_by_its_line(
     ):
         assert (
             f"train.jsonl:{line}: the tokenizer's chat template leaves out {what}; choose one that writes it"
-            in told
+            in stderr
         )
-    assert "3 problems. Nothing was written." in told
+    assert "3 problems. Nothing was written." in stderr
 
 
 def test_special_tokens_in_texts_are_counted(
@@ -68,10 +68,10 @@ def test_special_tokens_in_texts_are_counted(
         {"prompt": "Ping", "completion": "Pong<|im_end|>"},
     ]
     assert check(tmp_path, FAMILIES["complete"].replace(".city", "|string"), records) == 0
-    told = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     assert (
         "5 of 7 records of train with special tokens in their texts, which become such tokens"
-        in told
+        in stdout
     )
 
 
@@ -103,9 +103,9 @@ def test_answers_that_begin_where_no_prompt_ends_are_counted(
         )
         == 0
     )
-    told = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     assert (
         "1 of 2 records of train with an answer that does not begin where the generation prompt ends"
-        in told
+        in stdout
     )
-    assert "Set model.chat_template to" in told
+    assert "Set model.chat_template to" in stdout

@@ -221,7 +221,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers(name: str, tmp_path: 
     assert padding_free == (name in PADDING_FREE), learner.route.why_not
     plan = make_plan(config, rows_per_epoch(data.train))
     batches = Feed(data.train, plan, 0, world, padding_free=padding_free).step(0).batches
-    found = sum(float(task.TASK.backward(learner, batch, 0.125)) for batch in batches)
+    actual = sum(float(task.TASK.backward(learner, batch, 0.125)) for batch in batches)
 
     plain: Any = AutoModelForSequenceClassification.from_pretrained(
         inputs / "model", num_labels=2, attn_implementation="eager"
@@ -238,7 +238,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers(name: str, tmp_path: 
         loss.backward()
         wanted += float(loss.detach())
     assert sum(bool(data.train.segments(i).any()) for i in range(8)) == 5
-    assert found == pytest.approx(wanted, rel=1e-5)
+    assert actual == pytest.approx(wanted, rel=1e-5)
     ours = {key: p.grad for key, p in learner.model.named_parameters() if p.grad is not None}
     for key, parameter in plain.named_parameters():
         if parameter.grad is not None:
@@ -267,8 +267,8 @@ def test_a_model_that_wants_more_than_a_text_is_refused_in_plain_words(tmp_path:
     inputs = make_inputs(tmp_path, "reformer", {**shape, **heads, **settings})
     data = {"train": str(inputs / "train.jsonl"), "eval": None}
     config = reviews.make_config(inputs, data=data)
-    told = r"ReformerForSequenceClassification cannot classify a text of 19 tokens by itself \(.*axial_pos_shape"
-    with pytest.raises(ModelError, match=told):
+    message = r"ReformerForSequenceClassification cannot classify a text of 19 tokens by itself \(.*axial_pos_shape"
+    with pytest.raises(ModelError, match=message):
         task.TASK.build(
             ModelSpec.of(config), config.training, World(), Workload(0, prepare(config).labels)
         )

@@ -89,7 +89,7 @@ def test_loss_and_gradient_equal_the_padded_batch_of_transformers(
     batches = Feed(data.train, plan, 0, world, padding_free=padding_free).step(0).batches
     samples = [sample for batch in batches for sample in batch.samples]
     assert len(batches) == (1 if padding_free else len(samples))
-    found = sum(float(task.TASK.backward(learner, batch, 1.0 / len(samples))) for batch in batches)
+    loss = sum(float(task.TASK.backward(learner, batch, 1.0 / len(samples))) for batch in batches)
     gradient = {
         name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None
     }
@@ -102,7 +102,7 @@ def test_loss_and_gradient_equal_the_padded_batch_of_transformers(
     learner.model.set_attn_implementation("eager")
     wanted = learner.model(input_ids=ids, attention_mask=seen, labels=targets).loss
     wanted.backward()
-    assert found == pytest.approx(float(wanted.detach()), rel=1e-5)
+    assert loss == pytest.approx(float(wanted.detach()), rel=1e-5)
     for name, parameter in learner.model.named_parameters():
         if parameter.grad is not None:
             assert torch.allclose(gradient[name], parameter.grad, atol=1e-6), name
@@ -111,11 +111,11 @@ def test_loss_and_gradient_equal_the_padded_batch_of_transformers(
 def test_two_ranks_learn_what_one_learns(inputs: Path) -> None:
     fixed = reviews.make_inputs(inputs / "fixed", **NO_DROPOUT["bert"])
     config = reviews.make_config(fixed, {"max_steps": 36})
-    one, two = (toy.finished(fixed / f"ranks-{n}", config, n) for n in (1, 2))
-    assert evaluations(one)[-1]["eval_accuracy"] > 0.95
+    alone, two = (toy.finished(fixed / f"ranks-{n}", config, n) for n in (1, 2))
+    assert evaluations(alone)[-1]["eval_accuracy"] > 0.95
     # Sums over two ranks round differently, and the next step starts from there.
-    assert toy.losses(two) == pytest.approx(toy.losses(one), rel=1e-4, abs=1e-6)
-    for ours, theirs in zip(evaluations(one), evaluations(two), strict=True):
+    assert toy.losses(two) == pytest.approx(toy.losses(alone), rel=1e-4, abs=1e-6)
+    for ours, theirs in zip(evaluations(alone), evaluations(two), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-4)
 
 
@@ -243,16 +243,18 @@ def test_evaluate_prints_the_table_and_writes_predictions(
     assert (
         cli.main(["evaluate", str(full_run), "--data", str(data), "--predictions", str(out)]) == 0
     )
-    printed, told = capsys.readouterr()
-    assert f"--data: keys not used: hint × {len(good)}" in told
+    printed, stderr = capsys.readouterr()
+    assert f"--data: keys not used: hint × {len(good)}" in stderr
     assert "hint" in str(json.loads((full_run / "evaluation.json").read_text())["remarks"])
-    said = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["record"] for row in said] == list(range(len(good)))
-    assert {row["label"] for row in said} == {"1"}
-    right = sum(row["predicted"] == "1" for row in said)
+    predictions = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["record"] for row in predictions] == list(range(len(good)))
+    assert {row["label"] for row in predictions} == {"1"}
+    right = sum(row["predicted"] == "1" for row in predictions)
     assert f"{'eval_accuracy':<26} {right / len(good):.6g}" in printed
     assert printed.splitlines()[-1].split() == ["1", str(len(good) - right), str(right)]
-    assert all(math.isclose(sum(row["probabilities"].values()), 1.0, abs_tol=1e-5) for row in said)
+    assert all(
+        math.isclose(sum(row["probabilities"].values()), 1.0, abs_tol=1e-5) for row in predictions
+    )
 
 
 def test_predictions_are_those_of_each_row_alone_and_lie_in_the_run(
@@ -260,13 +262,15 @@ def test_predictions_are_those_of_each_row_alone_and_lie_in_the_run(
 ) -> None:
     assert cli.main(["evaluate", str(full_run), "--json"]) == 0
     printed = capsys.readouterr()
-    found = json.loads(printed.out)
-    said = [json.loads(line) for line in (full_run / "predictions.jsonl").read_text().splitlines()]
+    report = json.loads(printed.out)
+    predictions = [
+        json.loads(line) for line in (full_run / "predictions.jsonl").read_text().splitlines()
+    ]
     assert f"predictions: {full_run / 'predictions.jsonl'}" in printed.err
-    assert len(said) == 41
-    assert found["eval_accuracy"] == sum(row["label"] == row["predicted"] for row in said) / len(
-        said
-    )
+    assert len(predictions) == 41
+    assert report["eval_accuracy"] == sum(
+        row["label"] == row["predicted"] for row in predictions
+    ) / len(predictions)
     best = full_run / "checkpoints" / "best"
     model, tokenizer = (
         AutoModelForSequenceClassification.from_pretrained(best),
@@ -274,7 +278,7 @@ def test_predictions_are_those_of_each_row_alone_and_lie_in_the_run(
     )
     texts = [line.split("\t")[0] for line in (inputs / "eval.tsv").read_text().splitlines()[1:]]
     with torch.no_grad():
-        for row, text in zip(said, texts, strict=True):
+        for row, text in zip(predictions, texts, strict=True):
             alone = model(**tokenizer(text, return_tensors="pt")).logits[0].softmax(-1)
             assert list(row["probabilities"].values()) == pytest.approx(alone.tolist(), abs=1e-5)
 
@@ -293,16 +297,16 @@ def test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_th
     )
     assert cli.main(["evaluate", str(run_dir)]) == errors.USER
     assert "has no evaluation data; give some with --data" in capsys.readouterr().err
-    found = []
+    results = []
     for data in (
         str(table),
         f"{{path: {plain}, columns: {{}}}}",
         f"[{{path: {plain}, columns: {{}}}}]",
     ):
         assert cli.main(["evaluate", str(run_dir), "--data", data, "--json"]) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    assert found[0] == found[1] == found[2]
-    for data, told in (
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[0] == results[1] == results[2]
+    for data, message in (
         (str(plain), "plain.tsv:2: has no column 'review', which data.columns gives for 'text'"),
         (f"{{path: {plain}, spilt: test}}", "data.train.spilt: unknown key; did you mean split?"),
         (str(tmp_path / "none.tsv"), "none.tsv does not exist; expected a file"),
@@ -312,7 +316,7 @@ def test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_th
         ),
     ):
         assert cli.main(["evaluate", str(run_dir), "--data", data]) == errors.USER
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     mix = f"[{{path: {plain}, columns: {{}}}}, {{path: {table}, weight: 0.5}}]"
     assert cli.main(["evaluate", str(run_dir), "--data", mix]) == 0
     whole, half = len(rows), round(len(rows) / 2)
@@ -332,12 +336,12 @@ def test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_th
 @contextmanager
 def counted_positions(model: Any) -> Iterator[list[int]]:
     """How many positions go into the model each time it is called, padding or not."""
-    found: list[int] = []
+    positions: list[int] = []
     hook = model.get_input_embeddings().register_forward_pre_hook(
-        lambda _, inputs: found.append(inputs[0].numel())
+        lambda _, inputs: positions.append(inputs[0].numel())
     )
     try:
-        yield found
+        yield positions
     finally:
         hook.remove()
 
@@ -350,11 +354,11 @@ def test_nothing_is_padded(inputs: Path) -> None:
     )
     plan = make_plan(config, rows_per_epoch(data.train))
     feed = Feed(data.train, plan, 0, world, padding_free=learner.route.padding_free)
-    with counted_positions(learner.model) as found:
+    with counted_positions(learner.model) as counts:
         for step in range(plan.steps_per_epoch):
             for batch in feed.step(step).batches:
                 task.TASK.evaluate(learner, batch)
-    assert sum(found) == int(data.train.lengths.sum())
+    assert sum(counts) == int(data.train.lengths.sum())
 
 
 def test_nothing_is_padded_where_lengths_differ_as_those_of_sst2(
@@ -392,10 +396,10 @@ def test_nothing_is_padded_where_lengths_differ_as_those_of_sst2(
                 padding_free=learner.route.padding_free,
             )
             for step in range(plan.num_steps):
-                with counted_positions(learner.model) as found:
+                with counted_positions(learner.model) as counts:
                     for batch in feed.step(step).batches:
                         task.TASK.evaluate(learner, batch)
-                positions += sum(found)
+                positions += sum(counts)
         assert positions == sum(lengths) + 2 * len(lengths), ranks
 
 
@@ -470,11 +474,11 @@ def test_texts_that_look_unlike_those_of_training_are_noted(
     full_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["generate", str(full_run), "fine", "the film was great\t1"]) == 0
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     assert (
         "note: 1 of 2 texts have a tab, which makes pairs of them; the run was trained on single texts"
-        in told.err
+        in printed.err
     )
-    assert len(told.out.splitlines()) == 2
+    assert len(printed.out.splitlines()) == 2
     assert cli.main(["generate", str(full_run), "fine"]) == 0
     assert "note" not in capsys.readouterr().err

@@ -91,10 +91,10 @@ def test_a_stop_leaves_the_compiler_and_the_run_goes_on_without(
             signal.signal(number, handler)
     assert stop.requested
     assert made == ["begun"]
-    said = "<lambda> runs without torch.compile: backend='told' raised: CompilingStopped: the run is to stop"
+    message = "<lambda> runs without torch.compile: backend='told' raised: CompilingStopped: the run is to stop"
     assert [
         record.getMessage() for record in caplog.records if record.name == "kubetune.MODEL"
-    ] == [said]
+    ] == [message]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_a_run_without_a_compiler_says_that_kernels_stay_plain(
         assert not wants_compile("auto", model, Workload(total_tokens=1000), torch.device(device))
         assert not caplog.messages
         assert not wants_compile("auto", model, Workload(total_tokens=10**15), torch.device(device))
-        (said,) = caplog.messages
-        assert f"kernels stay plain, which is slower: there is no {needed}" in said
+        (message,) = caplog.messages
+        assert f"kernels stay plain, which is slower: there is no {needed}" in message
     (tmp_path / "gcc").touch(0o755)
     assert can_compile(torch.device("cuda")) is None
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
@@ -160,9 +160,9 @@ def test_a_compiled_run_starts_plain_and_goes_on_bit_for_bit(tmp_path: Path, ste
         "pointwise kernels are compiled after the first step"
         in (whole / "logs" / "rank-0.log").read_text()
     )
-    (said,) = (event for event in metrics.read_events(whole) if event["event"] == "compile")
-    assert said["step"] == 1
-    assert said["seconds"] > 0
+    (compiling,) = (event for event in metrics.read_events(whole) if event["event"] == "compile")
+    assert compiling["step"] == 1
+    assert compiling["seconds"] > 0
     cut = toy.make_run(tmp_path / "cut", config)
     stopped = {"KUBETUNE_FAULT": f"signal {signal.SIGTERM:d}:step:{step}:0"}
     assert toy.train(cut, environ=stopped, seconds=PATIENCE) == [errors.PREEMPTED]

@@ -88,11 +88,11 @@ def facts(task: Learner) -> tuple[float, float]:
 
 def compiled(task: Learner) -> tuple[Learner, compiled_layers.CompiledLayers]:
     """Have the layers of a model compiled, by its first packed batch."""
-    found = compiled_layers.compile_layers(task.model)
-    assert found is not None
-    task = replace(task, compiled_layers=found)
-    compiled_layers.warm_up(found, lambda: facts(task))
-    return task, found
+    layers = compiled_layers.compile_layers(task.model)
+    assert layers is not None
+    task = replace(task, compiled_layers=layers)
+    compiled_layers.warm_up(layers, lambda: facts(task))
+    return task, layers
 
 
 def compare(
@@ -115,9 +115,11 @@ def compare(
     assert layers.is_on
     learn(task, 1)  # pointwise functions around the layers are tried once before they are compiled
     graphs = compiled_layers.graphs()
-    found = [learn(task, number) for number in range(len(PACKED_BATCHES))]
+    results = [learn(task, number) for number in range(len(PACKED_BATCHES))]
     assert compiled_layers.graphs() == graphs
-    for (loss, gradients), (expected_loss, expected_gradients) in zip(found, expected, strict=True):
+    for (loss, gradients), (expected_loss, expected_gradients) in zip(
+        results, expected, strict=True
+    ):
         assert loss == pytest.approx(expected_loss, rel=tolerance)
         assert relative_error(gradients, expected_gradients) <= tolerance
 
@@ -170,7 +172,7 @@ def test_layers_in_8_bit_floats_give_what_they_give_without_compiling() -> None:
 @compiles
 def test_dropout_draws_by_the_seed_alike_in_layers_that_recompute() -> None:
     settings = LoraConfig(r=4, dropout=0.2, target_modules="all-linear")
-    found = []
+    results = []
     for recompute in (0, None):
         base = build_model("llama", SHAPES["llama"], lora=False)
         model = add_lora(base, settings, task_type="CAUSAL_LM", seed=0)
@@ -181,11 +183,11 @@ def test_dropout_draws_by_the_seed_alike_in_layers_that_recompute() -> None:
             recompute_activations(model, None)
         task, layers = compiled(task)
         assert layers.is_on
-        found.append(learn(task, 1))
-        assert learn(task, 1)[0] == found[-1][0]
-        assert learn(task, 1, seed=1)[0] != found[-1][0]
-    assert found[0][0] == pytest.approx(found[1][0], rel=EXACT)
-    assert relative_error(found[0][1], found[1][1]) <= EXACT
+        results.append(learn(task, 1))
+        assert learn(task, 1)[0] == results[-1][0]
+        assert learn(task, 1, seed=1)[0] != results[-1][0]
+    assert results[0][0] == pytest.approx(results[1][0], rel=EXACT)
+    assert relative_error(results[0][1], results[1][1]) <= EXACT
 
 
 def refusing(*_: Any) -> Any:
@@ -201,7 +203,7 @@ def miscompiling(graph: Any, _: Any) -> Callable[..., Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("backend", "limit", "said"),
+    ("backend", "limit", "message"),
     [
         (refusing, 8, "no such loop"),
         (miscompiling, 8, "became"),
@@ -214,7 +216,7 @@ def test_layers_run_as_they_are_where_compiling_them_fails(
     caplog: pytest.LogCaptureFixture,
     backend: Any,
     limit: int,
-    said: str,
+    message: str,
 ) -> None:
     """The last layer leaves out rows, which makes it another graph than the first: one too many for a limit of one."""
     model = build_model("llama", {**PROMISED["llama"], "num_hidden_layers": 2})
@@ -227,11 +229,11 @@ def test_layers_run_as_they_are_where_compiling_them_fails(
     with config.patch(recompile_limit=limit):
         task, layers = compiled(task)
         assert not layers.is_on
-        found = learn(task, 1)
-    assert found[0] == expected[0]
-    assert relative_error(found[1], expected[1]) == 0.0
+        result = learn(task, 1)
+    assert result[0] == expected[0]
+    assert relative_error(result[1], expected[1]) == 0.0
     assert caplog.text.count("layers run without torch.compile from now on") == 1
-    assert said in caplog.text
+    assert message in caplog.text
 
 
 def test_layers_whose_experts_have_adapters_are_left_out_and_counted(

@@ -260,16 +260,16 @@ LIMITS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), LIMITS)
+@pytest.mark.parametrize(("words", "message"), LIMITS)
 def test_what_cannot_be_asked_for(
-    source: Path, tmp_path: Path, words: list[str], told: str
+    source: Path, tmp_path: Path, words: list[str], message: str
 ) -> None:
-    split = ("--split", "train,test") if "one split" in told else ()
+    split = ("--split", "train,test") if "one split" in message else ()
     done = run(
         "fire", "--source", source / "FIRE-train.json", *words, *split, "--output", tmp_path / "out"
     )
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Nothing was written." in done.stderr
     assert not list(tmp_path.iterdir())
 
@@ -359,12 +359,12 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
         str(file),
         "--skip-images",
     ]
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", WATCHED, *command, "--output", str(tmp_path / "out")],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert (tmp_path / "out" / "fire_bc_train.jsonl").stat().st_size > 400e6
-    assert int(told.stdout.split()[-1]) < 150 * 1024
+    assert int(process.stdout.split()[-1]) < 150 * 1024
 
 
 WATCHED = """

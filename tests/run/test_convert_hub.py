@@ -114,10 +114,10 @@ def test_images_of_the_hub_are_kept_as_they_are(hub: dict[str, str], tmp_path: P
     assert done.returncode == 0, done.stderr
     stats = json.loads(done.stdout)
     assert stats["train"]["skipped_by_reason"] == {"image_missing": 1}
-    told = (
+    message = (
         f"image 'coco/val2017/{LOST:012d}.jpg' is not in detection-datasets/coco, or cannot be used"
     )
-    assert stats["train"]["errors"] == [f"FIRE-train.json:1: r{LOST}: image_missing: {told}"]
+    assert stats["train"]["errors"] == [f"FIRE-train.json:1: r{LOST}: image_missing: {message}"]
     assert (stats["train"]["images_saved"], stats["test"]["images_saved"]) == (39, 4)
     rows = [
         json.loads(row)

@@ -98,9 +98,9 @@ def test_in_place_it_is_the_same_to_the_last_bit(rule: LogitRule, dtype: torch.d
     logits = 5 * torch.randn(5, 301, generator=generator).to(dtype)
     labels = torch.randint(301, (5,), generator=generator)
     expected = pointwise.cross_entropy(logits.clone(), labels, SCALE, rule.multiplier, rule.cap)
-    found = cross_entropy.cross_entropy_in_place(logits, labels, SCALE, rule)
-    assert found[1] is logits
-    for ours, plain in zip(found, expected, strict=True):
+    result = cross_entropy.cross_entropy_in_place(logits, labels, SCALE, rule)
+    assert result[1] is logits
+    for ours, plain in zip(result, expected, strict=True):
         assert torch.equal(ours, plain)
 
 
@@ -131,17 +131,17 @@ def test_log_probabilities_have_the_gradient_of_any_function_of_them(
     rule: LogitRule, head: str
 ) -> None:
     expected, toy = Toy(), Toy()
-    for each in (expected, toy) if head == "frozen" else ():
-        each.weight.requires_grad_(False)
-        each.bias.requires_grad_(False)
+    for module in (expected, toy) if head == "frozen" else ():
+        module.weight.requires_grad_(False)
+        module.bias.requires_grad_(False)
     if head == "with-optimizer":
         toy.sums = FlatAdamW(toy.named_parameters(), AdamSettings()).collected
     for _ in range(2):
         plain = -F.cross_entropy(expected.logits(rule), expected.labels, reduction="none")
         fused = linear_log_probabilities(toy.hidden, toy.labels, toy.head(rule))
         torch.testing.assert_close(fused, plain, rtol=1e-6, atol=1e-6)
-        for found in (plain, fused):  # what a row weighs depends on the sum of several
-            F.softplus(found[:20].sum() - found[20:].sum()).backward()
+        for losses in (plain, fused):  # what a row weighs depends on the sum of several
+            F.softplus(losses[:20].sum() - losses[20:].sum()).backward()
     for name, parameter in toy.named_parameters():
         wanted = expected.get_parameter(name).grad
         if wanted is None:

@@ -67,10 +67,10 @@ def test_a_run_keeps_the_date_of_its_first_start(
     create_run_dir(config, run_dir)
     assert prepared(run_dir, cache) == first
     assert not capsys.readouterr().err
-    given = config.model_copy(
+    dated = config.model_copy(
         update={"data": config.data.model_copy(update={"date": "2024-03-02"})}
     )
-    create_run_dir(given, run_dir)
+    create_run_dir(dated, run_dir)
     assert "data.date is 2024-02-29 since the first start" in capsys.readouterr().err
     assert json.loads((run_dir / "resolved.json").read_text())["data"]["date"] == "2024-02-29"
     create_run_dir(config, tmp_path / "another")

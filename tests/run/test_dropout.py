@@ -50,13 +50,13 @@ def test_an_adapters_input_is_dropped_and_its_gradient_follows(bias: bool) -> No
         layer = lora.Layer(a, b, offset, (weight.t(),))
         return lora.lora_linears(x, [layer], lora.Adapters(scaling, p))[0]
 
-    found = []
+    results = []
     for forward in (plain, fused):
         inputs = [t.clone().requires_grad_() for t in (x, a, b)]
         torch.manual_seed(1)
         out = forward(*inputs)
-        found.append([out, *torch.autograd.grad((out * goal).sum(), inputs)])
-    for theirs, ours in zip(*found, strict=True):
+        results.append([out, *torch.autograd.grad((out * goal).sum(), inputs)])
+    for theirs, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)
 
 

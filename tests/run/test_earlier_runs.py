@@ -49,8 +49,8 @@ def test_the_second_run_is_forecast_by_the_first(
     report = json.loads((first / "report.json").read_text())
     assert known.tokens_per_second == report["throughput"]["tokens_per_second"]
     lines = plan_lines(capsys, file)
-    said = r"(.+)–(.+) by 1 earlier run of this shape on this machine \(([\d,]+) tokens\)"
-    assert re.fullmatch(said, lines["time"]), lines["time"]
+    pattern = r"(.+)–(.+) by 1 earlier run of this shape on this machine \(([\d,]+) tokens\)"
+    assert re.fullmatch(pattern, lines["time"]), lines["time"]
     assert re.fullmatch(r"[\d.]+–[\d.]+ at 36 for each device and hour", lines["price"]), lines[
         "price"
     ]

@@ -83,14 +83,14 @@ def test_a_grouped_product_is_that_of_merged_weights(transposed, rank):
         kernels.dispatch(tokens, routing), weight, routing, factors, transposed=transposed
     )
     made = kernels.combine(ours * weights.reshape(-1)[routing.order, None], routing)
-    found = torch.autograd.grad(made.square().sum(), [tokens, weights, a, b])
+    gradients = torch.autograd.grad(made.square().sum(), [tokens, weights, a, b])
     rows = merged_by_einsum(tokens[routing.order // 2], weight, routing, factors, transposed)
     theirs = torch.zeros(4, narrow).index_add(
         0, routing.order // 2, rows * weights.reshape(-1)[routing.order, None]
     )
     expected = torch.autograd.grad(theirs.square().sum(), [tokens, weights, a, b])
     assert relative(ours, rows) <= EXACT
-    assert max(relative(*pair) for pair in zip(found, expected, strict=True)) <= EXACT
+    assert max(relative(*pair) for pair in zip(gradients, expected, strict=True)) <= EXACT
 
 
 class CountedRows(TorchDispatchMode):
@@ -120,12 +120,12 @@ def test_products_of_few_sizes_are_the_grouped_product() -> None:
     assert relative(kernels._in_strides(x, weight, ends.tolist()), expected) <= EXACT
     half, halved = x.bfloat16(), weight.bfloat16()
     with CountedRows() as counted:
-        found = kernels._grouped(half, halved, ends)
+        result = kernels._grouped(half, halved, ends)
     assert counted.rows
     assert counted.rows <= set(kernels.STRIDES)
     assert (
         relative(
-            found.float(), torch.nn.functional.grouped_mm(half.float(), halved.float(), offs=ends)
+            result.float(), torch.nn.functional.grouped_mm(half.float(), halved.float(), offs=ends)
         )
         <= 4e-3
     )
@@ -180,7 +180,7 @@ WHOLE = ("mixtral", "olmoe", "deepseek_v3", "glm4_moe", "granitemoe", "minimax_m
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen3_moe", "gpt_oss", *(pytest.param(each, marks=slow) for each in WHOLE)]
+    "name", ["qwen3_moe", "gpt_oss", *(pytest.param(name, marks=slow) for name in WHOLE)]
 )
 def test_a_whole_mixture_learns_as_untouched_peft_and_transformers(name: str) -> None:
     """Norm of the difference of all gradients over their norm. Of single tensors it is up to 1.2e-6 (gpt-oss), where
@@ -345,7 +345,7 @@ def test_a_plan_knows_what_is_left_out_and_what_is_asked_for(tmp_path, name, set
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (
             {"dropout": 0.1},
@@ -372,13 +372,13 @@ def test_a_plan_knows_what_is_left_out_and_what_is_asked_for(tmp_path, name, set
         ),
     ],
 )
-def test_targets_that_cannot_be_are_refused(settings, said):
-    with pytest.raises(ConfigError, match=said):
+def test_targets_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
         add_lora(bare(), LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0)
 
 
 @pytest.mark.parametrize(
-    ("name", "modules", "parameters", "said"),
+    ("name", "modules", "parameters", "message"),
     [
         (
             "qwen3",
@@ -406,9 +406,9 @@ def test_targets_that_cannot_be_are_refused(settings, said):
         ),
     ],
 )
-def test_targets_whose_adapters_would_learn_nothing_are_refused(name, modules, parameters, said):
+def test_targets_whose_adapters_would_learn_nothing_are_refused(name, modules, parameters, message):
     lora = LoraConfig(r=4, target_modules=modules, target_parameters=parameters)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         add_lora(of(name), lora, task_type="CAUSAL_LM", seed=0)
 
 
@@ -467,8 +467,11 @@ def bare() -> Any:
     ],
 )
 def test_targets_are_told_to_peft_by_name(settings, modules, parameters):
-    found = add_lora(
+    settings_of_peft = add_lora(
         bare(), LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0
     ).peft_config["default"]
-    assert (found.target_modules, found.target_parameters) == (modules, parameters)
-    assert not found.rank_pattern
+    assert (settings_of_peft.target_modules, settings_of_peft.target_parameters) == (
+        modules,
+        parameters,
+    )
+    assert not settings_of_peft.rank_pattern

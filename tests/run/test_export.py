@@ -73,8 +73,8 @@ def export(run_dir: Path, out: Path, **settings: Any) -> Export:
 
 @torch.no_grad()
 def logits(model: Any) -> torch.Tensor:
-    found: torch.Tensor = model.eval()(input_ids=IDS).logits.float()
-    return found
+    result: torch.Tensor = model.eval()(input_ids=IDS).logits.float()
+    return result
 
 
 def trained_logits(run_dir: Path, inputs: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -83,12 +83,12 @@ def trained_logits(run_dir: Path, inputs: Path, dtype: torch.dtype = torch.float
     return logits(PeftModel.from_pretrained(base, checkpoints.choose(run_dir)))
 
 
-def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one - other).norm() / one.norm())
+def distance(tensor: torch.Tensor, other: torch.Tensor) -> float:
+    return float((tensor - other).norm() / tensor.norm())
 
 
-def differences(found: Export) -> list[float]:
-    return [one["difference"] for one in found.facts["proof"]["comparisons"]]
+def differences(exported: Export) -> list[float]:
+    return [comparison["difference"] for comparison in exported.facts["proof"]["comparisons"]]
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -96,15 +96,15 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def test_an_adapter_loads_with_peft_alone(lora_run: Path, inputs: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-    found = export_run(lora_run, out=tmp_path / "out", tell=told.append)
-    assert any("a folder of this machine" in line for line in told), "nobody else could load it"
+    messages: list[str] = []
+    exported = export_run(lora_run, out=tmp_path / "out", tell=messages.append)
+    assert any("a folder of this machine" in line for line in messages), "nobody else could load it"
     model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(logits(model), trained_logits(lora_run, inputs))
-    assert found.kind == "adapter"
-    assert differences(found) == [0.0]
-    assert found.facts["proof"]["effect_of_adapter"] > 0.1
-    assert found.facts["proof"]["origin"] == "held-out rows"
+    assert exported.kind == "adapter"
+    assert differences(exported) == [0.0]
+    assert exported.facts["proof"]["effect_of_adapter"] > 0.1
+    assert exported.facts["proof"]["origin"] == "held-out rows"
 
 
 @pytest.mark.parametrize("targets", ["all-linear", r".*\.(q_proj|v_proj)"])
@@ -118,10 +118,13 @@ def test_an_adapter_on_a_text_model_is_written_for_the_whole_model_that_sees_too
     save_seeing_model(tmp_path / "model", "qwen3_5")
     lora = {"r": 4, "target_modules": targets}
     run_dir = toy.finished(tmp_path / "run", toy.make_config(tmp_path, ONE_EPOCH, lora=lora))
-    told: list[str] = []
-    found = export_run(run_dir, out=tmp_path / "out", tell=told.append)
-    assert any("so push --merge" in line for line in told)
-    assert (found.facts["base"]["text_of"], "vllm/adapter_model.safetensors" in found.files) == (
+    messages: list[str] = []
+    exported = export_run(run_dir, out=tmp_path / "out", tell=messages.append)
+    assert any("so push --merge" in line for line in messages)
+    assert (
+        exported.facts["base"]["text_of"],
+        "vllm/adapter_model.safetensors" in exported.files,
+    ) == (
         "qwen3_5",
         True,
     )
@@ -145,31 +148,31 @@ def test_a_merged_model_says_what_its_adapter_said(
     lora: dict[str, Any], inputs: Path, tmp_path: Path
 ) -> None:
     run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, lora=lora))
-    found = export(run_dir, tmp_path / "out", merged=True)
+    exported = export(run_dir, tmp_path / "out", merged=True)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert distance(trained_logits(run_dir, inputs), logits(model)) < 1e-5
-    adapter, reloaded = differences(found)
+    adapter, reloaded = differences(exported)
     assert adapter < 1e-5
     assert reloaded == 0.0
     assert not {name for name in dict(model.named_modules()) if "lora" in name}
     assert (tmp_path / "out" / MODELFILE).read_text().count("\nFROM .\n") == 1
-    assert next(text for label, text in describe(found) if label == "next").endswith(
+    assert next(text for label, text in describe(exported) if label == "next").endswith(
         "serve it: vLLM, GGUF, Ollama"
     )
     alone = Export(
-        found.path,
+        exported.path,
         "adapter",
         {
-            **found.facts,
+            **exported.facts,
             "served_by": served_by("causal_lm", open_result(run_dir).config.lora, "adapter", {}),
         },
     )
     assert next(text for label, text in describe(alone) if label == "next").endswith(
         "how to load it"
     ) is bool(lora.get("use_dora"))
-    (found.path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-    _write_modelfile(found.path, open_result(run_dir), "merged")
-    assert "FROM ./model-q8_0.gguf\n" in (found.path / MODELFILE).read_text(), (
+    (exported.path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    _write_modelfile(exported.path, open_result(run_dir), "merged")
+    assert "FROM ./model-q8_0.gguf\n" in (exported.path / MODELFILE).read_text(), (
         "Ollama does not convert it"
     )
 
@@ -185,7 +188,7 @@ def test_the_dtype_is_that_of_the_base_and_not_what_a_cpu_computed_with(
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "message"),
     [
         (
             "adapter_model.safetensors",
@@ -202,7 +205,7 @@ def test_the_dtype_is_that_of_the_base_and_not_what_a_cpu_computed_with(
     ],
 )
 def test_a_damaged_checkpoint_is_said_to_be_one_by_whoever_asks_it(
-    file: str, content: bytes | None, said: str, lora_run: Path, tmp_path: Path
+    file: str, content: bytes | None, message: str, lora_run: Path, tmp_path: Path
 ) -> None:
     """And what is damaged without a word in a loss or an answer too: weights load, whatever bits they have."""
     run_dir = Path(shutil.copytree(lora_run, tmp_path / "run", symlinks=True))
@@ -215,10 +218,10 @@ def test_a_damaged_checkpoint_is_said_to_be_one_by_whoever_asks_it(
             whole[:-1] + bytes([whole[-1] ^ 1]) if content == b"one bit" else content
         )
     with pytest.raises(
-        errors.EnvironmentFault, match=rf"step-\d+ {said}; choose another --checkpoint"
+        errors.EnvironmentFault, match=rf"step-\d+ {message}; choose another --checkpoint"
     ):
         load_run(run_dir)
-    with pytest.raises(errors.ConfigError, match=rf"step-\d+ {said}; choose another --step"):
+    with pytest.raises(errors.ConfigError, match=rf"step-\d+ {message}; choose another --step"):
         export(run_dir, tmp_path / "out")
 
 
@@ -229,13 +232,13 @@ def test_a_base_in_half_precision_is_rounded_once(inputs: Path, tmp_path: Path) 
         half / "model"
     )
     run_dir = toy.finished(tmp_path / "run", toy.make_config(half, ONE_EPOCH))
-    found = export(run_dir, tmp_path / "out", merged=True)
+    exported = export(run_dir, tmp_path / "out", merged=True)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert distance(trained_logits(run_dir, half, torch.bfloat16), logits(model)) < 0.04
     exact = export(run_dir, tmp_path / "exact", merged=True, dtype="float32")
     with safe_open(exact.path / "model.safetensors", "pt") as wide, safe_open(
-        found.path / "model.safetensors", "pt"
+        exported.path / "model.safetensors", "pt"
     ) as narrow:  # fmt: skip
         for name in wide.keys():  # noqa: SIM118 - not a dict
             assert torch.equal(wide.get_tensor(name).bfloat16(), narrow.get_tensor(name)), name
@@ -244,10 +247,10 @@ def test_a_base_in_half_precision_is_rounded_once(inputs: Path, tmp_path: Path) 
 @pytest.mark.slow
 def test_a_model_trained_whole_is_the_checkpoint(inputs: Path, tmp_path: Path) -> None:
     run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, lora=None))
-    found = export(run_dir, tmp_path / "out")
+    exported = export(run_dir, tmp_path / "out")
     mine, theirs = (
         logits(AutoModelForCausalLM.from_pretrained(f))
-        for f in (found.path, checkpoints.choose(run_dir))
+        for f in (exported.path, checkpoints.choose(run_dir))
     )
     assert torch.equal(mine, theirs)
     with pytest.raises(errors.ConfigError, match="no adapter to merge"):
@@ -276,16 +279,16 @@ def test_a_quantised_base_is_dequantised_and_that_is_said(
     run_dir = toy.finished(
         tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, quantization=quantization)
     )
-    told: list[str] = []
-    found = export_run(run_dir, merged=True, out=tmp_path / "out", tell=told.append)
+    messages: list[str] = []
+    exported = export_run(run_dir, merged=True, out=tmp_path / "out", tell=messages.append)
     assert any(
-        "dequantising" in line and "not those of the original model" in line for line in told
+        "dequantising" in line and "not those of the original model" in line for line in messages
     )
-    assert "dequantised" in (found.path / "README.md").read_text()
-    config = json.loads((found.path / "config.json").read_text())
+    assert "dequantised" in (exported.path / "README.md").read_text()
+    config = json.loads((exported.path / "config.json").read_text())
     assert "quantization_config" not in config
-    assert differences(found)[0] < allowed
-    model = AutoModelForCausalLM.from_pretrained(found.path)
+    assert differences(exported)[0] < allowed
+    model = AutoModelForCausalLM.from_pretrained(exported.path)
     assert (
         distance(trained_logits(run_dir, inputs), logits(model)) > 1e-3
     )  # it is not the original base
@@ -294,17 +297,17 @@ def test_a_quantised_base_is_dequantised_and_that_is_said(
 @pytest.mark.slow
 @pytest.mark.parametrize("merged", [False, True])
 def test_classifiers(merged: bool, tmp_path: Path) -> None:
-    given = reviews.make_inputs(tmp_path)
+    review_inputs = reviews.make_inputs(tmp_path)
     lora = {"r": 4, "target_modules": ["query", "value"]}
     run_dir = toy.finished(
-        tmp_path / "run", reviews.make_config(given, {"max_steps": 6}, lora=lora)
+        tmp_path / "run", reviews.make_config(review_inputs, {"max_steps": 6}, lora=lora)
     )
-    found = export(run_dir, tmp_path / "out", merged=merged)
-    assert max(differences(found)) < 1e-5
+    exported = export(run_dir, tmp_path / "out", merged=merged)
+    assert max(differences(exported)) < 1e-5
     if merged:
-        model = AutoModelForSequenceClassification.from_pretrained(found.path)
+        model = AutoModelForSequenceClassification.from_pretrained(exported.path)
         assert model.config.id2label == {0: "0", 1: "1"}
-    assert "text-classification" in (found.path / "README.md").read_text()
+    assert "text-classification" in (exported.path / "README.md").read_text()
 
 
 def test_shards_are_as_small_as_asked_and_load_as_one_model(
@@ -319,8 +322,8 @@ def test_shards_are_as_small_as_asked_and_load_as_one_model(
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert set(index["weight_map"].values()) == {shard.name for shard in shards}
     for shard in shards:
-        with safe_open(shard, "pt") as found:
-            sizes = [found.get_tensor(name).nbytes for name in found.keys()]  # noqa: SIM118 - not a dict
+        with safe_open(shard, "pt") as shard_file:
+            sizes = [shard_file.get_tensor(name).nbytes for name in shard_file.keys()]  # noqa: SIM118 - not a dict
         assert sum(sizes) <= 200_000 or len(sizes) == 1
     assert whole_folder.is_whole(tmp_path / "out", PROVENANCE)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -333,44 +336,46 @@ def test_shards_are_as_small_as_asked_and_load_as_one_model(
 
 
 def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: Path) -> None:
-    found = export(lora_run, tmp_path / "out", merged=True)
+    exported = export(lora_run, tmp_path / "out", merged=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (found.path / name).read_bytes() == (inputs / "model" / name).read_bytes()
+        assert (exported.path / name).read_bytes() == (inputs / "model" / name).read_bytes()
     theirs = AutoTokenizer.from_pretrained(inputs / "model").chat_template
     assert (
-        AutoTokenizer.from_pretrained(found.path).chat_template
+        AutoTokenizer.from_pretrained(exported.path).chat_template
         == theirs
         == {"default": CHATML, "rag": "{{ 'x' }}"}
     )
-    assert {name: (found.path / name).read_text() for name in BESIDE} == BESIDE
-    assert ("licence", "LICENSE, USE_POLICY.md, copied from the base") in describe(found)
-    assert GenerationConfig.from_pretrained(found.path).eos_token_id == 2
-    facts = json.loads((found.path / "provenance.json").read_text())
-    written = (*found.path.rglob("*"), *checkpoints.choose(lora_run).rglob("*"))
+    assert {name: (exported.path / name).read_text() for name in BESIDE} == BESIDE
+    assert ("licence", "LICENSE, USE_POLICY.md, copied from the base") in describe(exported)
+    assert GenerationConfig.from_pretrained(exported.path).eos_token_id == 2
+    facts = json.loads((exported.path / "provenance.json").read_text())
+    written = (*exported.path.rglob("*"), *checkpoints.choose(lora_run).rglob("*"))
     modes = {path.name: path.stat().st_mode for path in written if path.is_file()}
     (tmp_path / "usual").touch()
     assert set(modes.values()) == {(tmp_path / "usual").stat().st_mode}, (
         "who may read the folder may read the weights"
     )
     for name, file in facts["files"].items():
-        assert hashlib.sha256((found.path / name).read_bytes()).hexdigest() == file["sha256"]
-    names = {str(path.relative_to(found.path)) for path in found.path.rglob("*") if path.is_file()}
+        assert hashlib.sha256((exported.path / name).read_bytes()).hexdigest() == file["sha256"]
+    names = {
+        str(path.relative_to(exported.path)) for path in exported.path.rglob("*") if path.is_file()
+    }
     assert facts["files"].keys() == names - {"provenance.json"}
     assert facts["checkpoint"]["step"] == 7
     assert facts["run"]["config"]["lora"]["r"] == 4
-    card = (found.path / "README.md").read_text()
+    card = (exported.path / "README.md").read_text()
     assert "ollama create" in card
-    assert "FROM .\n" in (found.path / "Modelfile").read_text()
+    assert "FROM .\n" in (exported.path / "Modelfile").read_text()
     assert "eval_loss" in card
     assert "training loss" in card
     assert "![Curves over steps](curves.svg)" in card
-    drawn = ElementTree.parse(found.path / "curves.svg")
+    drawn = ElementTree.parse(exported.path / "curves.svg")
     assert (
         len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")) == 1
     )  # of one evaluation there is no line
     assert "Licence\n\nTo be filled in" in card
     assert "(copied from it: [LICENSE](<LICENSE>), [USE_POLICY.md](<USE_POLICY.md>))" in card
-    assert whole_folder.is_whole(found.path, PROVENANCE)
+    assert whole_folder.is_whole(exported.path, PROVENANCE)
 
 
 @pytest.mark.slow
@@ -379,10 +384,10 @@ def test_the_template_and_the_end_of_turn_that_were_trained(inputs: Path, tmp_pa
     (tmp_path / "mine.jinja").write_text(template)
     model = {"path": str(inputs / "model"), "chat_template": str(tmp_path / "mine.jinja")}
     run_dir = toy.finished(tmp_path / "run", toy.make_config(inputs, ONE_EPOCH, model=model))
-    found = export(run_dir, tmp_path / "out")
-    assert (found.path / "chat_template.jinja").read_text() == template
-    assert AutoTokenizer.from_pretrained(found.path).chat_template == template
-    assert set(GenerationConfig.from_pretrained(found.path).eos_token_id) == {0, 2}
+    exported = export(run_dir, tmp_path / "out")
+    assert (exported.path / "chat_template.jinja").read_text() == template
+    assert AutoTokenizer.from_pretrained(exported.path).chat_template == template
+    assert set(GenerationConfig.from_pretrained(exported.path).eos_token_id) == {0, 2}
 
 
 def test_a_merge_that_goes_wrong_is_noticed(
@@ -429,9 +434,9 @@ def test_without_the_data_random_tokens_are_compared(inputs: Path, tmp_path: Pat
     run_dir = toy.finished(tmp_path / "run", config.model_copy(update={"data": data}))
     mine.unlink()
     (run_dir / kept_rows.PROOF).unlink()
-    found = export(run_dir, tmp_path / "out", merged=True)
-    assert "random tokens" in found.facts["proof"]["origin"]
-    assert max(differences(found)) < 1e-5
+    exported = export(run_dir, tmp_path / "out", merged=True)
+    assert "random tokens" in exported.facts["proof"]["origin"]
+    assert max(differences(exported)) < 1e-5
 
 
 @pytest.mark.slow
@@ -474,13 +479,13 @@ def test_what_cannot_be_exported(
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    for words, said in (
+    for words, message in (
         (["--out", str(tmp_path / "mine")], "holds other files"),
         (["--step", "99"], "there are: best, last, step 7"),
         (["--dtype", "int3"], "expected one of bfloat16, float16, float32"),
     ):
         assert main(["export", str(lora_run), *words]) == errors.USER
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert leftovers(tmp_path / "mine") == ["notes.txt"]
 
 

@@ -63,5 +63,5 @@ def test_the_model_is_in_memory_once(
         tmp_path / "run", toy.make_config(inputs, {"max_steps": 1, "eval_steps": 1}, **sections)
     )
     command = [sys.executable, "-c", MEASURE, str(run_dir), kind]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert float(found.stdout) < copies
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(process.stdout) < copies

@@ -130,9 +130,9 @@ def attempt(
                 errno.ENOSPC if event == "open" else errno.EIO, os.strerror(errno.EIO), path
             )
 
-    said = io.StringIO()
+    output = io.StringIO()
     press = pressed(folder) if not argv else None
-    with redirect_stdout(said), redirect_stderr(said):
+    with redirect_stdout(output), redirect_stderr(output):
         if limit is not None:
             resource.setrlimit(
                 resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
@@ -142,7 +142,7 @@ def attempt(
         else:
             sys.addaudithook(see)
         code = main(argv) if press is None else press()
-    return code, said.getvalue(), made
+    return code, output.getvalue(), made
 
 
 def pressed(folder: Path) -> Callable[[], int]:
@@ -177,16 +177,16 @@ def in_child(place: Path, *args: Any) -> tuple[int, str, list[str]]:
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:
-            found: Any = attempt(place, *args)
+            result: Any = attempt(place, *args)
         except BaseException:
-            found = (-1, traceback.format_exc(), [])
-        os.write(writing, json.dumps(found).encode())
+            result = (-1, traceback.format_exc(), [])
+        os.write(writing, json.dumps(result).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        code, said, made = json.load(pipe)
+        code, output, made = json.load(pipe)
     os.waitpid(pid, 0)
-    return code, said, made
+    return code, output, made
 
 
 def refuse_each(place: str, argv: list[str], answer_to: str) -> None:
@@ -211,7 +211,7 @@ def test_every_change_on_a_disk_may_be_refused(place: Path, tmp_path: Path, verb
     tries = json.loads((tmp_path / "tries").read_text())
     unharmed = tries.pop("unharmed")
     assert unharmed[0] == errors.OK, unharmed[1]
-    for change, (code, said, _) in tries.items():
-        assert code in (errors.OK, errors.USER, errors.ENVIRONMENT), f"{change}: {said}"
-        assert "Traceback" not in said, f"{change}: {said}"
-        assert code == errors.OK or "kubetune: " in said, f"{change}: {said}"
+    for change, (code, output, _) in tries.items():
+        assert code in (errors.OK, errors.USER, errors.ENVIRONMENT), f"{change}: {output}"
+        assert "Traceback" not in output, f"{change}: {output}"
+        assert code == errors.OK or "kubetune: " in output, f"{change}: {output}"

@@ -341,7 +341,7 @@ def test_a_finding_is_the_same_wherever_it_is_shown(
     assert cli.main(["plan", str(run_file)]) == 0
     assert data_lines(capsys.readouterr().out) == shown, "the same of prepared rows"
     assert [
-        found["line"] for found in describe(prepare(config), DataSpec.of(config))["findings"]
+        finding["line"] for finding in describe(prepare(config), DataSpec.of(config))["findings"]
     ] == lines
     rows = client.get("/data", params={"file": "run.yaml"})
     assert text_of(rows.text).count(line) == 1

@@ -40,15 +40,16 @@ def test_near_the_exact_layer_in_both_directions() -> None:
     assert fp8.round_layers(rounded, Kernels()) == 1
     x = torch.randn(40, 64, dtype=torch.bfloat16)
     x[3] *= 1000  # a row with outliers harms no other row
-    found = {}
+    result = {}
     for layer in (exact, rounded):
-        given = x.clone().requires_grad_()
-        y = layer(given)
+        leaf = x.clone().requires_grad_()
+        y = layer(leaf)
         y.backward(torch.ones_like(y))
         a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-        found[layer] = (y[:3], y[4:], given.grad, a.grad, b.grad)
+        result[layer] = (y[:3], y[4:], leaf.grad, a.grad, b.grad)
     differences = [
-        difference(ours, theirs) for ours, theirs in zip(found[rounded], found[exact], strict=True)
+        difference(ours, theirs)
+        for ours, theirs in zip(result[rounded], result[exact], strict=True)
     ]
     assert all(0 <= value < NEAR for value in differences), differences
     assert differences[0] > 0  # it was rounded
@@ -91,11 +92,11 @@ def test_a_run_learns_about_the_same_and_resumes_bit_by_bit(inputs: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("after", "said"), [(2.1, r"to 2\.1000, by 5\.0%; 1% is allowed"), (float("nan"), "nan")]
+    ("after", "message"), [(2.1, r"to 2\.1000, by 5\.0%; 1% is allowed"), (float("nan"), "nan")]
 )
-def test_the_gate_refuses_a_model_that_changes(after: float, said: str) -> None:
+def test_the_gate_refuses_a_model_that_changes(after: float, message: str) -> None:
     losses = iter([2.0, after])
-    with pytest.raises(errors.ConfigError, match=said):
+    with pytest.raises(errors.ConfigError, match=message):
         fp8.adopt(adapted_layer(), Kernels(), torch.device("cpu"), lambda: next(losses))
 
 
@@ -122,7 +123,7 @@ def test_layers_of_one_input_round_it_once_and_give_what_each_alone_gives() -> N
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
 
-    found, rounded = [], []
+    result, rounded = [], []
     for together in (True, False):
         torch.manual_seed(0)
         settings = LoraConfig(
@@ -143,6 +144,6 @@ def test_layers_of_one_input_round_it_once_and_give_what_each_alone_gives() -> N
         y = model(x)
         rounded.append(len(calls))
         y.backward(torch.ones_like(y))
-        found.append([y, x.grad, *(p.grad for p in model.parameters() if p.requires_grad)])
+        result.append([y, x.grad, *(p.grad for p in model.parameters() if p.requires_grad)])
     assert rounded == [1, 3]
-    assert all(difference(ours, theirs) < 5e-3 for ours, theirs in zip(*found, strict=True))
+    assert all(difference(ours, theirs) < 5e-3 for ours, theirs in zip(*result, strict=True))

@@ -154,7 +154,7 @@ READ_OTHERWISE = (
     [pytest.param(name, marks=() if name == "kimi_linear" else slow) for name in READ_OTHERWISE],
 )
 def test_slices_are_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
-    (known,) = [each[name] for each in (HYBRIDS, PADDING_FREE) if name in each] or [
+    (known,) = [table[name] for table in (HYBRIDS, PADDING_FREE) if name in table] or [
         small_configs.settings(name)
     ]
     build_model(name, known, lora=False).save_pretrained(tmp_path / "model")
@@ -277,10 +277,10 @@ def test_every_rank_gets_equally_many_micro_batches(inputs: Path) -> None:
         counts = {len(feed.step(step).batches) for feed in feeds}
         uneven += len({len(feed.step(step).batches) for feed in plain}) > 1
         assert len(counts) == 1
-        told = sorted(
+        samples = sorted(
             s for feed in feeds for batch in feed.step(step).batches for s in batch.samples
         )
-        assert told == sorted(feeds[0].samples(step).tolist())
+        assert samples == sorted(feeds[0].samples(step).tolist())
     assert uneven
 
 
@@ -434,12 +434,12 @@ def test_no_rank_ever_holds_the_whole_model(inputs: Path, tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_sharded_is_refused_at_once(inputs: Path) -> None:
-    with pytest.raises(ValueError, match=r"fsdp does not work with lora.use_dora yet") as found:
+    with pytest.raises(ValueError, match=r"fsdp does not work with lora.use_dora yet") as error:
         make_config(
             inputs,
             "fsdp",
             {"compile": True},
             lora={"use_dora": True, "modules_to_save": ["lm_head"]},
         )
-    assert "lora.modules_to_save" in str(found.value)
-    assert "training.compile: true" in str(found.value)
+    assert "lora.modules_to_save" in str(error.value)
+    assert "training.compile: true" in str(error.value)

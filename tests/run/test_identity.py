@@ -82,14 +82,14 @@ def test_a_resume_with_another_base_is_refused_and_with_the_old_one_exact(
     before = (run_dir / "metrics.jsonl").read_bytes()
     with _Swap(inputs / "model" / "model.safetensors", other):
         assert toy.train(run_dir, world_size) == [errors.USER] * world_size
-    said = log_of(run_dir)
+    log = log_of(run_dir)
     assert (
         f"was trained with the model {inputs / 'model'}, but the run's config names {inputs / 'model'}"
-        in said
+        in log
     )
     known = identity.read(run_dir)["model"].files["model.safetensors"]
     now = identity.Content(identity.files.sha256_file(other_base / "model.safetensors"), len(other))
-    assert f"model.safetensors was {known}, now is {now}" in said
+    assert f"model.safetensors was {known}, now is {now}" in log
     assert (run_dir / "metrics.jsonl").read_bytes() == before
     assert toy.train(run_dir, world_size) == [0] * world_size
     if world_size == 1:
@@ -225,11 +225,11 @@ def test_a_run_from_elsewhere_is_used_with_the_base_that_is_here(
         for word in VERBS[verb]
     ]
     assert main(asked) == errors.USER
-    said = capsys.readouterr().err
-    assert "/models/on-a-volume, a folder that is not on this machine" in said
-    assert "--model PATH|ID" in said
+    stderr = capsys.readouterr().err
+    assert "/models/on-a-volume, a folder that is not on this machine" in stderr
+    assert "--model PATH|ID" in stderr
     assert main([*asked, "--model", str(here)]) == errors.OK
-    found = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     assert (
         main(
             [
@@ -249,7 +249,7 @@ def test_a_run_from_elsewhere_is_used_with_the_base_that_is_here(
             str(inputs / "model"),
         ]
     else:
-        assert capsys.readouterr().out == found
+        assert capsys.readouterr().out == stdout
 
 
 def test_a_model_trained_whole_needs_its_base_only_beside_it(

@@ -78,7 +78,7 @@ def test_the_answer_stands_alone(
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("push run org/name", "… uploading"),
         ("sync run s3://bucket/run --minutes 0.5", "again in 1 s"),
@@ -88,7 +88,7 @@ def test_the_answer_stands_alone(
 def test_what_is_said_before_a_failure_stands_elsewhere(
     folder: Path,
     command: str,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -105,21 +105,21 @@ def test_what_is_said_before_a_failure_stands_elsewhere(
         ):
             monkeypatch.setenv(f"AWS_{name}", value)
         assert cli.main([*command.split(), "--json"]) in (errors.USER, errors.ENVIRONMENT)
-    found = capfd.readouterr()
-    assert found.out == ""
-    assert said in found.err
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
 
 
 def verbs_below(
     parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
 ) -> dict[str, argparse.ArgumentParser]:
     """The verbs of a parser, `data check` and the like among them."""
-    found = {" ".join(words): parser}
+    verbs = {" ".join(words): parser}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, below in action.choices.items():
-                found |= verbs_below(below, (*words, name))
-    return found
+                verbs |= verbs_below(below, (*words, name))
+    return verbs
 
 
 def test_every_verb_with_json_is_tried() -> None:

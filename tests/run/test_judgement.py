@@ -80,14 +80,14 @@ def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(
         run_dir = toy.finished(tmp_path / str(ranks), config, ranks)
         lines.append((run_dir / metrics.ANSWERS / "step-000003.jsonl").read_text())
         assert len(lines[-1].splitlines()) == 13, "each row once"
-        (found,) = (line for line in metrics.read_metrics(run_dir) if "eval_loss" in line)
+        (evaluated,) = (line for line in metrics.read_metrics(run_dir) if "eval_loss" in line)
         base = json.loads((run_dir / metrics.BASE).read_text())["metrics"]
         assert {
             "eval_exact_match",
             "eval_contains",
             "eval_forget_loss",
-        } <= found.keys() & base.keys()
-        assert base["eval_forget_loss"] != found["eval_forget_loss"]
+        } <= evaluated.keys() & base.keys()
+        assert base["eval_forget_loss"] != evaluated["eval_forget_loss"]
     assert lines[0] == lines[1]
 
 
@@ -96,16 +96,16 @@ def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(
 def test_a_model_cut_over_ranks_answers_as_one_that_is_whole(
     inputs: Path, tmp_path: Path, lora: dict[str, Any] | None
 ) -> None:
-    said = []
+    answers = []
     for parallelism, ranks in (("ddp", 1), ("fsdp", 2)):
         training = {"max_steps": 2, "parallelism": parallelism}
         config = toy.make_config(inputs, training, lora=lora, evaluation=EVALUATION)
         run_dir = toy.finished(tmp_path / parallelism, config, ranks)
-        said.append(
+        answers.append(
             [(run_dir / metrics.ANSWERS / f"step-{step:06d}.jsonl").read_text() for step in (0, 2)]
         )
-    assert said[0] == said[1]
-    assert len(set(said[0][0].splitlines())) > 1
+    assert answers[0] == answers[1]
+    assert len(set(answers[0][0].splitlines())) > 1
 
 
 def test_training_is_the_same_with_and_without_questions(inputs: Path, tmp_path: Path) -> None:
@@ -128,11 +128,11 @@ def test_the_best_checkpoint_is_the_one_with_the_best_answers(
         "    assert record['prompt'].startswith(prompt[:3])\n"
         "    calls.append(answer)\n    return -len(calls)\n"
     )
-    own = {"file": str(tmp_path / "own.py"), "functions": "early"}
+    metrics_file = {"file": str(tmp_path / "own.py"), "functions": "early"}
     training = {"max_steps": 9, "metric_for_best_model": "early"}
     run_dir = toy.finished(
         tmp_path / "run",
-        toy.make_config(inputs, training, evaluation={**EVALUATION, "metrics": own}),
+        toy.make_config(inputs, training, evaluation={**EVALUATION, "metrics": metrics_file}),
     )
     assert (run_dir / "checkpoints" / "best").resolve().name == "step-000003"
     assert cli.main(["runs", str(run_dir)]) == errors.OK
@@ -152,12 +152,12 @@ def test_a_gate_ends_the_run_with_its_own_exit_code(
     config = toy.make_config(inputs, {"max_steps": 3}, evaluation={**EVALUATION, "gate": gate})
     run_dir = toy.make_run(tmp_path / "run", config, ranks)
     assert toy.train(run_dir, ranks) == [code] * ranks
-    told = json.loads((run_dir / metrics.VERDICT).read_text())
-    assert told["gate"]["passed"] is (code == errors.OK)
+    verdict = json.loads((run_dir / metrics.VERDICT).read_text())
+    assert verdict["gate"]["passed"] is (code == errors.OK)
     assert (run_dir / "checkpoints" / "best" / "manifest.json").is_file()
     assert (run_dir / metrics.REPORT).is_file()
-    said = exit_status.read_rank_exit_statuses(run_dir)[0].reason
-    assert ("eval_exact_match is 0, expected >= 0.9" in said) is (code == errors.GATE)
+    reason = exit_status.read_rank_exit_statuses(run_dir)[0].reason
+    assert ("eval_exact_match is 0, expected >= 0.9" in reason) is (code == errors.GATE)
     assert toy.train(run_dir, ranks) == [code] * ranks, "a second start finds the same"
 
 
@@ -210,8 +210,8 @@ def test_a_stop_on_one_rank_ends_the_questions_of_all(inputs: Path) -> None:
 def test_what_cannot_be_judged_is_refused_before_the_model_is_loaded(
     inputs: Path, tmp_path: Path
 ) -> None:
-    own = {"file": str(tmp_path / "absent.py"), "functions": ["x"]}
-    config = toy.make_config(inputs, evaluation={**EVALUATION, "metrics": own})
+    metrics_file = {"file": str(tmp_path / "absent.py"), "functions": ["x"]}
+    config = toy.make_config(inputs, evaluation={**EVALUATION, "metrics": metrics_file})
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     assert toy.train(run_dir, 2) == [errors.USER] * 2
     assert "absent.py is no file" in exit_status.read_rank_exit_statuses(run_dir)[1].reason
@@ -308,9 +308,9 @@ def test_a_run_is_compared_with_its_base_model_and_with_others(
     judged_run: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["evaluate", str(judged_run), "--compare", "base"]) == errors.OK
-    told = capsys.readouterr().out
-    assert told.startswith("metric ")
-    assert "13 rows that both were asked; p: McNemar, two-sided" in told
+    stdout = capsys.readouterr().out
+    assert stdout.startswith("metric ")
+    assert "13 rows that both were asked; p: McNemar, two-sided" in stdout
     assert (
         cli.main(["evaluate", str(judged_run), "--compare", str(judged_run), "--json"]) == errors.OK
     )
@@ -329,9 +329,9 @@ def test_evaluating_by_hand_finds_what_the_run_found(judged_run: Path) -> None:
         for line in metrics.read_metrics(judged_run)
         if line["step"] == 6 and "eval_loss" in line
     )
-    found, names = evaluate_run(judged_run, "6").metrics, ("eval_exact_match", "eval_contains")
-    assert [found[name] for name in names] == [last[name] for name in names]
-    assert found["eval_forget_loss"] == pytest.approx(last["eval_forget_loss"], rel=1e-6)
+    values, names = evaluate_run(judged_run, "6").metrics, ("eval_exact_match", "eval_contains")
+    assert [values[name] for name in names] == [last[name] for name in names]
+    assert values["eval_forget_loss"] == pytest.approx(last["eval_forget_loss"], rel=1e-6)
 
 
 def test_a_run_killed_within_an_evaluation_asks_and_answers_as_one_that_was_not(
@@ -343,8 +343,10 @@ def test_a_run_killed_within_an_evaluation_asks_and_answers_as_one_that_was_not(
         "        if calls.tell() == 13 + 6:  # of the second evaluation, the first being that of the base model\n"
         "            os.kill(os.getpid(), 9)\n    return 1.0\n"
     )
-    own = {"file": str(tmp_path / "own.py"), "functions": "kills"}
-    config = toy.make_config(inputs, {"max_steps": 6}, evaluation={**EVALUATION, "metrics": own})
+    metrics_file = {"file": str(tmp_path / "own.py"), "functions": "kills"}
+    config = toy.make_config(
+        inputs, {"max_steps": 6}, evaluation={**EVALUATION, "metrics": metrics_file}
+    )
     run_dir = toy.make_run(tmp_path / "run", config)
     assert toy.train(run_dir) == [-signal.SIGKILL]
     assert not (run_dir / "answers" / "step-000003.jsonl").exists()
@@ -356,11 +358,11 @@ def test_a_run_killed_within_an_evaluation_asks_and_answers_as_one_that_was_not(
     }
     assert weights.items() <= toy.digests(run_dir, "best").items()
     for step in (0, 3, 6):
-        said = [
-            metrics.read_lines(each / "answers" / f"step-{step:06d}.jsonl")
-            for each in (run_dir, judged_run)
+        answers = [
+            metrics.read_lines(directory / "answers" / f"step-{step:06d}.jsonl")
+            for directory in (run_dir, judged_run)
         ]
-        assert [line["answer"] for line in said[0]] == [line["answer"] for line in said[1]]
+        assert [line["answer"] for line in answers[0]] == [line["answer"] for line in answers[1]]
 
 
 def test_functions_that_change_between_two_starts_are_warned_of(
@@ -383,13 +385,13 @@ def test_functions_that_change_between_two_starts_are_warned_of(
 
 
 def test_files_of_the_user_s_travel_to_a_cluster(inputs: Path, tmp_path: Path) -> None:
-    own, general = tmp_path / "own.py", tmp_path / "general.jsonl"
-    own.write_text("def f(prompt, answer, reference, record):\n    return 1\n")
+    metrics_file, general = tmp_path / "own.py", tmp_path / "general.jsonl"
+    metrics_file.write_text("def f(prompt, answer, reference, record):\n    return 1\n")
     general.write_text('{"text": "a"}\n')
     evaluation = {
         **EVALUATION,
-        "metrics": {"file": str(own), "functions": "f"},
+        "metrics": {"file": str(metrics_file), "functions": "f"},
         "forget": str(general),
     }
     config = toy.make_config(inputs, evaluation=evaluation)
-    assert {str(own), str(general)} <= local_files(config).keys()
+    assert {str(metrics_file), str(general)} <= local_files(config).keys()

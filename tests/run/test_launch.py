@@ -49,7 +49,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(inputs: Path, run_dir: Path, *more: str) -> list[str]:
-    given = [
+    flags = [
         "--model",
         str(inputs / "model"),
         "--data",
@@ -58,7 +58,7 @@ def command(inputs: Path, run_dir: Path, *more: str) -> list[str]:
         "0.1",
     ]
     return [
-        sys.executable, "-m", "kubetune", "train", *given, "--lora", "--seq-len", "64", "--batch", "4",
+        sys.executable, "-m", "kubetune", "train", *flags, "--lora", "--seq-len", "64", "--batch", "4",
         "--max-steps", str(STEPS), "--output", str(run_dir),
         "training.save_steps=8", "training.eval_steps=8", *more,
     ]  # fmt: skip
@@ -81,8 +81,8 @@ def train(inputs: Path, run_dir: Path, *more: str) -> subprocess.CompletedProces
 
 def start_refused(inputs: Path, run_dir: Path, *more: str) -> tuple[int, str]:
     """Exit code and standard error of a start that is refused before it has a process of its own, and so needs none."""
-    with contextlib.chdir(inputs), contextlib.redirect_stderr(io.StringIO()) as said:
-        return cli.main(command(inputs, run_dir, *more)[3:]), said.getvalue()
+    with contextlib.chdir(inputs), contextlib.redirect_stderr(io.StringIO()) as stderr:
+        return cli.main(command(inputs, run_dir, *more)[3:]), stderr.getvalue()
 
 
 def run_among_bombs(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -211,9 +211,9 @@ def test_on_a_terminal_ctrl_c_saves_below_the_progress_bar_and_the_run_goes_on_b
             environ() | {"KUBETUNE_FAULT": "signal 19:step:4"},
         )
     wait_until(lambda: any(map(toy.is_stopped, processes.children(pid))))
-    code, said = start_refused(inputs, run_dir)
+    code, stderr = start_refused(inputs, run_dir)
     assert code == 3
-    assert f"process {pid}" in said
+    assert f"process {pid}" in stderr
     os.write(terminal, b"\x03")
     screen = read_screen(terminal, b"Ctrl-C once more")
     for rank in processes.children(pid):
@@ -282,9 +282,9 @@ def test_a_run_as_json(
     run_dir = shutil.copytree(finished[0], tmp_path / "run", symlinks=True)
     done = train(inputs, run_dir, "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["run_dir"], told["exit_code"], told["step"]) == (str(run_dir), 0, STEPS)
-    assert told["report"] == json.loads((run_dir / "report.json").read_text())
+    report = json.loads(done.stdout)
+    assert (report["run_dir"], report["exit_code"], report["step"]) == (str(run_dir), 0, STEPS)
+    assert report["report"] == json.loads((run_dir / "report.json").read_text())
     assert "effective batch" in done.stderr
 
 
@@ -298,20 +298,20 @@ def test_another_config_is_refused_with_the_keys_that_differ(
     run_dir, _ = finished
     before = snapshot(run_dir)
     changes = "training.seed=7", "lora.r=4", "training.logging_steps=2", "logging.level=ERROR"
-    code, said = start_refused(inputs, run_dir, *changes)
+    code, stderr = start_refused(inputs, run_dir, *changes)
     assert code == 2
-    assert "training.seed was 42, now is 7" in said
-    assert "lora.r was 16, now is 4" in said
-    assert "logging.level" not in said
+    assert "training.seed was 42, now is 7" in stderr
+    assert "lora.r was 16, now is 4" in stderr
+    assert "logging.level" not in stderr
     assert snapshot(run_dir) == before
 
 
 def test_another_number_of_processes_must_keep_the_global_batch(
     inputs: Path, finished: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
-    code, said = start_refused(inputs, finished[0], "compute.processes=2")
+    code, stderr = start_refused(inputs, finished[0], "compute.processes=2")
     assert code == 2
-    assert "training.global_batch_size was 4, now is 8" in said
+    assert "training.global_batch_size was 4, now is 8" in stderr
 
 
 @pytest.mark.parametrize(
@@ -325,17 +325,17 @@ def test_resume_never_and_must(
     reason: str,
 ) -> None:
     run_dir = finished[0] if resume == "never" else tmp_path / "new"
-    code, said = start_refused(inputs, run_dir, f"training.resume={resume}")
+    code, stderr = start_refused(inputs, run_dir, f"training.resume={resume}")
     assert code == 2
-    assert reason in said
+    assert reason in stderr
     assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_of_other_things_is_left_alone(inputs: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
-    code, said = start_refused(inputs, tmp_path)
+    code, stderr = start_refused(inputs, tmp_path)
     assert code == 2
-    assert "thesis.txt" in said
+    assert "thesis.txt" in stderr
     assert os.listdir(tmp_path) == ["thesis.txt"]
 
 
@@ -393,9 +393,9 @@ def test_without_output_each_run_gets_a_directory_of_its_own_and_bad_data_end_it
 def test_gpus_that_are_not_there_are_an_error_of_the_environment(
     inputs: Path, tmp_path: Path
 ) -> None:
-    code, said = start_refused(inputs, tmp_path / "run", "compute.gpus_per_node=64")
+    code, stderr = start_refused(inputs, tmp_path / "run", "compute.gpus_per_node=64")
     assert code == 3
-    assert "wants 64 GPUs on this machine" in said
+    assert "wants 64 GPUs on this machine" in stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -144,12 +144,14 @@ def test_likelihoods_are_the_harness_s_own(run_dir: Path) -> None:
     ] + [
         (("", ""), list(range(5, 305)), list(range(9, 260)))
     ]  # longer than the model: cut on the left
-    found = ours._loglikelihood_tokens(requests)
+    likelihoods = ours._loglikelihood_tokens(requests)
     theirs = their_model(run_dir, result.checkpoint)._loglikelihood_tokens(
         requests, disable_tqdm=True
     )
-    assert [value for value, _ in found] == pytest.approx([value for value, _ in theirs], rel=1e-5)
-    assert [greedy for _, greedy in found] == [greedy for _, greedy in theirs]
+    assert [value for value, _ in likelihoods] == pytest.approx(
+        [value for value, _ in theirs], rel=1e-5
+    )
+    assert [greedy for _, greedy in likelihoods] == [greedy for _, greedy in theirs]
 
 
 def test_likelihoods_are_those_of_each_sequence_alone(inputs: Path) -> None:
@@ -170,16 +172,16 @@ def test_likelihoods_are_those_of_each_sequence_alone(inputs: Path) -> None:
     pairs.append(
         (list(range(5, 305)), list(range(9, 209)))
     )  # longer than what is looked at: cut on the left
-    found = harness.log_likelihoods(learner, pairs, max_length := 256)
+    likelihoods = harness.log_likelihoods(learner, pairs, max_length := 256)
     with torch.no_grad(), own_attention(learner.lm):
-        for (context, said), (value, greedy) in zip(pairs, found, strict=True):
-            ids = torch.tensor([context + said])[:, -(max_length + 1) :]
+        for (context, continuation), (value, greedy) in zip(pairs, likelihoods, strict=True):
+            ids = torch.tensor([context + continuation])[:, -(max_length + 1) :]
             batch = collate([(ids[0, :-1].numpy().astype("uint32"), [False] * (ids.shape[1] - 1))])
             logits = causal_lm.TASK.plain_logits(learner.lm, batch)
-            scores = torch.cat([logits[:1] * 0, logits])[-len(said) :].log_softmax(-1)
-            alone = scores[-len(said) :].gather(1, ids[0, -len(said) :, None]).sum()
+            scores = torch.cat([logits[:1] * 0, logits])[-len(continuation) :].log_softmax(-1)
+            alone = scores[-len(continuation) :].gather(1, ids[0, -len(continuation) :, None]).sum()
             assert value == pytest.approx(float(alone), rel=1e-5)
-            assert greedy == bool((scores.argmax(-1) == ids[0, -len(said) :]).all())
+            assert greedy == bool((scores.argmax(-1) == ids[0, -len(continuation) :]).all())
 
 
 def test_the_gate_waits_for_benchmarks(inputs: Path, tmp_path: Path) -> None:
@@ -192,8 +194,8 @@ def test_the_gate_waits_for_benchmarks(inputs: Path, tmp_path: Path) -> None:
     gate = metrics.read_verdict(tmp_path, 7)["gate"]
     assert not gate["passed"]
     assert "eval_arc_easy was not measured, expected >= 0.4" in gate["checks"][0]["said"]
-    found = {"arc_easy/acc": 0.5, "arc_easy/acc_norm": 0.4}
-    lines = [{"metric": name, "before": 0.4, "after": after} for name, after in found.items()]
+    values = {"arc_easy/acc": 0.5, "arc_easy/acc_norm": 0.4}
+    lines = [{"metric": name, "before": 0.4, "after": after} for name, after in values.items()]
     with pytest.raises(
         errors.GateFailed, match=r"acc_norm is 0.4, expected >= \+0.1 of the base model's 0.4"
     ):
@@ -237,17 +239,20 @@ def test_a_run_ends_with_its_benchmarks_and_their_gate(
     status = exit_status.read_exit_status(run_dir)
     assert status is not None
     assert "the gate failed: eval_toy_choice is 0." in status.reason
-    told = metrics.read_benchmarks(run_dir, 3)
-    lines = {line["metric"]: line for line in told["compared"]}
+    benchmarks = metrics.read_benchmarks(run_dir, 3)
+    lines = {line["metric"]: line for line in benchmarks["compared"]}
     assert lines["toy_choice/acc"]["rows"] == 17
     assert lines["toy_choice/acc"]["test"] == "McNemar"
-    assert lines["toy_words/exact_match"]["after"] == told["tuned"]["toy_words"]["exact_match,none"]
+    assert (
+        lines["toy_words/exact_match"]["after"]
+        == benchmarks["tuned"]["toy_words"]["exact_match,none"]
+    )
     page = write_report([run_dir], tmp_path / "report.html").read_text()
     assert "toy_likely/perplexity" in page
     card = (export_run(run_dir, "best", out=tmp_path / "export").path / "README.md").read_text()
     assert "| toy_choice/acc | " in card
     assert cli.main(["train", str(run_file)]) == errors.GATE
-    assert metrics.read_benchmarks(run_dir, 3)["time"] == told["time"], (
+    assert metrics.read_benchmarks(run_dir, 3)["time"] == benchmarks["time"], (
         "a second start measures nothing again"
     )
 
@@ -257,6 +262,6 @@ def test_options_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixtu
         cli.main(["evaluate", "run", "--compare", "base", "--benchmarks", "gsm8k"]) == errors.USER
     )
     assert cli.main(["evaluate", "run", "--limit", "3"]) == errors.USER
-    said = capsys.readouterr().err
-    assert "--compare and --benchmarks ask for different things" in said
-    assert "--limit is for --benchmarks" in said
+    stderr = capsys.readouterr().err
+    assert "--compare and --benchmarks ask for different things" in stderr
+    assert "--limit is for --benchmarks" in stderr

@@ -32,8 +32,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
-    with s3.serving() as found:
-        yield found
+    with s3.serving() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,9 @@ def test_what_is_sent_comes_back_the_same(
 ) -> None:
     address = "s3://runs/same"
     assert main(["sync", str(run_dir), address, "--json"]) == 0
-    said = capfd.readouterr()
-    assert json.loads(said.out)["steps"] == [3, 6, 7]
-    assert f"step-000007 is at {address}" in said.err
+    printed = capfd.readouterr()
+    assert json.loads(printed.out)["steps"] == [3, 6, 7]
+    assert f"step-000007 is at {address}" in printed.err
     assert main(["sync", address, str(tmp_path / "back")]) == 0
     assert toy.digests(tmp_path / "back") == toy.digests(run_dir)
     for name in ("best", "last"):
@@ -189,12 +189,12 @@ def test_an_empty_machine_compares_with_the_base_model_that_the_first_one_measur
         verdicts.append(folder / "outputs/runs/judged" / metrics.VERDICT)
     assert ended.returncode == 0, ended.stderr
     assert not verdicts[0].exists()
-    told, base = (
+    verdict, base = (
         json.loads(verdicts[1].read_text()),
         json.loads((verdicts[0].parent / metrics.BASE).read_text()),
     )
-    assert told["base"] == base["metrics"]
-    assert [line["metric"] for line in told["answers"]] == ["contains"]
+    assert verdict["base"] == base["metrics"]
+    assert [line["metric"] for line in verdict["answers"]] == ["contains"]
 
 
 def test_two_nodes_go_on_from_the_store_on_an_empty_disk(
@@ -228,13 +228,13 @@ def test_two_nodes_go_on_from_the_store_on_an_empty_disk(
             (disk / "resolved.json").is_file
         )  # the other node has already made the directory
         nodes.insert(0, start(0))
-        said = [node.communicate(timeout=120)[0] for node in nodes]
+        outputs = [node.communicate(timeout=120)[0] for node in nodes]
     finally:
         for node in nodes:
             node.kill()
             node.communicate()
-    assert [node.returncode for node in nodes] == [0, 0], said
-    assert f"step 3 and the run so far came from {address}" in said[0]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert f"step 3 and the run so far came from {address}" in outputs[0]
     assert [line["step"] for line in metrics.read_metrics(disk) if "loss" in line] == [*range(1, 8)]
     assert Mirror(disk, address).remote_steps() == [3, 6, 7]
 
@@ -315,36 +315,36 @@ def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(copier, "SECONDS_BETWEEN_LOOKS", 0.05)
-    address, here, there = "s3://runs/twice", tmp_path / "here", tmp_path / "there"
+    address, here, second = "s3://runs/twice", tmp_path / "here", tmp_path / "there"
     shutil.copytree(run_dir, here, symlinks=True)
-    told: list[errors.KubetuneError] = []
+    messages: list[errors.KubetuneError] = []
     stop = threading.Event()
 
     def follow() -> None:
         try:
             copier.follow(Mirror(here, address), stop)
         except errors.KubetuneError as error:
-            told.append(error)
+            messages.append(error)
 
     follower = threading.Thread(target=follow)
     follower.start()
     try:
         wait_until(lambda: Mirror(here, address).remote_steps() == [3, 6, 7])
-        later = Mirror(there, address)
+        later = Mirror(second, address)
         assert later.fetch() == 7
         later.lease.take()
         wait_until(lambda: not follower.is_alive())
     finally:
         stop.set()
         follower.join()
-    assert "is kept up by a later start of this run" in str(told[0])
+    assert "is kept up by a later start of this run" in str(messages[0])
     assert [event["ok"] for event in metrics.read_events(here) if event["event"] == "mirror"] == [
         False
     ]
     later.send()
     assert main(["sync", str(here), address]) == errors.USER
     assert f"what was made since is in {here} alone" in capsys.readouterr().err
-    assert main(["sync", str(there), address]) == 0
+    assert main(["sync", str(second), address]) == 0
 
 
 def test_who_may_still_be_alive_elsewhere_is_named_when_displaced(
@@ -456,9 +456,9 @@ def test_ctrl_c_while_the_store_is_frozen_ends_within_the_grace_time(
         store.freeze()
         try:
             started.send_signal(signal.SIGTERM)
-            _, said = started.communicate(timeout=90)
+            _, stderr = started.communicate(timeout=90)
         finally:
             store.thaw()
-    assert "send it: kubetune sync" in said
+    assert "send it: kubetune sync" in stderr
     assert main(["sync", str(made)]) == 0
     assert Mirror(made, "s3://runs/frozen").remote_steps() == checkpoints.steps(made)

@@ -213,6 +213,6 @@ def test_a_bucket_that_is_not_there_is_told_within_seconds(
 ) -> None:
     mine = shutil.copytree(run_dir, tmp_path / "mine", symlinks=True)
     assert main(["sync", str(mine), f"{scheme}://nowhere/run"]) == errors.ENVIRONMENT
-    said = capsys.readouterr().err
-    assert f"{scheme}://nowhere/run cannot be written to" in said
-    assert "Traceback" not in said
+    stderr = capsys.readouterr().err
+    assert f"{scheme}://nowhere/run cannot be written to" in stderr
+    assert "Traceback" not in stderr

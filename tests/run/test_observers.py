@@ -104,12 +104,14 @@ def test_the_schema_knows_every_event_that_the_code_writes() -> None:
                 assert ast.unparse(node.args[1]) in ("event", "KILLED")
                 continue
             fields = [word.partition(":")[0] for word in events.KINDS[kind][1].split()]
-            given = {word.arg for word in node.keywords}
-            assert given - {None} <= {field.removesuffix("?") for field in fields}, (
+            keywords = {word.arg for word in node.keywords}
+            assert keywords - {None} <= {field.removesuffix("?") for field in fields}, (
                 f"{path}:{node.lineno}"
             )
             always = {field for field in fields if not field.endswith("?")}
-            assert always <= given or None in given, f"{path}:{node.lineno}"  # None: `**facts`
+            assert always <= keywords or None in keywords, (
+                f"{path}:{node.lineno}"
+            )  # None: `**facts`
             written.add(kind)
     assert written == set(events.KINDS)
     page = (ROOT / "docs" / "tracking.md").read_text()
@@ -121,10 +123,13 @@ def test_events_of_a_later_version_are_stepped_over(tmp_path: Path) -> None:
     made(tmp_path)
     tell(tmp_path)
     known, plain = progress(tmp_path), prometheus.State(tmp_path, 0).read()
-    told = metrics.read_events(tmp_path)
-    lines = [json.dumps(event | {"mood": "good"}) for event in told]
+    written_events = metrics.read_events(tmp_path)
+    lines = [json.dumps(event | {"mood": "good"}) for event in written_events]
     lines.insert(
-        2, json.dumps({"schema_version": 1, "time": told[1]["time"], "event": "tea", "cups": 2})
+        2,
+        json.dumps(
+            {"schema_version": 1, "time": written_events[1]["time"], "event": "tea", "cups": 2}
+        ),
     )
     (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
     for event in metrics.read_events(tmp_path):
@@ -137,11 +142,11 @@ def test_events_of_a_later_version_are_stepped_over(tmp_path: Path) -> None:
 
 def test_events_are_as_the_schema_says(tmp_path: Path) -> None:
     tell(tmp_path)
-    found = metrics.read_events(tmp_path)
-    for event in found:
+    run_events = metrics.read_events(tmp_path)
+    for event in run_events:
         VALID.validate(event)
     with pytest.raises(jsonschema.ValidationError):
-        VALID.validate({**found[-1], "code": "0"})
+        VALID.validate({**run_events[-1], "code": "0"})
 
 
 def test_a_command_gets_every_event_and_failures_are_counted(
@@ -167,14 +172,19 @@ def test_a_command_gets_every_event_and_failures_are_counted(
     assert [event["event"] for event in heard] == ["evaluation", "save", "exit"]
     for event in heard:
         VALID.validate(event)
-    told = metrics.read_events(run_dir)[-1]
-    VALID.validate(told)
-    assert (told["event"], told["ran"], told["failed"], told["left_out"]) == ("hooks", 3, 2, 0)
-    said = capfd.readouterr().err
-    assert "hooks.on_event failed; the run goes on: evaluation: exit code 3" in said
+    last_event = metrics.read_events(run_dir)[-1]
+    VALID.validate(last_event)
+    assert (
+        last_event["event"],
+        last_event["ran"],
+        last_event["failed"],
+        last_event["left_out"],
+    ) == ("hooks", 3, 2, 0)
+    stderr = capfd.readouterr().err
+    assert "hooks.on_event failed; the run goes on: evaluation: exit code 3" in stderr
     assert (
         "hooks.on_event failed for 2 of 3 events, 0 were left out; last: save: not done after 5 s"
-        in said
+        in stderr
     )
 
 
@@ -207,17 +217,17 @@ def test_what_a_command_prints_reaches_its_log_without_secrets(
     os.kill(int((run_dir / "child").read_text()), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("wanted", "said"), [
+@pytest.mark.parametrize(("wanted", "message"), [
     ({"on_event": "no-such-command-1 x"}, "there is no command 'no-such-command-1'"),
     ({"on_event": "sh 'x"}, "No closing quotation"),
     ({"events": ["exit"]}, r"there is no hooks\.on_event to call for them"),
     ({"on_event": "sh", "events": ["finish"]}, "there is no event finish; expected launch, start"),
 ])  # fmt: skip
 def test_a_command_that_cannot_be_called_is_refused_before_anything_starts(
-    wanted: dict[str, Any], said: str
+    wanted: dict[str, Any], message: str
 ) -> None:
     config = Config.model_validate({"model": "m", "data": {"train": "d"}, "hooks": wanted})
-    with pytest.raises(errors.ConfigError, match=said):
+    with pytest.raises(errors.ConfigError, match=message):
         hooks.check(config.hooks)
 
 
@@ -332,9 +342,9 @@ def test_kubeflow_is_told_of_progress_with_the_token_as_it_is_now(
     assert isinstance(status["estimatedRemainingSeconds"], int)
     assert {"name": "eval_loss", "value": "0.75"} in status["metrics"]
     assert status["lastUpdatedTime"].endswith("Z")
-    said = capfd.readouterr().err
-    assert "the TrainJob missed 1 reports of progress; first: HTTP Error 403" in said
-    assert "first\n" not in said
+    stderr = capfd.readouterr().err
+    assert "the TrainJob missed 1 reports of progress; first: HTTP Error 403" in stderr
+    assert "first\n" not in stderr
 
 
 def test_a_status_server_that_hangs_in_the_handshake_is_given_up(
@@ -353,12 +363,12 @@ def test_a_status_server_that_hangs_in_the_handshake_is_given_up(
         (tmp_path / "token").unlink()
         kubeflow.observe(run)
     kubeflow.observe(run)
-    said = capfd.readouterr().err
+    stderr = capfd.readouterr().err
     assert re.findall(
         "the TrainJob missed 1 reports of progress; first: .*(timed out|No such file|No such file)",
-        said,
+        stderr,
     )
-    assert said.count("missed 1 reports") == 3
+    assert stderr.count("missed 1 reports") == 3
     assert not kubeflow_server.got
 
 
@@ -408,16 +418,16 @@ def test_a_collector_gets_the_run_its_starts_and_what_they_did_as_spans(
             request = ExportTraceServiceRequest.FromString(content)
             spans += [
                 span
-                for one in request.resource_spans
-                for scope in one.scope_spans
+                for resource in request.resource_spans
+                for scope in resource.scope_spans
                 for span in scope.spans
             ]
         elif path == "/v1/logs":
             logs = ExportLogsServiceRequest.FromString(content)
             records = (
                 r
-                for one in logs.resource_logs
-                for scope in one.scope_logs
+                for resource in logs.resource_logs
+                for scope in resource.scope_logs
                 for r in scope.log_records
             )
             bodies += [record.body.string_value for record in records]
@@ -436,16 +446,16 @@ def test_a_collector_gets_the_run_its_starts_and_what_they_did_as_spans(
 def test_prometheus_reads_the_run_as_it_is(tmp_path: Path) -> None:
     made(tmp_path)
     tell(tmp_path)
-    found = prometheus.State(tmp_path, 0).read()
-    assert found.keys() <= prometheus.METRICS.keys()
-    assert (found["step"], found["loss"], found["tokens_per_second"]) == (2, 1.0, 20.0)
-    assert found["mfu_ratio"] == pytest.approx(0.02)
-    assert found["slowest_rank_ratio"] == pytest.approx(2.0)
-    assert (found["step_seconds"], found["restarts"]) == (1.0, 0)
-    assert found["lost_seconds"] == max(0.0, found["held_seconds"] - 1.0)
+    values = prometheus.State(tmp_path, 0).read()
+    assert values.keys() <= prometheus.METRICS.keys()
+    assert (values["step"], values["loss"], values["tokens_per_second"]) == (2, 1.0, 20.0)
+    assert values["mfu_ratio"] == pytest.approx(0.02)
+    assert values["slowest_rank_ratio"] == pytest.approx(2.0)
+    assert (values["step_seconds"], values["restarts"]) == (1.0, 0)
+    assert values["lost_seconds"] == max(0.0, values["held_seconds"] - 1.0)
     assert prometheus.State(tmp_path, 1).read() == {}
     (tmp_path / "plan.json").write_text('{"world_size": 1')
-    assert found.keys() - prometheus.State(tmp_path, 0).read().keys() == {"mfu_ratio"}, (
+    assert values.keys() - prometheus.State(tmp_path, 0).read().keys() == {"mfu_ratio"}, (
         "a damaged plan takes no more"
     )
 
@@ -465,8 +475,8 @@ def test_a_real_prometheus_scrapes_a_run_and_promtool_takes_its_rules(tmp_path: 
     run_dir = tmp_path / "run"
     run = beside.Observed(run_dir, made(run_dir, tracking={"prometheus": True}), 0, 0)
     tell(run_dir)
-    with _Server() as free, _Server() as own:
-        port, own_port = free.server_port, own.server_port
+    with _Server() as free, _Server() as chosen:
+        port, own_port = free.server_port, chosen.server_port
     run.config = run.config.model_validate(
         {**resolved(run.config), "tracking": {"prometheus": {"port": port}}}
     )

@@ -164,12 +164,12 @@ def test_older_releases_and_the_newest_train(tmp_path: Path, inputs: Path, relea
     if fetched.returncode:
         pytest.skip(f"{wanted} cannot be fetched: {fetched.stderr[-200:]}")
     asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    own = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=True)
+    process = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=True)
     beside = f"{sysconfig.get_path('purelib')}\n{ROOT}\n"
-    (Path(own.stdout.strip()) / "beside.pth").write_text(beside)
+    (Path(process.stdout.strip()) / "beside.pth").write_text(beside)
     known, _ = losses_and_log(tmp_path, inputs, "known", **LORA)
     for name, sections in (("lora", LORA), ("full", FULL)):
-        found, log = losses_and_log(tmp_path, inputs, name, python=str(python), **sections)
+        losses, log = losses_and_log(tmp_path, inputs, name, python=str(python), **sections)
         assert "padding-free packed batches" in log
         if sections is LORA:
-            assert found == pytest.approx(known, rel=1e-4)
+            assert losses == pytest.approx(known, rel=1e-4)

@@ -199,8 +199,10 @@ def test_the_rule_of_a_mask_is_found_without_a_look_at_the_device(model_type, se
         )
         with packed(batch.cu_seqlens):
             asked = [
-                each(model.config, embedded, None, past_key_values=None, position_ids=positions)
-                for each in make
+                make_mask(
+                    model.config, embedded, None, past_key_values=None, position_ids=positions
+                )
+                for make_mask in make
             ]
             assert [rule.window for rule in asked] == rules
 

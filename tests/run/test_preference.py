@@ -93,9 +93,9 @@ def test_loss_and_gradient_are_those_of_plain_torch_however_the_batch_is_split(
     gradient = gradient_of(model)
     assert gradient.norm() > 0.1
     for size in (8, 4, 2, 1):
-        (loss, *_), found = measured(loaded(folder), folder, settings, size)
+        (loss, *_), actual = measured(loaded(folder), folder, settings, size)
         assert loss == pytest.approx(expected.item(), rel=1e-6)
-        assert float((found - gradient).norm()) <= 1e-6 * float(gradient.norm())
+        assert float((actual - gradient).norm()) <= 1e-6 * float(gradient.norm())
 
 
 def test_a_model_that_takes_one_sequence_at_a_time_learns_the_same(folder: Path) -> None:
@@ -109,11 +109,11 @@ def test_a_model_that_takes_one_sequence_at_a_time_learns_the_same(folder: Path)
     )
     assert not learner.route.padding_free
     work = preference.TASK.with_batch_totals(learner, work_of(EIGHT, 1, settings), ONE)
-    found = sum(
+    loss = sum(
         preference.TASK.backward(learner, batch, 1 / work.divisor)[0].item()
         for batch in work.batches
     )
-    assert found == pytest.approx(expected.item(), rel=1e-6)
+    assert loss == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto"])
@@ -158,8 +158,8 @@ def events(run_dir: Path, name: str) -> list[dict[str, Any]]:
 
 
 def require_alike(ours: Path, theirs: Path) -> None:
-    for one, other in zip(metrics.read_metrics(ours), metrics.read_metrics(theirs), strict=True):
-        assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
+    for line, other in zip(metrics.read_metrics(ours), metrics.read_metrics(theirs), strict=True):
+        assert line == pytest.approx(other, rel=1e-4, abs=1e-5)
 
 
 REWARDS = ("margin", "reward chosen", "reward rejected")
@@ -178,10 +178,10 @@ def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
 ) -> None:
     config = run_config(folder, tmp_path / "cache", loss, **sections)
     two = toy.finished(tmp_path / "two", config, 2)
-    one = toy.finished(tmp_path / "one", config)
-    require_alike(one, two)
-    assert [events(run, "reference")[0]["found"] for run in (two, one)] == [False, True]
-    first, *_, last = (line for line in metrics.read_metrics(one) if "loss" in line)
+    alone = toy.finished(tmp_path / "one", config)
+    require_alike(alone, two)
+    assert [events(run, "reference")[0]["found"] for run in (two, alone)] == [False, True]
+    first, *_, last = (line for line in metrics.read_metrics(alone) if "loss" in line)
     assert {
         "accuracy",
         "margin",
@@ -194,27 +194,27 @@ def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
     if loss == "dpo":
         assert first["loss"] == pytest.approx(0.6931, abs=1e-4)
         assert first["margin"] == pytest.approx(0, abs=1e-5)
-    shown = read_status(one)["progress"]
+    shown = read_status(alone)["progress"]
     assert shown["measures"] == {name: last[name] for name in PREFERENCE_MEASURES if name in last}
     assert (
         f"loss {last['loss']:.4f} accuracy {last['accuracy']:.3g} margin"
-        in (one / "logs/rank-0.log").read_text()
+        in (alone / "logs/rank-0.log").read_text()
     )
-    charts = {chart.title: chart for chart in charts_of([read_run(one)])}
+    charts = {chart.title: chart for chart in charts_of([read_run(alone)])}
     names = [line.label for line in charts["Rewards"].lines]
     assert names == [f"{kind}{name}" for name in REWARDS for kind in ("", "evaluation ")]
     assert {"Accuracy", "Log-probabilities of answers"} <= charts.keys()
     assert ("KL" in charts) is (loss == "kto")
     assert charts["Loss"].axis == ("loss an answer" if loss == "kto" else "loss a pair")
-    evaluated = [line["eval_loss"] for line in metrics.read_metrics(one) if "eval_loss" in line]
+    evaluated = [line["eval_loss"] for line in metrics.read_metrics(alone) if "eval_loss" in line]
     assert evaluated == sorted(evaluated, reverse=True)
     if sections is KL:
         best = min(
-            (line for line in metrics.read_metrics(one) if "eval_kl" in line),
+            (line for line in metrics.read_metrics(alone) if "eval_kl" in line),
             key=lambda line: line["eval_kl"],
         )
-        assert checkpoints.choose(one, "best").resolve().name == f"step-{best['step']:06d}"
-    by_hand, *_, noted = evaluate_run(one, "last").metrics, *metrics.read_metrics(one)
+        assert checkpoints.choose(alone, "best").resolve().name == f"step-{best['step']:06d}"
+    by_hand, *_, noted = evaluate_run(alone, "last").metrics, *metrics.read_metrics(alone)
     assert by_hand == pytest.approx(
         {name: value for name, value in noted.items() if name.startswith("eval_")}
     )
@@ -334,9 +334,9 @@ def test_a_stopped_run_goes_on_and_its_result_goes_where_others_go(
     assert "ollama create tuned" in (merged / "README.md").read_text()
     assert (merged / "Modelfile").read_text().startswith("# ollama create")
     row = draw(1)[0]
-    told, before = (logp(AutoModelForCausalLM.from_pretrained(path), row.prompt, row.answers[0])
+    after, before = (logp(AutoModelForCausalLM.from_pretrained(path), row.prompt, row.answers[0])
                     for path in (merged, folder / "model"))  # fmt: skip
-    assert abs(told - before) > 0.01  # the export itself proved what it says
+    assert abs(after - before) > 0.01  # the export itself proved what it says
     with serving() as hub:
         environ = {
             **os.environ,

@@ -87,19 +87,19 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 def plain_rows(rows: Rows) -> list[Row]:
     """Prepared rows as the plain losses take them, with their references."""
-    found = []
+    results = []
     for index in range(len(rows)):
         prompts, answers = zip(
             *(_parts(*sequence) for sequence in rows.sequences(index)), strict=True
         )
         assert prompts[0] == prompts[1]
         reference = (0.0, 0.0) if rows.reference is None else tuple(rows.reference[index].tolist())
-        found.append(
+        results.append(
             Row(
                 prompts[0], answers, reference, rows.targets is None or bool(rows.targets[index, 0])
             )
         )
-    return found
+    return results
 
 
 def _parts(ids: Any, trained: Any) -> tuple[list[int], list[int]]:
@@ -127,13 +127,13 @@ def plain_model(model: Path, name: str, rows: Rows, prompts: Sequence[Row]) -> t
     kinds = {"llava": (), "gemma3": ("token_type_ids",)}.get(name, ("mm_token_type_ids",))
 
     def ask(input_ids: torch.Tensor) -> Any:
-        (own,) = [
-            own
-            for prompt, own in inputs.items()
+        (pictures,) = [
+            pictures
+            for prompt, pictures in inputs.items()
             if tuple(input_ids[0, : len(prompt)].tolist()) == prompt
         ]
-        told = dict.fromkeys(kinds, (input_ids == lm.config.image_token_id).int())
-        return lm(input_ids=input_ids, use_cache=False, **told, **own)
+        token_types = dict.fromkeys(kinds, (input_ids == lm.config.image_token_id).int())
+        return lm(input_ids=input_ids, use_cache=False, **token_types, **pictures)
 
     return lm, ask
 
@@ -176,10 +176,10 @@ def test_loss_and_gradient_are_those_of_plain_transformers_however_the_batch_is_
         ]
         work = task.with_batch_totals(learner, Work(batches, 0, 0, 0, len(rows)), World())
         learner.model.zero_grad()
-        found = sum(
+        actual = sum(
             float(task.backward(learner, batch, 1 / work.divisor)[0]) for batch in work.batches
         )
-        assert found == pytest.approx(expected.item(), rel=1e-6)
+        assert actual == pytest.approx(expected.item(), rel=1e-6)
         assert float((gradient_of(learner.model) - gradient).norm()) <= 1e-6 * float(
             gradient.norm()
         )
@@ -222,7 +222,10 @@ def test_a_run_keeps_what_the_base_says_and_learns(name: str, tmp_path: Path) ->
     _, ask = plain_model(tmp_path / "model", name, rows, plain)
     (kept,) = (tmp_path / "cache").rglob("*.reference-*.npz")
     with torch.no_grad(), np.load(kept) as tables:
-        expected = [[float(logp(ask, row.prompt, one)) for one in row.answers] for row in plain]
+        expected = [
+            [float(logp(ask, row.prompt, answer_ids)) for answer_ids in row.answers]
+            for row in plain
+        ]
         np.testing.assert_allclose(tables["eval"], expected, rtol=1e-6)
 
     by_hand, noted = evaluate_run(run_dir, "last").metrics, evaluated[-1]
@@ -230,14 +233,15 @@ def test_a_run_keeps_what_the_base_says_and_learns(name: str, tmp_path: Path) ->
         {key: value for key, value in noted.items() if key.startswith("eval_")}, rel=1e-5
     )
     questions = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
-    said = answer(
+    answers = answer(
         load_run(run_dir),
         [row["messages"] for row in questions],
         Sampling(max_new_tokens=6),
         images=[[str(tmp_path / image) for image in row["images"]] for row in questions],
     )
     right = sum(
-        text.strip() == row["chosen"]["content"] for text, row in zip(said, questions, strict=True)
+        text.strip() == row["chosen"]["content"]
+        for text, row in zip(answers, questions, strict=True)
     )
     assert right >= len(questions) // (2 if name == "qwen2_5_vl" else 4)
 
@@ -248,21 +252,24 @@ def test_two_ranks_train_as_one_and_the_result_is_exported(name: str, tmp_path: 
     training = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "learning_rate": 1e-3}
     config = run_config(tmp_path, name, training=training, lora=None)
     two = toy.finished(tmp_path / "two", config, 2)
-    one = toy.finished(tmp_path / "one", config)
-    assert toy.losses(two) == pytest.approx(toy.losses(one), abs=1e-5)
-    found = [
+    alone = toy.finished(tmp_path / "one", config)
+    assert toy.losses(two) == pytest.approx(toy.losses(alone), abs=1e-5)
+    reused = [
         event["found"]
-        for run in (two, one)
+        for run in (two, alone)
         for event in metrics.read_events(run)
         if event["event"] == "reference"
     ]
-    assert found == [False, True]
-    noted = [line for line in metrics.read_metrics(one) if "eval_loss" in line][-1]
-    assert evaluate_run(one, "last").metrics["eval_loss"] == pytest.approx(
+    assert reused == [False, True]
+    noted = [line for line in metrics.read_metrics(alone) if "eval_loss" in line][-1]
+    assert evaluate_run(alone, "last").metrics["eval_loss"] == pytest.approx(
         noted["eval_loss"], rel=1e-5
     )
-    exported = export_run(one, out=tmp_path / "out", tell=lambda _: None, merged=False)
-    assert max(each["difference"] for each in exported.facts["proof"]["comparisons"]) < 1e-5
+    exported = export_run(alone, out=tmp_path / "out", tell=lambda _: None, merged=False)
+    assert (
+        max(comparison["difference"] for comparison in exported.facts["proof"]["comparisons"])
+        < 1e-5
+    )
     assert "image-text-to-text" in (tmp_path / "out" / "README.md").read_text()
     AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
 

@@ -93,7 +93,9 @@ def sharing_rows(seed: int = 0) -> list[tuple[Any, Any]]:
         ([], 33),
         ([], 12),
     ]
-    ids = [np.concatenate([beginning, text(own)]).astype(np.uint32) for beginning, own in begun]
+    ids = [
+        np.concatenate([beginning, text(length)]).astype(np.uint32) for beginning, length in begun
+    ]
     rows = [(row, np.arange(len(row)) >= draw.integers(1, len(row) - 1)) for row in ids]
     return [*rows, rows[0]]
 
@@ -185,10 +187,10 @@ def test_parts_joined_by_their_log_sum_exps_are_the_whole(monkeypatch: pytest.Mo
         monkeypatch.setattr(joined, "OnCPU", kernel)
         ours = joined.joined_attention(*inputs, cu_seqlens, parents, 0.25)
         torch.testing.assert_close(ours, whole, rtol=1e-5, atol=EXACT)
-        for found, wanted in zip(
+        for actual, wanted in zip(
             torch.autograd.grad((ours * weight).sum(), inputs), expected, strict=True
         ):
-            assert float((found - wanted).norm() / wanted.norm()) <= EXACT
+            assert float((actual - wanted).norm() / wanted.norm()) <= EXACT
 
 
 class Formula:
@@ -262,8 +264,8 @@ def test_a_pair_shares_its_prompt(name: str) -> None:
     draw, pairs = np.random.default_rng(0), []
     for length in (60, 33, 100, 33, 7):
         prompt = draw.integers(5, 300, length)
-        for own in draw.integers(3, 30, 2):
-            ids = np.concatenate([prompt, draw.integers(5, 300, own)]).astype(np.uint32)
+        for answer_length in draw.integers(3, 30, 2):
+            ids = np.concatenate([prompt, draw.integers(5, 300, answer_length)]).astype(np.uint32)
             pairs.append((ids, np.arange(len(ids)) >= length))
     settings, model = (
         PreferenceConfig.model_validate({"loss": name}),
@@ -271,14 +273,14 @@ def test_a_pair_shares_its_prompt(name: str) -> None:
     )
     learner = replace(Learner(model, choose_attention(model)), preference=settings)
     reference = torch.linspace(-90, -30, 10, dtype=torch.float64).view(5, 2)
-    found = []
+    results = []
     for lay in (collate_shared, collate):
         batch = replace(lay(pairs, range(5)), reference=reference)
         work = preference.TASK.with_batch_totals(
             learner, Work([batch], divisor=5, labels=0, tokens=0, samples=5), World()
         )
         loss = preference.TASK.backward(learner, work.batches[0], 1 / work.divisor)
-        found.append(
+        results.append(
             (
                 batch.num_tokens,
                 loss,
@@ -286,7 +288,7 @@ def test_a_pair_shares_its_prompt(name: str) -> None:
                 preference.TASK.evaluate(learner, batch),
             )
         )
-    (few, ours, shared, scores), (many, theirs, gradients, whole) = found
+    (few, ours, shared, scores), (many, theirs, gradients, whole) = results
     assert few < many - 200
     torch.testing.assert_close(
         ours, theirs, rtol=EXACT, atol=EXACT, equal_nan=True
@@ -416,28 +418,26 @@ def test_what_the_reference_says_is_the_same_where_prompts_are_computed_once(
         prepare(config).train,
         preference.TASK.build(ModelSpec.of(config), config.training, world, Workload(0)),
     )
-    plan, found = make_plan(config, len(rows)), []
+    plan, runs = make_plan(config, len(rows)), []
     for shares in (True, False):
         tokens.append(0)
-        found.append(
-            reference.scores(learner, {"train": rows}, plan, world, shares=shares)["train"]
-        )
-    np.testing.assert_allclose(*found, rtol=1e-6)
+        runs.append(reference.scores(learner, {"train": rows}, plan, world, shares=shares)["train"])
+    np.testing.assert_allclose(*runs, rtol=1e-6)
     assert tokens[0] < 0.75 * tokens[1] == 0.75 * rows.lengths.sum()
 
 
 def test_a_run_on_pairs_shares_their_prompts(inputs: Path, pairs: dict[str, Any]) -> None:
-    found = []
+    runs = []
     for name, sharing in (("together", {}), ("apart", {"share_prefixes": False})):
         settings = {"max_steps": 2, "preflight": False, "metric_for_best_model": "eval_loss"}
         config = toy.make_config(inputs, settings, task="preference", data={**pairs, **sharing})
-        found.append(toy.finished(inputs / name, config))
+        runs.append(toy.finished(inputs / name, config))
     kept = [np.load(file)["train"] for file in (inputs / "cache").rglob("*.reference-*.npz")]
     assert len(kept) == 2  # each asked for itself
     np.testing.assert_allclose(*kept, rtol=1e-6)
-    np.testing.assert_allclose(toy.losses(found[0]), toy.losses(found[1]), rtol=1e-5)
-    assert all(computed(found[0]))
-    assert not any(computed(found[1]))
+    np.testing.assert_allclose(toy.losses(runs[0]), toy.losses(runs[1]), rtol=1e-5)
+    assert all(computed(runs[0]))
+    assert not any(computed(runs[1]))
 
 
 def test_plans_and_checks_say_what_is_shared(

@@ -84,11 +84,11 @@ def test_a_preflight_changes_no_bit_and_leaves_nothing(
         p.name for p in (rehearsed / "checkpoints").iterdir()
     }
     assert not hidden(rehearsed)
-    found = json.loads((rehearsed / "report.json").read_text())["preflight"]
-    assert found["measured_bytes"] > 0
-    assert found["forecast_bytes"] > 0
-    assert found["checkpoint_bytes"] > 1000
-    assert found["seconds"].keys() == {
+    report = json.loads((rehearsed / "report.json").read_text())["preflight"]
+    assert report["measured_bytes"] > 0
+    assert report["forecast_bytes"] > 0
+    assert report["checkpoint_bytes"] > 1000
+    assert report["seconds"].keys() == {
         "batch",
         "evaluation",
         "save",
@@ -141,9 +141,9 @@ def test_memory_that_ran_out_is_no_bug_of_ours(inputs: Path) -> None:
         inputs, {"per_device_train_batch_size": 2}, compute={"memory": "450Mi"}
     )
     budget_of = partial(MemoryBudget, config, make_plan(config), World().device)
-    said = r"rank 0 ran out of memory \(.*can't allocate memory.*\); there are 450 MiB .*What was saved is good"
+    message = r"rank 0 ran out of memory \(.*can't allocate memory.*\); there are 450 MiB .*What was saved is good"
     with (
-        pytest.raises(errors.EnvironmentFault, match=said),
+        pytest.raises(errors.EnvironmentFault, match=message),
         preflight.explaining_shortage(budget_of, rank=0),
     ):
         torch.empty(10**15, dtype=torch.uint8)

@@ -113,8 +113,8 @@ def test_rows_prepared_from_another_place_are_told_by_the_path_of_this_run(
     )
     cache = tmp_path / "cache"
     prepared = [prepare(config(model, cache, str(file))) for file in (first, second, first)]
-    assert len({found.path for found in prepared}) == 1, "they are the same rows"
-    paths = [[source["path"] for source in found.stats["train"]["sources"]] for found in prepared]
+    assert len({data.path for data in prepared}) == 1, "they are the same rows"
+    paths = [[source["path"] for source in data.stats["train"]["sources"]] for data in prepared]
     assert paths == [[str(first)], [str(second)], [str(first)]]
 
 
@@ -205,11 +205,11 @@ def test_long_texts_are_split_without_loss(model: Path, tmp_path: Path, seed: in
     limit = draw.randint(8, 70)
     texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 160))) for _ in range(40)]
     file = write(tmp_path / "a.jsonl", [{"text": text} for text in texts])
-    whole, found = (
+    whole, prepared = (
         prepare(config(model, tmp_path, str(file), **settings))
         for settings in ({"max_length": 1000}, {"max_length": limit, "overlong": "split"})
     )
-    stats, rows = found.stats["train"], found.train
+    stats, rows = prepared.stats["train"], prepared.train
     assert stats["trained_tokens"] == whole.stats["train"]["trained_tokens"]
     assert rows.lengths.max() <= limit
     assert len(rows) == stats["rows"] == stats["pieces"] + stats["records"] - stats["split"]
@@ -227,8 +227,8 @@ def test_long_texts_are_split_without_loss(model: Path, tmp_path: Path, seed: in
 
 
 def test_only_plain_texts_are_split(model: Path, tmp_path: Path) -> None:
-    told = [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": LONG["text"]}]
-    file = write(tmp_path / "a.jsonl", [LONG, {"messages": told}])
+    turns = [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": LONG["text"]}]
+    file = write(tmp_path / "a.jsonl", [LONG, {"messages": turns}])
     with pytest.raises(
         DataError, match=r"a.jsonl:2: has .* tokens of 128, and .*split is for plain texts alone"
     ):
@@ -240,7 +240,7 @@ def listing(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (
             {},
@@ -251,7 +251,7 @@ def listing(folder: Path) -> list[str]:
     ],
 )
 def test_too_much_lost_stops_before_anything_is_kept(
-    model: Path, tmp_path: Path, options: dict[str, Any], told: str
+    model: Path, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
     file = write(tmp_path / "a.jsonl", [record(n) | {} for n in range(100)] + [LONG] * 20)
     settings = {"max_length": 128} | options
@@ -261,7 +261,7 @@ def test_too_much_lost_stops_before_anything_is_kept(
     before = listing(tmp_path)
     with pytest.raises(DataError) as caught:
         prepare(config(model, tmp_path / "cache", str(file), **settings))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).endswith("Nothing was written.")
     assert listing(tmp_path) == before
 
@@ -305,8 +305,8 @@ def start(config: Config) -> subprocess.Popen[str]:
 def test_concurrent_starts_prepare_once(model: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [record(n) for n in range(3000)])
     starts = [start(config(model, tmp_path / "cache", str(file))) for _ in range(3)]
-    told = [process.communicate()[0] for process in starts]
-    assert len(set(told)) == 1
+    outputs = [process.communicate()[0] for process in starts]
+    assert len(set(outputs)) == 1
     assert all(process.returncode == 0 for process in starts)
     assert sum(path.is_dir() for path in (tmp_path / "cache" / "prepared").iterdir()) == 1
 
@@ -451,6 +451,6 @@ def test_a_full_disk_is_explained(model: Path, tmp_path: Path) -> None:
         script,
         config(model, tmp_path / "cache", str(file)).model_dump_json(),
     ]
-    told = subprocess.run(command, capture_output=True, text=True)
-    assert told.stdout.startswith("fault cannot write "), told.stderr
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.stdout.startswith("fault cannot write "), process.stderr
     assert not [path for path in (tmp_path / "cache" / "prepared").iterdir() if path.is_dir()]

@@ -32,13 +32,13 @@ def test_check_shows_counts_samples_and_a_verdict(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["data", "check", str(folder / "run.yaml")]) == 0
-    told = capsys.readouterr().out
-    assert "train: 8 rows of 8 records" in told
-    assert "eval: 2 rows of 2 records" in told
-    assert "6 of 8 rows of train repeat another" in told
-    assert "2 of 2 rows of eval are in train too" in told
-    assert "Pong<|im_end|>" in told
-    assert "ready to train" in told
+    stdout = capsys.readouterr().out
+    assert "train: 8 rows of 8 records" in stdout
+    assert "eval: 2 rows of 2 records" in stdout
+    assert "6 of 8 rows of train repeat another" in stdout
+    assert "2 of 2 rows of eval are in train too" in stdout
+    assert "Pong<|im_end|>" in stdout
+    assert "ready to train" in stdout
     assert sorted(path.name for path in folder.iterdir()) == ["model", "run.yaml", "train.jsonl"]
 
 
@@ -89,7 +89,7 @@ REVIEW = b'{"sentence": "fine", "label": "good"}'
 REVIEWS = ("task=sequence_classification", "classification.labels=[bad, good]")
 
 KINDS = {
-    **{kind: (GOOD, line, told, ()) for kind, (line, told) in BAD_LINES.items()},
+    **{kind: (GOOD, line, message, ()) for kind, (line, message) in BAD_LINES.items()},
     "label unknown": (REVIEW, b'{"sentence": "fine", "label": "dull"}', "label is 'dull'", REVIEWS),
     "too long": (
         GOOD,
@@ -106,7 +106,7 @@ def test_a_bad_record_ends_with_2_wherever_it_stands(
     kind: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record, "MAX_RECORD_BYTES", 5000)
-    good, bad, told, settings = KINDS[kind]
+    good, bad, message, settings = KINDS[kind]
     run = ["data", "prepare", str(folder / "run.yaml"), "data.num_proc=1", *settings]
     for number in (1, 3, 5):
         (folder / "train.jsonl").write_bytes(
@@ -115,7 +115,7 @@ def test_a_bad_record_ends_with_2_wherever_it_stands(
         before = snapshot(folder)
         assert main(run) == 2
         assert capsys.readouterr().err.startswith(
-            f"kubetune: {folder / 'train.jsonl'}:{number}: {told}"
+            f"kubetune: {folder / 'train.jsonl'}:{number}: {message}"
         )
         assert snapshot(folder) == before
     (folder / "train.jsonl").write_bytes((good + b"\n") * 5)
@@ -142,15 +142,15 @@ def test_check_says_that_there_are_no_records(
     assert main(argv) == 2
     assert "no records" in capsys.readouterr().err
     assert main([*argv, "--json"]) == 2
-    told = capsys.readouterr()
-    assert json.loads(told.out)["ok"] is False
-    assert "no records" in told.err
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["ok"] is False
+    assert "no records" in printed.err
 
 
 def test_one_record_is_no_records(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = folder / "one.jsonl"
-    one.write_text('{"prompt": "a", "completion": "b"}\n')
-    assert main(["data", "check", str(one)]) == 0
+    single = folder / "one.jsonl"
+    single.write_text('{"prompt": "a", "completion": "b"}\n')
+    assert main(["data", "check", str(single)]) == 0
     assert "1 record of kind Pair" in capsys.readouterr().out
 
 
@@ -158,10 +158,10 @@ def test_without_colour_what_is_trained_is_bracketed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["data", "check", str(folder / "run.yaml")]) == 0
-    told = capsys.readouterr().out
-    assert "⟦Pong<|im_end|>⟧" in told
-    assert "(what is trained stands between ⟦ and ⟧)" in told
-    assert "green" not in told
+    stdout = capsys.readouterr().out
+    assert "⟦Pong<|im_end|>⟧" in stdout
+    assert "(what is trained stands between ⟦ and ⟧)" in stdout
+    assert "green" not in stdout
 
 
 def test_lengths_that_no_row_has_take_one_line(
@@ -192,9 +192,9 @@ def test_check_stops_when_too_much_would_be_lost(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["data", "check", str(folder / "run.yaml"), "data.max_length=8"]) == 2
-    told = capsys.readouterr()
-    assert "not ready to train" in told.out
-    assert "data.max_lost_share allows 10%" in told.err
+    printed = capsys.readouterr()
+    assert "not ready to train" in printed.out
+    assert "data.max_lost_share allows 10%" in printed.err
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -212,10 +212,10 @@ def test_a_terminal_shows_once_what_keeps_training_from_beginning(
         ([f"data.train={folder / 'bad.jsonl'}"], "bad.jsonl:2: has the keys"),
     ):
         assert main([*command, *more]) == 2
-        told = capsys.readouterr()
-        assert told.out.count(reason) == 1
-        assert told.err.count(reason) == (0 if is_terminal else 1)
-        assert "not ready to train" in told.out
+        printed = capsys.readouterr()
+        assert printed.out.count(reason) == 1
+        assert printed.err.count(reason) == (0 if is_terminal else 1)
+        assert "not ready to train" in printed.out
 
 
 def test_prepare_twice_gives_the_same_place(

@@ -38,8 +38,8 @@ def run_dir(inputs: Path) -> Path:
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with serving() as found:
-        yield found
+    with serving() as server:
+        yield server
 
 
 def environment(hub: Hub, **more: str) -> dict[str, str]:
@@ -131,7 +131,7 @@ def test_refusals_say_what_to_do(hub: Hub, run_dir: Path) -> None:
     no_token = {name: value for name, value in known.items() if name != "HF_TOKEN"} | {
         "HF_HOME": str(run_dir)
     }
-    for words, environ, code, said in (
+    for words, environ, code, message in (
         (["org/bot"], no_token, errors.USER, "set HF_TOKEN"),
         (
             ["org/bot"],
@@ -146,7 +146,7 @@ def test_refusals_say_what_to_do(hub: Hub, run_dir: Path) -> None:
     ):
         ended = push(str(run_dir), *words, environ=environ)
         assert ended.returncode == code, ended.stderr
-        assert said in ended.stderr
+        assert message in ended.stderr
         assert "Traceback" not in ended.stderr
         assert TOKEN not in ended.stderr
     assert "org/bot" not in hub.repos
@@ -163,9 +163,9 @@ def test_the_last_stage_of_a_run_is_never_its_failure(
     command = [sys.executable, "-m", "kubetune.agent", str(made)]
     ended = subprocess.run(command, env=environment(hub), capture_output=True, text=True)
     assert ended.returncode == errors.OK, ended.stderr
-    found = exit_status.read_exit_status(made)
-    assert found is not None
-    assert found.code == errors.OK
+    status = exit_status.read_exit_status(made)
+    assert status is not None
+    assert status.code == errors.OK
     events = [event["event"] for event in metrics.read_events(made)]
     assert events.index("exit") < events.index("push"), "after every rank has ended"
     if refusing is None:

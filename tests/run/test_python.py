@@ -241,6 +241,6 @@ def test_a_notebook_shows_the_log_and_its_stop_button_saves_a_checkpoint(tmp_pat
         client.stop_channels()
         kernel.shutdown_kernel(now=True)
     assert stopped["ename"] == "KeyboardInterrupt"
-    told = "".join(shown)
-    step = re.search(r"saved checkpoint step-(\d+)", told)[1]
-    assert f"then {errors.PREEMPTED} step-{step}" in told
+    output = "".join(shown)
+    step = re.search(r"saved checkpoint step-(\d+)", output)[1]
+    assert f"then {errors.PREEMPTED} step-{step}" in output

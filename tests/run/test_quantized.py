@@ -108,7 +108,7 @@ def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
         world,
         Workload(0, data.labels),
     )
-    parameters = [sum(map(count, each.model.parameters())) for each in (learner, plain)]
+    parameters = [sum(map(count, loaded.model.parameters())) for loaded in (learner, plain)]
     assert parameters[0] == parameters[1]
     randomize_lora(learner.model)
     batches = (
@@ -122,12 +122,12 @@ def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
         loss = sum(float(module.backward(learner, batch, 1.0)) for batch in batches)
         return loss, take_gradients(learner.model)
 
-    loss, found = gradient()
+    loss, gradients = gradient()
     dequantize(learner.model)
     wanted_loss, wanted = gradient()
     assert loss == pytest.approx(wanted_loss, rel=near)
-    assert found.keys() == wanted.keys()
-    assert relative_error(found, wanted) <= near
+    assert gradients.keys() == wanted.keys()
+    assert relative_error(gradients, wanted) <= near
 
 
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])
@@ -145,15 +145,17 @@ def test_quantised_layers_give_what_pefts_give(bits: str, dtype: str, tmp_path: 
     for layer in layers:
         assert layer.forward.__module__ == "kubetune.models.fused_forwards", layer.forward
         x = torch.randn(2, 5, layer.in_features, dtype=learner.lm.dtype, requires_grad=True)
-        given = [x, *(p for p in layer.parameters() if p.requires_grad)]
+        leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
         weights = torch.randn(2, 5, layer.out_features)
         theirs = type(layer).forward(layer, x)
-        wanted = [theirs, *torch.autograd.grad((theirs * weights).sum(), given)]
+        wanted = [theirs, *torch.autograd.grad((theirs * weights).sum(), leaves)]
         ours = layer(x)
         assert ours.grad_fn.name() == "_LoraLinearBackward"
-        found = [ours, *torch.autograd.grad((ours * weights).sum(), given)]
-        for one, other in zip(found, wanted, strict=True):
-            assert (one - other).norm() <= (1e-5 if dtype == "float32" else 1e-2) * other.norm()
+        results = [ours, *torch.autograd.grad((ours * weights).sum(), leaves)]
+        for ours_of_leaf, other in zip(results, wanted, strict=True):
+            assert (ours_of_leaf - other).norm() <= (
+                1e-5 if dtype == "float32" else 1e-2
+            ) * other.norm()
 
 
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])

@@ -116,7 +116,8 @@ def test_what_float32_leaves_of_a_packed_batch_is_as_near_to_the_truth(name: str
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     _, ours = learn(model, collate(rows), route_in_rows(model), labels)
     ours_off, theirs_off = (
-        relative_error({n: g.double() for n, g in each.items()}, truth) for each in (ours, theirs)
+        relative_error({n: g.double() for n, g in gradients.items()}, truth)
+        for gradients in (ours, theirs)
     )
     assert ours_off <= 1.25 * theirs_off + 0.1 * SAME, (ours_off, theirs_off)
     assert relative_error(ours, theirs) <= max(SAME, 1.5 * theirs_off)
@@ -200,8 +201,8 @@ def test_modules_are_as_before_outside_of_packed_batches() -> None:
             alone = model.get_output_embeddings()(hidden_states(model.get_base_model(), batch))
         with padding_free.own_attention(model.get_base_model()):
             again = model(input_ids=batch.input_ids[None], use_cache=False).logits
-    for found in (alone[None], again):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for actual in (alone[None], again):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_batches_of_rows_pad_little() -> None:
@@ -218,9 +219,9 @@ def test_an_unknown_rule_of_logits_is_refused() -> None:
     stock = lm.forward
 
     def scaled(*args: Any, **kwargs: Any) -> Any:
-        found = stock(*args, **kwargs)
-        found.logits = found.logits * 0.5
-        return found
+        result = stock(*args, **kwargs)
+        result.logits = result.logits * 0.5
+        return result
 
     lm.forward = scaled
     with pytest.raises(errors.ModelError, match="rule that is not known"):

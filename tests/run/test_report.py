@@ -58,11 +58,11 @@ class Page(HTMLParser):
         self.feed(self.html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         self.links += [
             value for name, value in attrs if name in ("src", "href", "action") and value
         ]
-        self.ids |= {str(given["id"])} if "id" in given else set()
+        self.ids |= {str(attributes["id"])} if "id" in attributes else set()
         if tag not in ("meta", "input", "br"):
             self.open.append(tag)
 
@@ -168,8 +168,8 @@ def test_two_runs_are_compared(
     assert Page(tmp_path / "same.html").charts == page.charts
     capsys.readouterr()
     assert cli.main(["report", str(run_dir), "-o", str(tmp_path / "one.html"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["path"], told["bytes"]) == (
+    report = json.loads(capsys.readouterr().out)
+    assert (report["path"], report["bytes"]) == (
         str(tmp_path / "one.html"),
         (tmp_path / "one.html").stat().st_size,
     )
@@ -184,13 +184,13 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(run_dir: Path, tmp_path:
 
 
 def test_the_machine_and_how_busy_it_was_are_on_the_page(run_dir: Path, tmp_path: Path) -> None:
-    told = [
+    machines = [
         event["machine"]
         for event in metrics.read_events(run_dir)
         if event["event"] in ("start", "resume")
     ]
-    assert len(told) == 2
-    assert told[-1]["versions"] == versions()
+    assert len(machines) == 2
+    assert machines[-1]["versions"] == versions()
     assert {
         "host",
         "cpu",
@@ -200,7 +200,7 @@ def test_the_machine_and_how_busy_it_was_are_on_the_page(run_dir: Path, tmp_path
         "git_commit",
         "git_dirty",
         "command",
-    } <= told[-1].keys()
+    } <= machines[-1].keys()
     copy = shutil.copytree(run_dir, tmp_path / "copy", symlinks=True)
     looks = [
         {
@@ -223,9 +223,9 @@ def test_the_machine_and_how_busy_it_was_are_on_the_page(run_dir: Path, tmp_path
         )
         assert charts["busy"]["data"][:2] == [[1, 3, 14], [0.51, 0.53, 0.64]]
         assert {"machine-memory", "disk"} <= charts.keys()
-    for word in (told[-1]["host"], told[-1]["cpu"], "started by", "versions", "Machine"):
+    for word in (machines[-1]["host"], machines[-1]["cpu"], "started by", "versions", "Machine"):
         assert word in page.text, word
-    if not told[-1]["gpus"]:
+    if not machines[-1]["gpus"]:
         assert page.text.count("this machine has only its CPU") == 1
     (copy / metrics.LOAD).unlink()  # as in runs of earlier versions
     assert "busy" not in {
@@ -381,9 +381,9 @@ def test_colours_have_contrast_and_controls_have_names(run_dir: Path, tmp_path: 
     assert page.html.count('role="slider"') == len(page.charts)
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(colour_a: str, other: str) -> float:
     """The ratio of two colours as WCAG 2 defines it."""
-    shares = [[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in (one, other)]
+    shares = [[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in (colour_a, other)]
     linear = [
         [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
         for colour in shares

@@ -28,7 +28,7 @@ DRAWN = "document.querySelector('[data-chart=\"{0}\"] canvas').toDataURL()"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two runs of 120 and 240 steps, with evaluations, a spike, and answers of long words."""
     folder = tmp_path_factory.mktemp("runs")
-    found = []
+    directories = []
     for steps in (120, 240):
         run_dir = write_run(folder / f"of-{steps}-steps", steps)
         settings = json.loads((run_dir / "resolved.json").read_text())
@@ -42,8 +42,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             for s in range(1, steps, 9)
         ]
         (run_dir / metrics.LOAD).write_text("".join(json.dumps(look) + "\n" for look in looks))
-        found.append(run_dir)
-    return found
+        directories.append(run_dir)
+    return directories
 
 
 @pytest.fixture(scope="module")

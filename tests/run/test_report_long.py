@@ -93,15 +93,15 @@ def test_thinned_while_read_is_as_shortened_afterwards(count: int) -> None:
     thinner = Thinner(600)
     for begin in range(0, count, 97):
         thinner.extend(steps[begin : begin + 97], values[begin : begin + 97])
-    found, size = (
+    series, size = (
         thinner.series(),
         next(2**power for power in range(20) if count // 2**power <= 600),
     )
     expected = shorten(steps, values, -(-count // size))
-    assert isinstance(found, Series) or values == [None]
-    if found is not None:
-        assert found == expected
-        assert count <= 600 or 300 <= len(found.steps) <= 601
+    assert isinstance(series, Series) or values == [None]
+    if series is not None:
+        assert series == expected
+        assert count <= 600 or 300 <= len(series.steps) <= 601
 
 
 def test_sums_over_ranks_are_of_the_number_that_the_run_had_last(tmp_path: Path) -> None:
@@ -113,11 +113,11 @@ def test_sums_over_ranks_are_of_the_number_that_the_run_had_last(tmp_path: Path)
         {"step": step, "seconds": 1.0, "rank_seconds": row} for step, row in enumerate(seconds, 1)
     ]
     (tmp_path / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = read_numbers(tmp_path, 600, {"metrics.jsonl": [], "timings.jsonl": []})
-    assert (found.totals.steps, found.totals.tokens, found.totals.seconds) == (1, 3, 4.0)
-    assert found.evaluations == [{"step": 2, "eval_loss": 0.5}]
-    assert found.ranks is not None
-    assert found.ranks.means == pytest.approx([5 / 3, 8 / 3])
-    assert found.ranks.slowest == pytest.approx([1 / 3, 2 / 3])
-    assert found.ranks.lost == pytest.approx((9 - 13 / 2) / 9)
-    assert found.curves["skew"].values == pytest.approx([1 - 1 / 9, 0.5, 1 / 3, 0.75], rel=1e-4)
+    result = read_numbers(tmp_path, 600, {"metrics.jsonl": [], "timings.jsonl": []})
+    assert (result.totals.steps, result.totals.tokens, result.totals.seconds) == (1, 3, 4.0)
+    assert result.evaluations == [{"step": 2, "eval_loss": 0.5}]
+    assert result.ranks is not None
+    assert result.ranks.means == pytest.approx([5 / 3, 8 / 3])
+    assert result.ranks.slowest == pytest.approx([1 / 3, 2 / 3])
+    assert result.ranks.lost == pytest.approx((9 - 13 / 2) / 9)
+    assert result.curves["skew"].values == pytest.approx([1 - 1 / 9, 0.5, 1 / 3, 0.75], rel=1e-4)

@@ -82,18 +82,18 @@ def test_an_adapter_is_exported_measured_and_asked(
 def test_a_run_from_before_such_facts_were_kept_goes_by_its_data(
     tmp_path: Path, finished: Callable[[Config], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    inputs, told = toy.make_inputs(tmp_path / "inputs"), list[str]()
+    inputs, messages = toy.make_inputs(tmp_path / "inputs"), list[str]()
     run_dir = finished(toy.make_config(inputs, ONE_STEP))
-    kept = export_run(run_dir, out=tmp_path / "kept", tell=told.append)
-    assert not [line for line in told if "keeps no rows" in line]
+    kept = export_run(run_dir, out=tmp_path / "kept", tell=messages.append)
+    assert not [line for line in messages if "keeps no rows" in line]
     facts = json.loads((run_dir / metrics.DATA).read_text())
     (run_dir / metrics.DATA).write_text(
         json.dumps({key: facts[key] for key in ("fingerprint", "splits")})
     )
     (run_dir / kept_rows.PROOF).unlink()
-    found = export_run(run_dir, out=tmp_path / "found", tell=told.append)
-    assert [line for line in told if "keeps no rows" in line]
-    assert found.facts["proof"] == kept.facts["proof"]
+    exported = export_run(run_dir, out=tmp_path / "found", tell=messages.append)
+    assert [line for line in messages if "keeps no rows" in line]
+    assert exported.facts["proof"] == kept.facts["proof"]
     assert cli.main(["generate", str(run_dir), "one", "--max-new-tokens", "1"]) == errors.OK
     assert "keeps no facts about its data" in caplog.text
 
@@ -116,9 +116,9 @@ def test_a_classifier_of_pairs_knows_that_it_is_one(
     copy = take_data_away(run_dir, inputs)
     assert proof_of(copy, tmp_path / "out", merged=True) == with_data
     assert cli.main(["generate", str(copy), "fine", "fine\tthe plot"]) == errors.OK
-    said = capsys.readouterr()
-    assert "1 of 2 texts have no tab; the run was trained on pairs" in said.err
-    assert said.out.splitlines()[1] == verdicts.strip()
+    output = capsys.readouterr()
+    assert "1 of 2 texts have no tab; the run was trained on pairs" in output.err
+    assert output.out.splitlines()[1] == verdicts.strip()
     facts = json.loads((copy / metrics.DATA).read_text())["facts"]
     assert facts["takes_pairs"] is True
     assert facts["labels"] == {"problem_type": "single_label_classification", "names": ["0", "1"]}

@@ -66,9 +66,9 @@ def test_loss_and_gradient_are_those_of_plain_transformers(
     assert not why_not(learner)
 
     def gradient() -> torch.Tensor:
-        found = torch.cat([p.grad.flatten() for p in model.parameters()])
+        flat = torch.cat([p.grad.flatten() for p in model.parameters()])
         model.zero_grad()
-        return found
+        return flat
 
     def score(prompt: list[int], answer: list[int]) -> torch.Tensor:
         # Its own code, with an attention of its own: the padding-free one wants a packed batch declared.
@@ -78,14 +78,14 @@ def test_loss_and_gradient_are_those_of_plain_transformers(
         deepcopy(model.config), attn_implementation="eager"
     )
     plain.load_state_dict(model.state_dict())
-    said = [[score(row.prompt, answer) for answer in row.answers] for row in rows]
-    each = [
+    scores = [[score(row.prompt, answer) for answer in row.answers] for row in rows]
+    losses = [
         -torch.log(torch.sigmoid(w - lost - float(row.good)))
-        for (w, lost), row in zip(said, rows, strict=True)
+        for (w, lost), row in zip(scores, rows, strict=True)
     ]
     loss = (
-        torch.stack(each).mean()
-        + (center or 0) * torch.stack([(w + lost) ** 2 for w, lost in said]).mean()
+        torch.stack(losses).mean()
+        + (center or 0) * torch.stack([(w + lost) ** 2 for w, lost in scores]).mean()
     )
     loss.backward()
     wanted = torch.cat([p.grad.flatten() for p in plain.parameters()])
@@ -93,10 +93,10 @@ def test_loss_and_gradient_are_those_of_plain_transformers(
         batches = [
             batch_with_margins(rows[start : start + size], start) for start in range(0, ROWS, size)
         ]
-        found = sum(
+        value = sum(
             reward_model.TASK.backward(learner, batch, 1 / ROWS)[0].item() for batch in batches
         )
-        assert found == pytest.approx(loss.item(), rel=1e-6)
+        assert value == pytest.approx(loss.item(), rel=1e-6)
         assert float((gradient() - wanted).norm()) <= 1e-6 * float(wanted.norm())
 
 
@@ -140,11 +140,11 @@ def test_a_sharded_model_learns_and_is_exported_as_one_of_one_rank(
     assert "UserWarning" not in (sharded / "logs" / "rank-0.log").read_text()
     assert toy.losses(sharded) == pytest.approx(toy.losses(alone), abs=1e-5)
     pairs = [("How?", "So."), ("How?", "No.")]
-    said = [
-        [found["reward"] for found in kubetune.classify(run_dir, pairs)]
+    rewards = [
+        [scored["reward"] for scored in kubetune.classify(run_dir, pairs)]
         for run_dir in (sharded, alone)
     ]
-    assert said[0] == pytest.approx(said[1], abs=1e-4)
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-4)
     merge = ["--merge"] * bool(sections["lora"])
     assert cli.main(["export", str(sharded), *merge, "-o", str(tmp_path / "export")]) == 0
     assert "vllm serve . --runner pooling" in (tmp_path / "export" / "README.md").read_text()
@@ -187,10 +187,12 @@ def test_it_learns_held_out_pairs_and_its_export_says_the_same(
     lines = [f"{row['prompt']}\t{row[side]}" for row in records for side in ("chosen", "rejected")]
     capsys.readouterr()
     assert cli.main(["generate", str(run_dir), *lines, "--json"]) == 0
-    said = [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()]
+    rewards = [json.loads(line)["reward"] for line in capsys.readouterr().out.splitlines()]
     pairs = [tuple(line.split("\t")) for line in lines]
     asked = [pairs[0], {"prompt": pairs[1][0], "completion": pairs[1][1]}, *pairs[2:]]
-    assert [found["reward"] for found in kubetune.classify(run_dir, asked)] == pytest.approx(said)
+    assert [scored["reward"] for scored in kubetune.classify(run_dir, asked)] == pytest.approx(
+        rewards
+    )
     assert cli.main(["generate", str(run_dir), lines[0] + " word" * 400, lines[1]]) == 0
     assert "1 of 2 texts longer than" in caplog.text
     with pytest.raises(errors.ConfigError, match="number 2 is one text"):
@@ -201,7 +203,7 @@ def test_it_learns_held_out_pairs_and_its_export_says_the_same(
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
     assert model.config.num_labels == 1
-    for line, reward in zip(lines, said, strict=True):
+    for line, reward in zip(lines, rewards, strict=True):
         ids = tokenizer(line.replace("\t", ""), return_tensors="pt").input_ids
         if tokenizer.eos_token_id != ids[0, -1]:
             ids = torch.cat([ids, torch.tensor([[tokenizer.eos_token_id]])], 1)

@@ -70,7 +70,7 @@ def of_transformers(model: Any) -> tuple[float, float, dict[str, torch.Tensor]]:
         )
     model.set_attn_implementation("eager")
     model.router_aux_loss_coef = COEFFICIENT
-    found = model(
+    output = model(
         input_ids=inputs,
         attention_mask=mask,
         labels=labels,
@@ -78,9 +78,9 @@ def of_transformers(model: Any) -> tuple[float, float, dict[str, torch.Tensor]]:
         use_cache=False,
     )
     kept = mask.bool().flatten()
-    z = torch.cat([each[kept] for each in found.router_logits]).logsumexp(-1).square().mean()
-    (found.loss + Z * z).backward()
-    return (found.loss + Z * z).item(), found.aux_loss.item(), take_gradients(model)
+    z = torch.cat([logits[kept] for logits in output.router_logits]).logsumexp(-1).square().mean()
+    (output.loss + Z * z).backward()
+    return (output.loss + Z * z).item(), output.aux_loss.item(), take_gradients(model)
 
 
 def learner_of(model: Any, **settings: Any) -> Learner:
@@ -109,20 +109,20 @@ def test_the_balance_loss_is_that_of_transformers_for_any_split(name):
     learner = learner_of(model, router_aux_loss_coef=COEFFICIENT, router_z_loss_coef=Z)
     splits = [[[0, 1, 2, 3]], [[2, 0], [1, 3]], [[0], [1], [2], [3]]]
     for groups in splits if learner.route.padding_free else splits[2:]:
-        loss, measured, found = a_step(learner, groups)
-        own = COEFFICIENT * measured["router_aux_loss"] + Z * measured["router_z_loss"]
+        loss, measured, actual = a_step(learner, groups)
+        extra_loss = COEFFICIENT * measured["router_aux_loss"] + Z * measured["router_z_loss"]
         assert measured["router_aux_loss"] == pytest.approx(balance, rel=1e-6)
-        assert loss + own == pytest.approx(expected, rel=1e-6)
-        assert relative_error(found, gradients) <= 2e-6
+        assert loss + extra_loss == pytest.approx(expected, rel=1e-6)
+        assert relative_error(actual, gradients) <= 2e-6
 
 
 def test_without_the_balance_loss_the_gradient_is_another(monkeypatch):
     """The negative control: what is compared above depends on it, and on frequencies of the whole batch."""
     model = build_model("qwen3_moe", FAMILIES["qwen3_moe"], lora=False)
     _, _, gradients = of_transformers(model)
-    _, measured, found = a_step(learner_of(model, router_aux_loss_coef=0), [[0, 1], [2, 3]])
+    _, measured, actual = a_step(learner_of(model, router_aux_loss_coef=0), [[0, 1], [2, 3]])
     assert "router_aux_loss" not in measured
-    assert relative_error(found, gradients) > 1e-3
+    assert relative_error(actual, gradients) > 1e-3
     learner = learner_of(model, router_aux_loss_coef=COEFFICIENT, router_z_loss_coef=Z)
     monkeypatch.setattr(
         type(learner.routing), "begin", lambda *_: None
@@ -188,13 +188,13 @@ def test_the_load_is_summed_up():
 
 def test_a_page_tells_how_many_experts_got_how_much():
     layers = {"one": [0, 4, 4, 8], "idle": [0, 0]}
-    found = expert_load({"steps": [3, 9], "layers": layers, "dropped_tokens": 5})
-    assert found is not None
-    assert (found.steps, found.dropped) == ((3, 9), 5)
+    load = expert_load({"steps": [3, 9], "layers": layers, "dropped_tokens": 5})
+    assert load is not None
+    assert (load.steps, load.dropped) == ((3, 9), 5)
     older = expert_load({"steps": [3, 9], "layers": layers})
     assert older is not None
     assert older.dropped is None
-    assert found.rows == [
+    assert load.rows == [
         ("one", [1, 0, 0, 0, 2, 1, 0], (3, 2.0), (0, 0.0)),
         ("idle", [2, 0, 0, 0, 0, 0, 0], (1, 0.0), (0, 0.0)),
     ]
@@ -256,13 +256,13 @@ def test_a_mixture_learns_the_same_however_its_steps_are_split(
     assert (
         f"expert_load_max {load:.3g} " in (tmp_path / "whole" / "logs" / "rank-0.log").read_text()
     )
-    told = [
+    reports = [
         json.loads((tmp_path / name / metrics.EXPERTS).read_text()) for name in ("whole", "split")
     ]
-    assert told[0] == told[1]
-    assert told[0]["steps"] == [1, 3]
+    assert reports[0] == reports[1]
+    assert reports[0]["steps"] == [1, 3]
     tokens = sum(line["tokens"] for line in whole if "loss" in line)
-    assert {sum(counts) for counts in told[0]["layers"].values()} == {2 * tokens}
+    assert {sum(counts) for counts in reports[0]["layers"].values()} == {2 * tokens}
     page = write_report([tmp_path / "whole"], tmp_path / "page.html").read_text()
     assert "<code>model.layers.1.mlp.experts</code>" in page
     (tmp_path / "whole" / metrics.EXPERTS).write_text('{"layers": 3}')

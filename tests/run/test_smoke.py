@@ -40,11 +40,11 @@ def examine(settings: Settings, folder: Path) -> int:
     """A rank that leaves its report, or the error that it ended with, in a file."""
     rank = os.environ["RANK"]
     try:
-        found: dict[str, Any] = asdict(report := smoke_rank.examine(settings))
-        found["problems"] = smoke_rank.judge(report, settings)
+        facts: dict[str, Any] = asdict(report := smoke_rank.examine(settings))
+        facts["problems"] = smoke_rank.judge(report, settings)
     except errors.KubetuneError as error:
-        found = {"error": str(error), "code": error.exit_code}
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+        facts = {"error": str(error), "code": error.exit_code}
+    (folder / f"{rank}.json").write_text(json.dumps(facts))
     return 0
 
 
@@ -69,9 +69,10 @@ def test_two_good_ranks(tmp_path: Path) -> None:
     report = json.loads(ended.stdout)
     assert (report["verdict"], report["problems"], report["world_size"]) == ("good", [], 2)
     assert [place["rank"] for place in report["ranks"]] == [0, 1]
-    assert [one["bytes"] for one in report["all_reduce"]] == [4096, 65536, 1 << 20]
+    assert [measurement["bytes"] for measurement in report["all_reduce"]] == [4096, 65536, 1 << 20]
     assert all(
-        one["bus_gb_per_second"] > 0 and not one["wrong_ranks"] for one in report["all_reduce"]
+        measurement["bus_gb_per_second"] > 0 and not measurement["wrong_ranks"]
+        for measurement in report["all_reduce"]
     )
     assert [link["ranks"] for link in report["links"]] == [[0, 1]]
     assert len(report["compute_seconds"]) == 2
@@ -149,7 +150,10 @@ def test_the_documented_job_runs(tmp_path: Path) -> None:
     python, *flags = (
         str(tmp_path) if word == "/outputs" else word for word in container["command"]
     )
-    assert (python, [one["name"] for one in container["env"]]) == ("python", ["MASTER_ADDR"])
+    assert (python, [variable["name"] for variable in container["env"]]) == (
+        "python",
+        ["MASTER_ADDR"],
+    )
     small = [flag for flag in SMALL.flags() if not flag.startswith("--timeout")]
     where = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     pods = [
@@ -343,7 +347,7 @@ def test_outliers_are_measured_by_all_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--epochs", "0"], "--epochs: found '0'; expected a number from 1 on"),
         (["--classes", "1"], "--classes: found 1; expected at least 2 classes"),
@@ -353,10 +357,10 @@ def test_outliers_are_measured_by_all_others() -> None:
         (["--epoch", "3"], "unrecognized arguments: --epoch 3"),
     ],
 )
-def test_wrong_flags_are_refused(flags: list[str], said: str) -> None:
+def test_wrong_flags_are_refused(flags: list[str], message: str) -> None:
     ended = run_verb(*flags)
     assert ended.returncode == errors.USER
-    assert said in ended.stderr
+    assert message in ended.stderr
     assert ended.stdout == ""
 
 
@@ -364,7 +368,7 @@ RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "message"),
     [
         ({"PET_NNODES": "two"}, "PET_NNODES is 'two'; expected a number of nodes"),
         pytest.param(
@@ -382,10 +386,10 @@ RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         ),
     ],
 )
-def test_wrong_variables_are_refused(environ: dict[str, str], said: str) -> None:
+def test_wrong_variables_are_refused(environ: dict[str, str], message: str) -> None:
     ended = run_verb(**environ)
     assert ended.returncode == errors.USER
-    assert said in ended.stdout + ended.stderr
+    assert message in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr
 
 

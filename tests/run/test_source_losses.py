@@ -62,9 +62,9 @@ def plain_losses(inputs: Path, config: Config) -> dict[str, float]:
         labels = ids.long().masked_fill(~trained.bool(), -100)[1:]
         with torch.no_grad():
             logits = model(input_ids=ids.long()[None]).logits[0, :-1]
-        found = sums[rows.names[rows.source[index]]]
-        found[0] += float(cross_entropy(logits.double(), labels, reduction="sum"))
-        found[1] += int((labels >= 0).sum())
+        entry = sums[rows.names[rows.source[index]]]
+        entry[0] += float(cross_entropy(logits.double(), labels, reduction="sum"))
+        entry[1] += int((labels >= 0).sum())
     return {f"eval_loss/{name}": loss / count for name, (loss, count) in sums.items()}
 
 

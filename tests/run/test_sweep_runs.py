@@ -49,8 +49,12 @@ def test_a_run_that_paused_goes_on_bit_by_bit(inputs: Path, tmp_path: Path) -> N
     plain = train("plain", None)
     for pause, step in ((2, 3), (6, 6), (None, 9)):
         paused = train("paused", pause)
-        said = read_object(paused / "logs" / "rank-0.exit.json")
-        assert (said["code"], said["step"], said["error"]) == (0, step, "Paused" if pause else None)
+        status = read_object(paused / "logs" / "rank-0.exit.json")
+        assert (status["code"], status["step"], status["error"]) == (
+            0,
+            step,
+            "Paused" if pause else None,
+        )
         assert metrics.read_metrics(paused)[-1]["step"] == step
         assert (paused / metrics.REPORT).exists() == (pause is None)
         best = min(
@@ -89,14 +93,14 @@ def wait_for(folder: Path, test: Callable[[Record], object]) -> None:
 
 
 def runs_of(process: subprocess.Popen[bytes], module: str) -> list[psutil.Process]:
-    found = []
+    directories = []
     for below in psutil.Process(process.pid).children(recursive=True):
         try:
             if module in below.cmdline():
-                found.append(below)
+                directories.append(below)
         except psutil.Error:
             continue
-    return found
+    return directories
 
 
 @pytest.mark.slow
@@ -172,7 +176,7 @@ def test_two_trials_at_once_share_the_machine(inputs: Path, tmp_path: Path) -> N
         [metrics.read_events(tmp_path / "found" / "trials" / run.name)[i]["time"] for i in (0, -1)]
         for run in record.runs
     ]
-    assert any(one[0] < other[0] < one[1] for one in spans for other in spans)
+    assert any(span[0] < other[0] < span[1] for span in spans for other in spans)
     assert set(record.importances) == {"lora.r", "lora.dropout"}
 
 
@@ -189,8 +193,8 @@ def test_the_demos_learning_rate_is_found_in_a_range_of_four_decades(tmp_path: P
         for word in shlex.split(words.strip("# "))[1:]
     ]
     assert "training.learning_rate=log(1e-5,1e-1)" in argv
-    found = start(tmp_path, *argv, "-o", "found")
-    assert found.wait(2 * SECONDS) == errors.OK, (tmp_path / "out").read_text()
+    search = start(tmp_path, *argv, "-o", "found")
+    assert search.wait(2 * SECONDS) == errors.OK, (tmp_path / "out").read_text()
     record = read_record(tmp_path / "found")
     best = record.ranked(greater=False)[0]
     assert 8e-4 < float(best.values["training.learning_rate"]) < 2e-2

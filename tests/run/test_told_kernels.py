@@ -47,14 +47,14 @@ class Kernels:
         self, name: str, streams: tuple[Tensor, ...], boundaries: Any, dim: int, compute: Any
     ) -> Any:
         """Compute each sequence by itself and join the outputs. `dim` is the dimension of the tokens."""
-        told = None if boundaries is None else tuple(boundaries)
-        self.calls.append((name, len(streams[0]), told))
-        if told is None:
+        arguments = None if boundaries is None else tuple(boundaries)
+        self.calls.append((name, len(streams[0]), arguments))
+        if arguments is None:
             return compute(*streams)
         assert len(streams[0]) == 1
-        assert told[-1] == streams[0].shape[dim]
+        assert arguments[-1] == streams[0].shape[dim]
         parts = []
-        for start, stop in pairwise(told):
+        for start, stop in pairwise(arguments):
             parts.append(compute(*(x.narrow(dim, start, stop - start) for x in streams)))
         return torch.cat(parts, dim)
 
@@ -112,8 +112,8 @@ class Kernels:
     ):  # fmt: skip
         """Write down what it is told and leave the work to the other kernels, as transformers does without it."""
         boundaries = starts_of(seq_idx)
-        told = None if boundaries is None else tuple(boundaries)
-        self.calls.append(("mamba_split_conv1d_scan_combined", len(zxbcdt), told))
+        arguments = None if boundaries is None else tuple(boundaries)
+        self.calls.append(("mamba_split_conv1d_scan_combined", len(zxbcdt), arguments))
 
     def mamba_inner_fn(
         self, xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight,

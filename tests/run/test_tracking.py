@@ -195,8 +195,8 @@ def send_and_find(run_dir: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> N
         )
     client = MlflowClient(tracking_uri=find_store(uri)[0])
     (run,) = runs(client)
-    found = {item.path for item in client.list_artifacts(run.info.run_id)}
-    assert {"config.yaml", "data.json", "report.html", "model"} <= found
+    artifacts = {item.path for item in client.list_artifacts(run.info.run_id)}
+    assert {"config.yaml", "data.json", "report.html", "model"} <= artifacts
     assert client.list_artifacts(run.info.run_id, "model")[0].path == "model/adapter_config.json"
     assert (
         "canary-value"
@@ -374,7 +374,7 @@ class Sink:
 
     def send(self, numbers: Any) -> None:
         self._trouble()
-        self.seen += [one.step for one in numbers]
+        self.seen += [line.step for line in numbers]
 
     def tell(self, name: str, text: str) -> None:
         pass
@@ -439,8 +439,8 @@ def records(file: Path) -> list[dict[str, Any]]:
     """What wandb's own reader finds in a file of a run."""
     environ = {**os.environ, "WANDB_ERROR_REPORTING": "false"}
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", file]
-    said = subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout
-    return [json.loads(line) for line in said.splitlines()]
+    stdout = subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout
+    return [json.loads(line) for line in stdout.splitlines()]
 
 
 def test_wandb_holds_one_run_over_two_starts_in_files_of_its_own(
@@ -462,14 +462,14 @@ def test_wandb_holds_one_run_over_two_starts_in_files_of_its_own(
     with open_tracker(wanted, tmp_path, resume_step=1) as tracker:
         tracker.log(2, {"loss": 1.0, "eval_loss": 0.5})
         tracker.tell("ended", "well")
-    found, history, exits = set(), [], []
+    descriptions, history, exits = set(), [], []
     for path in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):
         assert b"canary-value" not in path.read_bytes()
         for record in records(path):
             if record["type"] == "run":
                 run = record["run"]
                 assert run["resume"], "`wandb sync` goes on with what it has sent before"
-                found.add((run["run_id"], run["display_name"], tuple(sorted(run["tags"]))))
+                descriptions.add((run["run_id"], run["display_name"], tuple(sorted(run["tags"]))))
             elif record["type"] == "history":
                 items = record["history"]["item"]
                 history.append(
@@ -477,7 +477,7 @@ def test_wandb_holds_one_run_over_two_starts_in_files_of_its_own(
                 )
             elif record["type"] == "exit":
                 exits.append(record["exit"]["exit_code"])
-    assert found == {(wandb_tracker.run_id(tmp_path), "bot", ("causal_lm", "full", "nlp"))}
+    assert descriptions == {(wandb_tracker.run_id(tmp_path), "bot", ("causal_lm", "full", "nlp"))}
     assert history == [
         {"step": 1, "train/loss": 2.0},
         {"step": 2, "train/loss": 1.0, "eval/loss": 0.5},

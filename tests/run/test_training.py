@@ -89,8 +89,8 @@ def whole_batch_gradient(inputs: Path) -> np.ndarray:
 def test_the_gradient_does_not_depend_on_the_split(
     inputs: Path, whole_batch_gradient: np.ndarray, world_size: int, batch: int, micro_batches: int
 ) -> None:
-    for gradient, found in run_ranks(first_gradient, world_size, split(inputs, batch)):
-        assert found == micro_batches
+    for gradient, counted in run_ranks(first_gradient, world_size, split(inputs, batch)):
+        assert counted == micro_batches
         assert np.linalg.norm(gradient - whole_batch_gradient) <= 1e-6 * np.linalg.norm(
             whole_batch_gradient
         )
@@ -226,7 +226,7 @@ def test_losses_are_those_of_plain_torch(
     config = toy.make_config(
         inputs, {**training, "weight_decay": decay, "max_grad_norm": clip}, **sections
     )
-    found = toy.losses(toy.finished(tmp_path / "run", config))
+    losses = toy.losses(toy.finished(tmp_path / "run", config))
     rows = prepare(config).train
     feed = Feed(rows, make_plan(config, len(rows), world_size=1), config.training.seed, World())
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -243,7 +243,7 @@ def test_losses_are_those_of_plain_torch(
         for wanted in (True, False)
     ]
     optimizer = torch.optim.AdamW(groups, lr=rate)
-    for step, ours in enumerate(found):
+    for step, ours in enumerate(losses):
         ids = feed.samples(step).tolist()
         loss, labels = padded_loss(model, rows, ids)
         (loss / labels).backward()
@@ -252,7 +252,7 @@ def test_losses_are_those_of_plain_torch(
         optimizer.step()
         optimizer.zero_grad()
     assert [len(feed.samples(step)) for step in (6, 13)] == [2, 2]
-    assert len(found) == 2 * toy.STEPS_PER_EPOCH
+    assert len(losses) == 2 * toy.STEPS_PER_EPOCH
 
 
 @pytest.mark.parametrize(
@@ -262,9 +262,9 @@ def test_two_ranks_train_as_one_process(
     inputs: Path, tmp_path: Path, sections: dict[str, Any]
 ) -> None:
     config = toy.make_config(inputs, {"learning_rate": 1e-3}, **sections)
-    one, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
-    assert toy.losses(two) == pytest.approx(toy.losses(one), abs=1e-5)
-    for ours, theirs in zip(metrics.read_metrics(two), metrics.read_metrics(one), strict=True):
+    alone, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
+    assert toy.losses(two) == pytest.approx(toy.losses(alone), abs=1e-5)
+    for ours, theirs in zip(metrics.read_metrics(two), metrics.read_metrics(alone), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
 
 
@@ -416,8 +416,8 @@ def test_an_epoch_whose_losses_are_lost_in_part_says_so(
     run_log.remember(tmp_path, 13)
     with caplog.at_level("INFO", logger="kubetune"):
         run_log._end_epoch(State(step=14))
-    told = "epoch 2 done: mean loss 10.7500 of 4 of its 7 steps, as metrics.jsonl lacks the others, step 14"
-    assert told in caplog.text
+    message = "epoch 2 done: mean loss 10.7500 of 4 of its 7 steps, as metrics.jsonl lacks the others, step 14"
+    assert message in caplog.text
 
 
 def test_a_batch_of_so_many_tokens_is_kept_by_more_processes_and_a_packed_one_is_refused(

@@ -46,9 +46,9 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = re.search(r"(http://\S+)/(\?token=\S+)", line)
-        assert found, line
-        self.address, self.token = found[1], found[2]
+        match = re.search(r"(http://\S+)/(\?token=\S+)", line)
+        assert match, line
+        self.address, self.token = match[1], match[2]
 
     def enter(self, tab: Page) -> None:
         """Come in by the token."""
@@ -70,8 +70,8 @@ def wait(tab: Page, expression: str) -> Any:
     while True:
         # Not wait_for_function: it evaluates texts within the page, whose policy forbids that.
         with suppress(Error):  # the page is just being left
-            if found := tab.evaluate(expression):
-                return found
+            if value := tab.evaluate(expression):
+                return value
         assert time.monotonic() < until, (expression, tab.inner_text("body"))
         tab.wait_for_timeout(100)
 
@@ -136,14 +136,14 @@ def test_control_c_says_nothing_while_a_page_is_open(tmp_path: Path) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        found = re.search(r"(http://\S+)/\?token=(\S+)", process.stdout.readline())
-        assert found
-        cookie = f"kubetune-{urlsplit(found[1]).port}={found[2]}"
-        with urlopen(Request(f"{found[1]}/news", headers={"cookie": cookie})) as news:
+        match = re.search(r"(http://\S+)/\?token=(\S+)", process.stdout.readline())
+        assert match
+        cookie = f"kubetune-{urlsplit(match[1]).port}={match[2]}"
+        with urlopen(Request(f"{match[1]}/news", headers={"cookie": cookie})) as news:
             assert news.readline() == b"event: news\n"
             process.send_signal(signal.SIGINT)
-            _, told = process.communicate(timeout=SECONDS)
-    assert told.strip() in ("", "kubetune: interrupted")
+            _, stderr = process.communicate(timeout=SECONDS)
+    assert stderr.strip() in ("", "kubetune: interrupted")
 
 
 @pytest.fixture(scope="module")
@@ -262,15 +262,15 @@ def test_both_models_answer_side_by_side(server: Server, tab: Page, two_runs: li
         tab,
         "!document.querySelector('#text').disabled && document.querySelectorAll('.bubble.assistant').length === 2",
     )
-    said = tab.evaluate("[...document.querySelectorAll('.bubble')].map((b) => b.textContent)")
-    assert said.count("Please restart wallet in staging.") == 2
-    assert all(said), said
+    bubbles = tab.evaluate("[...document.querySelectorAll('.bubble')].map((b) => b.textContent)")
+    assert bubbles.count("Please restart wallet in staging.") == 2
+    assert all(bubbles), bubbles
     assert "problem" not in tab.evaluate("document.querySelector('#talk').innerHTML")
     assert "undefined" not in tab.inner_text("#talk")
     below = [
-        one
-        for one in psutil.Process(server.process.pid).children()
-        if one.status() != psutil.STATUS_ZOMBIE
+        child
+        for child in psutil.Process(server.process.pid).children()
+        if child.status() != psutil.STATUS_ZOMBIE
     ]
     children = [child for child in below if "chat_child" in " ".join(child.cmdline())]
     assert len(children) == 1, "one process for both sides"
@@ -336,18 +336,18 @@ def test_axe_finds_nothing_and_no_page_is_wider_than_the_window(
     import axe_core_python
 
     axe = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text("utf-8")
-    found = list[str]()
+    problems = list[str]()
     for page in PAGES:
         go(tab, server, page, width, dark=dark)
         tab.evaluate(f"{axe}; 0")
-        told = tab.evaluate(
+        violations = tab.evaluate(
             "axe.run({resultTypes: ['violations']}).then((r) => JSON.stringify(r.violations))"
         )
-        for violation in json.loads(told):
+        for violation in json.loads(violations):
             nodes = "; ".join(node["html"][:160] for node in violation["nodes"][:3])
-            found.append(
+            problems.append(
                 f"{page}: {violation['impact']} {violation['id']}: {violation['help']} {nodes}"
             )
         if tab.evaluate("document.documentElement.scrollWidth") > width:
-            found.append(f"{page} is wider than {width}")
-    assert not found, "\n".join(found)
+            problems.append(f"{page} is wider than {width}")
+    assert not problems, "\n".join(problems)

@@ -234,9 +234,9 @@ def test_ctrl_c_is_no_verdict_and_leaves_nothing(config: Config, tmp_path: Path,
     ) as process:
         wait_until(lambda: any(temporary.glob(f"*/{run}/metrics.jsonl")))
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == errors.PREEMPTED
-    assert said.endswith(
+    assert stderr.endswith(
         "asked to stop by SIGINT: there is no verdict, and nothing is left of the runs\n"
     )
     assert list(temporary.iterdir()) == []

@@ -91,11 +91,11 @@ def trained(inputs: Path) -> Path:
 def share_of_right_answers(loaded: LoadedModel, inputs: Path) -> float:
     rows = [json.loads(line) for line in (inputs / "eval.jsonl").read_text().splitlines()]
     images = [[str(inputs / path) for path in row["images"]] for row in rows]
-    said = answer(
+    answers = answer(
         loaded, [f"<image>{QUESTION}"] * len(rows), Sampling(max_new_tokens=6), images=images
     )
     wanted: list[str] = [row["messages"][1]["content"] for row in rows]
-    return sum(ours == theirs for ours, theirs in zip(said, wanted, strict=True)) / len(rows)
+    return sum(ours == theirs for ours, theirs in zip(answers, wanted, strict=True)) / len(rows)
 
 
 def test_learns_to_tell_the_colour_of_images_it_has_not_seen(trained: Path, inputs: Path) -> None:
@@ -146,11 +146,11 @@ def test_is_shown_images_in_a_conversation(
         "sys.stdin", StringIO("\n".join([*lines, f"/image {image}", f"<image>{QUESTION}"]) + "\n")
     )
     assert main(["chat", str(trained), "--max-new-tokens", "6"]) == 0
-    said = capsys.readouterr().out
-    assert "is no image of JPEG, PNG" in said
-    assert said.count("goes with your next message") == 2
-    assert f"user: <image>\n{QUESTION}" in said, "the tag is put before what was said"
-    assert "> red\n" in said.split("forgotten")[1]
+    stdout = capsys.readouterr().out
+    assert "is no image of JPEG, PNG" in stdout
+    assert stdout.count("goes with your next message") == 2
+    assert f"user: <image>\n{QUESTION}" in stdout, "the tag is put before what was said"
+    assert "> red\n" in stdout.split("forgotten")[1]
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
@@ -205,9 +205,9 @@ def test_two_ranks_of_which_one_may_have_no_image_train_as_one(
     config = make_config(
         inputs, {**SHORT, "global_batch_size": 8, "per_device_train_batch_size": 1}, **sections
     )
-    one, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
-    assert toy.losses(two) == pytest.approx(toy.losses(one), abs=1e-5)
-    for ours, theirs in zip(metrics.read_metrics(two), metrics.read_metrics(one), strict=True):
+    alone, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
+    assert toy.losses(two) == pytest.approx(toy.losses(alone), abs=1e-5)
+    for ours, theirs in zip(metrics.read_metrics(two), metrics.read_metrics(alone), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
 
 
@@ -225,11 +225,11 @@ def test_other_ways_through_the_model_train_the_same(
     sections: dict[str, dict[str, Any]], inputs: Path, tmp_path: Path
 ) -> None:
     model = {"path": str(inputs / "model"), **sections.get("model", {})}
-    one = toy.finished(tmp_path / "one", make_config(inputs, SHORT))
+    first = toy.finished(tmp_path / "one", make_config(inputs, SHORT))
     other = toy.finished(
         tmp_path / "other", make_config(inputs, SHORT | sections.get("training", {}), model=model)
     )
-    for ours, theirs in zip(metrics.read_metrics(other), metrics.read_metrics(one), strict=True):
+    for ours, theirs in zip(metrics.read_metrics(other), metrics.read_metrics(first), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
     assert ("padding-free" in (other / "logs" / "rank-0.log").read_text()) == (
         "model" not in sections
@@ -246,10 +246,10 @@ def test_a_quantised_base_learns_and_is_merged(
         tmp_path / "run", make_config(inputs, {"max_steps": 7}, quantization=quantization)
     )
     assert toy.losses(run_dir)[-1] < toy.losses(run_dir)[0] - 1
-    told: list[str] = []
-    found = export_run(run_dir, merged=True, out=tmp_path / "out", tell=told.append)
-    assert any("dequantising" in line for line in told)
-    model = AutoModelForImageTextToText.from_pretrained(found.path)
+    messages: list[str] = []
+    exported = export_run(run_dir, merged=True, out=tmp_path / "out", tell=messages.append)
+    assert any("dequantising" in line for line in messages)
+    model = AutoModelForImageTextToText.from_pretrained(exported.path)
     assert not getattr(model, "is_quantized", False)
 
 
@@ -328,8 +328,10 @@ def test_stacked_experts_that_lie_either_way_in_files_are_cut_over_ranks(
 def load_weights(run_dir: Path) -> dict[str, torch.Tensor]:
     """What plain transformers makes of the last checkpoint."""
     folder = run_dir / "checkpoints" / "last"
-    model, found = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True)
-    assert not any(found.values()), found
+    model, loading_info = AutoModelForImageTextToText.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(loading_info.values()), loading_info
     return dict(model.state_dict())
 
 
@@ -361,8 +363,11 @@ def test_a_model_trained_whole_goes_on_at_another_number_of_ranks(
     assert toy.losses(run_dir) == pytest.approx(
         toy.losses(toy.finished(tmp_path / "whole", config)), abs=1e-5
     )
-    found = export_run(run_dir, out=tmp_path / "out", tell=lambda _: None)
-    assert max(one["difference"] for one in found.facts["proof"]["comparisons"]) < 1e-5
+    exported = export_run(run_dir, out=tmp_path / "out", tell=lambda _: None)
+    assert (
+        max(comparison["difference"] for comparison in exported.facts["proof"]["comparisons"])
+        < 1e-5
+    )
 
 
 @pytest.mark.slow
@@ -384,8 +389,11 @@ def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(
 def test_a_merged_model_is_one_that_transformers_loads_and_that_sees(
     trained: Path, inputs: Path, tmp_path: Path
 ) -> None:
-    found = export_run(trained, out=tmp_path / "out", tell=lambda _: None, merged=True)
-    assert max(one["difference"] for one in found.facts["proof"]["comparisons"]) < 1e-5
+    exported = export_run(trained, out=tmp_path / "out", tell=lambda _: None, merged=True)
+    assert (
+        max(comparison["difference"] for comparison in exported.facts["proof"]["comparisons"])
+        < 1e-5
+    )
     model = AutoModelForImageTextToText.from_pretrained(tmp_path / "out").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     processor = AutoImageProcessor.from_pretrained(tmp_path / "out", backend="pil")
@@ -400,8 +408,8 @@ def test_a_merged_model_is_one_that_transformers_loads_and_that_sees(
         out = model.generate(
             input_ids=ids, mm_token_type_ids=kinds, max_new_tokens=6, do_sample=False, **seen
         )
-        said = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-        right += said == row["messages"][1]["content"]
+        answer_text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        right += answer_text == row["messages"][1]["content"]
     assert right / len(rows) >= 0.9
 
 
@@ -436,17 +444,17 @@ def some_rows(processor: ImageProcessor) -> tuple[list[Any], list[Any]]:
     rows, seen = [], []
     token = processor.placeholder.token
     for sizes in ([(70, 60), (120, 80)], [], [(64, 130)]):
-        own = []
+        pictures = []
         parts = [draw.integers(5, 300, 6)]
         for width, height in sizes:
             buffer = BytesIO()
             Image.fromarray(draw.integers(0, 256, (height, width, 3), np.uint8)).save(buffer, "PNG")
-            own.append(processor.process(buffer.getvalue()))
-            features = len(own[-1].pixel_values) // processor.merge_size**2
+            pictures.append(processor.process(buffer.getvalue()))
+            features = len(pictures[-1].pixel_values) // processor.merge_size**2
             parts += [np.full(features, token), draw.integers(5, 300, 4)]
         ids = np.concatenate([*parts, draw.integers(5, 300, 9)]).astype(np.uint32)
         rows.append((ids, (ids != token) & (np.arange(len(ids)) > 5)))
-        seen.append(own)
+        seen.append(pictures)
     return rows, seen
 
 
@@ -459,8 +467,8 @@ def test_a_packed_batch_has_the_gradient_of_plain_transformers(name: str, tmp_pa
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     padding_free.set_attention(lm, "eager")
     total = 0.0
-    for row, own in zip(rows, seen, strict=True):
-        batch = collate_pictured([row], [own], processor)
+    for row, pictures in zip(rows, seen, strict=True):
+        batch = collate_pictured([row], [pictures], processor)
         logits = vision_language.TASK.plain_logits(task.model, batch)[batch.rows]
         loss = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="sum") / labels
         loss.backward()
@@ -495,8 +503,8 @@ def test_wrong_positions_are_noticed_before_training(
 def test_positions_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     task, processor = build(tmp_path / "model", name)
     rows, seen = some_rows(processor)
-    for row, own in zip(rows, seen, strict=True):
-        batch = collate_pictured([row], [own], processor)
+    for row, pictures in zip(rows, seen, strict=True):
+        batch = collate_pictured([row], [pictures], processor)
         assert batch.pictures is not None
         theirs, _ = padding_free.backbone(padding_free.unwrap(task.model)).get_rope_index(  # type: ignore[operator]
             batch.input_ids[None],
@@ -541,13 +549,13 @@ def test_packed_rows_of_a_hybrid_are_those_of_its_own_processor_one_by_one(
     encoder = VisionEncoder(Encoder(load_tokenizer(config.model)), processor)
     chats = [
         convert({"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "two three"}],
-                 **({"images": list(map(str, own))} if own else {})})
-        for text, own in records
+                 **({"images": list(map(str, pictures))} if pictures else {})})
+        for text, pictures in records
     ]  # fmt: skip
     rows = [row for row in encoder.encode_batch(chats) if isinstance(row, Encoded)]
     labels, total = sum(row.labels for row in rows), 0.0
     padding_free.set_attention(task.lm, "eager")
-    for (text, own), row in zip(records, rows, strict=True):
+    for (text, pictures), row in zip(records, rows, strict=True):
         pieces = [{"type": "text", "text": piece} for piece in text.split("<image>")]
         content = [
             part
@@ -558,10 +566,10 @@ def test_packed_rows_of_a_hybrid_are_those_of_its_own_processor_one_by_one(
             {"role": "user", "content": content},
             {"role": "assistant", "content": "two three"},
         ]
-        said = theirs.apply_chat_template(turns, tokenize=False)
-        opened = [Image.open(image) for image in own] or None
+        prompt = theirs.apply_chat_template(turns, tokenize=False)
+        opened = [Image.open(image) for image in pictures] or None
         made = theirs(
-            images=opened, text=[said], return_tensors="pt", return_mm_token_type_ids=True
+            images=opened, text=[prompt], return_tensors="pt", return_mm_token_type_ids=True
         )
         assert made["input_ids"][0].tolist() == row.ids
         logits = task.lm(**made, use_cache=False).logits[0, :-1]
@@ -595,11 +603,11 @@ def learns(folder: Path, vision: dict[str, bool]) -> set[str]:
         "language": [name for name in names if "language_model" in name],
     }
     assert sum(map(len, kinds.values())) == len(names)
-    return {kind for kind, found in kinds.items() if found}
+    return {kind for kind, is_trained in kinds.items() if is_trained}
 
 
 def test_what_sees_is_frozen_unless_a_switch_says_otherwise(tmp_path: Path) -> None:
-    found = {
+    trained_kinds = {
         (tower, projector): learns(
             tmp_path / f"{tower}{projector}",
             {"freeze_vision_tower": tower, "freeze_projector": projector},
@@ -607,7 +615,7 @@ def test_what_sees_is_frozen_unless_a_switch_says_otherwise(tmp_path: Path) -> N
         for tower in (True, False)
         for projector in (True, False)
     }
-    assert found == {
+    assert trained_kinds == {
         (True, True): {"language"},
         (True, False): {"language", "projector"},
         (False, True): {"language", "tower"},

@@ -155,10 +155,10 @@ def test_ids_are_those_of_the_model_s_own_processor(name: str, tmp_path: Path) -
     assert isinstance(asked, Chat)
     assert encoder.encode_prompt(asked).ids == their_prompt(model, name, images)
     tokenizer = load_tokenizer(config_of(model).model)
-    said = tokenizer.decode(
+    text = tokenizer.decode(
         [id for id, trained in zip(row.ids, row.trained, strict=True) if trained]
     )
-    assert said.replace(" ", "") == "alisttwothree"
+    assert text.replace(" ", "") == "alisttwothree"
     assert tokenizer.backend.token_to_id(FAMILIES[name].image_token) in row.ids
     assert (
         sum(row.ids[n] in tokenizer.eos_ids for n, trained in enumerate(row.trained) if trained)
@@ -213,8 +213,8 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
     swapped = [module for module in model.modules() if "forward" in vars(module)]
     assert len(swapped) >= sum(hasattr(module, "lora_A") for module in model.modules())
     chats = [
-        convert({"messages": messages, "images": [str(image) for image in own]})
-        for messages, own in records
+        convert({"messages": messages, "images": [str(image) for image in pictures]})
+        for messages, pictures in records
     ]
     rows = [row for row in encoder.encode_batch(chats) if isinstance(row, Encoded)]
     labels, ours = sum(row.labels for row in rows), 0.0
@@ -228,8 +228,8 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
 
     def theirs(without: tuple[str, ...] = ()) -> tuple[float, dict[str, Tensor]]:
         total, processor = 0.0, their_processor(folder, name)
-        for (messages, own), row in zip(records, rows, strict=True):
-            made = their_inputs(processor, messages, own, return_tensors="pt")
+        for (messages, pictures), row in zip(records, rows, strict=True):
+            made = their_inputs(processor, messages, pictures, return_tensors="pt")
             assert made["input_ids"][0].tolist() == row.ids
             logits = learner.lm(
                 **{key: made[key] for key in made if key not in ("labels", *without)}
@@ -388,9 +388,10 @@ def test_a_family_learns_answers_and_is_exported(name: str, tmp_path: Path) -> N
     loaded = load_run(run_dir)
     rows = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
     images = [[str(tmp_path / path) for path in row["images"]] for row in rows]
-    said = answer(loaded, [QUESTION] * len(rows), Sampling(max_new_tokens=6), images=images)
+    answers = answer(loaded, [QUESTION] * len(rows), Sampling(max_new_tokens=6), images=images)
     right = sum(
-        text.strip() == row["messages"][1]["content"] for text, row in zip(said, rows, strict=True)
+        text.strip() == row["messages"][1]["content"]
+        for text, row in zip(answers, rows, strict=True)
     )
     assert right >= len(rows) // 2
     if FAMILIES[name].template == "":
@@ -403,8 +404,11 @@ def test_a_family_learns_answers_and_is_exported(name: str, tmp_path: Path) -> N
         len(answer(loaded, both, Sampling(max_new_tokens=1), images=[images[0] + images[1]])) == 1
     )
 
-    found = export_run(run_dir, out=tmp_path / "out", tell=lambda _: None, merged=True)
-    assert max(one["difference"] for one in found.facts["proof"]["comparisons"]) < 1e-5
+    exported = export_run(run_dir, out=tmp_path / "out", tell=lambda _: None, merged=True)
+    assert (
+        max(comparison["difference"] for comparison in exported.facts["proof"]["comparisons"])
+        < 1e-5
+    )
     AutoModelForImageTextToText.from_pretrained(tmp_path / "out")
 
 
@@ -432,8 +436,8 @@ def test_two_ranks_train_as_one(
     data = {"max_length": 256, "train": str(tmp_path / "train.jsonl"), "eval": 0.2}
     training |= {"parallelism": parallelism}
     config = toy.make_config(tmp_path, training, task="vision_language", data=data, **sections)
-    one, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
-    assert toy.losses(two) == pytest.approx(toy.losses(one), abs=1e-5)
+    alone, two = (toy.finished(tmp_path / str(world), config, world) for world in (1, 2))
+    assert toy.losses(two) == pytest.approx(toy.losses(alone), abs=1e-5)
 
 
 @pytest.mark.slow

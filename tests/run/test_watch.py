@@ -90,13 +90,13 @@ def test_a_verdict_is_shown(run_dir: Path) -> None:
         "test": "McNemar",
     }
     base, best = {"eval_exact_match": 0.0, "eval_forget_loss": 2.5}, {"eval_exact_match": 0.95}
-    found = {
+    verdict = {
         "step": 14,
         "base": base,
         "best": {**best, "eval_forget_loss": None},
         "answers": [line],
     }
-    (run_dir / "verdict.json").write_text(json.dumps(found))
+    (run_dir / "verdict.json").write_text(json.dumps(verdict))
     lines = [text.split() for text in shown(watch.look_here(run_dir), 80).splitlines()]
     assert ["exact_match", "0", "0.95", "0.888–0.978", "95", "0"] in lines
     assert ["forget_loss", "2.5"] in lines
@@ -119,11 +119,11 @@ def test_runs_are_listed_with_what_became_of_them(
     (tmp_path / "broken" / "resolved.json").write_text("{")
     last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     assert cli.main(["runs", str(tmp_path), "--json", "--sort", "eval_loss"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    states = {Path(one["path"]).name: (one["state"], one["step"]) for one in found}
+    runs = json.loads(capsys.readouterr().out)
+    states = {Path(run["path"]).name: (run["state"], run["step"]) for run in runs}
     assert states == {"first": ("done", 14), "second": ("failed", 14), "broken": ("damaged", None)}
-    assert found[0]["evaluation"]["eval_loss"] == last["eval_loss"]
-    assert found[-1]["state"] == "damaged"
+    assert runs[0]["evaluation"]["eval_loss"] == last["eval_loss"]
+    assert runs[-1]["state"] == "damaged"
     assert cli.main(["runs", str(tmp_path)]) == 0
     assert "the disk is full" in capsys.readouterr().out
     assert cli.main(["runs", str(tmp_path), "--sort", "speed"]) == 2
@@ -141,7 +141,7 @@ def test_runs_are_listed_with_what_became_of_them(
         (["--filter", "DISK full"], ["second"]),
     ):
         assert cli.main(["runs", str(tmp_path), "--json", *words]) == 0
-        assert [Path(one["path"]).name for one in json.loads(capsys.readouterr().out)] == names
+        assert [Path(run["path"]).name for run in json.loads(capsys.readouterr().out)] == names
     (tmp_path / "none").mkdir()
     assert cli.main(["runs", str(tmp_path / "none")]) == 0
     assert "no runs below" in capsys.readouterr().out
@@ -441,5 +441,5 @@ def test_a_namespace_means_the_cluster_though_a_folder_has_the_name(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert cli.main(["watch", "fit", "-n", "team", "--once"]) == 3
-    assert "a namespace was given, so a cluster was asked" in (told := capsys.readouterr().err)
-    assert str(tmp_path / "none") in told
+    assert "a namespace was given, so a cluster was asked" in (stderr := capsys.readouterr().err)
+    assert str(tmp_path / "none") in stderr

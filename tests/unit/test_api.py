@@ -38,12 +38,12 @@ def test_readers_of_types_are_told_of_every_name_and_of_no_other() -> None:
         for node in tree.body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
-    told = {
+    names = {
         alias.asname: f"{node.module}.{alias.name}" for node in block.body for alias in node.names
     }
-    assert set(told) | {"__version__"} == set(kubetune.__all__)
+    assert set(names) | {"__version__"} == set(kubetune.__all__)
     homes = {name: f"kubetune.{home}" for name, home in kubetune._HOMES.items()}
-    assert told == {
+    assert names == {
         name: home if name == "errors" else f"{home}.{name}" for name, home in homes.items()
     }
 
@@ -52,8 +52,8 @@ def test_readers_of_types_are_told_of_every_name_and_of_no_other() -> None:
     "name", sorted(set(kubetune.__all__) - {"__version__", "errors", "Config"})
 )
 def test_every_function_says_what_it_raises(name: str) -> None:
-    found = getattr(kubetune, name)
-    for function in [found.open, found.series] if name == "Run" else [found]:
+    public = getattr(kubetune, name)
+    for function in [public.open, public.series] if name == "Run" else [public]:
         raised = inspect.getdoc(function).partition("Raises:\n")[2]
         named = re.findall(r"^    (\w+):", raised, re.M)
         assert named
@@ -99,7 +99,8 @@ def test_a_mapping_is_a_run_file(tmp_path: Path) -> None:
     config = kubetune.load_config(mapping)
     assert config == kubetune.load_config(tmp_path / "run.yaml")
     plans = [
-        kubetune.make_plan(given, gpus=0) for given in (mapping, config, tmp_path / "run.yaml")
+        kubetune.make_plan(settings, gpus=0)
+        for settings in (mapping, config, tmp_path / "run.yaml")
     ]
     assert plans[0] == plans[1] == plans[2]
     assert (plans[0].rows, plans[0].eval_rows) == (6, 2)
@@ -117,7 +118,7 @@ def test_everything_wrong_in_a_mapping_is_told_with_its_key() -> None:
     }
     with pytest.raises(errors.ConfigError) as caught:
         kubetune.load_config(wrong)
-    told = "\n".join(caught.value.problems)
+    problems = "\n".join(caught.value.problems)
     assert all(problem.startswith("config: ") for problem in caught.value.problems)
     for part in (
         "data.train: found a value of type set; expected text",
@@ -125,8 +126,8 @@ def test_everything_wrong_in_a_mapping_is_told_with_its_key() -> None:
         "lora.r",
         "training.learning_rate: the same setting as lr; keep one",
     ):
-        assert part in told
-    assert "hunter22" not in told
+        assert part in problems
+    assert "hunter22" not in problems
 
 
 def test_manifests_come_with_advice_as_warnings_and_errors_raised(tmp_path: Path) -> None:
@@ -142,8 +143,8 @@ def test_manifests_come_with_advice_as_warnings_and_errors_raised(tmp_path: Path
     storage = {"cache": {"size": "5Gi"}, "outputs": {"size": "5Gi"}}
     config["kubernetes"] = {"image": "registry.example/kubetune:1.0", "storage": storage}
     objects = kubetune.render(config)
-    assert "Job" in [found["kind"] for found in objects]
-    assert "fit-data" in [found["metadata"]["name"] for found in objects]
+    assert "Job" in [obj["kind"] for obj in objects]
+    assert "fit-data" in [obj["metadata"]["name"] for obj in objects]
     config["kubernetes"]["image"] = "registry.example/kubetune:latest"
     with pytest.warns(UserWarning, match=r"^kubernetes.image: "):
         kubetune.render(config)

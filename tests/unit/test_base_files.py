@@ -37,7 +37,7 @@ def test_names_of_licences(name: str, is_licence: bool) -> None:
 def test_a_hub_that_cannot_be_asked_leaves_what_its_cache_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot, folder, told = tmp_path / "snapshot", tmp_path / "export", list[str]()
+    snapshot, folder, messages = tmp_path / "snapshot", tmp_path / "export", list[str]()
     for name in ("config.json", "NOTICE", "additional_chat_templates/rag.jinja"):
         (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
         (snapshot / name).write_text(name)
@@ -52,17 +52,17 @@ def test_a_hub_that_cannot_be_asked_leaves_what_its_cache_holds(
     job = SimpleNamespace(
         config=SimpleNamespace(model=model),
         result=SimpleNamespace(tokenizer=tokenizer),
-        tell=told.append,
+        tell=messages.append,
     )
     licences, templates = base_files.copy(cast(Any, job), folder)
     assert (licences, templates) == (["NOTICE"], ["additional_chat_templates/rag.jinja"])
     assert (folder / templates[0]).read_text() == templates[0]
-    assert "org/model are looked for in the local cache alone" in told[0]
+    assert "org/model are looked for in the local cache alone" in messages[0]
     tokenizer.files = {}
     assert base_files.copy(cast(Any, job), folder)[1] == []
     assert (
         "left out: additional_chat_templates/rag.jinja; beside them transformers would not see"
-        in told[-1]
+        in messages[-1]
     )
     tokenizer.has_given_template = True
     assert base_files.copy(cast(Any, job), folder)[1] == []

@@ -101,14 +101,14 @@ def test_an_expression_that_is_none_is_refused_at_its_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("expression", "said"),
+    ("expression", "message"),
     [
         ("a{99999999999}", "the repetition number is too large"),
         ("(" * 5000 + ")" * 5000, "recursion"),
     ],
 )
-def test_an_expression_that_python_cannot_hold_is_refused(expression: str, said: str) -> None:
-    with pytest.raises(ValidationError, match=f"no regular expression .*{said}"):
+def test_an_expression_that_python_cannot_hold_is_refused(expression: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=f"no regular expression .*{message}"):
         LoraConfig(target_modules=expression)
 
 
@@ -117,7 +117,7 @@ def test_an_expression_that_may_mean_more_in_the_future_is_what_python_reads_tod
 
 
 @pytest.mark.parametrize(
-    ("targets", "said"),
+    ("targets", "message"),
     [
         (
             ".*nosuch",
@@ -134,16 +134,16 @@ def test_an_expression_that_may_mean_more_in_the_future_is_what_python_reads_tod
     ],
 )
 def test_targets_that_the_model_lacks_do_not_pass_a_plan(
-    folder: Path, capsys: pytest.CaptureFixture[str], targets: str, said: str | None
+    folder: Path, capsys: pytest.CaptureFixture[str], targets: str, message: str | None
 ) -> None:
     AutoModelForCausalLM.from_config(
         AutoConfig.for_model("llama", **COMMON | {"vocab_size": 1000})
     ).save_pretrained(folder / "model")
     capsys.readouterr()
     code = cli.main(["plan", "run.yaml", f"lora.target_modules={targets}"])
-    assert code == (errors.USER if said else errors.OK)
-    if said:
-        assert said in capsys.readouterr().err
+    assert code == (errors.USER if message else errors.OK)
+    if message:
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
@@ -164,9 +164,9 @@ def test_embeddings_that_the_head_is_tied_to_get_no_adapter(
         ).save_pretrained(folder / "model")
         capsys.readouterr()
         assert cli.main(command) == (errors.USER if is_tied else errors.OK)
-        said = capsys.readouterr().err
+        stderr = capsys.readouterr().err
         advice = f"the output head is tied to {name} .* write lora.modules_to_save: .{name}."
-        assert bool(re.search(f"lora.target_modules: {advice}", said)) == is_tied
+        assert bool(re.search(f"lora.target_modules: {advice}", stderr)) == is_tied
     whole = ["lora.target_modules=.*mlp.*", f"lora.modules_to_save=[{name}]"]
     assert cli.main(["plan", "run.yaml", *whole]) == errors.OK
 
@@ -244,12 +244,12 @@ def test_all_linear_leaves_out_what_kernels_read_without_calling_it(
 def test_the_kinds_whose_weights_kernels_read_are_those_of_transformers() -> None:
     """Its files hand such a weight to a kernel as an argument by itself: `outproj_weight=self.out_proj.weight,`."""
     handed = re.compile(r"^ +(?:outproj_weight=)?self\.((?:out|x|in)_proj)\.weight,$", re.MULTILINE)
-    found: dict[str, set[str]] = {}
+    names_of_kernels: dict[str, set[str]] = {}
     for file in Path(transformers.__file__).parent.glob("models/*/modeling_*.py"):
         text = file.read_text()
         if "mamba" in text and (names := set(handed.findall(text))):
-            found[file.parent.name] = names
-    assert found == {kind: names for kind, names in READ_BY_KERNELS.items() if names}
+            names_of_kernels[file.parent.name] = names
+    assert names_of_kernels == {kind: names for kind, names in READ_BY_KERNELS.items() if names}
     for kind, names in READ_BY_KERNELS.items():
         for name in ("in_proj", "out_proj", "x_proj"):
             is_left = any(
@@ -263,20 +263,20 @@ def test_a_table_of_positions_that_ends_is_told_before_training(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     describe_model(folder, model_type="gpt2", n_positions=32)
-    said = "the model has 32 positions, the longest row "
+    message = "the model has 32 positions, the longest row "
     assert cli.main(["plan", "run.yaml"]) == errors.USER
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert cli.main(["data", "check", "run.yaml", "--json"]) == errors.USER
     report = json.loads(capsys.readouterr().out)
-    assert (report["ok"], report["verdict"].startswith(said)) == (False, True)
+    assert (report["ok"], report["verdict"].startswith(message)) == (False, True)
     assert "set data.max_length to 32 or less" in report["findings"][0]["sentence"]
     for overlong in ("truncate", "drop"):
         fitting = ["data.max_length=32", f"data.overlong={overlong}"]
         assert cli.main(["plan", "run.yaml", *fitting]) == errors.OK
         capsys.readouterr()
         cli.main(["data", "check", "run.yaml", "--json", *fitting])
-        found = json.loads(capsys.readouterr().out)["findings"]
-        assert "positions" not in [finding["id"] for finding in found], overlong
+        listed = json.loads(capsys.readouterr().out)["findings"]
+        assert "positions" not in [finding["id"] for finding in listed], overlong
 
 
 def test_positions_that_turn_go_on_but_were_never_trained(
@@ -286,9 +286,9 @@ def test_positions_that_turn_go_on_but_were_never_trained(
     assert cli.main(["plan", "run.yaml"]) == errors.OK
     assert "beyond them it was never trained" in capsys.readouterr().out
     assert cli.main(["data", "check", "run.yaml"]) == errors.OK
-    told = capsys.readouterr().out
-    assert "beyond them it was never trained" in told
-    assert "ready to train" in told
+    stdout = capsys.readouterr().out
+    assert "beyond them it was never trained" in stdout
+    assert "ready to train" in stdout
 
 
 def test_a_table_of_positions_is_seen_in_the_weights(tmp_path: Path) -> None:
@@ -296,13 +296,13 @@ def test_a_table_of_positions_is_seen_in_the_weights(tmp_path: Path) -> None:
     model.mkdir()
     describe_model(tmp_path, model_type="own", max_position_embeddings=32)
     config = Config.model_validate({"model": str(model), "data": {"train": "x"}})
-    found = positions_of(config.task, config.model.path, {})
-    assert found is not None
-    assert not found.is_table
+    result = positions_of(config.task, config.model.path, {})
+    assert result is not None
+    assert not result.is_table
     save_file({"own.wpe.weight": np.zeros((34, 4), np.float32)}, model / "model.safetensors")
-    found = positions_of(config.task, config.model.path, {})
-    assert found is not None
-    assert (found.limit, found.is_table) == (32, True)
+    result = positions_of(config.task, config.model.path, {})
+    assert result is not None
+    assert (result.limit, result.is_table) == (32, True)
 
 
 def test_a_config_nested_too_deeply_is_no_traceback(folder: Path) -> None:
@@ -315,10 +315,10 @@ def test_tokens_that_the_model_has_no_embedding_for_are_told_before_training(
 ) -> None:
     describe_model(folder, model_type="llama", vocab_size=60)
     assert cli.main(["plan", "run.yaml"]) == errors.USER
-    told = capsys.readouterr().err
-    assert "has embeddings for 60 tokens, but " in told
+    stderr = capsys.readouterr().err
+    assert "has embeddings for 60 tokens, but " in stderr
     assert re.search(
-        r"but \d+ of the first \d+ rows hold ids beyond them, up to \d+ \('.*'\); ", told
+        r"but \d+ of the first \d+ rows hold ids beyond them, up to \d+ \('.*'\); ", stderr
     )
     assert cli.main(["data", "check", "run.yaml", "--json"]) == errors.USER
     report = json.loads(capsys.readouterr().out)
@@ -343,18 +343,18 @@ def test_advice_on_lost_rows_fits_what_they_were_lost_to() -> None:
             )
         return str(caught.value)
 
-    said = advice(overlong=0, no_label=6, longest=40)
-    assert "6 with nothing to train on (no answer). data.max_lost_share allows 10%." in said
-    assert said.endswith("Mend the data, or raise data.max_lost_share. Nothing was written.")
-    assert "max_length" not in said
-    said = advice(overlong=6, no_label=0, longest=90)
+    text = advice(overlong=0, no_label=6, longest=40)
+    assert "6 with nothing to train on (no answer). data.max_lost_share allows 10%." in text
+    assert text.endswith("Mend the data, or raise data.max_lost_share. Nothing was written.")
+    assert "max_length" not in text
+    text = advice(overlong=6, no_label=0, longest=90)
     assert (
         "left out: 6 longer than data.max_length 64 (the longest has 90 tokens). data.max_lost"
-        in said
+        in text
     )
     assert (
         "set data.overlong to truncate (or, of plain texts, to split), mend the data, or raise"
-        in said
+        in text
     )
     assert "Raise data.max_length, mend the data, or raise" in advice(
         overlong=0, no_label=6, longest=90

@@ -41,37 +41,37 @@ def rows(**speeds: float) -> dict[str, dict[str, object]]:
         "fp8": "LoRA, bfloat16, compiled, fp8",
         "alone": "LoRA, bfloat16, one sequence at a time",
     }
-    told = {"losses": [2.0], "compile_seconds": 60.0, "parameters": 4 * 10**9}
+    outcome = {"losses": [2.0], "compile_seconds": 60.0, "parameters": 4 * 10**9}
     return {
-        f"4B {names[key]}": {"tokens_per_second": speed, **told} for key, speed in speeds.items()
+        f"4B {names[key]}": {"tokens_per_second": speed, **outcome} for key, speed in speeds.items()
     }
 
 
 def test_the_faster_is_chosen_where_both_were_measured() -> None:
-    found = verdict.choices(
+    choice = verdict.choices(
         rows(plain=100, compiled=120, layers=150, fp8=180, alone=50), ["8B", "4B"]
     )
-    assert found.pop("why").startswith(
+    assert choice.pop("why").startswith(
         "4B LoRA, bfloat16, compiled layers: 150 tokens/s, LoRA, bfloat16: 100; "
     )
     # Of 18,000 tokens, 180 s without compiling are 120 s and 60 s of compiling with it.
-    assert found.pop("compile_from") == pytest.approx(4.0 * 4e9 * 18_000)
-    assert found == {"compile": "layers", "fp8": True, "attention": "padding_free"}
-    found = verdict.choices(rows(plain=100, compiled=101, single=90), ["4B"])
-    assert found.pop("why")
-    assert found == {"compile": False}
+    assert choice.pop("compile_from") == pytest.approx(4.0 * 4e9 * 18_000)
+    assert choice == {"compile": "layers", "fp8": True, "attention": "padding_free"}
+    choice = verdict.choices(rows(plain=100, compiled=101, single=90), ["4B"])
+    assert choice.pop("why")
+    assert choice == {"compile": False}
     assert verdict.choices({"4B LoRA, bfloat16": {"failed": "out of memory"}}, ["4B"]) == {
         "why": ""
     }
 
 
 def test_cases_that_compute_the_same_must_begin_with_the_same_loss() -> None:
-    found = rows(plain=100, compiled=120, fp8=180)
-    assert verdict.disagreements(found) == []
-    found["4B LoRA, bfloat16, compiled"]["losses"] = [2.1]
-    (said,) = verdict.disagreements(found)
+    timings = rows(plain=100, compiled=120, fp8=180)
+    assert verdict.disagreements(timings) == []
+    timings["4B LoRA, bfloat16, compiled"]["losses"] = [2.1]
+    (message,) = verdict.disagreements(timings)
     assert (
-        said
+        message
         == "4B LoRA, bfloat16, compiled: the first loss is 2.1000, and 2.0000 of 4B LoRA, bfloat16"
     )
 
@@ -93,8 +93,8 @@ def test_what_cannot_be_measured_is_a_row(tmp_path: Path, monkeypatch: pytest.Mo
         cases.Case("tiny", "TRL", trainer="trl"),
         cases.Case("tiny", "QLoRA", {"quantization": "4bit"}),
     ]
-    said = [row["failed"] for _, row in measure.measure(wanted, tmp_path, "cpu", 60.0)]
-    assert said == ["left out: trl is not installed", "left out: bitsandbytes is not installed"]
+    reasons = [row["failed"] for _, row in measure.measure(wanted, tmp_path, "cpu", 60.0)]
+    assert reasons == ["left out: trl is not installed", "left out: bitsandbytes is not installed"]
     assert next(
         row["failed"] for _, row in measure.measure(wanted, tmp_path, "cpu", 0.0)
     ).startswith("left out: the 0")
@@ -116,10 +116,10 @@ def test_what_cannot_be_measured_is_a_row(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_models_of_random_weights_are_whole(tmp_path: Path) -> None:
     inputs.write_model("tiny", tmp_path)
-    found = read_weights(str(tmp_path), {})
-    assert found is not None
-    assert found.stated
-    assert found.shapes == shapes_of(cases.SHAPES["tiny"])
+    weights = read_weights(str(tmp_path), {})
+    assert weights is not None
+    assert weights.stated
+    assert weights.shapes == shapes_of(cases.SHAPES["tiny"])
     inputs.write_rows(tmp_path / "rows.jsonl", 5, 2000, shared=7)
     lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert len({tuple(line["prompt"].split()[:7]) for line in lines}) == 1
@@ -207,9 +207,9 @@ def test_plan_says_what_was_measured(cache: Path, capsys: pytest.CaptureFixture[
     ]
     measured.keep(None, compile=False, why="it is faster")
     assert main(command) == 0
-    said = capsys.readouterr().out
-    assert "training.compile: auto -> false, because it is faster (measured on 2" in said
-    assert "model.dtype: auto -> float32, because KUBETUNE_CPU_DTYPE says so" in said
+    stdout = capsys.readouterr().out
+    assert "training.compile: auto -> false, because it is faster (measured on 2" in stdout
+    assert "model.dtype: auto -> float32, because KUBETUNE_CPU_DTYPE says so" in stdout
 
 
 @pytest.mark.slow
@@ -222,11 +222,11 @@ def test_a_whole_benchmark_becomes_tables_and_choices(
     monkeypatch.setitem(measure.MOST_SECONDS, "cpu", 3600.0)
     output = cache / "here.json"
     assert main(["bench", "--shape", "tiny", "--minutes", "600", "-o", str(output)]) == 0
-    found = json.loads(output.read_text())
-    speeds = {row["case"]: row.get("tokens_per_second") for row in found["measurements"]}
-    assert all(speed for name, speed in speeds.items() if "TRL" not in name), found
-    assert found["disagreements"] == []
-    assert "attention" in found["choices"]
+    report = json.loads(output.read_text())
+    speeds = {row["case"]: row.get("tokens_per_second") for row in report["measurements"]}
+    assert all(speed for name, speed in speeds.items() if "TRL" not in name), report
+    assert report["disagreements"] == []
+    assert "attention" in report["choices"]
     assert measured.read(None) == measured.Choices()  # of a tiny model nothing is kept
     assert "| tiny LoRA, float32 |" in table.render(read_results(output))
-    assert bench._slug(found["machine"])
+    assert bench._slug(report["machine"])

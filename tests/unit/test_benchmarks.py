@@ -57,21 +57,21 @@ def results_of(*measurements: dict) -> Results:
 
 
 def test_answers_are_set_beside_ours() -> None:
-    found = results_of(
+    result = results_of(
         *({"suite": "answers", "case": "choices", "way": way, "repeat": 0, "cpu_seconds": seconds}
           for way, seconds in (("harness", 6.0), ("kubetune", 2.0)))
     )  # fmt: skip
-    lines = answers.render(found).splitlines()
+    lines = answers.render(result).splitlines()
     assert [line.rstrip("| ").rpartition("| ")[2] for line in lines[4:]] == ["3.00 ×", "2.00"]
 
 
 def test_lengths_are_log_normal_and_the_same_every_time() -> None:
     corpus = Corpus(rows=2_000)
-    found = lengths(corpus)
-    assert found == lengths(corpus)
-    assert min(found) == 16
-    assert max(found) == 1024
-    assert 190 < sum(found) / len(found) < 202
+    result = lengths(corpus)
+    assert result == lengths(corpus)
+    assert min(result) == 16
+    assert max(result) == 1024
+    assert 190 < sum(result) / len(result) < 202
     assert lengths(replace(corpus, sigma=0.0, longest=77, rows=3)) == [77, 77, 77]
 
 
@@ -166,9 +166,9 @@ def test_peak_is_known_by_a_part_of_the_name() -> None:
 
 
 def test_best_epoch_leaves_the_first_out() -> None:
-    one = measurement("kubetune", 0, [0.1, 4.0, 2.0])
-    assert summary.tokens_per_second(one) == 500
-    assert summary.tokens_per_cpu_second(one | {"epoch_cpu_seconds": [0.1, 5.0, 5.0]}) == 200
+    first = measurement("kubetune", 0, [0.1, 4.0, 2.0])
+    assert summary.tokens_per_second(first) == 500
+    assert summary.tokens_per_cpu_second(first | {"epoch_cpu_seconds": [0.1, 5.0, 5.0]}) == 200
     assert summary.epoch_losses(measurement("kubetune", 0, [1.0, 1.0])) == (3.5, 1.5)
 
 
@@ -182,7 +182,7 @@ def test_ratios_pair_runs_of_the_same_repeat() -> None:
 
 
 def test_table_shows_speeds_ratios_and_what_is_missing() -> None:
-    found = results_of(
+    result = results_of(
         {"suite": "ceiling", "model": "tiny", "flops_per_second": 2e9},
         measurement("kubetune", 0, [9.0, 1.0]),
         measurement("kubetune", 1, [9.0, 2.0]),
@@ -197,7 +197,7 @@ def test_table_shows_speeds_ratios_and_what_is_missing() -> None:
             "missing": "trl",
         },
     )
-    text = table.render(found)
+    text = table.render(result)
     assert "Measured on 2026-01-02: Some CPU, 2 cores, 24 GiB (avx512f)." in text
     lines = {
         line.split(" | ")[0].removeprefix("| "): line
@@ -217,14 +217,15 @@ def test_table_shows_speeds_ratios_and_what_is_missing() -> None:
 
 def test_each_table_is_of_the_newest_results_that_have_it(tmp_path: Path) -> None:
     full = measurement("kubetune", 0, [9.0, 1.0]) | {"case": "q32k-full"}
-    for name, found in (
+    for name, measurements in (
         ("2026-01-01-some-cpu-2-cores", [measurement("kubetune", 0, [9.0, 4.0]), full]),
         ("2026-01-02-some-cpu-2-cores", [measurement("kubetune", 0, [9.0, 2.0])]),
         ("2026-01-03-some-cpu-2-cores-quick", [full]),
     ):
-        (tmp_path / f"{name}.json").write_text(json.dumps(results_of(*found).data))
+        (tmp_path / f"{name}.json").write_text(json.dumps(results_of(*measurements).data))
     assert [
-        (each.path.stem, [m["case"] for m in each.measurements]) for each in table.newest(tmp_path)
+        (results.path.stem, [m["case"] for m in results.measurements])
+        for results in table.newest(tmp_path)
     ] == [
         ("2026-01-02-some-cpu-2-cores", ["tiny"]),
         ("2026-01-01-some-cpu-2-cores", ["q32k-full"]),
@@ -234,24 +235,24 @@ def test_each_table_is_of_the_newest_results_that_have_it(tmp_path: Path) -> Non
 def test_a_rival_in_fp32_is_set_beside_ours_in_fp32() -> None:
     seconds = {"kubetune": 1.0, "kubetune-fp32": 2.0, "hf-best": 4.0, "hf-fp32": 5.0}
     text = table.render(
-        results_of(*(measurement(name, 0, [9.0, each]) for name, each in seconds.items()))
+        results_of(*(measurement(name, 0, [9.0, second]) for name, second in seconds.items()))
     )
-    found = {
+    lines = {
         name: next(line for line in text.splitlines() if TRAINERS[name].label in line)
         for name in seconds
     }
-    assert {name: line.split(" | ")[2].strip() for name, line in found.items()} == {
+    assert {name: line.split(" | ")[2].strip() for name, line in lines.items()} == {
         "kubetune": "", "kubetune-fp32": "", "hf-best": "4.00×", "hf-fp32": "2.50×",
     }  # fmt: skip
 
 
 def test_tables_of_the_other_suites() -> None:
-    one = measurement("kubetune", 0, [9.0, 2.0]) | {"suite": "scaling"}
+    first = measurement("kubetune", 0, [9.0, 2.0]) | {"suite": "scaling"}
     start = {"suite": "startup", "rows": 10_000, "repeat": 0}
     text = table.render(
         results_of(
-            one,
-            one | {"processes": 2, "epoch_seconds": [9.0, 1.0]},
+            first,
+            first | {"processes": 2, "epoch_seconds": [9.0, 1.0]},
             start | {"trainer": "kubetune", "first_step_seconds": 2.94},
             start | {"trainer": "trl-default", "failed": "no | such"},
             {"suite": "startup", "verb": "plan", "repeat": 0, "seconds": 0.412},
@@ -295,13 +296,13 @@ def test_tables_of_preferences() -> None:
 
 
 def test_tables_of_classification() -> None:
-    one = {"suite": "sequence_classification", "case": "tiny", "threads": 1, "repeat": 0, "rows": 256,
+    first = {"suite": "sequence_classification", "case": "tiny", "threads": 1, "repeat": 0, "rows": 256,
            "epoch_seconds": [1.0], "peak_bytes": 300 * 2**20, "accuracy": 0.75}  # fmt: skip
     text = table.render(
         results_of(
-            one | {"trainer": "kubetune", "epoch_cpu_seconds": [1.0]},
-            one | {"trainer": "trainer-padded", "epoch_cpu_seconds": [12.0]},
-            one | {"trainer": "trainer-tuned", "failed": "no"},
+            first | {"trainer": "kubetune", "epoch_cpu_seconds": [1.0]},
+            first | {"trainer": "trainer-padded", "epoch_cpu_seconds": [12.0]},
+            first | {"trainer": "trainer-tuned", "failed": "no"},
             {
                 "suite": "from_scratch",
                 "shape": "small",

@@ -261,15 +261,15 @@ LEFT_OUT = [
 ]
 
 
-@pytest.mark.parametrize(("family", "messages", "tools", "told"), LEFT_OUT)
+@pytest.mark.parametrize(("family", "messages", "tools", "message"), LEFT_OUT)
 def test_what_a_template_leaves_out_is_refused(
-    family: str, messages: Messages, tools: Any, told: str
+    family: str, messages: Messages, tools: Any, message: str
 ) -> None:
     template = ChatTemplate(FAMILIES[family], TOKENS)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         spans(template, messages, tools)
     if family != "shouting":
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             template.render_answers(messages, tools)  # when everything is trained too
 
 
@@ -336,14 +336,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("source", "messages", "tools", "told"), REFUSED)
+@pytest.mark.parametrize(("source", "messages", "tools", "message"), REFUSED)
 def test_a_refusal_names_the_part_that_is_not_taken(
-    source: str, messages: Messages, tools: Any, told: str
+    source: str, messages: Messages, tools: Any, message: str
 ) -> None:
     """In the user's words, beside those of the template or of Jinja."""
     template = ChatTemplate(source.replace("{% for tool", "\n{% for tool"), TOKENS, "t.jinja")
     for write in (spans, ChatTemplate.render):
-        with pytest.raises(ValueError, match=f"^t.jinja chat template .*{told}"):
+        with pytest.raises(ValueError, match=f"^t.jinja chat template .*{message}"):
             write(template, messages, tools)
 
 
@@ -580,8 +580,10 @@ def test_results_in_another_order_than_their_calls_are_refused_where_no_id_is_wr
     source = (
         "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.tool_calls or '' }}{% endfor %}"
     )
-    calls = [{**CALL, "id": one} for one in "ab"]
-    results = [{"role": "tool", "tool_call_id": one, "content": f"of {one}."} for one in "ab"]
+    calls = [{**CALL, "id": letter} for letter in "ab"]
+    results = [
+        {"role": "tool", "tool_call_id": letter, "content": f"of {letter}."} for letter in "ab"
+    ]
     for turns in (
         [user("?"), answer("", tool_calls=calls)],
         [*CALLING, user("?"), answer("", tool_calls=calls)],

@@ -215,8 +215,8 @@ def test_retention_keeps_the_newest_good_ones_and_the_best(
             (folder_of(run_dir, victim) / "config.json").unlink()
             good.remove(victim)
         elif event == "restart":
-            found = checkpoints.find(run_dir)
-            assert found == (folder_of(run_dir, max(good)) if good else None)
+            saved = checkpoints.find(run_dir)
+            assert saved == (folder_of(run_dir, max(good)) if good else None)
             step = max(good, default=0)
         assert {
             n
@@ -252,8 +252,8 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"),
+    ("seconds", "messages"),
     [(4e-5, ""), (0.19, "; training paused 0.19 s"), (83, "; training paused 1 min 23 s")],
 )
-def test_a_save_tells_of_a_pause_that_anybody_feels(seconds: float, told: str) -> None:
-    assert humanize.pause(seconds) == told
+def test_a_save_tells_of_a_pause_that_anybody_feels(seconds: float, messages: str) -> None:
+    assert humanize.pause(seconds) == messages

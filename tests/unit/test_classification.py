@@ -114,16 +114,16 @@ def test_names_of_the_model_are_taken_where_they_fit(tmp_path: Path) -> None:
         ([0, 1], ("negative", "positive")),
         (["positive"], ("negative", "positive")),
     ):
-        found = labels_of(model, tmp_path, rows)
-        assert found is not None
-        assert found.names == names
+        labels = labels_of(model, tmp_path, rows)
+        assert labels is not None
+        assert labels.names == names
     other = labels_of(model, tmp_path, ["up", "down"])
     assert other is not None
     assert other.names == ("down", "up")
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         (["a"], "only the label 'a'"),
         ([0, -1], "label -1 stands in the data.*without a label"),
@@ -140,9 +140,9 @@ def test_names_of_the_model_are_taken_where_they_fit(tmp_path: Path) -> None:
     ],
 )
 def test_data_that_make_no_problem_are_refused(
-    model: Path, tmp_path: Path, rows: list[Any], told: str
+    model: Path, tmp_path: Path, rows: list[Any], message: str
 ) -> None:
-    with pytest.raises(errors.DataError, match=told):
+    with pytest.raises(errors.DataError, match=message):
         labels_of(model, tmp_path, rows)
 
 
@@ -183,7 +183,7 @@ def test_labels_of_an_evaluation_have_one_reading_too(model: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         (
             [("", "a"), ("x", "b")],
@@ -195,12 +195,12 @@ def test_labels_of_an_evaluation_have_one_reading_too(model: Path, tmp_path: Pat
     ],
 )
 def test_a_record_that_is_refused_is_named_before_what_follows_from_it(
-    rows: list[tuple[str, Any]], told: str, model: Path, tmp_path: Path
+    rows: list[tuple[str, Any]], message: str, model: Path, tmp_path: Path
 ) -> None:
     lines = [json.dumps({"text": text, "label": label}) + "\n" for text, label in rows]
     (tmp_path / "rows.jsonl").write_text("".join(lines))
     data = {"train": str(tmp_path / "rows.jsonl"), "eval": None}
-    with pytest.raises(errors.DataError, match=told):
+    with pytest.raises(errors.DataError, match=message):
         find_labels(reviews.make_config(tmp_path, model=str(model), data=data))
 
 
@@ -251,13 +251,13 @@ def test_means_over_classes_are_those_of_scikit_learn_and_can_reach_one() -> Non
     logits = random.normal(size=(40, 6))
     logits[:, [0, 5]] = -9.0
     values = measure(labels, logits, true[:, None].astype(float))
-    said = logits.argmax(1)
+    predicted = logits.argmax(1)
     for name, score in (
         ("f1_macro", metrics.f1_score),
         ("precision", metrics.precision_score),
         ("recall", metrics.recall_score),
     ):
-        assert values[f"eval_{name}"] == pytest.approx(score(true, said, average="macro"))
+        assert values[f"eval_{name}"] == pytest.approx(score(true, predicted, average="macro"))
     perfect = measure(labels, np.eye(6)[true], true[:, None].astype(float))
     assert perfect["eval_f1_macro"] == perfect["eval_precision"] == perfect["eval_recall"] == 1.0
     several = Labels("multi_label_classification", ("a", "b", "c"))
@@ -287,16 +287,16 @@ def test_a_pair_with_a_score_is_regression(
     config = reviews.make_config(
         tmp_path, model=str(model), data={"train": str(tmp_path / "rows.jsonl"), "eval": None}
     )
-    found = find_labels(config)
-    assert found == Labels("regression", ("value",))
-    assert found.target(convert(rows[0], kind="labelled").label) == (5.0,)  # type: ignore[union-attr]
+    labels = find_labels(config)
+    assert labels == Labels("regression", ("value",))
+    assert labels.target(convert(rows[0], kind="labelled").label) == (5.0,)  # type: ignore[union-attr]
     assert convert({**rows[0], "label": 1}, kind="labelled") == Labelled("good", "great", 1)
 
 
 def test_zeros_and_ones_are_as_many_as_there_are_classes() -> None:
     labels = Labels("multi_label_classification", ("joy", "fear", "rage"))
-    for given in ([0.0, 1.0, 0.0], [0, 1.0, 0], "[0.0, 1.0, 0.0]"):
-        example = convert({"text": "x", "labels": given}, kind="labelled")
+    for vector in ([0.0, 1.0, 0.0], [0, 1.0, 0], "[0.0, 1.0, 0.0]"):
+        example = convert({"text": "x", "labels": vector}, kind="labelled")
         assert isinstance(example, Labelled)
         assert example.label == (0.0, 1.0, 0.0)
         assert labels.target(example.label) == (0.0, 1.0, 0.0)
@@ -337,13 +337,13 @@ def write_parquet(path: Path, names: list[str], *, listed: bool = False) -> Path
 def test_a_data_set_names_its_numbers(model: Path, tmp_path: Path, listed: bool) -> None:
     file = write_parquet(tmp_path / "train.parquet", ["unacceptable", "acceptable"], listed=listed)
     data: dict[str, Any] = {"train": str(file), "eval": None}
-    found = find_labels(reviews.make_config(tmp_path, model=str(model), data=data))
+    labels = find_labels(reviews.make_config(tmp_path, model=str(model), data=data))
     kind = "multi_label_classification" if listed else "single_label_classification"
-    assert found == Labels(kind, ("unacceptable", "acceptable"))  # type: ignore[arg-type]
-    given = reviews.make_config(
+    assert labels == Labels(kind, ("unacceptable", "acceptable"))  # type: ignore[arg-type]
+    named = reviews.make_config(
         tmp_path, model=str(model), data=data, classification={"labels": ["bad", "good"]}
     )
-    assert find_labels(given) == Labels(kind, ("bad", "good"))  # type: ignore[arg-type]
+    assert find_labels(named) == Labels(kind, ("bad", "good"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("labels", [None, ["1", "10", "2"], ["bad", "good", "fair"]])
@@ -364,21 +364,21 @@ def test_numbers_of_a_data_set_are_places_also_where_its_names_are_numbers(
     config = reviews.make_config(
         tmp_path, model=str(model), data=data, classification={"labels": labels}
     )
-    found = find_labels(config)
+    class_names = find_labels(config)
     expected = ["bad", "fair", "good", "fair"] if has_own_names else ["1", "2", "10", "2"]
     sources = config.sources
-    worker = Worker(load_tokenizer(config.model), config.data, sources, found)
+    worker = Worker(load_tokenizer(config.model), config.data, sources, class_names)
     splits: list[Split] = ["train"] if has_own_names else ["train", "eval"]
     for split in splits:
         records = list(enumerate(read_source(sources[split][0], Problems())))
         chunk = worker.encode(Batch(0, split, records)).chunk
-        assert [found.name([target]) for target in chunk.targets] == expected
+        assert [class_names.name([target]) for target in chunk.targets] == expected
 
 
 def test_data_sets_that_number_their_classes_differently_are_refused(
     model: Path, tmp_path: Path
 ) -> None:
-    one = write_parquet(tmp_path / "one.parquet", ["no", "yes"])
+    first = write_parquet(tmp_path / "one.parquet", ["no", "yes"])
     other = write_parquet(tmp_path / "other.parquet", ["yes", "no"])
     three = write_parquet(tmp_path / "three_other.parquet", ["no", "maybe", "yes"])
     folder = tmp_path / "folder"
@@ -387,16 +387,16 @@ def test_data_sets_that_number_their_classes_differently_are_refused(
     write_parquet(folder / "b_other.parquet", ["yes", "no"])
     datasets = pytest.importorskip("datasets")
     splits = {
-        "train": datasets.Dataset.from_parquet(str(one), cache_dir=str(tmp_path)),
+        "train": datasets.Dataset.from_parquet(str(first), cache_dir=str(tmp_path)),
         "other": datasets.Dataset.from_parquet(str(other), cache_dir=str(tmp_path)),
     }
     saved = str(tmp_path / "saved")
     datasets.DatasetDict(splits).save_to_disk(saved)
-    told = r"other(\.parquet)?( train)? numbers its classes [a-z, ]+, but .*: one number would mean two classes"
+    message = r"other(\.parquet)?( train)? numbers its classes [a-z, ]+, but .*: one number would mean two classes"
     for data, labels in (
-        ({"train": str(one), "eval": str(other)}, None),
+        ({"train": str(first), "eval": str(other)}, None),
         ({"train": str(other)}, ["no", "yes"]),
-        ({"train": str(one), "eval": str(other)}, ["bad", "good"]),
+        ({"train": str(first), "eval": str(other)}, ["bad", "good"]),
         ({"train": str(three)}, ["no", "yes"]),
         ({"train": str(folder)}, None),
         ({"train": {"path": saved}, "eval": {"path": saved, "split": "other"}}, None),
@@ -407,7 +407,7 @@ def test_data_sets_that_number_their_classes_differently_are_refused(
             data={"eval": None, **data},
             classification={"labels": labels},
         )
-        with pytest.raises(errors.DataError, match=told):
+        with pytest.raises(errors.DataError, match=message):
             find_labels(config)
 
 
@@ -495,26 +495,28 @@ def test_texts_and_pairs_are_framed_and_shortened(model: Path) -> None:
 def test_metrics_of_two_classes_counted_by_hand() -> None:
     logits = np.array([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0], [1.0, 0.0]])
     targets = np.array([[0.0], [1.0], [0.0], [1.0]])
-    found = measure(SINGLE, logits, targets)
+    measured = measure(SINGLE, logits, targets)
     assert (
-        found["eval_accuracy"]
-        == found["eval_f1"]
-        == found["eval_precision"]
-        == found["eval_recall"]
+        measured["eval_accuracy"]
+        == measured["eval_f1"]
+        == measured["eval_precision"]
+        == measured["eval_recall"]
         == 0.5
     )
-    assert found["eval_matthews_correlation"] == 0.0
+    assert measured["eval_matthews_correlation"] == 0.0
     wanted = F.cross_entropy(torch.tensor(logits), torch.tensor(targets[:, 0]).long())
-    assert found["eval_loss"] == pytest.approx(float(wanted))
+    assert measured["eval_loss"] == pytest.approx(float(wanted))
     assert count_confusions(SINGLE, logits, targets) == [[1, 1], [1, 1]]
 
 
 def test_metrics_of_numbers() -> None:
-    said, true = np.array([[1.0], [2.0], [10.0]]), np.array([[1.0], [2.0], [3.0]])
-    found = measure(Labels("regression", ("value",)), said, true)
-    assert found["eval_spearman"] == pytest.approx(1.0)
-    assert found["eval_pearson"] == pytest.approx(float(np.corrcoef(said[:, 0], true[:, 0])[0, 1]))
-    assert found["eval_loss"] == pytest.approx(49 / 3)
+    predicted, true = np.array([[1.0], [2.0], [10.0]]), np.array([[1.0], [2.0], [3.0]])
+    measured = measure(Labels("regression", ("value",)), predicted, true)
+    assert measured["eval_spearman"] == pytest.approx(1.0)
+    assert measured["eval_pearson"] == pytest.approx(
+        float(np.corrcoef(predicted[:, 0], true[:, 0])[0, 1])
+    )
+    assert measured["eval_loss"] == pytest.approx(49 / 3)
     assert measure(Labels("regression", ("value",)), np.ones((3, 1)), true)["eval_pearson"] == 0.0
 
 
@@ -548,11 +550,11 @@ def test_padded_attention_equals_attention_one_by_one(
     ours = torch.autograd.grad(out.square().sum(), (q, k, v))
     parts = []
     for start, stop in pairwise(cu_seqlens):
-        one = (t[start:stop].transpose(0, 1)[None] for t in (q, k, v))
+        sequence = (t[start:stop].transpose(0, 1)[None] for t in (q, k, v))
         parts.append(
-            F.scaled_dot_product_attention(*one, is_causal=causal, enable_gqa=True)[0].transpose(
-                0, 1
-            )
+            F.scaled_dot_product_attention(*sequence, is_causal=causal, enable_gqa=True)[
+                0
+            ].transpose(0, 1)
         )
     wanted = torch.cat(parts)
     assert torch.allclose(out, wanted, atol=1e-6)
@@ -564,9 +566,9 @@ def test_padded_attention_takes_short_sequences_together_and_adds_up_no_gradient
     None
 ):
     q, k, v = (torch.randn(40, 2, 8, requires_grad=True) for _ in range(3))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         padded_attention(q, k, v, (0, 3, 20, 40), Rule(1.0, False)).sum().backward()
-    calls = {event.key: event.count for event in found.key_averages()}
+    calls = {event.key: event.count for event in profile.key_averages()}
     assert (
         calls["aten::bmm"] == 6
     )  # of all lengths at once: two products, and two for the gradient of each
@@ -635,13 +637,13 @@ def test_auto_quantisation_where_bitsandbytes_cannot_run(
     monkeypatch.delitem(sys.modules, "bitsandbytes", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     config = reviews.make_config(tmp_path, lora=True, quantization="auto")
-    told = "bitsandbytes, which cannot run here: built for another GPU"
+    reason = "bitsandbytes, which cannot run here: built for another GPU"
     with caplog.at_level(logging.INFO, logger="kubetune"):
         world = World(device=torch.device("cuda"))
         assert quantization.decide("auto", config.lora, world) == "none"
-    assert f"quantization: auto -> none, because 8-bit needs {told}" in caplog.text
+    assert f"quantization: auto -> none, because 8-bit needs {reason}" in caplog.text
     with pytest.raises(
-        errors.ConfigError, match=f"quantization: 4bit needs {told}. Nothing was written"
+        errors.ConfigError, match=f"quantization: 4bit needs {reason}. Nothing was written"
     ):
         quantization.settings("4bit", config.lora, torch.float32)
 
@@ -688,9 +690,9 @@ def test_check_shows_the_labels_of_a_classifier(
         json.dumps(run | {"data": {"train": str(tmp_path / "rows.csv")}})
     )
     assert cli.main(["data", "check", str(tmp_path / "run.yaml")]) == 0
-    told = capsys.readouterr().out
-    assert "train: 3 rows of 3 records, 10 tokens\n  labels: up × 2, down × 1\n" in told
-    assert "[CLS] good [SEP] ⟦up⟧" in told
+    stdout = capsys.readouterr().out
+    assert "train: 3 rows of 3 records, 10 tokens\n  labels: up × 2, down × 1\n" in stdout
+    assert "[CLS] good [SEP] ⟦up⟧" in stdout
     assert cli.main(["data", "check", str(tmp_path / "run.yaml"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["splits"]["train"]["classes"] == {"up": 2, "down": 1}
 

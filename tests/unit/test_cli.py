@@ -53,7 +53,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "messages"),
     [
         (["trian"], "unknown verb 'trian'; did you mean `train`?"),
         (["compare", "a", "b"], "did you mean `report --compare`?"),
@@ -66,10 +66,10 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistyped_words_are_met_with_what_was_meant(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], messages: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ended(*words) == 2
-    assert told in capsys.readouterr().err
+    assert messages in capsys.readouterr().err
 
 
 def test_prompts_stand_before_and_after_options() -> None:
@@ -125,10 +125,10 @@ def test_a_run_of_this_machine_is_resumed_by_the_command_that_is_named(
     config = load_config(tmp_path / "run.yaml", overrides=["training.seed=7"])
     create_run_dir(config, tmp_path / "a run", source=(tmp_path / "run.yaml").read_text())
     assert ended("resume", "a run") == 2
-    said = capsys.readouterr().err
-    words = shlex.split(said.partition("by: ")[2].strip())
+    stderr = capsys.readouterr().err
+    words = shlex.split(stderr.partition("by: ")[2].strip())
     assert words == ["kubetune", "train", "a run/config.yaml", "output=a run", "training.seed=7"]
-    assert "kubeconfig" not in said
+    assert "kubeconfig" not in stderr
     assert make_parser("train").parse_args(words[1:]).inputs == words[2:]
     with lock(tmp_path / "a run" / "logs" / "node-0.lock", wait=False):
         assert ended("resume", "a run") == 2
@@ -180,11 +180,15 @@ def test_the_doctor_finds_what_is_here_and_what_is_not(
     monkeypatch.setenv("HF_ENDPOINT", "http://user:secret@127.0.0.1:1")  # nobody listens there
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert ended("doctor", "--json") == 0
-    found = {one["what"]: Finding(**one) for one in json.loads(capsys.readouterr().out)}
-    assert found["transformers"].level == "ok"
-    assert found["PyTorch"].found.startswith(found["torch"].found.partition("+")[0])
-    assert (found["hub"].level, found["cluster"].level) == ("note", "note")
-    assert found["hub"].found.startswith("http://127.0.0.1:1 cannot be reached")  # and no password
+    findings = {
+        finding["what"]: Finding(**finding) for finding in json.loads(capsys.readouterr().out)
+    }
+    assert findings["transformers"].level == "ok"
+    assert findings["PyTorch"].found.startswith(findings["torch"].found.partition("+")[0])
+    assert (findings["hub"].level, findings["cluster"].level) == ("note", "note")
+    assert findings["hub"].found.startswith(
+        "http://127.0.0.1:1 cannot be reached"
+    )  # and no password
 
 
 class _SecondInterrupt(io.StringIO):
@@ -243,9 +247,9 @@ def test_the_plan_of_a_model_that_only_pods_see_says_what_to_do(
         " kubernetes: {image: 'i:1', mounts: [{path: /models, claim: models}]}}\n"
     )
     assert main(["plan", "run.yaml"]) == 2
-    told = capsys.readouterr().err
-    assert "model /models/tiny: the pods mount this folder" in told
-    assert "kubetune plan RUN_FILE model.path=FOLDER" in told
+    stderr = capsys.readouterr().err
+    assert "model /models/tiny: the pods mount this folder" in stderr
+    assert "kubetune plan RUN_FILE model.path=FOLDER" in stderr
 
 
 def test_a_plan_says_where_the_files_are_of_a_run_that_is_submitted(
@@ -257,9 +261,9 @@ def test_a_plan_says_where_the_files_are_of_a_run_that_is_submitted(
         f"{{name: fit, model: {EMBEDDED / 'model'}, data: {{train: train.jsonl}}, kubernetes: {{image: 'i:1'}}}}\n"
     )
     assert main(["plan", "run.yaml"]) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"^output +outputs/model/full-len2048-", told, re.M)
+    stdout = capsys.readouterr().out
+    assert re.search(r"^output +outputs/model/full-len2048-", stdout, re.M)
     assert re.search(
-        r"^on the cluster +submitted, its output is /outputs/fit in the pods;", told, re.M
+        r"^on the cluster +submitted, its output is /outputs/fit in the pods;", stdout, re.M
     )
-    assert "`kubetune cp fit` copies it to outputs/fit here\n" in told
+    assert "`kubetune cp fit` copies it to outputs/fit here\n" in stdout

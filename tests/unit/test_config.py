@@ -74,7 +74,7 @@ trainin: {a: 1}
 bf16: maybe
 """
     path = write(text)
-    found = problems_of(
+    problems = problems_of(
         path,
         overrides=["foo", "training.wamup_ratio=1", "x=[1"],
         environ={"LR": "big", "BATCH": "0"},
@@ -103,14 +103,14 @@ bf16: maybe
         "override: training.wamup_ratio: unknown key; did you mean warmup_ratio?",
         "override: x: not valid YAML",
     ]
-    assert len(found) == len(expected), "\n".join(found)
+    assert len(problems) == len(expected), "\n".join(problems)
     for beginning in expected:
-        assert any(problem.startswith(beginning) for problem in found), beginning
+        assert any(problem.startswith(beginning) for problem in problems), beginning
 
 
 def test_missing_keys_are_named() -> None:
-    found = problems_of(None)
-    assert [problem.split(";")[0] for problem in found] == [
+    problems = problems_of(None)
+    assert [problem.split(";")[0] for problem in problems] == [
         "command line: data.train: missing",
         "command line: model: missing",
     ]
@@ -132,8 +132,8 @@ def test_missing_keys_are_named() -> None:
     ],
 )
 def test_what_is_no_plain_yaml_is_refused(write: Any, text: str, problem: str) -> None:
-    found = problems_of(write(text))
-    assert any(line.startswith(problem) for line in found), found
+    problems = problems_of(write(text))
+    assert any(line.startswith(problem) for line in problems), problems
 
 
 def test_aliases_that_multiply_are_refused_quickly(write: Any) -> None:
@@ -185,8 +185,8 @@ def test_an_override_that_undoes_one_before_it_is_told_of(
     write: Any, caplog: pytest.LogCaptureFixture, overrides: list[str], named: str
 ) -> None:
     load_config(write(MINIMAL), overrides=overrides)
-    said = f"override {named}: given twice, with other values; the last one counts"
-    assert [record.message for record in caplog.records] == [said]
+    message = f"override {named}: given twice, with other values; the last one counts"
+    assert [record.message for record in caplog.records] == [message]
 
 
 def test_overrides_that_agree_are_taken(write: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -256,10 +256,10 @@ def test_the_environment_is_read_only_when_given(
     ],
 )
 def test_secrets_are_refused_and_never_echoed(write: Any, line: str) -> None:
-    found = "\n".join(problems_of(write(f"# first\n{line}\n")))
-    assert "run.yaml:2: " in found
-    assert "a secret must not stand in a run file" in found
-    assert "abc123" not in found
+    problems = "\n".join(problems_of(write(f"# first\n{line}\n")))
+    assert "run.yaml:2: " in problems
+    assert "a secret must not stand in a run file" in problems
+    assert "abc123" not in problems
 
 
 def test_a_name_that_holds_what_tokens_begin_with_is_no_secret(write: Any) -> None:
@@ -272,12 +272,12 @@ def test_a_name_that_holds_what_tokens_begin_with_is_no_secret(write: Any) -> No
 )
 def test_numbers_without_end_are_refused_in_words(write: Any, number: str) -> None:
     for key in ("max_steps", "learning_rate", "nothing"):
-        found = "\n".join(problems_of(write(MINIMAL + f"training: {{{key}: {number}}}\n")))
-        assert "run.yaml:3: " in found
-        assert len(found) < 1000
-    found = "\n".join(problems_of(write(MINIMAL), overrides=[f"training.max_steps={number}"]))
+        problems = "\n".join(problems_of(write(MINIMAL + f"training: {{{key}: {number}}}\n")))
+        assert "run.yaml:3: " in problems
+        assert len(problems) < 1000
+    problems = "\n".join(problems_of(write(MINIMAL), overrides=[f"training.max_steps={number}"]))
     assert (
-        found
+        problems
         == "override: training.max_steps: is an integer of more than 128 bits; write a smaller one"
     )
     with pytest.raises(ConfigError, match=r"more than 128 bits"):
@@ -300,10 +300,10 @@ def test_a_value_that_the_environment_has_as_a_secret_is_refused(
     before = problems_of(write(f"# first\n{line}\n"))
     assert not any("secret must not" in text for text in before)
     monkeypatch.setenv("MY_PASSWORD", "hunter2hunter2")
-    found = "\n".join(problems_of(write(f"# first\n{line}\n")))
-    assert "run.yaml:2: " in found
-    assert "holds the value of the environment variable MY_PASSWORD" in found
-    assert "hunter2" not in found
+    problems = "\n".join(problems_of(write(f"# first\n{line}\n")))
+    assert "run.yaml:2: " in problems
+    assert "holds the value of the environment variable MY_PASSWORD" in problems
+    assert "hunter2" not in problems
 
 
 def test_words_that_only_look_like_a_short_secret_are_no_secrets(
@@ -424,7 +424,7 @@ def test_empty_sections_mean_their_defaults(write: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "metric", "found"),
+    ("task", "metric", "full_name"),
     [
         ("causal_lm", "token_accuracy", "eval_token_accuracy"),
         ("vision_language", "eval_loss", "eval_loss"),
@@ -433,10 +433,10 @@ def test_empty_sections_mean_their_defaults(write: Any) -> None:
     ],
 )
 def test_the_metric_of_the_best_goes_by_its_short_name_too(
-    write: Any, task: str, metric: str, found: str
+    write: Any, task: str, metric: str, full_name: str
 ) -> None:
     sections = f"task: {task}\ntraining: {{metric_for_best_model: {metric}}}\n"
-    assert load_config(write(EVALUATED + sections)).training.metric_for_best_model == found
+    assert load_config(write(EVALUATED + sections)).training.metric_for_best_model == full_name
 
 
 @pytest.mark.parametrize(
@@ -451,15 +451,15 @@ def test_the_metric_of_the_best_goes_by_its_short_name_too(
 )
 def test_a_metric_that_no_evaluation_has_is_refused(write: Any, section: str, known: str) -> None:
     section += "\ntraining: {metric_for_best_model: accuracy}\n"
-    told = f"training.metric_for_best_model: found eval_accuracy; evaluations of this task have {known}"
+    message = f"training.metric_for_best_model: found eval_accuracy; evaluations of this task have {known}"
     for data in (EVALUATED, MINIMAL):  # a name that is wrong is so without evaluations too
-        assert any(told in problem for problem in problems_of(write(data + section)))
+        assert any(message in problem for problem in problems_of(write(data + section)))
 
 
 def test_infinite_numbers_are_refused_in_every_section(write: Any) -> None:
     sections = "training: {max_grad_norm: .inf}\ncompute: {nodes: 1, peak_tflops: .inf, price_per_gpu_hour: .nan}\n"
-    found = [problem.split(": ")[1] for problem in problems_of(write(MINIMAL + sections))]
-    assert found == ["training.max_grad_norm", "compute.peak_tflops", "compute.price_per_gpu_hour"]
+    keys = [problem.split(": ")[1] for problem in problems_of(write(MINIMAL + sections))]
+    assert keys == ["training.max_grad_norm", "compute.peak_tflops", "compute.price_per_gpu_hour"]
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb", "trackio", "prometheus"])
@@ -482,10 +482,10 @@ def test_storage_class_goes_by_both_of_its_names(write: Any) -> None:
 
 
 def test_sections_must_agree(write: Any) -> None:
-    found = problems_of(
+    problems = problems_of(
         write(MINIMAL + "quantization: 4bit\ntraining:\n  early_stopping_patience: 2\n")
     )
-    assert [problem.split(";")[0] for problem in found] == [
+    assert [problem.split(";")[0] for problem in problems] == [
         "run.yaml:3: quantization: found 4bit without lora",
         "run.yaml:5: training.early_stopping_patience: needs evaluations",
     ]

@@ -207,10 +207,10 @@ def test_an_alias_in_an_override_replaces_the_files_spelling(tmp_path: Path) -> 
     ],
 )
 def test_words_of_preference_tuning(tmp_path: Path, lines: str, wanted: dict[str, Any]) -> None:
-    found = load(
+    preference = load(
         tmp_path, f"model: a/b\ntask: preference\ndata: {{train: a.jsonl}}\n{lines}\n"
     ).preference
-    assert {key: getattr(found, key) for key in wanted} == wanted
+    assert {key: getattr(preference, key) for key in wanted} == wanted
 
 
 _SECTIONS = {
@@ -300,6 +300,6 @@ def test_what_means_nothing_together_is_refused(tmp_path: Path, lines: str, prob
     dropped = "data.unusable_pairs" in lines
     data = "{train: a.jsonl, unusable_pairs: drop}" if dropped else "{train: a.jsonl}"
     lines = lines.replace("\ndata.unusable_pairs: drop", "")
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as error:
         load(tmp_path, f"model: a/b\ndata: {data}\n{lines}\n")
-    assert problem in str(told.value)
+    assert problem in str(error.value)

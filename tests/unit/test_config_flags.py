@@ -163,7 +163,7 @@ def test_a_path_with_an_equals_sign_is_a_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "messages"),
     [
         (["trian"], "kubetune: unknown verb 'trian'; did you mean `train`?"),
         (["train", "--nope"], "kubetune train: unrecognized arguments: --nope"),
@@ -175,12 +175,12 @@ def test_a_path_with_an_equals_sign_is_a_file() -> None:
     ],
 )
 def test_a_mistaken_word_is_named_first(
-    argv: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], messages: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         main(argv)
     assert caught.value.code == 2
-    assert capsys.readouterr().err.startswith(told)
+    assert capsys.readouterr().err.startswith(messages)
 
 
 def test_an_override_reaches_into_a_list(tmp_path: Path) -> None:
@@ -188,9 +188,12 @@ def test_an_override_reaches_into_a_list(tmp_path: Path) -> None:
     path.write_text(
         "model: m\ndata: {train: [a.jsonl, {path: b.jsonl, weight: 2}], eval: e.jsonl}\n"
     )
-    given = ["data.train[0].weight=0.5", "data.train[1]=c.jsonl", "data.eval[0].split=test"]
-    data = config_of(str(path), *given).data
-    assert [(one.path, one.weight) for one in data.train] == [("a.jsonl", 0.5), ("c.jsonl", 1.0)]
+    overrides = ["data.train[0].weight=0.5", "data.train[1]=c.jsonl", "data.eval[0].split=test"]
+    data = config_of(str(path), *overrides).data
+    assert [(source.path, source.weight) for source in data.train] == [
+        ("a.jsonl", 0.5),
+        ("c.jsonl", 1.0),
+    ]
     assert isinstance(data.eval, tuple)
     assert data.eval[0].split == "test"
     with pytest.raises(ConfigError) as refused:

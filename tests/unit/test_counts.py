@@ -80,15 +80,15 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if func.namespace == "c10d":
-            given = max(
+            input_bytes = max(
                 sum(
                     t.numel() * t.element_size()
-                    for t in torch.utils._pytree.tree_leaves(each)
+                    for t in torch.utils._pytree.tree_leaves(arg)
                     if isinstance(t, Tensor)
                 )
-                for each in args
+                for arg in args
             )
-            self.bytes[name] += given
+            self.bytes[name] += input_bytes
         if not func.is_view:
             self.calls[name] += 1
         return func(*args, **(kwargs or {}))
@@ -133,12 +133,12 @@ def counted(_: Any, name: str, layers: int, ranks: int, lora: bool) -> dict[str,
         ]  # which torch does not count
         with FlopCounterMode(display=False) as flops, operations:
             causal_lm.TASK.backward(learner, _faked(batch, fake), 1.0)
-    found = {
+    flops_of = {
         str(op).split(".")[-1]: count for op, count in flops.get_flop_counts()["Global"].items()
     }
     dist.destroy_process_group()
     return {
-        "flops": found,
+        "flops": flops_of,
         "bytes": operations.bytes,
         "calls": operations.calls,
         "held": held,
@@ -154,9 +154,9 @@ def _faked(batch: Batch, fake: FakeTensorMode) -> Batch:
 
 
 def require_as_planned(folder: Path, name: str, layers: int, ranks: int, lora: bool) -> None:
-    (found,) = run_ranks(counted, 1, name, layers, ranks, lora)
+    (counts,) = run_ranks(counted, 1, name, layers, ranks, lora)
     facts = {**SHAPES[name].to_dict(), "num_hidden_layers": layers}
-    weights = Weights(found["shapes"], facts, stated=True)
+    weights = Weights(counts["shapes"], facts, stated=True)
     flags = {"model.path": "m", "data.train": str(folder / "rows.jsonl"), "data.max_length": 512,
              "training.parallelism": "fsdp", "model.dtype": "bfloat16",
              **({"lora.r": 16, "lora.target_modules": "all-linear"} if lora else {})}  # fmt: skip
@@ -166,7 +166,7 @@ def require_as_planned(folder: Path, name: str, layers: int, ranks: int, lora: b
     cost = planned_cost(Trainable(config.lora, config.sight), weights, has_vocabulary=True)
     assert cost is not None
     products = sum(
-        found["flops"][name] for name in ("mm", "addmm", "addmm_") if name in found["flops"]
+        counts["flops"][name] for name in ("mm", "addmm", "addmm_") if name in counts["flops"]
     )
     assert products == pytest.approx(cost.of(tokens, 0, labels), rel=0.05)
     element = 2
@@ -174,20 +174,20 @@ def require_as_planned(folder: Path, name: str, layers: int, ranks: int, lora: b
     around = weights.parameters - sum(sizes)
     # Each layer is gathered for the forward and again for the backward; what lies around them once.
     gathered = element * (2 * sum(sizes) + around)
-    assert found["bytes"]["_allgather_base_"] == pytest.approx(gathered, rel=0.05)
-    assert found["calls"]["_allgather_base_"] == 2 * layers + 1
+    assert counts["bytes"]["_allgather_base_"] == pytest.approx(gathered, rel=0.05)
+    assert counts["calls"]["_allgather_base_"] == 2 * layers + 1
     if lora:  # adapters are whole, and reduced by the optimizer once a step
-        assert "_reduce_scatter_base_" not in found["calls"]
+        assert "_reduce_scatter_base_" not in counts["calls"]
     else:
-        assert found["bytes"]["_reduce_scatter_base_"] == pytest.approx(
+        assert counts["bytes"]["_reduce_scatter_base_"] == pytest.approx(
             4 * weights.parameters, rel=0.05
         )
-        assert found["calls"]["_reduce_scatter_base_"] == layers + 1
+        assert counts["calls"]["_reduce_scatter_base_"] == layers + 1
     plan = make_plan(config, 100, world_size=ranks, device="cuda")
     ahead = forecast(RankWork.of(config, plan), weights, 80 << 30)
     assert ahead is not None
     held = ahead.parts["weights"] if lora else ahead.parts["trained weights, in fp32"]
-    assert found["held"] == pytest.approx(held, rel=0.05)
+    assert counts["held"] == pytest.approx(held, rel=0.05)
 
 
 @pytest.mark.parametrize(

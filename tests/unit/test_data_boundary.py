@@ -161,8 +161,8 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
 def words(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
     """Every word of a record with where it stands."""
     for place in places(value, path):
-        if isinstance(found := at(value, place), str):
-            yield from ((place, word) for word in re.findall(r"w[a-z]w", found))
+        if isinstance(text := at(value, place), str):
+            yield from ((place, word) for word in re.findall(r"w[a-z]w", text))
 
 
 @st.composite
@@ -243,8 +243,8 @@ def test_keys_beside_and_inside_the_function_of_a_call_are_counted(tokenizer: To
     function = {"name": "wfw", "arguments": {"a": "waw"}, "id": "wxw", "function": {}}
     call = {"id": "wiw", "type": "function", "name": "wzw", "function": function}
     turns = [{"role": "user", "content": "wuw"}, {"role": "assistant", "tool_calls": [call]}]
-    found, _ = encode({"messages": turns, "tools": [{"name": "wfw"}]}, tokenizer, None)
-    assert set(found.tally.unused_keys) == {
+    encoded, _ = encode({"messages": turns, "tools": [{"name": "wfw"}]}, tokenizer, None)
+    assert set(encoded.tally.unused_keys) == {
         f"messages[].tool_calls[].{key}" for key in ("name", "function.id", "function.function")
     }
 
@@ -253,8 +253,8 @@ def test_keys_beside_and_inside_the_function_of_a_call_are_counted(tokenizer: To
 def test_a_turn_that_says_a_thing_twice_is_refused(tokenizer: Tokenizer, key: str) -> None:
     call = {"from": "function_call", "value": '{"name": "wfw"}', key: "wxw"}
     turns = [{"from": "human", "value": "wuw"}, call, {"from": "gpt", "value": "wcw"}]
-    found, _ = encode({"conversations": turns}, tokenizer, None)
-    assert [f"and `{key}`; expected one of them" in problem for _, problem in found.problems] == [
+    encoded, _ = encode({"conversations": turns}, tokenizer, None)
+    assert [f"and `{key}`; expected one of them" in problem for _, problem in encoded.problems] == [
         True
     ]
 

@@ -229,10 +229,10 @@ def test_arguments_of_tool_calls_become_objects() -> None:
     )
     assert isinstance(chat, Chat)
     assert chat.messages[1]["tool_calls"] == [CALL | {"id": "1"}]
-    given = {"id": "1", "type": "function", "function": {"arguments": {}, "name": "f"}}
-    chat = convert({"messages": [USER, {"role": "assistant", "tool_calls": [given]}]})
+    tool_call = {"id": "1", "type": "function", "function": {"arguments": {}, "name": "f"}}
+    chat = convert({"messages": [USER, {"role": "assistant", "tool_calls": [tool_call]}]})
     assert json.dumps(chat.messages[1]["tool_calls"]) == json.dumps(
-        [given]
+        [tool_call]
     )  # in the order of keys that it has
     assert chat.messages[1]["content"] == ""
 
@@ -257,7 +257,7 @@ def test_named_columns_and_a_named_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ({}, "has no keys; expected `messages`"),
         ({"question": 1}, "has the keys `question`; expected `messages`"),
@@ -395,8 +395,8 @@ def test_named_columns_and_a_named_shape() -> None:
         ({"sentence": "x", "label": "  "}, 'label is ""'),
     ],
 )
-def test_what_has_no_shape_is_explained(value: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_has_no_shape_is_explained(value: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         convert(value)
 
 
@@ -442,12 +442,12 @@ def test_preferences_are_no_answers_to_learn(
 ) -> None:
     with pytest.raises(
         ValueError, match=r"preference data.*`task: causal_lm` would train the bad answers"
-    ) as told:
+    ) as error:
         convert(value)
     if advice is None:
-        assert "columns" not in str(told.value)
+        assert "columns" not in str(error.value)
         return
-    assert ", ".join(f"{name}: {column}" for name, column in advice.items()) in str(told.value)
+    assert ", ".join(f"{name}: {column}" for name, column in advice.items()) in str(error.value)
     example, unused, _ = read(value, columns=advice)
     assert "Good" in str(example)
     assert "Bad" not in str(example)
@@ -533,7 +533,7 @@ def test_answers_that_are_not_to_be_trained(switch: dict[str, Any], key: str) ->
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "problem"),
     [
         (ANSWER | {"weight": 0.5}, r"messages\[0\].weight is 0.5; expected 0, 1, false or true"),
         (ANSWER | {"loss_weight": 2}, "loss_weight is 2; expected 0, 1"),
@@ -553,8 +553,8 @@ def test_answers_that_are_not_to_be_trained(switch: dict[str, Any], key: str) ->
         ),
     ],
 )
-def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_switches_that_cannot_be_kept_are_refused(message: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
         convert({"messages": [message]})
 
 

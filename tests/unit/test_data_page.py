@@ -111,7 +111,7 @@ def test_the_counts_of_records_add_up_and_are_the_same_everywhere(
     assert code == 2
     table = page.split('id="counts"')[1].split("</table>")[0]
     heads, cells = (re.findall(rf"<{tag}\b[^>]*>([^<]*)<", table) for tag in ("th", "td"))
-    found = dict(zip(heads[2:], cells[1:], strict=False))
+    counts = dict(zip(heads[2:], cells[1:], strict=False))
     names = (
         "records",
         "rows kept",
@@ -120,7 +120,7 @@ def test_the_counts_of_records_add_up_and_are_the_same_everywhere(
         "refused",
         "cannot be read",
     )
-    assert [int(found[name]) for name in names] == [6, 2, 1, 1, 1, 1]
+    assert [int(counts[name]) for name in names] == [6, 2, 1, 1, 1, 1]
     assert (
         "<p>6 records, 4 of them conversations, 1 of a form that is refused, 1 that cannot be read."
         in page
@@ -129,11 +129,11 @@ def test_the_counts_of_records_add_up_and_are_the_same_everywhere(
     (source,) = json.loads(capsys.readouterr().out)["splits"]["train"]["sources"]
     assert [source[name] for name in COUNTS] == [6, 2, 1, 1, 1, 1]
     cli.main(["data", "check", str(tmp_path / "run.yaml")])
-    told = capsys.readouterr().out
-    assert "2 rows of 6 records" in told
-    assert "2 records of train cannot be used" in told
-    assert "1 of 6 records of train left out: longer than" in told
-    assert "1 of 6 records of train left out: nothing to train on" in told
+    stdout = capsys.readouterr().out
+    assert "2 rows of 6 records" in stdout
+    assert "2 records of train cannot be used" in stdout
+    assert "1 of 6 records of train left out: longer than" in stdout
+    assert "1 of 6 records of train left out: nothing to train on" in stdout
 
 
 def test_what_data_hold_reaches_no_terminal_as_an_order(
@@ -183,11 +183,11 @@ def test_long_rows_are_shortened_on_the_terminal(
     run_file = tmp_path / "run.yaml"
     run_file.write_text(f"model: {model}\ndata: {{train: data.jsonl, max_length: 100000}}\n")
     assert cli.main(["data", "check", str(run_file)]) == 0
-    told = capsys.readouterr().out
-    assert len(told) < 3000
-    assert "begin a b c d" in told
-    assert re.search(r"… 3,\d\d\d characters … .* end<\|im_end\|>", told, re.DOTALL)
-    assert "… 37 pieces …" in told
+    stdout = capsys.readouterr().out
+    assert len(stdout) < 3000
+    assert "begin a b c d" in stdout
+    assert re.search(r"… 3,\d\d\d characters … .* end<\|im_end\|>", stdout, re.DOTALL)
+    assert "… 37 pieces …" in stdout
     assert cli.main(["data", "check", str(run_file), "--json"]) == 0
     assert "a b c d " * 400 in capsys.readouterr().out
 
@@ -203,11 +203,11 @@ def test_the_page_says_what_another_length_would_cost(
     code, page = page_of(tmp_path, model, capsys, "data.overlong=truncate")
     assert code == 0
     costs = page.split("would cost train")[1].split("</table>")[0]
-    found = [
+    table = [
         re.findall(r"<t[hd][^>]*>([^<]*)<", row) for row in re.findall(r"<tr.*?</tr>", costs)[1:]
     ]
-    assert [row[0] for row in found] == ["128 (set)", "256", "512", "1,024"]
-    numbers = [[float(cell.split()[0].strip("%")) for cell in row[1:]] for row in found]
+    assert [row[0] for row in table] == ["128 (set)", "256", "512", "1,024"]
+    numbers = [[float(cell.split()[0].strip("%")) for cell in row[1:]] for row in table]
     rows_too_long, _, lost = zip(*numbers, strict=True)
     assert rows_too_long == (5, 5, 5, 0)
     assert lost[0] > lost[1] > lost[2] > lost[3] == 0.0
@@ -273,11 +273,11 @@ def test_a_survey_measures_images(tmp_path: Path) -> None:
     config = Config.model_validate(
         {"model": "x", "data": {"train": str(write(tmp_path / "d.jsonl", rows))}}
     )
-    (found,) = survey(config.data, config.record_kind, config.training.seed)
-    assert found["images"] == 4
-    assert found["image_sizes"]["largest"] == (80, 60)
-    assert found["image_sizes"]["common"][0] == ((40, 30), 2)
-    assert sum(count for _, count in found["unusable"]) == 1
+    (source,) = survey(config.data, config.record_kind, config.training.seed)
+    assert source["images"] == 4
+    assert source["image_sizes"]["largest"] == (80, 60)
+    assert source["image_sizes"]["common"][0] == ((40, 30), 2)
+    assert sum(count for _, count in source["unusable"]) == 1
 
 
 def test_a_survey_counts_labels(tmp_path: Path) -> None:
@@ -286,23 +286,23 @@ def test_a_survey_counts_labels(tmp_path: Path) -> None:
     config = Config.model_validate(
         {"model": "x", "task": "sequence_classification", "data": {"train": source}}
     )
-    (found,) = survey(config.data, config.record_kind, config.training.seed)
-    assert found["labels"] == [("good", 3), ("bad", 1)]
-    assert (found["empty_answers"], found["turns"]) == (0, [])
+    (summary,) = survey(config.data, config.record_kind, config.training.seed)
+    assert summary["labels"] == [("good", 3), ("bad", 1)]
+    assert (summary["empty_answers"], summary["turns"]) == (0, [])
 
 
 def test_bars_are_of_one_round_width_and_end_at_the_limit() -> None:
     assert bars([3, 3, 5], None) == [[3, 3, 2], [4, 4, 0], [5, 5, 1]]
-    found = bars(range(1, 1001), 512)
-    assert sum(count for _, _, count in found) == 1000
-    assert any(high == 512 for _, high, _ in found)
-    assert {high - low + 1 for low, high, _ in found} == {50, 12, 38}
+    buckets = bars(range(1, 1001), 512)
+    assert sum(count for _, _, count in buckets) == 1000
+    assert any(high == 512 for _, high, _ in buckets)
+    assert {high - low + 1 for low, high, _ in buckets} == {50, 12, 38}
     assert bars([]) == []
 
 
 def test_empty_bars_are_folded_but_not_across_the_limit() -> None:
-    found = [[1, 10, 3], *([low, low + 9, 0] for low in range(11, 91, 10)), [91, 100, 1]]
-    assert fold(found) == [[1, 10, 3], [11, 90, 0], [91, 100, 1]]
-    assert fold(found, 50) == [[1, 10, 3], [11, 50, 0], [51, 90, 0], [91, 100, 1]]
+    buckets = [[1, 10, 3], *([low, low + 9, 0] for low in range(11, 91, 10)), [91, 100, 1]]
+    assert fold(buckets) == [[1, 10, 3], [11, 90, 0], [91, 100, 1]]
+    assert fold(buckets, 50) == [[1, 10, 3], [11, 50, 0], [51, 90, 0], [91, 100, 1]]
     assert fold([[1, 2, 0], [3, 4, 0], [5, 6, 2]]) == [[1, 2, 0], [3, 4, 0], [5, 6, 2]]
     assert fold([]) == []

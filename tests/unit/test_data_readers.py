@@ -86,7 +86,7 @@ def test_a_bad_line_is_named_wherever_it_stands(
     kind: str, before: int, after: int, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_module, "MAX_RECORD_BYTES", 5000)
-    line, told = BAD_LINES[kind]
+    line, message = BAD_LINES[kind]
     file = tmp_path / "train.jsonl"
     content = b"\n".join([GOOD] * before + [line] + [GOOD] * after) + (b"\n" if ends else b"")
     file.write_bytes(content)
@@ -95,13 +95,13 @@ def test_a_bad_line_is_named_wherever_it_stands(
         n for n in range(1, before + after + 2) if n != before + 1
     ]
     assert problems.total == 1
-    assert problems.first[0].startswith(f"{file}:{before + 1}: {told}")
+    assert problems.first[0].startswith(f"{file}:{before + 1}: {message}")
     assert file.read_bytes() == content
     assert count_lines(file) == before + after + 1
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ('{"a": 1', "is not JSON: Expecting ',' delimiter at column 8."),
         ('{"a": "b', "is not JSON: an open string at column 7."),
@@ -111,11 +111,11 @@ def test_a_bad_line_is_named_wherever_it_stands(
 )
 @pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
 def test_broken_json_is_told_with_its_column(
-    line: str, told: str, ending: str, tmp_path: Path
+    line: str, message: str, ending: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes((line + ending).encode())
-    assert read(file)[1].first == [f"{file}:1: {told}"]
+    assert read(file)[1].first == [f"{file}:1: {message}"]
 
 
 def test_an_open_string_in_a_list_is_named(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_record_nested_too_deeply_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "told"),
+    ("content", "line", "message"),
     [
         (
             '[{"text": "a"}]\n[{"text": "b"}]',
@@ -199,13 +199,13 @@ def test_a_record_nested_too_deeply_is_named(tmp_path: Path) -> None:
         ("", 1, "does not begin with `[`"),
     ],
 )
-def test_a_broken_json_list_is_named(tmp_path: Path, content: str, line: int, told: str) -> None:
+def test_a_broken_json_list_is_named(tmp_path: Path, content: str, line: int, message: str) -> None:
     file = tmp_path / "a.json"
     file.write_text(content)
     _, problems = read(file)
     assert problems.total == 1
     assert problems.first[0].startswith(f"{file}:{line}: ")
-    assert told in problems.first[0]
+    assert message in problems.first[0]
 
 
 def test_json_lines_in_a_file_called_json(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_pretty_printed_objects_are_read_one_after_the_other(tmp_path: Path, ind
 def test_a_pretty_printed_object_that_is_no_record_is_one_problem(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps({"version": 1, "data": [{"text": "a"}] * 50}, indent=2))
-    assert [told.partition(";")[0] for told in read(file)[1].first] == [
+    assert [problem.partition(";")[0] for problem in read(file)[1].first] == [
         f"{file}:1: has the keys `version`, `data`"
     ]
 
@@ -244,7 +244,7 @@ def test_records_around_a_flawed_one_of_a_list_are_read(
     )
     records, problems = read(file)
     assert [record.value["text"] for record in records] == ["a", "e"]
-    assert [told.partition(";")[0] for told in problems.first] == [
+    assert [problem.partition(";")[0] for problem in problems.first] == [
         f'{file}:2: has the key "text" twice',
         f"{file}:3: holds NaN, which is no JSON",
         f"{file}:4: holds a number of more than 4,300 digits.",
@@ -297,7 +297,7 @@ def test_what_gzip_packed_and_was_cut_off_is_refused(tmp_path: Path, kept: float
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "tsv", "txt"])
 @pytest.mark.parametrize(
-    ("encode", "told"),
+    ("encode", "message"),
     [
         (
             lambda text: text.encode("utf-16"),
@@ -316,13 +316,13 @@ def test_what_gzip_packed_and_was_cut_off_is_refused(tmp_path: Path, kept: float
     ],
 )
 def test_what_is_no_utf8_text_is_one_problem_that_says_what_it_is(
-    tmp_path: Path, suffix: str, encode: Callable[[str], bytes], told: str
+    tmp_path: Path, suffix: str, encode: Callable[[str], bytes], message: str
 ) -> None:
     problems, file = Problems(), tmp_path / f"a.{suffix}"
     file.write_bytes(encode('{"text": "x"}\n{"text": "y"}\n'))
     assert not list(read_file(file, problems))
     (problem,) = problems.first
-    assert problem.startswith(f"{file}:1: {told}")
+    assert problem.startswith(f"{file}:1: {message}")
 
 
 def test_a_packed_file_in_a_folder_is_not_passed_over(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_what_is_no_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file.write_bytes(b"good\n\nbad \xff\n\nnul \0\n\n0123456789\n0123456789\n0123456789\n\nlast")
     records, problems = read(file)
     assert [record.value["text"] for record in records] == ["good", "last"]
-    assert [told.partition(";")[0] for told in problems.first] == [
+    assert [problem.partition(";")[0] for problem in problems.first] == [
         f"{file}:3: is not UTF-8: byte 0xff at column 5.",
         f"{file}:5: holds a NUL byte at column 5",
         f"{file}:7: is longer than 20 bytes up to the next blank line.",
@@ -394,7 +394,7 @@ def test_tables_survive_quoting_and_keep_their_lines(
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "told"),
+    ("content", "line", "message"),
     [
         (b"prompt,completion\na,b\nc\n", 3, "has 1 value; expected 2"),
         (b'prompt,completion\n"a\nb",c\nd\n', 4, "has 1 value"),
@@ -403,13 +403,13 @@ def test_tables_survive_quoting_and_keep_their_lines(
         (b"", 1, "is blank; expected a header"),
     ],
 )
-def test_a_broken_table_is_named(tmp_path: Path, content: bytes, line: int, told: str) -> None:
+def test_a_broken_table_is_named(tmp_path: Path, content: bytes, line: int, message: str) -> None:
     file = tmp_path / "a.csv"
     file.write_bytes(content)
     problems = Problems()
     list(read_csv(file, problems))
     assert problems.total == 1
-    assert problems.first[0].startswith(f"{file}:{line}: {told}")
+    assert problems.first[0].startswith(f"{file}:{line}: {message}")
 
 
 @pytest.mark.parametrize(
@@ -452,8 +452,8 @@ def test_quotes_in_a_tsv_are_text_where_it_makes_sense_only_so(tmp_path: Path) -
     file.write_text('prompt\tcompletion\n"a\nb"\t"c ""d"" \te"\n')
     assert [list(record.value.values()) for record in read(file)[0]] == [["a\nb", 'c "d" \te']]
     file.write_text('sentence\tlabel\n"a film\t1\nb"\t0\n')
-    told = "as 1 record if quotes enclose values, 2 if they are text; write it as JSON lines."
-    assert read(file)[1].first == [f"{file}:1: can be read in two ways, {told}"]
+    message = "as 1 record if quotes enclose values, 2 if they are text; write it as JSON lines."
+    assert read(file)[1].first == [f"{file}:1: can be read in two ways, {message}"]
     file.write_text('prompt\tcompletion\n"a\tb\nc\n')
     problems = read(file)[1]
     assert problems.first[0].startswith(f"{file}:2: cannot be read as a table")
@@ -553,8 +553,8 @@ def test_a_number_beyond_those_that_can_be_read_is_named(tmp_path: Path, name: s
     file.write_text(
         '{"text": "a", "x": -1e400}\n' if name == "a.jsonl" else '[{"text": "a", "x": -1e400}]'
     )
-    told = "holds -1e400, which is beyond the numbers that can be read."
-    assert read(file)[1].first == [f"{file}:1: {told}"]
+    message = "holds -1e400, which is beyond the numbers that can be read."
+    assert read(file)[1].first == [f"{file}:1: {message}"]
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, lambda path: None], ids=["folder", "absent"])
@@ -596,8 +596,8 @@ def test_json_in_a_file_of_lines_is_one_problem_that_names_the_remedy(
     file = tmp_path / "train.jsonl"
     file.write_text(text)
     records, problems = read(file)
-    told = f"{file}:1: begins {what}; expected one JSON object per line. Name the file train.json to have it read so."
-    assert (records, problems.total, problems.first) == ([], 1, [told])
+    message = f"{file}:1: begins {what}; expected one JSON object per line. Name the file train.json to have it read so."
+    assert (records, problems.total, problems.first) == ([], 1, [message])
     records, problems = read(file.rename(tmp_path / "train.json"))
     assert (problems.total, len(records)) == (0, 50 if "list" in what else 9), "the remedy works"
 

@@ -53,7 +53,7 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "message"),
     [
         ("file:///etc/passwd", "is no path"),
         ("https://example.org/a.jsonl", "is no path"),
@@ -72,13 +72,13 @@ def test_files_folders_and_patterns(tmp_path: Path) -> None:
         ("../../nowhere/at/all", "does not exist"),
     ],
 )
-def test_what_holds_no_records_is_refused(path: str, told: str, tmp_path: Path) -> None:
+def test_what_holds_no_records_is_refused(path: str, message: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.md").write_text("")
     (tmp_path / "circle.jsonl").symlink_to(tmp_path / "circle.jsonl")
     (tmp_path / "dangling.jsonl").symlink_to("gone")
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         locate(SourceConfig(path=path.format(tmp=tmp_path)))
 
 
@@ -92,7 +92,7 @@ def test_what_is_hidden_in_a_folder_is_no_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "told"),
+    ("name", "target", "message"),
     [
         ("more", "..", "more is a link to .., a folder; name it as a source, or move it out of"),
         ("b.jsonl", "gone", "b.jsonl is a link to gone, which does not exist, or move it out of"),
@@ -100,11 +100,11 @@ def test_what_is_hidden_in_a_folder_is_no_data(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_folder_has_beside_its_data_is_not_passed_over(
-    name: str, target: str | None, told: str, tmp_path: Path
+    name: str, target: str | None, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / name).symlink_to(target) if target else (tmp_path / name).write_text("")
-    with pytest.raises(DataError, match=re.escape(told)):
+    with pytest.raises(DataError, match=re.escape(message)):
         locate(SourceConfig(path=str(tmp_path)))
 
 
@@ -408,24 +408,24 @@ def ask(endpoint: str, cache: Path, *names: str, **environ: str) -> list[str]:
 
 
 def test_each_failure_of_the_hub_has_its_own_words(hub: str, tmp_path: Path) -> None:
-    told = ask(hub, tmp_path, "gated", "unknown", "no-revision", "empty")
-    assert told[0].startswith(
+    messages = ask(hub, tmp_path, "gated", "unknown", "no-revision", "empty")
+    assert messages[0].startswith(
         "ModelError 2 model org/gated is gated and no token is set: accept its licence at"
     )
-    assert "set HF_TOKEN" in told[0]
-    assert told[1].startswith(
+    assert "set HF_TOKEN" in messages[0]
+    assert messages[1].startswith(
         "ModelError 2 model org/unknown is not on the hub, or is private; check the spelling"
     )
-    assert told[2].startswith("ModelError 2 model org/no-revision has no revision 'v9'")
-    assert told[3].startswith("ModelError 2 org/empty holds no tokenizer; expected one of")
+    assert messages[2].startswith("ModelError 2 model org/no-revision has no revision 'v9'")
+    assert messages[3].startswith("ModelError 2 org/empty holds no tokenizer; expected one of")
     (with_token,) = ask(hub, tmp_path, "gated", HF_TOKEN="hf_canary")
     assert "the token in HF_TOKEN has no access yet" in with_token
     assert "hf_canary" not in with_token
 
 
 def test_offline_says_how_to_get_the_model(tmp_path: Path) -> None:
-    (told,) = ask("http://127.0.0.1:9", tmp_path, "any", HF_HUB_OFFLINE="1")
-    assert told.startswith(
+    (message,) = ask("http://127.0.0.1:9", tmp_path, "any", HF_HUB_OFFLINE="1")
+    assert message.startswith(
         "EnvironmentFault 3 model org/any is not in the local cache and the hub cannot be reached"
     )
 

@@ -345,10 +345,14 @@ def test_a_template_for_tools_is_taken_where_there_are_any(is_file: bool, tmp_pa
         ours = load_tokenizer(ModelConfig(path=str(place))).require_chat()
         theirs = AutoTokenizer.from_pretrained(place)
         for tools in (None, [{"type": "function", "function": {"name": "f", "parameters": {}}}]):
-            found = ours.render_all([(messages, tools or (), [1])])[0]
-            assert isinstance(found, Rendered)
-            assert found.text == theirs.apply_chat_template(messages, tools=tools, tokenize=False)
-            assert [found.text[start:end] for start, end in found.spans] == ["Hello<|im_end|>"]
+            rendered = ours.render_all([(messages, tools or (), [1])])[0]
+            assert isinstance(rendered, Rendered)
+            assert rendered.text == theirs.apply_chat_template(
+                messages, tools=tools, tokenize=False
+            )
+            assert [rendered.text[start:end] for start, end in rendered.spans] == [
+                "Hello<|im_end|>"
+            ]
     tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
     assert {*check_tokenizer(tokenizer, saved, Sample((), ""))} == {*tokenizer.files}
     tokenizer = load_tokenizer(ModelConfig(path=str(folder), chat_template="chatml"))
@@ -419,7 +423,7 @@ def test_a_hostile_template_runs_nothing(
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"path": "/nowhere/model"}, "model folder /nowhere/model does not exist"),
         (
@@ -433,8 +437,8 @@ def test_a_hostile_template_runs_nothing(
         ),
     ],
 )
-def test_what_cannot_be_had_is_explained(change: dict[str, Any], told: str, tiny: Path) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_what_cannot_be_had_is_explained(change: dict[str, Any], message: str, tiny: Path) -> None:
+    with pytest.raises(ModelError, match=message):
         load_tokenizer(ModelConfig(**{"path": str(tiny), **change}))
 
 
@@ -442,7 +446,7 @@ AS_IT_IS = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "message"),
     [
         ({}, "holds no tokenizer; expected one of tokenizer.json"),
         (
@@ -459,10 +463,10 @@ AS_IT_IS = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
         ),
     ],
 )
-def test_damaged_files_are_named(files: dict[str, str], told: str, tmp_path: Path) -> None:
+def test_damaged_files_are_named(files: dict[str, str], message: str, tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         _ = ours(tmp_path).backend
 
 

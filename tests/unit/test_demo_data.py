@@ -44,11 +44,11 @@ def test_no_held_out_request_is_about_a_service_where_the_training_data_have_it(
 
 def pairs(world, name: str) -> set[tuple[str, str]]:
     """(service, namespace) of every chat."""
-    found = [
+    words = [
         set("".join(c if c.isalpha() else " " for c in request).split())
         for request, _ in chats(name)
     ]
-    return {(*known & set(world.SERVICES), *known & set(world.NAMESPACES)) for known in found}
+    return {(*known & set(world.SERVICES), *known & set(world.NAMESPACES)) for known in words}
 
 
 def test_the_base_model_was_never_shown_a_command_of_the_task(world) -> None:

@@ -55,10 +55,10 @@ def refusal(tmp_path: Path, extra: str, *words: str) -> str:
         text=True,
         timeout=120,
     )
-    said = done.stdout + done.stderr
-    assert "Traceback" not in said, said
-    assert done.returncode == USER, said
-    return said
+    output = done.stdout + done.stderr
+    assert "Traceback" not in output, output
+    assert done.returncode == USER, output
+    return output
 
 
 def test_the_table_is_that_of_the_project() -> None:
@@ -108,17 +108,17 @@ def test_every_verb_of_a_cluster_names_the_extra(tmp_path: Path, words: tuple[st
         "compute: {gpus_per_node: 0, cpu: 1, memory: 1Gi}\n"
     )
     (tmp_path / "cluster.yaml").write_text(RUN % "rows.jsonl" + cluster)
-    said = refusal(tmp_path, "k8s", *words)
-    assert "pip install 'kubetune[k8s]'" in said
+    output = refusal(tmp_path, "k8s", *words)
+    assert "pip install 'kubetune[k8s]'" in output
     if "lost" in words:
-        assert said.index("there is no such run") < said.index("kubetune[k8s]")
+        assert output.index("there is no such run") < output.index("kubetune[k8s]")
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "watch", "stop", "cp"])
 def test_a_folder_that_is_none_is_no_matter_of_an_extra(tmp_path: Path, verb: str) -> None:
-    said = refusal(tmp_path, "k8s", verb, "runs/none")
-    assert re.search("runs/none: (there is no such run|no such run directory)", said)
-    assert "kubetune[" not in said
+    output = refusal(tmp_path, "k8s", verb, "runs/none")
+    assert re.search("runs/none: (there is no such run|no such run directory)", output)
+    assert "kubetune[" not in output
 
 
 @pytest.fixture(scope="module")

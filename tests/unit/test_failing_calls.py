@@ -64,8 +64,8 @@ MAY_NOT_KNOW = {"403": {"require_namespace": None}}
 def test_every_method_that_asks_the_api_server_is_here() -> None:
     methods = {
         name
-        for name, found in vars(Cluster).items()
-        if callable(found) and not name.startswith("_")
+        for name, member in vars(Cluster).items()
+        if callable(member) and not name.startswith("_")
     }
     assert methods == set(CALLS) | ASKS_NOTHING
 
@@ -86,9 +86,9 @@ def test_a_call_to_the_api_server_that_fails_is_a_fault_of_the_environment(
         cluster = Cluster(tell=lambda text: None)
         for name, call in CALLS.items():
             with suppress(errors.EnvironmentFault):
-                found = call(cluster)
+                answer = call(cluster)
                 assert name in harmless, f"{name} takes it for an answer"
-                assert found == harmless[name]
+                assert answer == harmless[name]
 
 
 HUB_SAYS = {
@@ -109,10 +109,10 @@ def test_the_doctor_tells_of_a_hub_that_fails(monkeypatch: pytest.MonkeyPatch, w
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with serving(way="garbage") as behind, serving(behind.url, way) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
-        (found,) = doctor._hub(argparse.Namespace(offline=False))
-        assert found.level == ("wrong" if way == "401" else "note")
-        assert HUB_SAYS.get(way, "cannot be reached: ") in found.found
-        assert found.remedy
+        (finding,) = doctor._hub(argparse.Namespace(offline=False))
+        assert finding.level == ("wrong" if way == "401" else "note")
+        assert HUB_SAYS.get(way, "cannot be reached: ") in finding.found
+        assert finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -149,26 +149,26 @@ COLLECTED = [[3.0], [3.0], True, [0, 1], "of 0", None, [0, 1]]
 def test_every_function_that_waits_for_other_ranks_is_here() -> None:
     tree = ast.parse(Path(str(process_group.__file__)).read_text())
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    waiting, found = {"peers"}, set[str]()
-    while waiting != found:
-        found = set(waiting)
+    waiting, previous = {"peers"}, set[str]()
+    while waiting != previous:
+        previous = set(waiting)
         waiting |= {
             function.name
             for function in functions
             for node in ast.walk(function)
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in found
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in previous
         }
     assert waiting == {*COLLECTIVES, "peers", "join"}  # as ranks meet: crash/test_peers
 
 
 def collect_late(world: World) -> list[object]:
     """Result of each collective, for which the other rank comes late."""
-    found = []
+    outcomes = []
     for call in COLLECTIVES.values():
         if world.rank:
             select.select([], [], [], 0.02)
-        found.append(call(world))
-    return found
+        outcomes.append(call(world))
+    return outcomes
 
 
 def test_a_late_rank_is_waited_for_in_every_collective() -> None:
@@ -240,9 +240,9 @@ def is_of(node: ast.Call, module: str) -> bool:
     return isinstance(of, ast.Name) and of.id == module
 
 
-def require_cases(found: set[str], cases: dict[str, str]) -> None:
+def require_cases(names: set[str], cases: dict[str, str]) -> None:
     """AssertionError where a file makes such calls and no test breaks them, or a case is of none."""
-    assert found == set(cases)
+    assert names == set(cases)
     assert all((TESTS / test).is_file() for test in cases.values())
 
 
@@ -265,12 +265,12 @@ def test_every_file_that_speaks_to_other_ranks_has_a_test_that_breaks_it() -> No
         "is_available",
         "is_initialized",
     }
-    found = {
+    files_with_calls = {
         file
         for file, node, name in calls()
         if name in named or (is_of(node, "dist") and name in of_torch)
     }
-    require_cases(found, RANKS_CASES)
+    require_cases(files_with_calls, RANKS_CASES)
 
 
 REFUSED_IN = {
@@ -302,8 +302,8 @@ def changes_disk(node: ast.Call, name: str) -> bool:
 
 
 def test_rooms_change_files_where_a_refusal_is_tested_or_goes_up_to_the_command() -> None:
-    found = {file.partition("/")[0] for file, node, name in calls() if changes_disk(node, name)}
-    require_cases(found - EXPLAINED_AT_THE_END, REFUSED_IN)
+    rooms = {file.partition("/")[0] for file, node, name in calls() if changes_disk(node, name)}
+    require_cases(rooms - EXPLAINED_AT_THE_END, REFUSED_IN)
 
 
 @pytest.mark.parametrize(
@@ -315,5 +315,5 @@ def test_rooms_change_files_where_a_refusal_is_tested_or_goes_up_to_the_command(
     ],
 )
 def test_what_the_system_refuses_is_explained_at_the_end(number: int, advice: str) -> None:
-    found = str(files.fault_of(OSError(number, os.strerror(number), "/run/file")))
-    assert found.startswith(f"/run/file: {os.strerror(number)}; {advice}")
+    message = str(files.fault_of(OSError(number, os.strerror(number), "/run/file")))
+    assert message.startswith(f"/run/file: {os.strerror(number)}; {advice}")

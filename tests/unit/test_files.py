@@ -55,11 +55,11 @@ try:
 except EnvironmentFault as error:
     print(error)
 """
-    told = subprocess.run(
+    stdout = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout
-    assert str(file) in told
-    assert "too large" in told
+    assert str(file) in stdout
+    assert "too large" in stdout
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
 
@@ -134,8 +134,8 @@ def test_waiting_for_a_lock_gets_it_when_the_holder_lets_go(tmp_path: Path) -> N
     with lock(path, wait=False):
         command = [sys.executable, "-c", HOLDER, str(path)]
         waiter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    told, _ = waiter.communicate("\n")
-    assert told == "held\n"
+    output, _ = waiter.communicate("\n")
+    assert output == "held\n"
     assert waiter.returncode == 0
 
 
@@ -209,8 +209,8 @@ def test_a_library_that_cannot_be_loaded_is_no_bug(
     try:
         importlib.import_module("broken_library")
     except ValueError as error:
-        told = str(fault_of(error))
-    assert told.startswith(
+        message = str(fault_of(error))
+    assert message.startswith(
         "broken_library cannot be loaded: ValueError: LEVEL is no number; correct the environment"
     )
     assert fault_of(ValueError("of ours")) is None

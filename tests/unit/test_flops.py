@@ -28,8 +28,8 @@ def counted(model: Any) -> dict[str, int]:
     ids = torch.arange(LENGTH)[None] + 3
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, labels=ids).loss.backward()
-    found = counter.get_flop_counts()["Global"]
-    return {str(name): count for name, count in found.items()}
+    counts = counter.get_flop_counts()["Global"]
+    return {str(name): count for name, count in counts.items()}
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -77,9 +77,11 @@ def test_a_plan_counts_what_a_run_counts(kind: str, lora: bool) -> None:
     )
     config = load_config(None, overrides=["model=m/m", "data.train=x/y"])
     if lora:
-        found = next(iter(model.peft_config.values()))
-        targets = tuple(sorted(found.target_modules))
-        config = config.model_copy(update={"lora": LoraConfig(r=found.r, target_modules=targets)})
+        adapter_config = next(iter(model.peft_config.values()))
+        targets = tuple(sorted(adapter_config.target_modules))
+        config = config.model_copy(
+            update={"lora": LoraConfig(r=adapter_config.r, target_modules=targets)}
+        )
     assert planned_cost(
         Trainable(config.lora, config.sight), weights, has_vocabulary=True
     ) == measured_flops.cost_of(model, has_vocabulary=True)
@@ -89,13 +91,13 @@ def test_benchmarks_count_what_a_plan_counts() -> None:
     shape = SHAPES["qwen3-8b"]
     sizes = {**vars(shape), "model_type": "qwen3"}
     config = load_config(None, overrides=["model=m/m", "data.train=x/y", "lora.r=16"])
-    found = planned_cost(
+    cost = planned_cost(
         Trainable(config.lora, config.sight),
         Weights(shapes_of(sizes), sizes, False),
         has_vocabulary=True,
     )
-    assert found is not None
-    assert flops.training_flops(shape, "all-linear", [3, 3], 4) == found.of(6, 12, 4)
+    assert cost is not None
+    assert flops.training_flops(shape, "all-linear", [3, 3], 4) == cost.of(6, 12, 4)
 
 
 def test_the_peak_is_stated_or_measured() -> None:
@@ -126,13 +128,13 @@ def test_mfu_is_the_share_of_the_peak_of_all_devices() -> None:
         "peak_tflops": 2.0,
         "peak_source": "compute.peak_tflops",
     }
-    found = throughput([{"event": "launch"}, start], 6000, 3000, 3.0, world_size=2)
-    assert found is not None
-    assert (found["tokens_per_second"], found["trained_tokens_per_second"]) == (2000, 1000)
-    assert found["tflops_per_device"] == pytest.approx(1.0)
-    assert found["mfu"] == pytest.approx(0.5)
+    facts = throughput([{"event": "launch"}, start], 6000, 3000, 3.0, world_size=2)
+    assert facts is not None
+    assert (facts["tokens_per_second"], facts["trained_tokens_per_second"]) == (2000, 1000)
+    assert facts["tflops_per_device"] == pytest.approx(1.0)
+    assert facts["mfu"] == pytest.approx(0.5)
     line = "2,000 tokens/s without padding, 1,000 trained; MFU 50 %: 1 of the 2 TFLOP/s that compute.peak_tflops says"
-    assert throughput_line(found) == line
+    assert throughput_line(facts) == line
     bare = throughput([{"event": "launch"}], 6000, 3000, 3.0, world_size=2)
     assert bare is not None
     assert throughput_line(bare) == "2,000 tokens/s without padding, 1,000 trained"

@@ -43,9 +43,9 @@ def ahead(*overrides: str, gpus: int = 1, nodes: int = 1, gib: int | None = 80) 
         *overrides,
     ]
     config = load_config(None, overrides=["model=org/m", "data.train=org/d", *settings])
-    found = forecast(RankWork.of(config, make_plan(config)), WEIGHTS, gib and gib * GIB)
-    assert found is not None
-    return found
+    memory = forecast(RankWork.of(config, make_plan(config)), WEIGHTS, gib and gib * GIB)
+    assert memory is not None
+    return memory
 
 
 def bill_of(config: Config, tokens: int, gpu: str | None = None) -> Bill:
@@ -163,22 +163,25 @@ def test_the_bases_precision_and_the_method_decide_over_weights_and_state() -> N
     assert eight.peak_bytes < full.peak_bytes
 
 
-def state_of(found: Forecast) -> list[int]:
+def state_of(memory: Forecast) -> list[int]:
     """What is trained, its gradients, and AdamW's moments."""
     name = next(
-        part for part in found.parts if part in ("adapters, in fp32", "trained weights, in fp32")
+        part for part in memory.parts if part in ("adapters, in fp32", "trained weights, in fp32")
     )
-    return [found.parts[part] for part in (name, "their gradients", "AdamW's two moments")]
+    return [memory.parts[part] for part in (name, "their gradients", "AdamW's two moments")]
 
 
 def test_sharding_divides_what_is_held_and_recomputing_what_is_kept() -> None:
-    one, eight = ahead(gpus=8), ahead("training.parallelism=fsdp", gpus=8)
-    assert state_of(eight) == [part // 8 for part in state_of(one)]
+    single, eight = ahead(gpus=8), ahead("training.parallelism=fsdp", gpus=8)
+    assert state_of(eight) == [part // 8 for part in state_of(single)]
     assert "weights" not in eight.parts, "slices are fp32, the optimizer's own"
     assert "weights, gathered: two layers and what lies around them" in eight.parts
-    one, eight = ahead("lora.r=16", gpus=8), ahead("lora.r=16", "training.parallelism=fsdp", gpus=8)
-    assert eight.parts["weights"] == one.parts["weights"] // 8
-    assert state_of(eight) == state_of(one), "adapters stay whole on every rank"
+    single, eight = (
+        ahead("lora.r=16", gpus=8),
+        ahead("lora.r=16", "training.parallelism=fsdp", gpus=8),
+    )
+    assert eight.parts["weights"] == single.parts["weights"] // 8
+    assert state_of(eight) == state_of(single), "adapters stay whole on every rank"
     kept, again = ahead("lora.r=16"), ahead("lora.r=16", "training.gradient_checkpointing=true")
     assert again.peak_bytes < kept.peak_bytes
     assert again.parts["inputs of those layers"] == 36 * 2048 * 4096 * 2
@@ -187,10 +190,10 @@ def test_sharding_divides_what_is_held_and_recomputing_what_is_kept() -> None:
 def test_auto_recomputes_only_where_the_device_asks_for_it() -> None:
     assert "activations" in ahead("lora.r=16", gib=80).parts
     for gib in (24, 32, 48):
-        found = ahead(
+        memory = ahead(
             "lora.r=16", "quantization=none", "training.per_device_train_batch_size=2", gib=gib
         )
-        assert found.fits, "as many layers as it takes"
+        assert memory.fits, "as many layers as it takes"
     small = ahead(
         "lora.r=16", "quantization=none", "training.per_device_train_batch_size=8", gib=24
     ).parts
@@ -279,9 +282,9 @@ def test_hours_and_price_follow_from_a_rate_and_are_not_made_up() -> None:
     rated = load_config(
         None, overrides=[*words, "compute.tokens_per_second=5000", "compute.price_per_gpu_hour=3"]
     )
-    found = bill_of(rated, 36 * 10**6)
-    assert found.hours == pytest.approx(1.0)
-    assert found.price == pytest.approx(6.0)
+    priced = bill_of(rated, 36 * 10**6)
+    assert priced.hours == pytest.approx(1.0)
+    assert priced.price == pytest.approx(6.0)
     peak = load_config(None, overrides=[*words, "compute.peak_tflops=989"])
     hidden = WEIGHTS.text_config["hidden_size"]
     share = cost.WIDE_SHARE * hidden / (hidden + cost.NARROW_HALF)  # narrow models reach less
@@ -313,9 +316,9 @@ def save_header(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
 
 def test_headers_are_read_and_only_a_config_is_enough(tmp_path: Path) -> None:
     save_header(tmp_path / "a", {"x.weight": (4, 5), "y.bias": (7,)})
-    found = read_weights(str(tmp_path / "a"), {})
-    assert found is not None
-    assert (found.parameters, found.stated) == (27, True)
+    weights = read_weights(str(tmp_path / "a"), {})
+    assert weights is not None
+    assert (weights.parameters, weights.stated) == (27, True)
     snapshot = tmp_path / "hub" / "models--org--m" / "snapshots" / "abc"
     save_header(snapshot, {})
     (snapshot / "model.safetensors").unlink()
@@ -355,9 +358,9 @@ def on_a_cpu(*overrides: str, weights: Weights = WEIGHTS, longest: int | None = 
     settings = ["compute.gpus_per_node=0", "data.max_length=1024", *overrides]
     config = load_config(None, overrides=["model=org/m", "data.train=org/d", *settings])
     plan = make_plan(config, rows=64, device="cpu")
-    found = forecast(RankWork.of(config, plan, longest), weights)
-    assert found is not None
-    return found
+    memory = forecast(RankWork.of(config, plan, longest), weights)
+    assert memory is not None
+    return memory
 
 
 def test_rows_that_are_short_fill_no_micro_batch_meant_for_long_ones() -> None:
@@ -383,7 +386,7 @@ def test_beginnings_that_rows_share_fill_no_micro_batch() -> None:
         ],
     )  # fmt: skip
     shared = 7 / 8 * 2 / 3  # of eight rows with 512 tokens of 768 in common
-    found, whole = (
+    with_sharing, whole = (
         forecast(
             RankWork.of(
                 config,
@@ -394,10 +397,10 @@ def test_beginnings_that_rows_share_fill_no_micro_batch() -> None:
         )
         for s in (shared, 0.0)
     )
-    assert found is not None
+    assert with_sharing is not None
     assert whole is not None
     tokens = 512 + 8 * 256
-    assert found.parts["activations"] / whole.parts["activations"] == pytest.approx(
+    assert with_sharing.parts["activations"] / whole.parts["activations"] == pytest.approx(
         tokens / (8 * 768), rel=0.01
     )
     small = config.model_copy(
@@ -443,7 +446,7 @@ def test_activations_keep_what_autograd_does(gate: bool) -> None:
         for act in ACT2FN
     }
     of_gelu = on_a_cpu(weights=weights["gelu"]).parts["activations"]
-    each = 1024 * QWEN3_8B["num_hidden_layers"] * QWEN3_8B["intermediate_size"] * 4
+    copy_bytes = 1024 * QWEN3_8B["num_hidden_layers"] * QWEN3_8B["intermediate_size"] * 4
     for act, of_model in weights.items():
         kept: dict[int, torch.Tensor] = {}
 
@@ -453,14 +456,14 @@ def test_activations_keep_what_autograd_does(gate: bool) -> None:
 
         function = ACT2FN[act]
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-            given = function(wide * 1.0)
-            given = given * (wide * 1.0) if gate else given
-            given @ torch.ones(8, 8, requires_grad=True)
+            output = function(wide * 1.0)
+            output = output * (wide * 1.0) if gate else output
+            output @ torch.ones(8, 8, requires_grad=True)
         copies = sum(
             saved.shape == wide.shape and saved.dtype == wide.dtype for saved in kept.values()
         )
-        found = on_a_cpu(weights=of_model).parts["activations"]
-        assert (found - of_gelu) / each == copies - (4 if gate else 2), act
+        activations = on_a_cpu(weights=of_model).parts["activations"]
+        assert (activations - of_gelu) / copy_bytes == copies - (4 if gate else 2), act
 
 
 def test_what_takes_one_sequence_at_a_time_keeps_no_others_and_no_probabilities() -> None:

@@ -93,7 +93,7 @@ def test_a_renamed_run_refers_to_nothing_under_its_old_name(case: str, tmp_path:
         for _, template in pod_templates(obj)
     }
     assert accounts <= {f"alice-{name}", "default"}
-    there = {(obj["kind"], obj["metadata"]["name"]) for obj in objects} | {
+    known = {(obj["kind"], obj["metadata"]["name"]) for obj in objects} | {
         ("PersistentVolumeClaim", "datasets")
     }
     volumes = [
@@ -102,11 +102,11 @@ def test_a_renamed_run_refers_to_nothing_under_its_old_name(case: str, tmp_path:
         for _, template in pod_templates(obj)
         for v in template["spec"]["volumes"]
     ]
-    assert {("ConfigMap", v["configMap"]["name"]) for v in volumes if "configMap" in v} <= there
+    assert {("ConfigMap", v["configMap"]["name"]) for v in volumes if "configMap" in v} <= known
     claims = [
         v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v
     ]
-    assert {("PersistentVolumeClaim", claim) for claim in claims} <= there
+    assert {("PersistentVolumeClaim", claim) for claim in claims} <= known
 
 
 @KUBECTL

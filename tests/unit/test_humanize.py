@@ -75,11 +75,11 @@ def test_numbers(value: Any, text: str) -> None:
 
 
 def test_units_agree_with_their_counts() -> None:
-    said = [
+    texts = [
         humanize.counted(*words)
         for words in ((1, "row"), (2_000, "row"), (1, "process"), (2, "process"))
     ]
-    assert said == ["1 row", "2,000 rows", "1 process", "2 processes"]
+    assert texts == ["1 row", "2,000 rows", "1 process", "2 processes"]
 
 
 def test_what_a_terminal_would_obey_is_spelt_out() -> None:

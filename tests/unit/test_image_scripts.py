@@ -66,9 +66,9 @@ def bill(folder: Path) -> str:
 
 def test_the_bill_lists_every_package_by_its_identity(tmp_path: Path) -> None:
     text = bill(tmp_path)
-    found = json.loads(text)
-    assert (found["bomFormat"], found["specVersion"]) == ("CycloneDX", "1.6")
-    by_name: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in found["components"]}
+    document = json.loads(text)
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+    by_name: dict[str, dict[str, Any]] = {entry["name"]: entry for entry in document["components"]}
     torch = version("torch")
     assert by_name["torch"]["purl"] == f"pkg:pypi/torch@{quote(torch)}"
     assert by_name["torch"]["version"] == torch
@@ -79,7 +79,7 @@ def test_the_bill_lists_every_package_by_its_identity(tmp_path: Path) -> None:
     assert libc == "pkg:deb/debian/libc6@2.41-12%2Bdeb13u4?arch=amd64"
     assert verbs == "pkg:deb/debian/libibverbs1@56.1-1?arch=amd64"
     assert "gone" not in by_name
-    purls = [entry["purl"] for entry in found["components"]]
+    purls = [entry["purl"] for entry in document["components"]]
     assert purls == sorted(set(purls))
     assert bill(tmp_path) == text  # no time, no random number
 
@@ -93,8 +93,8 @@ def test_a_folder_without_packages_is_told(tmp_path: Path) -> None:
         "--python",
         tmp_path,
     ]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    assert f"no package is installed in {tmp_path}" in said
+    stderr = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert f"no package is installed in {tmp_path}" in stderr
 
 
 def test_the_image_script_says_how_it_is_used(copy: Path) -> None:
@@ -184,14 +184,14 @@ def test_base_and_debian_packages_are_pinned() -> None:
 def asked_of_builder(copy: Path, *words: str, **environ: str) -> tuple[dict[str, str], list[str]]:
     """The build arguments that scripts/image gives a builder, and its other words."""
     (copy / "bin").mkdir(exist_ok=True)
-    builder, told = copy / "bin" / "builder", copy / "told"
+    builder, record = copy / "bin" / "builder", copy / "told"
     builder.write_text(BUILDER)
     builder.chmod(0o755)
     path = f"{copy / 'bin'}:{os.environ['PATH']}"
     environment = {
         "PATH": path,
         "BUILDER": "builder",
-        "TOLD": str(told),
+        "TOLD": str(record),
         "HOME": str(copy),
         **environ,
     }
@@ -202,7 +202,7 @@ def asked_of_builder(copy: Path, *words: str, **environ: str) -> tuple[dict[str,
         text=True,
         check=True,
     )
-    lines = told.read_text().splitlines()
+    lines = record.read_text().splitlines()
     arguments = [lines[i + 1] for i, line in enumerate(lines) if line == "--build-arg"]
     return dict(argument.split("=", 1) for argument in arguments), lines
 

@@ -112,10 +112,10 @@ def test_frames_and_shades_that_are_not_seen_are_known(tmp_path: Path) -> None:
     frames[0].save(plain)
     frames[0].save(moving, save_all=True, append_images=frames[1:])
     Image.new("I;16", (40, 30), 40_000).save(deep)
-    found = [
+    facts_seen = [
         (facts.is_animated, facts.is_deep) for facts in map(verify_image, (plain, moving, deep))
     ]
-    assert found == [(False, False), (True, False), (False, True)]
+    assert facts_seen == [(False, False), (True, False), (False, True)]
 
 
 def png(width: int, height: int) -> bytes:

@@ -129,18 +129,18 @@ shared_volume:
 
 def imported(folder: Path, text: str, name: str = "config.yml") -> tuple[Imported, Config]:
     (folder / name).write_text(text)
-    found = import_config(folder / name)
-    (folder / "run.yaml").write_text(found.text)
-    return found, load_config(folder / "run.yaml")
+    result = import_config(folder / name)
+    (folder / "run.yaml").write_text(result.text)
+    return result, load_config(folder / "run.yaml")
 
 
-def notes(found: Imported, kind: str) -> dict[str, str]:
-    return {note.key: note.text for note in found.of(kind)}
+def notes(result: Imported, kind: str) -> dict[str, str]:
+    return {note.key: note.text for note in result.of(kind)}
 
 
 def test_axolotl(tmp_path: Path) -> None:
-    found, config = imported(tmp_path, AXOLOTL)
-    assert found.peer == "axolotl"
+    result, config = imported(tmp_path, AXOLOTL)
+    assert result.peer == "axolotl"
     assert (config.model.path, config.quantization) == ("some-lab/tiny-1b", "4bit")
     first, second = config.data.train
     assert (first.path, first.format, first.split) == (
@@ -165,8 +165,8 @@ def test_axolotl(tmp_path: Path) -> None:
         "epoch",
     )
     near = {"optimizer", "lr_scheduler", "evals_per_epoch", "datasets[0].type"}
-    assert notes(found, "approximated").keys() == near
-    dropped = notes(found, "dropped")
+    assert notes(result, "approximated").keys() == near
+    dropped = notes(result, "dropped")
     assert config.tracking.wandb is not None
     assert config.tracking.wandb.project == "mine"
     assert dropped.keys() == {"special_tokens", "learning_rat"}
@@ -177,12 +177,12 @@ def test_llama_factory_with_its_registry_of_data(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     entry = {"file_name": "known.json", "formatting": "sharegpt", "columns": {"messages": "turns"}}
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"known": entry}))
-    found, config = imported(tmp_path, FACTORY)
+    result, config = imported(tmp_path, FACTORY)
     known, unknown = config.data.train
     assert (known.path, known.format) == (f"{tmp_path}/data/known.json#300", "sharegpt")
     assert known.columns == {"conversations": "turns"}
     assert unknown.path == "unknown#300"
-    assert "dataset: unknown" in notes(found, "dropped")
+    assert "dataset: unknown" in notes(result, "dropped")
     assert config.lora is not None
     assert (config.lora.r, config.lora.target_modules) == (8, ("q_proj", "v_proj"))
     # What LLaMA-Factory does where its file says nothing.
@@ -194,7 +194,7 @@ def test_llama_factory_with_its_registry_of_data(tmp_path: Path) -> None:
         False,
     )
     assert config.training.timeout_seconds == 1800
-    assert "cut in proportion there" in notes(found, "assumed")["data.overlong"]
+    assert "cut in proportion there" in notes(result, "assumed")["data.overlong"]
 
 
 def test_trl(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_what_is_said_of_a_tracker_counts_where_the_tracker_is_on(
 
 
 def test_ms_swift_from_a_script(tmp_path: Path) -> None:
-    found, config = imported(tmp_path, SWIFT, "train.sh")
+    result, config = imported(tmp_path, SWIFT, "train.sh")
     assert [(s.path, s.subset) for s in config.data.train] == [
         ("some-lab/chats#500", "en"), ("some-lab/chats#500", "de"), ("my/file.jsonl", None),
     ]  # fmt: skip
@@ -249,40 +249,40 @@ def test_ms_swift_from_a_script(tmp_path: Path) -> None:
     assert config.training.parallelism == "fsdp"
     assert config.lora is not None
     assert (config.lora.r, config.lora.alpha) == (8, 32)
-    assert "system" in notes(found, "dropped")
-    assert notes(found, "unneeded")["CUDA_VISIBLE_DEVICES"].startswith("an environment variable")
+    assert "system" in notes(result, "dropped")
+    assert notes(result, "unneeded")["CUDA_VISIBLE_DEVICES"].startswith("an environment variable")
 
 
 def test_resources_of_a_job(tmp_path: Path) -> None:
-    found, config = imported(tmp_path, RESOURCES)
+    result, config = imported(tmp_path, RESOURCES)
     compute, kubernetes = config.compute, config.kubernetes
-    assert (found.peer, config.name) == ("job resources", "run-1")
+    assert (result.peer, config.name) == ("job resources", "run-1")
     assert (compute.nodes, compute.gpus_per_node, compute.cpu, compute.memory) == (4, 1, 4, "128G")
     assert kubernetes is not None
     assert kubernetes.storage.outputs.size == "10G"
     assert kubernetes.secrets["HF_TOKEN"].secret == "hf-token"
-    assert "<your hf token" not in found.text + str(found.notes)
-    assert notes(found, "carried").keys() == {
+    assert "<your hf token" not in result.text + str(result.notes)
+    assert notes(result, "carried").keys() == {
         "resources.gpu.accelerator_count", "resources.memory", "resources.cpu", "replicas", "config_map.HF_TOKEN",
         "shared_volume.size",
     }  # fmt: skip
-    assert notes(found, "approximated").keys() == {
+    assert notes(result, "approximated").keys() == {
         "resources.gpu.accelerator",
         "config_map.RUN_NAME",
     }
-    assert notes(found, "dropped").keys() == {"config_map.RESULT_MODEL_ID"}
+    assert notes(result, "dropped").keys() == {"config_map.RESULT_MODEL_ID"}
     # The script beside the file, which it says nothing of: an example to be replaced.
     assert (config.task, config.model.path) == (
         "sequence_classification",
         "google-bert/bert-base-uncased",
     )
-    assert "model.path" in notes(found, "assumed")
+    assert "model.path" in notes(result, "assumed")
 
 
 def test_variables_of_a_job_are_settings_where_they_have_a_meaning(tmp_path: Path) -> None:
     variables = "MODEL_ID: some-lab/tiny\n  DATASET_ID: rows.jsonl#50\n  LORA_RANK: 4\n  RESULT_MODEL_ID: team/bot\n"
     text = f"replicas: 2\nconfig_map:\n  {variables}  NCCL_DEBUG: INFO\nresources:\n  gpu: {{}}\n  disk: 5\n"
-    found, config = imported(tmp_path, text)
+    result, config = imported(tmp_path, text)
     assert (config.model.path, config.data.train[0].path, config.task) == (
         "some-lab/tiny",
         "rows.jsonl#50",
@@ -294,15 +294,15 @@ def test_variables_of_a_job_are_settings_where_they_have_a_meaning(tmp_path: Pat
     assert config.push.repo == "team/bot"
     assert config.kubernetes is not None
     assert config.kubernetes.env == {"NCCL_DEBUG": "INFO"}
-    assert notes(found, "dropped").keys() == {"resources.disk"}
+    assert notes(result, "dropped").keys() == {"resources.disk"}
 
 
 def test_models_that_see_and_results_that_are_uploaded(tmp_path: Path) -> None:
     sees = "freeze_vision_tower: false\nimage_max_pixels: 262144\nimage_min_pixels: 1024\n"
     more = f"{sees}push_to_hub: true\nhub_model_id: team/bot\nfsdp: full_shard\n"
-    found, config = imported(tmp_path, FACTORY + more)
+    result, config = imported(tmp_path, FACTORY + more)
     assert config.task == "vision_language"
-    assert "`causal_lm` for one that reads texts alone" in notes(found, "assumed")["task"]
+    assert "`causal_lm` for one that reads texts alone" in notes(result, "assumed")["task"]
     assert not config.vision.freeze_vision_tower
     assert (config.vision.image_max_tokens, config.vision.image_min_tokens) == (334, 1)
     assert config.push is not None
@@ -334,11 +334,11 @@ def test_a_frozen_tower_makes_no_model_see(
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(f'{{"model_type": "x", "all": {facts}}}')
     path = str(tmp_path / model) if (tmp_path / model).is_dir() else model
-    found, config = imported(
+    result, config = imported(
         tmp_path, f"model: {path}\ntuner_type: lora\ndataset: y\nfreeze_vit: {frozen}\n"
     )
     assert config.task == task
-    assert ("freeze_vit" in notes(found, "unneeded")) is (task == "causal_lm")
+    assert ("freeze_vit" in notes(result, "unneeded")) is (task == "causal_lm")
 
 
 PACKED = {
@@ -382,8 +382,8 @@ def test_packing_that_is_off_counts_samples(tmp_path: Path) -> None:
     assert config.data.overlong == "split"
     _, config = imported(tmp_path, PACKED["LLaMA-Factory, pre-training"])
     assert config.data.overlong == "split"
-    found, config = imported(tmp_path, f"{PACKED['TRL']}packing_strategy: wrapped\n")
-    assert (config.data.packing, notes(found, "dropped").keys()) == (True, {"packing_strategy"})
+    result, config = imported(tmp_path, f"{PACKED['TRL']}packing_strategy: wrapped\n")
+    assert (config.data.packing, notes(result, "dropped").keys()) == (True, {"packing_strategy"})
 
 
 @pytest.mark.parametrize(
@@ -401,30 +401,30 @@ def test_templates_of_axolotl_decide_every_prompt(
     text: str, kind: str, key: str, tmp_path: Path
 ) -> None:
     data = "base_model: x\nsequence_len: 512\ndatasets: [{path: y, type: chat_template}]\n"
-    found, config = imported(tmp_path, data + text)
-    assert key in notes(found, kind)
+    result, config = imported(tmp_path, data + text)
+    assert key in notes(result, kind)
     expected = {"carried": text.split(": ")[-1].strip()}.get(kind)
     assert config.model.chat_template == expected
     inside = text.strip().replace("\n", ", ")
-    found, config = imported(
+    result, config = imported(
         tmp_path, data.replace("type: chat_template", f"type: chat_template, {inside}")
     )
-    assert f"datasets[0].{key}" in notes(found, kind)
+    assert f"datasets[0].{key}" in notes(result, kind)
     assert config.model.chat_template == expected
 
 
 def test_sources_that_disagree_on_the_template_are_told(tmp_path: Path) -> None:
     sources = "[{path: y, type: chat_template, chat_template: chatml}, {path: z, type: chat_template, chat_template: phi_3}]"
-    found, config = imported(tmp_path, f"base_model: x\nsequence_len: 512\ndatasets: {sources}\n")
+    result, config = imported(tmp_path, f"base_model: x\nsequence_len: 512\ndatasets: {sources}\n")
     assert config.model.chat_template is None
-    assert notes(found, "dropped").keys() == {
+    assert notes(result, "dropped").keys() == {
         "datasets[0].chat_template",
         "datasets[1].chat_template",
     }
 
 
 @pytest.mark.parametrize(
-    ("mapping", "expected", "told"),
+    ("mapping", "expected", "message"),
     [
         ("{role: role, content: content}", ("messages", {}), False),
         ("{role: from, content: value}", ("sharegpt", {"conversations": "messages"}), False),
@@ -434,20 +434,22 @@ def test_sources_that_disagree_on_the_template_are_told(tmp_path: Path) -> None:
     ],
 )
 def test_names_inside_messages_are_carried_or_told(
-    mapping: str, expected: tuple[str, dict[str, str]], told: bool, tmp_path: Path
+    mapping: str, expected: tuple[str, dict[str, str]], message: bool, tmp_path: Path
 ) -> None:
     source = f"{{path: y, type: chat_template, message_property_mappings: {mapping}}}"
-    found, config = imported(tmp_path, f"base_model: x\nsequence_len: 512\ndatasets: [{source}]\n")
+    result, config = imported(tmp_path, f"base_model: x\nsequence_len: 512\ndatasets: [{source}]\n")
     assert (config.data.train[0].format, config.data.train[0].columns) == expected
-    assert ("datasets[0].message_property_mappings" in notes(found, "dropped")) == told
+    assert ("datasets[0].message_property_mappings" in notes(result, "dropped")) == message
 
 
 def test_a_template_of_llama_factory_is_told(tmp_path: Path) -> None:
-    found, _ = imported(tmp_path, FACTORY)
-    assert "model.chat_template" in notes(found, "dropped")["template"]
-    found, config = imported(tmp_path, FACTORY.replace("qwen3", "chatml"))
+    result, _ = imported(tmp_path, FACTORY)
+    assert "model.chat_template" in notes(result, "dropped")["template"]
+    result, config = imported(tmp_path, FACTORY.replace("qwen3", "chatml"))
     assert (
-        config.model.chat_template == notes(found, "carried")["template"].split(": ")[1] == "chatml"
+        config.model.chat_template
+        == notes(result, "carried")["template"].split(": ")[1]
+        == "chatml"
     )
 
 
@@ -460,10 +462,10 @@ def test_variables_that_a_script_does_not_set_are_no_values(tmp_path: Path) -> N
     assert "names no" not in str(caught.value)
     _, config = imported(tmp_path, script.replace("$MORE/", ""), "train.sh")
     assert config.output == "/runs/x"
-    found, config = imported(
+    result, config = imported(
         tmp_path, script.replace("$MORE/", "").replace("$OUT", "$ELSEWHERE"), "train.sh"
     )
-    assert (config.output, "output_dir" in notes(found, "dropped")) == (None, True)
+    assert (config.output, "output_dir" in notes(result, "dropped")) == (None, True)
 
 
 def test_what_says_lora_without_an_adapter_is_not_passed_over(tmp_path: Path) -> None:
@@ -473,15 +475,15 @@ def test_what_says_lora_without_an_adapter_is_not_passed_over(tmp_path: Path) ->
         match=r"config\.yml:2: load_in_4bit: without `adapter`, which axolotl refuses too",
     ):
         imported(tmp_path, text)
-    found, config = imported(tmp_path, text.replace("load_in_4bit: true", "load_in_4bit: false"))
+    result, config = imported(tmp_path, text.replace("load_in_4bit: true", "load_in_4bit: false"))
     assert config.lora is None
-    assert {"lora_r", "lora_alpha", "lora_target_linear"} <= notes(found, "dropped").keys()
-    assert "adapter" in notes(found, "unneeded")
+    assert {"lora_r", "lora_alpha", "lora_target_linear"} <= notes(result, "dropped").keys()
+    assert "adapter" in notes(result, "unneeded")
 
 
 def test_first_rows_and_drawn_rows_are_told_apart(tmp_path: Path) -> None:
-    found, _ = imported(tmp_path, FACTORY)
-    assert "not the first" in notes(found, "approximated")["max_samples"]
+    result, _ = imported(tmp_path, FACTORY)
+    assert "not the first" in notes(result, "approximated")["max_samples"]
 
 
 def test_a_watchdog_over_finite_losses_is_carried(tmp_path: Path) -> None:
@@ -529,7 +531,7 @@ UNMAPPED = {"path": "x", "type": "chat_template", "message_property_mappings": [
 
 
 @pytest.mark.parametrize(
-    ("peer", "wrong", "told"),
+    ("peer", "wrong", "message"),
     [
         (
             "axolotl",
@@ -545,18 +547,22 @@ UNMAPPED = {"path": "x", "type": "chat_template", "message_property_mappings": [
     ],
 )
 def test_values_of_another_kind_are_told_at_their_key(
-    peer: str, wrong: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    peer: str,
+    wrong: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "theirs.json"
     file.write_text(json.dumps(LEAST[peer] | wrong), encoding="utf-8")
     assert cli.main(["import", str(file), "--from", peer]) == 2
-    assert f"{file}:1: {told}" in capsys.readouterr().err
+    assert f"{file}:1: {message}" in capsys.readouterr().err
 
 
 def test_a_recipe_for_trl_with_a_mixture_and_no_number_of_steps(tmp_path: Path) -> None:
     """As recipes for TRL are usually written, with -1 for what is off."""
-    found, config = imported(tmp_path, RECIPE)
-    assert found.peer == "TRL"
+    result, config = imported(tmp_path, RECIPE)
+    assert result.peer == "TRL"
     first, second = config.data.train
     assert (first.path, first.subset, first.split, first.weight) == (
         "some-lab/chats",
@@ -575,18 +581,18 @@ def test_a_recipe_for_trl_with_a_mixture_and_no_number_of_steps(tmp_path: Path) 
         None,
         3,
     )
-    assert notes(found, "unneeded").keys() >= {"max_steps", "dataset_mixture.seed"}
-    assert notes(found, "dropped").keys() == {
+    assert notes(result, "unneeded").keys() >= {"max_steps", "dataset_mixture.seed"}
+    assert notes(result, "dropped").keys() == {
         "chat_template",
         "dataset_mixture.datasets[1].columns",
     }
 
 
 def test_a_key_of_another_tool_is_not_taken_for_one_of_this(tmp_path: Path) -> None:
-    found, config = imported(tmp_path, f"{AXOLOTL}use_rslora: true\npacking: true\n")
+    result, config = imported(tmp_path, f"{AXOLOTL}use_rslora: true\npacking: true\n")
     assert config.lora is not None
     assert not config.lora.use_rslora
-    dropped = notes(found, "dropped")
+    dropped = notes(result, "dropped")
     assert all(
         "not known to `kubetune import`" in dropped[key] for key in ("use_rslora", "packing")
     )
@@ -638,7 +644,7 @@ def test_what_is_taken_out_again_is_named_by_the_key_it_came_from(tmp_path: Path
         "adapter: qlora", "adapter: lora"
     )
     text = text.replace("load_in_4bit: true", "load_in_4bit: false")
-    found, config = imported(
+    result, config = imported(
         tmp_path, f"{text}lora_modules_to_save: [lm_head]\nfsdp: [full_shard]\nfp8: true\n"
     )
     assert (config.training.eval_steps, config.training.parallelism, config.training.fp8) == (
@@ -646,13 +652,13 @@ def test_what_is_taken_out_again_is_named_by_the_key_it_came_from(tmp_path: Path
         "ddp",
         False,
     )
-    dropped = notes(found, "dropped")
+    dropped = notes(result, "dropped")
     assert "nothing is evaluated" in dropped["evals_per_epoch"]
     assert (
         dropped["fsdp"] == "a model with lora.modules_to_save is not sharded; each GPU holds a copy"
     )
     assert "fp8" in dropped
-    assert not {"evals_per_epoch", "eval_steps"} & notes(found, "approximated").keys()
+    assert not {"evals_per_epoch", "eval_steps"} & notes(result, "approximated").keys()
 
 
 def test_the_batch_of_a_script_counts_the_samples_of_each_process(tmp_path: Path) -> None:
@@ -670,9 +676,9 @@ def test_a_script_that_takes_its_settings_from_a_file(tmp_path: Path) -> None:
     script = tmp_path / "scripts" / "run.sh"
     script.parent.mkdir()
     script.write_text("llamafactory-cli train examples/lora.yaml \\\n  --learning_rate 3e-5\n")
-    found = import_config(script)
-    assert (found.peer, "learning_rate: 3e-5" in found.text) == ("LLaMA-Factory", True)
-    assert "some-lab/tiny-1b" in found.text
+    result = import_config(script)
+    assert (result.peer, "learning_rate: 3e-5" in result.text) == ("LLaMA-Factory", True)
+    assert "some-lab/tiny-1b" in result.text
     script.write_text("trl sft --output_dir x --config nowhere.yaml\n")
     with pytest.raises(
         ConfigError,
@@ -689,7 +695,7 @@ NPROC_PER_NODE=2 megatron sft --model some-lab/tiny-1b --dataset some-lab/chats 
 
 
 def test_the_other_command_of_ms_swift(tmp_path: Path) -> None:
-    found, config = imported(tmp_path, MEGATRON, "train.sh")
+    result, config = imported(tmp_path, MEGATRON, "train.sh")
     training = config.training
     assert (
         training.per_device_train_batch_size,
@@ -697,7 +703,7 @@ def test_the_other_command_of_ms_swift(tmp_path: Path) -> None:
         training.max_steps,
     ) == (2, 16, 100)
     assert (training.learning_rate, training.warmup_ratio) == (1e-4, 0.05)
-    assert notes(found, "dropped").keys() == {"tensor_model_parallel_size"}
+    assert notes(result, "dropped").keys() == {"tensor_model_parallel_size"}
     assert config.lora is not None
     batches = "--micro_batch_size 2 --global_batch_size 16 "
     _, config = imported(
@@ -710,24 +716,24 @@ def test_the_other_command_of_ms_swift(tmp_path: Path) -> None:
 
 def test_a_secret_is_not_repeated(tmp_path: Path) -> None:
     secret = "hf_" + "aB3" * 11
-    found, _ = imported(tmp_path, f"{FACTORY}hub_token: {secret}\n")
-    assert "hub_token" in notes(found, "dropped")
-    assert secret not in found.text + str(found.notes)
+    result, _ = imported(tmp_path, f"{FACTORY}hub_token: {secret}\n")
+    assert "hub_token" in notes(result, "dropped")
+    assert secret not in result.text + str(result.notes)
 
 
 @pytest.mark.parametrize("peer", FILES)
 def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
     name, text = FILES[peer]
-    found, _ = imported(tmp_path, text, name)
-    told = {note.key.split("[")[0].split(":")[0] for note in found.notes}
-    given = {
+    result, _ = imported(tmp_path, text, name)
+    noted = {note.key.split("[")[0].split(":")[0] for note in result.notes}
+    written = {
         line.split(":")[0].strip()
         for line in text.splitlines()
         if line[:1].isalpha() and ": " in f"{line} "
     }
-    given |= {word.removeprefix("--").strip() for word in text.split() if word.startswith("--")}
-    assert given <= told
-    assert found.peer == peer
+    written |= {word.removeprefix("--").strip() for word in text.split() if word.startswith("--")}
+    assert written <= noted
+    assert result.peer == peer
 
 
 @pytest.mark.parametrize(
@@ -872,8 +878,8 @@ def test_keys_that_act_on_each_other_count_in_either_order(tmp_path: Path) -> No
     )
     for pair in pairs:
         for first, second in (pair, pair[::-1]):
-            found, config = imported(tmp_path, lines + first + second)
-            assert not found.of("dropped")
+            result, config = imported(tmp_path, lines + first + second)
+            assert not result.of("dropped")
             assert config.quantization == ("fp4" if pair == pairs[0] else "none")
             if pair == pairs[1]:
                 assert config.training.save_steps == "epoch"
@@ -883,11 +889,11 @@ def test_keys_that_act_on_each_other_count_in_either_order(tmp_path: Path) -> No
 def test_a_share_of_all_steps_between_lines_of_the_log_becomes_a_number(
     tmp_path: Path, share: float
 ) -> None:
-    found, config = imported(tmp_path, f"{FACTORY}logging_steps: {share}\n")
+    result, config = imported(tmp_path, f"{FACTORY}logging_steps: {share}\n")
     assert config.training.logging_steps == 10
-    assert "a share of all steps there" in notes(found, "approximated")["logging_steps"]
-    found, _ = imported(tmp_path, f"{FACTORY}logging_steps: 0\n")
-    assert "expected a number above 0" in notes(found, "dropped")["logging_steps"]
+    assert "a share of all steps there" in notes(result, "approximated")["logging_steps"]
+    result, _ = imported(tmp_path, f"{FACTORY}logging_steps: 0\n")
+    assert "expected a number above 0" in notes(result, "dropped")["logging_steps"]
 
 
 @pytest.mark.parametrize("stage_first", [True, False])
@@ -897,6 +903,6 @@ def test_supervised_fine_tuning_of_a_model_that_sees_stays_that(
     """LLaMA-Factory's own examples have `image_max_pixels` before `stage: sft`."""
     pixels = "image_max_pixels: 262144\n"
     text = FACTORY + pixels if stage_first else pixels + FACTORY
-    found, config = imported(tmp_path, text)
+    result, config = imported(tmp_path, text)
     assert config.task == "vision_language"
-    assert "stage" in notes(found, "unneeded")
+    assert "stage" in notes(result, "unneeded")

@@ -79,10 +79,10 @@ def test_every_key_of_a_peers_schema_ends_in_one_list(peer: str, tmp_path: Path)
         except ConfigError as error:
             refused[key] = str(error)
             continue
-        found = [note for note in notes if note.key == key]
-        if len(found) != 1 or not found[0].text:
-            lost.append((key, value, found))
-        elif "nothing here follows" in found[0].text:
+        matching = [note for note in notes if note.key == key]
+        if len(matching) != 1 or not matching[0].text:
+            lost.append((key, value, matching))
+        elif "nothing here follows" in matching[0].text:
             silent.append(key)
     assert not lost
     assert not silent
@@ -161,18 +161,20 @@ def test_what_is_not_done_here_is_dropped_with_its_reason(
     ],
 )
 def test_tensors_that_get_adapters_are_carried(peer: str, key: str, tmp_path: Path) -> None:
-    given = {**SMALLEST[peer], key: ["mlp.experts.down_proj"]}
-    told = [(note.kind, note.text) for note in notes_of(peer, given, tmp_path) if note.key == key]
-    assert told == [("carried", "lora.target_parameters: [mlp.experts.down_proj]")]
+    settings = {**SMALLEST[peer], key: ["mlp.experts.down_proj"]}
+    noted = [
+        (note.kind, note.text) for note in notes_of(peer, settings, tmp_path) if note.key == key
+    ]
+    assert noted == [("carried", "lora.target_parameters: [mlp.experts.down_proj]")]
 
 
 @pytest.mark.parametrize("peer", SMALLEST)
 def test_keys_that_are_empty_are_told_too(peer: str, tmp_path: Path) -> None:
     empty = {key: None for key in table()[peer]["keys"] if key not in SMALLEST[peer]}
     notes = notes_of(peer, {**SMALLEST[peer], **empty}, tmp_path)
-    told = [note.key for note in notes]
-    assert sorted(told) == sorted(set(told))
-    assert set(told) >= empty.keys()
+    noted_keys = [note.key for note in notes]
+    assert sorted(noted_keys) == sorted(set(noted_keys))
+    assert set(noted_keys) >= empty.keys()
     # No limit, and the modules that PEFT chooses.
     means_something = {"max_length", "lora_target_modules"} if peer == "TRL" else set()
     assert {note.kind for note in notes if note.key in empty.keys() - means_something} == {
@@ -184,8 +186,8 @@ def test_no_limit_is_not_their_default(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(
         "model_name_or_path: a/model\ndataset_name: a/set\nmax_length: null\n"
     )
-    found = import_config(tmp_path / "t.yaml", "TRL")
-    assert "max_length: 8192\n  overlong: error  # max_length: null there" in found.text
+    result = import_config(tmp_path / "t.yaml", "TRL")
+    assert "max_length: 8192\n  overlong: error  # max_length: null there" in result.text
 
 
 def test_every_key_of_a_data_set_of_llama_factory_is_carried_or_told(tmp_path: Path) -> None:
@@ -221,22 +223,22 @@ def test_every_key_of_a_data_set_of_llama_factory_is_carried_or_told(tmp_path: P
 
 def test_sections_of_sources_lose_no_key(tmp_path: Path) -> None:
     source = {**SOURCE, "roles_to_train": []}
-    told = [
+    noted_keys = [
         note.key
         for note in notes_of("axolotl", {**SMALLEST["axolotl"], "datasets": [source]}, tmp_path)
     ]
-    assert "datasets[0].roles_to_train" in told
+    assert "datasets[0].roles_to_train" in noted_keys
     mixture = {"datasets": [{"id": "a/set", "columns": ["text"], "new": 1}], "shuffled": True}
-    given = {"model_name_or_path": "a/model", "dataset_mixture": mixture}
-    told = [note.key for note in notes_of("TRL", given, tmp_path)]
-    assert {"dataset_mixture.datasets[0].new", "dataset_mixture.shuffled"} <= set(told)
+    settings = {"model_name_or_path": "a/model", "dataset_mixture": mixture}
+    noted_keys = [note.key for note in notes_of("TRL", settings, tmp_path)]
+    assert {"dataset_mixture.datasets[0].new", "dataset_mixture.shuffled"} <= set(noted_keys)
 
 
 def test_pretraining_trains_every_token(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text("swift pt --model a/model --dataset texts.txt\n")
-    found = import_config(tmp_path / "a.sh")
-    assert "train_on: all" in found.text
-    assert not found.of("dropped")
+    result = import_config(tmp_path / "a.sh")
+    assert "train_on: all" in result.text
+    assert not result.of("dropped")
 
 
 def test_launchers_and_further_commands_of_a_script_are_told(tmp_path: Path) -> None:
@@ -244,9 +246,9 @@ def test_launchers_and_further_commands_of_a_script_are_told(tmp_path: Path) -> 
         "accelerate launch --config_file z3.yaml --num_processes 8 examples/scripts/sft.py \\\n"
         "  --model_name_or_path a/model --dataset_name a/set && trl dpo --beta 1\ntrl sft --packing true\n"
     )
-    found = import_config(tmp_path / "a.sh")
-    assert "processes: 8" in found.text
-    assert [(note.key, note.value) for note in found.of("dropped")] == [
+    result = import_config(tmp_path / "a.sh")
+    assert "processes: 8" in result.text
+    assert [(note.key, note.value) for note in result.of("dropped")] == [
         ("launcher --config_file", "z3.yaml"), ("line 1", "trl dpo --beta 1"), ("line 3", "trl sft --packing true")
     ]  # fmt: skip
 
@@ -255,8 +257,8 @@ def test_every_key_of_a_source_of_axolotl_is_carried_or_told(tmp_path: Path) -> 
     plain = notes_of("axolotl", {**SMALLEST["axolotl"], "datasets": [SOURCE]}, tmp_path)
     lost = []
     for key, value in keys("axolotl datasets"):
-        given = {**SMALLEST["axolotl"], "datasets": [{**SOURCE, key: value}]}
-        notes = notes_of("axolotl", given, tmp_path)
+        settings = {**SMALLEST["axolotl"], "datasets": [{**SOURCE, key: value}]}
+        notes = notes_of("axolotl", settings, tmp_path)
         is_carried = {note.text for note in notes if note.key == "datasets"} != {
             note.text for note in plain if note.key == "datasets"
         }

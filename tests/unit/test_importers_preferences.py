@@ -132,15 +132,15 @@ KEY = "metric_for_best_model"
 
 def imported(folder: Path, name: str, text: str) -> tuple[Imported, Config]:
     (folder / name).write_text(text)
-    found = import_config(folder / name)
-    (folder / "run.yaml").write_text(found.text)
-    return found, load_config(folder / "run.yaml")
+    result = import_config(folder / name)
+    (folder / "run.yaml").write_text(result.text)
+    return result, load_config(folder / "run.yaml")
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_peers_preference_tuning_is_carried_over(case: str, tmp_path: Path) -> None:
     name, text, wanted = CASES[case]
-    found, config = imported(tmp_path, name, text)
+    result, config = imported(tmp_path, name, text)
     is_reward = any(word in case for word in ("rm", "reward"))
     assert config.task == ("reward_model" if is_reward else "preference")
     assert {key: getattr(config.preference, key) for key in wanted} == wanted
@@ -149,14 +149,14 @@ def test_a_peers_preference_tuning_is_carried_over(case: str, tmp_path: Path) ->
     if config.lora is not None and case != "factory rm":
         assert config.lora.dropout == 0.0
     assert not config.training.global_batch_tokens
-    assert not [note for note in found.notes if "not known" in note.text]
+    assert not [note for note in result.notes if "not known" in note.text]
 
 
 def test_what_only_trainers_of_preferences_have_is_told(tmp_path: Path) -> None:
-    found, config = imported(tmp_path, *CASES["trl dpo"][:2])
+    result, config = imported(tmp_path, *CASES["trl dpo"][:2])
     assert config.training.metric_for_best_model == "eval_accuracy"
     assert config.training.learning_rate == 1e-6
-    assert [note.key for note in found.of("dropped")] == ["max_prompt_length"]
+    assert [note.key for note in result.of("dropped")] == ["max_prompt_length"]
     held = "--val_dataset org/held"
     for case, more, dropped in (
         ("trl kto", "", []),
@@ -164,13 +164,13 @@ def test_what_only_trainers_of_preferences_have_is_told(tmp_path: Path) -> None:
         ("swift orpo", held, [KEY]),
     ):
         name, text, _ = CASES[case]
-        found, config = imported(
+        result, config = imported(
             tmp_path,
             name,
             f"{text.rstrip()} --metric_for_best_model kl --eval_strategy epoch {more}\n",
         )
         assert (config.training.metric_for_best_model == "eval_kl") == (not dropped)
-        assert [note.key for note in found.of("dropped")] == dropped
+        assert [note.key for note in result.of("dropped")] == dropped
     _, config = imported(tmp_path, *CASES["axolotl dpo"][:2])
     assert config.data.train[0].format == "messages"
 
@@ -181,9 +181,9 @@ def test_columns_of_answers_are_found(tmp_path: Path) -> None:
     _, config = imported(tmp_path, "a.yml", f"{AXOLOTL}rl: dpo\ndatasets: [{source}]\n")
     assert config.data.train[0].columns == {"messages": "talk", "chosen": "good", "rejected": "bad"}
     source = "{path: org/pairs, type: {field_prompt: q, field_chosen: a, field_rejected: b, prompt_format: '{prompt}'}}"
-    found, config = imported(tmp_path, "a.yml", f"{AXOLOTL}rl: dpo\ndatasets: [{source}]\n")
+    result, config = imported(tmp_path, "a.yml", f"{AXOLOTL}rl: dpo\ndatasets: [{source}]\n")
     assert config.data.train[0].columns == {"prompt": "q", "chosen": "a", "rejected": "b"}
-    assert [note.key for note in found.of("dropped")] == ["datasets[0].type"]
+    assert [note.key for note in result.of("dropped")] == ["datasets[0].type"]
 
 
 SEEING = {
@@ -219,10 +219,10 @@ def test_pairs_about_images_are_carried_over(case: str, tmp_path: Path) -> None:
     }
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"rlhf_v": entry}))
-    found, config = imported(tmp_path, *SEEING[case])
+    result, config = imported(tmp_path, *SEEING[case])
     assert config.task == "preference"
     assert config.preference.images
-    assert {note.key for note in found.of("dropped")} <= {"video_max_pixels", "dataset: org/pairs"}
+    assert {note.key for note in result.of("dropped")} <= {"video_max_pixels", "dataset: org/pairs"}
 
 
 @pytest.mark.parametrize(
@@ -252,6 +252,6 @@ def test_pairs_about_images_are_carried_over(case: str, tmp_path: Path) -> None:
 def test_other_kinds_of_learning_are_refused(
     name: str, text: str, words: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=words.replace("[", r"\[")) as told:
+    with pytest.raises(ConfigError, match=words.replace("[", r"\[")) as error:
         imported(tmp_path, name, text)
-    assert "Nothing was written." in str(told.value)
+    assert "Nothing was written." in str(error.value)

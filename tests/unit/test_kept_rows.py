@@ -32,15 +32,15 @@ PICTURED = (
 )
 def test_rows_are_read_as_they_were_kept(rows: tuple[KeptRow, ...], tmp_path: Path) -> None:
     kept_rows.write(tmp_path, PROOF, KeptRows(rows, "held-out rows"))
-    found = kept_rows.read(tmp_path, PROOF)
-    assert found is not None
-    assert found.origin == "held-out rows"
-    assert [(row.number, row.images) for row in found.rows] == [
+    kept = kept_rows.read(tmp_path, PROOF)
+    assert kept is not None
+    assert kept.origin == "held-out rows"
+    assert [(row.number, row.images) for row in kept.rows] == [
         (row.number, row.images) for row in rows
     ]
-    for one, other in zip(found.rows, rows, strict=True):
+    for kept_row, other in zip(kept.rows, rows, strict=True):
         for name in ("ids", "trained", "target", "segments"):
-            mine, theirs = getattr(one, name), getattr(other, name)
+            mine, theirs = getattr(kept_row, name), getattr(other, name)
             assert (mine is None) == (theirs is None), name
             assert theirs is None or (
                 mine.dtype == theirs.dtype and np.array_equal(mine, theirs)
@@ -64,7 +64,7 @@ def test_damaged_rows_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "task", "found"),
+    ("record", "task", "expected"),
     [
         ({"messages": [{"role": "user", "content": "a"}]}, "causal_lm", DataFacts(is_chat=True)),
         ({"prompt": "a", "completion": "b"}, "causal_lm", DataFacts(is_chat=False)),
@@ -80,7 +80,7 @@ def test_damaged_rows_are_refused(tmp_path: Path) -> None:
 def test_the_first_record_says_what_is_trained(
     record: dict[str, object],
     task: str,
-    found: DataFacts,
+    expected: DataFacts,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -88,12 +88,12 @@ def test_the_first_record_says_what_is_trained(
     config = Config.model_validate(
         {"task": task, "model": "m", "data": {"train": str(tmp_path / "train.jsonl")}}
     )
-    assert data_facts.learn(config.data.train[0], config.record_kind) == found
-    assert data_facts.known(tmp_path, config.data.train[0], config.record_kind) == found
+    assert data_facts.learn(config.data.train[0], config.record_kind) == expected
+    assert data_facts.known(tmp_path, config.data.train[0], config.record_kind) == expected
     assert "keeps no facts about its data" in caplog.text
     data_facts.write(tmp_path, data_facts.learn(config.data.train[0], config.record_kind))
     (tmp_path / "train.jsonl").unlink()
-    assert data_facts.of_prepared(tmp_path, config.data.train[0], config.record_kind) == found
+    assert data_facts.of_prepared(tmp_path, config.data.train[0], config.record_kind) == expected
     for kept in ([], {"facts": []}, {"facts": {"is_chat": 1}}):
         (tmp_path / "data.json").write_text(json.dumps(kept))
         assert (

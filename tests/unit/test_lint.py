@@ -112,9 +112,9 @@ def test_what_we_render_has_no_errors(kind: str) -> None:
     ],
 )
 def test_errors(override: str, key: str, words: str) -> None:
-    found = [f for f in findings(override) if f.fatal]
-    assert [f.key for f in found] == [key]
-    assert words in found[0].text
+    fatal = [f for f in findings(override) if f.fatal]
+    assert [f.key for f in fatal] == [key]
+    assert words in fatal[0].text
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_errors(override: str, key: str, words: str) -> None:
     ],
 )
 def test_advice(override: str, key: str) -> None:
-    found = findings(override)
-    assert key in [f.key for f in found]
-    assert not any(f.fatal for f in found)
+    advice = findings(override)
+    assert key in [f.key for f in advice]
+    assert not any(f.fatal for f in advice)
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ def test_advice(override: str, key: str) -> None:
 )
 def test_an_image_that_nodes_hold_need_not_be_pulled(image: str, policy: str, fatal: bool) -> None:
     """What podman built and `kind load` loaded is called localhost/…; only what must be pulled is refused."""
-    told = findings(f"kubernetes.image={image}", f"kubernetes.image_pull_policy={policy}")
+    advice = findings(f"kubernetes.image={image}", f"kubernetes.image_pull_policy={policy}")
     if image.startswith("localhost/") and not fatal:
         # The name and the policy say together that the image was loaded.
-        assert told == []
+        assert advice == []
         return
-    (found,) = told
-    assert (found.key, found.fatal) == ("kubernetes.image", fatal)
-    assert ("IfNotPresent" if fatal else f"image_pull_policy {policy}") in found.text
+    (finding,) = advice
+    assert (finding.key, finding.fatal) == ("kubernetes.image", fatal)
+    assert ("IfNotPresent" if fatal else f"image_pull_policy {policy}") in finding.text
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_no_false_alarms(override: str) -> None:
 
 def test_tools_need_an_image_that_has_them() -> None:
     """The training image has neither TensorBoard nor JupyterLab unless it was built with them."""
-    (found,) = findings("kubernetes.tools_image=null")
-    assert (found.key, found.fatal) == ("kubernetes.tools_image", False)
-    assert "so TensorBoard and JupyterLab would start from the run's image" in found.text
+    (finding,) = findings("kubernetes.tools_image=null")
+    assert (finding.key, finding.fatal) == ("kubernetes.tools_image", False)
+    assert "so TensorBoard and JupyterLab would start from the run's image" in finding.text
     assert (
         findings(
             "kubernetes.tools_image=null",
@@ -184,8 +184,8 @@ def test_tools_need_an_image_that_has_them() -> None:
         )
         == []
     )
-    (found,) = findings("kubernetes.tools_image=http://registry.example/x:1")
-    assert (found.key, found.fatal) == ("kubernetes.tools_image", True)
+    (finding,) = findings("kubernetes.tools_image=http://registry.example/x:1")
+    assert (finding.key, finding.fatal) == ("kubernetes.tools_image", True)
 
 
 @pytest.mark.parametrize("adapters", ["{resource: rdma/hca}", "{privileged: true}"])
@@ -210,9 +210,9 @@ def test_the_pods_of_initializers_need_room_in_the_name() -> None:
 
 
 def test_a_statefulset_cannot_end() -> None:
-    found = findings("kubernetes.kind=statefulset")
-    assert [f.key for f in found if f.fatal] == ["kubernetes.max_runtime_seconds"]
-    assert [f.key for f in found if not f.fatal] == ["kubernetes.kind"]
+    advice = findings("kubernetes.kind=statefulset")
+    assert [f.key for f in advice if f.fatal] == ["kubernetes.max_runtime_seconds"]
+    assert [f.key for f in advice if not f.fatal] == ["kubernetes.kind"]
 
 
 def _pod(objects: list[dict[str, Any]]) -> dict[str, Any]:
@@ -291,8 +291,8 @@ def test_manifests_changed_by_hand(
     objects = copy.deepcopy(render(config, make_plan(config)))
     assert list(check_objects(objects)) == []
     change(objects)
-    found = list(check_objects(objects))
-    assert [words in f.text for f in found] == [True], found
+    problems = list(check_objects(objects))
+    assert [words in f.text for f in problems] == [True], problems
 
 
 def test_errors_name_the_line_and_nothing_is_written(
@@ -385,9 +385,9 @@ def test_the_line_of_each_kind_of_mistake_is_named(
     assert main(["render", str(file)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    told = [found for found in err.splitlines() if f"{file}:{line}" in found]
-    assert told, err
-    assert any(words in found for found in told), err
+    lines = [text for text in err.splitlines() if f"{file}:{line}" in text]
+    assert lines, err
+    assert any(words in text for text in lines), err
     assert "a" * 34 not in err
 
 
@@ -411,21 +411,22 @@ def test_a_patch_that_changes_nothing_is_told(
 ) -> None:
     made: list[object] = []
     monkeypatch.setattr(
-        "kubetune.cli.remote.render.render", lambda *given: made.append(given) or render(*given)
+        "kubetune.cli.remote.render.render",
+        lambda *arguments: made.append(arguments) or render(*arguments),
     )
     patch = "{target: {kind: Job}, patch: {metadata: {labels: {a: b}}}}"
     assert (
         main(["render", str(FULL), "kubernetes.kind=job", f"kubernetes.patches=[{patch}, {patch}]"])
         == 0
     )
-    told = capsys.readouterr().err
-    assert "kubernetes.patches[0] changes Job/support-bot" in told
-    assert "kubernetes.patches[1]: advice: changes nothing" in told
+    stderr = capsys.readouterr().err
+    assert "kubernetes.patches[0] changes Job/support-bot" in stderr
+    assert "kubernetes.patches[1]: advice: changes nothing" in stderr
     assert len(made) == 2, "with and without the patches"
 
 
 @pytest.mark.parametrize(
-    ("pod", "told"),
+    ("pod", "message"),
     [
         ("hostIPC: true", "hostIPC is true"),
         ("volumes: [{name: h, hostPath: {path: /x}}]", "volume h is a hostPath"),
@@ -441,12 +442,14 @@ def test_a_patch_that_changes_nothing_is_told(
         ("dnsPolicy: None", None),
     ],
 )  # fmt: skip
-def test_a_patch_that_restricted_namespaces_refuse_is_told(pod: str, told: str | None) -> None:
+def test_a_patch_that_restricted_namespaces_refuse_is_told(pod: str, message: str | None) -> None:
     target = "{kind: Job, name: support-bot}"
     patch = f"kubernetes.patches=[{{target: {target}, patch: {{spec: {{template: {{spec: {{{pod}}}}}}}}}}}]"
-    found = [f for f in findings("kubernetes.kind=job", patch) if f.key == "kubernetes.patches"]
-    assert [told in f.text and not f.fatal for f in found if told] == ([True] if told else [])
-    assert all("namespace that enforces the restricted standard" in f.text for f in found)
+    advice = [f for f in findings("kubernetes.kind=job", patch) if f.key == "kubernetes.patches"]
+    assert [message in f.text and not f.fatal for f in advice if message] == (
+        [True] if message else []
+    )
+    assert all("namespace that enforces the restricted standard" in f.text for f in advice)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -59,15 +59,15 @@ def test_load_is_measured_between_two_moments(tmp_path: Path) -> None:
     load, until = machine.Load(tmp_path), time.process_time() + 0.1
     while time.process_time() < until:
         pass
-    found = load.measure()
-    assert 0 < found["cpu_percent"] <= 100.1
-    assert 0 < found["memory_bytes"] < 2**60
-    assert found["disk_free_bytes"] > 0
-    told = machine_load(
-        {**found, "gpus": [{"index": 1, "percent": 70, "memory_bytes": 5e6, "watts": 300.0}]}
+    measured = load.measure()
+    assert 0 < measured["cpu_percent"] <= 100.1
+    assert 0 < measured["memory_bytes"] < 2**60
+    assert measured["disk_free_bytes"] > 0
+    numbers = machine_load(
+        {**measured, "gpus": [{"index": 1, "percent": 70, "memory_bytes": 5e6, "watts": 300.0}]}
     )
-    assert told["system/cpu_utilization_percentage"] == found["cpu_percent"]
-    assert told["system/gpu_1_memory_usage_megabytes"] == 5.0
+    assert numbers["system/cpu_utilization_percentage"] == measured["cpu_percent"]
+    assert numbers["system/gpu_1_memory_usage_megabytes"] == 5.0
 
 
 def test_looks_are_kept_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,9 +151,9 @@ def test_rendezvous_is_set_once(kind: str) -> None:
         "PET_MASTER_PORT",
     }
     for pod in trainer_pods(made(kind)):
-        found = variables(pod["containers"][0])
-        assert rendezvous & found.keys() == (set() if kind in OPERATED else rendezvous)
-        assert found["PET_MAX_RESTARTS"] == "0"
+        environ = variables(pod["containers"][0])
+        assert rendezvous & environ.keys() == (set() if kind in OPERATED else rendezvous)
+        assert environ["PET_MAX_RESTARTS"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -179,17 +179,17 @@ def test_rendezvous_is_set_once(kind: str) -> None:
 def test_rank_comes_from_the_index(kind: str, address: str, field: str) -> None:
     objects = made(kind)
     (pod,) = trainer_pods(objects)
-    found = variables(pod["containers"][0])
-    assert found["PET_MASTER_ADDR"] == address
-    assert found["KUBETUNE_RUN"] == {
+    environ = variables(pod["containers"][0])
+    assert environ["PET_MASTER_ADDR"] == address
+    assert environ["KUBETUNE_RUN"] == {
         "fieldRef": {"fieldPath": "metadata.labels['app.kubernetes.io/instance']"}
     }
     names = [entry["name"] for entry in pod["containers"][0]["env"]]
     assert names.index("KUBETUNE_RUN") < names.index("PET_MASTER_ADDR"), (
         "only what comes before is filled in"
     )
-    assert found["PET_NODE_RANK"] == {"fieldRef": {"fieldPath": field}}
-    assert (found["PET_NNODES"], found["PET_NPROC_PER_NODE"]) == ("4", "8")
+    assert environ["PET_NODE_RANK"] == {"fieldRef": {"fieldPath": field}}
+    assert (environ["PET_NNODES"], environ["PET_NPROC_PER_NODE"]) == ("4", "8")
 
 
 @pytest.mark.parametrize("kind", ["job", "statefulset"])
@@ -306,7 +306,7 @@ def test_the_page_is_served_over_the_outputs_read_only_and_for_a_token() -> None
     assert [
         mount["readOnly"] for mount in server["volumeMounts"] if mount["name"] == "outputs"
     ] == [True]
-    (token,) = [one for one in server["env"] if one["name"] == "KUBETUNE_UI_TOKEN"]
+    (token,) = [variable for variable in server["env"] if variable["name"] == "KUBETUNE_UI_TOKEN"]
     assert token["valueFrom"]["secretKeyRef"] == {"name": "support-bot-ui", "key": "token"}
     names = [template["metadata"]["name"] for template in secret_templates(config, plan)]
     assert "support-bot-ui" in names

@@ -21,9 +21,9 @@ def findings(*overrides: str) -> list[tuple[str, bool, str]]:
     """What lint says about scheduling."""
     config, plan = planned("compute.cpu=1", *overrides, file=MINIMAL)
     files = local_files(config)
-    found = lint(config, plan, render(config, plan, files), files)
+    advice = lint(config, plan, render(config, plan, files), files)
     return [
-        (f.key.removeprefix(SECTION), f.fatal, f.text) for f in found if f.key.startswith(SECTION)
+        (f.key.removeprefix(SECTION), f.fatal, f.text) for f in advice if f.key.startswith(SECTION)
     ]
 
 
@@ -122,9 +122,9 @@ def test_what_is_left_out_is_decided_by_queue_and_scheduler() -> None:
     ],
 )
 def test_lint(overrides: list[str], key: str, fatal: bool, words: str) -> None:
-    (found,) = findings(*overrides)
-    assert found[:2] == (key, fatal)
-    assert words in found[2]
+    (finding,) = findings(*overrides)
+    assert finding[:2] == (key, fatal)
+    assert words in finding[2]
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_groups_that_can_never_be_whole_are_found(kind: str) -> None:
         "PodGroup/support-bot: waits for 5 pods, but has 4"
     ]
     the(objects, "PodGroup")["metadata"]["name"] = "other"
-    told = [f.text for f in check_objects(objects)]
-    assert told[1:] == ["PodGroup/support-bot: pods belong to it, but it is not made here"]
+    texts = [f.text for f in check_objects(objects)]
+    assert texts[1:] == ["PodGroup/support-bot: pods belong to it, but it is not made here"]
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ def test_a_policy_for_no_pod_is_found() -> None:
     the(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"][
         "app.kubernetes.io/instance"
     ] = "support"
-    (found,) = check_objects(objects)
-    assert "NetworkPolicy/support-bot: its selector" in found.text
+    (finding,) = check_objects(objects)
+    assert "NetworkPolicy/support-bot: its selector" in finding.text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,15 +49,15 @@ def test_autoscalers_leave_trainers_alone(kind: str) -> None:
     for override in ("kubernetes.grace_seconds=180", f"kubernetes.annotations={{{safe}: 'true'}}"):
         for obj in made(kind, override):
             for _, template in pod_templates(obj):
-                found = template["metadata"].get("annotations", {})
+                pod_annotations = template["metadata"].get("annotations", {})
                 is_trainer = (
                     template["metadata"]["labels"]["app.kubernetes.io/component"] == "trainer"
                 )
-                assert found.get(karpenter) == ("true" if is_trainer else None)
+                assert pod_annotations.get(karpenter) == ("true" if is_trainer else None)
                 if "annotations" in override:
-                    assert found[safe] == "true"
+                    assert pod_annotations[safe] == "true"
                 else:
-                    assert found.get(safe) == ("false" if is_trainer else None)
+                    assert pod_annotations.get(safe) == ("false" if is_trainer else None)
 
 
 def test_operators_may_manage_the_policy() -> None:

@@ -31,8 +31,8 @@ def rendered(*patches: dict[str, Any], kind: str = "job") -> list[Manifest]:
 
 
 def one(objects: list[Manifest], kind: str, name: str = "support-bot") -> Manifest:
-    (found,) = [obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) == (kind, name)]
-    return found
+    (match,) = [obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) == (kind, name)]
+    return match
 
 
 def pod_patch(**spec: Any) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def test_without_a_name_all_of_a_kind_are_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "patch", "told"),
+    ("target", "patch", "message"),
     [
         ({"kind": "Jobb"}, {}, "no Jobb is made here; there are"),
         ({"kind": "Job", "name": "other"}, {}, "no Job called other is made here"),
@@ -174,14 +174,16 @@ def test_without_a_name_all_of_a_kind_are_meant() -> None:
         ({"kind": "ConfigMap", "name": "support-bot"}, {"data": None}, "data: run.yaml may not"),
     ],
 )
-def test_what_does_not_fit_is_refused(target: dict[str, Any], patch: Any, told: str | None) -> None:
-    if told is None:
+def test_what_does_not_fit_is_refused(
+    target: dict[str, Any], patch: Any, message: str | None
+) -> None:
+    if message is None:
         assert rendered({"target": target, "patch": patch}) == rendered()
         return
     with pytest.raises(ConfigError) as caught:
         rendered({"target": target, "patch": patch})
     assert "kubernetes.patches[0]" in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

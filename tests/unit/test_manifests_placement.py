@@ -136,13 +136,13 @@ def test_claimed_devices_take_the_place_of_the_gpu_resource(kind: str) -> None:
 def test_lint(override: str, key: str, fatal: bool) -> None:
     config, plan = planned(override, *(["compute.cpu=null"] if "cpu" in override else []))
     files = local_files(config)
-    found = lint(config, plan, render(config, plan, files), files)
-    assert [(f.key, f.fatal) for f in found] == [(key, fatal)]
+    findings = lint(config, plan, render(config, plan, files), files)
+    assert [(f.key, f.fatal) for f in findings] == [(key, fatal)]
 
 
 def test_a_claim_of_gpus_needs_a_run_with_gpus() -> None:
     config, plan = planned(
         "kubernetes.resource_claims=[{name: a, template: b, gpus: true}]", file=MINIMAL
     )
-    found = [f for f in lint(config, plan, render(config, plan)) if f.fatal]
-    assert [f.key for f in found] == ["kubernetes.resource_claims.0.gpus"]
+    fatal = [f for f in lint(config, plan, render(config, plan)) if f.fatal]
+    assert [f.key for f in fatal] == ["kubernetes.resource_claims.0.gpus"]

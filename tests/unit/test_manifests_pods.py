@@ -37,12 +37,12 @@ def test_what_is_forgotten_by_hand_is_there(kind: str) -> None:
         assert {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod[
             "tolerations"
         ]
-        found = variables(container)
-        assert found["NCCL_SOCKET_IFNAME"] == found["GLOO_SOCKET_IFNAME"] == "ib0"
-        assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
-        assert (found["HF_HUB_OFFLINE"], found["HF_DATASETS_OFFLINE"]) == ("1", "1")
-        assert (found["HF_HOME"], found["XDG_CACHE_HOME"]) == ("/outputs/.cache/hf", "/cache")
-        assert (found["HOME"], found["OMP_NUM_THREADS"]) == ("/tmp", "8")
+        environ = variables(container)
+        assert environ["NCCL_SOCKET_IFNAME"] == environ["GLOO_SOCKET_IFNAME"] == "ib0"
+        assert environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
+        assert (environ["HF_HUB_OFFLINE"], environ["HF_DATASETS_OFFLINE"]) == ("1", "1")
+        assert (environ["HF_HOME"], environ["XDG_CACHE_HOME"]) == ("/outputs/.cache/hf", "/cache")
+        assert (environ["HOME"], environ["OMP_NUM_THREADS"]) == ("/tmp", "8")
         assert container["lifecycle"]["preStop"]["exec"]["command"][-1] == LISTENS
         one_each = pod["affinity"]["podAntiAffinity"][
             "requiredDuringSchedulingIgnoredDuringExecution"

@@ -72,7 +72,7 @@ def test_a_master_is_near_its_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "key", "told"),
+    ("overrides", "key", "message"),
     [
         (("compute.nodes=4", NEAR), "kubernetes.scheduling.topology", "give kubernetes.queue"),
         (
@@ -108,10 +108,10 @@ def test_a_master_is_near_its_workers() -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_refused(overrides: tuple[str, ...], key: str, told: str) -> None:
+def test_what_cannot_work_is_refused(overrides: tuple[str, ...], key: str, message: str) -> None:
     finding = findings(*overrides)[key]
     assert finding.fatal
-    assert told in finding.text
+    assert message in finding.text
 
 
 def test_as_many_pods_as_there_are_may_be_said_to_be_the_least() -> None:
@@ -140,12 +140,12 @@ def test_the_trainers_job_alone_has_a_domain_to_itself() -> None:
     objects = made("jobset", "kubernetes.jobset.exclusive=example.com/rack")
     jobset = the(objects, "JobSet")
     preparing, trainer = (job["template"] for job in jobset["spec"]["replicatedJobs"])
-    told = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "example.com/rack"}
-    assert trainer["metadata"]["annotations"] == told
+    expected = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "example.com/rack"}
+    assert trainer["metadata"]["annotations"] == expected
     assert "metadata" not in preparing
     assert (
         "annotations" not in jobset["metadata"]
-        or not told.items() <= jobset["metadata"]["annotations"].items()
+        or not expected.items() <= jobset["metadata"]["annotations"].items()
     )
     assert problems(jobset) == []
 

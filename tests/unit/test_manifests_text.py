@@ -107,9 +107,9 @@ def same(left: Any, right: Any) -> bool:
 @given(st.lists(st.dictionaries(texts, values, min_size=1, max_size=4), min_size=1, max_size=3))
 def test_what_is_dumped_is_read_back_by_every_parser(objects: list[dict[str, Any]]) -> None:
     text = dump(objects)
-    one = list(yaml.load_all(text, yaml.SafeLoader))
+    first = list(yaml.load_all(text, yaml.SafeLoader))
     two = list(YAML(typ="safe", pure=True).load_all(io.StringIO(text)))
-    assert same(one, objects)
+    assert same(first, objects)
     assert same(two, objects)
 
 

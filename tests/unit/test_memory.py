@@ -65,13 +65,13 @@ def planned(folder: Path, gib: int, *overrides: str, gpus: int = 1) -> tuple[Con
     config = load_config(None, overrides=[*words, f"compute.gpus_per_node={gpus}"])
     weights, plan = read_weights(str(folder), {}), make_plan(config)
     assert weights is not None
-    found = forecast(RankWork.of(config, plan), weights, gib * GIB)
-    assert found is not None
-    told = [re.search(r"(\d+) of 36 layers recomputed", part) for part in found.parts]
-    assert [int(match[1]) for match in told if match] == (
-        [found.recomputed_layers] if found.recomputed_layers else []
+    memory = forecast(RankWork.of(config, plan), weights, gib * GIB)
+    assert memory is not None
+    matches = [re.search(r"(\d+) of 36 layers recomputed", part) for part in memory.parts]
+    assert [int(match[1]) for match in matches if match] == (
+        [memory.recomputed_layers] if memory.recomputed_layers else []
     )
-    return config, plan, found.recomputed_layers
+    return config, plan, memory.recomputed_layers
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def planned(folder: Path, gib: int, *overrides: str, gpus: int = 1) -> tuple[Con
 def test_a_run_recomputes_as_many_layers_as_its_plan_says(
     tmp_path: Path, gib: int, overrides: list[str], gpus: int, compiled: bool
 ) -> None:
-    config, plan, said = planned(tmp_path, gib, *overrides, gpus=gpus)
+    config, plan, recomputed = planned(tmp_path, gib, *overrides, gpus=gpus)
     setting = config.training.gradient_checkpointing
     workload = Workload(10**9, rank=RankWork.of(config, plan))
     layers = recomputed_layers(setting, workload, config.model.path, gib * GIB, compiled=compiled)
-    assert layers == said
+    assert layers == recomputed
 
 
 def test_more_layers_recompute_on_less_memory_without_a_compiler_and_beside_gathered_layers(
@@ -127,15 +127,15 @@ def test_experts_count_only_as_often_as_a_token_meets_them():
     assert mixture.intermediate == 8 * 768 < dense.intermediate
 
 
-@pytest.mark.parametrize("given", ["", "7"])
-def test_of_matrix_products_only_a_few_are_kept_prepared(given: str) -> None:
+@pytest.mark.parametrize("variable", ["", "7"])
+def test_of_matrix_products_only_a_few_are_kept_prepared(variable: str) -> None:
     names = ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"]
     program = (
         "import os; from kubetune.base import cpu; cpu.keep_memory(); "
         f"print(*map(os.environ.get, {names}))"
     )
-    environ = {names[0]: given} if given else {}
+    environ = {names[0]: variable} if variable else {}
     result = subprocess.run(
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
     )
-    assert result.stdout.split() == [given or "64", "64"]
+    assert result.stdout.split() == [variable or "64", "64"]

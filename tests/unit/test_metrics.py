@@ -256,9 +256,9 @@ def test_damaged_lines_are_stepped_over_and_named(
     path = tmp_path / name
     first, second = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([first, line, second, line, b""]))
-    assert [found["step"] for found in read_lines(path)] == [1, 2]
+    assert [whole_line["step"] for whole_line in read_lines(path)] == [1, 2]
     assert "lines 2, 4 are damaged" in caplog.text
-    assert [found["step"] for found in metrics.last_lines(path)] == [1, 2]
+    assert [whole_line["step"] for whole_line in metrics.last_lines(path)] == [1, 2]
 
 
 def test_a_resume_misses_the_lines_that_a_disk_has_lost(
@@ -310,10 +310,10 @@ def test_a_file_that_is_deleted_or_moved_away_is_noticed_at_the_next_step(tmp_pa
 def test_damaged_lines_are_judged_one_by_one(
     tmp_path: Path, damaged: list[str], wrong: list[int]
 ) -> None:
-    path, found = tmp_path / "metrics.jsonl", list[int]()
+    path, damaged_lines = tmp_path / "metrics.jsonl", list[int]()
     path.write_text("\n".join(['{"step": 1}', *damaged, '{"step": 9}', '{"step": 10']))
-    assert [line["step"] for line in metrics.stream_lines(path, found)] == [1, 9]
-    assert found == wrong
+    assert [line["step"] for line in metrics.stream_lines(path, damaged_lines)] == [1, 9]
+    assert damaged_lines == wrong
 
 
 @settings(max_examples=40)
@@ -323,13 +323,13 @@ def test_a_growing_file_is_told_whole_however_it_changes(
 ) -> None:
     path = tmp_path_factory.mktemp("run") / metrics.TIMINGS
     follower = metrics.follower(path)
-    there, told, half = list[int](), list[int](), b""
+    written, shown, half = list[int](), list[int](), b""
     for count, change in enumerate([*changes, "look"], 1):
         line = json.dumps({"step": count, "seconds": 0.5}).encode() + b"\n"
         if change == "add":
             with path.open("ab") as file:
                 file.write(b"\n" * bool(half) + line)
-            there, half = [*there, count], b""
+            written, half = [*written, count], b""
         elif change == "half" and not half:
             half = line[:9]
             with path.open("ab") as file:
@@ -338,22 +338,22 @@ def test_a_growing_file_is_told_whole_however_it_changes(
             "cut",
             "replace",
         ):  # by a resume: here in its place, there by another file; some is done again
-            there, half = [*there[:1], count], b""
+            written, half = [*written[:1], count], b""
             content = b"".join(
-                json.dumps({"step": n, "seconds": 0.5}).encode() + b"\n" for n in there
+                json.dumps({"step": n, "seconds": 0.5}).encode() + b"\n" for n in written
             )
             other = path if change == "cut" else path.with_suffix(".other")
             other.write_bytes(content)
             other.replace(path)
         elif change == "look":
-            lines = [found["step"] for found in follower.read()]
-            told = lines if follower.has_begun_anew else told + lines
-            assert told == there
+            lines = [followed["step"] for followed in follower.read()]
+            shown = lines if follower.has_begun_anew else shown + lines
+            assert shown == written
             assert list(follower.read()) == []
 
 
 @pytest.mark.parametrize(
-    ("losses", "found"),
+    ("losses", "expected"),
     [
         (
             [4.1, 128, 447, 1548, 2421] + [3500.0] * 60 + [3400.0] * 15,
@@ -365,12 +365,12 @@ def test_a_growing_file_is_told_whole_however_it_changes(
     ],
 )
 def test_a_loss_that_ran_away_is_known(
-    losses: list[float], found: tuple[float, float] | None
+    losses: list[float], expected: tuple[float, float] | None
 ) -> None:
     totals = Totals()
     totals.add([{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)])
     ran = runaway(totals)
-    assert (ran and (ran["first"], ran["last"])) == found
+    assert (ran and (ran["first"], ran["last"])) == expected
 
 
 def test_a_report_of_another_version_is_refused_and_named(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_a_list_of_runs_parses_only_the_lines_that_it_shows(
         return parse(line)
 
     monkeypatch.setattr(jsonl, "parse", counted)
-    found = facts(tmp_path / "run")
-    assert (found["step"], found["loss"]) == (3000, expected["loss"])
-    assert found["evaluation"]["eval_loss"] > 0
+    shown = facts(tmp_path / "run")
+    assert (shown["step"], shown["loss"]) == (3000, expected["loss"])
+    assert shown["evaluation"]["eval_loss"] > 0
     assert len(parsed) < 30

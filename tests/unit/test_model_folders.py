@@ -133,9 +133,9 @@ def test_tokens_that_the_model_has_no_embedding_for_are_named_before_it_is_loade
     assert 0 < holding < 5
     with pytest.raises(ConfigError) as caught:
         check_rows(AutoModelForCausalLM, config.model, data)
-    said = repr(data.tokenizer.decode([ids[-1]]))
+    text = repr(data.tokenizer.decode([ids[-1]]))
     assert (
-        f"has embeddings for {ids[-1]} tokens, but {holding} of 5 rows hold ids beyond them, up to {ids[-1]} ({said}); "
+        f"has embeddings for {ids[-1]} tokens, but {holding} of 5 rows hold ids beyond them, up to {ids[-1]} ({text}); "
         "the tokenizer is the model's own. Give a tokenizer whose tokens the model knows"
     ) in str(caught.value)
 
@@ -175,8 +175,8 @@ def test_rows_longer_than_a_table_of_positions_are_refused_before_the_model_is_l
     if limit is None:
         check_rows(AutoModelForCausalLM, config.model, data)
         return
-    told = f"has {limit} positions, the longest row {data.longest} tokens; set data.max_length to {limit} or less"
-    with pytest.raises(ConfigError, match=told):
+    message = f"has {limit} positions, the longest row {data.longest} tokens; set data.max_length to {limit} or less"
+    with pytest.raises(ConfigError, match=message):
         check_rows(AutoModelForCausalLM, config.model, data)
 
 
@@ -259,10 +259,10 @@ def test_an_odd_config_of_a_model_is_no_bug(tmp_path, key, value):
     (folder / "config.json").write_text(json.dumps({**facts, key: value}))
     model_shapes.read_weights(str(folder), {})
     is_ignored = key == "architectures"  # transformers does not look at it
-    said = re.escape(str(folder))
+    message = re.escape(str(folder))
     if key == "num_hidden_layers":
-        said += rf".*: its config\.json has num_hidden_layers: {value}; expected 1 to 10000; .* Nothing was loaded\."
-    with nullcontext() if is_ignored else pytest.raises(ModelError, match=said):
+        message += rf".*: its config\.json has num_hidden_layers: {value}; expected 1 to 10000; .* Nothing was loaded\."
+    with nullcontext() if is_ignored else pytest.raises(ModelError, match=message):
         load_pretrained(AutoModelForCausalLM, ModelSpec.of(config_of(folder)), torch.device("cpu"))
 
 

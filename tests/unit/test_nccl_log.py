@@ -40,11 +40,11 @@ node-0:41:86 [3] NCCL INFO Using network IB
     ],
 )
 def test_sockets_and_why(why: str, reason: str) -> None:
-    found = nccl_log.network(SOCKETS.format(why=why))
-    assert found is not None
-    assert found.name == "Socket"
-    assert reason in found.reason
-    assert bool(found.reason) == bool(reason)
+    network = nccl_log.network(SOCKETS.format(why=why))
+    assert network is not None
+    assert network.name == "Socket"
+    assert reason in network.reason
+    assert bool(network.reason) == bool(reason)
 
 
 def test_infiniband_plugins_and_silence(tmp_path: Path) -> None:
@@ -78,5 +78,7 @@ def test_the_log_is_where_nccl_writes_it(tmp_path: Path) -> None:
     assert log == tmp_path / f"nccl.{os.getpid()}.log"
     log.write_text(INFINIBAND)
     assert nccl_log.read_network(log) == Network("IB")
-    own = {"NCCL_DEBUG_FILE": str(tmp_path / "%h-%p")}
-    assert nccl_log.keep_log(own, tmp_path) == tmp_path / f"{socket.gethostname()}-{os.getpid()}"
+    settings = {"NCCL_DEBUG_FILE": str(tmp_path / "%h-%p")}
+    assert (
+        nccl_log.keep_log(settings, tmp_path) == tmp_path / f"{socket.gethostname()}-{os.getpid()}"
+    )

@@ -48,8 +48,8 @@ def as_ollama(template: str, turns: Sequence[Turn]) -> str:
     while "{{ end }}" in template:
         template = template.replace("{{ end }}", next(ends), 1)
     system = "".join(text for role, text in turns if role == "system")
-    found = jinja2.Environment(keep_trailing_newline=True).from_string(template)
-    return found.render(system=system, messages=turns)
+    compiled = jinja2.Environment(keep_trailing_newline=True).from_string(template)
+    return compiled.render(system=system, messages=turns)
 
 
 TALKS: list[list[Turn]] = [

@@ -83,13 +83,13 @@ def test_mistakes_name_the_file_of_defaults(folder: Path) -> None:
     )
     with pytest.raises(ConfigError) as caught:
         load(folder)
-    told = str(caught.value)
+    message = str(caught.value)
     for expected in (
         "defaults.yaml:1: output: found in a file of defaults",
         "defaults.yaml:2: model",
         "defaults.yaml:4: training.sed: unknown key; did you mean seed?",
     ):
-        assert expected in told
+        assert expected in message
 
 
 def test_a_mistake_of_two_files_names_both(folder: Path) -> None:
@@ -124,16 +124,16 @@ def test_a_plan_shows_where_everything_comes_from(
     (folder / "run.yaml").write_text(RUN + "kubernetes: {annotations: {example.com/team: ml}}\n")
     words = [str(folder / "run.yaml"), "training.weight_decay=0.5", "--lr", "3e-4"]
     assert main(["plan", *words, "--origins", "--json"]) == 0
-    said = capsys.readouterr()
-    found = {row["key"]: row["origin"] for row in json.loads(said.out)}
-    assert found["training.seed"] == f"{folder / 'run.yaml'}:3"
-    assert found["model.path"] == f"{folder / 'run.yaml'}:1"
-    assert found["tracking.mlflow.uri"] == f"{folder / 'defaults.yaml'}:6"
-    assert found["kubernetes.annotations.example.com/team"] == f"{folder / 'run.yaml'}:4"
-    assert found["training.num_train_epochs"] == "environment variable EPOCHS"
-    assert found["training.weight_decay"] == "override"
-    assert found["training.learning_rate"] == "command line"
-    assert found["training.max_grad_norm"] == "kubetune's default"
+    printed = capsys.readouterr()
+    origins = {row["key"]: row["origin"] for row in json.loads(printed.out)}
+    assert origins["training.seed"] == f"{folder / 'run.yaml'}:3"
+    assert origins["model.path"] == f"{folder / 'run.yaml'}:1"
+    assert origins["tracking.mlflow.uri"] == f"{folder / 'defaults.yaml'}:6"
+    assert origins["kubernetes.annotations.example.com/team"] == f"{folder / 'run.yaml'}:4"
+    assert origins["training.num_train_epochs"] == "environment variable EPOCHS"
+    assert origins["training.weight_decay"] == "override"
+    assert origins["training.learning_rate"] == "command line"
+    assert origins["training.max_grad_norm"] == "kubetune's default"
     with caplog.at_level("INFO", "kubetune"):
         load(folder)
     assert "`kubetune plan --origins` shows which" in caplog.text

@@ -90,10 +90,10 @@ def test_a_venv_that_is_a_link_is_not_emptied(tmp_path: Path) -> None:
 
 
 def test_the_wheel_and_the_image_hold_nothing_but_kubetune() -> None:
-    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"][
+    rule = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"][
         "find"
     ]
-    packages = {name.partition(".")[0] for name in find_namespace_packages(str(ROOT), **found)}
+    packages = {name.partition(".")[0] for name in find_namespace_packages(str(ROOT), **rule)}
     assert packages == {"kubetune"}
     copied = re.findall(r"^COPY (?!--)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
     ignored = (ROOT / ".dockerignore").read_text().splitlines()

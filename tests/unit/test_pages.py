@@ -54,10 +54,12 @@ def code() -> str:
 
 def headings(page: Path) -> set[str]:
     """The anchors that a forge makes of a page's headings."""
-    found = re.findall(
+    headings_of_page = re.findall(
         r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S), re.M
     )
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings_of_page
+    }
 
 
 def commands(name: str) -> Iterator[tuple[str, bool]]:
@@ -84,9 +86,10 @@ def test_commands_are_understood(name: str, capsys: pytest.CaptureFixture[str]) 
         mark = getattr(verb_module(words[0]), "COMMAND", None)
         with contextlib.suppress(SystemExit):
             parse(parser_of(words[0]), words[: words.index(mark)] if mark in words else words)
-        told = capsys.readouterr().err
-        assert not told or (
-            not typed and re.search("are required|expected .*one argument|invalid int value", told)
+        stderr = capsys.readouterr().err
+        assert not stderr or (
+            not typed
+            and re.search("are required|expected .*one argument|invalid int value", stderr)
         ), line
 
 

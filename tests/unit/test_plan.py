@@ -218,8 +218,8 @@ def test_what_an_impossible_split_names_is_possible(wanted: int, batch: int, wor
             str(error).split("possible are ")[1].replace(" or ", " ").replace(",", "").split("; ")
         )
         numbers = [[int(word) for word in way.split() if word.isdigit()] for way in ways]
-        for way, found in zip(ways, numbers, strict=True):
-            for number in found:
+        for way, listed in zip(ways, numbers, strict=True):
+            for number in listed:
                 if "global batch" in way:
                     plan(number, batch, world)
                 elif "processes" in way:
@@ -273,9 +273,9 @@ def test_asking_the_model_before_training_takes_time() -> None:
 
 
 def test_learning_rates_are_those_of_the_task() -> None:
-    found = {task: (config(task=task, lora=True).learning_rate, config(task=task).learning_rate)
+    rates = {task: (config(task=task, lora=True).learning_rate, config(task=task).learning_rate)
              for task in ("causal_lm", "preference", "reward_model")}  # fmt: skip
-    assert found == {
+    assert rates == {
         "causal_lm": (2e-4, 1e-5),
         "preference": (5e-6, 5e-7),
         "reward_model": (1e-4, 1e-5),
@@ -287,25 +287,25 @@ def test_learning_rates_are_those_of_the_task() -> None:
 
 def test_a_plan_says_how_often_and_what_auto_means() -> None:
     asked = config(data={"eval": 0.1}, lora=True, quantization="auto", training={"save_steps": 1})
-    said = dict(describe(asked, make_plan(asked), None))
-    assert said["evaluation"] == "every epoch, and at the end"
-    assert said["checkpoints"] == "every step, and at the end; 3 kept"
-    assert said["steps"] == "unknown until the data are read (1 epoch)"
-    assert "(quantization: auto is none here)" in said["method"]
+    lines = dict(describe(asked, make_plan(asked), None))
+    assert lines["evaluation"] == "every epoch, and at the end"
+    assert lines["checkpoints"] == "every step, and at the end; 3 kept"
+    assert lines["steps"] == "unknown until the data are read (1 epoch)"
+    assert "(quantization: auto is none here)" in lines["method"]
     unused = config(training={"metric_for_best_model": "token_accuracy", "eval_steps": 3})
-    said = dict(describe(unused, make_plan(unused), None))
+    lines = dict(describe(unused, make_plan(unused), None))
     names = "training.metric_for_best_model and training.eval_steps"
-    assert said["evaluation"] == f"none: no data.eval, so {names} are not used"
-    said = dict(describe(asked, make_plan(asked, 30, 3, gpus=1), None))
-    assert said["evaluation"] == "every 30 steps, and at the end"
-    assert ", 8bit base (quantization: auto is 8bit here)" in said["method"]
+    assert lines["evaluation"] == f"none: no data.eval, so {names} are not used"
+    lines = dict(describe(asked, make_plan(asked, 30, 3, gpus=1), None))
+    assert lines["evaluation"] == "every 30 steps, and at the end"
+    assert ", 8bit base (quantization: auto is 8bit here)" in lines["method"]
 
 
 def test_texts_that_are_split_are_at_least_as_many_rows() -> None:
     split = config(data={"overlong": "split", "max_length": 128})
-    said = dict(describe(split, make_plan(split, 60), None))
-    assert said["rows"] == "at least 60: texts of more than 128 tokens are split into several"
-    assert said["steps per epoch"].startswith("at least ")
+    lines = dict(describe(split, make_plan(split, 60), None))
+    assert lines["rows"] == "at least 60: texts of more than 128 tokens are split into several"
+    assert lines["steps per epoch"].startswith("at least ")
 
 
 @given(st.integers(1, 10_000), st.integers(1, 64), st.floats(0.01, 20))

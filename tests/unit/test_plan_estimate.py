@@ -73,11 +73,11 @@ def test_evaluations_are_planned_with_what_must_not_be_forgotten(
     both = evaluation_hours(run.evaluation, run.lora, plan, 100.0, forget_rows=10)
     assert alone
     assert both == pytest.approx(2 * alone)
-    given = ["plan", "--model", "model", "--data", "a.jsonl", "data.eval=b.jsonl"]
-    assert cli.main([*given, "evaluation.forget=absent.jsonl"]) == USER
+    command = ["plan", "--model", "model", "--data", "a.jsonl", "data.eval=b.jsonl"]
+    assert cli.main([*command, "evaluation.forget=absent.jsonl"]) == USER
     assert "absent.jsonl does not exist" in capsys.readouterr().err
-    own = "evaluation.metrics={file: absent.py, functions: [f]}"
-    assert cli.main([*given, "evaluation.generate={}", own]) == USER
+    override = "evaluation.metrics={file: absent.py, functions: [f]}"
+    assert cli.main([*command, "evaluation.generate={}", override]) == USER
     assert "evaluation.metrics.file: absent.py is no file" in capsys.readouterr().err
 
 
@@ -178,13 +178,13 @@ def test_rows_of_texts_that_are_split_are_told_as_a_guess(
     (folder / "long.jsonl").write_text(
         "".join(json.dumps({"text": TEXTS[3] * n}) + "\n" for n in (1, 20, 40))
     )
-    said = plan_of(capsys, folder, "data.train=long.jsonl", "data.eval=0.4", "data.overlong=split")
-    assert re.match(r"about \d+, about \d+ for evaluation", said["rows"])
-    assert "(from 3 records)" in said["tokens"]
+    lines = plan_of(capsys, folder, "data.train=long.jsonl", "data.eval=0.4", "data.overlong=split")
+    assert re.match(r"about \d+, about \d+ for evaluation", lines["rows"])
+    assert "(from 3 records)" in lines["tokens"]
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
         (
             {"prompt": "Why?", "completion": TEXTS[3] * 40},
@@ -201,7 +201,7 @@ def test_records_that_no_such_run_takes_are_refused_though_others_are_sound(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     record: Any,
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(folder)
     rows = [{"prompt": "What?", "completion": "That."}, record]
@@ -211,10 +211,10 @@ def test_records_that_no_such_run_takes_are_refused_though_others_are_sound(
     )
     assert cli.main(["plan", "run.yaml"]) == USER
     assert f"mixed.jsonl:2: has {'images' if 'images' in record else ''}" in (
-        told := capsys.readouterr().err
+        stderr := capsys.readouterr().err
     )
-    assert said in told
-    assert "mixed.jsonl:1" not in told
+    assert message in stderr
+    assert "mixed.jsonl:1" not in stderr
 
 
 def test_a_loss_of_routers_is_refused_for_a_model_that_has_none(
@@ -235,12 +235,12 @@ def test_a_plan_says_how_many_micro_batches_short_rows_take(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    said = plan_of(capsys, folder, "training.global_batch_size=4")
-    tokens = said["effective batch"].split("about ")[1].split(" ")[0]
-    assert said["effective batch"] == (
+    lines = plan_of(capsys, folder, "training.global_batch_size=4")
+    tokens = lines["effective batch"].split("about ")[1].split(" ")[0]
+    assert lines["effective batch"] == (
         f"4 samples, about {tokens} tokens; about 1 micro-batch of at most 256 tokens on each of 1 process"
     )
-    assert said["learning rate"].endswith("warm-up 1 step")
+    assert lines["learning rate"].endswith("warm-up 1 step")
     # What is really trained: one micro-batch in most steps.
     run = config(folder, train="a.jsonl", max_length=256)
     run = run.model_copy(
@@ -262,27 +262,27 @@ def test_rows_of_sets_that_are_not_here_are_bounds_or_unknown(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    said = plan_of(capsys, folder, "data.train=[org/one#1000, org/two#1000]")
-    assert said["rows"].startswith("at most 2,000: of data that are not here no more than #N")
-    assert said["steps"] == "at most 2,000 (1 epoch)"
-    assert said["steps per epoch"] == "at most 2,000"
-    assert said["checkpoints"].startswith("every epoch")
-    assert "at most 60 steps" in said["learning rate"]
-    said = plan_of(capsys, folder, "data.train=[org/one#1000, org/two]")
-    assert said["rows"].startswith("unknown")
-    assert said["tokens"] == "unknown, as the rows are"
-    said = plan_of(capsys, folder, "data.eval=org/one#7")
-    assert said["rows"].startswith("40, at most 7 for evaluation")
-    assert said["steps"] == "40 (1 epoch)"
-    said = plan_of(capsys, folder, "data.train=org/one#1000", "data.eval=0.1")
-    assert said["rows"].startswith("at most 900, at most 100 for evaluation")
+    lines = plan_of(capsys, folder, "data.train=[org/one#1000, org/two#1000]")
+    assert lines["rows"].startswith("at most 2,000: of data that are not here no more than #N")
+    assert lines["steps"] == "at most 2,000 (1 epoch)"
+    assert lines["steps per epoch"] == "at most 2,000"
+    assert lines["checkpoints"].startswith("every epoch")
+    assert "at most 60 steps" in lines["learning rate"]
+    lines = plan_of(capsys, folder, "data.train=[org/one#1000, org/two]")
+    assert lines["rows"].startswith("unknown")
+    assert lines["tokens"] == "unknown, as the rows are"
+    lines = plan_of(capsys, folder, "data.eval=org/one#7")
+    assert lines["rows"].startswith("40, at most 7 for evaluation")
+    assert lines["steps"] == "40 (1 epoch)"
+    lines = plan_of(capsys, folder, "data.train=org/one#1000", "data.eval=0.1")
+    assert lines["rows"].startswith("at most 900, at most 100 for evaluation")
 
 
 def test_a_plan_in_tokens_is_the_run_in_tokens(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    said = plan_of(capsys, folder, "training.global_batch_tokens=packed", "data.max_length=64")
+    lines = plan_of(capsys, folder, "training.global_batch_tokens=packed", "data.max_length=64")
     run = config(folder, train="a.jsonl", max_length=64)
     run = run.model_copy(
         update={"training": run.training.model_copy(update={"global_batch_tokens": "packed"})}
@@ -291,7 +291,7 @@ def test_a_plan_in_tokens_is_the_run_in_tokens(
     plan = make_plan(
         run, rows_per_epoch(prepared.train), world_size=1, tokens=tokens_per_epoch(prepared.train)
     )
-    assert said["steps"] == f"about {plan.num_steps} (1 epoch)"
+    assert lines["steps"] == f"about {plan.num_steps} (1 epoch)"
     assert plan.num_steps == -(-int(prepared.train.lengths.sum()) // 64)
 
 
@@ -318,22 +318,22 @@ def test_an_evaluation_has_the_mix_of_training(held_out: float | str, folder: Pa
         {"path": str(folder / "b.jsonl"), "weight": 2.0},
         {"path": str(folder / "a.jsonl"), "weight": 0.2},
     ]
-    given = config(folder, train=weighted, eval=weighted if held_out == "own" else held_out)
-    rows = prepare(given).eval
+    mixed = config(folder, train=weighted, eval=weighted if held_out == "own" else held_out)
+    rows = prepare(mixed).eval
     assert rows is not None
     per_source = np.bincount(rows.source).tolist()
     taken = evaluated(rows)
     counts = np.bincount(rows.source[taken]).tolist()
     assert counts == [per_source[0], round(per_source[1] * 0.1)]
-    plan = make_plan(given, rows_per_epoch(rows), len(taken))
+    plan = make_plan(mixed, rows_per_epoch(rows), len(taken))
     batches = [ids for rank in evaluation_batches(rows, plan, World()) for ids in rank]
     assert np.sort(np.concatenate(batches)).tolist() == taken.tolist()
-    assert abs((estimate_rows(given.data)[1] or 0) - len(taken)) <= (1 if held_out != "own" else 0)
+    assert abs((estimate_rows(mixed.data)[1] or 0) - len(taken)) <= (1 if held_out != "own" else 0)
     even = [source | {"weight": 3.0} for source in weighted]
     alike = prepare(config(folder, train=even, eval=even if held_out == "own" else held_out))
     assert alike.eval is not None
     assert len(evaluated(alike.eval)) == len(alike.eval) == len(rows)
-    assert alike.fingerprint == prepare(given).fingerprint  # so that runs from before go on
+    assert alike.fingerprint == prepare(mixed).fingerprint  # so that runs from before go on
 
 
 def test_the_check_counts_files_of_a_folder_that_it_does_not_read(
@@ -342,24 +342,24 @@ def test_the_check_counts_files_of_a_folder_that_it_does_not_read(
     (data := tmp_path / "data").mkdir()
     for name in ("a.jsonl", "b.jsonl.tmp", "notes.txt", "LICENSE", ".hidden"):
         (data / name).write_text((folder / "a.jsonl").read_text())
-    told = "files not read: .tmp × 1, .txt × 1, LICENSE × 1"
+    message = "files not read: .tmp × 1, .txt × 1, LICENSE × 1"
     page = tmp_path / "page.html"
     for words in ([], ["--model", str(folder / "model"), "--samples", "0", "--html", str(page)]):
         assert cli.main(["data", "check", str(data), *words]) == 0
-        assert told in capsys.readouterr().out
+        assert message in capsys.readouterr().out
         assert cli.main(["data", "check", str(data), "--json", *words]) == 0
         report = json.loads(capsys.readouterr().out)
         counts = report["splits"]["train"] if words else report
         assert counts["files_not_read"] == {".tmp": 1, ".txt": 1, "LICENSE": 1}
-    assert told in page.read_text()
+    assert message in page.read_text()
     assert (
         cli.main(["data", "convert", str(data), "-o", str(tmp_path / "all.jsonl"), "--to", "text"])
         == 0
     )
-    assert told in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     prepared = prepare(config(folder, train=str(data), eval=0.5))
     sentences = [finding.sentence for finding in prepared.findings]
-    assert f"train: {told}" in sentences
+    assert f"train: {message}" in sentences
     assert not any("eval: files not read" in sentence for sentence in sentences), (
         "its records are those of training"
     )
@@ -377,10 +377,10 @@ def test_the_check_says_how_many_rows_an_evaluation_takes(
     )
     command = ["data", "check", str(folder / "run.yaml"), "--html", str(folder / "page.html")]
     assert cli.main(command) == 0
-    told = re.search(
+    match = re.search(
         r"(\d+) of 25 rows of eval evaluated, in the mix that the weights of their sources make",
         capsys.readouterr().out,
     )
-    assert told is not None
-    assert int(told[1]) < 15
-    assert f"{told[1]} of 25 rows of eval evaluated" in (folder / "page.html").read_text()
+    assert match is not None
+    assert int(match[1]) < 15
+    assert f"{match[1]} of 25 rows of eval evaluated" in (folder / "page.html").read_text()

@@ -166,20 +166,20 @@ def test_a_pair_is_one_row_and_two_sequences(
         "chosen": [SYSTEM, ASKED, GOOD],
         "rejected": [SYSTEM, ASKED, {**BAD, "content": "no, no and no"}],
     }
-    found = prepared(tmp_path, [CHATS["trl"], longer], tokenizer_folder)
+    data = prepared(tmp_path, [CHATS["trl"], longer], tokenizer_folder)
     start = "<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n"
-    assert found.train.splits is not None
-    assert found.train.targets is None
-    assert texts(found.train, 0, tokenizer) == [
+    assert data.train.splits is not None
+    assert data.train.targets is None
+    assert texts(data.train, 0, tokenizer) == [
         (f"{start}yes<|im_end|>\n", "yes<|im_end|>"),
         (f"{start}no<|im_end|>\n", "no<|im_end|>"),
     ]
-    assert found.train.lengths.tolist() == [
-        sum(len(ids) for ids, _ in found.train.sequences(i)) for i in (0, 1)
+    assert data.train.lengths.tolist() == [
+        sum(len(ids) for ids, _ in data.train.sequences(i)) for i in (0, 1)
     ]
-    assert found.longest == len(found.train.sequences(1)[1][0])
-    batch = batch_of(found.train, np.array([1, 0]), None)
-    sequences = [ids for i in (1, 0) for ids, _ in found.train.sequences(i)]
+    assert data.longest == len(data.train.sequences(1)[1][0])
+    batch = batch_of(data.train, np.array([1, 0]), None)
+    sequences = [ids for i in (1, 0) for ids, _ in data.train.sequences(i)]
     assert batch.cu_seqlens == (0, *np.cumsum([len(ids) for ids in sequences]).tolist())
     assert batch.samples == (1, 0)
     assert batch.input_ids.tolist() == np.concatenate(sequences).tolist()
@@ -191,22 +191,22 @@ def test_judged_answers_are_one_sequence_each_with_a_target(
     tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     records = [JUDGED["trl"], {**JUDGED["trl"], "label": True}]
-    found = prepared(tmp_path, records, tokenizer_folder, preference={"loss": "kto"}).train
-    assert found.splits is None
-    assert not found.is_labelled
-    batch = batch_of(found, np.array([0, 1]), None)
+    rows = prepared(tmp_path, records, tokenizer_folder, preference={"loss": "kto"}).train
+    assert rows.splits is None
+    assert not rows.is_labelled
+    batch = batch_of(rows, np.array([0, 1]), None)
     assert batch.targets is not None
     assert batch.targets.tolist() == [[0.0], [1.0]]
-    assert found.trained_counts.tolist() == [3, 3]
+    assert rows.trained_counts.tolist() == [3, 3]
     assert batch.samples == (0, 1)
 
 
 def test_a_reward_model_has_margins(tmp_path: Path, tokenizer_folder: Path) -> None:
     records = [CHATS["trl"], {**CHATS["trl"], "margin": 2}]
-    found = prepared(tmp_path, records, tokenizer_folder, task="reward_model").train
-    assert found.targets is not None
-    assert found.targets.tolist() == [[0.0], [2.0]]
-    assert found.splits is not None
+    rows = prepared(tmp_path, records, tokenizer_folder, task="reward_model").train
+    assert rows.targets is not None
+    assert rows.targets.tolist() == [[0.0], [2.0]]
+    assert rows.splits is not None
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -323,21 +323,21 @@ def test_unusable_pairs_are_left_out_where_that_is_wished(tokenizer: Tokenizer) 
         "other prompts",
         "no answer",
     ):
-        found = encode(REFUSED[name][0], tokenizer, unusable_pairs="drop")
-        assert not found.problems
+        encoded = encode(REFUSED[name][0], tokenizer, unusable_pairs="drop")
+        assert not encoded.problems
         assert (
-            found.tally.records,
-            found.tally.unusable,
-            found.tally.rows,
-            found.tally.refused,
+            encoded.tally.records,
+            encoded.tally.unusable,
+            encoded.tally.rows,
+            encoded.tally.refused,
         ) == (1, 1, 0, 0)
     assert encode(REFUSED["two prompts"][0], tokenizer, unusable_pairs="drop").problems
 
 
 def check_of(file: Path, tokenizer: Path, *args: str) -> dict[str, Any]:
     command = ("data", "check", str(file), "--model", str(tokenizer), "--json", *args)
-    found, code = run_cli(*command)
-    report = json.loads(found)
+    stdout, code = run_cli(*command)
+    report = json.loads(stdout)
     assert (code == 0) == report["ok"]
     return report  # type: ignore[no-any-return]
 
@@ -383,9 +383,9 @@ def test_a_check_shows_both_answers_and_counts_them(tmp_path: Path, tokenizer_fo
 
 def test_a_check_without_a_model_knows_pairs(tmp_path: Path) -> None:
     records = [CHATS["hh"], CHATS["ms_swift"], JUDGED["trl"], {"messages": [ASKED, GOOD]}]
-    found, code = run_cli("data", "check", str(write(tmp_path / "a.jsonl", records)), "--json")
+    stdout, code = run_cli("data", "check", str(write(tmp_path / "a.jsonl", records)), "--json")
     assert code == 0
-    assert json.loads(found)["records"] == {"Preference": 2, "Judged": 1, "Chat": 1}
+    assert json.loads(stdout)["records"] == {"Preference": 2, "Judged": 1, "Chat": 1}
 
 
 def test_the_page_of_the_data_shows_both_answers(tmp_path: Path, tokenizer_folder: Path) -> None:
@@ -413,8 +413,8 @@ def test_conversion_writes_one_shape(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert lines[:-1] == [CHATS["trl"]] * len(CHATS)
     assert lines[-1] == {**CHATS["trl"], "margin": 2.0}
-    said, code = run_cli("data", "convert", str(chats), "--to", "judged", "-o", str(output))
-    assert (code, said.partition(" written")[0]) == (
+    stdout, code = run_cli("data", "convert", str(chats), "--to", "judged", "-o", str(output))
+    assert (code, stdout.partition(" written")[0]) == (
         0,
         f"{2 * len(CHATS) + 2} records, of {len(CHATS) + 1},",
     )
@@ -492,7 +492,7 @@ def test_the_estimate_of_a_plan_is_that_of_the_rows(tmp_path: Path, tokenizer_fo
         REFUSED["empty"][0],
     ]
     sources = {"data": {"unusable_pairs": "drop", "max_lost_share": 0.5, "max_length": 64}}
-    found = prepared(tmp_path, records[:1], tokenizer_folder)
+    data = prepared(tmp_path, records[:1], tokenizer_folder)
     config = Config.model_validate(
         {
             "model": str(tokenizer_folder),
@@ -507,7 +507,7 @@ def test_the_estimate_of_a_plan_is_that_of_the_rows(tmp_path: Path, tokenizer_fo
         1 / 3,
         pytest.approx(1 / 3),
     )
-    assert (lengths.tokens_per_row, lengths.longest) == (found.train.lengths[0], found.longest)
+    assert (lengths.tokens_per_row, lengths.longest) == (data.train.lengths[0], data.longest)
     plan = make_plan(config, 3, tokens=lengths.tokens(3))
     assert plan.micro_batch_tokens == 2 * 64
     assert (plan.steps_per_epoch, plan.global_batch_size) == (3, 1)

@@ -77,7 +77,7 @@ def config_of(
     model: Path, folder: Path, records: list[dict[str, Any]], loss: str = "dpo", **data: Any
 ) -> Config:
     (folder / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    found = {
+    section = {
         "train": str(folder / "pairs.jsonl"),
         "max_length": 256,
         "cache": str(folder / "cache"),
@@ -89,7 +89,7 @@ def config_of(
             "model": str(model),
             "task": "preference",
             "preference": preference,
-            "data": {**found, **data},
+            "data": {**section, **data},
         }
     )
 
@@ -249,7 +249,7 @@ def test_a_check_shows_both_answers_with_their_image(
     texts = ["".join(text for text, _ in sample) for sample in report.samples]
     assert ["<|vision_start|>" in text for text in texts] == [True, True, False, False]
     assert report.stats["train"]["images"] == 1
-    told = [
+    overrides = [
         "preference.images=true",
         "task=preference",
         f"data.cache={folder / 'cache'}",
@@ -264,7 +264,7 @@ def test_a_check_shows_both_answers_with_their_image(
         str(model),
         "--html",
         str(page),
-        *told,
+        *overrides,
     ]
     assert main(command) == 0
     assert "data:image/jpeg;base64," in page.read_text()

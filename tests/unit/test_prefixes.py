@@ -37,7 +37,7 @@ def read_back(rows: list[Tokens]) -> dict[int, list[int]]:
     """Ids of each row, as they are found by going up the tree from where it ends."""
     segments = prefix_tree(rows)
     parents = {segment.parent for segment in segments}
-    found = {}
+    by_row = {}
     for number, segment in enumerate(segments):
         if number in parents:
             continue
@@ -45,8 +45,8 @@ def read_back(rows: list[Tokens]) -> dict[int, list[int]]:
         while path[0].parent >= 0:
             path.insert(0, segments[path[0].parent])
         assert [part.end for part in path[:-1]] == [part.start for part in path[1:]]
-        found[row] = [int(i) for part in path for i in rows[part.rows[0]][part.start : part.end]]
-    return found
+        by_row[row] = [int(i) for part in path for i in rows[part.rows[0]][part.start : part.end]]
+    return by_row
 
 
 @given(ROWS)

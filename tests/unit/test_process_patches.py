@@ -47,8 +47,10 @@ def test_slices_of_experts_are_turned_by_what_the_others_of_their_shape_are() ->
     model, slices = torch.nn.ParameterDict({"whole": torch.empty(4, 6, 3)}), torch.randn(2, 6, 3)
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
-        found = turn.convert({name: [tensor]}, [name], [name], model=model, full_layer_name="whole")
-        return found[name]  # type: ignore[no-any-return]
+        converted = turn.convert(
+            {name: [tensor]}, [name], [name], model=model, full_layer_name="whole"
+        )
+        return converted[name]  # type: ignore[no-any-return]
 
     assert read(slices).shape == (2, 3, 6), "once transformers knows slices, this patch can go"
     with patches.reading_slices():

@@ -79,22 +79,22 @@ def test_a_state_holds_the_last_attempts_with_their_feedback(
     most: int, attempts: list[str]
 ) -> None:
     turns = [turn for n in range(5) for turn in (student(str(n)), teacher(f"no {n}"))]
-    found, tally = rows(trajectory(conversations=turns), max_history_rounds=most)
+    examples, tally = rows(trajectory(conversations=turns), max_history_rounds=most)
     state = [word for n in attempts for word in (f"a: {n}", f"u: no {n}")]
-    assert texts(found[4]["prompt"]) == ["u: <image>\nWhat colour?", *state]
-    assert len(found) == 5
+    assert texts(examples[4]["prompt"]) == ["u: <image>\nWhat colour?", *state]
+    assert len(examples) == 5
     assert tally.notes["states_cut"] == max(0, 4 - most)
 
 
 def test_a_record_as_one_conversation() -> None:
     (row,), _ = rows(trajectory(), style="sharegpt")
-    told = "u: A score of 4 is given to the answer. Not quite."
-    assert texts(row["messages"]) == ["u: <image>\nWhat colour?", "a: gray", told, "a: white"]
+    feedback = "u: A score of 4 is given to the answer. Not quite."
+    assert texts(row["messages"]) == ["u: <image>\nWhat colour?", "a: gray", feedback, "a: white"]
     assert isinstance(convert(row), Chat)
 
 
 @pytest.mark.parametrize(
-    ("feedback", "told"),
+    ("feedback", "message"),
     [
         ("Score: 7.5\nFeedback: Close.", "A score of 7.5 is given to the answer. Close."),
         ("Score: 8/10.\nFeedback: Close.", "A score of 8 is given to the answer. Close."),
@@ -104,24 +104,28 @@ def test_a_record_as_one_conversation() -> None:
         ("Score: 2.\nTry again.", "A score of 2 is given to the answer. Try again."),
     ],
 )
-def test_feedback_in_words(feedback: str, told: str) -> None:
+def test_feedback_in_words(feedback: str, message: str) -> None:
     turns = [student("It is gray."), teacher(feedback), student("Thought: hm\nAnswer:")]
     (row,), tally = rows(trajectory(conversations=turns), style="sharegpt")
-    assert texts(row["messages"])[1:] == ["a: It is gray.", f"u: {told}", "a: Thought: hm\nAnswer:"]
-    assert tally.notes["feedback_without_score"] == (not told.startswith("A score"))
+    assert texts(row["messages"])[1:] == [
+        "a: It is gray.",
+        f"u: {message}",
+        "a: Thought: hm\nAnswer:",
+    ]
+    assert tally.notes["feedback_without_score"] == (not message.startswith("A score"))
 
 
 def test_turns_out_of_order() -> None:
     turns = [teacher("early"), student("A"), student("B"), teacher("no"), teacher("really")]
     record = trajectory(conversations=[*turns, student("C")])
-    found, tally = rows(record)
+    examples, tally = rows(record)
     question = "u: <image>\nWhat colour?"
-    assert [texts(row["prompt"]) for row in found] == [
+    assert [texts(row["prompt"]) for row in examples] == [
         [question],
         [question],
         [question, "a: B", "u: no\nreally"],
     ]
-    assert [texts(row["completion"]) for row in found] == [["a: A"], ["a: B"], ["a: C"]]
+    assert [texts(row["completion"]) for row in examples] == [["a: A"], ["a: B"], ["a: C"]]
     assert +tally.notes == {"feedback_before_any_attempt": 1, "attempts_without_feedback": 1}
     (row,), _ = rows(record, style="sharegpt")
     assert texts(row["messages"]) == [question, "a: B", "u: no\nreally", "a: C"]
@@ -133,9 +137,9 @@ def test_the_first_line_keeps_its_indentation() -> None:
         teacher("  no\n"),
         student("Thought: so\nAnswer:\n    return y\n"),
     ]
-    found, _ = rows(trajectory(conversations=turns))
-    assert texts(found[0]["completion"]) == ["a:     return x"]
-    assert texts(found[1]["prompt"])[1:] == ["a:     return x", "u:   no"]
+    examples, _ = rows(trajectory(conversations=turns))
+    assert texts(examples[0]["completion"]) == ["a:     return x"]
+    assert texts(examples[1]["prompt"])[1:] == ["a:     return x", "u:   no"]
     (row,), _ = rows(trajectory(conversations=turns), style="sharegpt")
     assert texts(row["messages"])[-1] == "a:     return y"
 
@@ -157,10 +161,10 @@ def test_questions_have_one_tag(question: Any, asked: str, removed: int) -> None
 
 def test_tags_in_answers_are_no_images() -> None:
     turns = [student("The <image> shows a bear"), teacher("Look at the <image>"), student("gray")]
-    found, tally = rows(trajectory(conversations=turns))
+    examples, tally = rows(trajectory(conversations=turns))
     assert all(
         sum(m["content"].count("<image>") for m in row["prompt"] + row["completion"]) == 1
-        for row in found
+        for row in examples
     )
     assert tally.notes["image_tags_removed"] == 2
 
@@ -267,20 +271,20 @@ def test_volcano_records_that_cannot_be_used(record: dict[str, Any], reason: str
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the published fragments are not here")
 @pytest.mark.parametrize("style", ["bc", "sharegpt"])
 def test_the_published_fragments(style: str) -> None:
-    found = []
+    examples = []
     for name in ("fire_schema_reconstructed", "fire_schema_edge_cases_synthetic"):
         for record in json.loads((SHARED / "fire" / f"{name}.json").read_text()):
             if record["id"] in ("e_no_image", "e_no_conversations", "e_empty_question"):
                 with pytest.raises(Skipped):
                     rows(record, style=style)
             else:
-                found += rows(record, style=style)[0]
+                examples += rows(record, style=style)[0]
     for record in json.loads(
         (SHARED / "volcano" / "volcano_train_schema_reconstructed.json").read_text()
     ):
-        found += rows(record, recipe=volcano)[0]
-    assert len(found) == (48 if style == "bc" else 25)
-    chats = [convert(row) for row in found]
+        examples += rows(record, recipe=volcano)[0]
+    assert len(examples) == (48 if style == "bc" else 25)
+    chats = [convert(row) for row in examples]
     assert all(
         isinstance(chat, Chat) and chat.messages[-1]["role"] == "assistant" for chat in chats
     )
@@ -326,12 +330,12 @@ def test_what_is_added_to_a_record_is_in_a_row_or_counted_or_the_record_is_skipp
     objects = [record, *record["conversations"], *([record["question"]] if recipe is fire else [])]
     objects[place % len(objects)][key] = value
     try:
-        found, tally = rows(record, recipe=recipe)
+        examples, tally = rows(record, recipe=recipe)
     except Skipped:
         return
     counted = {name.rpartition(".")[2] for name in recipe.RECIPE.unused_keys(record)}
-    said = "wxw" if "wxw" in json.dumps(value) else json.dumps(value)
-    assert key in counted or tally.notes.total() or said in json.dumps(found)
+    text = "wxw" if "wxw" in json.dumps(value) else json.dumps(value)
+    assert key in counted or tally.notes.total() or text in json.dumps(examples)
 
 
 def test_keys_that_are_in_no_row_are_counted_by_their_place() -> None:

@@ -22,8 +22,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def rendered(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[tuple[str, str], Any]:
     assert main(["render", *arguments]) == 0
     return {
-        (found["kind"], found["metadata"]["name"]): found
-        for found in yaml.safe_load_all(capsys.readouterr().out)
+        (obj["kind"], obj["metadata"]["name"]): obj
+        for obj in yaml.safe_load_all(capsys.readouterr().out)
     }
 
 
@@ -83,17 +83,17 @@ def test_the_plan_of_fire_says_that_four_bits_fit_and_what_else_would(
         "compute.gpu_memory=80Gi",
     ]
     assert main(words) == 0
-    told = capsys.readouterr().out
-    assert "kubernetes.preprocess makes them on the cluster" in told
+    stdout = capsys.readouterr().out
+    assert "kubernetes.preprocess makes them on the cluster" in stdout
     assert (
         "64 samples; at most 16 micro-batches of at most 8,192 tokens on each of 4 processes"
-        in told
+        in stdout
     )
-    assert "fits into 80 GiB" in told
+    assert "fits into 80 GiB" in stdout
     assert main([*words, "quantization=none"]) == 0
-    told = capsys.readouterr().out
-    assert "does NOT fit into 80 GiB" in told
-    assert "would fit with    training.parallelism: fsdp" in told
+    stdout = capsys.readouterr().out
+    assert "does NOT fit into 80 GiB" in stdout
+    assert "would fit with    training.parallelism: fsdp" in stdout
 
 
 def test_what_sees_is_counted_whole_where_what_speaks_is_cut() -> None:

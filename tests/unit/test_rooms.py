@@ -123,7 +123,9 @@ def found_in(module: str) -> list[Import]:
 
 
 def of_house(module: str) -> Iterator[Import]:
-    return (found for found in found_in(module) if found.module.split(".")[0] == "kubetune")
+    return (
+        imported for imported in found_in(module) if imported.module.split(".")[0] == "kubetune"
+    )
 
 
 def test_every_room_is_on_the_list_and_says_what_it_is_for() -> None:
@@ -135,9 +137,11 @@ def test_every_room_is_on_the_list_and_says_what_it_is_for() -> None:
 
 def test_a_room_says_what_it_is_not_for_and_what_to_read_first() -> None:
     for name in ORDER:
-        said = " ".join((ast.get_docstring(tree(PACKAGE / name / "__init__.py")) or "").split())
-        assert re.search(r"\b[Nn]ot for\b", said), name
-        first = re.search(r"\bRead `([\w/]+)`", said)
+        docstring = " ".join(
+            (ast.get_docstring(tree(PACKAGE / name / "__init__.py")) or "").split()
+        )
+        assert re.search(r"\b[Nn]ot for\b", docstring), name
+        first = re.search(r"\bRead `([\w/]+)`", docstring)
         assert first, name
         assert any((PACKAGE / name / f"{first[1]}{end}").exists() for end in ("", ".py")), (
             name,
@@ -147,12 +151,12 @@ def test_a_room_says_what_it_is_not_for_and_what_to_read_first() -> None:
 
 def test_a_room_imports_only_itself_and_rooms_above_it() -> None:
     wrong = [
-        f"{module}:{found.line} imports {found.module}"
+        f"{module}:{imported.line} imports {imported.module}"
         for module in MODULES
         if room(module) in ORDER
-        for found in of_house(module)
-        if room(found.module) not in {"", "errors", "extras"}
-        and ORDER.index(room(found.module)) > ORDER.index(room(module))
+        for imported in of_house(module)
+        if room(imported.module) not in {"", "errors", "extras"}
+        and ORDER.index(room(imported.module)) > ORDER.index(room(module))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -161,7 +165,10 @@ def test_no_imports_go_in_a_circle_late_ones_and_those_for_types_included() -> N
     needs: dict[str, set[str]] = defaultdict(set)
     for module in MODULES:
         if room(module) not in DOORS:
-            needs[module] = {found.module for found in of_house(module)} - {module, "kubetune"}
+            needs[module] = {imported.module for imported in of_house(module)} - {
+                module,
+                "kubetune",
+            }
     try:
         TopologicalSorter(needs).prepare()
     except CycleError as circle:
@@ -172,24 +179,28 @@ def test_what_is_light_imports_nothing_heavy() -> None:
     wrong = []
     for module in MODULES:
         name, short = room(module), module.removeprefix("kubetune.")
-        for found in found_in(module):
-            library = found.module.split(".")[0]
-            if name in LIGHT and library in HEAVY and (found.when == "now" or short not in LATE):
-                wrong.append(f"{module}:{found.line} imports {found.module}")
-            if name in TORCHLESS and library in TORCH and found.when == "now":
-                wrong.append(f"{module}:{found.line} imports {found.module}, not inside a function")
-            if name == "cli" and library in HEAVY and found.when == "now":
-                wrong.append(f"{module}:{found.line} imports {found.module}, not inside a function")
+        for imported in found_in(module):
+            library = imported.module.split(".")[0]
+            if name in LIGHT and library in HEAVY and (imported.when == "now" or short not in LATE):
+                wrong.append(f"{module}:{imported.line} imports {imported.module}")
+            if name in TORCHLESS and library in TORCH and imported.when == "now":
+                wrong.append(
+                    f"{module}:{imported.line} imports {imported.module}, not inside a function"
+                )
+            if name == "cli" and library in HEAVY and imported.when == "now":
+                wrong.append(
+                    f"{module}:{imported.line} imports {imported.module}, not inside a function"
+                )
     assert not wrong, "\n".join(wrong)
 
 
 def test_training_knows_no_cluster() -> None:
     wrong = [
-        f"{module}:{found.line} imports {found.module}"
+        f"{module}:{imported.line} imports {imported.module}"
         for module in MODULES
         if room(module) in ORDER[ORDER.index(kubetune.NUMPY_BEGINS) : ORDER.index("plugins")]
-        for found in of_house(module)
-        if room(found.module) in CLUSTER
+        for imported in of_house(module)
+        if room(imported.module) in CLUSTER
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -268,8 +279,8 @@ def test_nothing_hangs_on_modules_of_others_but_what_the_page_on_design_names() 
         for path in (PACKAGE / name).rglob("*.py")
         for node in nodes(path)
         if isinstance(node, ast.Assign)
-        for each in node.targets
-        for target in (each.elts if isinstance(each, ast.Tuple) else [each])
+        for assigned in node.targets
+        for target in (assigned.elts if isinstance(assigned, ast.Tuple) else [assigned])
         if isinstance(target, ast.Attribute)
         and getattr(target.value, "id", "") in MODULES_OF_OTHERS
     }

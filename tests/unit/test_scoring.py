@@ -150,10 +150,10 @@ def test_two_models_that_are_right_or_wrong_are_compared_by_mcnemar(gained: int,
     scipy = pytest.importorskip("scipy.stats")
     before = [0.0] * gained + [1.0] * lost + [1.0] * 5
     after = [1.0] * gained + [0.0] * lost + [1.0] * 5
-    found = statistics.compare(before, after)
+    comparison = statistics.compare(before, after)
     theirs = scipy.binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
-    assert (found.gained, found.lost) == (gained, lost)
-    assert found.p_value == pytest.approx(theirs)
+    assert (comparison.gained, comparison.lost) == (gained, lost)
+    assert comparison.p_value == pytest.approx(theirs)
 
 
 def test_two_models_with_other_scores_are_compared_by_flipped_signs() -> None:
@@ -260,7 +260,7 @@ def test_functions_that_fail_say_where_and_for_which_answer(own_file: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "function", "said"),
+    ("text", "function", "message"),
     [
         (
             OWN,
@@ -279,10 +279,10 @@ def test_functions_that_fail_say_where_and_for_which_answer(own_file: Path) -> N
     ],
 )
 def test_files_that_cannot_be_used_are_refused(
-    own_file: Path, text: str | None, function: str, said: str
+    own_file: Path, text: str | None, function: str, message: str
 ) -> None:
     own_file.unlink()
     if text is not None:
         own_file.write_text(text)
-    with pytest.raises(errors.ConfigError, match=said):
+    with pytest.raises(errors.ConfigError, match=message):
         own_functions.load(OwnMetricsConfig(file=str(own_file), functions=(function,)))

@@ -23,8 +23,8 @@ def objects(case: str) -> dict[str, dict[str, Any]]:
 
 
 def pod(case: str) -> dict[str, Any]:
-    found: dict[str, Any] = objects(case)["Deployment"]["spec"]["template"]["spec"]
-    return found
+    spec: dict[str, Any] = objects(case)["Deployment"]["spec"]["template"]["spec"]
+    return spec
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -36,7 +36,7 @@ def test_output_is_golden(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_strict_servers_accept_it_and_lint_finds_nothing(case: str, version: str) -> None:
     made = objects(case)
-    assert {kind: found for kind, obj in made.items() if (found := problems(obj, version))} == {}
+    assert {kind: wrong for kind, obj in made.items() if (wrong := problems(obj, version))} == {}
     assert list(check_objects(list(made.values()))) == []
 
 
@@ -105,10 +105,10 @@ def test_a_folder_that_no_volume_holds_is_named(capsys: pytest.CaptureFixture[st
 def test_the_curl_asks_for_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["a=acme/a", "--base=Qwen/Qwen3-8B", "--api-key-secret=key"]
     assert cli.main(["serve", "--render", *words]) == 0
-    said = capsys.readouterr().err
-    assert '"model": "a"' in said
-    assert "Bearer $VLLM_API_KEY" in said
-    assert "port-forward service/a 8000:80" in said
+    stderr = capsys.readouterr().err
+    assert '"model": "a"' in stderr
+    assert "Bearer $VLLM_API_KEY" in stderr
+    assert "port-forward service/a 8000:80" in stderr
 
 
 def test_a_folder_that_is_no_run_is_not_taken_for_a_model_of_the_hub(
@@ -116,13 +116,13 @@ def test_a_folder_that_is_no_run_is_not_taken_for_a_model_of_the_hub(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outputs" / "half").mkdir(parents=True)
-    for target, found in (
+    for target, message in (
         ("outputs/gone", "no such folder"),
         ("outputs/half", "a folder, but no run directory"),
     ):
         assert cli.main(["serve", "--render", target]) == 2
         printed = capsys.readouterr()
-        assert f"{target}: {found}" in printed.err
+        assert f"{target}: {message}" in printed.err
         assert "`kubetune runs` lists them" in printed.err
         assert printed.out == ""
 
@@ -199,7 +199,7 @@ def test_runs_that_cannot_be_served_say_why(
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "message"),
     [
         ({"base": {"experts_of": "qwen3_moe"}}, ""),
         ({"base": {"experts_of": "mixtral"}}, "not known to load adapters on mixtral"),
@@ -210,16 +210,16 @@ def test_runs_that_cannot_be_served_say_why(
     ],
 )
 def test_stacked_experts_are_told_to_vllm_or_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, Any], said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], facts: dict[str, Any], message: str
 ) -> None:
     run_dir = write_run(tmp_path / "run")
     export = run_dir / "exports" / "step-000120-adapter"
     (export / "provenance.json").write_text(json.dumps(facts))
     (export / "adapter_config.json").write_text('{"target_parameters": ["experts.down_proj"]}')
-    assert cli.main(["serve", "--render", str(run_dir)]) == (2 if said else 0)
+    assert cli.main(["serve", "--render", str(run_dir)]) == (2 if message else 0)
     printed = capsys.readouterr()
-    assert said in printed.err
-    if not said:
+    assert message in printed.err
+    if not message:
         (made,) = (obj for obj in yaml.safe_load_all(printed.out) if obj["kind"] == "Deployment")
         words = made["spec"]["template"]["spec"]["containers"][0]["command"]
         assert words[-3:-1] == ["--enable-mixed-moe-lora-format", "--lora-modules"]
@@ -244,12 +244,12 @@ def test_a_card_has_no_command_that_loads_what_nobody_loads(
     lora: dict[str, Any], able: tuple[str, ...]
 ) -> None:
     config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": lora})
-    said = "".join(commands(config.task_name, config.lora, "adapter", "org/base", {}))
-    assert [one for one in ("$ vllm", "$ python llama.cpp", "$ ollama") if one in said] == list(
-        able
-    )
+    text = "".join(commands(config.task_name, config.lora, "adapter", "org/base", {}))
+    assert [
+        program for program in ("$ vllm", "$ python llama.cpp", "$ ollama") if program in text
+    ] == list(able)
     assert len(served_by(config.task_name, config.lora, "adapter", {})) == len(able)
-    assert ("`kubetune export --merge` makes" in said) is (len(able) < 3)
+    assert ("`kubetune export --merge` makes" in text) is (len(able) < 3)
     assert "$ vllm serve .\n" in "".join(
         commands(config.task_name, config.lora, "merged", "org/base", {})
     )
@@ -267,12 +267,14 @@ def test_a_card_has_no_command_that_loads_what_nobody_loads(
 @pytest.mark.parametrize(("experts_of", "able"), [("qwen3_moe", ["$ vllm"]), ("mixtral", [])])
 def test_a_card_knows_whose_experts_vllm_loads(experts_of: str, able: list[str]) -> None:
     config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": {}})
-    said = "".join(
+    text = "".join(
         commands(config.task_name, config.lora, "adapter", "org/base", {"experts_of": experts_of})
     )
-    assert [one for one in ("$ vllm", "$ python llama.cpp", "$ ollama") if one in said] == able
-    assert ("--enable-mixed-moe-lora-format --lora-modules '{" in said) is bool(able)
-    assert "`kubetune export --merge` makes what all of them run" in said
+    assert [
+        program for program in ("$ vllm", "$ python llama.cpp", "$ ollama") if program in text
+    ] == able
+    assert ("--enable-mixed-moe-lora-format --lora-modules '{" in text) is bool(able)
+    assert "`kubetune export --merge` makes what all of them run" in text
 
 
 @pytest.mark.parametrize(
@@ -282,10 +284,10 @@ def test_an_adapter_on_the_text_model_of_one_that_sees_has_vllms_names_or_no_com
     text_of: str, command: str
 ) -> None:
     config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": {}})
-    said = "".join(
+    text = "".join(
         commands(config.task_name, config.lora, "adapter", "org/base", {"text_of": text_of})
     )
-    assert command in said
-    assert ("$ vllm" in said) is bool(command)
-    assert ("on nobodys, and leaves some out without a word" in said) is not bool(command)
-    assert "$ python llama.cpp" in said
+    assert command in text
+    assert ("$ vllm" in text) is bool(command)
+    assert ("on nobodys, and leaves some out without a word" in text) is not bool(command)
+    assert "$ python llama.cpp" in text

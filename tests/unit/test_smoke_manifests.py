@@ -55,7 +55,7 @@ def test_the_smoke_test_runs_in_pods_like_the_runs(
         for field in ("resources", "volumeMounts", "securityContext", "image", "name"):
             assert mine[field] == its[field]
     assert {
-        o["kind"]: found for o in objects for v in (OLDEST, NEWEST) if (found := problems(o, v))
+        o["kind"]: wrong for o in objects for v in (OLDEST, NEWEST) if (wrong := problems(o, v))
     } == {}
     assert list(check_objects(objects)) == []
     assert not [
@@ -79,12 +79,12 @@ def test_whatever_is_made_beside_a_run_is_valid(version: str, preparing: list[st
     made += idling(render(dev_config(config), make_plan(config)))
     for kind in KINDS:
         assert config.kubernetes is not None
-        one = config.model_copy(
+        of_kind = config.model_copy(
             update={"kubernetes": config.kubernetes.model_copy(update={"kind": kind})}
         )
-        made += render(one, make_plan(one))
+        made += render(of_kind, make_plan(of_kind))
     assert {
-        f"{o['kind']} {o['metadata']['name']}": found
+        f"{o['kind']} {o['metadata']['name']}": wrong
         for o in made
-        if (found := problems(o, version))
+        if (wrong := problems(o, version))
     } == {}

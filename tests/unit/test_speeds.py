@@ -29,9 +29,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_runs_of_one_shape_span_a_range() -> None:
-    (found,) = ranges(KIND, [run(900), run(1000), run(1200, length=120.0), run(50, seconds=5)])
-    assert (found.low, found.middle, found.high) == pytest.approx((900 / 1.1, 1000, 1200 * 1.1))
-    assert found.source == "3 earlier runs of this shape on this machine"
+    (speeds,) = ranges(KIND, [run(900), run(1000), run(1200, length=120.0), run(50, seconds=5)])
+    assert (speeds.low, speeds.middle, speeds.high) == pytest.approx((900 / 1.1, 1000, 1200 * 1.1))
+    assert speeds.source == "3 earlier runs of this shape on this machine"
 
 
 def test_runs_of_similar_shape_are_scaled_by_flops() -> None:
@@ -53,8 +53,8 @@ def test_runs_that_say_nothing_of_each_other(changes: dict[str, object]) -> None
 
 
 def test_where_the_run_itself_chooses_the_dtype_both_count() -> None:
-    found = ranges(replace(KIND, dtype=None), [run(1000), run(2000, dtype="bfloat16")])
-    assert [each.source[:15] for each in found] == ["2 earlier runs "]
+    speeds = ranges(replace(KIND, dtype=None), [run(1000), run(2000, dtype="bfloat16")])
+    assert [speed.source[:15] for speed in speeds] == ["2 earlier runs "]
 
 
 def test_damage_costs_the_lines_it_hits(cache: Path) -> None:

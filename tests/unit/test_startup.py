@@ -78,15 +78,15 @@ def require_light(
 ) -> None:
     """No package but these, few files of kubetune, no process, no connection; a tokenizer read as often as expected."""
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stderr.splitlines()[-1])
+    facts = json.loads(done.stderr.splitlines()[-1])
     others = {
         name
-        for name in told["packages"]
+        for name in facts["packages"]
         if name != "kubetune" and not name.startswith("__editable__")
     }
     assert others <= packages
-    assert told["own"] <= most_of_ours
-    assert (told["outside"], told["tokenizers"]) == ([], tokenizers)
+    assert facts["own"] <= most_of_ours
+    assert (facts["outside"], facts["tokenizers"]) == ([], tokenizers)
 
 
 @pytest.fixture
@@ -134,10 +134,10 @@ def test_mistakes_are_explained_with_exit_code_2(
 ) -> None:
     run_file = str(folder / "run.yaml")
     assert main(["plan", run_file, "training.sed=1", "lora.r=0"]) == 2
-    told = capsys.readouterr().err
-    assert "override: training.sed: unknown key; did you mean seed?" in told
-    assert "override: lora.r: found 0" in told
-    assert "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert "override: training.sed: unknown key; did you mean seed?" in stderr
+    assert "override: lora.r: found 0" in stderr
+    assert "Traceback" not in stderr
     assert main(["plan", run_file, "data.train=none.jsonl"]) == 2
     assert "does not exist" in capsys.readouterr().err
 

@@ -53,7 +53,7 @@ def load(more: list[str]) -> Config:
 
 
 def search_of(*words: str, **changes: Any) -> Search:
-    found = ranges.split(words or WORDS)[1]
+    words_of_ranges = ranges.split(words or WORDS)[1]
     facts = {
         "sampler": "random",
         "pruner": "asha",
@@ -63,8 +63,8 @@ def search_of(*words: str, **changes: Any) -> Search:
         "name": "fit",
     } | changes
     return Search(
-        resolved(ranges.check(found, load)),
-        tuple(found),
+        resolved(ranges.check(words_of_ranges, load)),
+        tuple(words_of_ranges),
         "eval_loss",
         facts.pop("greater", False),
         **facts,
@@ -200,15 +200,15 @@ def test_decisions_are_optunas(
     assert {trial.state for trial in ours} == {"done", "pruned"}
     for mine, other in zip(ours, expected, strict=True):
         assert mine.values == {
-            one.key: other.params[one.key] if one.choices else one.text(other.params[one.key])
-            for one in search.ranges
+            part.key: other.params[part.key] if part.choices else part.text(other.params[part.key])
+            for part in search.ranges
         }
         reports = {
             resource: value for number, resource, value in place.order if number == mine.number
         }
         assert other.intermediate_values == {r: v for r, v in reports.items() if r != rungs[-1]}
     assert read_record(tmp_path) == driver.record
-    assert set(driver.record.importances) == {one.key for one in search.ranges}
+    assert set(driver.record.importances) == {part.key for part in search.ranges}
 
 
 @pytest.mark.parametrize(
@@ -223,12 +223,12 @@ def test_no_setting_is_tried_twice_while_there_are_others(
     driver_of(tmp_path, search, place, total=4, storage=storage).drive()
     driver = driver_of(tmp_path, search, place, total=15, storage=storage)  # as after a kill
     driver.drive()
-    found = [tuple(trial.values.values()) for trial in driver.record.trials]
-    assert len(found) == len(set(found)) == 15
+    settings = [tuple(trial.values.values()) for trial in driver.record.trials]
+    assert len(settings) == len(set(settings)) == 15
 
 
 def test_ranges_are_checked_all_at_once_in_the_words_of_overrides() -> None:
-    rest, found, _ = ranges.split(
+    rest, parsed, _ = ranges.split(
         [
             "run.yaml",
             "training.max_steps=9",
@@ -237,9 +237,9 @@ def test_ranges_are_checked_all_at_once_in_the_words_of_overrides() -> None:
         ]
     )
     assert rest == ["run.yaml", "training.max_steps=9"]
-    assert [one.kind for one in found] == ["float", "int", "choice", "choice"]
-    assert [str(one) for one in found][:2] == ["log(1e-05,0.1)", "4..64"]
-    assert found[3].choices == ("[q_proj,v_proj]", "all-linear")
+    assert [part.kind for part in parsed] == ["float", "int", "choice", "choice"]
+    assert [str(part) for part in parsed][:2] == ["log(1e-05,0.1)", "4..64"]
+    assert parsed[3].choices == ("[q_proj,v_proj]", "all-linear")
     assert ranges.split(["lr=1..2"])[1][0].kind == "float"
     for word in (
         "lora.dropout=0.1,0.10",
@@ -247,8 +247,8 @@ def test_ranges_are_checked_all_at_once_in_the_words_of_overrides() -> None:
         "lora.r=8,08",
         "training.optim=adamw,adamw",
     ):
-        (told,) = ranges.split([word])[2]
-        assert re.search(r"found [\w.]+ twice in .*; expected different values", told), told
+        (message,) = ranges.split([word])[2]
+        assert re.search(r"found [\w.]+ twice in .*; expected different values", message), message
     assert ranges.split(["model.revision=0.1,0.10"])[1][0].choices == ("0.1", "0.10")
     assert ranges.split(["data.train=../a.jsonl"]) == (["data.train=../a.jsonl"], [], [])
     wrong = [
@@ -257,9 +257,9 @@ def test_ranges_are_checked_all_at_once_in_the_words_of_overrides() -> None:
         "training.optim=adamw,sgd",
         "lora.rr=1,2",
     ]
-    _, found, problems = ranges.split([*wrong, "lora.dropout=0.2..0.1"])
+    _, parsed, problems = ranges.split([*wrong, "lora.dropout=0.2..0.1"])
     with pytest.raises(ConfigError) as refused:
-        ranges.check(found, load, problems)
+        ranges.check(parsed, load, problems)
     assert [problem.split(";")[0] for problem in sorted(refused.value.problems)] == [
         "override: lora.dropout: found 0.2..0.1",
         "override: lora.r: found 0.5",
@@ -332,8 +332,8 @@ def test_no_run_is_begun_that_would_pass_the_budget(
 
 
 def test_budgets_are_read_or_refused() -> None:
-    said = [str(one) for one in parse_budgets(["90min", "1min", "3 h", "12GPU-hours"], None)]
-    assert said == ["1 h 30 min", "1 min", "3 h", "12 gpu-hours"]
+    texts = [str(budget) for budget in parse_budgets(["90min", "1min", "3 h", "12GPU-hours"], None)]
+    assert texts == ["1 h 30 min", "1 min", "3 h", "12 gpu-hours"]
     assert parse_budgets(["90min"], None)[0].share(0.2) == "12 min of 1 h 30 min"
     with pytest.raises(ConfigError) as refused:
         parse_budgets(["5", "3 weeks", "0h", "20eur"], None)
@@ -502,16 +502,16 @@ def test_the_winner_is_a_run_file_that_says_what_it_changed(tmp_path: Path) -> N
     trial.state, trial.value = "done", 1.5
     config = Recipe(load, search, tmp_path, "fit").config(trial, trial.runs[0])
     path = write_best(tmp_path, config, load([]), Record([trial]), search)
-    told = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    assert told[0] == "# Written by kubetune sweep, of 1 trial: 1 done."
-    assert told[2:] == [
+    comments = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert comments[0] == "# Written by kubetune sweep, of 1 trial: 1 done."
+    assert comments[2:] == [
         "# data.train[0].weight: 1 → 0.3",
         "# lora.r: 8 → 16",
         "# training.learning_rate: – → 0.002",
         "# training.seed: 42 → 7",
     ]
-    found = load_config(path)
-    assert found == load(
+    winner = load_config(path)
+    assert winner == load(
         ["lora.r=16", "training.learning_rate=0.002", "training.seed=7", "data.train[0].weight=0.3"]
     )
 
@@ -589,12 +589,12 @@ def test_a_process_that_dies_before_its_request_gives_no_answer(
     shell.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES"; exec 0<&-; exit 1\n')
     shell.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(shell))
-    child, told = start_child(
+    child, output = start_child(
         {"long": "x" * 1_000_000}, subprocess.PIPE, subprocess.STDOUT, {"CUDA_VISIBLE_DEVICES": "3"}
     )
-    with told, child:
+    with output, child:
         assert child.stdout is not None
-        assert (child.stdout.read(), told.read(), child.wait()) == (b"3\n", "", 1)
+        assert (child.stdout.read(), output.read(), child.wait()) == (b"3\n", "", 1)
 
 
 def test_all_that_failed_in_ways_of_their_own_is_no_success(tmp_path: Path) -> None:
@@ -619,14 +619,14 @@ def test_each_trial_that_is_the_best_so_far_is_told_of(tmp_path: Path) -> None:
         "training.learning_rate=1e-3,2e-3,3e-3,4e-3", sampler="grid", pruner="none", rungs=()
     )
     measured = iter([3.0, 4.0, 1.0, 2.0])
-    place, told = Functions(search, measure=lambda *_: next(measured)), list[int]()
+    place, numbers = Functions(search, measure=lambda *_: next(measured)), list[int]()
     memory = optuna.storages.InMemoryStorage()
     driver = driver_of(
         tmp_path, search, place, total=4, storage=memory,
-        on_new_best=lambda: told.append(driver.record.ranked(greater=False)[0].number),
+        on_new_best=lambda: numbers.append(driver.record.ranked(greater=False)[0].number),
     )  # fmt: skip
     driver.drive()
-    assert told == [0, 2]
+    assert numbers == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ def test_a_range_that_would_be_dropped_or_drop_another_value_is_refused() -> Non
         "data.eval=a,b",
         "lr=1e-3,1e-2",
     ]
-    rest, found, problems = ranges.split(
+    rest, parsed, problems = ranges.split(
         [*words, "compute.processes=1,2"], ["training.learning_rate"]
     )
-    assert (rest, [one.key for one in found]) == (words[1:3], ["lora.r", "lr"])
+    assert (rest, [part.key for part in parsed]) == (words[1:3], ["lora.r", "lr"])
     assert [problem.split("; ")[0] for problem in problems] == [
         "override: training.seed: --repeat N trains each setting with N seeds",
         "override: data.eval: trials are compared by these data",
@@ -68,18 +68,18 @@ def test_trials_are_of_the_run_file_as_it_was_when_the_sweep_began(
         "lora": {"r": 4},
     }
     file.write_text(json.dumps(text))
-    found: list[Config] = []
+    configs: list[Config] = []
 
     def search(folder: Path, name: str, load: Any, *_: object) -> int:
         file.write_text("model: another")
-        found.extend(load([f"lora.r={rank}"]) for rank in (8, 16))
+        configs.extend(load([f"lora.r={rank}"]) for rank in (8, 16))
         return errors.OK
 
     monkeypatch.setattr("kubetune.library.sweep.start.sweep", search)
     assert cli.main(["sweep", str(file), "lora.r=8,16", "training.max_steps=3"]) == errors.OK
-    assert [config.lora.r for config in found if config.lora] == [8, 16]
-    assert {config.data.train[0].path for config in found} == {str(tmp_path / "rows.jsonl")}
-    assert {config.training.max_steps for config in found} == {3}
+    assert [config.lora.r for config in configs if config.lora] == [8, 16]
+    assert {config.data.train[0].path for config in configs} == {str(tmp_path / "rows.jsonl")}
+    assert {config.training.max_steps for config in configs} == {3}
 
 
 def test_another_sweep_in_the_folder_is_refused_by_what_was_typed(tmp_path: Path) -> None:
@@ -89,9 +89,12 @@ def test_another_sweep_in_the_folder_is_refused_by_what_was_typed(tmp_path: Path
     write_search(tmp_path, search_of("lora.r=8,16"))
     with pytest.raises(ConfigError) as refused:
         _require_same(tmp_path, search_of("lora.r=4,8", "training.learning_rate=1e-3..1e-2"))
-    said = refused.value.problems
-    assert said[0] == "ranges was lora.r=8,16, now is lora.r=4,8 training.learning_rate=0.001..0.01"
-    assert len(said) == 2
+    problems = refused.value.problems
+    assert (
+        problems[0]
+        == "ranges was lora.r=8,16, now is lora.r=4,8 training.learning_rate=0.001..0.01"
+    )
+    assert len(problems) == 2
 
 
 def test_how_a_sweep_stands_is_told_as_json(
@@ -103,8 +106,8 @@ def test_how_a_sweep_stands_is_told_as_json(
         Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "done", value=1.5)], value=1.5)]),
     )
     assert cli.main(["sweep", "status", str(tmp_path), "--json"]) == errors.OK
-    told = json.loads(capsys.readouterr().out)
-    assert (told["metric"], told["trials"][0]["values"]) == ("eval_loss", {"lora.r": "8"})
+    report = json.loads(capsys.readouterr().out)
+    assert (report["metric"], report["trials"][0]["values"]) == ("eval_loss", {"lora.r": "8"})
 
 
 def test_a_sweep_without_its_driver_is_shown_so_and_put_to_rest(
@@ -112,13 +115,13 @@ def test_a_sweep_without_its_driver_is_shown_so_and_put_to_rest(
 ) -> None:
     write_search(tmp_path, search_of())
     write_record(tmp_path, Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "running")])]))
-    for driver, told in (
+    for driver, message in (
         (os.getpid(), ""),
         (99_999_999, "; the process that ran it has ended; the same command continues it"),
     ):
         (tmp_path / LOCK).write_text(f"process {driver} on {socket.gethostname()}\n")
         assert cli.main(["sweep", "status", str(tmp_path)]) == errors.OK
-        assert capsys.readouterr().out.endswith(f"0 device hours{told}\n")
+        assert capsys.readouterr().out.endswith(f"0 device hours{message}\n")
     assert cli.main(["sweep", "stop", str(tmp_path)]) == errors.OK
     assert [run.state for run in read_record(tmp_path).runs] == ["waiting"]
 
@@ -165,7 +168,7 @@ def test_what_a_sweep_does_not_heed_and_how_few_settings_there_are_is_said(
 
     search = search_of("lora.r=8,16")
     wishes = Wishes(search.ranges, "eval_loss", False, "random", "none", 1, 0, 2, None, ())
-    for more, said in (
+    for more, message in (
         (
             ["output=here", "push=me/it", "logging.before_after=3"],
             "output, push, logging.before_after of the run file",
@@ -173,12 +176,12 @@ def test_what_a_sweep_does_not_heed_and_how_few_settings_there_are_is_said(
         ([], None),
     ):
         _print_head(tmp_path, search, wishes, Functions(search), load(more))
-        found = capsys.readouterr().out
-        assert "at most 2 trials, for these ranges hold no more settings" in found
-        assert (f"not used   {said}: each trial has a directory below {tmp_path}" in found) is (
-            said is not None
+        stdout = capsys.readouterr().out
+        assert "at most 2 trials, for these ranges hold no more settings" in stdout
+        assert (f"not used   {message}: each trial has a directory below {tmp_path}" in stdout) is (
+            message is not None
         )
-        assert "not used" not in found or said
+        assert "not used" not in stdout or message
     write_search(tmp_path, search)
     trials = [
         Trial(i, {"lora.r": r}, [TrialRun(f"00{i}", 42)], state="failed")
@@ -204,22 +207,22 @@ def test_what_a_search_cannot_do_is_refused(
             }
         )
     )
-    for more, code, said in (
+    for more, code, message in (
         (["--json"], errors.USER, "--json is for"),
         (["--output", "x"], errors.USER, "-o FOLDER says where all trials go"),
         (["-o", str(file)], errors.ENVIRONMENT, "cannot write"),
     ):
         assert cli.main(["sweep", str(file), "lora.r=2,4", *more]) == code
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_actions_take_no_options_that_they_would_ignore(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, said in (
+    for words, message in (
         ("status f --trials 3 --lr 1", "--lr, --trials"),
         ("stop f --json", "--json"),
     ):
         assert cli.main(["sweep", *words.split()]) == errors.USER
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_a_cluster_that_cannot_be_asked_is_told_when_a_sweep_is_to_stop(

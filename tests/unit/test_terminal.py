@@ -46,11 +46,11 @@ def test_watch_shows_them_without_obeying() -> None:
     run_view = RunView(EVIL, "failed", EVIL, status, where=EVIL, lost=EVIL)
     console.print(draw(run_view, console))
     console.print(LiveScreen(run_view, console))
-    said = cast(io.StringIO, console.file).getvalue()
+    shown = cast(io.StringIO, console.file).getvalue()
     for char in ("\x1b", "\x07", "\x9b"):
-        assert char not in said
+        assert char not in shown
     on_screen = 6  # name, why, where, log line, phase, GPU
-    assert said.count("[red]") == 2 * on_screen + 1, (
+    assert shown.count("[red]") == 2 * on_screen + 1, (
         "and why there is no answer, below the live one"
     )
 
@@ -68,8 +68,8 @@ def test_logs_of_pods(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> Non
         counter = _Counter()
         counter.write(EVIL.encode())
         counter.write(b"\n")
-        said = read.read(4096)
-    assert (b"\x1b" in said) == (not is_terminal)
+        shown = read.read(4096)
+    assert (b"\x1b" in shown) == (not is_terminal)
     assert counter.bytes == len(EVIL.encode()) + 1
 
 
@@ -127,10 +127,10 @@ NAMES = [
 def test_a_command_to_paste_is_read_back_by_a_shell_and_holds_nothing_a_terminal_obeys(
     name: str, tmp_path: Path
 ) -> None:
-    said = next_steps(Path(name), "causal_lm")
+    shown = next_steps(Path(name), "causal_lm")
     for char in "\x1b\x9b\n\t\u202e\udcff":
-        assert char not in said
-    word = said.removeprefix("Next: kubetune chat ").split(" · kubetune report ")[0]
+        assert char not in shown
+    word = shown.removeprefix("Next: kubetune chat ").split(" · kubetune report ")[0]
     done = subprocess.run(
         ["bash", "-c", f"printf %s {word}"], cwd=tmp_path, capture_output=True, check=True
     )

@@ -161,10 +161,10 @@ def trained_tokens(
     encoding = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
     wanted = []
     for id, (begin, end) in zip(encoding["input_ids"], encoding["offset_mapping"], strict=True):
-        own = text[begin:end]
+        span = text[begin:end]
         if theirs.convert_ids_to_tokens(id) in TAGS:
-            begin += len(own) - len(own.lstrip())
-            end = begin + len(own.strip())
+            begin += len(span) - len(span.lstrip())
+            end = begin + len(span.strip())
         wanted.append(any(start < end and begin < stop for start, stop in spans))
     return [False, *wanted[1:]]
 
@@ -330,9 +330,9 @@ def test_real_tokenizers_give_the_same_ids(name: str, tools: Any) -> None:
     theirs = AutoTokenizer.from_pretrained(folder)
     encoder = Encoder(load_tokenizer(ModelConfig(path=str(folder))))
     for messages in conversations():
-        given = tuple(messages) if messages[0]["role"] == "system" else (SYSTEM, *messages)
-        row = encoder.encode(Chat(given, tuple(tools or ())))
+        turns = tuple(messages) if messages[0]["role"] == "system" else (SYSTEM, *messages)
+        row = encoder.encode(Chat(turns, tuple(tools or ())))
         assert row.ids == theirs.apply_chat_template(
-            list(given), tools=tools, tokenize=True, return_dict=False
+            list(turns), tools=tools, tokenize=True, return_dict=False
         )
         assert sum(row.trained) < len(row.ids)

@@ -75,9 +75,9 @@ def client_of(folder: Path, **more: Any) -> TestClient:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[TestClient]:
-    with client_of(folder) as found:
-        assert found.get("/", params={"token": TOKEN}).status_code == 200
-        yield found
+    with client_of(folder) as opened:
+        assert opened.get("/", params={"token": TOKEN}).status_code == 200
+        yield opened
 
 
 def test_without_the_token_nothing_is_shown(folder: Path) -> None:
@@ -94,8 +94,8 @@ def test_without_the_token_nothing_is_shown(folder: Path) -> None:
         for path in ("/static/style.css", "/healthz"):
             answer = stranger.post(path, headers=OURS)
             assert (answer.status_code, str(folder) in answer.text) == (401, False), path
-        given = stranger.get("/", params={"token": TOKEN})
-        cookie = given.headers["set-cookie"].lower()
+        first_answer = stranger.get("/", params={"token": TOKEN})
+        cookie = first_answer.headers["set-cookie"].lower()
         assert "httponly" in cookie
         assert "samesite=strict" in cookie
         assert stranger.get("/").status_code == 200
@@ -288,8 +288,8 @@ def test_nothing_of_a_run_is_html_and_no_secret_is_shown(
 )
 def test_paths_stay_inside(client: TestClient, name: str) -> None:
     for path in ("/run", "/compare", "/news/run"):
-        found = client.get(f"{path}?dir={name}")
-        assert found.status_code == 404, (path, found.text)
+        answer = client.get(f"{path}?dir={name}")
+        assert answer.status_code == 404, (path, answer.text)
     assert client.get("/static/..%2f..%2ferrors.py").status_code == 404
 
 
@@ -399,15 +399,15 @@ def test_a_run_that_changes_is_read_anew(client: TestClient, folder: Path) -> No
 def test_a_long_run_is_read_bit_by_bit_to_the_same_numbers(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "long", 1500)
     reader, looks = NumbersReader(run_dir, 100), 0
-    while (found := reader.read(0)).unread:
+    while (so_far := reader.read(0)).unread:
         looks += 1
-        assert found.totals.steps < 1500
+        assert so_far.totals.steps < 1500
     assert looks > 2
     whole = read_numbers(run_dir, 100, {metrics.METRICS: [], metrics.TIMINGS: []})
-    assert replace(found, ranks=None) == replace(whole, ranks=None)
-    assert found.ranks is not None
+    assert replace(so_far, ranks=None) == replace(whole, ranks=None)
+    assert so_far.ranks is not None
     assert whole.ranks is not None
-    assert found.ranks.means == pytest.approx(whole.ranks.means)  # added up in other parts
+    assert so_far.ranks.means == pytest.approx(whole.ranks.means)  # added up in other parts
     kept = "".join((run_dir / metrics.METRICS).read_text().splitlines(keepends=True)[:700])
     (run_dir / metrics.METRICS).write_text(f"{kept}damaged\n")
     assert reader.read().totals.steps == len(
@@ -422,9 +422,9 @@ def test_words_that_begin_with_a_dash_are_words_in_the_command_too(
 ) -> None:
     from kubetune import cli, errors
 
-    found = re.search(r'id="verb" data-live>([^<]+)<', client.get("/", params={"text": "-x"}).text)
-    assert found
-    assert cli.main(shlex.split(html.unescape(found[1]))[1:]) == errors.OK
+    match = re.search(r'id="verb" data-live>([^<]+)<', client.get("/", params={"text": "-x"}).text)
+    assert match
+    assert cli.main(shlex.split(html.unescape(match[1]))[1:]) == errors.OK
 
 
 def test_a_namespace_is_another_source_of_runs(
@@ -463,7 +463,7 @@ def test_the_server_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--host", "0.0.0.0"], "open to other machines"),
         (["--token", "short"], "expected at least 16"),
@@ -471,20 +471,23 @@ def test_the_server_needs_no_torch() -> None:
     ],
 )
 def test_what_would_let_strangers_in_is_refused(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from kubetune import cli, errors
 
     monkeypatch.delenv("KUBETUNE_UI_TOKEN", raising=False)
     assert cli.main(["ui", *words]) == errors.USER
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_run_of_a_cluster_without_a_step_says_so() -> None:
     part = templates().get_template("cluster_part.html")
     listed = part.render(problem="", name="", found=[{"name": "far", "state": "failed"}])
-    one = part.render(problem="", name="far", found={"state": "failed", "why": "exit code 3"})
-    assert "– of –" not in listed + one
-    assert "no step yet" in one
-    found = {"state": "running", "why": "", "progress": {"step": 3, "steps": 9, "loss": 0.5}}
-    assert "3 of 9 steps, loss 0.5" in part.render(problem="", name="far", found=found)
+    shown = part.render(problem="", name="far", found={"state": "failed", "why": "exit code 3"})
+    assert "– of –" not in listed + shown
+    assert "no step yet" in shown
+    run = {"state": "running", "why": "", "progress": {"step": 3, "steps": 9, "loss": 0.5}}
+    assert "3 of 9 steps, loss 0.5" in part.render(problem="", name="far", found=run)

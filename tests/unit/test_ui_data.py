@@ -51,9 +51,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[TestClient]:
-    with TestClient(application(Site.of(folder), TOKEN), base_url="http://localhost") as found:
-        found.get("/", params={"token": TOKEN})
-        yield found
+    with TestClient(application(Site.of(folder), TOKEN), base_url="http://localhost") as opened:
+        opened.get("/", params={"token": TOKEN})
+        yield opened
 
 
 def rows_of(text: str) -> list[int]:

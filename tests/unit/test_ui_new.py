@@ -41,9 +41,9 @@ OURS = {"origin": "http://localhost"}
 def client(tmp_path: Path) -> Iterator[TestClient]:
     with TestClient(
         application(Site.of(tmp_path / "outputs"), TOKEN), base_url="http://localhost"
-    ) as found:
-        found.get("/", params={"token": TOKEN})
-        yield found
+    ) as opened:
+        opened.get("/", params={"token": TOKEN})
+        yield opened
 
 
 @pytest.fixture
@@ -80,12 +80,12 @@ def test_the_form_has_every_key_but_those_that_run_code(client: TestClient) -> N
 
 
 def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) -> None:
-    found = ask(client, "/new/plan", values=values)
-    assert found["problems"] == []
-    facts = dict(found["facts"])
+    answer = ask(client, "/new/plan", values=values)
+    assert answer["problems"] == []
+    facts = dict(answer["facts"])
     assert facts["method"].startswith("lora-r4")
     assert facts["steps"].startswith("10 (2 epochs)")
-    assert "r: 4" in found["yaml"]
+    assert "r: 4" in answer["yaml"]
     wrong = ask(
         client, "/new/plan", values={**values, "training.learning_rate": "fast", "modell": "x"}
     )
@@ -108,10 +108,10 @@ def test_bad_records_of_the_first_ones_are_named_beside_the_plan(
     assert lines[0].startswith("warning: 4 of 4 rows of eval are in train too")
     assert lines[-2:] == ["note: train: keys not used: n × 36", "note: eval: keys not used: n × 4"]
     data.write_text("{torn\n" + data.read_text() + '{"messages": "none"}\n')
-    found = ask(client, "/new/plan", values=values)
-    assert found["problems"] == []
-    assert [line.partition(": ")[0] for line in found["bad"]] == [f"{data}:1", f"{data}:42"]
-    texts = [text for label, text in found["facts"] if label == "data"]
+    answer = ask(client, "/new/plan", values=values)
+    assert answer["problems"] == []
+    assert [line.partition(": ")[0] for line in answer["bad"]] == [f"{data}:1", f"{data}:42"]
+    texts = [text for label, text in answer["facts"] if label == "data"]
     assert texts[0].startswith("error: 2 records of train cannot be used")
     data.write_text("{torn\n")
     assert f"{data}:1: " in "".join(ask(client, "/new/plan", values=values)["problems"]), (
@@ -148,11 +148,11 @@ def test_a_run_is_stopped_by_whoever_holds_it_and_nobody_else_is(
         assert "data-continue" not in page
         assert ask(client, "/run/stop", dir="a") == {"problems": []}
         assert process.wait() == -signal.SIGTERM
-        said = lock.read_text()
+        content = lock.read_text()
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as foreign:
             for text in (
-                said,
-                said.replace(f" {process.pid} ", f" {foreign.pid} "),
+                content,
+                content.replace(f" {process.pid} ", f" {foreign.pid} "),
                 "process 1 on\n",
                 "\xff",
             ):
@@ -177,25 +177,25 @@ def test_a_run_goes_on_by_its_file_and_what_its_start_was_told_beside_it(
     begun: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(Jobs, "start", lambda self, name, words: begun.append((name, list(words))))
     run_dir = tmp_path / "outputs" / "of a team" / "old"
-    given = {
+    settings = {
         "model": str(MODEL),
         "data": {"train": values["data.train"]},
         "lora": {"r": 8, "alpha": 32},
     }
-    told = ["lora.r=16", "training.learning_rate=0.001"]
+    overrides = ["lora.r=16", "training.learning_rate=0.001"]
     source = tmp_path / "run.yaml"
-    source.write_text(json.dumps(given))
-    config = load_config(source, overrides=[*told, f"output={run_dir}"])
+    source.write_text(json.dumps(settings))
+    config = load_config(source, overrides=[*overrides, f"output={run_dir}"])
     create_run_dir(config, run_dir, source=source.read_text())
     told_by_page = client.get("/run?dir=of a team/old").text
-    found = ask(client, "/run/continue", dir="of a team/old")
-    words = ["train", f"{run_dir}/config.yaml", f"output={run_dir}", *told]
-    assert found == {
+    answer = ask(client, "/run/continue", dir="of a team/old")
+    words = ["train", f"{run_dir}/config.yaml", f"output={run_dir}", *overrides]
+    assert answer == {
         "problems": [],
         "job": "of a team/old",
         "command": shlex.join(["kubetune", *words]),
     }
-    assert f">{html.escape(found['command'])}</code>" in told_by_page.replace("&#39;", "&#x27;")
+    assert f">{html.escape(answer['command'])}</code>" in told_by_page.replace("&#39;", "&#x27;")
     assert begun == [("of a team/old", words)]
     assert client.get("/new/job", params={"name": "of a team/old"}).json()["held"] is False
     assert client.get("/new/job", params={"name": "of a team/../old"}).status_code == 400
@@ -208,9 +208,9 @@ def test_a_run_is_run_again_with_its_settings(
 ) -> None:
     run_dir = tmp_path / "outputs" / "old"
     run_dir.mkdir(parents=True)
-    given = {"name": "old", "model": str(MODEL), "data": {"train": values["data.train"]}, "output": str(run_dir),
+    settings = {"name": "old", "model": str(MODEL), "data": {"train": values["data.train"]}, "output": str(run_dir),
              "tracking": {"mlflow": {"tags": {"team": "nlp"}}}}  # fmt: skip
-    old = load_config(given if section is None else {**given, "lora": section})
+    old = load_config(settings if section is None else {**settings, "lora": section})
     (run_dir / "resolved.json").write_text(json.dumps(resolved(old)))
     consent.allow(consent.effects_of(old))  # as its start did
     page = client.get("/new?dir=old").text
@@ -281,9 +281,9 @@ def test_a_start_writes_the_file_that_the_command_names(
     assert "name: left out" in "".join(
         ask(client, "/new/start", values={**values, "name": ""})["problems"]
     )
-    found = ask(client, "/new/start", values=values)
+    answer = ask(client, "/new/start", values=values)
     file = tmp_path / "outputs" / "first.yaml"
-    assert found == {"problems": [], "job": "first", "command": f"kubetune train {file}"}
+    assert answer == {"problems": [], "job": "first", "command": f"kubetune train {file}"}
     assert begun == [("first", ["train", str(file)])]
     config = load_config(file)
     assert (config.name, config.output) == ("first", str(tmp_path / "outputs" / "first"))
@@ -302,10 +302,10 @@ def test_a_disk_that_takes_nothing_more_is_told_and_holds_no_half_file(
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
-        (said,) = ask(client, "/new/start", values=values)["problems"]
+        (problem,) = ask(client, "/new/start", values=values)["problems"]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "allow larger files (ulimit -f)" in said
+    assert "allow larger files (ulimit -f)" in problem
     assert list((tmp_path / "outputs").iterdir()) == []
 
 
@@ -317,12 +317,12 @@ def test_a_start_that_is_refused_leaves_no_file_and_no_process(
 
     log = tmp_path / "outputs" / ".kubetune-ui" / "first.log"
     log.mkdir(parents=True)
-    (said,) = ask(client, "/new/start", values=values)["problems"]
-    assert "first.log: Is a directory" in said
+    (problem,) = ask(client, "/new/start", values=values)["problems"]
+    assert "first.log: Is a directory" in problem
     log.rmdir()
     monkeypatch.setattr(jobs, "write_atomic", full)
-    (said,) = ask(client, "/new/start", values=values)["problems"]
-    assert "No space left" in said
+    (problem,) = ask(client, "/new/start", values=values)["problems"]
+    assert "No space left" in problem
     begun: Jobs = client.app._app.state.site.jobs  # type: ignore[attr-defined]
     assert begun._children["first"].poll() is not None, "what was begun does not go on"
     assert not (tmp_path / "outputs" / "first.yaml").exists()
@@ -389,7 +389,7 @@ def test_chat_takes_turns_and_numbers_only(client: TestClient, tmp_path: Path) -
     write_run(tmp_path / "outputs" / "a", 60)
     assert "Nobody to talk to yet" in client.get("/chat").text
     turn = {"role": "user", "content": "hello"}
-    for body, said in [
+    for body, message in [
         ({"dir": "../a", "messages": [turn]}, "no run of this name"),
         ({"dir": "a", "messages": []}, "expected a list of turns"),
         ({"dir": "a", "messages": [{"role": "root", "content": "x"}]}, "expected turns of role"),
@@ -398,7 +398,7 @@ def test_chat_takes_turns_and_numbers_only(client: TestClient, tmp_path: Path) -
     ]:
         answer = client.post("/chat/say", json=body, headers=OURS)
         assert answer.status_code in (400, 404), body
-        assert said in answer.text
+        assert message in answer.text
     assert client.get("/chat/stay?dir=a&dir=b&dir=c").status_code == 400
 
 
@@ -407,9 +407,9 @@ def test_words_between_backticks_are_code_and_nothing_is_html() -> None:
 
 
 def test_what_is_wrong_is_said_without_places_of_a_terminal(client: TestClient) -> None:
-    found = ask(client, "/new/plan", values={"name": "First Run", "training.seed": "x"})
-    problems = found["problems"]
-    assert found["needed"] == ["Training data", "Model"]
+    answer = ask(client, "/new/plan", values={"name": "First Run", "training.seed": "x"})
+    problems = answer["problems"]
+    assert answer["needed"] == ["Training data", "Model"]
     assert not any(": missing" in line for line in problems), "that nobody has come to yet"
     assert any(line.startswith("name: found") for line in problems)
     assert not [line for line in problems if line.startswith(("command line", "override"))]

@@ -57,7 +57,7 @@ def test_what_a_run_could_not_find_is_refused_before_anything_starts(other: Any)
     def inner(prompt: str, answer: str, reference: str, record: dict[str, Any]) -> float:
         return 1.0
 
-    for wrong in (lambda *given: 1.0, inner, "text".count, len, other.__call__):
+    for wrong in (lambda *arguments: 1.0, inner, "text".count, len, other.__call__):
         with pytest.raises(
             errors.ConfigError, match="expected one defined at the top of a Python file"
         ):
@@ -73,7 +73,7 @@ def test_functions_that_are_called_here_need_a_name_and_the_arguments() -> None:
         return 1.0
 
     with pytest.raises(errors.ConfigError) as caught:
-        own_functions.named([lambda *given: 1.0, narrow])
+        own_functions.named([lambda *arguments: 1.0, narrow])
     assert "expected a function that has a name" in caught.value.problems[0]
     assert (
         "narrow: too many positional arguments; expected narrow(prompt, "
@@ -83,12 +83,12 @@ def test_functions_that_are_called_here_need_a_name_and_the_arguments() -> None:
     def half(prompt: str, answer: str, reference: str, record: dict[str, Any]) -> float:
         return 1 / len(answer)
 
-    found = own_functions.named([half])
-    assert found["half"]("", "ab", "", {}) == 0.5
+    functions = own_functions.named([half])
+    assert functions["half"]("", "ab", "", {}) == 0.5
     with pytest.raises(
         errors.ConfigError, match=r"(?s)half raised ZeroDivisionError.*return 1 / len\(answer\)"
     ):
-        found["half"]("", "", "", {})
+        functions["half"]("", "", "", {})
 
 
 def test_a_program_that_trains_when_it_is_read_for_its_functions_is_told_so(
@@ -122,7 +122,7 @@ def test_each_line_of_a_run_is_told_once_and_again_where_it_is_done_again(tmp_pa
         metrics.record_event(tmp_path, "resume", step=1)
         log.write(2, {"loss": 0.5})
         metrics.record_event(tmp_path, "stop")
-        assert [found.get("event") or found["loss"] for found in follower.read()] == [
+        assert [followed.get("event") or followed["loss"] for followed in follower.read()] == [
             "resume",
             0.5,
             "stop",
@@ -130,7 +130,7 @@ def test_each_line_of_a_run_is_told_once_and_again_where_it_is_done_again(tmp_pa
         log.write(2, {"eval_loss": 0.25})
         with path.open("a") as file:
             file.write(line(3)[:9])
-        assert [found["eval_loss"] for found in follower.read()] == [0.25], (
+        assert [followed["eval_loss"] for followed in follower.read()] == [0.25], (
             "a line that is not whole yet waits"
         )
     assert list(follower.read()) == []

@@ -53,9 +53,9 @@ def make_config(model: Path, folder: Path, **sections: Any) -> Config:
 
 
 def processor_of(config: Config) -> ImageProcessor:
-    found = DataSpec.of(config).image_processor(load_tokenizer(config.model))
-    assert found is not None
-    return found
+    processor = DataSpec.of(config).image_processor(load_tokenizer(config.model))
+    assert processor is not None
+    return processor
 
 
 def encoder_of(config: Config, **settings: Any) -> VisionEncoder:
@@ -65,9 +65,9 @@ def encoder_of(config: Config, **settings: Any) -> VisionEncoder:
 def chat(*turns: str, images: list[Path] | None = None) -> Chat:
     roles = ("user", "assistant") * len(turns)
     messages = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=False)]
-    found = convert({"messages": messages, "images": [str(image) for image in images or []]})
-    assert isinstance(found, Chat)
-    return found
+    chat_seen = convert({"messages": messages, "images": [str(image) for image in images or []]})
+    assert isinstance(chat_seen, Chat)
+    return chat_seen
 
 
 def encode(encoder: VisionEncoder, example: Chat) -> Encoded:
@@ -168,8 +168,8 @@ def test_prepared_rows_come_back_with_their_images(model: Path, tmp_path: Path) 
     rows = prepare(make_config(model, tmp_path)).train
     lines = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     for index, line in enumerate(lines):
-        found = [image.path for image in rows.images(index)]
-        assert found == [str(tmp_path / path) for path in line.get("images", [])]
+        paths = [image.path for image in rows.images(index)]
+        assert paths == [str(tmp_path / path) for path in line.get("images", [])]
     batch = batch_of(rows, np.arange(len(rows)), picture_reader(rows))
     assert batch.pictures is not None
     assert batch.pictures.grids is not None
@@ -228,12 +228,12 @@ def test_bad_images_are_told_of_with_file_and_line(
     words = ("cannot be decoded", "No such file", "is no image of JPEG", "81,000,000|9,000 × 9,000", "200 to 1",
              "image in the record itself is no image of", "image in the record itself cannot be decoded")  # fmt: skip
     for line, word in enumerate(words, 1):
-        [told] = [
+        [problem] = [
             text
             for text in report.problems.first
             if text.startswith(f"{tmp_path}/train.jsonl:{line}: ")
         ]
-        assert any(part in told for part in word.split("|")), told
+        assert any(part in problem for part in word.split("|")), problem
     (tmp_path / "run.yaml").write_text(config.model_dump_json(exclude_none=True))
     assert main(["data", "check", str(tmp_path / "run.yaml")]) == 2
     shown = capsys.readouterr()
@@ -242,13 +242,13 @@ def test_bad_images_are_told_of_with_file_and_line(
 
 
 def test_images_decide_what_is_prepared_anew(model: Path, tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here, there):
+    here, second = tmp_path / "here", tmp_path / "there"
+    for folder in (here, second):
         folder.mkdir()
         write_questions(folder, "train", 2)
     configs = [
         make_config(model, here),
-        make_config(model, there),
+        make_config(model, second),
         make_config(model, here, vision={"image_max_tokens": 99}),
         make_config(model, here, vision={"image_min_tokens": 9}),
     ]
@@ -278,10 +278,10 @@ def test_repeats_are_those_of_text_and_image(model: Path, tmp_path: Path) -> Non
 def test_a_plan_counts_the_tokens_of_images(model: Path, tmp_path: Path) -> None:
     write_questions(tmp_path, "train", 6, text_rows=2)
     config = make_config(model, tmp_path)
-    found = estimate_lengths(DataSpec.of(config), config.training, {})
-    assert found is not None
-    assert (found.sampled, found.bad_share) == (8, 0.0)
-    assert found.tokens_per_row == prepare(config).train.lengths.mean()
+    lengths = estimate_lengths(DataSpec.of(config), config.training, {})
+    assert lengths is not None
+    assert (lengths.sampled, lengths.bad_share) == (8, 0.0)
+    assert lengths.tokens_per_row == prepare(config).train.lengths.mean()
 
 
 def test_the_page_shows_images_and_what_they_cost(
@@ -333,10 +333,10 @@ def test_images_may_lie_inside_of_the_data(
     )
     saved.to_parquet(tmp_path / "rows.parquet")
     saved.save_to_disk(tmp_path / "saved")
-    found = {}
+    images = {}
     for place in ("json.jsonl", "rows.parquet", "saved"):
         prepared = prepare(make_config(model, tmp_path, data={"train": str(tmp_path / place)}))
-        found |= {(place, row): prepared.train.images(row) for row in range(len(prepared.train))}
+        images |= {(place, row): prepared.train.images(row) for row in range(len(prepared.train))}
         assert (
             main(
                 [
@@ -353,8 +353,8 @@ def test_images_may_lie_inside_of_the_data(
             make_config(model, tmp_path, data={"train": str(tmp_path / f"{place}.out.jsonl")})
         )
         assert again.train.images(0)[0].crc == prepared.train.images(0)[0].crc
-    assert len(found) == 5
-    assert {Path(ref.path).read_bytes() for refs in found.values() for ref in refs} == {content}
+    assert len(images) == 5
+    assert {Path(ref.path).read_bytes() for refs in images.values() for ref in refs} == {content}
     capsys.readouterr()
 
 

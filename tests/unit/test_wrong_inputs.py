@@ -94,23 +94,23 @@ def test_a_wrong_input_is_explained(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "no-cluster"))
     name, make = INPUTS[kind]
-    given = tmp_path / "given"
-    given.mkdir()
+    folder = tmp_path / "given"
+    folder.mkdir()
     for word in command.split():
         if word.startswith("{}"):
-            path = given / word.format(name).split("/")[0]
+            path = folder / word.format(name).split("/")[0]
             if not (kind != "long" and path.exists()):
                 make(path)
-    words = [word.format(given / name) for word in command.split()]
+    words = [word.format(folder / name) for word in command.split()]
     try:
         code = main(words)
     except SystemExit as left:
         code = int(left.code or 0)
-    said = capfd.readouterr()
-    assert code in (errors.USER, errors.ENVIRONMENT), said.out + said.err
-    assert said.err.strip()
-    assert "Traceback" not in said.out + said.err
-    assert "bug" not in said.err
+    printed = capfd.readouterr()
+    assert code in (errors.USER, errors.ENVIRONMENT), printed.out + printed.err
+    assert printed.err.strip()
+    assert "Traceback" not in printed.out + printed.err
+    assert "bug" not in printed.err
 
 
 def test_every_verb_that_needs_no_cluster_is_tried() -> None:

@@ -60,9 +60,9 @@ class Place:
             timeout=SECONDS,
             check=False,
         )
-        said = f"{' '.join(argv)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert code is None or done.returncode == code, said
-        assert "Traceback" not in done.stderr, said
+        output = f"{' '.join(argv)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert code is None or done.returncode == code, output
+        assert "Traceback" not in done.stderr, output
         return done.stdout
 
     def kubetune(self, *argv: str, code: int | None = 0) -> str:
@@ -72,19 +72,19 @@ class Place:
         return self.run("kubectl", "-n", self.namespace, *argv, code=code, stdin=stdin)
 
     def status(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(
+        report: dict[str, Any] = json.loads(
             self.kubetune("status", name, "-n", self.namespace, "--json")
         )
-        return found
+        return report
 
     def until(self, name: str, test: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
         """The run's status once `test` is true of it."""
         deadline = time.monotonic() + SECONDS
-        while not test(found := self.status(name)):
+        while not test(current := self.status(name)):
             events = self.kubectl("get", "events", code=None)
-            assert time.monotonic() < deadline, f"{json.dumps(found, indent=1)}\n{events}"
+            assert time.monotonic() < deadline, f"{json.dumps(current, indent=1)}\n{events}"
             time.sleep(_POLL_SECONDS)
-        return found
+        return current
 
     def write(self, name: str, kind: str, **training: int) -> str:
         """A run file; its name."""
@@ -110,11 +110,13 @@ class Place:
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A namespace with the model on a claim, and one for results."""
-    given = os.environ.get("KUBETUNE_REAL_NAMESPACE")
-    place = Place(tmp_path_factory.mktemp("real"), given or f"kubetune-real-{os.getpid()}")
+    chosen_namespace = os.environ.get("KUBETUNE_REAL_NAMESPACE")
+    place = Place(
+        tmp_path_factory.mktemp("real"), chosen_namespace or f"kubetune-real-{os.getpid()}"
+    )
     rows = [{"prompt": f"{n} plus one is", "completion": f" {n + 1}"} for n in range(64)]
     (place.folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if not given:
+    if not chosen_namespace:
         namespace = {
             "apiVersion": "v1",
             "kind": "Namespace",
@@ -139,7 +141,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         )
         yield place
     finally:
-        if given:
+        if chosen_namespace:
             place.kubectl(
                 "delete", "pod,pvc", "kubetune-real-copy", *claims, "--ignore-not-found", code=None
             )
@@ -179,16 +181,16 @@ def copying_pod(claims: list[str]) -> dict[str, Any]:
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, place: Place) -> str:
     """Each kind that the cluster serves."""
-    found = str(request.param)
-    file = place.write(f"real-{found}", found, max_steps=2)
+    kind_name = str(request.param)
+    file = place.write(f"real-{kind_name}", kind_name, max_steps=2)
     done = subprocess.run(
         [sys.executable, "-m", "kubetune", "submit", file, "--dry-run=server"],
         cwd=place.folder, capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     if "the cluster has no kind" in done.stderr:
-        pytest.skip(f"this cluster serves no {found}")
+        pytest.skip(f"this cluster serves no {kind_name}")
     assert done.returncode == 0, done.stderr
-    return found
+    return kind_name
 
 
 def saved_by_running(now: dict[str, Any]) -> int:
@@ -200,7 +202,7 @@ def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, 
     name = f"real-{kind}"
     space = ("-n", place.namespace)
     place.kubetune("submit", place.write(name, kind, max_steps=100_000))
-    place.until(name, lambda told: (told["step"] or 0) >= 3)
+    place.until(name, lambda status: (status["step"] or 0) >= 3)
     assert "2 of 2 pods running" in place.kubetune("status", name, *space)
     assert "step " in place.kubetune("logs", name, *space)
     assert place.kubetune("logs", name, "--rank", "1", *space)
@@ -212,9 +214,9 @@ def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, 
     # A step may be one of a start before; a checkpoint that is newer is of this one.
     saved = place.until(name, lambda now: now["saved_step"])["saved_step"]
     place.kubetune("exec", name, "--node", "1", *space, "--", "sh", "-c", "kill -9 -1", code=None)
-    told = place.until(name, lambda now: now["restarts"] and saved_by_running(now) > saved)
+    status = place.until(name, lambda now: now["restarts"] and saved_by_running(now) > saved)
 
-    node = told["pods"][0]["machine"]
+    node = status["pods"][0]["machine"]
     selector = f"--pod-selector=app.kubernetes.io/instance={name}"
     place.kubectl(
         "drain",
@@ -226,22 +228,22 @@ def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, 
         "--timeout=120s",
     )
     place.kubectl("uncordon", node)
-    restarts = told["restarts"]
+    restarts = status["restarts"]
     again = place.until(
         name, lambda now: (now["restarts"] or 0) > restarts and saved_by_running(now)
     )
-    told = place.until(name, lambda now: saved_by_running(now) > saved_by_running(again))
-    reached = told["saved_step"]
+    status = place.until(name, lambda now: saved_by_running(now) > saved_by_running(again))
+    reached = status["saved_step"]
 
     place.kubetune("stop", name, *space)
-    told = place.until(name, lambda told: told["state"] == "stopped" and not told["pods"])
+    status = place.until(name, lambda status: status["state"] == "stopped" and not status["pods"])
     assert "all verified" in place.kubetune("cp", name, *space)
     last = (place.folder / "outputs" / name / "checkpoints" / "last").resolve()
     assert (last / "manifest.json").is_file()
     assert int(last.name.removeprefix("step-")) >= reached
-    assert told["saved_step"] == int(last.name.removeprefix("step-"))
+    assert status["saved_step"] == int(last.name.removeprefix("step-"))
     place.kubetune("resume", name, *space)
-    place.until(name, lambda now: saved_by_running(now) > told["saved_step"])
+    place.until(name, lambda now: saved_by_running(now) > status["saved_step"])
     place.kubetune("delete", name, "--yes", *space)
     assert (
         place.kubectl(
