@@ -15,8 +15,9 @@ Home = Literal["ours", "peers", "llamafactory"]
 class Case:
     """A model, what of it is trained, on which rows. The first epoch warms up and is not counted.
 
-    `batch` sequences at a time for the peers; kubetune gets a budget of `batch × corpus.max_length` tokens. With
-    `pairs` each row has two answers to compare by DPO, is two sequences, and counts as one of a batch.
+    `batch` sequences at a time for the peers, but for those whose best batch is looked for; kubetune gets a budget of
+    `batch × corpus.max_length` tokens. With `pairs` each row has two answers to compare by DPO, is two sequences, and
+    counts as one of a batch.
     """
 
     name: str
@@ -41,14 +42,18 @@ class Case:
 
 @dataclass(frozen=True)
 class Trainer:
-    """A trainer with its settings; `label` is its name in tables. `home`: the environment it runs in; `beside`: the
-    trainer of ours that its speed is compared with."""
+    """A trainer with its settings."""
 
-    label: str
-    driver: str
-    home: Home
+    label: str  # its name in tables
+    driver: str  # the module in `peers` that runs it
+    home: Home  # the environment that it runs in
     settings: dict[str, Any] = field(default_factory=dict)
-    beside: str = "kubetune"
+    beside: str = "kubetune"  # the trainer of ours that its speed is compared with
+
+    @property
+    def seeks_batch(self) -> bool:
+        """True if it is a peer at its best, so that its fastest batch is looked for. A packed row is always alone."""
+        return bool(self.settings.get("tuned")) and not self.settings.get("packed")
 
 
 BF16 = {"model": {"dtype": "bfloat16"}, "arguments": {"gradient_checkpointing": False}}
@@ -172,6 +177,7 @@ class Job:
     threads: int = 1
     processes: int = 1
     repeat: int = 0
+    batch: int | None = None  # sequences of a peer's micro-batch; None: the case's
 
     @property
     def key(self) -> dict[str, Any]:
@@ -182,12 +188,20 @@ class Job:
             "threads": self.threads,
             "processes": self.processes,
             "repeat": self.repeat,
+            "batch": self.batch,
         }
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of a micro-batch of the peers."""
+        if self.batch is None:
+            return self.case.batch
+        return self.batch
 
     @property
     def accumulation(self) -> int:
         """Micro-batches per step and rank for the peers."""
-        return max(1, self.case.sequences_per_step // (self.case.batch * self.processes))
+        return max(1, self.case.sequences_per_step // (self.micro_batch * self.processes))
 
     def settings(self) -> dict[str, Any]:
         """The trainer's settings, with the batch that packing needs for an equal number of sequences a step."""

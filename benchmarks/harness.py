@@ -39,6 +39,8 @@ def run_jobs(suite: str, jobs: Iterable[Job], results: Results) -> None:
         if results.find(suite, job.key) is not None:
             continue
         name = f"{job.case.name} {job.trainer} {job.processes}×{job.threads} #{job.repeat + 1}"
+        if job.batch is not None:
+            name += f" batch {job.batch}"
         print(f"{name:<60}", end=" ", flush=True)
         found = run_job(job)
         results.add(suite, job.key, found)
@@ -84,7 +86,7 @@ def order_of(job: Job) -> Order:
         data=str(data),
         adapt=job.case.adapt,
         lora_rank=LORA_RANK,
-        batch=job.case.batch,
+        batch=job.micro_batch,
         accumulation=job.accumulation,
         epochs=job.case.epochs,
         max_length=job.case.corpus.max_length,

@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for case in cases:
         ceiling.measure_once(case.model, results)
     repeats = args.repeats or (1 if args.quick else 3)
-    run_jobs(SUITE, sft.plan_jobs(cases, args.trainers, repeats, [1]), results)
+    batches = {} if args.quick else sft.best_batches(cases, args.trainers, results)
+    run_jobs(SUITE, sft.plan_jobs(cases, args.trainers, repeats, [1], batches), results)
     if args.starts or not (args.quick or args.cases):
         for repeat in range(repeats):
             measure_starts(

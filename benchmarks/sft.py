@@ -3,20 +3,23 @@
     python -m benchmarks.sft [--quick] [--cases NAME …] [--trainers NAME …] [--repeats N] [--threads N …]
 
 Trainers take turns within each repeat, so that a busy or throttling machine hits all of them alike. On a machine with a
-GPU the GPU cases run, elsewhere those for the CPU.
+GPU the GPU cases run, elsewhere those for the CPU. A peer at its best is measured first with each batch of `BATCHES`,
+once, and then repeated with its fastest.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks import ceiling
-from benchmarks.cases import CASES, QUICK, Case, Job
+from benchmarks import ceiling, summary
+from benchmarks.cases import CASES, QUICK, TRAINERS, Case, Job
 from benchmarks.harness import run_jobs
-from benchmarks.results import open_results
+from benchmarks.results import Results, open_results
 
 SUITE = "sft"
+BATCH_SUITE = "batch"
+BATCHES = (1, 2, 4, 8)  # sequences of a micro-batch; each divides the sequences of a step
 TWO_THREADS = ("kubetune", "hf-best", "trl-best", "trl-default")
 
 
@@ -30,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         ceiling.measure_once(case.model, results)
     repeats = args.repeats or (1 if args.quick else 3)
     threads = args.threads or ([1] if args.quick or gpu else [1, 2])
-    run_jobs(SUITE, plan_jobs(cases, args.trainers, repeats, threads), results)
+    batches = {} if args.quick else best_batches(cases, args.trainers, results)
+    run_jobs(SUITE, plan_jobs(cases, args.trainers, repeats, threads, batches), results)
     print(
         f"\nIn benchmarks/results/{results.path.name}; `python -m benchmarks.table` shows it as a table."
     )
@@ -68,10 +72,42 @@ def chosen_cases(args: argparse.Namespace, gpu: bool) -> list[Case]:
     ]
 
 
+def best_batches(
+    cases: Sequence[Case], only: Sequence[str] | None, results: Results
+) -> dict[tuple[str, str], int]:
+    """Measure peers at their best with each batch and one thread, and return the fastest by case and trainer.
+
+    A peer of which no batch could be measured has none.
+    """
+    best = {}
+    for case in cases:
+        for name in case.trainers:
+            if not TRAINERS[name].seeks_batch or (only and name not in only):
+                continue
+            jobs = [Job(case, name, batch=batch) for batch in BATCHES]
+            run_jobs(BATCH_SUITE, jobs, results)
+            speeds = {}
+            for job in jobs:
+                measurement = results.find(BATCH_SUITE, job.key)
+                if measurement is not None and summary.is_measured(measurement):
+                    speeds[job.micro_batch] = summary.tokens_per_second(measurement)
+            if speeds:
+                best[case.name, name] = max(speeds, key=speeds.__getitem__)
+    return best
+
+
 def plan_jobs(
-    cases: Sequence[Case], only: Sequence[str] | None, repeats: int, threads: Sequence[int]
+    cases: Sequence[Case],
+    only: Sequence[str] | None,
+    repeats: int,
+    threads: Sequence[int],
+    batches: Mapping[tuple[str, str], int],
 ) -> Iterator[Job]:
-    """Every trainer of every case, one repeat after the other. Several threads are measured in the first case."""
+    """Yield every trainer of every case, one repeat after the other.
+
+    Several threads are measured in the first case. `batches`: the peers' micro-batches by case and trainer; the case's
+    where they name none.
+    """
     for repeat in range(repeats):
         for case in cases:
             for count in threads if case is cases[0] else threads[:1]:
@@ -80,11 +116,11 @@ def plan_jobs(
                     if count == 1
                     else [name for name in case.trainers if name in TWO_THREADS]
                 )
-                yield from (
-                    Job(case, name, threads=count, repeat=repeat)
-                    for name in names
-                    if not only or name in only
-                )
+                for name in names:
+                    if only and name not in only:
+                        continue
+                    batch = batches.get((case.name, name))
+                    yield Job(case, name, threads=count, repeat=repeat, batch=batch)
 
 
 if __name__ == "__main__":

@@ -209,7 +209,7 @@ def case_table(
         share = flops * middle.median
         ours = [m for m in found if m["trainer"] == TRAINERS[trainer].beside]
         row = [
-            TRAINERS[trainer].label,
+            TRAINERS[trainer].label + _batch(measured[0]),
             _spread(middle),
             "" if ours == runs else _times(Spread.of(summary.ratios(ours, runs, speed))),
             f"{share / limit:.0%}" if limit else "",
@@ -351,6 +351,14 @@ def _memory(measured: Sequence[Measurement]) -> str:
     peak = _median(measured, lambda m: m["peak_bytes"]) / 2**20
     above = _median(measured, lambda m: m["peak_above_start_bytes"]) / 2**20
     return f"{peak:,.0f} ({above:,.0f})"
+
+
+def _batch(measurement: Measurement) -> str:
+    """Return which of the batches that were tried is this one, the fastest; nothing where none was looked for."""
+    batch = measurement.get("batch")
+    if batch is None:
+        return ""
+    return f"; batch {batch}, its fastest"
 
 
 def _reason(measurement: Measurement) -> str:

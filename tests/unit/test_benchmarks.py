@@ -362,11 +362,32 @@ def test_a_step_has_equally_many_sequences_for_all() -> None:
         assert held == pytest.approx(case.sequences_per_step, rel=0.2)
 
 
+def test_a_peer_at_its_best_runs_with_its_fastest_batch() -> None:
+    seconds = {1: 2.0, 2: 1.5, 4: 1.6}
+    tried = [
+        measurement("hf-best", 0, [9.0, second], batch=batch) | {"suite": "batch"}
+        for batch, second in seconds.items()
+    ]
+    failed = measurement("hf-best", 0, [], batch=8, failed="no memory") | {"suite": "batch"}
+    results = results_of(*tried, failed)
+
+    batches = sft.best_batches([CASES["tiny"]], ["hf-best", "kubetune", "hf-default"], results)
+
+    assert batches == {("tiny", "hf-best"): 2}
+    jobs = sft.plan_jobs([CASES["tiny"]], ["hf-best", "kubetune"], 1, [1], batches)
+    assert {job.trainer: job.batch for job in jobs} == {"hf-best": 2, "kubetune": None}
+    case = CASES["tiny"]
+    step = [Job(case, "hf-best", batch=batch).accumulation * batch for batch in sft.BATCHES]
+    assert step == [case.sequences_per_step] * 4
+    text = table.render(results_of(measurement("hf-best", 0, [9.0, 1.5], batch=2)))
+    assert f"{TRAINERS['hf-best'].label}; batch 2, its fastest" in text
+
+
 def test_trainers_take_turns_within_a_repeat() -> None:
-    jobs = list(sft.plan_jobs([CASES["q152k-attention"]], None, 2, [1]))
+    jobs = list(sft.plan_jobs([CASES["q152k-attention"]], None, 2, [1], {}))
     names = list(CASES["q152k-attention"].trainers)
     assert [(job.trainer, job.repeat) for job in jobs] == [(n, r) for r in (0, 1) for n in names]
-    two = list(sft.plan_jobs([CASES["q32k-attention"]], ["kubetune"], 1, [1, 2]))
+    two = list(sft.plan_jobs([CASES["q32k-attention"]], ["kubetune"], 1, [1, 2], {}))
     assert [job.threads for job in two] == [1, 2]
     assert {(job.processes, job.threads) for job in scaling.plan_jobs(QUICK, 1)} == {
         (1, 1),
