@@ -1,11 +1,18 @@
 """Points at which a test can break a run for real. They do nothing unless an environment variable names one.
 
-    KUBETUNE_FAULT="signal 9:commit.sealed:2:1"      rank 1 kills itself the second time it gets to that point
+    KUBETUNE_FAULT="signal 9:commit.sealed:2:1"      rank 1 kills itself the second time it reaches that point
 
-ACTION:POINT[:NTH[:RANK]], the first time and rank 0 where left out. Actions: `signal N`, `error N` (OSError), `hang`,
-`freeze` (hang with the interpreter's lock), `exit N` (at once, without clean-up), `fill` (take memory until the kernel
-ends it: set a limit first). Points are the calls of `reach` and of `heartbeat.beat`.
-Not for errors that the code could raise by itself.
+The form is ACTION:POINT[:NTH[:RANK]]; NTH is 1 and RANK is 0 if they are left out. Points are the calls of `reach` and
+of `heartbeat.beat`. The actions:
+
+    signal N    kill this process with signal N
+    error N     raise OSError with this errno
+    exit N      end at once, without clean-up
+    hang        wait for ever
+    freeze      wait for ever while holding the interpreter's lock, so that no other thread runs
+    fill        take memory until the kernel ends the process (set a limit first)
+
+Do not use it for errors that the code can raise by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ _seen: Counter[str] = Counter()
 
 
 def reach(point: str) -> None:
-    """Do what KUBETUNE_FAULT wants done here: usually nothing."""
+    """Do what KUBETUNE_FAULT says for this point: usually nothing."""
     if FAULT in os.environ:
         _act(point, os.environ[FAULT])
 

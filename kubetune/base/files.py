@@ -1,10 +1,10 @@
-"""Files that appear whole or not at all: atomic writes, checksums, locks, paths that stay inside.
+"""Files that appear whole or not at all: atomic writes, checksums, locks, and paths that stay inside a folder.
 
-What somebody else may have made is opened by `open_inside`: a run directory or a model that was received may hold a
-pipe, a device, a socket or a link that leads out of it. Reading a pipe waits for ever, `/dev/zero` never ends, and a
-link shows what its sender should not see.
+Files that somebody else may have made are opened by `open_inside`. A run directory or model that a user received may
+hold a pipe (reading it waits for ever), a device (`/dev/zero` never ends), or a link that leads out of the folder (it
+shows its sender's choice of the user's files).
 
-Knows nothing of runs or checkpoints, and when imported takes in only the standard library.
+Nothing here knows runs or checkpoints. Importing this module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ _OF_THE_SYSTEM = (
 )  # fmt: skip
 
 _NO_INODES = "delete some files, or choose a disk that can hold more of them"
+# A file younger than this may not have its writer's lock yet.
 _YOUNG_SECONDS = 1.0
 _LARGER_FILES = "allow larger files (ulimit -f), or choose a disk that takes them"
 
@@ -64,15 +65,15 @@ _KINDS = (
 )
 _OF_THIS_PROCESS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _STREAMS = ("/dev/stdout", "/dev/stderr", *_OF_THIS_PROCESS)
+# Folders of the hub's cache: models--OWNER--NAME/snapshots/COMMIT/ holds links to models--OWNER--NAME/blobs/.
 _SNAPSHOTS = "snapshots"
 _REPOSITORIES = ("models--", "datasets--")
-"""Beginnings of the names of repositories in the hub's cache."""
+# No run directory and no model has as many files.
 _MOST_ENTRIES = 200_000
-"""Entries of one folder that are looked at; no run directory and no model has as many."""
 
 
 class IrregularFileError(EnvironmentFault, OSError):
-    """A name that stands for no regular file inside its folder. Its text says which name, and what it is."""
+    """The path is no regular file inside its folder. The message says which path, and what it is instead."""
 
     def __init__(self, path: str | os.PathLike[str], what: str, number: int = errno.EINVAL) -> None:
         super().__init__(number, what, os.fspath(path))
@@ -82,13 +83,13 @@ class IrregularFileError(EnvironmentFault, OSError):
 
 
 def temporary_sibling(path: StrPath) -> Path:
-    """A hidden name beside `path`, on the same file system, that no other process uses."""
+    """Return a hidden name beside `path`, so on the same file system, that no other process uses."""
     path = Path(path)
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
 
 
 def fsync_folder(path: StrPath) -> None:
-    """Make the names in a folder durable: without it a rename can be lost in a power cut."""
+    """Make the names in a folder durable. Without it a power cut can undo a rename."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -115,75 +116,89 @@ def explained_writes(path: StrPath) -> Iterator[None]:
 
 
 def fault_of(error: BaseException) -> KubetuneError | None:
-    """The system's refusal in words, where nobody had more to say about it; None for what may be our own mistake.
+    """Return a fault of the environment in words. None for what may be our own mistake.
 
-    A library that is not installed is one, where an extra brings it.
-
-    A name that is only looked up can be refused too, as in a folder that this user may not enter. What ran short may
-    show in what was going on when something else failed for it.
+    Called for errors that no code closer to their cause has explained.
     """
-    if lack := extras.missing_extra(error):
+    lack = extras.missing_extra(error)
+    if lack is not None:
         return lack
+
+    # What ran short may be hidden: a library fails for it, and raises another error while it handles that one.
     for cause in causes(error, hidden=True):
-        if shortage := _shortage_of(cause):
+        shortage = _shortage_of(cause)
+        if shortage is not None:
             return shortage
-    if library := _library_loaded(error):
-        said = next(filter(None, str(error).splitlines()), "it says no more")
-        advice = "correct the environment variable that it names, or else install its package again"
-        if sys.flags.optimize > 1:
-            advice = "unset PYTHONOPTIMIZE, by which libraries lose the docstrings that they read"
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit != resource.RLIM_INFINITY:
-            # Not every library says that memory ran out: some raise SystemError, or an error of their own.
-            advice = f"ulimit -v allows {limit:,} bytes, which may be too few: allow more; {advice}"
-        return EnvironmentFault(
-            f"{library} cannot be loaded: {type(error).__name__}: {said}; {advice}"
-        )
-    if trouble := _folder_trouble(error):
+
+    library = _library_loaded(error)
+    if library is not None:
+        return _library_fault(library, error)
+    trouble = _folder_trouble(error)
+    if trouble:
         return EnvironmentFault(
             f"the folder that this was started in {trouble}; go to another one (cd)"
         )
-    if not isinstance(error, OSError) or error.errno not in _OF_THE_SYSTEM:
-        return None
-    name = (
-        error.filename2 or error.filename
-    )  # of two names the second is the one that was to be made
-    where = f"{name}: " if name is not None else ""
-    advice = "see that it can be read and written, or name another"
-    if error.errno in (*DISK_FULL, errno.EFBIG):
+    if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
+        return _refusal(error)
+    return None
+
+
+def _library_fault(library: str, error: BaseException) -> EnvironmentFault:
+    """Explain why a library cannot be imported."""
+    first_line = next(filter(None, str(error).splitlines()), "it says no more")
+    advice = "correct the environment variable that it names, or else install its package again"
+    if sys.flags.optimize > 1:
+        advice = "unset PYTHONOPTIMIZE, by which libraries lose the docstrings that they read"
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        # Not every library says that memory ran out: some raise SystemError, or an error of their own.
+        advice = f"ulimit -v allows {limit:,} bytes, which may be too few: allow more; {advice}"
+    return EnvironmentFault(
+        f"{library} cannot be loaded: {type(error).__name__}: {first_line}; {advice}"
+    )
+
+
+def _refusal(error: OSError) -> EnvironmentFault:
+    """Explain an error of the file system: which file, why, and what to do."""
+    name = error.filename2 or error.filename  # a rename has two; the second one was to be made
+    where = "" if name is None else f"{name}: "
+    if error.errno == errno.EFBIG:
         advice = _LARGER_FILES
-        if error.errno in DISK_FULL:
-            advice = _NO_INODES if name is not None and _lacks_inodes(name) else "free some space"
+    elif error.errno in DISK_FULL and name is not None and _lacks_inodes(name):
+        advice = _NO_INODES
+    elif error.errno in DISK_FULL:
+        advice = "free some space"
+    else:
+        advice = "see that it can be read and written, or name another"
     return EnvironmentFault(f"{where}{error.strerror}; {advice}, and run the same command again")
 
 
 def _library_loaded(error: BaseException) -> str | None:
-    """The package of others that was being imported when an error came up in its own code."""
-    frames = (
-        frame
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-        if frame.f_code.co_name == "<module>"
-    )
-    packages = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames]
-    return packages[-1] if packages and packages[-1] not in ("kubetune", "__main__") else None
+    """Return the package that was being imported when an error came up in its code. None if it was none or ours."""
+    packages = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "<module>":
+            packages.append(str(frame.f_globals.get("__name__")).partition(".")[0])
+    if not packages or packages[-1] in ("kubetune", "__main__"):
+        return None
+    return packages[-1]
 
 
 def _folder_trouble(error: BaseException) -> str:
-    """The working folder's part in an error: gone, or of a name that libraries cannot open; empty where it has none."""
+    """Say how the working folder caused an error: it is gone, or libraries cannot open its name. Empty if it did not."""
     try:
         os.getcwd().encode()
     except FileNotFoundError:
         return "is gone" if isinstance(error, FileNotFoundError) else ""
     except UnicodeEncodeError:
-        unreadable = isinstance(error, UnicodeEncodeError) or "not valid UTF-8" in str(
-            error
-        )  # safetensors
-        return "has a name that is not UTF-8" if unreadable else ""
+        # safetensors raises an error of its own, with these words.
+        if isinstance(error, UnicodeEncodeError) or "not valid UTF-8" in str(error):
+            return "has a name that is not UTF-8"
     return ""
 
 
 def known(error: BaseException) -> KubetuneError | None:
-    """An error as users are told of it: one of ours, or the system's refusal; None for what may be our own mistake."""
+    """Return an error as users may see it: one of ours, or a fault of the environment. None for a possible bug."""
     return error if isinstance(error, KubetuneError) else fault_of(error)
 
 
@@ -197,45 +212,50 @@ _SHORT_OF_MEMORY = (
 
 
 def _shortage_of(error: BaseException) -> EnvironmentFault | None:
-    """Processes, memory or open files that a limit did not allow, as Python, the loader and torch say it."""
-    number, text = error.errno if isinstance(error, OSError) else None, str(error)
+    """Explain a lack of files, memory or processes, as Python, the loader and torch report it. None for other errors."""
+    number = error.errno if isinstance(error, OSError) else None
+    text = str(error)
     if number in (errno.EMFILE, errno.ENFILE):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return EnvironmentFault(
             f"{error}: this process may have {most:,} files open; allow more (ulimit -n)"
         )
-    if (
-        isinstance(error, MemoryError)
-        or number == errno.ENOMEM
-        or any(said in text for said in _SHORT_OF_MEMORY)
-    ):
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        allowed = "" if limit == resource.RLIM_INFINITY else f" ulimit -v allows {limit:,} bytes."
-        said = (text.splitlines() or ["memory ran out"])[0]
-        return OutOfMemory(
-            f"out of memory: {said}.{allowed} Allow more, or take smaller batches or a smaller model"
-        )
-    if number == errno.EAGAIN or (
-        isinstance(error, RuntimeError) and any(said in text for said in _SHORT_OF_PROCESSES)
-    ):
-        most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-        allowed = "no limit" if most == resource.RLIM_INFINITY else f"{most:,}"
-        # Of a thread Python does not tell the reason.
-        hidden = "; or memory is short" if isinstance(error, RuntimeError) else ""
-        return EnvironmentFault(
-            f"no more processes or threads can be started ({text}); allow more: ulimit -u gives {allowed}, and the "
-            f"container or the service may have a limit of its own (pids.max){hidden}"
-        )
+    tells_of_memory = any(words in text for words in _SHORT_OF_MEMORY)
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or tells_of_memory:
+        return _out_of_memory(text)
+    tells_of_processes = any(words in text for words in _SHORT_OF_PROCESSES)
+    if number == errno.EAGAIN or (isinstance(error, RuntimeError) and tells_of_processes):
+        return _out_of_processes(text, is_thread=isinstance(error, RuntimeError))
     return None
 
 
+def _out_of_memory(text: str) -> OutOfMemory:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    allowed = "" if limit == resource.RLIM_INFINITY else f" ulimit -v allows {limit:,} bytes."
+    first_line = (text.splitlines() or ["memory ran out"])[0]
+    return OutOfMemory(
+        f"out of memory: {first_line}.{allowed} Allow more, or take smaller batches or a smaller model"
+    )
+
+
+def _out_of_processes(text: str, *, is_thread: bool) -> EnvironmentFault:
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    allowed = "no limit" if most == resource.RLIM_INFINITY else f"{most:,}"
+    # Python does not tell why a thread cannot start.
+    or_memory = "; or memory is short" if is_thread else ""
+    return EnvironmentFault(
+        f"no more processes or threads can be started ({text}); allow more: ulimit -u gives {allowed}, and the "
+        f"container or the service may have a limit of its own (pids.max){or_memory}"
+    )
+
+
 def user_cache(environ: Mapping[str, str]) -> Path:
-    """Folder of this user's caches."""
+    """Return the folder of this user's caches."""
     return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
 
 
 def free_bytes(path: StrPath) -> int:
-    """Free bytes on the file system that holds `path`, or would hold it once it exists."""
+    """Return the free bytes of the file system that holds `path`, or will hold it."""
     return shutil.disk_usage(_existing(path)).free
 
 
@@ -248,7 +268,7 @@ def _existing(path: StrPath) -> Path:
 
 
 def _room(path: StrPath) -> str:
-    """Return what a full disk has left, and what to do, to stand before "and run the same command again"."""
+    """Return what a full disk has left, and what to do. The caller adds "and run the same command again"."""
     free = f"{free_bytes(path):,} bytes free"
     if _lacks_inodes(path):
         return f"({free}, but no inodes: `df -i` shows them); {_NO_INODES}"
@@ -256,21 +276,19 @@ def _room(path: StrPath) -> str:
 
 
 def _lacks_inodes(path: StrPath) -> bool:
-    """Return True if a file system can hold no more files, however small they are.
-
-    Some file systems make inodes as they need them, and say that they have none at all.
-    """
+    """True if a file system can hold no more files, however small they are."""
     try:
         facts = os.statvfs(_existing(path))
     except OSError:
         return False
+    # A file system that makes inodes as it needs them reports 0 of 0.
     return facts.f_files > 0 and facts.f_favail == 0
 
 
 def is_abandoned(path: Path) -> bool:
-    """Return True if a file that was being written has lost its writer, who holds a lock on it as long as it lives."""
+    """True if the process that was writing a file has died. A writer holds a lock on its file while it lives."""
     try:
-        # Between the making of a file and its lock nobody holds it.
+        # Between making the file and locking it, a writer holds no lock.
         if time.time() - path.stat().st_mtime < _YOUNG_SECONDS:
             return False
         with open(path, "rb") as file:
@@ -286,11 +304,11 @@ def written_whole(
     within: Path | None = None,
     explained: Callable[[Path], contextlib.AbstractContextManager[None]] = explained_writes,
 ) -> Iterator[BinaryIO]:
-    """A file to write to bit by bit, that gets its name when the block ends well and vanishes when it does not.
+    """Yield a file that gets its name when the block ends, and vanishes if the block raises.
 
-    Readers, and a crash at any moment, see the old content or the new, never a part. Creates missing parent folders,
-    but not `within`: a run directory that was deleted must not come to be anew. Raises EnvironmentFault when the disk
-    is full, the folder not writable, `within` not there, or the name a device's, a pipe's or a stream's.
+    Readers see the old content or the new, never a part, also after a crash at any moment. Missing parent folders are
+    made, except for `within`: a run directory that a user has deleted must not come back. Raises EnvironmentFault if
+    the disk is full, the folder is not writable, `within` is missing, or the path is a device, a pipe or a stream.
     """
     path = Path(path)
     temporary = temporary_sibling(path)
@@ -300,7 +318,8 @@ def written_whole(
             path.parent.mkdir(parents=within is None, exist_ok=True)
         try:
             with open(temporary, "xb") as file:
-                with contextlib.suppress(OSError):  # a file system may keep no locks
+                # The lock tells `is_abandoned` that this process lives. Some file systems keep no locks.
+                with contextlib.suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield file
                 file.flush()
@@ -314,7 +333,7 @@ def written_whole(
 
 
 def _require_replaceable(path: Path) -> None:
-    """Raise IrregularFileError for what a file must not take the place of, such as /dev/null."""
+    """Raise IrregularFileError for a path that a file must not replace, such as /dev/null."""
     if os.fspath(path).startswith(_STREAMS):
         raise IrregularFileError(path, "is a stream of this process; expected the name of a file")
     try:
@@ -327,7 +346,7 @@ def _require_replaceable(path: Path) -> None:
 
 
 def require_not_read(output: StrPath, source: StrPath) -> None:
-    """Raise ConfigError where a result would take the place of the file that it is made from."""
+    """Raise ConfigError if a result would overwrite the file that it is made from."""
     with contextlib.suppress(OSError):  # an address, or not there yet
         if os.path.samefile(output, source):
             raise ConfigError(
@@ -343,10 +362,10 @@ def write_atomic(path: StrPath, content: bytes | str, within: Path | None = None
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a file that the user named: links are followed, but what is no regular file is refused at once.
+    """Open a file that the user named. Links are followed; pipes, devices and sockets are refused at once.
 
-    The shell's `<(command)` and `/dev/stdin` are pipes that the user has made for this process, and are read to their
-    end. Raises IrregularFileError, or OSError as `open` does.
+    The shell's `<(command)` and `/dev/stdin` are pipes that the user has made for this process, so they are read.
+    Raises IrregularFileError, or OSError as `open` does.
     """
     if os.fspath(path).startswith(_OF_THIS_PROCESS):
         return open(path, "rb")
@@ -357,9 +376,9 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
 def open_inside(
     path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
 ) -> BufferedReader:
-    """Open a file of a folder that somebody else may have made; `folder` is that of the file where none is named.
+    """Open a file in a folder that somebody else may have made. `folder` defaults to the file's own folder.
 
-    Raises IrregularFileError for a pipe, a socket, a device, and a link that leads out of `folder`; else OSError as
+    Raises IrregularFileError for a pipe, a socket, a device, and a link that leads out of `folder`. Raises OSError as
     `open` does.
     """
     path = Path(path)
@@ -391,7 +410,7 @@ def is_file_inside(
 def require_inside(
     path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
 ) -> str:
-    """Return the path without links. Raises IrregularFileError where that is outside of `folder`."""
+    """Return the path with links resolved. Raises IrregularFileError if that is outside of `folder`."""
     folder = Path(path).parent if folder is None else Path(folder)
     real = os.path.realpath(path)
     if not any(os.path.commonpath([root, real]) == root for root in _roots(folder)):
@@ -404,10 +423,10 @@ def require_inside(
 
 
 def require_plain(folder: str | os.PathLike[str], but: tuple[str, ...] = ()) -> None:
-    """Raise IrregularFileError for the first thing below a folder that is no file or folder inside it.
+    """Raise IrregularFileError for the first entry below a folder that is no file or folder inside it.
 
-    For what hands a whole folder to other libraries, which open what they like. `but`: names of folders at its top that
-    nothing here reads.
+    Call this before a whole folder goes to a library, which opens any file in it. `but`: names of folders at the top
+    that nobody reads.
     """
     folder = Path(folder)
     count = 0
@@ -422,19 +441,22 @@ def require_plain(folder: str | os.PathLike[str], but: tuple[str, ...] = ()) -> 
 
 
 def require_plain_entry(path: StrPath, folder: StrPath) -> None:
-    """Raise IrregularFileError for a name below a folder that stands for no file or folder inside it."""
+    """Raise IrregularFileError for an entry below a folder that is no file or folder inside it."""
     mode = os.lstat(path).st_mode
     if stat.S_ISLNK(mode):
         real = require_inside(path, folder)
         if not os.path.exists(real):
-            return  # nothing can be read there; what is written replaces the link
+            return  # a link to nothing: there is nothing to read, and a write replaces the link
         mode = os.stat(real).st_mode
     if not stat.S_ISDIR(mode):
         _require_regular(Path(path), mode)
 
 
 def _roots(folder: Path) -> list[str]:
-    """Return the folders that links of a folder may lead to: itself, and those of the hub's cache around a snapshot."""
+    """Return the folders that links of a folder may lead to: itself and, for a snapshot in the hub's cache, its model.
+
+    models--Qwen--Qwen3-8B/snapshots/1a2b/config.json is a link to models--Qwen--Qwen3-8B/blobs/3c4d.
+    """
     real = Path(os.path.realpath(folder))
     roots = [os.fspath(real)]
     if real.parent.name == _SNAPSHOTS and real.parents[1].name.startswith(_REPOSITORIES):
@@ -443,11 +465,13 @@ def _roots(folder: Path) -> list[str]:
 
 
 def _opened(path: Path, real: str) -> BufferedReader:
+    """Open the file `real`, which has no links in it. Messages name `path`."""
     _require_regular(path, os.stat(real).st_mode)
+    # O_NONBLOCK: if somebody replaces the file by a pipe now, opening it must not wait for a writer.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     number = os.open(real, flags)
     try:
-        _require_regular(path, os.fstat(number).st_mode)  # it may have been replaced meanwhile
+        _require_regular(path, os.fstat(number).st_mode)
         return os.fdopen(number, "rb")
     except BaseException:
         os.close(number)
@@ -463,15 +487,15 @@ def _require_regular(path: Path, mode: int) -> None:
 
 
 def read_object(path: StrPath, folder: StrPath | None = None) -> dict[str, Any]:
-    """The JSON object in a file that kubetune wrote. Raises EnvironmentFault for one that is damaged, or no file.
+    """Return the JSON object in a file that kubetune wrote. Raises EnvironmentFault if it is damaged or no file.
 
-    `folder`: that which it must lie in, its own where left out.
+    `folder`: the folder that it must be in, by default its own.
     """
     try:
-        found = json.loads(read_inside(path, folder))
-        if isinstance(found, dict):
-            return found
-        reason = f"it holds a {type(found).__name__}"
+        value = json.loads(read_inside(path, folder))
+        if isinstance(value, dict):
+            return value
+        reason = f"it holds a {type(value).__name__}"
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
     raise EnvironmentFault(
@@ -481,18 +505,18 @@ def read_object(path: StrPath, folder: StrPath | None = None) -> dict[str, Any]:
 
 
 def sha256_file(path: StrPath) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file's bytes, in hex."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
 def lock(path: StrPath, *, wait: bool) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`, which is created and left behind.
+    """Hold an exclusive lock on the file `path`, which is created and stays afterwards.
 
-    The kernel frees the lock when its holder dies, so a stale lock cannot exist; forked children do not share it.
-    With `wait` a held lock is waited for; without, EnvironmentFault names the holder. Where the file system keeps no
-    locks, a file that its holder keeps alive stands in for one.
+    The kernel frees the lock when its holder dies, so no lock is ever stale. Forked children do not share it. If the
+    lock is held: with `wait` this waits, without it EnvironmentFault names the holder. On a file system without locks
+    `lockfile` stands in.
     """
     with explained_writes(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -504,12 +528,13 @@ def lock(path: StrPath, *, wait: bool) -> Iterator[None]:
         with locked:
             yield
     finally:
-        if fd in _lock_fds:  # not so in a forked child
+        if fd in _lock_fds:  # a forked child has closed it already
             _lock_fds.remove(fd)
             os.close(fd)
 
 
 def _locked(fd: int, path: Path, wait: bool) -> contextlib.AbstractContextManager[None]:
+    """Take the lock, and write into the file who holds it. Return what to hold during the block."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -533,27 +558,30 @@ def _locked(fd: int, path: Path, wait: bool) -> contextlib.AbstractContextManage
 
 
 def locker(path: Path) -> int | None:
-    """Process id that the lock `path` names, of this machine; its process may have ended, and the id be another's."""
+    """Return the process id that a lock names, if it is of this machine. By now another process may have that id."""
     try:
-        said = re.match(r"process (\d+) on (\S+)", read_inside(path).decode(errors="replace"))
+        text = read_inside(path).decode(errors="replace")
     except (FileNotFoundError, IrregularFileError):
         return None
-    return int(said[1]) if said is not None and said[2] == socket.gethostname() else None
+    match = re.match(r"process (\d+) on (\S+)", text)
+    if match is None or match[2] != socket.gethostname():
+        return None
+    return int(match[1])
 
 
 def holder(path: Path) -> psutil.Process | None:
-    """Process of this machine that the lock `path` names and that has it open; None where there is none such.
+    """Return the process of this machine that a lock names, if it has the lock's file open.
 
-    Others may have its id by now, or in another container, and none of them may be asked to end.
+    Its id may belong to another process by now, here or in another container, which must not be asked to end.
     """
     import psutil
 
     number = locker(path)
+    if number is None:
+        return None
     with contextlib.suppress(psutil.Error, OSError):
-        process = None if number is None else psutil.Process(number)
-        if process is not None and any(
-            os.path.samefile(one.path, path) for one in process.open_files()
-        ):
+        process = psutil.Process(number)
+        if any(os.path.samefile(file.path, path) for file in process.open_files()):
             return process
     return None
 
@@ -562,6 +590,7 @@ _lock_fds: set[int] = set()
 
 
 def _drop_locks() -> None:
+    # In a forked child: a lock lasts until the last copy of its file descriptor is closed.
     while _lock_fds:
         os.close(_lock_fds.pop())
 
@@ -570,9 +599,9 @@ os.register_at_fork(after_in_child=_drop_locks)
 
 
 def join_inside(folder: StrPath, relative: str) -> Path:
-    """`folder / relative`, resolved, for a relative path that came from data.
+    """Return `folder / relative`, resolved, for a path that comes from data.
 
-    Raises ValueError, saying why, when it is absolute, has a NUL, or leads outside the folder (also by a symlink).
+    Raises ValueError that says why, if the path is absolute, has a NUL, or leads out of the folder (also by a link).
     """
     if "\0" in relative:
         raise ValueError(f"path {relative!r} holds a NUL byte")

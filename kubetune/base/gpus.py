@@ -1,4 +1,4 @@
-"""The GPUs of this machine, counted and looked at without torch, which takes seconds to import."""
+"""Count and look at the GPUs of this machine without torch, which takes seconds to import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GPU_FIELDS = {
     "temperature_celsius": "temperature.gpu",
     "power_watts": "power.draw",
 }
-"""Our names for what nvidia-smi is asked."""
+"""Our name → nvidia-smi's name of each value that it is asked for."""
 GPU_QUERY = [
     "nvidia-smi",
     f"--query-gpu={','.join(GPU_FIELDS.values())}",
@@ -29,21 +29,22 @@ GPU_QUERY = [
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> int:
-    """NVIDIA GPUs a process with this environment could use: those there, as CUDA_VISIBLE_DEVICES limits them.
+    """Return how many NVIDIA GPUs a process with this environment could use.
 
-    Device files are counted, since a container sees only its own; where there are none (WSL) nvidia-smi is asked.
+    Device files are counted, since a container sees only its own. If there are none (WSL), nvidia-smi is asked.
     """
-    there = (
-        sum(1 for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
-        or _listed_by_smi()
-    )
+    files = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    count = len(files) or _listed_by_smi()
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
-        return there
-    names = [name.strip() for name in chosen.split(",")]
-    # CUDA ignores everything from the first name on that it cannot use; "" and "-1" are the usual ones.
-    usable = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
-    return min(there, usable)
+        return count
+    usable = 0
+    for name in chosen.split(","):
+        # CUDA stops at the first name that it cannot use; "" and "-1" are the usual ones.
+        if name.strip() in ("", "-1"):
+            break
+        usable += 1
+    return min(count, usable)
 
 
 def _listed_by_smi() -> int:
@@ -60,25 +61,25 @@ def _listed_by_smi() -> int:
 
 
 def gpu_use() -> list[dict[str, Any]]:
-    """The GPUs of this machine as nvidia-smi sees them now, by the names of GPU_FIELDS; none where there is no such."""
+    """Return what nvidia-smi tells about each GPU now, under the names of GPU_FIELDS. Empty without nvidia-smi."""
     if shutil.which(GPU_QUERY[0]) is None:
         return []
     try:
-        said = subprocess.run(
-            GPU_QUERY, capture_output=True, text=True, timeout=10, check=True
-        ).stdout
+        query = subprocess.run(GPU_QUERY, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    return parse_gpus(said)
+    return parse_gpus(query.stdout)
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:
-    """Rows of nvidia-smi's CSV, none for other words of its; what a GPU does not tell (`[N/A]`) is None."""
-    return [
-        dict(zip(GPU_FIELDS, (_number(cell.strip()) for cell in row), strict=True))
-        for row in csv.reader(io.StringIO(text))
-        if len(row) == len(GPU_FIELDS)
-    ]
+    """Return the rows of nvidia-smi's CSV. What a GPU does not tell (`[N/A]`) is None."""
+    gpus = []
+    for row in csv.reader(io.StringIO(text)):
+        # Other lines are messages, such as "No devices were found".
+        if len(row) == len(GPU_FIELDS):
+            values = [_number(cell.strip()) for cell in row]
+            gpus.append(dict(zip(GPU_FIELDS, values, strict=True)))
+    return gpus
 
 
 def _number(cell: str) -> str | float | int | None:

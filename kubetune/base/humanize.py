@@ -1,4 +1,4 @@
-"""Values as people read them, on the terminal, in logs and on pages: numbers, counts, bytes, times, shares, paths."""
+"""Write values as people read them, on the terminal, in logs and on pages: numbers, bytes, times, shares, paths."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any, Final, TextIO
 _ACTED_UPON: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Characters that a terminal obeys: control characters, changes of direction; and what it cannot be sent."""
+"""Characters that a terminal acts upon (control characters, changes of direction), and those that it cannot show."""
 
 _KEYS_SHOWN: Final = 12
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 Values = Sequence[float | None]
-"""A curve, with None where nothing is known."""
+"""A curve, with None where no value is known."""
 
 
 def number(value: Any) -> str:
-    """A number as people read it: `1,234`, `0.0659`, `1.2e-5`; a dash for what is not there."""
+    """Return a number as people read it: `1,234`, `0.0659`, `1.2e-5`. A dash for None; other values as text."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -34,33 +34,46 @@ def number(value: Any) -> str:
 
 
 def counted(count: int, unit: str) -> str:
-    """`1 row`, `1,234 rows`, `2 processes`."""
-    plural = f"{unit}es" if unit.endswith(("s", "ch")) else f"{unit}s"
-    return f"{count:,} {unit if count == 1 else plural}"
+    """Return a count with its unit: `1 row`, `1,234 rows`, `2 processes`."""
+    if count == 1:
+        return f"1 {unit}"
+    ending = "es" if unit.endswith(("s", "ch")) else "s"
+    return f"{count:,} {unit}{ending}"
 
 
 def short(value: int) -> str:
-    """A count in few characters: `115,980`, `80.2 M`, `1.34 G`."""
-    for unit, one in (("T", 10**12), ("G", 10**9), ("M", 10**6)):
-        if value >= 10 * one or (value >= one and one > 10**6):
-            return f"{value / one:.3g} {unit}"
+    """Return a count in few characters: `115,980`, `80.2 M`, `1.34 G`."""
+    # Millions begin at 10 M, since 1,234,567 is still short enough to write out.
+    for unit, factor, smallest in (
+        ("T", 10**12, 10**12),
+        ("G", 10**9, 10**9),
+        ("M", 10**6, 10**7),
+    ):
+        if value >= smallest:
+            return f"{value / factor:.3g} {unit}"
     return f"{value:,}"
 
 
 def size(value: float | None) -> str:
-    """Bytes in the unit that leaves few digits: `954 MiB`, `1,010 MiB`, `1.5 GiB`; a dash for what is not known."""
+    """Return bytes in the unit that leaves few digits: `954 MiB`, `1,010 MiB`, `1.5 GiB`. A dash for None."""
     if value is None:
         return "–"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1023.5:
-            # Three digits would make 1e+03 of what lies between 999.5 and the next unit.
-            return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value:,.0f} {unit}"
+            return _three_digits(value, unit)
         value /= 1024
-    return f"{value:.3g} TiB" if abs(value) < 999.5 else f"{value:,.0f} TiB"
+    return _three_digits(value, "TiB")
+
+
+def _three_digits(value: float, unit: str) -> str:
+    # `.3g` would write 1,010 as 1.01e+03.
+    if abs(value) < 999.5:
+        return f"{value:.3g} {unit}"
+    return f"{value:,.0f} {unit}"
 
 
 def duration(seconds: float | None) -> str:
-    """`3 h 12 min`, `2 min 5 s`, `30 min`, `0.8 s`; a dash for what is not known."""
+    """Return a time: `3 h 12 min`, `2 min 5 s`, `30 min`, `0.8 s`. A dash for None."""
     if seconds is None:
         return "–"
     if seconds < 9.95:
@@ -75,114 +88,139 @@ def duration(seconds: float | None) -> str:
 
 
 def pause(seconds: float) -> str:
-    """`; training paused 0.2 s`, for the end of a line; nothing where nobody would feel it."""
-    return f"; training paused {duration(seconds)}" if seconds >= 0.005 else ""
+    """Return `; training paused 0.2 s` for the end of a line. Empty if the pause is too short to notice."""
+    if seconds < 0.005:
+        return ""
+    return f"; training paused {duration(seconds)}"
 
 
 def brief(seconds: float | None) -> str:
-    """A time in few characters, for columns: `42s`, `12m`, `3h05m`, `2d04h`; nothing for what is not known."""
+    """Return a time in few characters, for columns: `42s`, `12m`, `3h05m`, `2d04h`. Empty for None."""
     if seconds is None:
         return ""
     whole = int(max(0.0, seconds))
     if whole < 100:
         return f"{whole}s"
-    minutes, hours = whole // 60, whole // 3600
+    minutes = whole // 60
+    hours = whole // 3600
     if minutes < 100:
         return f"{minutes}m"
-    return f"{hours}h{minutes % 60:02}m" if hours < 48 else f"{hours // 24}d{hours % 24:02}h"
+    if hours < 48:
+        return f"{hours}h{minutes % 60:02}m"
+    return f"{hours // 24}d{hours % 24:02}h"
 
 
 def share(value: float | None) -> str:
-    """`12.3 %`."""
-    return "–" if value is None else f"{100 * value:.3g} %"
+    """Return a share as a percentage: `12.3 %`. A dash for None."""
+    if value is None:
+        return "–"
+    return f"{100 * value:.3g} %"
 
 
 def nearest(written: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
-    """The known name that a mistyped one was most likely meant to be; None where none is so much like it."""
-    import difflib  # for mistakes only
+    """Return the known name that is most like a mistyped one. None if none is that much like it (0 to 1)."""
+    import difflib  # only mistakes need it
 
     return next(iter(difflib.get_close_matches(written, known, 1, likeness)), None)
 
 
 def place(path: Any) -> str:
-    """A path as short as it can be said from here."""
+    """Return a path, relative to the current directory if it lies below it."""
     return str(path).removeprefix(f"{Path.cwd()}/")
 
 
 def unused_keys(counts: Mapping[str, int], what: str = "keys not used") -> str:
-    """`keys not used: id × 300, source × 12`: what records hold and nothing reads; nothing where there is none."""
+    """Return `keys not used: id × 300, source × 12`, the most frequent first. Empty if there are none.
+
+    `counts`: records that hold each key.
+    """
+    if not counts:
+        return ""
     ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    shown = ", ".join(
-        f"{visible(key, keep='') or '(no name)'} × {count:,}"
-        for key, count in ordered[:_KEYS_SHOWN]
-    )
-    more = f" and {len(ordered) - _KEYS_SHOWN:,} more" if len(ordered) > _KEYS_SHOWN else ""
-    return f"{what}: {shown}{more}" if ordered else ""
+    parts = []
+    for key, count in ordered[:_KEYS_SHOWN]:
+        name = visible(key, keep="") or "(no name)"
+        parts.append(f"{name} × {count:,}")
+    text = f"{what}: {', '.join(parts)}"
+    if len(ordered) > _KEYS_SHOWN:
+        text += f" and {len(ordered) - _KEYS_SHOWN:,} more"
+    return text
 
 
 def visible(text: str, keep: str = "\n\t") -> str:
-    r"""A text of unknown origin as a terminal may be given it: what would be obeyed is spelt out, as in `\x1b[31m`.
+    r"""Return a text that is safe for a terminal: characters that it would act upon are escaped, as in `\x1b[31m`.
 
-    The characters in `keep` stay as they are; give none where a text must not leave its line.
+    Texts of data and models may hold such characters. Those in `keep` stay; pass "" if the text must stay on one line.
     """
-    return _ACTED_UPON.sub(lambda found: found[0] if found[0] in keep else _spelt(found[0]), text)
+    return _ACTED_UPON.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
 
 
 def shown_on(stream: TextIO, text: str) -> str:
-    """A text of unknown origin for this stream: on a terminal as `visible` has it, into a file or a pipe as it is."""
-    return visible(text) if stream.isatty() else text
+    """Return a text as this stream may have it: `visible` on a terminal, unchanged in a file or a pipe."""
+    if stream.isatty():
+        return visible(text)
+    return text
 
 
 def shell_word(value: Any) -> str:
-    r"""Return a path or a name as one word of a command that somebody pastes into a shell.
+    r"""Return a path or a name as one word of a command that a user pastes into a shell.
 
-    What a terminal would obey is spelt out, in the form `$'…\x1b…'` that bash, zsh and ksh read back as it was.
+    Characters that a terminal would act upon are written as `$'…\x1b…'`, which bash, zsh and ksh read back unchanged.
     """
     text = str(value)
     if not _ACTED_UPON.search(text):
         return shlex.quote(text)
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"$'{_ACTED_UPON.sub(_spelt_in_shell, escaped)}'"
+    return f"$'{_ACTED_UPON.sub(_escape_in_shell, escaped)}'"
 
 
-def _spelt_in_shell(match: re.Match[str]) -> str:
-    """Return a character byte by byte, since what follows `\\x1b` may look like one more digit only after two."""
+def _escape_in_shell(match: re.Match[str]) -> str:
+    """Return a character as escaped bytes. A shell reads exactly two digits after each `\\x`, and no more."""
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(match[0]))
 
 
-def _spelt(char: str) -> str:
-    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
+def _escape(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def sparkline(values: Values, width: int) -> str:
-    """Values as blocks of eight heights, at most `width` of them; neighbours share one. A gap where none is known."""
+    """Return values as blocks of eight heights, at most `width` of them. A space where no value is known.
+
+    [0, 1, 2, None, 4] → "▁▃▅ █"
+    """
     cells = thinned(values, width)
-    if (limits := limits_of(cells)) is None:
+    limits = limits_of(cells)
+    if limits is None:
         return " " * len(cells)
-    low, span = limits[0], limits[1] - limits[0]
-    return "".join(
-        " "
-        if cell is None
-        else _BLOCKS[round((cell - low) / span * (len(_BLOCKS) - 1)) if span else 0]
-        for cell in cells
-    )
+    low, high = limits
+    span = high - low
+    blocks = []
+    for cell in cells:
+        if cell is None:
+            blocks.append(" ")
+        elif span == 0:
+            blocks.append(_BLOCKS[0])
+        else:
+            blocks.append(_BLOCKS[round((cell - low) / span * (len(_BLOCKS) - 1))])
+    return "".join(blocks)
 
 
 def limits_of(values: Values) -> tuple[float, float] | None:
-    """The smallest and the largest of the values that are known."""
+    """Return the smallest and the largest known value. None if no value is known."""
     known = [value for value in values if value is not None]
-    return (min(known), max(known)) if known else None
+    if not known:
+        return None
+    return min(known), max(known)
 
 
 def thinned(values: Values, width: int) -> list[float | None]:
-    """At most `width` values, each the mean of what is known of some neighbours."""
+    """Return at most `width` values, each the mean of the known ones among some neighbours."""
     count = min(max(0, width), len(values))
     cells: list[float | None] = []
     for index in range(count):
-        part = [
-            v
-            for v in values[index * len(values) // count : (index + 1) * len(values) // count]
-            if v is not None
-        ]
-        cells.append(sum(part) / len(part) if part else None)
+        first = index * len(values) // count
+        end = (index + 1) * len(values) // count
+        known = [value for value in values[first:end] if value is not None]
+        cells.append(sum(known) / len(known) if known else None)
     return cells

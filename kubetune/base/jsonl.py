@@ -1,7 +1,7 @@
-"""Files of JSON lines that a run keeps: whole lines are appended, read as a stream, and damage is stepped over by name.
+"""Append to and read the JSON lines that a run keeps. Damaged lines are skipped, and a warning names them.
 
-A file system that was repaired after a power cut leaves torn lines and runs of NULs. They cost the lines they hit and
-nothing else: neither the run that goes on nor a page that is made of the rest. Not for what they say (rundir/metrics).
+A file system that was repaired after a power cut leaves torn lines and runs of NULs. Only those lines are lost: the run
+goes on, and pages show the rest. What the lines mean is known elsewhere (rundir/metrics).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import FileIO
-from itertools import chain, compress, pairwise
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -25,51 +25,52 @@ from kubetune.errors import EnvironmentFault
 Line = dict[str, Any]
 IsGood = Callable[[Line], bool]
 AreGood = Callable[[list[Any]], bool]
-"""Quick test of many objects at once; True only where every one of them `IsGood`."""
+"""Quick test of many objects at once. True only if `IsGood` is true of every one of them."""
 
 _TAIL_BYTES = 64 * 1024
 _CHUNK_BYTES = 48 * 1024
-"""Some hundred lines, whose objects stay in a cache of the processor."""
+"""Some hundred lines. Their objects stay in the processor's cache."""
 _SHOWN_RANGES = 5
 _COMPARED_BYTES = 256
-"""Of the last line read, by which a follower knows that it is still there."""
+"""Bytes at the end of the last line read. A follower compares them to see whether the file was replaced."""
 
 _log = logs.family_logger("FILES")
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 class Appender(FileIO):
-    """A file that whole lines are appended to, each in one write, which no other process can split."""
+    """A file that lines are appended to, each in one write, which no other process can split."""
 
     def __init__(self, path: Path) -> None:
         with explained_writes(path):
             super().__init__(path, "ab+")
             size = os.fstat(self.fileno()).st_size
-            # A torn line gets an end of its own. Cutting it off could take what another process is just writing.
+            # A torn last line stays, and the next line begins behind a newline. To cut it off could cut off a line that
+            # another process is writing just now.
             self._is_torn = bool(size) and os.pread(self.fileno(), 1, size - 1) != b"\n"
 
     def append(self, values: Mapping[str, Any]) -> None:
-        """Append one line. Raises EnvironmentFault for a full disk, which leaves no part of it, or a file that is gone.
+        """Append one line. Raises EnvironmentFault if the disk is full, which leaves no part of it, or the file is gone.
 
         JSON has no NaN or infinity: they become null. Floats are written by repr, so reading gives back the same bits.
         """
-        finite = {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v
-            for k, v in values.items()
-        }
+        finite: dict[str, Any] = {}
+        for key, value in values.items():
+            is_number = not isinstance(value, float) or math.isfinite(value)
+            finite[key] = value if is_number else None
         line = logs.scrub(json.dumps(finite, allow_nan=False) + "\n").encode()
         if self._is_torn:
             line = b"\n" + line
         with explained_writes(str(self.name)):
             written = self.write(line)
             if written < len(line):
-                # The disk filled up half-way through the line; what was written would spoil the next one.
+                # The disk filled up in the middle of the line. Half a line would spoil the next one.
                 self.truncate(os.fstat(self.fileno()).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.name)
         self._is_torn = False
 
     def require_place(self) -> None:
-        """Raise EnvironmentFault when the file was deleted or moved away: what is written on goes nowhere then."""
+        """Raise EnvironmentFault if the file was deleted or moved away: further lines would go nowhere."""
         if os.fstat(self.fileno()).st_nlink == 0 or not os.path.exists(str(self.name)):
             raise EnvironmentFault(
                 f"{self.name} was deleted or moved away while the run goes on; put the run directory back, or start "
@@ -85,10 +86,10 @@ class Appender(FileIO):
 def read(
     path: Path, is_good: IsGood = lambda _: True, damaged: list[int] | None = None
 ) -> Iterator[Line]:
-    """The whole lines of a file as objects, one after the other; none when it is missing.
+    """Yield the objects of a file's lines. Nothing if the file is missing.
 
-    Lines that hold no object, or none that `is_good`, are stepped over; a warning names them, or `damaged` collects
-    their numbers. A last line without an end is not there yet.
+    Lines without an object, or with one for which `is_good` is false, are skipped. `damaged` collects their numbers; a
+    warning names them if it is None. A last line without a newline is still being written, so it is left out.
     """
     return chain.from_iterable(read_chunks(path, is_good, damaged))
 
@@ -99,41 +100,40 @@ def read_chunks(
     damaged: list[int] | None = None,
     are_good: AreGood = lambda _: False,
 ) -> Iterator[list[Line]]:
-    """As `read`, some hundred lines at once, which is quicker where there are millions."""
+    """Yield lists of some hundred objects, as `read` finds them. Quicker for millions of lines."""
     return (values for _, values in _chunks(path, is_good, damaged, are_good))
 
 
 def read_both(path: Path, is_good: IsGood = lambda _: True) -> Iterator[tuple[bytes, Line]]:
-    """As `read`, each object with the bytes of its line."""
-    return chain.from_iterable(
-        zip(lines, values, strict=True) for lines, values in _chunks(path, is_good, None)
-    )
+    """Yield the bytes of each line with its object, as `read` finds them."""
+    for lines, values in _chunks(path, is_good, None):
+        yield from zip(lines, values, strict=True)
 
 
 def _chunks(
     path: Path, is_good: IsGood, damaged: list[int] | None, are_good: AreGood = lambda _: False
 ) -> Iterator[tuple[list[bytes], list[Line]]]:
+    """Yield the good lines of a file and their objects, some hundred at once."""
     wrong: list[int] = []
     try:
         file = open_inside(path)
     except FileNotFoundError:
         return
-    before = 0
+    first = 1  # number of the chunk's first line
     with file:
         for lines in _whole_lines(file):
-            count = len(lines)
             values = _parse_all(lines)
-            if not are_good(values) and not all(
-                good := [value is not None and is_good(value) for value in values]
-            ):
-                wrong += [
-                    before + at + 1
-                    for at, is_fine in enumerate(good)
-                    if not is_fine and lines[at] != b"\n"
-                ]
-                lines, values = list(compress(lines, good)), list(compress(values, good))
-            before += count
+            count = len(lines)
+            if not are_good(values):
+                is_fine = [value is not None and is_good(value) for value in values]
+                if not all(is_fine):
+                    for index, line in enumerate(lines):
+                        if not is_fine[index] and line != b"\n":
+                            wrong.append(first + index)
+                    lines = list(compress(lines, is_fine))
+                    values = list(compress(values, is_fine))
             yield lines, cast(list[Line], values)
+            first += count
     if damaged is not None:
         damaged += wrong
     elif wrong:
@@ -141,30 +141,35 @@ def _chunks(
 
 
 class Follower:
-    """Reader of a file of JSON lines that another process adds to, and may cut short or replace, as starts of a run do.
+    """Reads a file of JSON lines to which another process appends.
 
-    The file may not be there yet, or no longer. `offset`: the byte to begin at.
+    A new start of a run may cut the file short or replace it. The file may also be missing for a while. `offset`: the
+    byte to begin at.
     """
 
     def __init__(self, path: Path, is_good: IsGood = lambda _: True, offset: int = 0) -> None:
-        self.path, self._is_good = path, is_good
-        self._place, self._inode, self._before = offset, -1, b""
+        self.path = path
+        # True if the last `read` found another file, or a shorter one: it returned the lines of the whole file.
         self.has_begun_anew = False
-        """At the last look what had been read was no longer there: its lines are those of the whole file."""
+        # Numbers of the damaged lines that were skipped. Right only if `offset` is 0.
         self.damaged: list[int] = []
-        """Numbers of the damaged lines that were stepped over, where the first look began at the first byte."""
-        self._count = 0
+
+        self._is_good = is_good
+        self._place = offset  # bytes that were read
+        self._inode = -1
+        self._before = b""  # the last bytes before _place
+        self._count = 0  # lines that were read
 
     @property
     def unread(self) -> int:
-        """Bytes that are left to read."""
+        """Return the bytes that are left to read."""
         try:
             return max(0, self.path.stat().st_size - self._place)
         except OSError:
             return 0
 
     def read(self) -> Iterator[Line]:
-        """The whole, good lines since the last look; half a last line waits, damage is stepped over with a warning."""
+        """Yield the good lines that were appended since the last call. Damaged ones are skipped with a warning."""
         self.has_begun_anew = False
         try:
             file = open_inside(self.path)
@@ -173,12 +178,18 @@ class Follower:
             return iter(())
         except OSError:
             return iter(())
-        facts, kept = os.fstat(file.fileno()), self._before
+        facts = os.fstat(file.fileno())
         is_same = self._inode in (-1, facts.st_ino) and facts.st_size >= self._place
-        # Cut short and grown again to at least as much: what stood before the place is another line.
-        if not is_same or os.pread(file.fileno(), len(kept), self._place - len(kept)) != kept:
-            self.has_begun_anew, self._place, self._before = True, 0, b""
-            self.damaged, self._count = [], 0
+        if is_same:
+            # The file may have been cut short and have grown again since. Then other bytes stand before the place.
+            start = self._place - len(self._before)
+            is_same = os.pread(file.fileno(), len(self._before), start) == self._before
+        if not is_same:
+            self.has_begun_anew = True
+            self.damaged = []
+            self._place = 0
+            self._before = b""
+            self._count = 0
         self._inode = facts.st_ino
         file.seek(self._place)
         return self._lines(file)
@@ -187,7 +198,8 @@ class Follower:
         with file:
             for lines in _whole_lines(file):
                 for line, value in zip(lines, _parse_all(lines), strict=True):
-                    self._place, self._before = self._place + len(line), line[-_COMPARED_BYTES:]
+                    self._place += len(line)
+                    self._before = line[-_COMPARED_BYTES:]
                     self._count += 1
                     if value is not None and self._is_good(value):
                         yield value
@@ -197,34 +209,41 @@ class Follower:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[list[bytes]]:
-    """The lines of a file, some hundred at once; a last one without an end is not there yet."""
-    is_last = False
-    while not is_last and (lines := file.readlines(_CHUNK_BYTES)):
-        if is_last := not lines[-1].endswith(b"\n"):
-            lines.pop()
+    """Yield the lines of a file, some hundred at once. A last line without a newline is left out."""
+    while lines := file.readlines(_CHUNK_BYTES):
+        if not lines[-1].endswith(b"\n"):
+            yield lines[:-1]
+            return
         yield lines
 
 
 def _parse_all(lines: list[bytes]) -> list[Line | None]:
-    """The object of each line, None where it holds none; all by one call, unless one of them is damaged."""
+    """Return the object of each line, None for a line without one.
+
+    All lines are parsed by one call, as one list with a 0 between any two of them, which is several times as quick:
+
+        {"step": 1}      →  [{"step": 1},0,{"step": 2}]
+        {"step": 2}
+
+    Damaged lines make that list invalid, or give it another form: two halves of an object in neighbouring lines become
+    one value, and a line may hold several. Then each line is parsed alone.
+    """
     try:
-        found = from_json(b"[" + b",0,".join(lines) + b"]")
+        items = from_json(b"[" + b",0,".join(lines) + b"]")
     except ValueError:
         return [parse(line) for line in lines]
-    # Two damaged lines may make one value, or one of them several: the zeros between lines give it away.
-    values, between = found[::2], found[1::2]
-    is_whole = (
-        len(values) == len(lines)
-        and set(map(type, values)) <= {dict}
-        and set(map(type, between)) <= {int}
-    )
-    return values if is_whole else [parse(line) for line in lines]
+    values = items[::2]
+    zeros = items[1::2]
+    are_objects = all(type(value) is dict for value in values)
+    if len(values) == len(lines) and are_objects and all(type(zero) is int for zero in zeros):
+        return list(values)
+    return [parse(line) for line in lines]
 
 
 def last_lines(path: Path, most_bytes: int, folder: Path | None = None) -> list[bytes]:
-    """The last lines of a file, so many bytes at most, none of which lacks its beginning; none of a missing file.
+    """Return the last whole lines of a file, at most `most_bytes` together. Empty if the file is missing.
 
-    `folder`: that which the file must lie in, its own where left out. Raises as `open_inside` does.
+    `folder`: the folder that the file must be in, by default its own. Raises as `open_inside` does.
     """
     try:
         with open_inside(path, folder) as file:
@@ -237,23 +256,22 @@ def last_lines(path: Path, most_bytes: int, folder: Path | None = None) -> list[
 
 
 def tail(path: Path, is_good: IsGood = lambda _: True, most: int | None = None) -> list[Line]:
-    """The last whole, undamaged lines of a file: `most` at most, or as many as a screen may want."""
-    found: list[Line] = []
+    """Return the last good lines of a file, `most` at most, in their order."""
+    newest_first: list[Line] = []
     for line in reversed(last_lines(path, _TAIL_BYTES)):
-        if len(found) == most:
+        if len(newest_first) == most:
             break
         if line.endswith(b"\n"):
             value = parse(line)
             if value is not None and is_good(value):
-                found.append(value)
-    found.reverse()
-    return found
+                newest_first.append(value)
+    return newest_first[::-1]
 
 
 def newest_with(
     path: Path, keys: Sequence[str], is_good: IsGood = lambda _: True
 ) -> dict[str, Line | None]:
-    """Return the last line of `tail` that has each key, None where none has it; only those lines are parsed."""
+    """Return for each key the last line of `tail` that has it, or None. Only lines that name the key are parsed."""
     lines = last_lines(path, _TAIL_BYTES)
     return {key: _newest_with(lines, key, is_good) for key in keys}
 
@@ -269,56 +287,78 @@ def _newest_with(lines: Sequence[bytes], key: str, is_good: IsGood) -> Line | No
 
 
 def sample(path: Path, count: int) -> list[Line]:
-    """Whole lines from about `count` places of a file, evenly spread; all of a short one, none of one that is missing.
+    """Return lines from about `count` places, evenly spread over a file. Empty if the file is missing.
 
-    For a glance at a file of any length: what lies between is not read. Damaged lines are left out.
+    Only those lines are read, so a file of any length takes no time. Damaged lines are left out.
     """
     try:
         with open_inside(path) as file:
-            size = file.seek(0, os.SEEK_END)
-            if size <= _TAIL_BYTES:
-                file.seek(0)
-                lines = file.readlines()
-                lines = lines[:: -(-len(lines) // count)] if lines else []
-            else:
-                lines = []
-                for at in range(count):
-                    file.seek(at * size // count)
-                    if at:
-                        file.readline()
-                    lines.append(file.readline())
+            lines = _lines_at(file, count)
     except FileNotFoundError:
         return []
-    return [value for line in lines if line.endswith(b"\n") and (value := parse(line)) is not None]
+    result = []
+    for line in lines:
+        value = parse(line) if line.endswith(b"\n") else None
+        if value is not None:
+            result.append(value)
+    return result
+
+
+def _lines_at(file: BinaryIO, count: int) -> list[bytes]:
+    size = file.seek(0, os.SEEK_END)
+    if size <= _TAIL_BYTES:
+        file.seek(0)
+        all_lines = file.readlines()
+        every = -(-len(all_lines) // count)  # rounded up
+        return all_lines[:: max(1, every)]
+    lines = []
+    for index in range(count):
+        file.seek(index * size // count)
+        if index > 0:
+            file.readline()  # the rest of a line whose beginning lies before this place
+        lines.append(file.readline())
+    return lines
 
 
 def warn(text: str) -> None:
-    """Tell of damage once in a process, however often the file is read."""
-    if text not in _told:
-        _told.add(text)
+    """Log a warning about damage once in a process, however often the file is read."""
+    if text not in _warned:
+        _warned.add(text)
         _log.warning("%s", text)
 
 
 def describe(numbers: list[int], what: str = "line") -> str:
-    """`line 3 is`, or `lines 3, 7-9 are`."""
+    """Return ascending numbers as the beginning of a sentence: `line 3 is`, or `lines 3, 7-9 are`."""
     if len(numbers) == 1:
         return f"{what} {numbers[0]:,} is"
-    starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
-    ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
-    ranges = [f"{a:,}" if a == b else f"{a:,}-{b:,}" for a, b in zip(starts, ends, strict=True)]
-    more = (
-        f" and {len(ranges) - _SHOWN_RANGES:,} more ranges" if len(ranges) > _SHOWN_RANGES else ""
-    )
-    return f"{what}s {', '.join(ranges[:_SHOWN_RANGES])}{more} are"
+
+    # Join neighbours: [3, 7, 8, 9] → [[3, 3], [7, 9]].
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+
+    texts = []
+    for first, last in ranges[:_SHOWN_RANGES]:
+        texts.append(f"{first:,}" if first == last else f"{first:,}-{last:,}")
+    text = ", ".join(texts)
+    if len(ranges) > _SHOWN_RANGES:
+        text += f" and {len(ranges) - _SHOWN_RANGES:,} more ranges"
+    return f"{what}s {text} are"
 
 
 def parse(line: bytes) -> Line | None:
-    """The object that a line holds, None where it holds none."""
+    """Return the object that a line holds. None if it holds none."""
     try:
         value = from_json(line)
-    except ValueError:  # also for bytes that are no UTF-8, and for what is nested too deeply
+    except (
+        ValueError
+    ):  # also for bytes that are no UTF-8, and for an object that is nested too deeply
         try:
-            value = json.loads(line)  # takes half a surrogate pair, as a name of a file may have it
+            # Python's parser takes half a surrogate pair, which the name of a file may have.
+            value = json.loads(line)
         except (ValueError, RecursionError):
             return None
     return value if isinstance(value, dict) else None

@@ -2,10 +2,17 @@
 
     with lockfile.held(path, wait=False, reason="No locks available"): ...
 
-Beside `path` the file PATH.held names the holder, who counts up in it every few seconds. One that stands still for half
-a minute counts as dead. So it is weaker than the kernel's locks in two ways, both of which are said where it is used: a
-start after a crash may wait that long, and a process that itself stood still that long loses its place, and is ended
-when it notices. Use `files.lock`, which comes here only where it must.
+Beside `path` the file PATH.held names the holder, which counts up in it every few seconds:
+
+    process 4711 on gpu-1                                  for people
+    4711                                                   process id
+    3f1c… pid:[4026531836]                                 where that id means something
+    9b1d…                                                  token of this hold
+    000000000042                                           the count
+
+A holder whose count stands still for half a minute counts as dead. So this lock is weaker than the kernel's in two ways,
+and a warning says so: a start after a crash may wait that long, and a process that was stopped for that long loses the
+lock and ends itself when it notices. Use `files.lock`, which comes here only if it must.
 """
 
 from __future__ import annotations
@@ -32,22 +39,22 @@ STALE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Holder:
-    """Contents of the file: `name` for people, `place` where a process id means something, `token` of this one hold."""
+    """Who holds the lock, as the file says."""
 
-    name: str
+    name: str  # for messages: process 4711 on gpu-1
     pid: int
-    place: str
-    token: str
+    place: str  # boot and process namespace, within which `pid` means something
+    token: str  # random, of this one hold
 
     @property
     def is_dead(self) -> bool:
-        """Certainly gone: only those who see its process id can say so at once."""
+        """True if the holder has certainly ended. Only a process in the same place can tell."""
         return self.place == _place() and not processes.is_alive(self.pid)
 
 
 @contextlib.contextmanager
 def held(path: Path, *, wait: bool, reason: str) -> Iterator[None]:
-    """Hold the lock `path`. With `wait` a holder is waited for; without, EnvironmentFault names it."""
+    """Hold the lock `path`. If another holds it: wait with `wait`, else raise EnvironmentFault that names the holder."""
     file = path.with_name(f"{path.name}.held")
     log.warning(
         "%s: this file system keeps no locks (%s); %s stands in for one. After a crash the next start may wait %d s "
@@ -65,14 +72,16 @@ def held(path: Path, *, wait: bool, reason: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.getpid() == mine.pid:  # not so in a forked child
+        if os.getpid() == mine.pid:  # a forked child has no part in the lock
             done.set()
             beating.join()
-            if (seen := _read(file)) is not None and seen[0] == mine:
+            content = _read(file)
+            if content is not None and content[0] == mine:
                 file.unlink(missing_ok=True)
 
 
 def _create(file: Path, mine: Holder) -> bool:
+    """Make the file. Return False if another process has made it."""
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except FileExistsError:
@@ -87,19 +96,21 @@ def _create(file: Path, mine: Holder) -> bool:
 
 
 def _write(file: Path, mine: Holder, count: int) -> None:
-    # Flushed and closed: that is when NFS shows it to other machines.
+    # NFS shows a file's new content to other machines when it is flushed and closed.
+    text = f"{mine.name}\n{mine.pid}\n{mine.place}\n{mine.token}\n{count:012d}\n"
     fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.pwrite(
-            fd, f"{mine.name}\n{mine.pid}\n{mine.place}\n{mine.token}\n{count:012d}\n".encode(), 0
-        )
+        os.pwrite(fd, text.encode(), 0)
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
 def _read(file: Path) -> tuple[Holder | None, str] | None:
-    """The holder and its count; no holder while it has only just created the file, and None without a file."""
+    """Return the holder and its count. None if there is no file.
+
+    The holder is None, and the count is all of the text, if the holder has made the file but not written it yet.
+    """
     try:
         text = file.read_text(errors="replace")
     except FileNotFoundError:
@@ -111,23 +122,28 @@ def _read(file: Path) -> tuple[Holder | None, str] | None:
 
 
 def _wait_for_end(file: Path, *, wait: bool) -> None:
-    """Return when the lock may be free. Raises EnvironmentFault for a holder that lives, unless it is waited for."""
-    first, since, is_told = _read(file), time.monotonic(), False
-    while (seen := _read(file)) is not None:
-        holder, name = seen[0], seen[0].name if seen[0] is not None else "another process"
+    """Return when the lock may be free. Raises EnvironmentFault if the holder lives, unless `wait`."""
+    content = _read(file)
+    since = time.monotonic()  # when the content last changed
+    has_warned = False
+    while (new_content := _read(file)) is not None:
+        holder = new_content[0]
+        name = holder.name if holder is not None else "another process"
         silent = time.monotonic() - since
-        if seen != first:
+        if new_content != content:
+            # The count has moved, or another process has taken the lock: somebody lives.
             if not wait:
                 raise EnvironmentFault(
                     f"{file} is held by {name}; wait until it ends, or stop it, and run the same command again"
                 )
-            first, since = seen, time.monotonic()
-        elif ((holder and holder.is_dead) or silent > STALE_SECONDS) and _put_aside(
-            file, seen, silent
-        ):
-            return
-        if not is_told:
-            is_told = True
+            content = new_content
+            since = time.monotonic()
+        else:
+            is_dead = silent > STALE_SECONDS or (holder is not None and holder.is_dead)
+            if is_dead and _put_aside(file, new_content, silent):
+                return
+        if not has_warned:
+            has_warned = True
             log.warning(
                 "%s is held by %s; looking whether it lives takes up to %d s",
                 file,
@@ -138,8 +154,13 @@ def _wait_for_end(file: Path, *, wait: bool) -> None:
 
 
 def _put_aside(file: Path, seen: tuple[Holder | None, str], silent: float) -> bool:
-    """Remove what a dead holder left, if it is still that. One process only has the right to, per hold; is it this?"""
-    right = file.with_name(f"{file.name}.{seen[0].token if seen[0] is not None else 'unnamed'}")
+    """Remove what a dead holder left, if the file still holds it. Return False if another process is doing so.
+
+    Two processes could both see the dead holder, one remove its file and make a new one, and the other remove that. So
+    only the process that makes the file `right` may remove anything of this hold.
+    """
+    token = seen[0].token if seen[0] is not None else "unnamed"
+    right = file.with_name(f"{file.name}.{token}")
     try:
         os.close(os.open(right, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     except FileExistsError:
@@ -158,7 +179,9 @@ def _put_aside(file: Path, seen: tuple[Holder | None, str], silent: float) -> bo
 
 
 def _beat(file: Path, mine: Holder, done: threading.Event) -> None:
-    count, last = 0, time.monotonic()
+    """Count up in the file until `done`. End the process if the lock is lost."""
+    count = 0
+    last = time.monotonic()
     while not done.wait(BEAT_SECONDS):
         with contextlib.suppress(OSError):
             seen = _read(file)
@@ -167,11 +190,13 @@ def _beat(file: Path, mine: Holder, done: threading.Event) -> None:
             count += 1
             _write(file, mine, count)
             last = time.monotonic()
+        # Two beats before others take this process for dead.
         if time.monotonic() - last > STALE_SECONDS - 2 * BEAT_SECONDS:
             break
     else:
         return
-    # Others may write by now. Nobody can be asked to leave here in time, and two writers would spoil the work of both.
+    # Another process may write by now, and two writers would spoil the work of both. This thread cannot stop the main
+    # thread in time, so it ends the process.
     with contextlib.suppress(OSError):
         os.write(
             2,
@@ -181,8 +206,8 @@ def _beat(file: Path, mine: Holder, done: threading.Event) -> None:
 
 
 def _place() -> str:
-    """Within what process ids mean the same: a boot of a machine, and a process namespace of it."""
+    """Return where process ids mean the same: a boot of a machine, and a process namespace in it."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return uuid.uuid4().hex  # like nobody else's
+    return uuid.uuid4().hex  # unknown: equal to no other place

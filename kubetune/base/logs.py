@@ -1,9 +1,9 @@
-"""Log lines: their families, where each rank writes them, and the removal of secrets from all of them.
+"""Log lines: their families, where each rank writes them, and how secrets are removed from all of them.
 
     2026-11-20 10:15:00 [TRAIN] step 12/300 loss 1.9312
 
-Every rank writes `logs/rank-N.log`; the console shows rank 0, and the errors of the others as `[rank 3] …`.
-Not for numbers (rundir/metrics) and not for the progress bar (progress_bar.py).
+Every rank writes `logs/rank-N.log`. The console shows rank 0, and errors of the other ranks as `[rank 3] …`.
+Numbers of a run are in rundir/metrics, and the progress bar is in progress_bar.py.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _ERROR_FAMILY = "ERROR"
 
 
 def family_logger(family: str) -> logging.Logger:
-    """The logger whose lines are marked `[family]`."""
+    """Return the logger whose lines are marked `[family]`."""
     return logging.getLogger(f"{_ROOT}.{family}")
 
 
 STEP = family_logger("STEP")
-"""Announcements of the next thing to do: load, prepare, train, save."""
+"""What the run does next: load, prepare, train, save."""
 DDP = family_logger("DDP")
 """Ranks, devices, backends, process groups."""
 DATA = family_logger("DATA")
@@ -45,13 +45,13 @@ DATA = family_logger("DATA")
 MODEL = family_logger("MODEL")
 """Parameters, adapters, optimizer, schedule."""
 TRAIN = family_logger("TRAIN")
-"""One line every `logging_steps`; on a terminal the progress bar shows it instead."""
+"""One line every `logging_steps`. On a terminal the progress bar shows the same numbers instead."""
 EPOCH = family_logger("EPOCH")
 """Summary of an epoch."""
 EVAL = family_logger("EVAL")
 """Result of an evaluation."""
 RESULT = family_logger("RESULT")
-"""Results and where they lie."""
+"""Results and where they are."""
 DONE = family_logger("DONE")
 """The last line of a run."""
 ERROR = family_logger(_ERROR_FAMILY)
@@ -59,16 +59,16 @@ ERROR = family_logger(_ERROR_FAMILY)
 COLLATE = family_logger("COLLATE")
 """Shapes of batches, at DEBUG."""
 BATCH = family_logger("BATCH")
-"""Loss and time of single batches, at DEBUG; see `shows_batch`."""
+"""Loss and time of single batches, at DEBUG (see `shows_batch`)."""
 
 
 def configure(
     level: str, run_dir: Path | None = None, rank: int = 0, *, progress: bool = False
 ) -> None:
-    """Send log lines to the console and, with a run directory, to `logs/rank-N.log`; may be called again.
+    """Send log lines to the console and, with a run directory, to `logs/rank-N.log`. It may be called again.
 
-    `level` is a name such as "INFO". With `progress`, `[TRAIN]` lines stay out of the console, where the bar shows the
-    same numbers. Uncaught exceptions and Python warnings become log lines too.
+    `level` is a name such as "INFO". With `progress`, `[TRAIN]` lines are not shown on the console, since the bar shows
+    the same numbers. Uncaught exceptions and Python warnings become log lines too.
     """
     root = logging.getLogger()
     for handler in list(root.handlers):
@@ -79,7 +79,7 @@ def configure(
     root.addHandler(console)
     if run_dir is not None:
         root.addHandler(_RankFile(run_dir, rank))
-    # The level is ours; of libraries only what needs attention is shown, whatever they set up for themselves.
+    # `level` is for our lines. Of libraries only warnings are shown.
     root.setLevel(logging.WARNING)
     logging.getLogger(_ROOT).setLevel(level)
     logging.captureWarnings(True)
@@ -89,22 +89,21 @@ def configure(
 
 
 def shows_batch(which: Literal["all", "first-last", "none"], index: int, count: int) -> bool:
-    """Batch `index` of `count` gets a `[BATCH]` line under the setting `logging.batches`."""
+    """True if batch `index` of `count` gets a `[BATCH]` line; `which` is the setting `logging.batches`."""
     return which == "all" or (which == "first-last" and index in (0, count - 1))
 
 
 class _Lines(logging.Formatter):
-    """`time [FAMILY] message`, with the level named from WARNING up, and no secrets: not in tracebacks either.
+    """Writes `time [FAMILY] message`, without secrets, in tracebacks too. Warnings and errors name their level.
 
-    Texts of data and models are part of lines: nothing in them may reach a terminal as a command."""
+    Lines may hold texts of data and models, which must not reach a terminal as commands: see `visible`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         family = record.name.removeprefix(f"{_ROOT}.").partition(".")[0]
-        level = (
-            f"{record.levelname}: "
-            if record.levelno >= logging.WARNING and family != _ERROR_FAMILY
-            else ""
-        )
+        level = ""
+        if record.levelno >= logging.WARNING and family != _ERROR_FAMILY:
+            level = f"{record.levelname}: "
         line = f"{self.formatTime(record, '%Y-%m-%d %H:%M:%S')} [{family}] {level}{record.getMessage()}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
@@ -112,7 +111,7 @@ class _Lines(logging.Formatter):
 
 
 class _Lenient(logging.Handler):
-    """Leaves lines to the other handler where the disk is full or the terminal gone: none of them may end a run."""
+    """Loses a line if the disk is full or the terminal is gone. The other handler still has it, and the run goes on."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
@@ -120,7 +119,7 @@ class _Lenient(logging.Handler):
 
 
 class _Console(_Lenient, logging.StreamHandler[TextIO]):
-    """Writes to whatever sys.stdout is at the moment: while a progress bar runs that is the bar's own stream."""
+    """Writes to what sys.stdout is at the moment: while a progress bar runs, that is the bar's stream."""
 
     def __init__(self, rank: int, *, hide_train_lines: bool) -> None:
         logging.Handler.__init__(self, logging.DEBUG if rank == 0 else logging.ERROR)
@@ -133,11 +132,8 @@ class _Console(_Lenient, logging.StreamHandler[TextIO]):
         return sys.stdout
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not (
-            self._hide_train_lines
-            and record.name == TRAIN.name
-            and record.levelno < logging.WARNING
-        ):
+        is_train_line = record.name == TRAIN.name and record.levelno < logging.WARNING
+        if not (self._hide_train_lines and is_train_line):
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -145,7 +141,7 @@ class _Console(_Lenient, logging.StreamHandler[TextIO]):
 
 
 class _RankFile(_Lenient, logging.FileHandler):
-    """`logs/rank-N.log`, appended to, so that it tells of every start of a run."""
+    """Appends to `logs/rank-N.log`, which so has the lines of every start of a run."""
 
     def __init__(self, run_dir: Path, rank: int) -> None:
         path = run_dir / "logs" / f"rank-{rank}.log"
@@ -155,13 +151,13 @@ class _RankFile(_Lenient, logging.FileHandler):
 
 
 def scrub_tracebacks() -> None:
-    """Have uncaught exceptions printed without secrets, in processes that do not `configure` logging."""
+    """Print uncaught exceptions without secrets. For processes that do not `configure` logging."""
     sys.excepthook = _print_uncaught
     logging.setLogRecordFactory(_Record)
 
 
 class _Record(logging.LogRecord):
-    """A line of any library, whose own handlers know nothing of secrets: huggingface_hub tells addresses it retries."""
+    """A line of any logger, without secrets. Libraries have handlers of their own: huggingface_hub logs addresses."""
 
     def getMessage(self) -> str:
         return scrub(super().getMessage())
@@ -189,19 +185,19 @@ def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
 
 _SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE)$", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+@")
-_SHORTEST_SECRET = 6
-_SHORTEST_REFUSED = 8
+_SHORTEST_SECRET = 6  # characters; shorter values would be removed from innocent words
+_SHORTEST_REFUSED = 8  # characters; a shorter value may stand in a run file by chance
 _REDACTED = "[secret]"
 
 
 def scrub(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """`text` without the values of secret environment variables, be they plain, base64 or URL-encoded.
+    """Return a text without secrets, be they plain, in base64 or URL-encoded.
 
-    Secret are variables named like `HF_TOKEN`, `…_KEY`, `…_SECRET`, `…_PASSWORD` with at least 6 characters (shorter
-    values would tear holes into innocent words), passwords inside URLs, and tokens that are known by their form.
+    Secrets are the values of variables named like `HF_TOKEN`, `…_KEY`, `…_SECRET` or `…_PASSWORD`, passwords inside
+    URLs, and tokens with a known form.
     """
     environ = os.environ if environ is None else environ
-    # Names first: os.environ decodes each value anew, and every line of a log comes by here.
+    # Look at names first: os.environ decodes each value anew, and every log line passes here.
     values = {environ.get(name, "") for name in environ if _is_secret(name)}
     values = {value for value in values if len(value) >= _SHORTEST_SECRET}
     if values:
@@ -211,9 +207,9 @@ def scrub(text: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def secret_variable(text: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the name of a secret environment variable whose value stands in a text, None if none does.
+    """Return the name of a secret environment variable whose value a text holds. None if it holds none.
 
-    Values of fewer than 8 characters do not count, nor those that are a part of a longer word: both come up by chance.
+    Values of fewer than 8 characters do not count, nor parts of longer words: both happen by chance.
     """
     environ = os.environ if environ is None else environ
     for name in sorted(filter(_is_secret, environ)):
@@ -232,14 +228,15 @@ def _is_secret(name: str) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _secret_pattern(values: frozenset[str]) -> re.Pattern[str]:
+    """Return a pattern of all forms in which secrets may stand in a text."""
     forms = set[str]()
     for value in values:
         forms |= {value, quote(value), quote(value, safe=""), quote_plus(value)}
-        # Within JSON and HTML some characters are written otherwise.
+        # JSON and HTML escape some characters.
         forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
         forms |= {html.escape(value), value.replace("&", "&amp;"), _escaped_by_jinja(value)}
         forms |= _base64_forms(value.encode(errors="surrogateescape"))
-    # Longest first: a secret that begins with another one must not leave its tail behind.
+    # Longest first: if one secret is the beginning of another, the rest of the longer one must not stay.
     return re.compile("|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)))
 
 
@@ -248,11 +245,15 @@ def _escaped_by_jinja(value: str) -> str:
 
 
 def _base64_forms(secret: bytes) -> set[str]:
-    """Parts of base64 of any text with `secret` in it: one form for each offset modulo three bytes."""
+    """Return what base64 of a text with `secret` in it holds, for each offset of the secret modulo three bytes.
+
+    A character of base64 has 6 bits, a byte has 8. A secret of 3 bytes that begins at offset 1 has the bits 8 to 31. The
+    characters 2 to 4, with the bits 12 to 29, depend on the secret alone; 1 and 5 also on the bytes around it.
+    """
     forms = set()
     for offset in range(3):
-        first = -(-offset * 8 // 6)
-        last = (offset + len(secret)) * 8 // 6
+        first = -(-offset * 8 // 6)  # rounded up
+        last = (offset + len(secret)) * 8 // 6  # rounded down
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             forms.add(encode(b"\0" * offset + secret).decode()[first:last])
     return forms

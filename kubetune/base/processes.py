@@ -1,7 +1,7 @@
-"""Ties between the processes of a run: nobody outlives whoever started them.
+"""Ties between the processes of a run: no process outlives the one that started it.
 
-A kill -9 of the first process must not leave ranks behind that go on writing checkpoints, so the kernel is asked to do
-what the dead can no longer do. Linux only; elsewhere they change nothing. Not for starting ranks (supervisor).
+After a kill -9 of the first process, no rank may go on writing checkpoints. A dead process can do nothing about that, so
+the kernel is asked to. Linux only; on other systems these functions change nothing. The supervisor starts the ranks.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from typing import NoReturn
 from kubetune.base import cgroup
 
 AGENT_PID = "KUBETUNE_AGENT_PID"
-"""Environment variable by which the agent tells every process below it whom it belongs to."""
+"""Environment variable with the process id of the agent, for every process below it."""
 
 COMMAND = "KUBETUNE_COMMAND"
-"""In the environment of ranks: what their run was started by."""
+"""Environment variable of ranks: the command that started their run."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Looked up at import: between fork and exec a child may not take the loader's lock.
+# Loaded at import: between fork and exec a child must not take the loader's lock.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel kill this process, or signal it, when the one that started it ends, however that ends.
+    """Let the kernel kill this process, or signal it, when its parent ends for any reason.
 
-    Called by every rank first thing, and between fork and exec by those who start processes. The setting survives
-    exec but not fork. When the agent named in the environment has died already, this process ends here.
+    Every rank calls this first, and so does a process between fork and exec. The setting survives exec but not fork. If
+    the agent of the environment is dead already, this process ends here.
     """
     if _libc is None:
         return
@@ -48,9 +48,9 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def work_for_parent() -> None:
-    """First act of a process that prepares data: it ends with its parent, and leaves requests to stop to it.
+    """Let this process end with its parent, and ignore requests to stop. For processes that prepare data.
 
-    SIGTERM and Ctrl-C often go to a whole group; only who has something to save may act on them.
+    SIGTERM and Ctrl-C often go to a whole group. The parent has something to save, so it alone acts on them.
     """
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -58,7 +58,7 @@ def work_for_parent() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now, with all written: taking torch apart would take seconds of the grace time."""
+    """Flush all output and end this process at once. A normal end of torch takes seconds of the grace time."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -67,24 +67,26 @@ def leave(code: int) -> NoReturn:
 
 
 def module(name: str, *arguments: object) -> list[str]:
-    """The command that runs one of our modules. -P: without it files of the current folder stand in for libraries."""
+    """Return the command that runs one of our modules."""
+    # -P: else a file random.py in the current folder would replace the library's.
     return [sys.executable, "-P", "-m", name, *map(str, arguments)]
 
 
 def command_line() -> str:
-    """Command that called this process, as one would type it."""
-    name = Path(sys.argv[0]).stem
+    """Return the command that started this process, as a user would type it."""
+    program = Path(sys.argv[0])
     modules = {"__main__": "kubetune", "agent": "kubetune.agent", "worker": "kubetune.worker"}
-    called = (
-        f"python -m {modules[name]}" if name in modules else shlex.quote(Path(sys.argv[0]).name)
-    )
-    return " ".join([called, *(shlex.quote(word) for word in sys.argv[1:])])
+    if program.stem in modules:
+        command = f"python -m {modules[program.stem]}"
+    else:
+        command = shlex.quote(program.name)
+    return " ".join([command, *map(shlex.quote, sys.argv[1:])])
 
 
 def start_companion(name: str, *arguments: object) -> subprocess.Popen[bytes]:
-    """Start one of our modules beside a run; the end of its standard input tells it of the run's.
+    """Start one of our modules beside a run. Its standard input ends when the run does.
 
-    A session of its own: Ctrl-C is for the run, whose end is still to be told.
+    It gets its own session: Ctrl-C is for the run, and the companion still has to report how the run ended.
     """
     environ = shielded({**os.environ, AGENT_PID: str(os.getpid())})
     return subprocess.Popen(
@@ -97,20 +99,19 @@ def start_companion(name: str, *arguments: object) -> subprocess.Popen[bytes]:
 
 
 def shielded(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` for processes that start others of their own, which leave the current folder out too."""
+    """Return `environ` for a process whose Python children must not import files of the current folder either."""
     return {**environ, "PYTHONSAFEPATH": "1"}
 
 
 @contextlib.contextmanager
 def output_on_stderr() -> Iterator[None]:
-    """Within, what this process and those it starts write to standard output goes to standard error."""
+    """Within this block, send standard output of this process and its children to standard error."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        with contextlib.redirect_stdout(
-            sys.stderr
-        ):  # notebooks and captures have a sys.stdout that is not file descriptor 1
+        # Also replace sys.stdout: in notebooks and in captures it is not file descriptor 1.
+        with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
         sys.stdout.flush()
@@ -125,7 +126,7 @@ def adopt_orphans() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Life of a process: one that ended and was not yet waited for does not count."""
+    """True if a process runs. A zombie, which has ended but was not waited for, does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -133,27 +134,27 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     try:
-        # The state follows the command, which is in brackets and may itself hold spaces and brackets.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        # `4711 (python -m x) S 1 …`: the state follows the command, which may itself hold spaces and brackets.
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state not in "ZX"
     except FileNotFoundError:
         return sys.platform != "linux"
 
 
 def children(pid: int) -> list[int]:
-    """Processes started by `pid`, or adopted by it, that were not yet waited for. Empty where /proc does not tell."""
-    found: list[int] = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a process that goes just now
-        for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-            with contextlib.suppress(
-                FileNotFoundError, ProcessLookupError
-            ):  # a thread of one that stays
-                found += [int(child) for child in listing.read_text().split()]
-    return found
+    """Return the ids of processes that `pid` started or adopted and has not waited for. Empty without /proc."""
+    ids: list[int] = []
+    # The process may end while this looks, and so may one of its threads.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for of_thread in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                ids += [int(child) for child in of_thread.read_text().split()]
+    return ids
 
 
 def kill_children(spared: Collection[int] = ()) -> None:
-    """Kill everything below this process, but for the children `spared`, and wait until it is gone."""
-    # Each death hands its own children up to us, so look again until nobody is left.
+    """Kill all processes below this one, except for the children `spared`, and wait until they have ended."""
+    # The children of a process that dies become ours (`adopt_orphans`), so look again until none is left.
     while pids := set(children(os.getpid())) - set(spared):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -164,28 +165,28 @@ def kill_children(spared: Collection[int] = ()) -> None:
 
 
 def try_threads() -> None:
-    """Start as many threads at once as torch and its libraries will, and end them. Raises what Python does.
+    """Start as many threads at once as torch and its libraries will, and end them. Raises RuntimeError if it cannot.
 
-    C++ that is refused a thread ends the process without a word that anybody could pass on.
+    torch's C++ code aborts the process without a message if it cannot start a thread. Python raises an error.
     """
-    asked = (
-        os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    )  # "4,2" is of nested regions
-    count, go_on = 2 * (int(asked) if asked.isdecimal() else usable_cores()) + 8, threading.Event()
-    started: list[threading.Thread] = []
+    # "4,2" has a number for each level of nested parallel regions.
+    setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    of_torch = int(setting) if setting.isdecimal() else usable_cores()
+    go_on = threading.Event()
+    threads: list[threading.Thread] = []
     try:
-        for _ in range(count):
+        for _ in range(2 * of_torch + 8):
             thread = threading.Thread(target=go_on.wait)
             thread.start()
-            started.append(thread)
+            threads.append(thread)
     finally:
         go_on.set()
-        for thread in started:
+        for thread in threads:
             thread.join()
 
 
 def usable_cores() -> int:
-    """CPU cores this process may use: those it is bound to, less where a container's quota is lower."""
+    """Return how many CPU cores this process may use: those it is bound to, or its container's quota if that is less."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     with contextlib.suppress(FileNotFoundError, PermissionError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -195,22 +196,23 @@ def usable_cores() -> int:
 
 
 def usable_memory_bytes() -> int:
-    """Memory of this machine, or of the container where that has less."""
+    """Return the memory of this machine, or the limit of the container if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = cgroup.memory_limit()
     return total if limit is None else min(total, limit)
 
 
 def free_memory_bytes() -> int:
-    """Memory that can still be had, of this machine or of the container where that has less; caches count as free."""
-    free = usable_memory_bytes()
+    """Return the memory that is still free on this machine, or in the container if that is less. Caches are free."""
+    usable = usable_memory_bytes()
+    free = usable
     with contextlib.suppress(FileNotFoundError, PermissionError):
-        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        facts = dict(line.split(":") for line in lines)  # `MemAvailable:   1234 kB`
         free = min(free, int(facts["MemAvailable"].split()[0]) * 1024)
     with contextlib.suppress(FileNotFoundError, PermissionError):
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        facts = dict(
-            line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
-        )
-        free = min(free, usable_memory_bytes() - used + int(facts["file"]))
+        lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
+        facts = dict(line.split() for line in lines)  # `file 5678`: bytes of the page cache
+        free = min(free, usable - used + int(facts["file"]))
     return free

@@ -1,6 +1,6 @@
 """The progress bar of rank 0 on a terminal: steps, loss, learning rate, tokens/s and the time left.
 
-Log lines written meanwhile appear above the bar. Where there is no terminal, `[TRAIN]` lines do the job (logs.py).
+Log lines appear above the bar. Without a terminal, `[TRAIN]` lines show the same numbers (logs.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from rich.progress import Progress as RichProgress
 
 
 def is_wanted(rank: int) -> bool:
-    """A bar is drawn by rank 0 alone, and only on a terminal that can move its cursor."""
-    # Not `is_terminal`: FORCE_COLOR, which notebooks set, makes a pipe one, in which a bar is one endless line.
+    """True if this rank draws a bar: only rank 0 does, and only on a terminal that can move its cursor."""
+    # rich's `is_terminal` is not used: with FORCE_COLOR, which notebooks set, it is true of a pipe, and every update of
+    # the bar would be one more line there.
     return rank == 0 and sys.stdout.isatty() and not Console(file=sys.stdout).is_dumb_terminal
 
 
 class Progress:
-    """A bar from `start` to `total` steps; with `enabled=False` nothing is shown.
+    """A bar from `start` to `total` steps. With `enabled=False` nothing is shown.
 
     >>> with Progress(300, start=120, enabled=is_wanted(rank)) as bar:
     ...     bar.update(121, loss=1.93, learning_rate=1.9e-4, tokens_per_second=5200)
@@ -50,13 +51,15 @@ class Progress:
         learning_rate: float | None = None,
         tokens_per_second: float | None = None,
     ) -> None:
-        """Move to `step` completed steps and show the numbers given."""
-        numbers = [
-            f"loss {loss:.4f}" if loss is not None else "",
-            f"lr {learning_rate:.2e}" if learning_rate is not None else "",
-            f"{tokens_per_second:,.0f} tokens/s" if tokens_per_second is not None else "",
-        ]
-        self._bar.update(self._task, completed=step, numbers=" · ".join(filter(None, numbers)))
+        """Move to `step` completed steps, and show the numbers that are not None."""
+        numbers = []
+        if loss is not None:
+            numbers.append(f"loss {loss:.4f}")
+        if learning_rate is not None:
+            numbers.append(f"lr {learning_rate:.2e}")
+        if tokens_per_second is not None:
+            numbers.append(f"{tokens_per_second:,.0f} tokens/s")
+        self._bar.update(self._task, completed=step, numbers=" · ".join(numbers))
 
     def __enter__(self) -> Self:
         self._bar.start()

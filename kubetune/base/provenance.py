@@ -1,6 +1,6 @@
-"""Settings from several sources, laid over one another into one tree, each remembering where it came from.
+"""Merge settings of several sources into one tree that remembers where each of them was written.
 
-Nothing here knows the keys of the config; schema does.
+Nothing here knows the keys of the config; config/schema does.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ KeyPath = tuple[str | int, ...]
 
 
 class Origin(NamedTuple):
-    """Place where a setting was written: a file and its line, or words such as `environment variable LR`."""
+    """Where a setting was written: a file and its line, or words such as `environment variable LR`."""
 
     source: str
-    line: int = 0
+    line: int = 0  # from 1; 0 for a source without lines
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}" if self.line else self.source
 
 
 class Problem(NamedTuple):
-    """One mistake, explained. Sorts by where it was made."""
+    """One mistake, in words. Sorts by where it was made."""
 
     origin: Origin
     text: str
@@ -36,33 +36,35 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """One setting: a scalar or a list at a path, or `{}` where a section begins. `inner`: origins inside a list."""
+    """One setting."""
 
     path: KeyPath
-    value: Any
+    value: Any  # a scalar or a list; {} for the line where a section begins
     origin: Origin
-    inner: Mapping[KeyPath, Origin] = field(default_factory=dict)
+    inner: Mapping[KeyPath, Origin] = field(default_factory=dict)  # path inside a list → its origin
 
 
 def dotted(path: KeyPath) -> str:
-    """`data.train[0].weight` for `("data", "train", 0, "weight")`."""
+    """Return a path as people write it: `data.train[0].weight` for `("data", "train", 0, "weight")`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
 
 
 def key_path(key: str) -> KeyPath:
-    """`("data", "train", 0, "weight")` for `data.train[0].weight`."""
-    parts = (re.fullmatch(r"(.*?)((?:\[\d+\])*)", part, re.DOTALL) for part in key.split("."))
-    return tuple(
-        each
-        for part in parts
-        if part
-        for each in (part[1], *(int(number) for number in re.findall(r"\d+", part[2])))
-    )
+    """Return the path of a dotted key: `("data", "train", 0, "weight")` for `data.train[0].weight`."""
+    path: list[str | int] = []
+    for part in key.split("."):
+        # A name with any number of indices behind it: `train[0]`.
+        match = re.fullmatch(r"(.*?)((?:\[\d+\])*)", part, re.DOTALL)
+        assert match is not None, "the pattern matches every text"
+        name, indices = match.groups()
+        path.append(name)
+        path += [int(index) for index in re.findall(r"\d+", indices)]
+    return tuple(path)
 
 
 class Tree:
-    """The settings merged so far, and the origin of each."""
+    """The settings that were merged so far, and the origin of each."""
 
     def __init__(self, default_origin: Origin) -> None:
         self.data: dict[str, Any] = {}
@@ -70,7 +72,7 @@ class Tree:
         self._origins: dict[KeyPath, Origin] = {}
 
     def put(self, entries: Iterable[Entry]) -> None:
-        """Lay settings over what is there: mappings are merged, anything else is replaced."""
+        """Put settings into the tree. Mappings are merged; anything else replaces what was at its path."""
         for entry in entries:
             *parents, name = entry.path
             node: dict[Any, Any] = self.data
@@ -79,9 +81,8 @@ class Tree:
                     node[parent] = {}
                 node = node[parent]
             if entry.value != {} or not isinstance(node.get(name), dict):
-                node[name] = deepcopy(
-                    entry.value
-                )  # the tree grows in place; what it was given must not
+                # A copy, since the tree grows in place and the caller's value must not.
+                node[name] = deepcopy(entry.value)
                 self._forget_below(entry.path)
             self._origins[entry.path] = entry.origin
             self._origins.update(
@@ -93,38 +94,35 @@ class Tree:
             del self._origins[known]
 
     def origin(self, path: KeyPath) -> Origin:
-        """Place where `path` was written; else that of the first setting below it, else of its nearest parent."""
+        """Return where `path` was written; else the first setting below it, else the same for its nearest parent."""
         for end in range(len(path), 0, -1):
-            if exact := self._origins.get(path[:end]):
+            exact = self._origins.get(path[:end])
+            if exact is not None:
                 return exact
-            if below := [
-                origin for known, origin in self._origins.items() if known[:end] == path[:end]
-            ]:
+            below = [origin for known, origin in self._origins.items() if known[:end] == path[:end]]
+            if below:
                 return min(below)
         return self._default_origin
 
     def origin_of(self, path: KeyPath) -> Origin | None:
-        """Place where the value at `path` was written, itself or in one above it; None where nobody wrote it."""
+        """Return where the value at `path`, or one that contains it, was written. None if nobody wrote it."""
         if self.find(path) is None:
             return None
-        return next(
-            (
-                self._origins[path[:end]]
-                for end in range(len(path), 0, -1)
-                if path[:end] in self._origins
-            ),
-            None,
-        )
+        for end in range(len(path), 0, -1):
+            origin = self._origins.get(path[:end])
+            if origin is not None:
+                return origin
+        return None
 
     def find(self, path: KeyPath) -> Any:
-        """The value at `path`; None where there is none."""
+        """Return the value at `path`. None if there is none."""
         try:
             return self.get(path)
         except (LookupError, TypeError):
             return None
 
     def get(self, path: KeyPath) -> Any:
-        """The value at `path`. Raises LookupError or TypeError where there is none."""
+        """Return the value at `path`. Raises LookupError or TypeError if there is none."""
         node: Any = self.data
         for part in path:
             node = node[part]
@@ -134,32 +132,38 @@ class Tree:
 def into_lists(
     entries: Iterable[Entry], tree: Tree, problems: list[Problem], *, whole: str
 ) -> Iterator[Entry]:
-    """The entries, those within a list of `tree` as that list with another value in it.
+    """Yield the entries. An entry inside a list becomes the whole list of `tree` with that value changed in it.
 
-    What stands there alone is a list of one, and a text the key `whole` of a mapping.
+        data.train: [a.jsonl, b.jsonl]
+        data.train[1].weight=2        →  data.train: [a.jsonl, {path: b.jsonl, weight: 2}]
+
+    A single value counts as a list of one. A text becomes a mapping with the key `whole` if a key of it is set.
     """
     for entry in entries:
         at = next((i for i, part in enumerate(entry.path) if isinstance(part, int)), None)
         if at is None:
             yield entry
             continue
-        before, (index, *inner) = entry.path[:at], entry.path[at:]
-        found = deepcopy(tree.find(before))
-        items = found if isinstance(found, list) else [] if found is None else [found]
-        if (
-            not isinstance(index, int)
-            or index >= len(items)
-            or len(inner) > 1
-            or not all(map(str, inner))
-        ):
-            said = f"{dotted(before)} holds {len(items)}; expected one of them, or a key of one"
-            problems.append(Problem(entry.origin, f"{dotted(entry.path)}: {said}"))
+        path_of_list = entry.path[:at]
+        index, *keys = entry.path[at:]
+        items = _as_list(deepcopy(tree.find(path_of_list)))
+        if not isinstance(index, int) or index >= len(items) or len(keys) > 1 or "" in keys:
+            what = (
+                f"{dotted(path_of_list)} holds {len(items)}; expected one of them, or a key of one"
+            )
+            problems.append(Problem(entry.origin, f"{dotted(entry.path)}: {what}"))
             continue
-        if inner:
-            items[index] = {
-                **(items[index] if isinstance(items[index], dict) else {whole: items[index]})
-            }
-            items[index][inner[0]] = entry.value
+        if keys:
+            item = items[index]
+            items[index] = item if isinstance(item, dict) else {whole: item}
+            items[index][keys[0]] = entry.value
         else:
             items[index] = entry.value
-        yield Entry(before, items, tree.origin(before), {(index, *inner): entry.origin})
+        inner = {(index, *keys): entry.origin}
+        yield Entry(path_of_list, items, tree.origin(path_of_list), inner)
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]

@@ -1,6 +1,6 @@
-"""Secrets that were written into a config by mistake, recognised so that they are refused and never echoed.
+"""Recognise secrets that a user wrote into a config by mistake, so that they are refused and never printed.
 
-Secrets come from the environment, or from Kubernetes Secrets by reference. How log lines are cleaned is in base/logs.
+Secrets come from the environment, or from Kubernetes Secrets by reference. base/logs removes them from log lines.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _NOT_A_SECRET = re.compile(
 TOKEN = re.compile(
     r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[abeprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]+)?"
-    # Words such as "task-" and "disk-" end alike, so this one has to begin a word: after a mark, after an escape of
-    # JSON (\n), or after a color of a terminal, which ends in "m".
+    # OpenAI's tokens begin with "sk-", and so do the ends of "task-7" and "disk-1". So the token must begin a word: no
+    # letter or digit before it, except those of an escape in JSON (\n) or of a terminal's color (\x1b[31m).
     r"|(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=[\d\[]m))sk-(?=[A-Za-z_-]*\d)[\w-]{16,}"
 )
-"""Tokens that are known by their form: of Hugging Face, GitHub, GitLab, Slack, AWS and OpenAI, and JSON Web Tokens."""
+"""Tokens with a known form: of Hugging Face, GitHub, GitLab, Slack, AWS and OpenAI, and JSON Web Tokens."""
+# A token, a private key, an address with a password or token before its @, or with one among its parameters.
 _VALUE = re.compile(
     rf"{TOKEN.pattern}|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
     r"|://(?=[^/\s:@]*\d)[^/\s:@]{20,}@"
@@ -40,7 +41,7 @@ ADVICE = (
 
 
 def names_secret(key: str) -> bool:
-    """A key named like something that holds a secret, such as `hf_token`."""
+    """True if a key is named like a secret, such as `hf_token`. `pad_token` is not one."""
     return bool(_NAME.search(key)) and not _NOT_A_SECRET.search(key)
 
 
@@ -50,32 +51,47 @@ _DIGEST = re.compile(
     re.IGNORECASE,
 )
 _RANDOM_BITS = 3.8
-"""Bits a character, as words and paths rarely have and random letters and digits do."""
+"""Entropy in bits a character. Random letters and digits have more; words and paths rarely do."""
 
 
 def seems_random(value: str) -> bool:
-    """A text that may well hold a token of nobody's known form; digests, identifiers and paths are none."""
-    for text in (found[0].rstrip("=") for found in _RANDOM.finditer(value)):
-        # Names end in a number, tokens have digits all over.
-        is_mixed = (
-            re.search("[a-z]", text)
-            and re.search("[A-Z]", text)
-            and len(re.findall("[0-9]+", text)) > 1
-        )
-        counts = Counter(text)
-        bits = -sum(count / len(text) * math.log2(count / len(text)) for count in counts.values())
-        if is_mixed and bits >= _RANDOM_BITS and not _DIGEST.fullmatch(text) and not _is_path(text):
+    """True if a text may hold a token of unknown form. Digests, identifiers and paths do not count."""
+    for match in _RANDOM.finditer(value):
+        text = match[0].rstrip("=")
+        if _DIGEST.fullmatch(text) or _is_path(text):
+            continue
+        if _is_mixed(text) and _entropy(text) >= _RANDOM_BITS:
             return True
     return False
 
 
+def _is_mixed(text: str) -> bool:
+    """True if small letters, capitals and digits are mixed. Names end in a number; tokens have digits all over."""
+    has_both_cases = re.search("[a-z]", text) and re.search("[A-Z]", text)
+    return bool(has_both_cases) and len(re.findall("[0-9]+", text)) > 1
+
+
+def _entropy(text: str) -> float:
+    """Return Shannon's entropy of the characters, in bits a character."""
+    bits = 0.0
+    for count in Counter(text).values():
+        frequency = count / len(text)
+        bits -= frequency * math.log2(frequency)
+    return bits
+
+
 def _is_path(text: str) -> bool:
-    # Base64 has a slash in 64 characters; what is made of short words between separators was written by people.
+    # Words between separators are short. Base64 has a separator in 32 characters on average.
     return max(len(word) for word in re.split(r"[/_+-]", text)) < 16
 
 
 def is_secret(path: KeyPath, value: str, *, known: bool) -> bool:
-    """A text that is a secret: it looks like one, or its key says so and is none of ours (`known`)."""
+    """True if a text looks like a secret, or if its key is named like one.
+
+    `known`: the schema has that key, so its name says nothing. The names of Kubernetes Secrets are no secrets either.
+    """
     if _VALUE.search(value):
         return True
-    return not known and bool(value) and path[:2] != _REFERENCES and names_secret(str(path[-1]))
+    if known or not value or path[:2] == _REFERENCES:
+        return False
+    return names_secret(str(path[-1]))

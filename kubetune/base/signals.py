@@ -1,4 +1,4 @@
-"""Runs a process and passes on to it what this one is asked: to stop, or to stop at once.
+"""Run a process, and pass requests to stop on to it.
 
 Standard library only, because the handlers must be in place within milliseconds of a container's start.
 """
@@ -25,7 +25,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class CompilingStopped(Exception):
-    """The process is to stop, and left torch's compiler, which may take longer than it has."""
+    """The process was asked to stop, and has left torch's compiler, which may take longer than the grace time."""
 
 
 _compiles = False
@@ -52,7 +52,7 @@ def leave_compiler() -> None:
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that it can clean up; the exit code is 143 then."""
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it can clean up. The exit code is then 143."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(PREEMPTED)
@@ -77,8 +77,8 @@ class Relay:
 
     def __init__(self, grace_seconds: float = 60) -> None:
         self.grace_seconds = grace_seconds
+        # Why the run stops, in words. None while nobody has asked.
         self.stopping: str | None = None
-        """The reason for stopping the run, in words; None while nobody asked."""
         self._interrupts = 0
         self._child: subprocess.Popen[bytes] | None = None
         self._has_workers_below = False
@@ -87,17 +87,13 @@ class Relay:
     def __enter__(self) -> Self:
         # Python lets only the main thread have signal handlers; elsewhere signals are the caller's business.
         if threading.current_thread() is threading.main_thread():
-            # nohup has SIGHUP ignored, for a run that is to outlive its terminal.
-            heeded = [
-                n
-                for n in STOP_SIGNALS
-                if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN
-            ]
-            self._handlers = {number: signal.signal(number, self._on_stop) for number in heeded}
+            for number in STOP_SIGNALS:
+                # nohup ignores SIGHUP, for a run that must outlive its terminal. That stays so.
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, self._on_stop)
             self._handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_expiry)
-            signal.pthread_sigmask(
-                signal.SIG_UNBLOCK, STOP_SIGNALS
-            )  # the agent blocks them until somebody listens
+            # The agent blocks these signals until there are handlers.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         return self
 
     def __exit__(
@@ -117,10 +113,10 @@ class Relay:
         has_workers_below: bool = False,
         pass_fds: Sequence[int] = (),
     ) -> int:
-        """Run `command` to its end; returns its status as subprocess does (minus the number of the signal it died of).
+        """Run `command` to its end. Return its status as subprocess does: -N if signal N killed it.
 
-        `has_workers_below`: what is to be saved is in its children, so without any it may be killed at once. torchrun
-        that waits for other nodes does not even look at signals.
+        `has_workers_below`: the command's children have something to save, and it has not. So it may be killed at once
+        while it has no children: torchrun does not even look at signals while it waits for other nodes.
         """
         others = processes.children(os.getpid())
         processes.adopt_orphans()
@@ -128,9 +124,8 @@ class Relay:
             return -signal.SIGTERM
         self._has_workers_below = has_workers_below
         self._child = _start(command, environ, pass_fds)
-        if (
-            self.stopping and self._child.poll() is None
-        ):  # asked while the process was being started
+        # The request may have come while the process was being started, and has then not reached it.
+        if self.stopping and self._child.poll() is None:
             self._kill()
         status = self._child.wait()
         self._child = None
@@ -140,8 +135,8 @@ class Relay:
         return status
 
     def wait_for_stop(self) -> None:
-        """Do nothing until somebody asks this process to stop; returns at once where that has happened."""
-        # Blocked first, so that a signal between the look and the wait is not missed.
+        """Wait until somebody asks this process to stop. Return at once if that has happened."""
+        # Blocked first: a signal between the look and the wait would be missed.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             if self.stopping is None:
@@ -168,22 +163,19 @@ class Relay:
     def _ask(self) -> None:
         if self._child is None:
             return
-        if (
-            self._has_workers_below
-            and sys.platform == "linux"
-            and not processes.children(self._child.pid)
-        ):
+        can_see_children = sys.platform == "linux"
+        if self._has_workers_below and can_see_children and not processes.children(self._child.pid):
             self._kill()
             return
         again = " Ctrl-C once more leaves at once." if self._interrupts else ""
-        _tell(f"stopping: one checkpoint is saved first.{again}")
+        _print(f"stopping: one checkpoint is saved first.{again}")
         self._send(signal.SIGTERM)
 
     def _kill(self) -> None:
         self._send(signal.SIGKILL)
 
     def _send(self, number: int) -> None:
-        # Popen.send_signal would wait for a lock that the interrupted wait() holds.
+        # Not Popen.send_signal: it would wait for a lock that wait() holds, which this handler has interrupted.
         if self._child is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._child.pid, number)
@@ -192,7 +184,7 @@ class Relay:
 def _start(
     command: Sequence[str], environ: Mapping[str, str], pass_fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    # A session of its own: Ctrl-C in a terminal must reach this process only, which then passes it on once.
+    # In its own session, so that Ctrl-C in a terminal reaches this process only, which then passes it on once.
     return subprocess.Popen(
         list(command),
         env=processes.shielded({**environ, processes.AGENT_PID: str(os.getpid())}),
@@ -202,7 +194,7 @@ def _start(
     )
 
 
-def _tell(text: str) -> None:
-    # A signal handler may have interrupted a print, which must not be entered twice; the file descriptor may.
+def _print(text: str) -> None:
+    # Not `print`: the signal handler may have interrupted another print, which must not be entered twice.
     with contextlib.suppress(OSError):
         os.write(2, f"\nkubetune: {text}\n".encode())

@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all: written aside, listed with checksums, made durable, named by rename."""
+"""Folders that appear whole or not at all: written under a hidden name, flushed to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -34,12 +34,18 @@ def written(
     set_aside: Callable[[Path], Any] | None = None,
     explained: Callable[[Path], AbstractContextManager[None]] = explained_writes,
 ) -> Iterator[Path]:
-    """A hidden folder that becomes `final` when the block ends well, durable, and vanishes when it does not.
+    """Yield a hidden folder that becomes `final` when the block ends, and vanishes if the block raises.
 
-    A former `final` is gone once the new one has its name, unless `set_aside` keeps it under another. `what` names
-    the points where a test can break this; `explained` turns the system's refusals into faults.
+        .final.1a2b.tmp  ← written, flushed
+        final            → .final.3c4d.tmp     (the former folder, if there is one)
+        .final.1a2b.tmp  → final
+        .final.3c4d.tmp  is deleted
+
+    `set_aside` keeps the former folder under another name instead. `what` names the points at which a test can break
+    this. `explained` turns errors of the system into faults with advice.
     """
-    partial, former = temporary_sibling(final), temporary_sibling(final)
+    partial = temporary_sibling(final)
+    former = temporary_sibling(final)
     try:
         with explained(final):
             partial.mkdir()
@@ -47,10 +53,12 @@ def written(
             _fsync_tree(partial)
             fault_injection.reach(f"{what}.sealed")
             if final.exists():
-                set_aside(final) if set_aside else os.rename(final, former)
-            os.rename(
-                partial, final
-            )  # at once, not after the former one was deleted: a kill would leave neither
+                if set_aside is not None:
+                    set_aside(final)
+                else:
+                    os.rename(final, former)
+            # Before the former folder is deleted: else a kill meanwhile would leave neither.
+            os.rename(partial, final)
             fault_injection.reach(f"{what}.renamed")
             fsync_folder(final.parent)
     except BaseException:
@@ -60,7 +68,7 @@ def written(
 
 
 def _fsync_tree(folder: Path) -> None:
-    """Make every file below a folder durable, and every name in it."""
+    """Make every file and every name below a folder durable."""
     for path in (folder, *folder.rglob("*")):
         if path.is_dir():
             fsync_folder(path)
@@ -70,7 +78,7 @@ def _fsync_tree(folder: Path) -> None:
 
 
 def remove(path: StrPath) -> None:
-    """Delete a folder, or what lies in its place. It is renamed first, so that no moment shows it half deleted."""
+    """Delete a folder or file. It is renamed first, so that nobody ever sees it half deleted."""
     doomed = temporary_sibling(path)
     with explained_writes(path), contextlib.suppress(FileNotFoundError):
         os.rename(path, doomed)
@@ -82,8 +90,12 @@ def remove(path: StrPath) -> None:
 
 
 def remove_leftovers(parent: Path, name: str | None = None) -> None:
-    """Delete what killed processes left half written or half deleted of a name, or of all. Only for a lock's holder."""
-    for leftover in parent.glob(f".{glob.escape(name)}.*.tmp" if name else ".*.tmp"):
+    """Delete what killed processes left half written or half deleted, of one name or of all.
+
+    Only for the holder of a lock: nobody else may be writing in `parent`.
+    """
+    pattern = f".{glob.escape(name)}.*.tmp" if name else ".*.tmp"
+    for leftover in parent.glob(pattern):
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
@@ -91,22 +103,24 @@ def remove_leftovers(parent: Path, name: str | None = None) -> None:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Delete files of a folder that killed processes left half written. Others may be writing there."""
+    """Delete the files that killed processes left half written in a folder. Others may be writing there meanwhile."""
     for leftover in folder.glob(".*.tmp"):
         if leftover.is_file() and not leftover.is_symlink() and is_abandoned(leftover):
             leftover.unlink(missing_ok=True)
 
 
 def contents(folder: Path, but: str = "") -> dict[str, Path]:
-    """Every file below a folder by its path in it, in order, `but` one."""
-    found = {
-        str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()
-    }
-    return {name: path for name, path in found.items() if name != but}
+    """Return every file below a folder by its relative path, sorted. `but` is left out."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if name != but and path.is_file():
+            files[name] = path
+    return files
 
 
 def checksums(folder: Path, but: str = "") -> dict[str, Any]:
-    """Sizes and SHA-256 of the files of a folder, as its manifest has them; `but` one, the manifest itself."""
+    """Return size and SHA-256 of every file of a folder, for its manifest. `but`, the manifest itself, is left out."""
     return {
         name: {"sha256": sha256_file(path), "bytes": path.stat().st_size}
         for name, path in contents(folder, but).items()
@@ -114,16 +128,17 @@ def checksums(folder: Path, but: str = "") -> dict[str, Any]:
 
 
 def is_whole(folder: Path, manifest: str, *, thorough: bool = False) -> bool:
-    """Every file that a manifest's `files` names has its size and, if `thorough`, its checksum."""
+    """True if every file that a manifest lists has its size and, if `thorough`, its checksum."""
     try:
         listed: dict[str, Any] = json.loads(read_inside(folder / manifest))["files"]
-        return all(
-            os.stat(require_inside(folder / name, folder)).st_size == facts["bytes"]
-            and (not thorough or sha256_file(folder / name) == facts["sha256"])
-            for name, facts in listed.items()
-        )
+        for name, facts in listed.items():
+            if os.stat(require_inside(folder / name, folder)).st_size != facts["bytes"]:
+                return False
+            if thorough and sha256_file(folder / name) != facts["sha256"]:
+                return False
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
+    return True
 
 
 def damage(
@@ -133,14 +148,16 @@ def damage(
     but: str = "",
     digest: Callable[[Path], str] = sha256_file,
 ) -> str | None:
-    """Return what differs between a folder and the sizes and checksums that its manifest lists, None if nothing does.
+    """Return how a folder differs from the sizes and checksums that its manifest lists. None if it does not.
 
-    `but` names the manifest itself. `digest` returns the SHA-256 of a file, where some are known already.
+    `but` names the manifest itself. `digest` returns the SHA-256 of a file; some callers know it already.
     """
     present = contents(folder, but)
-    if missing := sorted(listed.keys() - present.keys()):
+    missing = sorted(listed.keys() - present.keys())
+    if missing:
         return f"lacks {', '.join(missing)}"
-    if foreign := sorted(present.keys() - listed.keys()):
+    foreign = sorted(present.keys() - listed.keys())
+    if foreign:
         return f"holds {', '.join(foreign)}, which its manifest does not name"
     for name, path in present.items():
         size = path.stat().st_size
@@ -152,10 +169,10 @@ def damage(
 
 
 def share_like(folder: Path, example: Path) -> None:
-    """Give every file below a folder the mode of one that was made the usual way.
+    """Give every file below a folder the permissions of `example`, which was made the usual way.
 
-    safetensors makes its files for their owner alone, so that another user of a shared disk could not read the weights.
-    Disks that know no modes are left as they are.
+    safetensors makes files that only their owner can read, so another user of a shared disk could not read the weights.
+    A file system without permissions is left as it is.
     """
     mode = example.stat().st_mode
     for path in contents(folder).values():

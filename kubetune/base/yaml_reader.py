@@ -1,7 +1,7 @@
-"""YAML 1.2 read as plain data with the line of every key. Nothing a file says can run code or fill the memory.
+"""Read YAML 1.2 as plain data with the line of every key. No file can run code or fill the memory.
 
-Knows nothing of the config's keys. ruamel.yaml parses; the data are built here, because its own constructors keep no
-line for a scalar and stop at the first duplicate key.
+Nothing here knows the keys of the config. ruamel.yaml parses. The data are built here, because ruamel's constructors
+keep no line for a scalar and stop at the first duplicate key.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ _TAG = "tag:yaml.org,2002:"
 _AS_WRITTEN = {"str", "timestamp", "value", "merge"}
 
 
-MAX_INTEGER_BITS = (
-    128  # Python refuses to print integers of some 4,300 digits, so none may get farther
-)
+# Python refuses to print integers of more than 4,300 digits, so a message about one would fail.
+MAX_INTEGER_BITS = 128
 TOO_LARGE = f"is an integer of more than {MAX_INTEGER_BITS} bits; write a smaller one"
 
 
@@ -41,16 +40,16 @@ def is_too_large(value: Any) -> bool:
 
 
 class FileText(NamedTuple):
-    """A file that was read, which a pipe can be once only."""
+    """A file with its text. It is read once, since a pipe can be read once only."""
 
     path: Path
     text: str
 
 
 def read_entries(source: Path | FileText) -> tuple[list[Entry], list[Problem]]:
-    """Every setting of a YAML file, and what is wrong with it as YAML.
+    """Return every setting of a YAML file, and what is wrong with it as YAML.
 
-    Raises ConfigError when nothing can be read: no such file, no text, or broken syntax.
+    Raises ConfigError if nothing can be read: the file is missing, is no text, or has broken syntax.
     """
     file = source if isinstance(source, FileText) else read_file(source)
     try:
@@ -60,7 +59,7 @@ def read_entries(source: Path | FileText) -> tuple[list[Entry], list[Problem]]:
 
 
 def read_file(path: Path) -> FileText:
-    """Return a YAML file with its text. Raises ConfigError when there is no such file, or none of text."""
+    """Return a YAML file with its text. Raises ConfigError if the file is missing or is no text."""
     try:
         with open_regular(path) as file:
             content = file.read(MAX_BYTES + 1)
@@ -86,7 +85,7 @@ def read_file(path: Path) -> FileText:
 
 
 def parse_value(text: str) -> Any:
-    """One YAML value, as in `key=value`. Raises ValueError saying what is wrong."""
+    """Return one YAML value, as in `key=value`. Raises ValueError that says what is wrong."""
     reader = _Reader("")
     try:
         node = reader.compose(text)
@@ -100,7 +99,7 @@ def parse_value(text: str) -> Any:
 
 @lru_cache(maxsize=8)
 def _nodes(text: str) -> Node | None:
-    """A text as nodes, which are only read: a process often reads one file several times."""
+    """Return the parsed nodes of a text. Cached, since a process often reads one file several times."""
     node: Node | None = YAML(typ="safe", pure=True).compose(text)
     return node
 
@@ -114,11 +113,13 @@ class _BrokenError(Exception):
 
 
 class _Reader:
+    """Builds plain data from ruamel's nodes, and collects problems and origins meanwhile."""
+
     def __init__(self, source: str) -> None:
-        self.source = source
+        self.source = source  # name of the file for messages; empty for a single value
         self.problems: list[Problem] = []
         self._origins: dict[KeyPath, Origin] = {}
-        self._nodes = 0
+        self._nodes = 0  # that were built so far, limited by MAX_NODES
         self._values = SafeConstructor(loader=YAML(typ="safe", pure=True))
 
     def entries(self, text: str) -> tuple[list[Entry], list[Problem]]:
@@ -135,7 +136,7 @@ class _Reader:
             return _nodes(text)
         except MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            # The parser's own message quotes the file, where a secret may stand; its `problem` does not.
+            # str(error) quotes lines of the file, which may hold a secret; `problem` does not.
             what = error.problem or error.context or "not valid YAML"
             raise _BrokenError(
                 Origin(self.source, mark.line + 1 if mark else 0), f"not valid YAML: {what}"
@@ -175,27 +176,29 @@ class _Reader:
         return None
 
     def _mapping(self, node: MappingNode, path: KeyPath, depth: int) -> dict[str, Any]:
-        own: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         first_lines: dict[str, int] = {}
-        # Merged keys come first, wherever `<<` stands, so that the lines of the mapping's own keys win as well.
+        # Merged keys (`<<: *base`) are built first, wherever they stand, so that the mapping's own keys win, and so do
+        # the lines of these.
         merges = [value for key, value in node.value if key.value == "<<"]
         merged = self._merge(merges[0], path, depth) if merges else {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, ScalarNode):
                 self._problem(key_node, path, "has a list or a mapping as key; expected a word")
                 continue
-            key, here = str(key_node.value), (*path, str(key_node.value))
+            key = str(key_node.value)
+            here = (*path, key)
             if key == "<<":
                 continue
-            if key in own:
+            if key in values:
                 self._problem(
                     key_node, here, f"given twice (first in line {first_lines[key]}); keep one"
                 )
                 continue
             first_lines[key] = key_node.start_mark.line + 1
             self._origins[here] = self._origin(key_node)
-            own[key] = self.build(value_node, here, depth + 1)
-        return {**merged, **own}
+            values[key] = self.build(value_node, here, depth + 1)
+        return {**merged, **values}
 
     def _merge(self, node: Node, path: KeyPath, depth: int) -> dict[str, Any]:
         parts = node.value if isinstance(node, SequenceNode) else [node]
@@ -222,6 +225,7 @@ class _Reader:
                 node, path, f"has the tag !!{kind}; tags are not allowed, write a plain value"
             )
             return None
+        # Before it is converted, since that takes time that grows with the square of the digits.
         if kind == "int" and len(node.value) > MAX_INTEGER_BITS + len("-0b"):
             self._problem(node, path, TOO_LARGE)
             return None
@@ -243,9 +247,10 @@ class _Reader:
                 yield from self._flatten(item, (*path, key))
             return
         size = len(path)
-        inner = {
-            k[size:]: o for k, o in self._origins.items() if len(k) > size and k[:size] == path
-        }
+        inner = {}
+        for known, origin in self._origins.items():
+            if len(known) > size and known[:size] == path:
+                inner[known[size:]] = origin
         yield Entry(path, value, self._origins[path], inner)
 
     def _origin(self, node: Node) -> Origin:

@@ -1,8 +1,8 @@
-"""Manifests as YAML text that every parser reads alike, whether it speaks YAML 1.1 (Go's, PyYAML) or 1.2.
+"""Write manifests as YAML that every parser reads alike, one of YAML 1.1 (Go's, PyYAML) or of 1.2.
 
-`no`, `1e3`, `0o7`, `12:30` or `2026-01-01` are strings in one and something else in the other, so a string is left
-without quotes only where no parser could see more in it than letters. Written by hand: with these rules laid over
-PyYAML's C emitter `kubetune render` takes a tenth longer (its import, mostly), over ruamel's a quarter.
+`no`, `1e3`, `0o7`, `12:30` or `2026-01-01` are strings in one version and something else in the other. So a string has
+no quotes only if it cannot be anything but a string. Written by hand, since these rules on top of PyYAML's C emitter
+make `kubetune render` a tenth slower (mostly by its import), and on top of ruamel's a quarter.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-# Letters first, and no sign that YAML gives a meaning: `e`, `x`, `.` and `_` mean something only after a digit.
+# A string without quotes: a letter first, then no sign with a meaning in YAML. (`e`, `x`, `.` and `_` have one only
+# after a digit.) Or a quantity such as 32Gi.
 PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./@-]*(:[A-Za-z0-9_./@-]+)*|[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T|m)")
 WORDS = frozenset("y n yes no on off true false null".split())
-# A block keeps these as they are: printable ASCII in lines that end without spaces, the first one with text and not
-# indented.
+# A string that may be a block (`|`): lines of printable ASCII without spaces at their ends; the first line has text and
+# is not indented; exactly one newline at the end.
 BLOCK = re.compile(r"[!-~]([ -~]*[!-~])?(\n([ -~]*[!-~])?)*(?<!\n)\n")
 LONGEST_FLOW_LIST = 90
-# Parsers look so far for the colon that ends a key.
+# Parsers look for the colon of a key only so far. A longer key is written behind `?`.
 LONGEST_KEY = 120
 _SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\0": "\\0"}
 
 
 def dump(objects: Sequence[Mapping[str, Any]]) -> str:
-    """One YAML stream of the objects, `---` between them; the same objects give the same bytes."""
-    return "---\n".join(
-        "".join(f"{line}\n" if line else "\n" for line in _lines(obj)) for obj in objects
-    )
+    """Return one YAML stream of the objects, with `---` between them. The same objects give the same bytes."""
+    documents = ["".join(f"{line}\n" for line in _lines(object_)) for object_ in objects]
+    return "---\n".join(documents)
 
 
 def _lines(value: Any) -> Iterator[str]:
-    """The lines of a value that takes several, not indented."""
+    """Yield the lines of a mapping or list, not indented."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             written = _scalar(key)
@@ -47,7 +47,7 @@ def _lines(value: Any) -> Iterator[str]:
 
 
 def _after(start: str, value: Any) -> Iterator[str]:
-    """The lines of a value behind its key."""
+    """Yield the lines of a value behind its key, `start`."""
     if isinstance(value, str) and BLOCK.fullmatch(value):
         yield f"{start} |"
         yield from (line and f"  {line}" for line in value[:-1].split("\n"))
@@ -59,7 +59,7 @@ def _after(start: str, value: Any) -> Iterator[str]:
 
 
 def _is_long(value: Any) -> bool:
-    """A mapping or list that takes lines of its own."""
+    """True for a mapping or list that takes lines of its own. Short lists stay in brackets."""
     if isinstance(value, Mapping):
         return bool(value)
     if not isinstance(value, (list, tuple)):
@@ -71,17 +71,16 @@ def _is_long(value: Any) -> bool:
 def _short(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{}"
-    return (
-        f"[{', '.join(map(_scalar, value))}]"
-        if isinstance(value, (list, tuple))
-        else _scalar(value)
-    )
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_scalar, value))}]"
+    return _scalar(value)
 
 
 def _scalar(value: Any) -> str:
     if isinstance(value, str):
-        plain = PLAIN.fullmatch(value) and value.lower() not in WORDS
-        return value if plain else f'"{"".join(map(_character, value))}"'
+        if PLAIN.fullmatch(value) and value.lower() not in WORDS:
+            return value
+        return f'"{"".join(map(_escaped, value))}"'
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -89,18 +88,21 @@ def _scalar(value: Any) -> str:
     if isinstance(value, float):
         # Without a dot, 2e-05 is a number in YAML 1.2 but a string in 1.1.
         mantissa, e, exponent = repr(value).partition("e")
-        return f"{mantissa}.0e{exponent}" if e and "." not in mantissa else repr(value)
+        if e and "." not in mantissa:
+            return f"{mantissa}.0e{exponent}"
+        return repr(value)
     return str(value)
 
 
-def _character(one: str) -> str:
-    if one in _SHORT or one.isprintable():
-        return _SHORT.get(one, one)
-    number = ord(one)
-    return (
-        f"\\x{number:02X}"
-        if number < 256
-        else f"\\u{number:04X}"
-        if number < 65536
-        else f"\\U{number:08X}"
-    )
+def _escaped(character: str) -> str:
+    """Return a character as it stands between double quotes."""
+    if character in _SHORT:
+        return _SHORT[character]
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02X}"
+    if code < 0x10000:
+        return f"\\u{code:04X}"
+    return f"\\U{code:08X}"

@@ -1,6 +1,6 @@
-"""Other tools' names for our settings, and our own earlier ones: a table, read by loading, shown in docs/config.md.
+"""A table of other tools' names for our settings. Loading reads it, and docs/config.md shows it.
 
-Only names whose meaning is the same are here. Those that need judgement belong to `kubetune import`.
+Only names that mean exactly the same are here. Names that need judgement belong to `kubetune import`.
 """
 
 from __future__ import annotations
@@ -14,39 +14,38 @@ from kubetune.base.provenance import Entry, KeyPath, Problem, dotted
 from kubetune.config.schema import Config, TrainingConfig
 
 SAYS_NOTHING = object()
-"""Meaning of a value such as `bf16: false`: neither this nor that."""
+"""What `bf16: false` means: the dtype is not bfloat16, but the line does not say which one it is."""
 
 
 @dataclass(frozen=True)
 class Alias:
-    """Our path for a peer's key, and our value where the peers' differ: a table, or a function of theirs."""
+    """Where another tool's key belongs in our file, and how its value becomes ours."""
 
-    path: str
+    path: str  # our dotted key
+    # Their value → ours, or a function that converts it. None: the values are the same.
     values: Mapping[Any, Any] | Callable[[Any], Any] | None = None
 
     def value(self, theirs: Any) -> Any:
-        """Our value for theirs; one that is not in the table stays as it is, for the schema to judge."""
+        """Return our value for theirs. A value that is not in the table stays, for the schema to judge."""
         if callable(self.values):
             return self.values(theirs)
         if self.values is None or not isinstance(theirs, (str, int, bool)):
             return theirs
-        # 1 == True in Python; the tables mean the types they write.
-        return next(
-            (ours for k, ours in self.values.items() if k == theirs and type(k) is type(theirs)),
-            theirs,
-        )
+        for known, ours in self.values.items():
+            # In Python 1 == True, but `load_in_4bit: 1` is not `load_in_4bit: true`.
+            if known == theirs and type(known) is type(theirs):
+                return ours
+        return theirs
 
 
 def _trackers(theirs: Any) -> Any:
-    """The names of transformers' `report_to`, each switched on."""
+    """Return our `tracking` section for transformers' `report_to`: `[wandb]` becomes `{wandb: true}`."""
     if isinstance(theirs, dict):
         return theirs
     names = theirs if isinstance(theirs, list) else [theirs]
-    return (
-        SAYS_NOTHING
-        if set(map(str, names)) <= {"none", "None"}
-        else {str(name): True for name in names}
-    )
+    if all(str(name) in ("none", "None") for name in names):
+        return SAYS_NOTHING
+    return {str(name): True for name in names}
 
 
 _METHOD: dict[Any, Any] = {"lora": {}, "full": None}
@@ -136,10 +135,14 @@ ALIASES |= {name: Alias(f"training.{name}") for name in TrainingConfig.model_fie
 
 @cache
 def _table() -> dict[KeyPath, Alias]:
-    """ALIASES by path, with the bare names that also work inside the section they lead to."""
+    """Return ALIASES by path. A bare name also works inside the section that it leads to.
+
+    `lora_r` means `lora.r`, so it is found at ("lora_r",) and at ("lora", "lora_r").
+    """
     table: dict[KeyPath, Alias] = {}
     for name, alias in ALIASES.items():
-        theirs, ours = tuple(name.split(".")), tuple(alias.path.split("."))
+        theirs = tuple(name.split("."))
+        ours = tuple(alias.path.split("."))
         table[theirs] = alias
         inside = (*ours[:-1], *theirs)
         if len(theirs) == 1 and len(ours) == 2 and inside != ours:
@@ -149,23 +152,31 @@ def _table() -> dict[KeyPath, Alias]:
 
 @cache
 def _foreign_sections() -> frozenset[KeyPath]:
-    """Sections that only peers have, such as `train`: what they hold moves away, and nothing is left of them."""
+    """Return the sections that only other tools have, such as `train`. All their keys move into our sections."""
     return frozenset(
         path[:1] for path in _table() if len(path) == 2 and path[0] not in Config.model_fields
     )
 
 
 def canonical(entry: Entry) -> Entry | None:
-    """A setting at our path with our value, however it was spelled; None when its value says nothing."""
+    """Return a setting under our key and with our value. None if the value says nothing.
+
+    Renaming repeats, since one alias may lead to another:
+
+        peft.lora_r: 8  →  lora.lora_r: 8  →  lora.r: 8
+    """
     table = _table()
-    path, value = entry.path, entry.value
-    while alias := next((table[path[:end]] for end in (1, 2) if path[:end] in table), None):
-        end = 1 if path[:1] in table else 2
-        if path[end:] == ():
+    path = entry.path
+    value = entry.value
+    while (end := _length_of_alias(path, table)) > 0:
+        alias = table[path[:end]]
+        if len(path) == end:
             value = alias.value(value)
         path = (*alias.path.split("."), *path[end:])
     if value is SAYS_NOTHING or (value == {} and path in _foreign_sections()):
         return None
+
+    # The short forms of our own sections: `model: NAME`, `lora: true`, and a section without a line.
     if path == ("model",) and isinstance(value, str):
         path = ("model", "path")
     elif path == ("lora",) and isinstance(value, bool):
@@ -175,28 +186,36 @@ def canonical(entry: Entry) -> Entry | None:
     return replace(entry, path=path, value=value)
 
 
+def _length_of_alias(path: KeyPath, table: Mapping[KeyPath, Alias]) -> int:
+    """Return how many parts at the beginning of a path are another tool's name: 1 or 2, or 0 if none is."""
+    for end in (1, 2):
+        if path[:end] in table:
+            return end
+    return 0
+
+
 _ALWAYS_THERE = {"data"} | {
     name for name, key in Config.model_fields.items() if key.default_factory is not None
 }
+"""Sections that every config has, whether the file names them or not."""
 
 
 def canonical_file(entries: Iterable[Entry]) -> tuple[list[Entry], list[Problem]]:
-    """The settings of one file in our spelling; one setting spelled in two ways is a problem that names both lines."""
-    seen: dict[KeyPath, Entry] = {}
+    """Return the settings of one file in our spelling, and a problem for each that is spelled in two ways."""
+    seen: dict[KeyPath, Entry] = {}  # our path → the entry as it was written
     result: list[Entry] = []
     problems: list[Problem] = []
     for entry in entries:
         ours = canonical(entry)
         if ours is None:
             continue
-        twin = _same_setting(ours, seen)
-        if twin is not None and twin.path != entry.path:
-            other = dotted(twin.path) + (f" (line {twin.origin.line})" if twin.origin.line else "")
-            problems.append(
-                Problem(
-                    entry.origin, f"{dotted(entry.path)}: the same setting as {other}; keep one"
-                )
-            )
+        earlier = _same_setting(ours, seen)
+        if earlier is not None and earlier.path != entry.path:
+            other = dotted(earlier.path)
+            if earlier.origin.line:
+                other += f" (line {earlier.origin.line})"
+            message = f"{dotted(entry.path)}: the same setting as {other}; keep one"
+            problems.append(Problem(entry.origin, message))
             continue
         if ours.value != {}:  # a section's beginning cannot contradict what stands in it
             seen[ours.path] = entry
@@ -205,9 +224,11 @@ def canonical_file(entries: Iterable[Entry]) -> tuple[list[Entry], list[Problem]
 
 
 def _same_setting(ours: Entry, seen: Mapping[KeyPath, Entry]) -> Entry | None:
+    """Return the earlier entry at the same path, above it or below it: `lora: null` contradicts `lora.r: 8`."""
     if ours.value == {}:
         return None
-    size = len(ours.path)
-    return next(
-        (e for p, e in seen.items() if p == ours.path[: len(p)] or ours.path == p[:size]), None
-    )
+    for path, entry in seen.items():
+        common = min(len(path), len(ours.path))
+        if path[:common] == ours.path[:common]:
+            return entry
+    return None

@@ -1,10 +1,12 @@
 """Consent: the settings by which a run acts outside of its directory, and what this user has allowed on this machine.
 
-A run file that is named on the command line is the user's own act, and so is starting it. What is opened, such as a run
-directory, may be somebody else's: what it says is data. It has code run, files written elsewhere or data sent only where
-the user has allowed that very effect here. Three things count: this machine's defaults file says the same; a digest of
-it was written down when the user started a run with it; or the user types that digest (`--trust-code`), which is then
-written down too.
+A user who names a run file on the command line, or starts it, agrees to what it does. A run directory that the user
+only opens may come from somebody else, so its settings are data: they may not run code, write files elsewhere or send
+data unless the user has allowed exactly that on this machine. There are three ways to allow it:
+
+- this machine's defaults file has the same setting;
+- the user has started a run with it here, and its digest was saved then;
+- the user types the digest (`--trust-code`), which saves it too.
 """
 
 from __future__ import annotations
@@ -45,16 +47,16 @@ _DIGEST_CHARACTERS = 40
 
 @dataclass(frozen=True)
 class Effect:
-    """What a config has done outside of its run directory: code that runs, a file or folder, or an address."""
+    """One thing that a config does outside of its run directory: it runs code, writes files or sends data."""
 
     key: str  # dotted key of the run file
-    does: str  # what comes of it, for messages
+    does: str  # "has code run", "has files written" or "has data sent", for messages
     what: str  # the code, the place or the address in words, for messages
-    digest: str  # SHA-256 of the key, of what it says, and of the code that it names
+    digest: str  # SHA-256 of the key, of its value, and of the code that it names
 
 
 def effects_of(config: Config, keys: Collection[str] = EFFECTS) -> list[Effect]:
-    """Return what a config has done outside of its run directory by any of `keys`."""
+    """Return what a config does outside of its run directory, of these keys."""
     named = {
         **_code_in(config.hooks, config.evaluation, config.model),
         **_written(config.data.cache, config.logging.report_json),
@@ -64,7 +66,7 @@ def effects_of(config: Config, keys: Collection[str] = EFFECTS) -> list[Effect]:
 
 
 def of_folder(folder: Path) -> Effect:
-    """Return the code that a model's folder brings, such as a checkpoint's, which no commit of the hub pins."""
+    """Return the effect of loading a model's folder with code in it, such as a checkpoint. No commit pins that code."""
     return _remote_code(folder_digest(folder), str(folder))
 
 
@@ -74,14 +76,14 @@ def of_cache(data: DataConfig) -> list[Effect]:
 
 
 def of_sent_file(path: str) -> Effect:
-    """Return what it is to send a file of this machine to a cluster."""
+    """Return the effect of sending a file of this machine to a cluster."""
     return _effect("data", "has data sent", f"the file {path}, to a cluster", path)
 
 
 def folder_digest(folder: Path) -> str:
     """Return the digest of what can make code run: the Python and JSON files below a folder.
 
-    Of a checkpoint without those two that differ in each, and that name no code.
+    A checkpoint's manifest.json and state.json are left out: they differ in every checkpoint and name no code.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
@@ -95,29 +97,30 @@ def folder_digest(folder: Path) -> str:
 
 
 def require(
-    effects: Sequence[Effect], whose: Path, given: str | None = None, instead: str | None = None
+    effects: Sequence[Effect],
+    whose: Path,  # the run directory or file that has these effects
+    typed_digest: str | None = None,  # --trust-code; the right one allows these effects for good
+    instead: str | None = None,  # advice for where nobody can type a digest
 ) -> None:
-    """Raise ConfigError for effects of a run directory or file, `whose`, that the user has not allowed here.
-
-    `given`: the digest that the user typed; where it is that of the effects, they are allowed from now on. `instead`:
-    what to do instead, where nobody can type a digest.
-    """
+    """Raise ConfigError if the user has not allowed all of these effects on this machine."""
     if is_started(whose):
         return
     refused = [effect for effect in effects if not is_allowed(effect)]
     if not refused:
         return
     digest = _together(refused)
-    if given is not None and given == digest:
+    if typed_digest == digest:
         allow(refused)
         return
+
+    # The message names the digest, so that the user who has looked at the code can allow it.
     problems = [
         f"{whose}: {effect.key} {effect.does} that nobody allowed here: {effect.what}"
         for effect in refused
     ]
     wrong = ""
-    if given is not None:
-        wrong = f"--trust-code is {given}, which is not the digest of this code; "
+    if typed_digest is not None:
+        wrong = f"--trust-code is {typed_digest}, which is not the digest of this code; "
     by_digest = f"add --trust-code {digest} to the command in a terminal"
     problems.append(
         f"{wrong}look at it; if you want that on this machine, {instead or by_digest}. Nothing was run."
@@ -126,12 +129,12 @@ def require(
 
 
 def is_started(run_dir: Path) -> bool:
-    """True in a process that the supervisor of this run has begun after its last step."""
+    """True in a process that the supervisor of this run starts after the last step, such as benchmarks."""
     return os.environ.get(STARTED) == os.path.realpath(run_dir)
 
 
 def is_allowed(effect: Effect) -> bool:
-    """True if this user has allowed this very effect on this machine."""
+    """True if this user has allowed exactly this effect on this machine."""
     if effect.digest in {known.digest for known in _of_defaults()}:
         return True
     folder = _folder(os.environ)
@@ -139,7 +142,7 @@ def is_allowed(effect: Effect) -> bool:
 
 
 def allow(effects: Sequence[Effect]) -> None:
-    """Write down that the user has allowed these effects. Where that cannot be written, they will be asked for again."""
+    """Save that the user has allowed these effects. If it cannot be saved, the user is asked again next time."""
     folder = _folder(os.environ)
     if folder is None:
         return
@@ -152,7 +155,7 @@ def allow(effects: Sequence[Effect]) -> None:
 
 
 def _folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder of what was allowed; None for a user without a home."""
+    """Return the folder of what was allowed. None if the user has no home directory."""
     try:
         state = Path(environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
     except RuntimeError:
@@ -165,7 +168,8 @@ def _of_defaults() -> list[Effect]:
     try:
         return effects_of(load_config({"model": {"path": "any"}, "data": {"train": "any.jsonl"}}))
     except KubetuneError:
-        return []  # whoever loads a run file hears what is wrong with it
+        # A broken defaults file allows nothing. Loading a run file reports what is wrong with it.
+        return []
 
 
 def _together(effects: Sequence[Effect]) -> str:
@@ -176,7 +180,7 @@ def _together(effects: Sequence[Effect]) -> str:
 def _code_in(
     hooks: HooksConfig, evaluation: EvaluationConfig, model: ModelConfig
 ) -> dict[str, Effect]:
-    """Return the code that a run file names, by the key that names it."""
+    """Return the code that a run file names, by key."""
     named: dict[str, Effect] = {}
     command = hooks.on_event
     if command is not None:
@@ -196,7 +200,7 @@ def _code_in(
 
 
 def _written(cache: str | None, report: str | None) -> dict[str, Effect]:
-    """Return the places outside of the run directory where files are written, by the key that names them."""
+    """Return the places outside of the run directory where files are written, by key."""
     named = {}
     for key, path in zip(WRITTEN, (cache, report), strict=True):
         if path is not None:
@@ -208,7 +212,7 @@ def _written(cache: str | None, report: str | None) -> dict[str, Effect]:
 def _sent(
     mirror: str | None, push: PushConfig | None, tracking: TrackingConfig
 ) -> dict[str, Effect]:
-    """Return the addresses that numbers or weights are sent to, by the key that names them."""
+    """Return the addresses that numbers or weights are sent to, by key."""
     addresses: dict[str, str] = {}
     if mirror is not None:
         addresses["mirror"] = mirror
@@ -231,7 +235,7 @@ def _sent(
 
 
 def _remote_code(pin: str, where: str) -> Effect:
-    """Return the code of a model by its pin, wherever it lies: a commit, or the digest of a folder."""
+    """Return the effect of a model's code. `pin` is a commit or the digest of a folder; the place does not count."""
     return _code(REMOTE_CODE, f"Python code of the model {where}, pinned by {pin}", pin)
 
 
@@ -250,13 +254,13 @@ def _absolute(path: str) -> str:
 
 
 def _task_files(folder: Path) -> Iterator[Path]:
-    """Return the files of a folder of tasks, as many as are compared."""
+    """Yield the files of a folder of tasks, up to a limit."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     yield from paths[:_MOST_TASK_FILES]
 
 
 def _contents(paths: Iterator[Path] | Sequence[Path]) -> Iterator[str]:
-    """Return name and SHA-256 of each file, or that it cannot be read."""
+    """Yield the name and SHA-256 of each file, or that it cannot be read."""
     for path in paths:
         try:
             yield f"{path} {files.sha256_file(path)}"
@@ -265,9 +269,10 @@ def _contents(paths: Iterator[Path] | Sequence[Path]) -> Iterator[str]:
 
 
 def changed(config: Config, base: Config) -> list[str]:
-    """Return the keys of EFFECTS that two configs have otherwise."""
-    mine, other = resolved(config), resolved(base)
-    return [key for key in EFFECTS if _at(mine, key) != _at(other, key)]
+    """Return the keys of EFFECTS whose values differ between two configs."""
+    values = resolved(config)
+    base_values = resolved(base)
+    return [key for key in EFFECTS if _at(values, key) != _at(base_values, key)]
 
 
 def _at(values: Any, key: str) -> Any:

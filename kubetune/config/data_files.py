@@ -20,24 +20,24 @@ READERS: Final = {
     ".txt": "readers.read_txt",
 }
 GZIP: Final = ".gz"
-"""Files with one of these endings and this one behind it are read as they are: `train.jsonl.gz`."""
+"""Ending that may follow one of READERS. `train.jsonl.gz` is read without unpacking it first."""
 
 PACKED: Final = (".bz2", ".xz", ".zst", ".zip")
-"""Endings of packers that Python has not everywhere; such files are refused with the advice to unpack them."""
+"""Endings of packers that not every Python has. Such files are refused with the advice to unpack them."""
 
 OTHER_RECORDS: Final = (
     ".arrow", ".avro", ".feather", ".jsonlines", ".orc", ".tar", ".tgz", ".xlsx",
 )  # fmt: skip
-"""Endings of files of records that nothing here reads; in a folder of data they are refused, not passed over."""
+"""Endings of record files that no reader is for. In a folder of data they are refused, not skipped."""
 
 OTHER_TEXTS: Final = (".html", ".md", ".yaml", ".yml")
-"""Endings of files that hold no records, and that no data set of the hub has."""
+"""Endings of files without records. A name with one of them is a file, never a data set of the hub."""
 
 _HUB_ID: Final = re.compile(r"(\w[\w.-]*(?:/\w[\w.-]*)?)(?:#\d+)?")
 
 
 def ending_of(path: str | PurePath) -> str:
-    """Return the ending that says how a file is read: `.jsonl` of `x.JSONL` and of `x.jsonl.gz`."""
+    """Return the ending that says how a file is read: `.jsonl` for `x.JSONL` and for `x.jsonl.gz`."""
     path = PurePath(path)
     ending = path.suffix.lower()
     if ending == GZIP:
@@ -46,23 +46,23 @@ def ending_of(path: str | PurePath) -> str:
 
 
 def is_read(path: str | PurePath) -> bool:
-    """True if the ending of a file is one that a reader is for."""
+    """True if there is a reader for files with this ending."""
     return ending_of(path) in READERS
 
 
 def is_packed_otherwise(path: str | PurePath) -> bool:
-    """True for a name that another packer than gzip gives."""
+    """True for a file that is packed by something else than gzip."""
     return PurePath(path).suffix.lower() in PACKED
 
 
 def is_file_name(path: str | PurePath) -> bool:
-    """True for a name that a file has and no data set of the hub, whether the file is read or refused."""
+    """True for the name of a file, one that is read or one that is refused. Other names may be on the hub."""
     others = (GZIP, *PACKED, *OTHER_RECORDS, *OTHER_TEXTS)
     return is_read(path) or PurePath(path).suffix.lower() in others
 
 
 def is_hub_id(path: str) -> bool:
-    """True if a path of a model or of data can be a name on the hub: NAME or OWNER/NAME, with `#500` or without."""
+    """True if a path of a model or of data may be a name on the hub: NAME or OWNER/NAME, perhaps with `#500`."""
     name = _HUB_ID.fullmatch(path)
     return name is not None and not is_file_name(name[1])
 

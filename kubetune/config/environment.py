@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 
 
 class Variable(NamedTuple):
-    """The key a variable sets, and what it means."""
+    """A variable of the environment, in docs/config.md and for loading."""
 
-    path: str
-    meaning: str
+    path: str  # dotted key that it sets
+    meaning: str  # for the documentation
 
 
 VARIABLES: dict[str, Variable] = {
@@ -44,7 +44,7 @@ VARIABLES: dict[str, Variable] = {
 
 
 def max_samples(environ: Mapping[str, str]) -> int | None:
-    """`MAX_SAMPLES`: how many samples to take of each training source; None for all. Raises ValueError."""
+    """Return how many samples to take of each training source (`MAX_SAMPLES`). None for all. Raises ValueError."""
     text = environ.get("MAX_SAMPLES", "").strip() or "0"
     if not text.isdecimal():
         raise ValueError(f"found {text!r}; expected a whole number, 0 for all samples")
@@ -52,14 +52,17 @@ def max_samples(environ: Mapping[str, str]) -> int | None:
 
 
 def read_variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Origin]]:
-    """`(path, text, origin)` for each variable of the table that is set and not empty."""
+    """Yield `(key, text, origin)` for each variable of VARIABLES that is set and not empty."""
     if environ.get("MAX_HISTORY_ROUNDS"):
         log.warning(
             "MAX_HISTORY_ROUNDS is set in the environment: `kubetune data convert fire` reads it, nothing here"
         )
     for name, variable in VARIABLES.items():
-        if text := environ.get(name, "").strip():
-            log.info("%s is set in the environment: it decides %s", name, variable.path)
-            if name == "RUN_NAME":
-                text = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-            yield variable.path, text, Origin(f"environment variable {name}")
+        text = environ.get(name, "").strip()
+        if not text:
+            continue
+        log.info("%s is set in the environment: it decides %s", name, variable.path)
+        if name == "RUN_NAME":
+            # Wrappers pass free text such as "Run #1"; the name of a run is also a name on the cluster.
+            text = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+        yield variable.path, text, Origin(f"environment variable {name}")

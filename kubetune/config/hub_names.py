@@ -1,4 +1,4 @@
-"""Spellings of hub data sets that recipes still use, in today's names. Nothing here asks the hub."""
+"""Old names of hub data sets that recipes still use, and their names of today. Nothing here asks the hub."""
 
 from __future__ import annotations
 
@@ -7,22 +7,33 @@ from collections.abc import Mapping
 from typing import Any
 
 MOVED = {"glue": "nyu-mll/glue"}
-"""Data sets that were known without their owner, by the name that the hub has them under now."""
+"""Old name without an owner → name on the hub today."""
 
 _SHORT = re.compile(rf"(?P<name>{'|'.join(MOVED)})(?:/(?P<subset>\w+))?(?P<sample>#\d+)?")
 
 
 def todays_names(source: Mapping[str, Any]) -> dict[str, Any]:
-    """A source with `hub:` taken from its path; `glue/sst2` is the subset sst2 of `nyu-mll/glue`, and so is `glue`.
+    """Return a source with today's name of its data set, and without `hub:` before it.
 
-    A path that names one subset beside another `subset` stays as it is, for the hub to refuse.
+        {path: hub:glue/sst2#500}  →  {path: nyu-mll/glue#500, subset: sst2}
+
+    If the path and `subset` name two different subsets, the path stays, and the hub refuses it.
     """
     path = source.get("path")
     if not isinstance(path, str):
         return dict(source)
     path = path.strip().removeprefix("hub:")
-    found, given = _SHORT.fullmatch(path), source.get("subset")
-    if found is None or (given is not None and found["subset"] not in (None, given)):
-        return {**source, "path": path}
-    subset = {"subset": found["subset"]} if found["subset"] else {}
-    return {**source, **subset, "path": MOVED[found["name"]] + (found["sample"] or "")}
+    renamed = {**source, "path": path}
+
+    old_name = _SHORT.fullmatch(path)
+    if old_name is None:
+        return renamed
+    subset_of_path = old_name["subset"]
+    subset_of_key = source.get("subset")
+    if subset_of_path and subset_of_key is not None and subset_of_path != subset_of_key:
+        return renamed
+
+    if subset_of_path:
+        renamed["subset"] = subset_of_path
+    renamed["path"] = MOVED[old_name["name"]] + (old_name["sample"] or "")
+    return renamed

@@ -1,6 +1,6 @@
-"""The config's JSON Schema, and what it says of one key in words: for error messages and the documentation.
+"""The config's JSON Schema, and what it says about a key in words: for error messages and the documentation.
 
-Made from schema, so that messages, docs and editors can never disagree with what is checked.
+It is made from `schema`, so that messages, docs and editors always agree with what is checked.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Node = dict[str, Any]
 
 @cache
 def schema() -> Node:
-    """JSON Schema (2020-12) of what a run file may hold, in our own spelling."""
+    """Return the JSON Schema (2020-12) of a run file, with our own names only."""
     return Config.model_json_schema(mode="validation")
 
 
 def editor_schema() -> Node:
-    """The schema that is published for editors: other tools' spellings are valid too, and shown as deprecated."""
+    """Return the schema that is published for editors. Other tools' names are valid too, marked as deprecated."""
     base = schema()
     aliases = {
         name: {"description": f"Other spelling of `{alias.path}`.", "deprecated": True}
@@ -31,55 +31,80 @@ def editor_schema() -> Node:
         if "." not in name
     }
     dialect = "https://json-schema.org/draft/2020-12/schema"
-    # What is missing may stand there in another spelling; the loader says so when it does not.
+    # Nothing is "required" at the top: `model` may be missing because the file says `base_model`. The loader checks it.
     top = {"$schema": dialect, **base, "title": "kubetune run", "required": []}
     return {**top, "properties": {**aliases, **base["properties"]}}
 
 
 def options(node: Node) -> list[Node]:
-    """Kinds of value that may stand there: the branches of a union, references followed, null left out."""
+    """Return the kinds of value that a node allows, without null: branches of a union, with references followed.
+
+    `lora` may be a section, true or null: its options are the schema of the section and {"type": "boolean"}.
+    """
     if "$ref" in node:
-        return options(schema()["$defs"][node["$ref"].rsplit("/", 1)[1]])
+        name = node["$ref"].rsplit("/", 1)[1]
+        return options(schema()["$defs"][name])
     if "anyOf" in node:
-        return [option for branch in node["anyOf"] for option in options(branch)]
+        branches: list[Node] = []
+        for branch in node["anyOf"]:
+            branches += options(branch)
+        return branches
     return [] if node.get("type") == "null" else [node]
 
 
 def keys(node: Node) -> dict[str, Node]:
-    """The keys of a section, in the order of the schema; none where `node` is no section."""
-    return {
-        name: key for option in options(node) for name, key in option.get("properties", {}).items()
-    }
+    """Return the keys of a section, in the order of the schema. Empty if `node` is no section."""
+    result: dict[str, Node] = {}
+    for option in options(node):
+        result.update(option.get("properties", {}))
+    return result
 
 
 def at(path: KeyPath) -> Node | None:
-    """The schema of the value at a path, or None where no such key is known."""
+    """Return the schema of the value at a path. None if there is no such key."""
     node: Node | None = schema()
     for part in path:
         if node is None:
             return None
-        branches = options(node)
         if isinstance(part, int):
-            node = next((b["items"] for b in branches if "items" in b), None)
+            node = _items(node)
         else:
-            free = [
-                b["additionalProperties"]
-                for b in branches
-                if isinstance(b.get("additionalProperties"), dict)
-            ]
-            free += [value for b in branches for value in b.get("patternProperties", {}).values()]
-            node = keys(node).get(part) or next(iter(free), None)
+            node = keys(node).get(part) or _any_key(node)
     return node
 
 
+def _items(node: Node) -> Node | None:
+    """Return the schema of a list's items. None if no list may stand there."""
+    for option in options(node):
+        if "items" in option:
+            items: Node = option["items"]
+            return items
+    return None
+
+
+def _any_key(node: Node) -> Node | None:
+    """Return the schema of the values of a mapping with free keys, such as `labels`. None if there is none."""
+    for option in options(node):
+        values = option.get("additionalProperties")
+        if isinstance(values, dict):
+            return values
+    for option in options(node):
+        for pattern_values in option.get("patternProperties", {}).values():
+            result: Node = pattern_values
+            return result
+    return None
+
+
 def wants_text(path: KeyPath) -> bool:
-    """A place where only text can stand, so that `name=123` on a command line means the text."""
+    """True if only text is valid at a path. Then `name=123` on a command line means the text "123"."""
     node = at(path)
-    return node is not None and all(o.get("type") == "string" for o in options(node))
+    if node is None:
+        return False
+    return all(option.get("type") == "string" for option in options(node))
 
 
 def expected(node: Node) -> str:
-    """Values that may stand there, in words: `a whole number from 1 to 64`."""
+    """Return the values that are valid, in words: `a whole number from 1 to 64`."""
     return " or ".join(dict.fromkeys(_words(option) for option in options(node)))
 
 
@@ -108,25 +133,23 @@ def _words(node: Node) -> str:
 
 
 def _bounds(node: Node) -> str:
-    low, above = node.get("minimum"), node.get("exclusiveMinimum")
-    high, below = node.get("maximum"), node.get("exclusiveMaximum")
+    """Return the range of a number in words, with a space before it. Empty if every number is valid."""
+    low = node.get("minimum")
+    high = node.get("maximum")
     if low is not None and high is not None:
         return f" from {low:,} to {high:,}"
-    parts = [
-        f"{word} {bound:,}"
-        for word, bound in (
-            ("of at least", low),
-            ("above", above),
-            ("of at most", high),
-            ("below", below),
-        )
-        if bound is not None
-    ]
+    words = {
+        "minimum": "of at least",
+        "exclusiveMinimum": "above",
+        "maximum": "of at most",
+        "exclusiveMaximum": "below",
+    }
+    parts = [f"{word} {node[key]:,}" for key, word in words.items() if key in node]
     return f" {' and '.join(parts)}" if parts else ""
 
 
 def leaves(node: Node | None = None, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
-    """Every key that is reached without a list, with its schema; sections come before their keys."""
+    """Yield every key that is not inside a list, with its schema. A section comes before its keys."""
     for name, key in keys(schema() if node is None else node).items():
         yield (*path, name), key
         yield from leaves(key, (*path, name))

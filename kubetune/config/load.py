@@ -1,7 +1,7 @@
-"""From a run file, environment variables, flags and overrides to a Config, or to everything that is wrong.
+"""Make a Config from a run file, environment variables, flags and overrides, or list everything that is wrong.
 
-Later sources win: the organisation's defaults < file < environment < flags < `key=value`. Nothing is written, and
-nothing but these two files is read.
+Later sources win: the organisation's defaults < file < environment < flags < `key=value`. No file is written, and only
+the file of defaults and the run file are read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LOCAL_PATHS: tuple[KeyPath, ...] = (
     ("evaluation", "forget", "data"),
     ("evaluation", "forget"),
 )
-"""Keys whose value may be a local file or folder; the sources below `data` hold theirs as text or under `path`."""
+"""Keys whose value may be a local file or folder, as text or under `path` of a source."""
 
 
 def load_config(
@@ -67,12 +67,15 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Config:
-    """The config of one run: of a run file, or of a mapping with the keys of one.
+    """Return the config of one run, from a run file or from a mapping with the same keys.
 
-    `overrides` are `key=value` texts, `flags` values by dotted path (`{"training.seed": 1}`); `environ` is read only
-    when given (see environment.VARIABLES). A relative path in the file means a file beside it if there is one, else
-    one in the current directory; existing local paths come back absolute, so that workers started elsewhere find them.
-    Raises ConfigError with every problem found; checks between sections come when each key is right by itself.
+    `overrides` are `key=value` texts, `flags` are values by dotted key (`{"training.seed": 1}`), and `environ` holds
+    variables such as `LR` (see environment.VARIABLES); no variable counts if it is left out.
+
+    A relative path in the file means a file beside it if there is one, else one in the current directory. Paths that
+    exist come back absolute, so that workers that start elsewhere find them.
+
+    Raises ConfigError with every problem. Checks between sections run only when each key is right by itself.
     """
     tree, problems = read_tree(path, overrides=overrides, flags=flags, environ=environ)
     try:
@@ -91,9 +94,11 @@ def read_tree(
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> tuple[Tree, list[Problem]]:
-    """Settings laid over one another with their origins, of which `load_config` makes a config, and what is wrong."""
+    """Merge the settings of all sources, each with its origin. Return the tree and what is wrong so far."""
     problems: list[Problem] = []
     here = Path.cwd()
+
+    # What the run file says.
     written: list[Entry] = []
     folders = [here]
     if isinstance(path, Mapping):
@@ -106,28 +111,33 @@ def read_tree(
         if place is not None:
             written = _written(path if isinstance(path, FileText) else Path(place), problems)
             folders = [Path(place).absolute().parent, here]
+
+    # What environment and command line say, in our spelling.
     typed = [
         *_from_environment(environ or {}, problems),
         *_from_flags(flags or {}),
         *_split(overrides, problems),
     ]
-    ours = [
-        step
-        for entry in typed
-        if (known := canonical(entry)) is not None
-        for step in _steps(entry, known)
-    ]
+    ours: list[Entry] = []
+    for entry in typed:
+        known = canonical(entry)
+        if known is not None:
+            ours += _steps(entry, known)
+
+    # Later layers win: defaults, then the file, then what was typed.
     _put_defaults(tree, {str(entry.path[0]) for entry in (*written, *ours)}, problems)
     tree.put(_safe(_absolute(written, folders), problems))
     _displace_global_batch(tree, {entry.path for entry in ours})
     tree.put(_safe(_absolute(into_lists(ours, tree, problems, whole="path"), [here]), problems))
+
+    # Short forms that need the whole tree.
     _sample_sources(tree, environ or {}, problems)
     _split_output(tree, problems)
     return tree, problems
 
 
 def _written(file: Path | FileText, problems: list[Problem]) -> list[Entry]:
-    """Return the settings of a YAML file by our names, and add what is wrong with it to `problems`."""
+    """Return the settings of a YAML file under our names, and add what is wrong with it to `problems`."""
     entries, broken = read_entries(file)
     entries, doubled = canonical_file(entries)
     problems += broken + doubled
@@ -135,7 +145,10 @@ def _written(file: Path | FileText, problems: list[Problem]) -> list[Entry]:
 
 
 def _put_defaults(tree: Tree, sections: set[str], problems: list[Problem]) -> None:
-    """Lay the organisation's defaults under everything, if there are any: those of a machine, whatever `environ` is."""
+    """Put the organisation's defaults into the tree first, so that every other source wins over them.
+
+    They belong to the machine, so this process's environment names them, even if `environ` is another one.
+    """
     place = organisation.defaults_file(os.environ)
     if place is None:
         return
@@ -147,7 +160,7 @@ def _put_defaults(tree: Tree, sections: set[str], problems: list[Problem]) -> No
 
 
 def _sample_sources(tree: Tree, environ: Mapping[str, str], problems: list[Problem]) -> None:
-    """`MAX_SAMPLES` adds `#N` to every training source that names no number of its own."""
+    """Add `#N` of MAX_SAMPLES to every training source that has no number yet."""
     try:
         number = max_samples(environ)
     except ValueError as error:
@@ -159,40 +172,54 @@ def _sample_sources(tree: Tree, environ: Mapping[str, str], problems: list[Probl
 
     def limited(source: Any) -> Any:
         if isinstance(source, list):
-            return [limited(each) for each in source]
+            return [limited(item) for item in source]
         if isinstance(source, dict):
             return {**source, "path": limited(source.get("path"))}
-        return f"{source}#{number}" if isinstance(source, str) and "#" not in source else source
+        if isinstance(source, str) and "#" not in source:
+            return f"{source}#{number}"
+        return source
 
     data["train"] = limited(data.get("train"))
 
 
 def _split_output(tree: Tree, problems: list[Problem]) -> None:
-    """`output: s3://bucket/run` is short for that mirror and a run directory of the same name on this machine."""
+    """Unfold the short form of a mirror.
+
+    output: s3://bucket/run  →  output: outputs/bucket/run
+                                mirror: s3://bucket/run
+    """
     output = tree.data.get("output")
     if not isinstance(output, str) or "://" not in output:
         return
-    bucket, _, place = output.strip().partition("://")[2].partition("/")
-    if not bucket or not place.strip("/"):
-        said = (
+    origin = tree.origin(("output",))
+    address = output.strip().rstrip("/")
+    _, _, place = address.partition("://")
+    bucket, _, folder = place.partition("/")
+    if not bucket or not folder.strip("/"):
+        message = (
             f"output: found {output}; expected a folder, or SCHEME://BUCKET/PATH of an object store"
         )
-        problems.append(Problem(tree.origin(("output",)), said))
+        problems.append(Problem(origin, message))
         return
-    address = output.strip().rstrip("/")
-    if tree.data.get("mirror") not in (None, address):
-        said = f"output: found {output} beside mirror: {tree.data['mirror']}; leave one out, or make them agree"
-        problems.append(Problem(tree.origin(("output",)), said))
-    tree.data |= {"output": f"outputs/{address.partition('://')[2]}", "mirror": address}
+    mirror = tree.data.get("mirror")
+    if mirror not in (None, address):
+        message = (
+            f"output: found {output} beside mirror: {mirror}; leave one out, or make them agree"
+        )
+        problems.append(Problem(origin, message))
+    tree.data |= {"output": f"outputs/{place}", "mirror": address}
 
 
-def _displace_global_batch(tree: Tree, given: set[KeyPath]) -> None:
-    """Accumulation that is typed or set in the environment decides over the global batch of the file."""
+def _displace_global_batch(tree: Tree, typed: set[KeyPath]) -> None:
+    """Let accumulation that the user types, or sets in the environment, decide over the file's global batch.
+
+    The two contradict each other, and the later source wins. `packed` is a multiple of the accumulation, so it stays.
+    """
     training = tree.data.get("training")
-    if ("training", "gradient_accumulation_steps") not in given or not isinstance(training, dict):
+    if ("training", "gradient_accumulation_steps") not in typed or not isinstance(training, dict):
         return
     for key in ("global_batch_size", "global_batch_tokens"):
-        if ("training", key) not in given and training.get(key) not in (None, "packed"):
+        if ("training", key) not in typed and training.get(key) not in (None, "packed"):
             log.info(
                 "gradient_accumulation_steps decides the global batch; the file's %s is left out",
                 key,
@@ -201,12 +228,12 @@ def _displace_global_batch(tree: Tree, given: set[KeyPath]) -> None:
 
 
 def resolved(config: Config) -> dict[str, Any]:
-    """The whole config, defaults included, as JSON-able data; `load_resolved` reads it back equal."""
+    """Return the whole config, defaults included, as data for JSON. `load_resolved` reads it back equal."""
     return config.model_dump(mode="json", by_alias=True)
 
 
 def values_by_path(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every value in `resolved` data with its path, in whose keys there may be dots; lists count as values."""
+    """Yield every value in `resolved` data with its path. Lists count as values, and keys may have dots in them."""
     if isinstance(data, dict) and data:
         for key, inner in data.items():
             yield from values_by_path(inner, (*path, key))
@@ -215,24 +242,24 @@ def values_by_path(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
 
 
 def dotted_values(data: Any) -> Iterator[tuple[str, Any]]:
-    """Every value in `resolved` data with its dotted path; lists count as values."""
+    """Yield every value in `resolved` data with its dotted path. Lists count as values."""
     return ((dotted(path), value) for path, value in values_by_path(data))
 
 
 def load_resolved(source: Mapping[str, Any] | Path, where: str = "resolved config") -> Config:
-    """A Config from `resolved` data, or from the JSON file that holds it. Raises ConfigError.
+    """Return the Config of `resolved` data, or of the JSON file that holds it. Raises ConfigError.
 
-    `where` the data came from, in words.
+    `where` names the source of data for messages.
     """
     try:
         text = read_inside(source) if isinstance(source, Path) else json.dumps(source)
         return Config.model_validate_json(text, strict=True)
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[:_SHOWN_PROBLEMS]
+        details = error.errors(include_url=False)[:_SHOWN_PROBLEMS]
         reason = "; ".join(
-            f"{dotted(one['loc'])}: {one['msg']}".removeprefix(": ") for one in wrong
+            f"{dotted(detail['loc'])}: {detail['msg']}".removeprefix(": ") for detail in details
         )
-    except (OSError, ValueError, TypeError, RecursionError) as error:  # among them what is no UTF-8
+    except (OSError, ValueError, TypeError, RecursionError) as error:  # also what is no UTF-8
         reason = str(error)
     name = source if isinstance(source, Path) else where
     raise ConfigError(
@@ -241,17 +268,17 @@ def load_resolved(source: Mapping[str, Any] | Path, where: str = "resolved confi
 
 
 def read_config(run_dir: Path) -> Config:
-    """The config of a run. Raises ConfigError when the folder is no run directory.
+    """Return the config of a run. Raises ConfigError if the folder is no run directory.
 
-    And EnvironmentFault where a folder in it is a link that leads out, behind which nothing is the run's.
+    Raises EnvironmentFault if a folder in it is a link that leads out of the run directory.
     """
     if not run_dir.is_dir():
-        if address := re.fullmatch(
-            r"([a-z][a-z0-9]+):(/.*)?", str(run_dir)
-        ):  # a path, which has lost a slash
-            said = f"{address[1]}:/{address[2] or '/'}: is an address of an object store; expected a run directory"
+        # pathlib has made s3:/bucket of s3://bucket.
+        if address := re.fullmatch(r"([a-z][a-z0-9]+):(/.*)?", str(run_dir)):
+            scheme = address[1]
             raise ConfigError(
-                f"{said}: `kubetune sync {address[1]}://BUCKET/RUN FOLDER` fetches one"
+                f"{scheme}:/{address[2] or '/'}: is an address of an object store; expected a run directory: "
+                f"`kubetune sync {scheme}://BUCKET/RUN FOLDER` fetches one"
             )
         raise ConfigError(
             f"{run_dir}: no such folder; expected a run directory (`kubetune runs` lists them)"
@@ -267,7 +294,7 @@ def read_config(run_dir: Path) -> Config:
 
 
 def as_yaml(config: Config) -> str:
-    """A run file that loads as an equal config and names only what differs from the defaults."""
+    """Return the text of a run file that loads as an equal config. It names only what differs from the defaults."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -277,7 +304,7 @@ def as_yaml(config: Config) -> str:
 
 
 def _steps(typed: Entry, ours: Entry) -> Iterator[Entry]:
-    """`section=null` first takes back what lies in a section that is always there."""
+    """Yield what an override does. `training=null` first removes the keys of that section, then begins it anew."""
     if typed.value is None and ours.value == {}:
         yield replace(ours, value=None)
     yield ours
@@ -291,15 +318,12 @@ def _from_environment(environ: Mapping[str, str], problems: list[Problem]) -> It
 def _from_mapping(
     values: Mapping[Any, Any], path: KeyPath, problems: list[Problem]
 ) -> Iterator[Entry]:
-    """The settings of a mapping; what no run file could say is a problem."""
+    """Yield the settings of a mapping. Keys and values that no run file could hold are problems."""
     for key, value in values.items():
         here = (*path, key)
         if not isinstance(key, str):
-            problems.append(
-                Problem(
-                    _MAPPING, f"{dotted(path) or 'the top'}: found the key {key!r}; expected a text"
-                )
-            )
+            where = dotted(path) or "the top"
+            problems.append(Problem(_MAPPING, f"{where}: found the key {key!r}; expected a text"))
         elif isinstance(value, Mapping):
             yield Entry(here, {}, _MAPPING)
             yield from _from_mapping(value, here, problems)
@@ -311,7 +335,7 @@ def _from_mapping(
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: paths as text, tuples as lists. Raises TypeError for what has no such form."""
+    """Return a value as JSON has it: paths as text, tuples as lists. Raises TypeError for anything else."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
@@ -333,7 +357,10 @@ def _from_flags(flags: Mapping[str, Any]) -> Iterator[Entry]:
 
 
 def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]:
-    """The overrides in their order. One that a later one undoes, as wrappers want it, is told of."""
+    """Yield the settings of `key=value` overrides in their order.
+
+    A later override may change an earlier one, as wrappers around kubetune do; a warning says so.
+    """
     seen: list[Entry] = []
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -346,14 +373,9 @@ def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]
             continue
         for entry in _parsed(key, text.strip(), Origin("override"), problems):
             ours = canonical(entry) or entry
-            parts = [
-                ours,
-                *(
-                    _from_mapping(ours.value, ours.path, [])
-                    if isinstance(ours.value, Mapping)
-                    else ()
-                ),
-            ]
+            parts = [ours]
+            if isinstance(ours.value, Mapping):
+                parts += _from_mapping(ours.value, ours.path, [])
             if any(_undoes(parts, earlier) for earlier in seen):
                 log.warning("override %s: given twice, with other values; the last one counts", key)
             seen += parts
@@ -361,23 +383,25 @@ def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]
 
 
 def _undoes(parts: Sequence[Entry], earlier: Entry) -> bool:
-    """An override, whole and in its `parts`, puts another value, or none, in the place of an earlier one."""
+    """True if an override changes or removes what an earlier one set.
+
+    `parts`: the override itself, then each key of it if it is a mapping. `lora={r: 8}` undoes `lora.r=16` and
+    `lora.alpha=32`, but not `lora.r=8`.
+    """
     path = parts[0].path
-    return earlier.path[: len(path)] == path and all(
-        (earlier.path, earlier.value) != (part.path, part.value) for part in parts
-    )
+    if earlier.path[: len(path)] != path:
+        return False
+    return all((earlier.path, earlier.value) != (part.path, part.value) for part in parts)
 
 
 def _parsed(key: str, text: str, origin: Origin, problems: list[Problem]) -> Iterator[Entry]:
+    """Yield the entry of `key=text`, with the text read as YAML. What can only be text is not read: `name=123`."""
     entry = Entry(key_path(key), text, origin)
     ours = canonical(entry)
     is_section = entry.path == ("model",) and text.startswith("{")
-    if (
-        ours is not None
-        and json_schema.wants_text(ours.path)
-        and text not in ("", "null", "~")
-        and not is_section
-    ):
+    is_null = text in ("", "null", "~")
+    is_text = ours is not None and json_schema.wants_text(ours.path)
+    if is_text and not is_null and not is_section:
         yield entry
         return
     try:
@@ -387,31 +411,35 @@ def _parsed(key: str, text: str, origin: Origin, problems: list[Problem]) -> Ite
 
 
 def _safe(entries: Iterable[Entry], problems: list[Problem]) -> Iterator[Entry]:
-    """The entries without secrets. Each secret is a problem that does not echo it."""
+    """Yield the entries without secrets. Each secret is a problem, whose message does not repeat it."""
     for entry in entries:
-        suspects = [
-            (i, text)
-            for i, text in _texts(entry.value)
-            if is_secret(entry.path + i, text, known=False)
-        ]
-        # Asked of suspects only: making the schema takes long for a verb that answers at once.
-        known = bool(suspects) and entry.path[-1] in json_schema.keys(
-            json_schema.at(entry.path[:-1]) or {}
-        )
-        secrets = [
-            entry.inner.get(inner, entry.origin)
-            for inner, text in suspects
-            if is_secret(entry.path + inner, text, known=known)
-        ]
-        problems += [Problem(origin, f"{dotted(entry.path)}: {ADVICE}") for origin in secrets]
-        known_values = _environment_secrets(entry) if not secrets else []
-        problems += known_values
-        if not secrets and not known_values:
+        secrets = _secrets_in(entry) or _environment_secrets(entry)
+        problems += secrets
+        if not secrets:
             yield entry
 
 
+def _secrets_in(entry: Entry) -> list[Problem]:
+    """Return a problem for each text of an entry that looks like a secret, or whose key says that it is one."""
+    suspects = []
+    for inner, text in _texts(entry.value):
+        if is_secret(entry.path + inner, text, known=False):
+            suspects.append((inner, text))
+    if not suspects:
+        return []
+
+    # Only now, since making the schema takes long for a verb that answers at once.
+    known = entry.path[-1] in json_schema.keys(json_schema.at(entry.path[:-1]) or {})
+    problems = []
+    for inner, text in suspects:
+        if is_secret(entry.path + inner, text, known=known):
+            origin = entry.inner.get(inner, entry.origin)
+            problems.append(Problem(origin, f"{dotted(entry.path)}: {ADVICE}"))
+    return problems
+
+
 def _environment_secrets(entry: Entry) -> list[Problem]:
-    """Return a problem for each text of an entry that holds a secret of the environment, which it does not echo."""
+    """Return a problem for each text of an entry that holds the value of a secret environment variable."""
     problems = []
     for inner, text in _texts(entry.value):
         name = secret_variable(text)
@@ -423,41 +451,54 @@ def _environment_secrets(entry: Entry) -> list[Problem]:
 
 
 def _texts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Every text in a value, with its path."""
+    """Yield every text in a value, with its path inside the value."""
     if isinstance(value, str):
         yield path, value
-    elif isinstance(value, (dict, list)):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+    elif isinstance(value, dict):
+        for key, item in value.items():
             yield from _texts(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts(item, (*path, index))
 
 
 def _absolute(entries: Iterable[Entry], folders: Sequence[Path]) -> Iterator[Entry]:
-    """The entries with local paths that exist below one of `folders`, or are absolute already, made absolute."""
+    """Yield the entries. Local paths that exist, alone or below one of `folders`, are made absolute."""
     for entry in entries:
-        local = any(entry.path == known or entry.path == (*known, "path") for known in LOCAL_PATHS)
-        yield replace(entry, value=_find(entry.value, folders)) if local else entry
+        is_local = any(entry.path in (known, (*known, "path")) for known in LOCAL_PATHS)
+        if is_local:
+            yield replace(entry, value=_find(entry.value, folders))
+        else:
+            yield entry
 
 
 def _find(value: Any, folders: Sequence[Path]) -> Any:
+    """Return a path, or a source or list of sources with its paths, made absolute if the file exists."""
     if isinstance(value, list):
         return [_find(item, folders) for item in value]
     if isinstance(value, dict) and "path" in value:
         return {**value, "path": _find(value["path"], folders)}
     if not isinstance(value, str) or "://" in value or "\0" in value:
         return value
+    # `train.jsonl#500`: a file of the whole name goes first, since # is valid in a name.
     path, mark, count = value.rpartition("#")
     for folder in folders:
-        if found := _below(folder, value):
-            return found
-        if mark and count.isdecimal() and (found := _below(folder, path)):
-            return f"{found}#{count}"
+        whole = _below(folder, value)
+        if whole is not None:
+            return whole
+        if mark and count.isdecimal():
+            file = _below(folder, path)
+            if file is not None:
+                return f"{file}#{count}"
     return value
 
 
 def _below(folder: Path, name: str) -> str | None:
-    """The absolute path of a file, a folder or a pattern with matches, or None when there is none."""
+    """Return the absolute path of a file, a folder or a pattern with matches. None if there is none."""
+    if not name:
+        return None
     place = folder / Path(name).expanduser()
-    exists = place.exists() or (
-        any(char in name for char in "*?[") and glob.glob(str(place), recursive=True)
-    )
-    return os.path.normpath(place) if name and exists else None
+    is_pattern = any(char in name for char in "*?[")
+    if place.exists() or (is_pattern and glob.glob(str(place), recursive=True)):
+        return os.path.normpath(place)
+    return None

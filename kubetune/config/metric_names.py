@@ -1,4 +1,4 @@
-"""Names of the metrics that evaluations of each task have: `best` may be chosen by one of them."""
+"""Names of the metrics that evaluations have, by task. The best checkpoint is chosen by one of them."""
 
 from __future__ import annotations
 
@@ -11,38 +11,42 @@ CLASSIFIER_METRICS: Final[dict[ProblemType, str]] = {
     "multi_label_classification": "loss accuracy f1_macro f1_micro precision recall",
     "regression": "loss mae pearson spearman",
 }
-"""Measures of tasks/classification_metrics.py, known here before it is imported; f1 of two classes only."""
+"""Metrics that tasks/classification_metrics.py computes, by problem. `f1` exists for two classes only."""
 
 LANGUAGE_METRICS: Final = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
 
 REWARD_MEASURES: Final = ("accuracy", "margin", "reward_chosen", "reward_rejected")
-"""Measures, besides the loss, of steps and evaluations of `task: reward_model`."""
+"""Metrics, besides the loss, of steps and evaluations of `task: reward_model`."""
 
 PREFERENCE_MEASURES: Final = (*REWARD_MEASURES, "logp_chosen", "logp_rejected", "kl")
-"""The same of `task: preference`; only KTO has `kl`."""
+"""The same for `task: preference`. Only KTO has `kl`."""
 
 EXPERT_MEASURES: Final = (
     "expert_load_max", "expert_load_cv", "experts_unused", "dropped_tokens", "router_aux_loss", "router_z_loss"
 )  # fmt: skip
-"""Measures of steps of a mixture of experts; losses of routers only where these learn."""
+"""Metrics of a step of a mixture of experts. The two router losses exist only if routers learn."""
 
 
 def full_name(metric: Any) -> Any:
-    """A metric as metrics.jsonl has it: `accuracy` means `eval_accuracy`."""
-    return metric if not isinstance(metric, str) or metric.startswith("eval_") else f"eval_{metric}"
+    """Return a metric's name in metrics.jsonl: `eval_accuracy` for `accuracy`. What is no text is returned as it is."""
+    if not isinstance(metric, str) or metric.startswith("eval_"):
+        return metric
+    return f"eval_{metric}"
 
 
 def metrics_of(task: str, problem_type: str, *, judged: bool = False) -> tuple[str, ...]:
-    """All metrics that evaluations of this task may have; which ones a classifier has, its data decide.
+    """Return all metrics that evaluations of this task may have.
 
-    `judged`: answers are, one by one, and not compared.
+    A classifier with `problem_type: auto` may have those of every problem: its data decide later. `judged`: answers are
+    judged one by one (KTO), not compared in pairs.
     """
     if task in ("preference", "reward_model"):
         measures = PREFERENCE_MEASURES if task == "preference" else REWARD_MEASURES
         return ("eval_loss", *(f"eval_{name}" for name in measures if judged or name != "kl"))
     if task != "sequence_classification":
         return LANGUAGE_METRICS
-    known = [
-        names for problem, names in CLASSIFIER_METRICS.items() if problem_type in ("auto", problem)
-    ]
-    return tuple(dict.fromkeys(f"eval_{name}" for names in known for name in names.split()))
+    names: dict[str, None] = {}  # an ordered set
+    for problem, metrics in CLASSIFIER_METRICS.items():
+        if problem_type in ("auto", problem):
+            names |= dict.fromkeys(f"eval_{metric}" for metric in metrics.split())
+    return tuple(names)

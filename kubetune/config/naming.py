@@ -1,4 +1,4 @@
-"""Names that follow from a config: of the method, of the model, of the run directory where none is given."""
+"""Names that follow from a config: of the method, of the model, and of the run directory if the user names none."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from kubetune.config.schema import LoraConfig, TrainingConfig
 
 RESOLVED = "resolved.json"
-"""The whole config of a run, in its directory."""
+"""File in a run directory with the whole config, defaults included."""
 FOLDERS = ("checkpoints", "logs", "answers", "exports")
-"""Folders of a run directory that are ours."""
+"""Folders of a run directory that kubetune writes and reads."""
 STARTED = "KUBETUNE_STARTED"
-"""Variable by which the supervisor tells what comes after a run's last step which run the user has started."""
+"""Environment variable with the run directory that the user has started. The supervisor sets it for benchmarks and the
+other processes after the last step, so that they need not ask for consent again."""
 OF_TRACKERS = ("wandb", "mlruns", "tensorboard")
-"""Folders of a run directory that trackers write, with links of their own; nothing of ours reads them."""
+"""Folders of a run directory that trackers write, with links in them. Kubetune never reads them."""
 
 
 def method_label(lora: LoraConfig | None) -> str:
@@ -28,22 +29,25 @@ def method_label(lora: LoraConfig | None) -> str:
 
 
 def default_output(model_path: str, lora: LoraConfig | None, max_length: int, now: datetime) -> str:
-    """Return the run directory if none is given: `outputs/Qwen3-8B/lora-r16-a32-len2048-20261120-1015`."""
+    """Return the default run directory: `outputs/Qwen3-8B/lora-r16-a32-len2048-20261120-1015`."""
     run = f"{method_label(lora)}-len{max_length}-{now:%Y%m%d-%H%M}"
     return f"outputs/{model_short_name(model_path)}/{run}"
 
 
 def model_short_name(path: str) -> str:
-    """The last part of a hub id or folder; for a folder of the hub's cache, the model's name and not its hash."""
+    """Return the last part of a hub id or folder, with characters that a folder's name may have."""
     parts = PurePosixPath(path).parts or ("model",)
-    cached = [part.rsplit("--", 1)[1] for part in parts if part.startswith("models--")]
-    return (
-        re.sub(r"[^A-Za-z0-9._-]+", "-", cached[0] if cached else parts[-1]).strip(".-") or "model"
-    )
+    name = parts[-1]
+    for part in parts:
+        # In the hub's cache the last part is a hash: hub/models--Qwen--Qwen3-8B/snapshots/1a2b3c…
+        if part.startswith("models--"):
+            name = part.rsplit("--", 1)[1]
+            break
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "model"
 
 
 def prefers_greater(training: TrainingConfig) -> bool:
-    """`greater_is_better`, or what the name of the metric that chooses the best checkpoint says."""
+    """True if a greater value of the metric that chooses the best checkpoint is better."""
     if training.greater_is_better is not None:
         return training.greater_is_better
     return not training.metric_for_best_model.endswith(

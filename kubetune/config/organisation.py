@@ -1,7 +1,7 @@
 """An organisation's defaults: a file that every run file on a machine inherits from, such as image, queue and tracking.
 
-It is named by KUBETUNE_DEFAULTS (set and empty: none), or is `kubetune/defaults.yaml` in ~/.config ($XDG_CONFIG_HOME).
-Everything a run file, an environment variable or the command line says wins over it.
+KUBETUNE_DEFAULTS names it (set and empty: no file); else it is `kubetune/defaults.yaml` in ~/.config ($XDG_CONFIG_HOME).
+Run file, environment variables and command line take precedence over it.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ VARIABLE: Final = "KUBETUNE_DEFAULTS"
 _OF_ONE_RUN: Final[tuple[KeyPath, ...]] = (
     ("name",), ("task",), ("model", "path"), ("data", "train"), ("data", "eval"), ("output",), ("mirror",), ("push",),
 )  # fmt: skip
-"""Keys that only a run itself can say."""
+"""Keys that belong to one run, so that no file of defaults may have them."""
 
 
 def defaults_file(environ: Mapping[str, str]) -> Path | None:
-    """The file, if there is one. Raises ConfigError where the one that is named is missing."""
+    """Return the file of defaults. None if there is none. Raises ConfigError if KUBETUNE_DEFAULTS names a missing one."""
     named = environ.get(VARIABLE)
+    if named == "":
+        return None
     if named is not None:
         path = Path(named).expanduser()
-        if named and not path.is_file():
+        if not path.is_file():
             raise ConfigError(
                 f"{VARIABLE}: there is no file {named}; unset it, or set it to nothing for no defaults"
             )
-        return path if named else None
-    path = (
-        Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-        / "kubetune"
-        / "defaults.yaml"
-    )
+        return path
+    folder = Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    path = folder / "kubetune" / "defaults.yaml"
     return path if path.is_file() else None
 
 
 def fitting(
     entries: Sequence[Entry], sections: Collection[str], problems: list[Problem]
 ) -> list[Entry]:
-    """The defaults that a run takes over: of optional sections, such as `lora`, only those of `sections` that it has.
+    """Return the defaults that a run takes over. A key that belongs to one run is a problem.
 
-    So a default rank turns LoRA on for nobody. What is of one run only is a problem.
+    Defaults of an optional section, such as `lora`, apply only to runs that have that section (`sections`): a default
+    for `lora.r` does not switch LoRA on.
     """
     taken = []
     for entry in entries:

@@ -1,4 +1,4 @@
-"""One problem for each setting that pydantic refuses, with its line, what was found and what was expected."""
+"""Turn pydantic's errors into problems: one for each wrong setting, with its line, what was found and what was expected."""
 
 from __future__ import annotations
 
@@ -18,35 +18,45 @@ _LONGEST_VALUE = 60
 
 
 def explain(errors: Sequence[ErrorDetails], tree: Tree) -> list[Problem]:
-    """One problem for each setting that is wrong, in no order.
+    """Return one problem for each wrong setting, in no order.
 
-    A union reports an error for each of its branches: they are one problem, and the one nearest to the mistake wins.
+    Pydantic reports an error for each branch of a union. For `lora: {r: 0}`, which may be a section, true or null:
+
+        lora, LoraConfig, r: should be at least 1   ← the mistake: the deepest path
+        lora, bool: should be a boolean             ← says nothing about the mistake; left out
     """
-    found: dict[KeyPath, list[ErrorDetails]] = {}
+    by_path: dict[KeyPath, list[ErrorDetails]] = {}
     for error in errors:
-        found.setdefault(_place(error, tree), []).append(error)
-    deepest = [
-        path
-        for path in found
-        if not any(p != path and p[: len(path)] == path for p in found) or _own(found[path])
-    ]
-    return [problem for path in deepest for problem in _explain_one(path, found[path], tree)]
+        by_path.setdefault(_place(error, tree), []).append(error)
+
+    problems: list[Problem] = []
+    for path, errors_here in by_path.items():
+        has_deeper = any(other != path and other[: len(path)] == path for other in by_path)
+        if not has_deeper or _are_about_section(errors_here):
+            problems += _explain_one(path, errors_here, tree)
+    return problems
 
 
-def _own(errors: Sequence[ErrorDetails]) -> bool:
-    """Errors about the section itself, not about what it may be instead of a section."""
+def _are_about_section(errors: Sequence[ErrorDetails]) -> bool:
+    """True if an error is about the section itself, not about what may stand in place of a section."""
     return any(error["type"] in ("value_error", "missing", "extra_forbidden") for error in errors)
 
 
 def _place(error: ErrorDetails, tree: Tree) -> KeyPath:
-    """Path of an error in the tree: its location without the names of union branches that pydantic puts in."""
+    """Return the path of an error in the tree.
+
+    Pydantic puts the names of union branches into a location: ("lora", "LoraConfig", "r") is the path ("lora", "r").
+    Parts that the tree does not have are such names, except for the last part of a missing key.
+    """
     node: Any = tree.data
     path: list[str | int] = []
+    last = len(error["loc"]) - 1
     for index, part in enumerate(error["loc"]):
         try:
             node = node[part]
         except (LookupError, TypeError):
-            if error["type"] != "missing" or index < len(error["loc"]) - 1:
+            is_missing_key = error["type"] == "missing" and index == last
+            if not is_missing_key:
                 continue
         path.append(part)
     return tuple(path)
@@ -57,54 +67,62 @@ def _explain_one(path: KeyPath, errors: Sequence[ErrorDetails], tree: Tree) -> l
     kinds = {error["type"] for error in errors}
     if "missing" in kinds:
         path, node = _needed(path)
-        return [
-            Problem(
-                origin,
-                f"{dotted(path)}: missing; expected {_expected(path)}: {_first_sentence(node)}",
-            )
-        ]
+        expected = f"expected {_expected(path)}: {_first_sentence(node)}"
+        return [Problem(origin, f"{dotted(path)}: missing; {expected}")]
     if "extra_forbidden" in kinds:
+        # A key such as `api_key` gets advice on secrets, and not a similar key.
         if names_secret(str(path[-1])):
             return [Problem(origin, f"{dotted(path)}: {ADVICE}")]
         return [Problem(origin, f"{dotted(path)}: unknown key; {suggest(path)}")]
     if "value_error" in kinds:
-        text = next(str(e["ctx"]["error"]) for e in errors if e["type"] == "value_error")
+        text = next(
+            str(error["ctx"]["error"]) for error in errors if error["type"] == "value_error"
+        )
         if path:
             return [Problem(origin, f"{dotted(path)}: {text}{_from_elsewhere(path, tree)}")]
-        # The checks between sections name the key they blame at the beginning of each line.
-        return [
-            Problem(tree.origin(tuple(line.split(":")[0].split("."))), line)
-            for line in text.splitlines()
-        ]
+        return _between_sections(text, tree)
     if not path:
         return [Problem(origin, f"{error['msg']}") for error in errors]
-    return [
-        Problem(
-            origin, f"{dotted(path)}: found {_shown(tree.get(path))}; expected {_expected(path)}"
-        )
-    ]
+    value = _shown(tree.get(path))
+    return [Problem(origin, f"{dotted(path)}: found {value}; expected {_expected(path)}")]
+
+
+def _between_sections(text: str, tree: Tree) -> list[Problem]:
+    """Return the problems of checks that compare sections: a line each, `KEY: what is wrong`."""
+    problems = []
+    for line in text.splitlines():
+        key = line.split(":")[0]
+        problems.append(Problem(tree.origin(tuple(key.split("."))), line))
+    return problems
 
 
 def _from_elsewhere(path: KeyPath, tree: Tree) -> str:
-    """The keys of a section that stand in another file than the section does, such as one of defaults; mostly none."""
-    section, here = tree.find(path), tree.origin(path).source
-    origins = {
-        key: tree.origin_of((*path, key)) for key in (section if isinstance(section, dict) else ())
-    }
-    told = [
-        f"{key} of {origin}"
-        for key, origin in origins.items()
-        if origin is not None and origin.source != here
-    ]
-    return f" ({', '.join(told)}; where you want another, set that to null)" if told else ""
+    """Name the keys of a section that another file sets, such as the organisation's defaults. Mostly empty.
+
+    The user who sees "name one of space_id and server_url" may have written only one of the two.
+    """
+    section = tree.find(path)
+    if not isinstance(section, dict):
+        return ""
+    file_of_section = tree.origin(path).source
+    keys = []
+    for key in section:
+        origin = tree.origin_of((*path, key))
+        if origin is not None and origin.source != file_of_section:
+            keys.append(f"{key} of {origin}")
+    if not keys:
+        return ""
+    return f" ({', '.join(keys)}; where you want another, set that to null)"
 
 
 def _needed(path: KeyPath) -> tuple[KeyPath, json_schema.Node]:
-    """A missing key, or for a missing section the first key it cannot do without."""
+    """Return a missing key with its schema; for a missing section, its first required key."""
     node = json_schema.at(path) or {}
     options = json_schema.options(node)
-    if len(options) == 1 and (required := options[0].get("required")):
-        return _needed((*path, required[0]))
+    if len(options) == 1:
+        required = options[0].get("required")
+        if required:
+            return _needed((*path, required[0]))
     return path, node
 
 
@@ -126,18 +144,26 @@ def _shown(value: Any) -> str:
 
 
 def suggest(path: KeyPath) -> str:
-    """The key that somebody who wrote an unknown one may have meant, as a question; else those that are known."""
+    """Return the known key that an unknown one may have meant, as a question; else the keys that are known there."""
     name = str(path[-1])
-    siblings = list(json_schema.keys(json_schema.at(path[:-1]) or {}))
-    paths = {str(known[-1]): dotted(known) for known, _ in json_schema.leaves()}
+
+    # The right name in the wrong section: `lora.seed` for `training.seed`.
     homes = [dotted(known) for known, _ in json_schema.leaves() if known[-1] == name]
     if homes:
         return f"did you mean {' or '.join(homes)}?"
-    if close := nearest(name, siblings, 0.7):
+
+    # A wrong spelling in the right section: `lora.dropuot`.
+    siblings = list(json_schema.keys(json_schema.at(path[:-1]) or {}))
+    close = nearest(name, siblings, 0.7)
+    if close:
         return f"did you mean {close}?"
-    elsewhere = paths | {
-        alias: a.path for alias, a in ALIASES.items() if alias not in paths and "." not in alias
-    }
-    if close := nearest(name, elsewhere, 0.75):
+
+    # A wrong spelling in the wrong section, or of another tool's name.
+    elsewhere = {alias: known.path for alias, known in ALIASES.items() if "." not in alias}
+    elsewhere |= {str(known[-1]): dotted(known) for known, _ in json_schema.leaves()}
+    close = nearest(name, elsewhere, 0.75)
+    if close:
         return f"did you mean {elsewhere[close]}?"
-    return f"known here: {', '.join(siblings)}" if siblings else "no keys are known here"
+    if not siblings:
+        return "no keys are known here"
+    return f"known here: {', '.join(siblings)}"
