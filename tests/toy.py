@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from kubetune.base import processes
 from kubetune.config.schema import Config
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import metrics
@@ -100,8 +101,13 @@ def train(
 def finished(run_dir: Path, config: Config, world_size: int = 1, seconds: float = SECONDS) -> Path:
     """A run that has ended well."""
     codes = train(make_run(run_dir, config, world_size), world_size, seconds=seconds)
-    assert codes == [0] * world_size, (run_dir / "logs" / "rank-0.log").read_text()
+    assert codes == [0] * world_size, log_of(run_dir)
     return run_dir
+
+
+def log_of(run_dir: Path, rank: int = 0) -> str:
+    """Return what a rank wrote into its log."""
+    return (run_dir / "logs" / f"rank-{rank}.log").read_text()
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -137,6 +143,17 @@ def is_stopped(pid: int | None) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the ids of all processes below one."""
+    children = processes.children(pid)
+    return children + [grandchild for child in children for grandchild in descendants(child)]
+
+
+def stopped_below(pid: int) -> list[int]:
+    """Return the ids of the processes below one that SIGSTOP holds."""
+    return [child for child in descendants(pid) if is_stopped(child)]
 
 
 def wait_until_stopped(process: ForkServerProcess) -> None:

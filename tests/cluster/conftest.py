@@ -11,6 +11,7 @@ import pytest
 
 from standin.control_plane import ControlPlane, Unavailable
 from tests.cluster.harness import Cluster
+from tests.cluster.operation import Desk
 
 _numbers = itertools.count(1)
 
@@ -44,6 +45,12 @@ def cluster(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
     )
     with cluster.borrowed():
         yield cluster
+
+
+@pytest.fixture
+def desk(cluster: Cluster, tmp_path: Path) -> Desk:
+    """A user's folder with a run file, beside the empty namespace."""
+    return Desk(cluster, tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,6 @@ import kubetune
 from kubetune.cli.installation import doctor
 from kubetune.errors import ConfigError, DataError
 from standin.state.objects import find_condition, name_of
-from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
 
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
@@ -28,11 +27,6 @@ NVIDIA_SMI = """#!/bin/sh
 echo "0, NVIDIA H100 80GB HBM3, 97, 61234, 81559, 64, 612.31"
 echo "1, NVIDIA H100 80GB HBM3, 3, 12, 81559, 31, [N/A]"
 """
-
-
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
 
 
 def trainers(desk: Desk) -> list[str]:

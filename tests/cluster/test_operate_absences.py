@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, write_progress
 from tests.cluster.test_operate import bound
 
@@ -19,11 +17,6 @@ echo last $n
 """
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
 LOG, MADE = "get pods/log", "patch pods"
-
-
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
 
 
 def with_few_rights(desk: Desk) -> None:

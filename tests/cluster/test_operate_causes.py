@@ -10,7 +10,6 @@ import pytest
 
 from kubetune.rundir.status import progress
 from standin.state.objects import container_statuses
-from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
 
 TRAINERS = "app.kubernetes.io/component=trainer"
@@ -26,11 +25,6 @@ NODES = {
     "jobset": "NODE=$JOB_COMPLETION_INDEX", "trainjob": "NODE=$JOB_COMPLETION_INDEX",
     "job": "NODE=$JOB_COMPLETION_INDEX", "pytorchjob": "NODE=$PET_NODE_RANK",
 }  # fmt: skip
-
-
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["jobset", slow("pytorchjob"), slow("trainjob"), slow("job")])

@@ -14,7 +14,6 @@ import pytest
 from kubetune.errors import EnvironmentFault
 from kubetune.k8s.cluster.download import _Link, _link
 from standin.state.objects import name_of
-from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow
 
 TRAINERS = "app.kubernetes.io/component=trainer"
@@ -26,11 +25,6 @@ read _ < /outputs/go
 trap 'touch /outputs/heard-$HOSTNAME; exit 143' TERM
 while :; do sleep 0.02; done
 """
-
-
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
 
 
 def test_a_pod_that_only_starts_hears_that_it_is_to_stop(desk: Desk) -> None:

@@ -29,11 +29,6 @@ from tests.run.test_ui_clicked import Server, fill, go, wait
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
-
-
 @contextmanager
 def forwarded(desk: Desk, server: str) -> Iterator[str]:
     """The address on this machine of a server of the run."""

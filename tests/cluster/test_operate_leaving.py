@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from pathlib import Path
-
-import pytest
 
 from kubetune.rundir.exit_status import ExitStatus, write_exit_status
 from standin.state.objects import name_of
-from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
@@ -32,11 +28,6 @@ TRAINING = f"""
 trap 'echo '"'"'{LEFT}'"'"' > /dev/termination-log; exit 143' TERM
 echo step 5/20; while :; do sleep 0.02; done
 """
-
-
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
 
 
 def popen(desk: Desk, *argv: str) -> subprocess.Popen[str]:

@@ -8,7 +8,6 @@ import pty
 import select
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -17,13 +16,7 @@ from kubetune.k8s.api.client import Cluster as Client
 from kubetune.k8s.cluster.log_follow import LogFollower, Source
 from kubetune.k8s.cluster.runs import find_run
 from standin.state.objects import name_of
-from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
-
-
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
 
 
 def lines_of(desk: Desk, *argv: str) -> list[str]:

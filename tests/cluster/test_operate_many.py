@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -16,15 +15,9 @@ from kubetune.k8s.api.informer import Informer
 from kubetune.k8s.cluster import log_follow
 from kubetune.k8s.cluster.log_follow import LogFollower, Source
 from kubetune.k8s.cluster.runs import find_run
-from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow
 
 _numbers = itertools.count()
-
-
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
 
 
 @pytest.mark.parametrize("nodes", [120, slow(300)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,15 +12,9 @@ from kubetune.k8s.cluster import log_follow
 from kubetune.k8s.cluster.runs import find_run
 from kubetune.rundir.exit_status import ExitStatus, write_exit_status
 from standin.state.objects import name_of
-from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
-
-
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
 
 
 def warnings(desk: Desk) -> list[str]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-from pathlib import Path
 
-import pytest
 import yaml
 
-from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 
 TRAINERS = "app.kubernetes.io/component=trainer,app.kubernetes.io/instance=alice-fit"
@@ -21,11 +18,6 @@ touch /outputs/met-$PET_NODE_RANK
 until test -e /outputs/met-0 -a -e /outputs/met-1; do sleep 0.1; done
 echo there > /outputs/fit/result
 """
-
-
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
 
 
 def test_a_prefixed_run_meets_ends_and_is_found(desk: Desk, kubectl: str) -> None:

@@ -27,11 +27,6 @@ esac
 KINDS = ["job", *(slow(kind) for kind in ("statefulset", "jobset", "pytorchjob", "trainjob"))]
 
 
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_begins_after_what_prepares(desk: Desk, kind: str) -> None:
     desk.submit_script(ORDERED, kubernetes__kind=kind, kubernetes__preprocess={})

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-
-import pytest
 
 from kubetune.k8s.cluster import kueue
-from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 
 TRAINERS = "app.kubernetes.io/component=trainer"
 SCRIPT = "trap 'touch /outputs/saved; exit 143' TERM; echo up; while :; do sleep 0.02; done"
-
-
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
 
 
 def queue(desk: Desk, stop_policy: str = "None") -> None:

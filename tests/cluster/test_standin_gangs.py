@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from standin.state.objects import name_of
@@ -19,11 +17,6 @@ GROUP = {
     "spec": {"minMember": 2},
 }
 EIGHT = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
-
-
-@pytest.fixture
-def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    return Desk(cluster, tmp_path)
 
 
 def test_a_gang_gets_its_nodes_together_or_none(cluster: Cluster) -> None:

@@ -163,7 +163,7 @@ class Chaos:
                 wait_until(lambda: has_loaded(run_dir))
                 loaded = time.monotonic()
                 codes = wait_all(ranks)
-            assert codes == [0] * kind.world_size, (run_dir / "logs" / "rank-0.log").read_text()
+            assert codes == [0] * kind.world_size, toy.log_of(run_dir)
             self._whole[key] = Whole(
                 toy.digests(run_dir), loaded - began, time.monotonic() - loaded
             )
@@ -202,16 +202,10 @@ def _kill_launcher(run_dir: Path, kind: Kind, blow: Blow) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
             agent.wait(blow.seconds)
             return False
-        below = descendants(agent.pid)
+        below = toy.descendants(agent.pid)
         agent.kill()
     wait_until(lambda: not any(processes.is_alive(pid) for pid in below))
     return True
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below one."""
-    children = processes.children(pid)
-    return children + [grandchild for child in children for grandchild in descendants(child)]
 
 
 def _count(text: str) -> int:

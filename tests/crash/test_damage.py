@@ -110,7 +110,7 @@ def test_a_run_goes_on_when_its_numbers_are_damaged_and_counts_right(
     for name in ("report.json", "data.json", "logs/rank-0.exit.json"):
         nest(run_dir / name, random.Random(0))
     assert toy.train(run_dir) == [0]
-    log = (run_dir / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(run_dir)
     assert "metrics.jsonl: steps 3-7 are missing (5 of 7)" in log
     assert f"events.jsonl: line {len(events.splitlines())} is damaged" in log
     assert "Traceback" not in log
@@ -159,7 +159,7 @@ def test_a_run_that_goes_on_notices_damaged_prepared_data(
     content[place] ^= 1
     victim.write_bytes(content)
     assert toy.train(run_dir) == [0]
-    log = (run_dir / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(run_dir)
     assert f"has damage in {name} (its checksum differs): they are prepared again" in log
     assert "Traceback" not in log
     for file in ("adapter_model.safetensors", "optimizer.safetensors"):
@@ -167,7 +167,7 @@ def test_a_run_that_goes_on_notices_damaged_prepared_data(
     new_run = toy.make_run(tmp_path / "new", config)
     assert toy.train(new_run) == [0]
     assert toy.digests(new_run) == toy.digests(whole)
-    assert "prepared again" not in (new_run / "logs" / "rank-0.log").read_text()
+    assert "prepared again" not in toy.log_of(new_run)
 
 
 def look_at(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +222,7 @@ def test_no_damage_of_any_file_is_a_traceback(
         look_at(run_dir, capsys)
         (code,) = toy.train(run_dir)
         assert code in EXPLAINED, name
-        assert "Traceback" not in (run_dir / "logs" / "rank-0.log").read_text(), name
+        assert "Traceback" not in toy.log_of(run_dir), name
         if name in LINES:
             assert code == errors.OK
 

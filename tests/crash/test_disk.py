@@ -53,7 +53,7 @@ def test_no_space_at_each_point(
         run_dir, world_size, {"KUBETUNE_FAULT": f"error {errno.ENOSPC}:{point}:{nth}"}
     )
     assert codes == [errors.ENVIRONMENT] * world_size
-    log = (run_dir / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(run_dir)
     assert "No space left on device (" in log
     assert re.search(
         r"bytes free\); free some space and run the same command again; a checkpoint takes [\d,]+ bytes",
@@ -85,7 +85,7 @@ def test_a_write_that_fails_inside_a_library(
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 15:step:4"}) == [errors.PREEMPTED]
     with started(train_with_small_files, 1, str(run_dir), largest) as processes:
         assert wait_all(processes) == [errors.ENVIRONMENT]
-    assert "File too large" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert "File too large" in toy.log_of(run_dir)
     assert checkpoints.find(run_dir) == folder_of(run_dir, 4)
     assert not list(run_dir.glob("checkpoints/.*.tmp"))
     assert toy.train(run_dir) == [0]
@@ -113,7 +113,7 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_refused_at_once(
     assert toy.train(run_dir) == [errors.ENVIRONMENT]
     match = re.search(
         r"4 checkpoints of ([\d,]+) bytes need ([\d,]+) bytes, ([\d,]+) are free",
-        (run_dir / "logs" / "rank-0.log").read_text(),
+        toy.log_of(run_dir),
     )
     assert match is not None
     checkpoint_bytes, needed, free = (int(number.replace(",", "")) for number in match.groups())
@@ -167,7 +167,7 @@ def test_a_disk_that_somebody_else_fills(
         assert wait_all(ranks) == [errors.ENVIRONMENT] * world_size
     match = re.search(
         r"a checkpoint of [\d,]+ bytes need ([\d,]+) bytes, ([\d,]+) are free",
-        (run_dir / "logs" / "rank-0.log").read_text(),
+        toy.log_of(run_dir),
     )
     assert match is not None
     needed, free = (int(number.replace(",", "")) for number in match.groups())

@@ -59,7 +59,7 @@ def test_a_poisoned_row_stops_all_ranks_before_the_update(
     newest = checkpoints.find(run_dir)
     assert newest is not None
     step = checkpoints.load_state(newest).step
-    log = (run_dir / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(run_dir)
     assert f"step {step + 1}: loss nan" in log
     assert "prepared rows [" in log
     rows = log.partition("prepared rows [")[2].partition("]")[0]
@@ -92,7 +92,7 @@ def test_a_loss_above_the_threshold_for_so_many_steps_ends_the_run(
     assert (
         losses[-1] > first >= max(losses[:-1])
     )  # the second such step moved no weights, and has no line
-    log = (run_dir / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(run_dir)
     good = len(losses) - 1
     assert (
         f"step {len(losses)}: loss {losses[-1]:.4g} is above training.loss_watchdog_threshold (20): 1 of 2"
@@ -129,7 +129,7 @@ def test_a_run_whose_loss_ran_away_says_so_at_its_end(toy_inputs: Path, tmp_path
     assert json.loads((run_dir / "report.json").read_text())["loss_runaway"]["last"] > 20
     status = exit_status.read_rank_exit_statuses(run_dir)[0]
     assert (status.code, status.reason[:28]) == (0, "done, but the loss ran away:")
-    assert "[RESULT] WARNING: the loss ran away: " in (run_dir / "logs" / "rank-0.log").read_text()
+    assert "[RESULT] WARNING: the loss ran away: " in toy.log_of(run_dir)
     assert [incident.what for incident in read_run(run_dir).incidents] == ["the loss ran away"]
     exit_status.write_exit_status(run_dir, status)
     assert look_here(run_dir).why == status.reason

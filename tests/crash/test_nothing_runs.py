@@ -124,7 +124,7 @@ def test_models(
         data={"cache": str(tmp_path / "cache"), "eval": None},
     )
     run_dir = toy.make_run(tmp_path / "run", config)
-    assert toy.train(run_dir) == [code], (run_dir / "logs" / "rank-0.log").read_text()
+    assert toy.train(run_dir) == [code], toy.log_of(run_dir)
     assert not canary.exists()
 
 
@@ -158,7 +158,7 @@ def test_checkpoints(
         seal_again(folder)
     # The only checkpoint: damaged, it must not be used; sealed, it is used unless its optimizer cannot be read.
     expected = errors.OK if is_sealed and name != "optimizer.safetensors" else errors.USER
-    assert toy.train(run_dir) == [expected], (run_dir / "logs" / "rank-0.log").read_text()
+    assert toy.train(run_dir) == [expected], toy.log_of(run_dir)
     assert not canary.exists()
 
 

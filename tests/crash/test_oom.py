@@ -193,7 +193,7 @@ def test_the_process_that_prepares_data_is_killed(toy_inputs: Path, tmp_path: Pa
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:write manifest.json"}) == [
         errors.ENVIRONMENT
     ]
-    log = (run_dir / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(run_dir)
     assert "the process that prepares the data was killed (out of memory" in log
     assert "Traceback" not in log
 

@@ -33,10 +33,6 @@ def run_dir(toy_inputs: Path, tmp_path: Path) -> Path:
     return toy.make_run(tmp_path / "run", config, 2)
 
 
-def log_of(run_dir: Path) -> str:
-    return (run_dir / "logs" / "rank-0.log").read_text()
-
-
 @pytest.mark.parametrize(
     ("where", "fault", "code", "words"),
     [
@@ -60,7 +56,7 @@ def test_what_ends_preparing_is_told_and_nothing_is_kept(
         main, 1, [str(run_dir)], environ={"KUBETUNE_FAULT": f"{fault}:prepare:1"}
     ) as ranks:
         assert wait_all(ranks) == [code]
-    log = log_of(run_dir)
+    log = toy.log_of(run_dir)
     assert words in log
     assert "Traceback" not in log
     assert "this is a bug" not in log

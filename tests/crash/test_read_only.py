@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from kubetune import errors
-from kubetune.base.processes import children
 from kubetune.rundir import checkpoints
 from tests import toy
 from tests.ranks import wait_until
@@ -109,7 +108,9 @@ def test_a_disk_that_turns_read_only_in_the_middle(
         try:
             wait_until(
                 lambda: (
-                    stopped.extend(stopped_below(agent.pid)) or stopped or agent.poll() is not None
+                    stopped.extend(toy.stopped_below(agent.pid))
+                    or stopped
+                    or agent.poll() is not None
                 )
             )
             assert len(stopped) == 1
@@ -130,14 +131,3 @@ def test_a_disk_that_turns_read_only_in_the_middle(
         run_dir / "logs" / "rank-0.log"
     ).read_text()
     assert len(toy.losses(run_dir)) == 2 * toy.STEPS_PER_EPOCH
-
-
-def stopped_below(pid: int) -> list[int]:
-    """Processes below this one that SIGSTOP holds."""
-    pids, pending = [], children(pid)
-    while pending:
-        child = pending.pop()
-        if toy.is_stopped(child):
-            pids.append(child)
-        pending += children(child)
-    return pids

@@ -17,7 +17,6 @@ from kubetune.base import processes
 from kubetune.rundir import checkpoints, exit_status
 from kubetune.training import worker
 from tests import toy
-from tests.crash.chaos import descendants
 from tests.ranks import started, wait_all, wait_until
 
 LORA: dict[str, Any] = {"lora": {"r": 4, "dropout": 0.1}}
@@ -221,8 +220,8 @@ def test_stopped_while_it_prepares(toy_inputs: Path, tmp_path: Path, num_proc: i
         wait_until(lambda: any((tmp_path / "cache" / "prepared").glob(".*.tmp/train/tokens*")))
         pid = process.pid
         assert pid is not None
-        wait_until(lambda: len(descendants(pid)) >= (1 if num_proc == 1 else 1 + num_proc))
-        below = descendants(pid)
+        wait_until(lambda: len(toy.descendants(pid)) >= (1 if num_proc == 1 else 1 + num_proc))
+        below = toy.descendants(pid)
         process.terminate()
         assert wait_all([process]) == [errors.PREEMPTED]
     wait_until(lambda: not any(processes.is_alive(pid) for pid in below))

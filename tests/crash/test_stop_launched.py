@@ -15,7 +15,6 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.rundir import checkpoints, exit_status
 from tests import toy
-from tests.crash.chaos import descendants
 from tests.crash.test_stop import much_data
 from tests.ranks import wait_until
 
@@ -27,17 +26,6 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def command(run_dir: Path) -> list[str]:
     return [sys.executable, "-m", "kubetune.agent", str(run_dir)]
-
-
-def is_stopped_below(pid: int) -> list[int]:
-    pids = []
-    for below in descendants(pid):
-        try:
-            if toy.is_stopped(below):
-                pids.append(below)
-        except FileNotFoundError:
-            continue
-    return pids
 
 
 @pytest.mark.slow
@@ -84,8 +72,8 @@ def test_everybody_stops_soon_and_the_next_start_goes_on(
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
     environ = {**os.environ, "KUBETUNE_FAULT": f"signal 19:{point}:{nth}:{rank}"}
     with subprocess.Popen(command(run_dir), env=environ, stdout=subprocess.DEVNULL) as agent:
-        wait_until(lambda: is_stopped_below(agent.pid))
-        everybody, stopped = descendants(agent.pid), is_stopped_below(agent.pid)
+        wait_until(lambda: toy.stopped_below(agent.pid))
+        everybody, stopped = toy.descendants(agent.pid), toy.stopped_below(agent.pid)
         for pid in [agent.pid] if receiver == "agent" else stopped:
             os.kill(pid, signal.SIGTERM)
         for pid in stopped:

@@ -55,7 +55,7 @@ def test_damage_costs_only_the_newest_checkpoint(
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == uninterrupted(toy.make_config(toy_inputs), 1)
     assert (run_dir / "checkpoints" / "damaged-step-000007-1").is_dir()
-    assert "set aside as damaged-step-000007-1" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert "set aside as damaged-step-000007-1" in toy.log_of(run_dir)
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(
@@ -67,5 +67,5 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over(
     metrics = (run_dir / "metrics.jsonl").read_bytes()
     for _ in range(2):
         assert toy.train(run_dir) == [errors.USER]
-    assert "no checkpoint is whole" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert "no checkpoint is whole" in toy.log_of(run_dir)
     assert (run_dir / "metrics.jsonl").read_bytes() == metrics

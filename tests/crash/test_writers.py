@@ -29,7 +29,7 @@ def test_a_second_writer_is_refused_and_a_dead_one_is_no_obstacle(
         before = (run_dir / "metrics.jsonl").read_bytes()
         with started(worker.main, 1, [str(run_dir)]) as (second,):
             assert wait_all([second]) == [errors.ENVIRONMENT]
-        assert f"is locked by process {first.pid}" in (run_dir / "logs" / "rank-0.log").read_text()
+        assert f"is locked by process {first.pid}" in toy.log_of(run_dir)
         assert not (run_dir / "logs" / "rank-0.exit.json").exists()
         assert (run_dir / "metrics.jsonl").read_bytes() == before
         first.kill()
@@ -51,12 +51,7 @@ def test_no_rank_survives_its_launcher(toy_inputs: Path, tmp_path: Path) -> None
     ) as agent:
         metrics = run_dir / "metrics.jsonl"
         wait_until(lambda: metrics.exists() and metrics.stat().st_size)
-        below = descendants(agent.pid)
+        below = toy.descendants(agent.pid)
         agent.kill()
     assert len(below) >= 3
     wait_until(lambda: not any(processes.is_alive(pid) for pid in below))
-
-
-def descendants(pid: int) -> list[int]:
-    children = processes.children(pid)
-    return children + [grandchild for child in children for grandchild in descendants(child)]

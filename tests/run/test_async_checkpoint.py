@@ -23,11 +23,6 @@ LORA: dict[str, Any] = {"lora": {"r": 4, "dropout": 0.1}}
 FULL: dict[str, Any] = {"lora": None}
 
 
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
-
-
 def make_config(
     inputs: Path, async_save: bool, parallelism: str = "ddp", **sections: Any
 ) -> Config:
@@ -63,7 +58,7 @@ def test_every_checkpoint_holds_the_bytes_it_would_hold_otherwise(
     )
     assert all_digests(beside) == all_digests(between)
     assert os.readlink(beside / "checkpoints" / "last") == "step-000014"
-    assert (beside / "logs" / "rank-0.log").read_text().count("saved checkpoint") == 5
+    assert toy.log_of(beside).count("saved checkpoint") == 5
 
 
 @pytest.mark.parametrize(
@@ -126,7 +121,7 @@ def test_a_full_disk_ends_all_ranks_at_a_step(
         "KUBETUNE_FAULT": f"error {errno.ENOSPC}:{point}:2:{world_size - 1 if parallelism == 'fsdp' else 0}"
     }
     assert toy.train(run_dir, world_size, environ) == [errors.ENVIRONMENT] * world_size
-    log = (run_dir / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(run_dir)
     assert "free some space and run the same command again" in log
     assert checkpoints.find(run_dir) == folder_of(run_dir, 3)
     assert len(toy.losses(run_dir)) <= 9  # the next checkpoint was not even begun

@@ -24,11 +24,6 @@ from kubetune.scoring.questions import drawn
 from tests import toy
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
-
-
 @dataclass
 class Drawn:
     """As much of prepared rows as questions are made of."""

@@ -127,7 +127,7 @@ def test_a_metric_that_these_labels_do_not_have_is_found_before_the_model_is_loa
     )  # which numbers would have
     run_dir = toy.make_run(tmp_path / "run", config)
     assert toy.train(run_dir) == [errors.USER]
-    log = (run_dir / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(run_dir)
     assert (
         "metric_for_best_model is eval_pearson; this task gives eval_loss, eval_accuracy, " in log
     )

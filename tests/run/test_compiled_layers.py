@@ -286,7 +286,7 @@ def test_a_killed_run_goes_on_bit_for_bit_with_kernels_compiled_anew(
     lora = {"r": 4, "dropout": dropout}
     config = toy.make_config(inputs, {"compile": "layers", "num_train_epochs": 1}, lora=lora)
     whole = toy.finished(tmp_path / "whole", config, seconds=PATIENCE)
-    log = (whole / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(whole)
     assert "2 layers compiled: " in log
     assert "without torch.compile" not in log
     cut = toy.make_run(tmp_path / "cut", config)

@@ -23,15 +23,6 @@ PINNED = cpu.PINNED
 FULL = {"lora": None, "data": {"max_length": 64}}
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
-
-
-def log_of(run_dir: Path, rank: int = 0) -> str:
-    return (run_dir / "logs" / f"rank-{rank}.log").read_text()
-
-
 def starts(run_dir: Path) -> list[dict[str, object]]:
     return [
         event for event in metrics.read_events(run_dir) if event["event"] in ("start", "resume")
@@ -50,8 +41,8 @@ def chosen_on(world: World, config: Config, run_dir: Path) -> str:
 def test_two_ranks_take_what_suits_the_first(inputs: Path, tmp_path: Path) -> None:
     assert run_ranks(chosen_on, 2, toy.make_config(inputs), tmp_path) == ["bfloat16", "bfloat16"]
     reason = "auto -> bfloat16, because this processor has instructions for it (avx512_bf16)"
-    assert reason in log_of(tmp_path)
-    assert "model.dtype: auto" not in log_of(tmp_path, 1)
+    assert reason in toy.log_of(tmp_path)
+    assert "model.dtype: auto" not in toy.log_of(tmp_path, 1)
 
 
 def test_a_narrow_model_is_trained_in_float32(inputs: Path, tmp_path: Path) -> None:
@@ -59,7 +50,9 @@ def test_a_narrow_model_is_trained_in_float32(inputs: Path, tmp_path: Path) -> N
         tmp_path / "run", toy.make_config(inputs, {"max_steps": 1, "eval_steps": 1})
     )
     assert toy.train(run_dir, environ={PINNED: ""}) == [0]
-    assert "auto -> float32, because the model is narrow: its hidden size is 64" in log_of(run_dir)
+    assert "auto -> float32, because the model is narrow: its hidden size is 64" in toy.log_of(
+        run_dir
+    )
     assert [event["dtype"] for event in starts(run_dir)] == ["float32"]
 
 
@@ -115,7 +108,7 @@ def test_a_run_goes_on_and_is_evaluated_in_what_it_began_with(
     killed = {"KUBETUNE_FAULT": f"signal {signal.SIGKILL:d}:commit.written:2", PINNED: began}
     assert toy.train(cut, environ=killed) == [-signal.SIGKILL]
     assert toy.train(cut, environ={PINNED: later}) == [0]
-    assert f"model.dtype: auto -> {began}, as this run began" in log_of(cut)
+    assert f"model.dtype: auto -> {began}, as this run began" in toy.log_of(cut)
     assert {event["dtype"] for event in starts(cut)} == {began}
     assert toy.digests(cut) == toy.digests(whole)
     last = [line for line in metrics.read_metrics(cut) if "eval_loss" in line][-1]

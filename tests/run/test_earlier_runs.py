@@ -43,7 +43,7 @@ def test_the_second_run_is_forecast_by_the_first(
     }  # ranks are forked from a process that was started before
     first = toy.make_run(tmp_path / "first", config)
     assert toy.train(first, environ=here) == [0]
-    log = (first / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(first)
     assert "forecast for the steps" not in log
     (known,) = earlier_runs.read()
     report = json.loads((first / "report.json").read_text())
@@ -57,7 +57,7 @@ def test_the_second_run_is_forecast_by_the_first(
 
     second = toy.make_run(tmp_path / "second", config)
     assert toy.train(second, environ=here) == [0]
-    log = (second / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(second)
     assert "forecast for the steps: " in log
     assert "by 1 earlier run of this shape on this machine" in log
     hours = json.loads((second / "report.json").read_text())["actuals"]["hours"]

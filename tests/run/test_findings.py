@@ -29,6 +29,7 @@ from kubetune.rundir import metrics
 from kubetune.training.start.facts import log_start
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
+from tests import toy
 from tests.architectures import save_model
 from tests.tiny import CHATML
 
@@ -374,7 +375,7 @@ def test_each_finding_of_a_run_is_one_line_of_its_log_and_stands_on_its_page(
     assert cli.main(["train", str(run_file), *settings]) == 0
     findings = json.loads((output / metrics.DATA).read_text())["findings"]
     assert [finding["id"] for finding in findings] == ["in_train", "repeats", "unused_keys"]
-    log = (output / "logs" / "rank-0.log").read_text().splitlines()
+    log = toy.log_of(output).splitlines()
     page = text_of(write_report([output], tmp_path / "report.html").read_text())
     for finding in findings:
         assert sum(finding["line"] in line for line in log) == 1

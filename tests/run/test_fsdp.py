@@ -38,11 +38,6 @@ LORA: dict[str, Any] = {"lora": {"r": 4}}
 TRAINING = {"learning_rate": 1e-3, "weight_decay": 0.1, "max_grad_norm": 0.4}
 
 
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
-
-
 def make_config(
     inputs: Path, parallelism: str, training: dict[str, Any] | None = None, **sections: Any
 ) -> Config:
@@ -366,7 +361,7 @@ def test_a_rank_without_space_ends_all_with_what_to_do(inputs: Path, tmp_path: P
     run_dir = toy.make_run(tmp_path / "run", make_config(inputs, "fsdp", **FULL), 2)
     codes = toy.train(run_dir, 2, {"KUBETUNE_FAULT": "error 28:commit.part:2:1"})
     assert codes == [errors.ENVIRONMENT] * 2
-    assert "free some space" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert "free some space" in toy.log_of(run_dir)
     assert checkpoints.find(run_dir) == checkpoints.folder_of(run_dir, 3)
     assert not list(run_dir.glob("checkpoints/.*.tmp"))
     names = {path.suffix for path in checkpoints.folder_of(run_dir, 3).iterdir()}

@@ -24,11 +24,6 @@ GIB = 2**30
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
 def stopped(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A LoRA run that was stopped at step 7 of 14."""
     run_dir = toy.make_run(tmp_path_factory.mktemp("stopped") / "run", toy.make_config(inputs))
@@ -70,10 +65,6 @@ class _Swap:
         self._path.write_bytes(self._before)
 
 
-def log_of(run_dir: Path) -> str:
-    return (run_dir / "logs" / "rank-0.log").read_text()
-
-
 @pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resume_with_another_base_is_refused_and_with_the_old_one_exact(
     inputs: Path, run_dir: Path, other_base: Path, tmp_path: Path, done: Path, world_size: int
@@ -82,7 +73,7 @@ def test_a_resume_with_another_base_is_refused_and_with_the_old_one_exact(
     before = (run_dir / "metrics.jsonl").read_bytes()
     with _Swap(inputs / "model" / "model.safetensors", other):
         assert toy.train(run_dir, world_size) == [errors.USER] * world_size
-    log = log_of(run_dir)
+    log = toy.log_of(run_dir)
     assert (
         f"was trained with the model {inputs / 'model'}, but the run's config names {inputs / 'model'}"
         in log
@@ -128,8 +119,8 @@ def test_another_tokenizer_is_refused_by_name(inputs: Path, run_dir: Path) -> No
     changed = json.dumps({**facts, "chat_template": "{{ messages[0].content }}"}).encode()
     with _Swap(inputs / "model" / "tokenizer_config.json", changed):
         assert toy.train(run_dir) == [errors.USER]
-    assert f"was trained with the tokenizer {inputs / 'model'}" in log_of(run_dir)
-    assert "tokenizer_config.json was" in log_of(run_dir)
+    assert f"was trained with the tokenizer {inputs / 'model'}" in toy.log_of(run_dir)
+    assert "tokenizer_config.json was" in toy.log_of(run_dir)
 
 
 def test_a_run_from_before_there_was_an_identity_goes_on_and_says_so(run_dir: Path) -> None:
@@ -137,7 +128,7 @@ def test_a_run_from_before_there_was_an_identity_goes_on_and_says_so(run_dir: Pa
     assert toy.train(run_dir) == [0]
     assert (
         "has no identity.json, so whether its base is still the same cannot be checked"
-        in log_of(run_dir)
+        in toy.log_of(run_dir)
     )
     assert identity.read(run_dir)["model"].files["model.safetensors"].bytes
 
@@ -359,8 +350,8 @@ def test_only_one_rank_reads_the_base(inputs: Path, tmp_path: Path) -> None:
         tmp_path / "run", toy.make_config(inputs, data={"cache": str(tmp_path / "cache")}), 2
     )
     assert (run_dir / "identity.json").is_file()
-    assert "read for its checksums" in log_of(run_dir)
-    assert "read for its checksums" not in (run_dir / "logs" / "rank-1.log").read_text()
+    assert "read for its checksums" in toy.log_of(run_dir)
+    assert "read for its checksums" not in toy.log_of(run_dir, 1)
     assert metrics.read_events(run_dir)
 
 

@@ -36,11 +36,6 @@ EVALUATION: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3_text", "gpt2", "mistral"])
 def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, inputs: Path) -> None:
     model = build_model(name, FAMILIES[name])
@@ -167,7 +162,7 @@ def test_a_budget_of_time_says_how_many_rows_were_asked(inputs: Path, tmp_path: 
         tmp_path / "run", toy.make_config(inputs, {"max_steps": 1}, evaluation=evaluation)
     )
     assert toy.train(run_dir) == [0]
-    log = (run_dir / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(run_dir)
     assert "1e-09 s are over; 1 of 13 rows were asked, and the metrics are theirs" in log
 
 
@@ -215,7 +210,7 @@ def test_what_cannot_be_judged_is_refused_before_the_model_is_loaded(
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     assert toy.train(run_dir, 2) == [errors.USER] * 2
     assert "absent.py is no file" in exit_status.read_rank_exit_statuses(run_dir)[1].reason
-    assert "loading model" not in (run_dir / "logs" / "rank-0.log").read_text()
+    assert "loading model" not in toy.log_of(run_dir)
 
 
 _WANTED: list[tuple[dict[str, Any], str, str]] = [
@@ -259,7 +254,7 @@ def test_what_acts_on_greedy_answers_is_told(inputs: Path, tmp_path: Path) -> No
     line = (
         "answers are greedy, and the model's generation_config acts on them: repetition_penalty 1.3"
     )
-    assert f"{line}\n" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert f"{line}\n" in toy.log_of(run_dir)
     assert line in evaluate_run(run_dir, "best").remarks
     assert line in json.loads((run_dir / metrics.EVALUATION).read_text())["remarks"]
 

@@ -31,7 +31,7 @@ from tests.tiny import train_tokenizer
 STEPS = 24
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny Llama, `model`, and `train.jsonl`."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -97,7 +97,7 @@ def run_among_bombs(folder: Path, words: list[str]) -> subprocess.CompletedProce
     return done
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def finished(inputs: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Return a run that went to its end, and what it printed."""
     run_dir = inputs / "finished"
@@ -115,7 +115,7 @@ def test_a_run_says_what_it_does(finished: tuple[Path, subprocess.CompletedProce
     assert f"step {STEPS}/{STEPS}" in done.stdout
     assert "\x1b" not in done.stdout
     assert done.stdout.splitlines()[-1].startswith(f"Next: kubetune chat {run_dir} · ")
-    log = (run_dir / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(run_dir)
     assert all(line in done.stdout for line in log.splitlines())
 
 
@@ -224,7 +224,7 @@ def test_on_a_terminal_ctrl_c_saves_below_the_progress_bar_and_the_run_goes_on_b
     assert os.waitstatus_to_exitcode(status) == 143, screen.decode()
     assert b"tokens/s" in screen
     assert b"[TRAIN] step" not in screen
-    assert "[TRAIN] step 1/" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert "[TRAIN] step 1/" in toy.log_of(run_dir)
     stopped = exit_status.read_exit_status(run_dir)
     assert stopped is not None
     assert stopped.step is not None

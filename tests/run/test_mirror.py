@@ -37,11 +37,6 @@ def store() -> Iterator[Store]:
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
 def run_dir(inputs: Path) -> Path:
     return toy.finished(inputs / "run", toy.make_config(inputs, {"num_train_epochs": 1}))
 

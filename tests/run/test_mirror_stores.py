@@ -136,11 +136,6 @@ def scheme(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
 def run_dir(inputs: Path) -> Path:
     return toy.finished(inputs / "run", toy.make_config(inputs, {"num_train_epochs": 1}))
 

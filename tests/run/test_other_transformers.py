@@ -56,11 +56,6 @@ FSDP = {"parallelism": "fsdp"}
 SAME = 1e-5
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
-
-
 def losses_and_log(
     tmp_path: Path,
     inputs: Path,
@@ -94,7 +89,7 @@ def losses_and_log(
     learnt = [line["loss"] for line in lines if "loss" in line]
     measured = [line["eval_loss"] for line in lines if "eval_loss" in line]
     assert (len(learnt), len(measured)) == (4, 1)
-    return [*learnt, *measured], (run_dir / "logs" / "rank-0.log").read_text()
+    return [*learnt, *measured], toy.log_of(run_dir)
 
 
 @pytest.mark.parametrize(

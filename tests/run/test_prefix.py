@@ -362,10 +362,6 @@ def computed(run_dir: Path) -> list[int]:
     ]
 
 
-def log_of(run_dir: Path) -> str:
-    return (run_dir / "logs" / "rank-0.log").read_text()
-
-
 def test_a_run_with_sharing_learns_what_one_without_does(inputs: Path, shared_run: Path) -> None:
     plain = toy.finished(inputs / "plain", config_of(inputs, share_prefixes=False))
     np.testing.assert_allclose(toy.losses(shared_run), toy.losses(plain), rtol=1e-5)
@@ -373,7 +369,7 @@ def test_a_run_with_sharing_learns_what_one_without_does(inputs: Path, shared_ru
     assert tokens == [line["tokens"] for line in metrics.read_metrics(plain) if "tokens" in line]
     assert 0 < sum(computed(shared_run)) < 0.8 * sum(tokens)
     assert not any(computed(plain))
-    assert "are computed once" in log_of(shared_run)
+    assert "are computed once" in toy.log_of(shared_run)
 
 
 def test_two_ranks_share_alike(inputs: Path, shared_run: Path) -> None:
@@ -467,5 +463,5 @@ def test_dropout_keeps_rows_apart_and_says_so(inputs: Path) -> None:
     config = config_of(inputs, {"max_steps": 1})
     config = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.1})})
     run = toy.finished(inputs / "dropped", config)
-    assert "again for each row" in log_of(run)
+    assert "again for each row" in toy.log_of(run)
     assert not any(computed(run))

@@ -26,16 +26,7 @@ from tests.ranks import started, wait_all
 slow = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
-
-
 ASKED = {"generate": {"metric": "contains", "max_new_tokens": 4}}
-
-
-def log_of(run_dir: Path, rank: int = 0) -> str:
-    return (run_dir / "logs" / f"rank-{rank}.log").read_text()
 
 
 def hidden(run_dir: Path) -> list[Path]:
@@ -94,7 +85,7 @@ def test_a_preflight_changes_no_bit_and_leaves_nothing(
         "save",
         *(["answers"] if "evaluation" in sections else []),
     }
-    assert "preflight: peak memory" in log_of(rehearsed)
+    assert "preflight: peak memory" in toy.log_of(rehearsed)
     assert json.loads((plain / "report.json").read_text())["preflight"] is None
 
 
@@ -111,7 +102,7 @@ def test_a_kill_in_its_save_leaves_nothing_and_what_goes_on_is_not_rehearsed_aga
     assert toy.train(run_dir, environ=stop) == [errors.PREEMPTED]
     assert not hidden(run_dir)
     assert toy.train(run_dir) == [0]
-    assert "no preflight: this start goes on from step" in log_of(run_dir)
+    assert "no preflight: this start goes on from step" in toy.log_of(run_dir)
     plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, {"max_steps": 4}))
     assert toy.digests(run_dir) == toy.digests(plain)
 
@@ -125,7 +116,7 @@ def test_what_does_not_fit_ends_before_step_1_with_what_would(inputs: Path, tmp_
     status = json.loads((run_dir / "logs" / "rank-0.exit.json").read_text())
     assert "there are 200 MiB (compute.memory of each process)" in status["reason"]
     assert "no single change would make it fit" in status["reason"]
-    assert "which is not enough" in log_of(run_dir), "said before anything was tried"
+    assert "which is not enough" in toy.log_of(run_dir), "said before anything was tried"
 
 
 def train_in_little(run_dir: str, mebibytes: int) -> int:
@@ -165,7 +156,7 @@ def test_memory_that_runs_out_is_explained(
     run_dir = toy.make_run(tmp_path / "run", config)
     with started(train_in_little, 1, str(run_dir), 500) as processes:
         codes = wait_all(processes)
-    assert codes == [errors.ENVIRONMENT], log_of(run_dir)
+    assert codes == [errors.ENVIRONMENT], toy.log_of(run_dir)
     reason = json.loads((run_dir / "logs" / "rank-0.exit.json").read_text())["reason"]
     assert "ran out of memory" in reason
     assert "fit" in reason

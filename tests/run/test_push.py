@@ -27,11 +27,6 @@ WHOLE = {
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
 def run_dir(inputs: Path) -> Path:
     return toy.finished(inputs / "run", toy.make_config(inputs, ONE_EPOCH))
 

@@ -260,7 +260,7 @@ def test_a_kernel_that_is_absent_is_named_once(tmp_path: Path, hybrid: dict[str,
 def test_a_hybrid_goes_on_bit_by_bit(tmp_path: Path, hybrid: dict[str, Any]) -> None:
     config = toy.make_config(**hybrid, lora={"r": 4, "dropout": 0.1})
     whole = toy.finished(tmp_path / "whole", config)
-    log = (whole / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(whole)
     assert "Qwen3_5GatedDeltaNet: sequences go as rows of padded batches" in log
     run_dir = toy.make_run(tmp_path / "run", config)
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:micro-batch:9"}) == [-signal.SIGKILL]
@@ -276,5 +276,5 @@ def test_a_hybrid_on_two_ranks_learns_as_on_one(
     alone = toy.finished(tmp_path / "alone", toy.make_config(**hybrid, lora=None))
     config = toy.make_config(**hybrid, lora=None, training={"parallelism": parallelism})
     both = toy.finished(tmp_path / "both", config, 2)
-    assert "rows of padded batches" in (both / "logs" / "rank-0.log").read_text()
+    assert "rows of padded batches" in toy.log_of(both)
     assert toy.losses(both) == pytest.approx(toy.losses(alone), abs=1e-5)

@@ -26,11 +26,6 @@ from tests.ranks import started, wait_all, wait_until
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture(scope="module")
 def run_dir(inputs: Path) -> Path:
     """Two ranks, stopped once and gone on with."""
     run_dir = toy.make_run(inputs / "run", toy.make_config(inputs), 2)

@@ -137,7 +137,7 @@ def test_a_sharded_model_learns_and_is_exported_as_one_of_one_rank(
         return toy.finished(tmp_path / name, config, ranks)
 
     sharded, alone = train("sharded", 2, parallelism="fsdp"), train("alone", 1)
-    assert "UserWarning" not in (sharded / "logs" / "rank-0.log").read_text()
+    assert "UserWarning" not in toy.log_of(sharded)
     assert toy.losses(sharded) == pytest.approx(toy.losses(alone), abs=1e-5)
     pairs = [("How?", "So."), ("How?", "No.")]
     rewards = [
@@ -163,7 +163,7 @@ def test_an_encoder_is_not_sharded_and_says_why(folder: Path, tmp_path: Path) ->
     )
     run_dir = toy.make_run(tmp_path / "run", config, 2)
     assert toy.train(run_dir, 2) == [2, 2]
-    assert "is an encoder. Use ddp" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert "is an encoder. Use ddp" in toy.log_of(run_dir)
 
 
 @pytest.mark.slow

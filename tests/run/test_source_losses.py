@@ -88,10 +88,7 @@ def test_a_run_records_and_shows_the_loss_of_each_source(inputs: Path, tmp_path:
         min(line[k] for k in keys) < line["eval_loss"] < max(line[k] for k in keys)
         for line in lines
     )
-    assert (
-        "eval_loss by source: first/held-out.jsonl "
-        in (run_dir / "logs" / "rank-0.log").read_text()
-    )
+    assert "eval_loss by source: first/held-out.jsonl " in toy.log_of(run_dir)
     page = write_report([run_dir], tmp_path / "report.html").read_text()
     assert "Evaluation loss by source" in page
     assert "loss of first/held-out.jsonl" in page

@@ -28,11 +28,6 @@ SWEEP = ("training.learning_rate=1e-3,3e-3,1e-2", "--sampler", "grid", "--pruner
 SECONDS = 600.0
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
-
-
 def test_a_run_that_paused_goes_on_bit_by_bit(inputs: Path, tmp_path: Path) -> None:
     """Paused at the first evaluation from a step on, with its whole schedule; then again at a later one."""
 

@@ -46,12 +46,7 @@ FULL = {"lora": None}
 NO_WORK = Workload(total_tokens=0)
 
 
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lora_run(inputs: Path) -> Path:
     return toy.finished(inputs / "lora", toy.make_config(inputs))
 
@@ -349,7 +344,7 @@ def stopped(run_dir: Path, config: Config, world_size: int, number: int, rank: i
 
 def epoch_lines(run_dir: Path) -> list[str]:
     """What the log says of each epoch; its mean loss is that of the numbers in metrics.jsonl, whoever wrote them."""
-    log = (run_dir / "logs" / "rank-0.log").read_text()
+    log = toy.log_of(run_dir)
     lines = [line.partition("[EPOCH] ")[2] for line in log.splitlines() if "[EPOCH]" in line]
     steps = [line for line in metrics.read_metrics(run_dir) if "loss" in line]
     for number, line in enumerate(lines, start=1):
@@ -444,7 +439,7 @@ def test_other_data_under_the_same_run_are_refused(inputs: Path, tmp_path: Path)
     copy.write_text("".join(copy.read_text().splitlines(keepends=True)[1:]))
     with started(toy.worker.main, 1, [str(run_dir)]) as processes:
         assert wait_all(processes) == [errors.USER]
-    assert "going on would repeat or skip samples" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert "going on would repeat or skip samples" in toy.log_of(run_dir)
 
 
 def test_the_log_says_what_became_of_the_records(inputs: Path, tmp_path: Path) -> None:

@@ -27,11 +27,6 @@ from tests.ranks import started, wait_all, wait_until
 STEPS, STOP_AT = 5, 2
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return toy.make_inputs(tmp_path_factory.mktemp("toy"))
-
-
 @pytest.fixture
 def config(inputs: Path) -> Config:
     """Dropout, so that the random state matters, and an evaluation on the way."""

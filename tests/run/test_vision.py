@@ -107,7 +107,7 @@ def test_learns_to_tell_the_colour_of_images_it_has_not_seen(trained: Path, inpu
     assert metrics.read_verdict(trained)["best"]["eval_exact_match"] == right, (
         "asked one by one or in batches"
     )
-    assert "padding-free packed batches" in (trained / "logs" / "rank-0.log").read_text()
+    assert "padding-free packed batches" in toy.log_of(trained)
 
 
 def test_is_asked_about_a_file(
@@ -231,9 +231,7 @@ def test_other_ways_through_the_model_train_the_same(
     )
     for ours, theirs in zip(metrics.read_metrics(other), metrics.read_metrics(first), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-4)
-    assert ("padding-free" in (other / "logs" / "rank-0.log").read_text()) == (
-        "model" not in sections
-    )
+    assert ("padding-free" in toy.log_of(other)) == ("model" not in sections)
 
 
 @pytest.mark.slow
@@ -269,7 +267,7 @@ def test_rows_of_another_tool_with_an_image_in_each_turn_are_trained_on(
     config = make_config(inputs, {"max_steps": 4, "eval_steps": 4, "save_steps": 4}, **sections)
     config = config.model_copy(update={"data": config.data.model_copy(update={"eval": None})})
     run_dir = toy.finished(tmp_path / "run", config)
-    assert "[DATA] 6 rows" in (run_dir / "logs" / "rank-0.log").read_text()
+    assert "[DATA] 6 rows" in toy.log_of(run_dir)
     assert toy.losses(run_dir)[-1] < toy.losses(run_dir)[0]
 
 
