@@ -162,7 +162,7 @@ NO_DROPOUT = (
 def build_model(
     name: str, settings: dict[str, Any], *, lora: bool = True, dtype: torch.dtype = torch.float32
 ) -> Any:
-    """A random model of an architecture, its attention sharpened so that leaks and masks matter."""
+    """Return a random model of an architecture, its attention sharpened so that leaks and masks matter."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(name.partition("+")[0], **settings)
     for attribute in NO_DROPOUT:
@@ -186,7 +186,7 @@ def build_model(
 
 
 def randomize_lora(model: nn.Module) -> None:
-    """LoRA's B starts at zero, which would hide A's gradient."""
+    """Draw random adapters: LoRA's B starts at zero, which would hide A's gradient."""
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -196,7 +196,7 @@ def randomize_lora(model: nn.Module) -> None:
 def random_rows(
     lengths: Sequence[int] = (37, 5, 300, 21, 64), seed: int = 0
 ) -> list[tuple[Any, Any]]:
-    """(ids, trained) of sequences whose first part is an untrained prompt."""
+    """Return (ids, trained) of sequences whose first part is an untrained prompt."""
     generator = np.random.default_rng(seed)
     rows = []
     for length in lengths:
@@ -208,7 +208,7 @@ def random_rows(
 def reference_gradients(
     model: Any, rows: Sequence[tuple[Any, Any]]
 ) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of plain transformers: eager attention, full logits, one sequence at a time."""
+    """Return the loss and gradients of plain transformers: eager attention, full logits, one sequence at a time."""
     lm = model.get_base_model() if hasattr(model, "get_base_model") else model
     lm.set_attn_implementation("eager")
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
@@ -226,7 +226,7 @@ def reference_gradients(
 
 
 def take_gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all gradients, which are then zeroed."""
+    """Return copies of all gradients, which are then zeroed."""
     gradients = {
         n: p.grad.clone()
         for n, p in model.named_parameters()
@@ -237,14 +237,14 @@ def take_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def relative_error(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """Norm of the difference of all gradients over their norm."""
+    """Return the norm of the difference of all gradients over their norm."""
     assert ours.keys() >= theirs.keys()
     difference = sum(float((ours[n] - g).norm() ** 2) for n, g in theirs.items())
     return float((difference / sum(float(g.norm() ** 2) for g in theirs.values())) ** 0.5)
 
 
 def save_model(folder: Path, name: str = "llama", **settings: Any) -> Path:
-    """A random two-layer model with a locally trained tokenizer, saved in Hugging Face form; returns the folder."""
+    """Save a random two-layer model with a locally trained tokenizer in Hugging Face form, and return the folder."""
     train_tokenizer(folder)
     torch.manual_seed(0)
     config = AutoConfig.for_model(

@@ -52,7 +52,7 @@ class BrokenHub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A cut connection is nothing to print."""
+        """Print nothing: a cut connection is expected."""
 
 
 class _Repositories(dict[str, Mapping[str, bytes]]):
@@ -110,7 +110,7 @@ class _Connection(hub.Connection):
 
 @contextmanager
 def serving(port: int = 0) -> Iterator[BrokenHub]:
-    """A broken hub while the block runs."""
+    """Yield a broken hub while the block runs."""
     with BrokenHub(port) as hub:
         thread = threading.Thread(target=hub.serve_forever, args=(0.01,))
         thread.start()

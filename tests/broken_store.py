@@ -39,7 +39,7 @@ class BrokenStore(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A cut connection is nothing to print."""
+        """Print nothing: a cut connection is expected."""
 
 
 class _Connection(BaseHTTPRequestHandler):
@@ -47,7 +47,7 @@ class _Connection(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing to print."""
+        """Print nothing."""
 
     def _answer(self) -> None:
         self.server.asked += 1
@@ -126,7 +126,7 @@ class _Connection(BaseHTTPRequestHandler):
 def serving(
     behind: str = "", way: str = "", healthy: int = 0, until: str = ""
 ) -> Iterator[BrokenStore]:
-    """A broken store while the block runs; of way `refused` only its port, after the healthy requests."""
+    """Yield a broken store while the block runs; of way `refused` only its port, after the healthy requests."""
     with BrokenStore(behind, way, healthy, until) as store:
         thread = threading.Thread(target=store.serve_forever, args=(0.01,))
         thread.start()

@@ -27,7 +27,7 @@ needed = pytest.mark.skipif(
 
 @contextmanager
 def opened(errors: list[str]) -> Iterator[Page]:
-    """A page of a browser of its own. `errors` gets what it throws, and what it is refused."""
+    """Yield a page of a browser of its own. `errors` gets what it throws, and what it is refused."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

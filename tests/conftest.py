@@ -97,7 +97,7 @@ def _process_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def _untouched_logging() -> Callable[[], None]:
-    """A function that puts back the handlers, levels and hooks that `logs.configure` changes, as they are now."""
+    """Return a function that puts back the handlers, levels and hooks that `logs.configure` changes, as they are now."""
     loggers = logging.getLogger(), logging.getLogger("kubetune")
     kept = [(logger, list(logger.handlers), logger.level) for logger in loggers]
     factory, hook, hook_of_threads = (

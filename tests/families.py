@@ -34,7 +34,7 @@ TEXT, IMAGES = (
 
 
 def line(name: str) -> str:
-    """The row of a family: how it runs, what is shared, and why not."""
+    """Return the row of a family: how it runs, what is shared, and why not."""
     model = build_model(name, OURS[name] if name in OURS else settings(name), lora=False)
     learner = Learner(model, choose_attention(model))
     if not learner.route.padding_free:
@@ -44,7 +44,7 @@ def line(name: str) -> str:
 
 
 def seeing_line(name: str) -> str:
-    """The row of a family that sees images."""
+    """Return the row of a family that sees images."""
     with TemporaryDirectory() as folder:
         save = save_seeing_model if name in ARCHITECTURES else save_family_model
         path = str(save(Path(folder), name))
@@ -65,12 +65,12 @@ def _way(learner: Learner) -> str:
 
 
 def _plain(text: str) -> str:
-    """A reason without numbers that rounding decides."""
+    """Return a reason without numbers that rounding decides."""
     return re.sub(r" \([^)]*\de-\d+\)", "", text).replace("|", "/")
 
 
 def untried() -> str:
-    """The lines of the page on families that were not tried."""
+    """Return the lines of the page on families that were not tried."""
     lines = [
         f"- {why}: {', '.join(f'`{name}`' for name in names)}\n" for why, names in UNTRIED.items()
     ]
@@ -78,7 +78,7 @@ def untried() -> str:
 
 
 def table(marks: tuple[str, str] = TEXT) -> dict[str, str]:
-    """The rows of a table of the page as it is, by family."""
+    """Return the rows of a table of the page as it is, by family."""
     rows = PAGE.read_text().partition(marks[0])[2].partition(marks[1])[0].splitlines(keepends=True)
     return {row.split("`")[1]: row for row in rows[2:]}
 

@@ -18,7 +18,7 @@ COMMIT = hashlib.sha1(b"the only commit").hexdigest()
 
 @contextmanager
 def serving(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[str]:
-    """The address of a hub with these: `{"owner/model": {path: content}, "datasets/owner/name": {path: content}}`."""
+    """Yield the address of a hub with these: `{"owner/model": {path: content}, "datasets/owner/name": {path: content}}`."""
 
     class Hub(Connection):
         held = repositories
@@ -107,7 +107,7 @@ class Connection(BaseHTTPRequestHandler):
 
 
 def _listing(files: Mapping[str, bytes], folder: str) -> list[dict[str, object]]:
-    """What lies right in a folder, which is "" or ends with a slash: folders by their name, and files."""
+    """Return what lies right in a folder, which is "" or ends with a slash: folders by their name, and files."""
     inside = {path: path.removeprefix(folder) for path in files if path.startswith(folder)}
     folders = {f"{folder}{rest.partition('/')[0]}" for rest in inside.values() if "/" in rest}
     plain = [_entry(path, files[path]) for path, rest in inside.items() if "/" not in rest]

@@ -90,7 +90,7 @@ def save_seeing_model(
     sizes: Mapping[str, Any] = MappingProxyType({}),
     of_tower: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """A random model of an architecture with its tokenizer and image processor, as on the hub."""
+    """Return a random model of an architecture with its tokenizer and image processor, as on the hub."""
     train_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(
@@ -150,7 +150,7 @@ def save_seeing_model(
 
 
 def paint(file: Path, colour: str, seed: int) -> Path:
-    """A square of a colour on grey, anywhere, of any size; the image is of any size too."""
+    """Return a square of a colour on grey, anywhere, of any size; the image is of any size too."""
     draw = random.Random(seed)
     width, height = draw.randint(56, 112), draw.randint(56, 112)
     image = Image.new("RGB", (width, height), (128, 128, 128))
@@ -164,7 +164,7 @@ def paint(file: Path, colour: str, seed: int) -> Path:
 def write_questions(
     folder: Path, name: str, rows: int, seed: int = 0, *, text_rows: int = 0
 ) -> Path:
-    """`rows` questions about the colour of an image of their own, and `text_rows` without any, as JSONL."""
+    """Return `rows` questions about the colour of an image of their own, and `text_rows` without any, as JSONL."""
     draw = random.Random(seed)
     (folder / "images").mkdir(exist_ok=True)
     lines = []
@@ -184,7 +184,7 @@ def write_questions(
 def write_colour_pairs(
     folder: Path, name: str, rows: int, seed: int = 0, *, text_rows: int = 0
 ) -> Path:
-    """`rows` pairs of a right and a wrong colour of an image of their own, and `text_rows` without any, as JSONL."""
+    """Return `rows` pairs of a right and a wrong colour of an image of their own, and `text_rows` without any, as JSONL."""
     draw = random.Random(seed)
     file = write_questions(folder, name, rows, seed, text_rows=text_rows)
     lines = []
@@ -391,7 +391,7 @@ FAMILIES: dict[str, Family] = {
 def save_family_model(
     folder: Path, name: str, *, weights: bool = True, family: Family | None = None
 ) -> Path:
-    """A random model of a family, or of one like it, with its tokenizer and processor, as on the hub."""
+    """Return a random model of a family, or of one like it, with its tokenizer and processor, as on the hub."""
     family = family or FAMILIES[name]
     train_tokenizer(folder, None)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -47,7 +47,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 
 def draw(number: int, seed: int = 0, vocabulary: int = 300) -> list[Row]:
-    """Rows of random ids, of all lengths."""
+    """Return rows of random ids, of all lengths."""
     some = random.Random(seed)
 
     def ids(most: int) -> Ids:
@@ -65,7 +65,7 @@ def draw(number: int, seed: int = 0, vocabulary: int = 300) -> list[Row]:
 
 
 def batch_of(rows: Sequence[Row], first: int = 0, lay: Callable[..., Batch] = collate) -> Batch:
-    """The micro-batch of some rows, whose ids count from `first`; `lay` may share their beginnings."""
+    """Return the micro-batch of some rows, whose ids count from `first`; `lay` may share their beginnings."""
     laid = [
         (
             np.array(row.prompt + answer, np.uint32),
@@ -82,7 +82,7 @@ def batch_of(rows: Sequence[Row], first: int = 0, lay: Callable[..., Batch] = co
 
 
 def work_of(rows: Sequence[Row], size: int, settings: PreferenceConfig) -> Work:
-    """The rows as a step in micro-batches of `size`."""
+    """Return the rows as a step in micro-batches of `size`."""
     batches = [batch_of(rows[start : start + size], start) for start in range(0, len(rows), size)]
     if settings.loss != "kto":
         batches = [replace(batch, targets=None) for batch in batches]
@@ -92,13 +92,13 @@ def work_of(rows: Sequence[Row], size: int, settings: PreferenceConfig) -> Work:
 
 
 def logp(model: Any, prompt: Ids, answer: Ids) -> Tensor:
-    """Summed log-probability of an answer, one sequence at a time, by the model's own code."""
+    """Return the summed log-probability of an answer, one sequence at a time, by the model's own code."""
     logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
     return F.log_softmax(logits.double(), -1)[torch.arange(len(answer)), torch.tensor(answer)].sum()
 
 
 def plain_loss(model: nn.Module, rows: Sequence[Row], s: PreferenceConfig) -> Tensor:
-    """Loss of a global batch, fp64, as the papers write it."""
+    """Return the loss of a global batch in fp64, as the papers write it."""
     both = [tuple(logp(model, row.prompt, answer) for answer in row.answers) for row in rows]
     gained = [
         (w - row.reference[0], lost - row.reference[1])
@@ -144,7 +144,7 @@ def plain_loss(model: nn.Module, rows: Sequence[Row], s: PreferenceConfig) -> Te
 
 
 def write_pairs(folder: Path) -> dict[str, str]:
-    """`data` of a run on 50 pairs, whose chosen answer says yes, with 13 held out."""
+    """Return `data` of a run on 50 pairs, whose chosen answer says yes, with 13 held out."""
     some = random.Random(0)
     for name, rows in (("pairs", 50), ("held-out", 13)):
         with (folder / f"{name}.jsonl").open("w") as file:
@@ -162,7 +162,7 @@ def write_pairs(folder: Path) -> dict[str, str]:
 
 
 def write_judged(folder: Path) -> dict[str, str]:
-    """`data` of a run on the same answers, each judged by itself."""
+    """Return `data` of a run on the same answers, each judged by itself."""
     paths = {}
     for split, file in write_pairs(folder).items():
         path = folder / f"judged-{split}.jsonl"

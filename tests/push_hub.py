@@ -44,15 +44,15 @@ class Hub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def files(self, repo: str) -> dict[str, bytes]:
-        """The newest commit of a repository."""
+        """Return the newest commit of a repository."""
         return cast(dict[str, bytes], self.repos[repo]["files"])
 
     def sent(self) -> int:
-        """How many objects, or parts of one, have been sent."""
+        """Return how many objects, or parts of one, have been sent."""
         return sum(line.startswith("PUT") for line in self.requests)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A cut connection is nothing to print."""
+        """Print nothing: a cut connection is expected."""
 
 
 class _Connection(BaseHTTPRequestHandler):
@@ -223,7 +223,7 @@ class _Connection(BaseHTTPRequestHandler):
         return False
 
     def _read(self, kind: str) -> bytes | None:
-        """The body; None after cutting the connection in its middle."""
+        """Return the body; None after cutting the connection in its middle."""
         length = int(self.headers.get("Content-Length", 0))
         if self.server.breaks[kind] <= 0:
             return self.rfile.read(length)
@@ -248,7 +248,7 @@ class _Connection(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving() -> Iterator[Hub]:
-    """A hub while the block runs."""
+    """Yield a hub while the block runs."""
     with Hub() as hub:
         thread = threading.Thread(target=hub.serve_forever, args=(0.01,))
         thread.start()

@@ -45,7 +45,7 @@ def start_server() -> None:
 
 
 def _fork(path: object, args: object, descriptors: list[int]) -> int:
-    """Stand-in for the start of a new interpreter: id of a process that serves ranks as that one would."""
+    """Fork a process that serves ranks, in place of the start of a new interpreter, and return its id."""
     pid = os.fork()
     if pid == 0:
         _serve(*descriptors)
@@ -74,7 +74,7 @@ def _serve(listener: int, alive: int) -> NoReturn:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on, below those that the kernel gives to outgoing connections."""
+    """Return a port of the loopback that nobody listens on, below those that the kernel gives to outgoing connections."""
     while True:
         port = random.SystemRandom().randrange(
             12_000, 32_000
@@ -91,7 +91,7 @@ def started(
     *args: Any,
     environ: Mapping[str, str] | None = None,
 ) -> Iterator[list[ForkServerProcess]]:
-    """`target(*args)` as ranks 0, 1, …; an int it returns is the exit code. Killed when the block is left."""
+    """Run `target(*args)` as ranks 0, 1, …; an int it returns is the exit code. They are killed when the block is left."""
     meeting = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
@@ -112,7 +112,7 @@ def started(
 
 
 def wait_all(processes: list[ForkServerProcess], seconds: float = SECONDS) -> list[int]:
-    """Exit codes of ranks that should end by themselves, negative for the signal that ended one."""
+    """Return the exit codes of ranks that should end by themselves, negative for the signal that ended one."""
     deadline = time.monotonic() + seconds
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
@@ -130,7 +130,7 @@ def wait_until(condition: Callable[[], object], seconds: float = SECONDS) -> Non
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:
-    """What `function(world, *args)` returns on each rank; a rank's error is raised here with its traceback."""
+    """Return what `function(world, *args)` returns on each rank; a rank's error is raised here with its traceback."""
     pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(world_size)]
     writers = [writer for _, writer in pipes]
     results: dict[int, Any] = {}

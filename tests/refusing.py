@@ -35,12 +35,12 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def refusing(rules: Sequence[str], command: Sequence[object]) -> list[str]:
-    """`command`, run under these rules."""
+    """Return `command`, run under these rules."""
     return [sys.executable, str(Path(__file__)), *rules, "--", *map(str, command)]
 
 
 def is_possible() -> bool:
-    """Whether calls can be refused here."""
+    """Return True if calls can be refused here."""
     has_it = (
         Path("/proc/self/status").exists() and "Seccomp:" in Path("/proc/self/status").read_text()
     )

@@ -36,7 +36,7 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def save_model(folder: Path, kind: str = "bert", **settings: Any) -> Path:
-    """A 2-layer backbone without a head, and a word tokenizer that frames texts and pairs as BERT's does."""
+    """Return a 2-layer backbone without a head, and a word tokenizer that frames texts and pairs as BERT's does."""
     # Weights as large as trained ones are: from BERT's own tiny ones a model learns nothing in a few steps.
     small = {"vocab_size": len(SPECIAL) + len(WORDS), "pad_token_id": 0, "initializer_range": 0.1}
     bert = {
@@ -89,7 +89,7 @@ def review(draw: random.Random, label: int) -> str:
 
 
 def write_tsv(path: Path, rows: int, seed: int = 0) -> Path:
-    """Reviews as SST-2's files are: `sentence<TAB>label`."""
+    """Write reviews as SST-2's files are: `sentence<TAB>label`."""
     draw = random.Random(seed)
     labels = [draw.randrange(2) for _ in range(rows)]
     path.write_text(
@@ -99,7 +99,7 @@ def write_tsv(path: Path, rows: int, seed: int = 0) -> Path:
 
 
 def make_inputs(folder: Path, kind: str = "bert", **settings: Any) -> Path:
-    """A folder with `model`, `train.tsv` and `eval.tsv`."""
+    """Write `model`, `train.tsv` and `eval.tsv` into a folder, and return it."""
     save_model(folder / "model", kind, **settings)
     write_tsv(folder / "train.tsv", 96, seed=1)
     write_tsv(folder / "eval.tsv", 41, seed=2)
@@ -107,7 +107,7 @@ def make_inputs(folder: Path, kind: str = "bert", **settings: Any) -> Path:
 
 
 def make_config(inputs: Path, training: Mapping[str, Any] | None = None, **sections: Any) -> Config:
-    """Full fine-tuning that learns the reviews in a few steps; `sections` and `training` change that."""
+    """Return the config of a full fine-tuning that learns the reviews in a few steps."""
     data = {"train": str(inputs / "train.tsv"), "eval": str(inputs / "eval.tsv"), "max_length": 64}
     is_graded = (sections.get("classification") or {}).get("problem_type") == "regression"
     settings: dict[str, Any] = {

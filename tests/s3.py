@@ -30,7 +30,7 @@ class Store:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What S3 clients look for."""
+        """Return what S3 clients look for."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": "test",
@@ -61,7 +61,7 @@ class Store:
         self.process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Everything in it is lost with it."""
+        """Stop the store, with which all its content is lost."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -69,7 +69,7 @@ class Store:
 
 @contextmanager
 def serving() -> Iterator[Store]:
-    """A store with an empty bucket while the block runs; this process and its children use it."""
+    """Yield a store with an empty bucket while the block runs; this process and its children use it."""
     store = Store()
     before = dict(os.environ)
     os.environ.update(store.environ)

@@ -70,7 +70,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def settings(name: str) -> dict[str, Any]:
-    """Configuration of a family of OTHERS."""
+    """Return the configuration of a family of OTHERS."""
     kind = CONFIG_MAPPING[name]
     known = {*inspect.signature(kind.__init__).parameters, *kind.attribute_map}
     for base in kind.__mro__:

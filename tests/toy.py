@@ -29,7 +29,7 @@ WORDS = "the quick brown fox jumps over a lazy dog what is the capital of one tw
 
 
 def make_inputs(folder: Path) -> Path:
-    """A folder with `model`, `train.jsonl` and `eval.jsonl`; rows differ much in length."""
+    """Write `model`, `train.jsonl` and `eval.jsonl` into a folder and return it; rows differ much in length."""
     save_model(folder / "model")
     draw = random.Random(0)
     for name, rows in (("train", ROWS), ("eval", 13)):
@@ -45,7 +45,7 @@ def make_inputs(folder: Path) -> Path:
 
 
 def make_config(inputs: Path, training: Mapping[str, Any] | None = None, **sections: Any) -> Config:
-    """LoRA on everything, two epochs, evaluated and saved every 3 steps; `sections` and `training` change that."""
+    """Return the config of LoRA on everything, two epochs, evaluated and saved every 3 steps; the arguments change it."""
     data = {
         "train": str(inputs / "train.jsonl"),
         "eval": str(inputs / "eval.jsonl"),
@@ -70,7 +70,7 @@ def make_config(inputs: Path, training: Mapping[str, Any] | None = None, **secti
 
 
 def run_file(folder: Path, inputs: Path, address: str, **training: Any) -> Path:
-    """A config as a user writes it, with a store as output."""
+    """Write a config as a user writes it, with a store as output."""
     config = json.loads(make_config(inputs, training).model_dump_json(exclude_unset=True))
     path = folder / "run.yaml"
     path.write_text(json.dumps({**config, "output": address, "compute": {"gpus_per_node": 0}}))
@@ -78,7 +78,7 @@ def run_file(folder: Path, inputs: Path, address: str, **training: Any) -> Path:
 
 
 def make_run(run_dir: Path, config: Config, world_size: int = 1) -> Path:
-    """The run directory that a launcher would make."""
+    """Make the run directory that a launcher would make."""
     create_run_dir(
         config.model_copy(update={"output": str(run_dir)}),
         run_dir,
@@ -99,7 +99,7 @@ def train(
 
 
 def finished(run_dir: Path, config: Config, world_size: int = 1, seconds: float = SECONDS) -> Path:
-    """A run that has ended well."""
+    """Train a run to its good end and return its directory."""
     codes = train(make_run(run_dir, config, world_size), world_size, seconds=seconds)
     assert codes == [0] * world_size, log_of(run_dir)
     return run_dir
@@ -111,7 +111,7 @@ def log_of(run_dir: Path, rank: int = 0) -> str:
 
 
 def losses(run_dir: Path) -> list[float]:
-    """The training loss of every step."""
+    """Return the training loss of every step."""
     return [line["loss"] for line in metrics.read_metrics(run_dir) if "loss" in line]
 
 
@@ -129,7 +129,7 @@ def require_like(
 
 
 def digests(run_dir: Path, which: str = "last") -> dict[str, str]:
-    """SHA-256 of all that a repeat of the run must reproduce bit for bit: weights, optimizer and metrics."""
+    """Return the SHA-256 of all that a repeat of the run must reproduce bit for bit: weights, optimizer and metrics."""
     paths = [
         *sorted((run_dir / "checkpoints" / which).glob("*.safetensors")),
         run_dir / "metrics.jsonl",
@@ -138,7 +138,7 @@ def digests(run_dir: Path, which: str = "last") -> dict[str, str]:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Whether a process has been stopped by SIGSTOP; one that has just gone has not."""
+    """Return True if a process has been stopped by SIGSTOP; one that has just gone has not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except (FileNotFoundError, ProcessLookupError):

@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def any_control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A running stand-in cluster; its pods have loopback addresses where this machine permits no namespaces."""
+    """Yield a running stand-in cluster; its pods have loopback addresses where this machine permits no namespaces."""
     try:
         started = ControlPlane(tmp_path_factory.mktemp("standin"))
     except Unavailable as reason:
@@ -30,7 +30,7 @@ def any_control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cont
 
 @pytest.fixture(scope="session")
 def control_plane(any_control_plane: ControlPlane) -> ControlPlane:
-    """A running stand-in cluster whose pods have namespaces of their own; skips where there can be none."""
+    """Return a running stand-in cluster whose pods have namespaces of their own; skip where there can be none."""
     if any_control_plane.why_loopback:
         pytest.skip(any_control_plane.why_loopback)
     return any_control_plane
@@ -38,7 +38,7 @@ def control_plane(any_control_plane: ControlPlane) -> ControlPlane:
 
 @pytest.fixture
 def cluster(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
-    """An empty namespace of the cluster, and no faults; both are cleared up afterwards."""
+    """Yield an empty namespace of the cluster, and no faults; both are cleared up afterwards."""
     cluster = Cluster(control_plane, f"test-{next(_numbers)}", tmp_path)
     cluster.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": cluster.namespace}}
@@ -49,13 +49,13 @@ def cluster(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def desk(cluster: Cluster, tmp_path: Path) -> Desk:
-    """A user's folder with a run file, beside the empty namespace."""
+    """Return a user's folder with a run file, beside the empty namespace."""
     return Desk(cluster, tmp_path)
 
 
 @pytest.fixture(scope="session")
 def kubectl() -> str:
-    """The real kubectl; skips where there is none."""
+    """Return the real kubectl; skip where there is none."""
     path = shutil.which("kubectl")
     if path is None:
         pytest.skip("kubectl is not installed (Debian: kubernetes-client)")

@@ -49,7 +49,7 @@ class Cluster:
     def request(
         self, method: str, path: str, body: object = None, content_type: str = "application/json"
     ) -> Object:
-        """One request; the decoded answer. AssertionError when the server refuses."""
+        """Send one request and return the decoded answer. Raise AssertionError when the server refuses."""
         with closing(http.client.HTTPConnection(self._address, timeout=30)) as connection:
             connection.request(method, path, json.dumps(body), {"Content-Type": content_type})
             response = connection.getresponse()
@@ -59,7 +59,7 @@ class Cluster:
         return answer
 
     def apply(self, *objects: Object) -> None:
-        """Server-side apply, in order; objects without a namespace go into this cluster's own."""
+        """Apply objects on the server, in order; those without a namespace go into this cluster's own."""
         for obj in objects:
             path = f"{self._path(obj['kind'], name_of(obj))}?fieldManager=test&force=true"
             self.request("PATCH", path, obj, "application/apply-patch+yaml")
@@ -93,29 +93,29 @@ class Cluster:
         raise AssertionError(f"{kind} {name} is still there after {seconds} s\n{self._why()}")
 
     def wait_phase(self, pod: str, *phases: str, seconds: float = 60) -> Object:
-        """The pod once it is in one of these phases."""
+        """Return the pod once it is in one of these phases."""
         return self.wait("Pod", pod, lambda obj: phase(obj) in phases, seconds)
 
     def wait_condition(self, kind: str, name: str, type_: str, seconds: float = 60) -> Object:
-        """The object once its condition of that type is true."""
+        """Return the object once its condition of that type is true."""
         return self.wait(kind, name, lambda obj: condition(obj, type_), seconds)
 
     def wait_pods(self, labels: str, count: int, seconds: float = 60) -> list[Object]:
-        """The pods with these labels, once there are so many."""
+        """Return the pods with these labels, once there are so many."""
         self._wait(
             "Pod", "", lambda _: len(self.find("Pod", labels)) == count, seconds, when_gone=True
         )
         return self.find("Pod", labels)
 
     def wait_ready(self, job: str, pods: int = 1, seconds: float = 60) -> list[Object]:
-        """The pods of a Job, once so many of them are ready."""
+        """Return the pods of a Job, once so many of them are ready."""
         self.wait(
             "Job", job, lambda current: current.get("status", {}).get("ready") == pods, seconds
         )
         return self.find("Pod", f"job-name={job}")
 
     def wait_replacement(self, pod: Object, seconds: float = 60) -> Object:
-        """The running pod that took the place of another one in the same Job."""
+        """Return the running pod that took the place of another one in the same Job."""
 
         def place(replacement: Object) -> list[str | None]:
             return [labels_of(replacement).get(label) for label in ("job-name", COMPLETION_INDEX)]
@@ -127,7 +127,7 @@ class Cluster:
         return self._wait("Pod", "", test, seconds)
 
     def log(self, pod: str, container: str = "") -> str:
-        """All of a container's log so far."""
+        """Return all of a container's log so far."""
         return "".join(self._log_lines(pod, timeout_seconds=30, container=container))
 
     def wait_log(self, pod: str, text: str, seconds: float = 60) -> None:
@@ -140,7 +140,7 @@ class Cluster:
         raise AssertionError(f"the log of {pod} ended without {text!r}: {seen}")
 
     def claim_folder(self, claim: str) -> Path:
-        """The folder on this machine that a claim of this namespace stands for."""
+        """Return the folder on this machine that a claim of this namespace stands for."""
         return self.control_plane.state / "claims" / self.namespace / claim
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> Finished:
@@ -159,7 +159,7 @@ class Cluster:
         return done
 
     def environment(self) -> dict[str, str]:
-        """Variables with which any client finds this cluster, and keeps its caches to itself."""
+        """Return variables with which any client finds this cluster, and keeps its caches to itself."""
         return {
             **os.environ,
             "KUBECONFIG": str(self.kubeconfig),
@@ -176,7 +176,7 @@ class Cluster:
         uid: str = "none",
         time: str | None = None,
     ) -> None:
-        """A warning about an object, that is there or not, at a time: left out, now."""
+        """Add a warning about an object, which need not exist, at a time (now where none is given)."""
         stamp = time or now()
         about = {
             "apiVersion": "v1",
@@ -201,7 +201,7 @@ class Cluster:
 
     # -- pods without processes
     def add_fake_node(self, name: str) -> None:
-        """A node whose pods only seem to run; they are those that select `type: kwok`."""
+        """Add a node whose pods only seem to run: those that select `type: kwok`."""
         size = {"cpu": "100000", "memory": "1000Ti"}
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, "type": "kwok"}}
         status = {
@@ -224,7 +224,7 @@ class Cluster:
 
     # -- faults
     def kill_pod(self, pod: str, reason: str = "Error") -> None:
-        """SIGKILL all its processes, as a crash or (reason OOMKilled) the kernel does."""
+        """Kill all its processes with SIGKILL, as a crash or (reason OOMKilled) the kernel does."""
         self._fault("kill-pod", namespace=self.namespace, pod=pod, reason=reason)
 
     def drain(self, node: str) -> None:
@@ -232,19 +232,19 @@ class Cluster:
         self._fault("drain", node=node)
 
     def never_schedule(self, pod: str) -> None:
-        """No node fits pods of this namespace whose name matches the regular expression."""
+        """Let no node fit pods of this namespace whose name matches the regular expression."""
         self._fault("never-schedule", pod=f"^{self.namespace}/{pod}")
 
     def leave_unbound(self, claim: str) -> None:
-        """Nothing provides a volume for claims of this namespace whose name matches the regular expression."""
+        """Let nothing provide a volume for claims of this namespace whose name matches the regular expression."""
         self._fault("leave-unbound", claim=f"^{self.namespace}/{claim}")
 
     def leave_kubelet(self, node: str) -> None:
-        """The kubelet of a node does not answer until faults are cleared."""
+        """Let the kubelet of a node not answer until faults are cleared."""
         self._fault("leave-kubelet", node=node)
 
     def break_image(self, image: str) -> None:
-        """Images whose name matches the regular expression cannot be pulled."""
+        """Let no image be pulled whose name matches the regular expression."""
         self._fault("break-image", image=image)
 
     def uninstall(self, kind: str) -> None:
@@ -256,11 +256,11 @@ class Cluster:
         self._fault("refuse", kind=kind, message=message)
 
     def trouble(self, request: str, **facts: object) -> None:
-        """Users' requests that match, such as `get pods/exec`, fail: see standin.faults.Trouble."""
+        """Let users' requests that match, such as `get pods/exec`, fail: see standin.faults.Trouble."""
         self._fault("trouble", request=request, **facts)
 
     def asked(self) -> list[str]:
-        """What users have asked the API server for since the last `clear_faults`: `list pods`, `get pods/exec` …"""
+        """Return what users have asked the API server for since the last `clear_faults`: `list pods`, `get pods/exec` …"""
         requests: list[str] = self.request("GET", "/standin/asked")["asked"]
         return requests
 
@@ -301,7 +301,7 @@ class Cluster:
         assert self._shared() == before, "this test changes what all namespaces share"
 
     def _shared(self) -> dict[tuple[str, str], Object]:
-        """Labels and specification of what belongs to no namespace, by kind and name."""
+        """Return labels and specification of what belongs to no namespace, by kind and name."""
         kinds = [
             kind
             for kind, details in BY_KIND.items()
@@ -345,7 +345,7 @@ class Cluster:
         *,
         when_gone: bool = False,
     ) -> Object:
-        """`when_gone`: ask `test` too when there is no such object, or one goes, about which it is told nothing."""
+        """Wait until `test` is true of the object; with `when_gone` it is also asked when the object is gone."""
         deadline, last = time.monotonic() + seconds, None
         while (left := deadline - time.monotonic()) > 0:
             try:
@@ -361,7 +361,7 @@ class Cluster:
         )
 
     def _watch(self, kind: str, fields: str, seconds: float) -> Iterator[Object | None]:
-        """The selected objects now and after every change; None when there is none, or one is deleted."""
+        """Yield the selected objects now and after every change; None when there is none, or one is deleted."""
         selected = {"fieldSelector": fields}
         now = self.request("GET", f"{self._path(kind)}?{urlencode(selected)}")
         yield from now["items"] or [None]
@@ -388,6 +388,6 @@ class Cluster:
                 yield line.decode()
 
     def _why(self) -> str:
-        """What a person would look at first."""
+        """Return what a person would look at first."""
         events = [f"{event['reason']}: {event['message']}" for event in self.find("Event")]
         return "\n".join(["events:", *events, "server:", self.control_plane.server_log.read_text()])

@@ -8,13 +8,13 @@ from standin.state.objects import Object
 
 
 def container(*argv: str, name: str = "main", **fields: Any) -> Object:
-    """A container of a bare system; one word is a shell script."""
+    """Return a container of a bare system; one word is a shell script."""
     command = ["sh", "-c", argv[0]] if len(argv) == 1 else list(argv)
     return {"name": name, "image": "busybox", "command": command, **fields}
 
 
 def pod_spec(*argv: str, name: str = "main", restart: str = "Never", **fields: Any) -> Object:
-    """A pod spec with one container; keys of the container go in `container`, the others in the spec."""
+    """Return a pod spec with one container; keys of the container go in `container`, the others in the spec."""
     container_fields = fields.pop("container", {})
     spec = {"restartPolicy": restart, "terminationGracePeriodSeconds": 5}
     return {**spec, "containers": [container(*argv, name=name, **container_fields)], **fields}
@@ -40,7 +40,7 @@ def headless_service(name: str, **selector: str) -> Object:
 
 
 def job(name: str, template: Object, **spec: Any) -> Object:
-    """An Indexed Job with one pod unless `spec` says more; `template` is the pod's spec."""
+    """Return an Indexed Job with one pod unless `spec` says more; `template` is the pod's spec."""
     defaults = {"completionMode": "Indexed", "completions": 1, "parallelism": 1}
     body = {**defaults, **spec, "template": {"spec": template}}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": body}

@@ -97,13 +97,13 @@ class Desk:
         return done
 
     def quick(self, *argv: str, code: int = 0) -> Finished:
-        """The same within this process, for verbs that need no process of their own."""
+        """Run kubetune within this process, for verbs that need no process of their own."""
         done = self.any_end(*argv)
         assert done.returncode == code, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
     def any_end(self, *argv: str) -> Finished:
-        """The same, whatever exit code it ends with."""
+        """Run kubetune within this process, whatever exit code it ends with."""
         out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
         with self.at(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = main(list(argv))
@@ -138,19 +138,19 @@ class Desk:
             )
 
     def run_folder(self, name: str = "fit") -> Path:
-        """The run directory on the cluster, as this machine sees it."""
+        """Return the run directory on the cluster, as this machine sees it."""
         return self.cluster.claim_folder(f"{name}-outputs") / name
 
 
 def as_script(script: str, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Objects of a run, of which trainers run a shell script instead."""
+    """Return objects of a run, of which trainers run a shell script instead."""
     for template in _templates(objects):
         template["spec"]["containers"][0]["command"] = ["sh", "-c", script]
     return objects
 
 
 def _templates(value: Any) -> Iterator[dict[str, Any]]:
-    """Every pod template in objects, however deep: those with containers."""
+    """Yield every pod template in objects, however deep: those with containers."""
     if isinstance(value, dict):
         if "containers" in (value.get("spec") or {}) and "metadata" in value:
             yield value
@@ -162,7 +162,7 @@ def _templates(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def write_progress(desk: Desk, name: str = "fit") -> Path:
-    """A run directory such as training leaves on the way."""
+    """Return a run directory such as training leaves on the way."""
     folder = desk.run_folder(name)
     (folder / "logs").mkdir(parents=True)
     steps = [{"step": n, "loss": 3.0 - n / 10} for n in range(1, 6)]
@@ -182,5 +182,5 @@ def write_progress(desk: Desk, name: str = "fit") -> Path:
 
 
 def slow(value: object) -> ParameterSet:
-    """A parameter that the default suite leaves out."""
+    """Return a parameter that the default suite leaves out."""
     return pytest.param(value, marks=pytest.mark.slow)

@@ -146,7 +146,7 @@ class Authority:
         return pem
 
     def make(self, host: str) -> tuple[bytes, bytes]:
-        """A certificate for a host or person, and its key."""
+        """Return a certificate for a host or person, and its key."""
         x509, serial = self._x509, self._serial
         key = self._ec.generate_private_key(self._ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
@@ -154,7 +154,7 @@ class Authority:
         return self._sign(name, key.public_key(), host), key.private_bytes(*form)
 
     def context(self, host: str, *, asks: bool = False) -> ssl.SSLContext:
-        """A server's side; `asks` for certificates of its clients."""
+        """Return the TLS context of a server, which with `asks` wants certificates of its clients."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         for name, content in zip(("server.pem", "server.key"), self.make(host), strict=True):
             (self._folder / name).write_bytes(content)

@@ -29,7 +29,7 @@ HERE: dict[str, Any] = {
 
 
 def block(language: str) -> str:
-    """The first block of a language after the heading of the ten commands."""
+    """Return the first block of a language after the heading of the ten commands."""
     section = PAGE.split("## From an empty namespace to results in ten commands")[1]
     match = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
     assert match is not None
@@ -37,13 +37,13 @@ def block(language: str) -> str:
 
 
 def commands() -> list[str]:
-    """Each line without its comment."""
+    """Return each line without its comment."""
     return [line.split("  #")[0].rstrip() for line in block("sh").splitlines()]
 
 
 @pytest.fixture
 def cluster(control_plane: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster as the page begins: without a namespace for runs."""
+    """Yield a cluster as the page begins: without a namespace for runs."""
     cluster = Cluster(control_plane, NAMESPACE, tmp_path)
     with cluster.borrowed():
         yield cluster

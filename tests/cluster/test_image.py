@@ -54,7 +54,7 @@ def shell(image: str, script: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def image() -> str:
-    """The image's name; skips where it cannot be run."""
+    """Return the image's name; skip where it cannot be run."""
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed")
     if podman("image", "exists", IMAGE).returncode:
@@ -67,7 +67,7 @@ def image() -> str:
 
 @pytest.fixture(scope="session")
 def root(image: str) -> str:
-    """The image's name; skips where this process could not remove the files that user 10001 writes."""
+    """Return the image's name; skip where this process could not remove the files that user 10001 writes."""
     if os.geteuid():
         pytest.skip("needs root")
     return image
@@ -242,7 +242,7 @@ class Gang:
         return f"--volume={place}:{path}"
 
     def _variables(self, node: int) -> Iterator[str]:
-        """Options that set the container's variables, with `$(NAME)` replaced by those before, as kubelet does."""
+        """Yield options that set the container's variables, with `$(NAME)` replaced by those before, as kubelet does."""
         pod = f"{self.name}-{node}"
         fields = {
             "nodeName": "here",
@@ -289,7 +289,7 @@ class Gang:
 
 @pytest.fixture
 def gang(root: str, tmp_path: Path) -> Iterator[Gang]:
-    """A run of the demo's model in two pods."""
+    """Yield a run of the demo's model in two pods."""
     shutil.copytree(DEMO / "model", tmp_path / "outputs" / "model")
     run = {
         "name": "gang",
@@ -311,7 +311,7 @@ def gang(root: str, tmp_path: Path) -> Iterator[Gang]:
 
 
 def read_to_line(process: subprocess.Popen[str], mark: str) -> str:
-    """All that the process prints up to the line with the mark, or to its end."""
+    """Return all that the process prints up to the line with the mark, or to its end."""
     assert process.stdout
     output = ""
     for line in process.stdout:
@@ -322,7 +322,7 @@ def read_to_line(process: subprocess.Popen[str], mark: str) -> str:
 
 
 def wait(pods: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
-    """The exit code of each, and the rest of what it printed."""
+    """Return the exit code of each, and the rest of what it printed."""
     rest = [pod.communicate()[0] for pod in pods]
     return [(pod.returncode, text) for pod, text in zip(pods, rest, strict=True)]
 

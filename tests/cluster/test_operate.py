@@ -30,7 +30,7 @@ echo "1, NVIDIA H100 80GB HBM3, 3, 12, 81559, 31, [N/A]"
 
 
 def trainers(desk: Desk) -> list[str]:
-    """Names of the trainer's pods that run, by node."""
+    """Return names of the trainer's pods that run, by node."""
     pods = desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")
     return sorted(name_of(pod) for pod in pods if pod["status"].get("phase") == "Running")
 
@@ -158,7 +158,7 @@ def test_a_missing_right_comes_with_the_role_that_grants_it(desk: Desk) -> None:
 
 
 def bound(role: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """The binding that gives a Role to the account `guest`."""
+    """Return the binding that gives a Role to the account `guest`."""
     reference = {
         "apiGroup": "rbac.authorization.k8s.io",
         "kind": "Role",

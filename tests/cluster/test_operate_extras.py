@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 @contextmanager
 def forwarded(desk: Desk, server: str) -> Iterator[str]:
-    """The address on this machine of a server of the run."""
+    """Yield the address on this machine of a server of the run."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     command = desk.command("port-forward", "fit", server, "--port", port)

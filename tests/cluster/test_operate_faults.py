@@ -88,7 +88,7 @@ def desk(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> D
 
 
 def furnisher(desk: Desk, verb: str) -> Callable[[], None]:
-    """Puts the run into the state in which a verb finds it, anew where the verb changes that."""
+    """Return a function that puts the run into the state in which a verb finds it, anew where the verb changes that."""
     (desk.folder / ".env").write_text("KEY=value\n")
     is_there = False
 
@@ -191,7 +191,7 @@ SWEEP = [
 
 @pytest.fixture
 def searching(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    """A user who can sweep: trials end at once, and leave what an agent leaves."""
+    """Return a user who can sweep: trials end at once, and leave what an agent leaves."""
     pytest.importorskip("optuna")
     script = f"echo '{json.dumps(TRIAL)}' > /dev/termination-log"
     monkeypatch.setattr(
@@ -203,7 +203,7 @@ def searching(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 
 def assert_goes_on(desk: Desk) -> None:
-    """The same command, when all is well again, brings the sweep to its end."""
+    """Require that the same command, when all is well again, brings the sweep to its end."""
     done = desk.quick(*SWEEP)
     assert "trials     2 trials: 2 done" in done.stdout, done.stdout
     assert [trial.value for trial in read_record(desk.folder / "found").trials] == [2.5, 2.5]

@@ -38,7 +38,7 @@ def popen(desk: Desk, *argv: str) -> subprocess.Popen[str]:
 
 
 def interrupted(process: subprocess.Popen[str]) -> str:
-    """What a process says on standard error after Ctrl-C, at which it has to end."""
+    """Return what a process says on standard error after Ctrl-C, at which it has to end."""
     process.send_signal(signal.SIGINT)
     try:
         stderr = process.communicate(timeout=60)[1]

@@ -411,7 +411,7 @@ def test_the_exit_code_of_what_ends_in_a_pod_is_waited_for(tmp_path: Path) -> No
 
 
 def observed_run(state: State, *pods_of_run: dict[str, Any], **progress: Any) -> ObservedRun:
-    """A run of two nodes with these pods."""
+    """Return a run of two nodes with these pods."""
     config = load_resolved(
         {"name": "fit", "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}}
     )
@@ -419,7 +419,7 @@ def observed_run(state: State, *pods_of_run: dict[str, Any], **progress: Any) ->
 
 
 def ended_pod(node: int, code: int, reason: str, error: str | None) -> dict[str, Any]:
-    """A pod that has ended and left word."""
+    """Return a pod that has ended and left word."""
     word = json.dumps({"code": code, "reason": reason, "error": error})
     terminated = {"exitCode": code, "message": word, "finishedAt": "2026-11-20T10:15:00Z"}
     index = {"batch.kubernetes.io/job-completion-index": str(node)}
@@ -450,7 +450,7 @@ def test_a_rank_that_was_killed_comes_before_those_that_lost_it() -> None:
 
 
 def pod_of(node: int, code: int, reason: str, *, began: int, ended: int) -> dict[str, Any]:
-    """A pod that began and ended at these seconds."""
+    """Return a pod that began and ended at these seconds."""
     pod = ended_pod(node, code, reason, None)
     pod["metadata"]["name"] = f"fit-{node}-{began}"
     (status,) = pod["status"]["containerStatuses"]

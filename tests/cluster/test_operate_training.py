@@ -29,7 +29,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def model() -> Iterator[Path]:
-    """A tiny Llama at a path that pods, whose /tmp is their own, can have too."""
+    """Yield a tiny Llama at a path that pods, whose /tmp is their own, can have too."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = Path(tempfile.mkdtemp(prefix="kubetune-models-", dir="/var/tmp"))
@@ -45,7 +45,7 @@ def model() -> Iterator[Path]:
 
 
 def furnish(cluster: Cluster, folder: Path, model: Path, **changes: Any) -> Desk:
-    """A desk whose run file names the model, which lies on a claim of the cluster and at the same path here."""
+    """Return a desk whose run file names the model, which lies on a claim of the cluster and at the same path here."""
     desk = Desk(cluster, folder)
     shutil.copytree(model, cluster.claim_folder("models") / "tiny")
     mounts = [{"path": str(model.parent), "claim": "models"}]
@@ -67,7 +67,7 @@ def sha256(path: Path) -> str:
 
 
 def result(run_dir: Path) -> tuple[bytes, str]:
-    """What a repeat reproduces bit for bit: every number of every step, and the weights."""
+    """Return what a repeat reproduces bit for bit: every number of every step, and the weights."""
     adapter = run_dir / "checkpoints" / "last" / "adapter_model.safetensors"
     return (run_dir / "metrics.jsonl").read_bytes(), sha256(adapter)
 
@@ -92,7 +92,7 @@ def travel(desk: Desk) -> Journey:
 def journey(
     any_control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory, model: Path
 ) -> Journey:
-    """The way of an undisturbed run of the default kind; it needs no namespaces."""
+    """Return the way of an undisturbed run of the default kind; it needs no namespaces."""
     folder = tmp_path_factory.mktemp("journey")
     cluster = Cluster(any_control_plane, f"journey-{next(_numbers)}", folder)
     cluster.apply(
@@ -102,7 +102,7 @@ def journey(
 
 
 def check(journey: Journey) -> None:
-    """Both nodes trained, every step was shown, and the results are whole."""
+    """Require that both nodes trained, that every step was shown, and that the results are whole."""
     assert f"step {STEPS}/{STEPS}" in journey.followed
     assert "[node 1] kubetune: node 1 of 2 meets the others at" in journey.followed
     assert "WORLD_SIZE=2" in journey.followed

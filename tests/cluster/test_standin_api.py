@@ -41,7 +41,7 @@ def test_a_lightkube_client_applies_watches_and_executes(cluster: Cluster) -> No
 
 
 def refused(cluster: Cluster, token: str, method: str, path: str) -> str:
-    """The message of a refused request made with another token; empty when it was granted."""
+    """Return the message of a refused request made with another token; empty when it was granted."""
     request = urllib.request.Request(cluster.control_plane.url + path, method=method)
     request.add_header("Authorization", f"Bearer {token}")
     try:

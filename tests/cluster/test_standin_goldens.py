@@ -33,7 +33,7 @@ def nodes(case: str) -> int:
 
 
 def jobs_of(obj: dict[str, Any]) -> list[dict[str, Any]]:
-    """The Jobs of a JobSet or of a TrainingRuntime's JobSet."""
+    """Return the Jobs of a JobSet or of a TrainingRuntime's JobSet."""
     spec = obj.get("spec") or {}
     jobs: list[dict[str, Any]] = spec.get("replicatedJobs") or []
     return jobs if obj["kind"] != "TrainingRuntime" else spec["template"]["spec"]["replicatedJobs"]

@@ -36,7 +36,7 @@ CLAIM = {
 
 
 def meeting_spec(*argv: str, name: str = "main") -> Object:
-    """A pod spec for SHOW, with the claim through which its pods meet."""
+    """Return a pod spec for SHOW, with the claim through which its pods meet."""
     container = {"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
     volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
     return pod_spec(
@@ -45,7 +45,7 @@ def meeting_spec(*argv: str, name: str = "main") -> Object:
 
 
 def shown(cluster: Cluster, pod: Object) -> dict[str, str]:
-    """The variables a SHOW pod printed, without those it does not have."""
+    """Return the variables a SHOW pod printed, without those it does not have."""
     pairs = (line.split("=", 1) for line in cluster.log(name_of(pod)).splitlines())
     return {name: value for name, value in pairs if value}
 

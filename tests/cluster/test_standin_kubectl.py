@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("kubectl")
 
 @pytest.fixture
 def shell(cluster: Cluster) -> Cluster:
-    """A cluster with a running pod `box` to work in."""
+    """Return a cluster with a running pod `box` to work in."""
     cluster.apply(pod("box", "echo started; exec sleep 600", terminationGracePeriodSeconds=0))
     cluster.wait_phase("box", "Running")
     return cluster

@@ -29,7 +29,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def own_control_plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    """A server that a test may kill."""
+    """Yield a server that a test may kill."""
     try:
         started = ControlPlane(tmp_path)
     except Unavailable as reason:
@@ -39,7 +39,7 @@ def own_control_plane(tmp_path: Path) -> Iterator[ControlPlane]:
 
 
 def processes_with(marker: str) -> list[int]:
-    """Ids of all processes on this machine that have the marker in their environment."""
+    """Return the ids of all processes on this machine that have the marker in their environment."""
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -59,7 +59,7 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def mounts_but_of_others(folder: Path) -> list[str]:
-    """All that is mounted on this machine, without the disks of tests that run beside this one."""
+    """Return all that is mounted on this machine, without the disks of tests that run beside this one."""
     ours, everyones = f"{folder}/", f"/pytest-of-{getpass.getuser()}/"
     return [
         line
@@ -145,7 +145,7 @@ def test_by_hand_it_says_where_its_kubeconfig_is_until_ctrl_c(tmp_path: Path) ->
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that any user may enter and fill; pytest's own lie below one that only root may."""
+    """Yield a folder that any user may enter and fill; pytest's own lie below one that only root may."""
     with tempfile.TemporaryDirectory(prefix="standin-") as name:
         folder = Path(name)
         folder.chmod(0o777)

@@ -114,7 +114,7 @@ class Chaos:
         self._whole: dict[tuple[str, int, str], Whole] = {}
 
     def kills(self, number: int, kinds: Sequence[Kind] = KINDS) -> Iterator[Kill]:
-        """So many kills that met a run still going, over these kinds in an order that the seed gives."""
+        """Yield so many kills that met a run still going, over these kinds in an order that the seed gives."""
         order = cycle(self._draw.sample(kinds, len(kinds)))
         for index, kind in zip(range(number), order, strict=False):
             kill = None
@@ -123,7 +123,7 @@ class Chaos:
             yield kill
 
     def _kill(self, run_dir: Path, kind: Kind) -> Kill | None:
-        """One run, killed once and then left alone; None when it had ended before the blow fell."""
+        """Return one run, killed once and then left alone; None when it had ended before the blow fell."""
         whole = self._undisturbed(kind)
         toy.make_run(run_dir, self._config(kind), kind.world_size)
         is_early = self._draw.random() < EARLY_SHARE
@@ -147,7 +147,7 @@ class Chaos:
         return toy.make_config(self._inputs, training, **METHODS[kind.method])
 
     def _undisturbed(self, kind: Kind) -> Whole:
-        """A run of this kind that waits for its checkpoints, made once."""
+        """Return a run of this kind that waits for its checkpoints, made once."""
         key = kind[:3]
         if key not in self._whole:
             config = self._config(kind._replace(async_save=False))
@@ -188,12 +188,12 @@ class Chaos:
 
 
 def has_loaded(run_dir: Path) -> bool:
-    """Whether a run has its model, and trains from here on."""
+    """Return True if a run has its model, and trains from here on."""
     return any(event["event"] == "start" for event in metrics.read_events(run_dir))
 
 
 def _kill_launcher(run_dir: Path, kind: Kind, blow: Blow) -> bool:
-    """Its start is its rank's first line: before that there is nothing but imports."""
+    """Return the time of its rank's first line: before that there is nothing but imports."""
     command = [sys.executable, "-m", "kubetune.agent", str(run_dir)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as agent:
         log = run_dir / "logs" / "rank-0.log"

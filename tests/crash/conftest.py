@@ -13,7 +13,7 @@ from tests import toy
 
 @pytest.fixture(scope="session")
 def toy_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy model and its data, prepared once."""
+    """Return a toy model and its data, prepared once."""
     return toy.make_inputs(tmp_path_factory.mktemp("toy"))
 
 
@@ -21,7 +21,7 @@ def toy_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def uninterrupted(
     toy_inputs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[Config, int], dict[str, str]]:
-    """What a run that nobody disturbs leaves, made once for each config."""
+    """Return what a run that nobody disturbs leaves, made once for each config."""
     made: dict[tuple[str, int], dict[str, str]] = {}
 
     def digests(config: Config, world_size: int) -> dict[str, str]:

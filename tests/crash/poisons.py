@@ -74,7 +74,7 @@ def code_in_the_checkpoint(received: Received) -> None:
 
 
 def code_of_a_known_architecture(received: Received) -> None:
-    """As before, where transformers has classes of its own too."""
+    """Plant the same code for a model of which transformers has classes too."""
     received.code("modeling_evil.py")
     received.change("config.json", auto_map={"AutoModelForCausalLM": "modeling_evil.LM"})
     received.settle(model={"trust_remote_code": True, "revision": "0" * 40})
@@ -88,7 +88,7 @@ def code_of_another_repository(received: Received) -> None:
 
 
 def code_nobody_asked_for(received: Received) -> None:
-    """A config.json that only code can read, in a run that says nothing of code: asked on the terminal?"""
+    """Plant a config.json that only code can read, in a run that says nothing of code, so that transformers may ask."""
     received.code("evil.py")
     received.change("config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config"})
     received.seal()
@@ -115,7 +115,7 @@ def hooks(received: Received) -> None:
 
 
 def places_outside(received: Received) -> None:
-    """Where a run that goes on would write, and whom it would tell."""
+    """Name places outside, to which a run that goes on would write, and whom it would tell."""
     outside = received.canary.parent
     received.settle(
         data={"cache": str(outside / "cache")},
@@ -127,7 +127,7 @@ def places_outside(received: Received) -> None:
 
 
 def data_from_outside(received: Received) -> None:
-    """Data that only the machine's owner may see, which a cluster would be sent."""
+    """Name data that only the machine's owner may see, which a cluster would be sent."""
     link = received.run / "harmless.jsonl"
     link.symlink_to(received.secret)
     received.settle(data={"train": [{"path": str(received.secret)}, {"path": str(link)}]})
@@ -235,7 +235,7 @@ def links_to_a_secret(received: Received) -> None:
 
 
 def links_in_a_checkpoint(received: Received) -> None:
-    """Named in its manifest, with the checksum of what they lead to."""
+    """Plant links that its manifest names, with the checksum of what they lead to."""
     (received.step / "custom").mkdir()
     for name in ("notes.txt", "custom/notes.txt"):
         (received.step / name).symlink_to(received.secret)
@@ -250,7 +250,7 @@ def a_folder_that_leads_out(received: Received) -> None:
 
 
 def an_adapter_beside_the_weights(received: Received) -> None:
-    """By which transformers would load the model that the adapter names."""
+    """Plant the file by which transformers would load the model that the adapter names."""
     received.change("adapter_config.json", peft_type="LORA", base_model_name_or_path="/etc")
     received.seal()
 

@@ -72,7 +72,7 @@ DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
 
 @pytest.fixture(scope="module")
 def stopped(toy_inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped at step 7 of 14."""
+    """Return a run that was stopped at step 7 of 14."""
     run_dir = toy.make_run(tmp_path_factory.mktemp("stopped") / "run", toy.make_config(toy_inputs))
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 15:step:7"}) == [errors.PREEMPTED]
     metrics.record_event(run_dir, "launch", node=0, nodes=1, processes=1)
@@ -87,7 +87,7 @@ def copy_of(stopped: Path, folder: Path) -> Path:
 
 
 def files_of(run_dir: Path) -> list[str]:
-    """What kubetune reads of a run, but for the tensors, which have checksums."""
+    """Return what kubetune reads of a run, but for the tensors, which have checksums."""
     paths = [
         *run_dir.glob("*.json*"),
         *run_dir.glob("logs/*.json"),
@@ -171,7 +171,7 @@ def test_a_run_that_goes_on_notices_damaged_prepared_data(
 
 
 def look_at(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Everything that reads a run without training it."""
+    """Run everything that reads a run without training it."""
     assert main(["report", str(run_dir), "-o", str(run_dir.parent / "page.html")]) in EXPLAINED
     assert main(["watch", str(run_dir), "--once", "--json"]) in EXPLAINED
     progress(run_dir)
@@ -183,7 +183,7 @@ def look_at(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def start_again(run_dir: Path) -> None:
-    """What a launcher looks at before anything starts."""
+    """Read what a launcher looks at before anything starts."""
     config = load_resolved(run_dir / "resolved.json")
     check_run_dir(config, run_dir, make_plan(config, world_size=1))
 
@@ -309,7 +309,7 @@ def test_the_agent_of_a_run_directory_that_is_deleted_says_so(
 
 
 def stopped_ranks(agent_pid: int) -> list[int]:
-    """The process ids of an agent's ranks that have been stopped by SIGSTOP."""
+    """Return the process ids of an agent's ranks that have been stopped by SIGSTOP."""
     pids = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:

@@ -94,7 +94,7 @@ def test_a_write_that_fails_inside_a_library(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MB, where this user may mount one."""
+    """Yield a file system of 2 MB, where this user may mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(

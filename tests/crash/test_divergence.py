@@ -29,7 +29,7 @@ POISON = "🙂"
 
 @pytest.fixture
 def poisoned(toy_inputs: Path, tmp_path: Path) -> Config:
-    """A model that knows one token as NaN, and data with it in one row."""
+    """Return a model that knows one token as NaN, and data with it in one row."""
     model, train = (
         shutil.copytree(toy_inputs / "model", tmp_path / "model"),
         tmp_path / "train.jsonl",

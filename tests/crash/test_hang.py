@@ -38,7 +38,7 @@ def patient_run(toy_inputs: Path, tmp_path: Path) -> Path:
 
 
 def step_together(run_dir: str) -> int:
-    """What ranks do at the least: meet, and then a step together, watched with little patience."""
+    """Return what ranks do at the least: meet, and then a step together, watched with little patience."""
     try:
         with (
             process_group.join(timeout_seconds=60) as world,

@@ -57,7 +57,7 @@ class Bomb:
 
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
-    """The file that must never be there; the bombs do work."""
+    """Return the file that must never be there; the bombs do work."""
     probe = tmp_path / "probe"
     pickle.loads(pickle.dumps(Bomb(probe)))
     assert probe.exists()
@@ -87,7 +87,7 @@ def pickles_beside_the_weights(model: Path, canary: Path) -> None:
 
 
 def code_of_its_own(model: Path, canary: Path) -> None:
-    """As in a repository that says `trust_remote_code`, for an architecture that transformers does not know."""
+    """Write code as in a repository that says `trust_remote_code`, for an architecture that transformers does not know."""
     config = json.loads((model / "config.json").read_text())
     config |= {"model_type": "evil", "architectures": ["Evil"]}
     config["auto_map"] = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.Evil"}
@@ -129,7 +129,7 @@ def test_models(
 
 
 def seal_again(folder: Path) -> None:
-    """The manifest that whoever planted something would write."""
+    """Write the manifest that whoever planted something would write."""
     sums = {
         path.name: {"sha256": files.sha256_file(path), "bytes": path.stat().st_size}
         for path in sorted(folder.iterdir())

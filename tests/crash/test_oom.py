@@ -59,7 +59,7 @@ class Group:
 
 @pytest.fixture
 def group() -> Iterator[Group]:
-    """A group below the root, where this user may make one."""
+    """Yield a group below the root, where this user may make one."""
     name = f"kubetune-test-{os.getpid()}"
     for folder in (cgroup.ROOT / "memory" / name, cgroup.ROOT / name):
         with suppress(OSError):
@@ -73,7 +73,7 @@ def group() -> Iterator[Group]:
 
 
 def make_run(run_dir: Path, role: dict[str, int]) -> None:
-    """A run of one process that plays a role."""
+    """Make a run of one process that plays a role."""
     run_dir.mkdir(exist_ok=True)
     config = Config.model_validate(
         {"model": "m", "data": {"train": "d"}, "compute": {"processes": 1}}

@@ -89,7 +89,7 @@ class Broken:
     rank: int
 
     def start(self, number: int) -> Any:
-        """The ranks, of which one sends itself this signal when it gets to the point."""
+        """Return the ranks, of which one sends itself this signal when it gets to the point."""
         fault = f"signal {number}:{self.phase.point}:{self.phase.nth}:{self.rank}"
         return started(worker.main, 2, [str(self.run_dir)], environ={"KUBETUNE_FAULT": fault})
 
@@ -97,7 +97,7 @@ class Broken:
         return "".join(path.read_text() for path in (self.run_dir / "logs").glob("rank-*.log"))
 
     def require_next_start(self, whole: Whole) -> None:
-        """The next start ends as a run that nobody disturbed."""
+        """Require that the next start ends as a run that nobody disturbed."""
         assert "this is a bug" not in self.logs()
         assert "Traceback" not in self.logs()
         exit_status.clear_exit_statuses(self.run_dir)
@@ -126,7 +126,7 @@ def broken(toy_inputs: Path, tmp_path: Path, name: str, rank: int, timeout: floa
 
 
 def wait_for_other(ranks: list[ForkServerProcess], rank: int) -> float:
-    """Seconds until the other rank has given up."""
+    """Return the seconds until the other rank has given up."""
     began = time.monotonic()
     assert wait_all([ranks[1 - rank]], 2 * NOTICED_SECONDS) == [errors.LOST_PEER]
     return time.monotonic() - began
@@ -169,7 +169,7 @@ def test_a_stopped_rank_is_waited_for_no_longer_than_agreed(
 
 
 def judge_stopped(run_dir: Path, rank: int, since: float) -> ExitStatus:
-    """The verdict when torchrun has killed the stopped rank, half a minute after the other one gave up."""
+    """Return the verdict when torchrun has killed the stopped rank, half a minute after the other one gave up."""
     now = time.time()
     deaths = [
         Death(1 - rank, errors.LOST_PEER, now),
@@ -182,7 +182,7 @@ def judge_stopped(run_dir: Path, rank: int, since: float) -> ExitStatus:
 
 
 def wait_for_all(run_dir: str) -> None:
-    """One rank of two that do nothing but meet, with little patience."""
+    """Be one rank of two that do nothing but meet, with little patience."""
     with (
         process_group.join(timeout_seconds=PATIENCE) as world,
         heartbeat.watch(Path(run_dir), world.rank, 0.2),

@@ -19,7 +19,7 @@ _libc = ctypes.CDLL(None)
 
 
 def obey_permissions() -> None:
-    """Between fork and exec, for root: have the bits of files count as they do for everybody else."""
+    """Let the permission bits of files count for root too, between fork and exec."""
     for capability in (_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH):
         _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
 
@@ -33,7 +33,7 @@ def run(module: str, *arguments: str, folder: Path) -> subprocess.CompletedProce
 
 @pytest.fixture
 def closed(tmp_path: Path) -> Path:
-    """A folder that nobody may enter, and a file that nobody may read."""
+    """Return a folder that nobody may enter, and a file that nobody may read."""
     folder = tmp_path / "closed"
     folder.mkdir()
     (folder / "train.jsonl").touch()

@@ -56,7 +56,7 @@ class Disk:
         return False
 
     def mend(self) -> None:
-        """What an administrator does: unmount, check, mount again.
+        """Do what an administrator does: unmount, check, mount again.
 
         A copy is checked: processes with a mount table of their own, begun meanwhile, may hold the first file's device.
         """
@@ -70,7 +70,7 @@ class Disk:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    """An ext4 disk of its own, where this user may have one."""
+    """Yield an ext4 disk of its own, where this user may have one."""
     image, folder = tmp_path / "image", tmp_path / "disk"
     folder.mkdir()
     if shutil.which("mkfs.ext4") is None or os.geteuid() != 0:

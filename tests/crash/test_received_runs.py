@@ -138,7 +138,7 @@ def write_whole(task: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wholes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The whole run of a task, made once."""
+    """Return the whole run of a task, made once."""
     return cache(lambda task: write_whole(task, tmp_path_factory.mktemp(task)))
 
 
@@ -151,7 +151,7 @@ def receive(whole: Path, folder: Path) -> Received:
 
 @pytest.fixture(scope="module")
 def stopped(toy_inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of full fine-tuning that was stopped after its first step of two, and would go on."""
+    """Return a run of full fine-tuning that was stopped after its first step of two, and would go on."""
     config = toy.make_config(toy_inputs, {"max_steps": 2}, lora=None, compute={"gpus_per_node": 0})
     run = toy.make_run(tmp_path_factory.mktemp("stopped") / "run", config)
     fault = {fault_injection.FAULT: "signal 15:step:1"}
@@ -210,7 +210,7 @@ def ask(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> tuple[int, str]:
-    """Exit code and words of a verb, with an answer at hand for whoever asks on the terminal."""
+    """Return the exit code and the output of a verb, with an answer at hand for whoever asks on the terminal."""
     paths = {
         "RUN": received.run,
         "FOLDER": received.run.parent,
@@ -612,7 +612,7 @@ class LM(LlamaForCausalLM):
 
 @pytest.fixture(scope="module")
 def own_code(tmp_path_factory: pytest.TempPathFactory, toy_inputs: Path) -> Path:
-    """A model of an architecture that lies beside its weights, as a user has read it."""
+    """Return a model of an architecture that lies beside its weights, as a user has read it."""
     model = tmp_path_factory.mktemp("own") / "model"
     shutil.copytree(toy_inputs / "model", model)
     facts = json.loads((model / "config.json").read_text())

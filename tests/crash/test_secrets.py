@@ -33,7 +33,7 @@ kubernetes:
 
 
 def forms(secret: str) -> list[bytes]:
-    """A secret as it is, in base64 at each of three offsets, and in an address."""
+    """Return a secret as it is, in base64 at each of three offsets, and in an address."""
     coded = [base64.b64encode(b"x" * n + secret.encode())[4 * (n > 0) + 4 : -4] for n in range(3)]
     return [secret.encode(), *coded, quote(secret, safe="").encode(), quote_plus(secret).encode()]
 
@@ -109,7 +109,7 @@ def test_no_verb_tells_a_secret(toy_inputs: Path, tmp_path: Path) -> None:
 
 
 def told_by(verb: str, arguments: list[str], folder: Path) -> list[str]:
-    """What one verb prints, as leaks; without a cluster many of them fail, which they must do without a traceback."""
+    """Return the leaks in what one verb prints; without a cluster many verbs fail, never with a traceback."""
     done = subprocess.run(
         [sys.executable, "-m", "kubetune", verb, *arguments],
         cwd=folder, env=environment(folder), stdin=subprocess.DEVNULL, capture_output=True, timeout=120,
@@ -121,7 +121,7 @@ def told_by(verb: str, arguments: list[str], folder: Path) -> list[str]:
 
 
 def told_by_pages(folder: Path) -> list[str]:
-    """What the pages of `kubetune ui` hold, and what it prints, as leaks."""
+    """Return the leaks in the pages of `kubetune ui` and in what it prints."""
     command = [sys.executable, "-m", "kubetune", "ui", str(folder), "--port", "0"]
     with subprocess.Popen(
         command, cwd=folder, env=environment(folder), stdout=subprocess.PIPE, text=True
@@ -155,7 +155,7 @@ def told_by_pages(folder: Path) -> list[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """This environment without a cluster, with the secrets."""
+    """Return this environment without a cluster, with the secrets."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "MLFLOW"))
     }

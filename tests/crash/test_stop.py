@@ -25,7 +25,7 @@ slow = pytest.mark.slow
 
 
 def stop_at(run_dir: Path, world_size: int, point: str, nth: int, rank: int = 0) -> list[int]:
-    """Exit codes of ranks of which one gets SIGTERM at a point."""
+    """Return the exit codes of ranks of which one gets SIGTERM at a point."""
     environ = {"KUBETUNE_FAULT": f"signal 19:{point}:{nth}:{rank}"}
     with started(worker.main, world_size, [str(run_dir)], environ=environ) as ranks:
         toy.wait_until_stopped(ranks[rank])
@@ -57,7 +57,7 @@ def test_stopped_in_each_phase(
 
 
 def kept_files(run_dir: Path) -> dict[str, Any]:
-    """Content of every file in a run's checkpoints and of its numbers, but for how long the steps took."""
+    """Return the content of every file in a run's checkpoints and of its numbers, but for how long the steps took."""
     kept: dict[str, Any] = {"metrics": (run_dir / "metrics.jsonl").read_bytes()}
     for path in sorted((run_dir / "checkpoints").rglob("*")):
         name = str(path.relative_to(run_dir))
@@ -251,7 +251,7 @@ def test_processes_that_prepare_ignore_a_stop(
 
 
 def much_data(toy_inputs: Path, folder: Path, num_proc: int) -> dict[str, Any]:
-    """Data to prepare anew; with several processes so much that they are really started."""
+    """Return data to prepare anew; with several processes so much that they are really started."""
     rows = (toy_inputs / "train.jsonl").read_text() * (60 if num_proc > 1 else 1)
     (folder / "train.jsonl").write_text(rows)
     return {

@@ -27,7 +27,7 @@ def run_dir(toy_inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def seconds_of(argv: list[str]) -> float:
-    """How long a verb takes that nobody disturbs."""
+    """Return how long a verb takes that nobody disturbs."""
     began = time.monotonic()
     with started(main, 1, argv) as (process,):
         assert wait_all([process]) == [0]

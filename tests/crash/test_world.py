@@ -38,7 +38,7 @@ def test_another_world_size_keeps_the_losses(
 
 @pytest.fixture(scope="module")
 def stopped(toy_inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped after step 7, with checkpoints of steps 3, 6 and 7."""
+    """Return a run that was stopped after step 7, with checkpoints of steps 3, 6 and 7."""
     run_dir = toy.make_run(tmp_path_factory.mktemp("stopped") / "run", toy.make_config(toy_inputs))
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 15:step:7"}) == [errors.PREEMPTED]
     assert checkpoints.steps(run_dir) == [3, 6, 7]

@@ -18,25 +18,25 @@ MINIMAL = FOLDER / "minimal.yaml"
 
 
 def planned(*overrides: str, file: Path = FULL) -> tuple[Config, Plan]:
-    """A golden run file with changes, and its plan."""
+    """Return a golden run file with changes, and its plan."""
     config = load_config(file, overrides=overrides)
     return config, make_plan(config)
 
 
 def made(kind: str, *overrides: str, file: Path = FULL) -> list[dict[str, Any]]:
-    """Its objects as one kind."""
+    """Return its objects as one kind."""
     config, plan = planned(f"kubernetes.kind={kind}", *overrides, file=file)
     return render(config, plan, local_files(config))
 
 
 def the(objects: list[dict[str, Any]], kind: str, name: str = "support-bot") -> dict[str, Any]:
-    """The one object of a kind and name."""
+    """Return the one object of a kind and name."""
     (match,) = (o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name)
     return match
 
 
 def trainer_pods(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The pod specs that train."""
+    """Yield the pod specs that train."""
     for obj in objects:
         for _, template in pod_templates(obj):
             if template["metadata"]["labels"]["app.kubernetes.io/component"] == "trainer":
@@ -44,12 +44,12 @@ def trainer_pods(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def variables(container: dict[str, Any]) -> dict[str, Any]:
-    """A container's variables by name: the value, or where it comes from."""
+    """Return a container's variables by name: the value, or where it comes from."""
     return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Everything in it that is neither a mapping nor a list."""
+    """Yield everything in it that is neither a mapping nor a list."""
     if isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from leaves(item)

@@ -101,7 +101,7 @@ BESIDE = {
 
 @cache
 def rendered(case: str) -> str:
-    """What the command line prints for a case."""
+    """Return what the command line prints for a case."""
     file, *words = CASES[case]
     out = io.StringIO()
     with redirect_stdout(out):

@@ -41,7 +41,7 @@ CASES: dict[str, list[str]] = {
 
 
 def write_run(folder: Path, *overrides: str) -> Path:
-    """A run directory as far as serving looks at it."""
+    """Return a run directory as far as serving looks at it."""
     config = load_config(FOLDER / "full.yaml", overrides=overrides)
     for kind in ("adapter", "merged"):
         export = folder / "exports" / f"step-000120-{kind}"
@@ -53,7 +53,7 @@ def write_run(folder: Path, *overrides: str) -> Path:
 
 @cache
 def rendered(case: str) -> str:
-    """What the command line prints for a case."""
+    """Return what the command line prints for a case."""
     out = io.StringIO()
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -55,7 +55,7 @@ CU_SEQLENS = (0, 3, 300, 340, 1500)
 
 @pytest.fixture
 def fused() -> Kernels:
-    """Pointwise kernels compiled, by Triton on a GPU."""
+    """Return pointwise kernels compiled, by Triton on a GPU."""
     kernels = Kernels()
     kernels.compile()
     return kernels
@@ -64,7 +64,7 @@ def fused() -> Kernels:
 def gradients_on_gpu(
     model: Any, rows: list[tuple[Any, Any]], kernels: Kernels | None = None
 ) -> dict[str, Tensor]:
-    """By kubetune's own way, in packed batches, back on the CPU and in fp32."""
+    """Return the gradients by kubetune's own way, in packed batches, back on the CPU and in fp32."""
     route = choose_attention(model)
     assert route.padding_free, route.why_not
     lengths = np.array([len(ids) for ids, _ in rows])

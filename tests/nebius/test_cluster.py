@@ -96,7 +96,7 @@ class Cloud:
         return [line.split("\t") for line in path.read_text().splitlines()] if path.exists() else []
 
     def made(self) -> list[str]:
-        """What `create` was called for."""
+        """Return what `create` was called for."""
         return [" ".join(c[1:4]) for c in self.calls() if c[0] == "nebius" and c[3] == "create"]
 
     def forget_calls(self) -> None:

@@ -24,7 +24,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def is_local(address: Any) -> bool:
-    """Whether a socket address stays on this machine: a Unix socket's path, or a loopback host."""
+    """Return True if a socket address stays on this machine: a Unix socket's path, or a loopback host."""
     if not isinstance(address, tuple):
         return True
     host = str(address[0])

@@ -94,7 +94,7 @@ def _version(folder: Path, distribution: str) -> str:
 
 
 def _fields_of(folder: Path, place: str) -> Iterator[tuple[str, list[Any]]]:
-    """(name, [type, default]) of the classes at a place, those they inherit from included."""
+    """Yield (name, [type, default]) of the classes at a place, those they inherit from included."""
     files, _, classes = place.partition(":")
     known = _classes(folder / files.partition("/")[0])
     for file in sorted(folder.glob(files)):
@@ -112,7 +112,7 @@ _SEEN: dict[Path, dict[str, list[tuple[Path, ast.ClassDef]]]] = {}
 
 
 def _classes(package: Path) -> dict[str, list[tuple[Path, ast.ClassDef]]]:
-    """Every class of a package by its name; of Hugging Face's only the arguments' files."""
+    """Return every class of a package by its name; of Hugging Face's only the arguments' files."""
     if package not in _SEEN:
         classes: dict[str, list[tuple[Path, ast.ClassDef]]] = {}
         pattern = "training_args*.py" if package.name == "transformers" else "**/*.py"
@@ -145,13 +145,13 @@ def _inherited(
 
 
 def _distance(file: Path, other: Path) -> int:
-    """How far apart two files lie; of classes with one name the nearest is meant."""
+    """Return how far apart two files lie; of classes with one name the nearest is meant."""
     common = sum(1 for a, b in zip(file.parts, other.parts, strict=False) if a == b)
     return len(file.parts) + len(other.parts) - 2 * common
 
 
 def _default(value: ast.expr | None) -> tuple[Any, str | None]:
-    """A default that is written out, and another name of the field; None for what code makes."""
+    """Return a default that is written out, and another name of the field; None for what code makes."""
     alias = None
     if isinstance(value, ast.Call):
         keywords = {keyword.arg: keyword.value for keyword in value.keywords}

@@ -20,7 +20,7 @@ Case = dict[str, Any]
 
 
 def main(file: Path) -> None:
-    """All cases of a file."""
+    """Compute all cases of a file."""
     warnings.filterwarnings("ignore")
     import torch
     from safetensors.torch import save_file
@@ -41,7 +41,7 @@ def main(file: Path) -> None:
 
 
 def _trainer(model: Any, **settings: Any) -> SimpleNamespace:
-    """As much of a trainer as its loss asks for."""
+    """Return as much of a trainer as its loss asks for."""
     import torch
 
     accelerator = SimpleNamespace(
@@ -126,7 +126,7 @@ def _kto(model: Any, case: Case) -> Any:
 
 
 def _padded(case: Case) -> dict[str, Any]:
-    """The batch of TRL's older trainers."""
+    """Return the batch of TRL's older trainers."""
     import torch
 
     batch: dict[str, Any] = {}

@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def write(name: str, folder: Path) -> None:
-    """A base, an adapter with random numbers, and what PEFT adds to each tensor of experts."""
+    """Write a base, an adapter with random numbers, and what PEFT adds to each tensor of experts."""
     settings = MIXTURES[name]
     settings = (
         settings

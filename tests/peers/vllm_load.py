@@ -55,12 +55,12 @@ def main() -> None:
 
 
 def down(module: torch.nn.Module) -> torch.Tensor:
-    """What is added to the second weight of each expert: experts, out, in."""
+    """Return what is added to the second weight of each expert: experts, out, in."""
     return product(module.w2_lora_b_stacked[0], module.w2_lora_a_stacked[0])
 
 
 def up(module: torch.nn.Module, *, interleaved: bool) -> torch.Tensor:
-    """The same of the first, whose two halves lie behind each other or, in gpt-oss, row by row."""
+    """Return the same of the first, whose two halves lie behind each other or, in gpt-oss, row by row."""
     parts = [
         product(b, a)
         for b, a in zip(module.w13_lora_b_stacked, module.w13_lora_a_stacked, strict=True)
@@ -69,7 +69,7 @@ def up(module: torch.nn.Module, *, interleaved: bool) -> torch.Tensor:
 
 
 def product(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """B A of each expert, of the one adapter there is."""
+    """Return B A of each expert, of the only adapter."""
     return torch.einsum("eor,eri->eoi", b[0].float(), a[0].float())
 
 

@@ -45,7 +45,7 @@ def play(run_dir: Path, rank: int, role: dict[str, int]) -> int:
 
 
 def read_role(run_dir: Path, name: str) -> dict[str, int]:
-    """What roles.json says of `name`; nothing means: end well."""
+    """Return what roles.json says of `name`; nothing means: end well."""
     role: dict[str, int] = json.loads((run_dir / "roles.json").read_text()).get(name, {})
     return role
 

@@ -57,7 +57,7 @@ def losses(model: nn.Module, step: int, micro_batches: int) -> list[Tensor]:
 
 
 def summed_gradients(model: nn.Module, step: int, micro_batches: int) -> dict[str, Tensor]:
-    """What autograd gives for each micro-batch, added up in fp32."""
+    """Return what autograd gives for each micro-batch, added up in fp32."""
     gradients = {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
     for loss in losses(model, step, micro_batches):
         model.zero_grad()
@@ -212,7 +212,7 @@ def test_a_word_without_a_gradient_counts_neither_before_a_resume_nor_after(
 
 
 def drawn(size: int, rank: int = 0) -> Tensor:
-    """A gradient as large models have them: most of it small, some of it a thousand times larger."""
+    """Return a gradient as large models have them: most of it small, some of it a thousand times larger."""
     draw = torch.Generator().manual_seed(rank)
     gradient = torch.randn(size, generator=draw) * 1e-3
     gradient[:: size // 50 + 1] *= 1e3

@@ -43,7 +43,7 @@ def adapted(*, shares: bool = True, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def learn(model: nn.Module, x: Tensor) -> list[Tensor]:
-    """Output, gradient of the input, gradients of the adapters."""
+    """Return the output, the gradient of the input, and the gradients of the adapters."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.zero_()

@@ -48,13 +48,13 @@ class Agent:
         )
 
     def wait_for_starts(self, count: int) -> dict[int, int]:
-        """Process ids by rank of the next `count` actors that start."""
+        """Return the process ids by rank of the next `count` actors that start."""
         assert self.process.stdout is not None
         words = [self.process.stdout.readline().split() for _ in range(count)]
         return {int(rank): int(pid) for _, rank, pid in words}
 
     def finish(self, seconds: float = 60) -> int:
-        """The exit code. Everything below the agent must be gone by then: communicate waits for the pipes to close."""
+        """Return the exit code. All processes below the agent are gone by then: communicate waits for their pipes."""
         _, self.errors = self.process.communicate(timeout=seconds)
         return self.process.returncode
 
@@ -108,7 +108,7 @@ def how_it_ended(run_dir: Path) -> tuple[int, str]:
 
 
 def is_gone(pid: int, seconds: float = 30) -> bool:
-    """Whether a process has ended, or does so soon."""
+    """Return True if a process has ended, or does so soon."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:

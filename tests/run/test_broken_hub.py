@@ -146,7 +146,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ask(port: int, home: Path) -> Iterator[Ask]:
-    """Asks the hub at `port` for something, in a process of its own that has imported everything."""
+    """Yield a function that asks the hub at `port` for something, in a process of its own that has imported everything."""
     kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     where = {
         "HF_ENDPOINT": f"http://127.0.0.1:{port}",

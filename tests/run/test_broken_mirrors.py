@@ -33,7 +33,7 @@ Ask = Callable[[str, Path, str, str], None]
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """A run with a checkpoint, as far as a copy looks at it."""
+    """Return a run with a checkpoint, as far as a copy looks at it."""
     made = tmp_path / "run"
     (made / "logs").mkdir(parents=True)
     (made / "resolved.json").write_text(json.dumps({"training": {"save_total_limit": 3}}))
@@ -49,7 +49,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Store]:
-    """A store in which nothing is wrong."""
+    """Yield a store in which nothing is wrong."""
     with s3.serving() as server:
         yield server
 
@@ -59,7 +59,7 @@ def ways(quick: str) -> list[Any]:
 
 
 def send_the_rest(run_dir: str, address: str, log: str) -> None:
-    """What the copy's process does when a run has ended: its standard input is empty here."""
+    """Do what the copy's process does when a run has ended: its standard input is empty here."""
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     copier.FINISH_SECONDS = SECONDS
     store.ANSWER_SECONDS = store.FILE_SECONDS = ANSWER_SECONDS
@@ -85,7 +85,7 @@ def test_a_store_that_fails_is_told_of_in_time(run_dir: Path, way: str) -> None:
 
 @pytest.fixture
 def ask(bucket: Store, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Sends or restores a run, asking the store at an URL; tried again no longer than for SECONDS."""
+    """Send or restore a run, asking the store at an URL, and try again for no longer than SECONDS."""
     monkeypatch.setattr(copier, "FINISH_SECONDS", SECONDS)
     monkeypatch.setattr(copier, "RESTORE_SECONDS", SECONDS)
     monkeypatch.setattr(store, "FILE_SECONDS", ANSWER_SECONDS)  # for those that are silent or drip

@@ -45,7 +45,7 @@ sys.addaudithook(
 
 class _Healthy(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing to print."""
+        """Print nothing."""
 
     def do_GET(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -178,7 +178,7 @@ def test_a_healthy_server_gets_everything(
 
 
 def log_beyond_the_limit(folder: str) -> int:
-    """A process whose files may grow to 2 KB: TensorBoard's is full long before the last step."""
+    """Train in a process whose files may grow to 2 KB: TensorBoard's is full long before the last step."""
     os.dup2(os.open(Path(folder) / "said", os.O_WRONLY | os.O_CREAT), 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
     with open_tracker(

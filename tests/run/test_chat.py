@@ -29,7 +29,7 @@ from tests import tiny, toy
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was taught conversations."""
+    """Return a run that was taught conversations."""
     inputs = toy.make_inputs(tmp_path_factory.mktemp("inputs"))
     turns = [
         {"role": "user", "content": "What is the capital?"},
@@ -66,7 +66,7 @@ WORDLESS = tiny.CHATML.replace("in messages", "in messages if message.role != 's
 
 @pytest.fixture
 def deaf(tmp_path: Path) -> LoadedModel:
-    """Who is asked by a chat template that knows no system; what is asked of it needs no model."""
+    """Return a model asked by a chat template that knows no system; what is asked of it needs no weights."""
     tokenizer = load_tokenizer(
         ModelConfig(path=str(tiny.train_tokenizer(tmp_path / "tokenizer", WORDLESS)))
     )

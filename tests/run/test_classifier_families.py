@@ -190,7 +190,7 @@ FAMILIES = [
 
 
 def make_inputs(folder: Path, name: str, settings: dict[str, Any]) -> Path:
-    """A tiny model with a head, and pairs among the texts it is to tell apart."""
+    """Return a tiny model with a head, and pairs among the texts it is to tell apart."""
     reviews.save_model(folder / "model")
     (folder / "model" / "model.safetensors").unlink()
     torch.manual_seed(0)

@@ -335,7 +335,7 @@ def test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_th
 
 @contextmanager
 def counted_positions(model: Any) -> Iterator[list[int]]:
-    """How many positions go into the model each time it is called, padding or not."""
+    """Yield how many positions go into the model each time it is called, padding or not."""
     positions: list[int] = []
     hook = model.get_input_embeddings().register_forward_pre_hook(
         lambda _, inputs: positions.append(inputs[0].numel())

@@ -28,7 +28,7 @@ from tests.pictures import save_seeing_model, write_questions
 
 
 def given() -> tuple[Tensor, Tensor, float, float, float]:
-    """What a cross-entropy over 5 rows and 11 words gets."""
+    """Return what a cross-entropy over 5 rows and 11 words gets."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(5, 11, generator=generator), torch.arange(5), 0.5, 1.0, 0.0
 

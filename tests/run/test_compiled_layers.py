@@ -68,12 +68,12 @@ def _plain_again() -> Iterator[None]:
 
 @pytest.fixture
 def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is traced and guarded as ever, but run by PyTorch, which takes a tenth of the time."""
+    """Trace and guard as ever, but let PyTorch run it, which takes a tenth of the time."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
 def learn(task: Learner, number: int, seed: int | None = 0) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of a packed batch."""
+    """Return the loss and gradients of a packed batch."""
     if seed is not None:
         torch.manual_seed(seed)
     batch = collate(random_rows(PACKED_BATCHES[number], seed=number))
@@ -98,7 +98,7 @@ def compiled(task: Learner) -> tuple[Learner, compiled_layers.CompiledLayers]:
 def compare(
     model: Any, tolerance: float = EXACT, *, fused: bool | None = True, recompute: int | None = 0
 ) -> None:
-    """Gradients of all packed batches, plain and by compiled layers, for which the first one's graphs are enough.
+    """Compare gradients of all packed batches, plain and by compiled layers, for which the first one's graphs are enough.
 
     `fused`: what `swap_forwards` is told; None where it has been called.
     """

@@ -87,7 +87,7 @@ class Done:
 
 
 def run(recipe: str, *words: Any, **environ: str) -> Done:
-    """The command as a process of its own, where it is to be killed; else in this one, which is quicker."""
+    """Run the command in a process of its own where it is to be killed, else in this one, which is quicker."""
     arguments = ["data", "convert", recipe, *map(str, words)]
     if "KUBETUNE_FAULT" in environ:
         command = [sys.executable, "-m", "kubetune", *arguments]

@@ -55,7 +55,7 @@ def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def hub(repos: dict[str, Path], tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment that leads to it."""
+    """Yield the environment that leads to a hub."""
     held = {
         f"datasets/{name}": {
             str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.*")

@@ -30,7 +30,7 @@ def starts(run_dir: Path) -> list[dict[str, object]]:
 
 
 def chosen_on(world: World, config: Config, run_dir: Path) -> str:
-    """Choose on a rank. Each has another processor: the first has instructions for bfloat16."""
+    """Return what a rank chooses. Each has another processor: the first has instructions for bfloat16."""
     os.environ.pop(PINNED, None)
     cpu.CPU_INFO = run_dir / f"cpuinfo-{world.rank}"
     cpu.CPU_INFO.write_text("flags\t\t: fpu avx512_bf16\n" if world.rank == 0 else "flags\t: fpu\n")

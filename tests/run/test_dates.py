@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def prepared(run_dir: Path, cache: Path) -> tuple[str, str]:
-    """The fingerprint and the text of the only row that a process makes which knows nothing but the run directory."""
+    """Return the fingerprint and the text of the only row that a process makes which knows nothing but the run directory."""
     shutil.rmtree(cache, ignore_errors=True)
     done = subprocess.run(
         [sys.executable, "-m", "kubetune.data.prepared.prepare_worker", run_dir],

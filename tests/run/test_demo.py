@@ -27,14 +27,14 @@ KUBETUNE = [sys.executable, "-m", "kubetune"]
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of one whole demo, and what it printed; it trains in a process of its own."""
+    """Return the folder of one whole demo, and what it printed; it trains in a process of its own."""
     folder = tmp_path_factory.mktemp("work")
     return folder, say(folder, "demo")
 
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The same with an eighth of its requests."""
+    """Return the demo's data with an eighth of its requests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(demo.DATA, "causal_lm", "train.jsonl#150")
         folder = tmp_path_factory.mktemp("short")
@@ -42,7 +42,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def say(folder: Path, *argv: str) -> str:
-    """What a verb prints in a folder; in this process, which has imported the libraries that answers take."""
+    """Return what a verb prints in a folder; in this process, which has imported the libraries that answers take."""
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
         assert main(list(argv)) == 0
     return printed.getvalue()
@@ -66,7 +66,7 @@ def test_the_model_learns_what_it_could_not_do(finished: tuple[Path, str]) -> No
 
 
 def require_best(folder: Path, printed: str) -> tuple[int, int]:
-    """Percentages that are shown; the latter is the best of three evaluations."""
+    """Return the percentages that are shown; the latter is the best of three evaluations."""
     before, after = (
         int(re.search(rf"^  {when} +(\d+)%$", printed, re.M)[1]) for when in ("before", "after")
     )

@@ -29,7 +29,7 @@ SENTENCES = ROOT / "examples" / "data" / "sst2.tsv"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A tiny model for each task, and of each kind for classification."""
+    """Save a tiny model for each task, and of each kind for classification."""
     folder = tmp_path_factory.mktemp("models")
     classifiers = {kind: reviews.save_model(folder / kind, kind) for kind in ("bert", "distilbert")}
     seeing = {name: save_seeing_model(folder / name, name) for name in ("qwen2_5_vl", "qwen3_vl")}
@@ -43,7 +43,7 @@ def models(tmp_path_factory):
 
 
 def offline(example, models, folder):
-    """Overrides for two steps in a folder, on this machine alone."""
+    """Return overrides for two steps in a folder, on this machine alone."""
     short = ["training.max_steps=2", "training.save_steps=2"]
     return [
         f"output={folder / 'out'}",
@@ -54,7 +54,7 @@ def offline(example, models, folder):
 
 
 def substitutes(example, models):
-    """What takes the place of what an example has from the hub, and of GPUs and nodes."""
+    """Put local inputs in the place of what an example has from the hub, and of GPUs and nodes."""
     config = load_config(example)
     if config.preference.images:
         return [f"model={models['qwen2_5_vl']}"]
@@ -126,7 +126,7 @@ configs:
 
 
 def parquet(lines):
-    """Rows of SENTENCES as the hub's GLUE has them."""
+    """Write rows of SENTENCES as the hub's GLUE has them."""
     rows = [line.rpartition("\t")[::2] for line in lines]
     columns = {"sentence": [text for text, _ in rows], "label": [int(label) for _, label in rows]}
     buffer = io.BytesIO()

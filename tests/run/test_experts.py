@@ -54,7 +54,7 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def merged_by_einsum(x, weight, routing, factors, transposed):
-    """What each row becomes of its expert's weight with the adapter added to it."""
+    """Multiply each row by its expert's weight with the adapter added to it."""
     experts, rank = len(weight), len(factors.a) // len(weight)
     a = factors.a.view(experts, rank, -1)
     b = factors.b.view(len(factors.b), rank, experts)
@@ -200,7 +200,7 @@ def test_a_whole_mixture_learns_as_untouched_peft_and_transformers(name: str) ->
 
 
 def outputs_and_gradients(module: Any, forward: Any) -> list[torch.Tensor]:
-    """What some experts make of 23 tokens, and gradients of these, their weights and the adapters."""
+    """Return what some experts make of 23 tokens, and gradients of these, their weights and the adapters."""
     torch.manual_seed(2)
     chosen = torch.stack(
         [torch.randperm(module.get_base_layer().num_experts)[:2] for _ in range(23)]
@@ -234,7 +234,7 @@ def test_all_linear_takes_in_the_experts_and_leaves_the_router(name):
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows, and a Qwen3-MoE with a shared tokenizer in `mixture`."""
+    """Return rows, and a Qwen3-MoE with a shared tokenizer in `mixture`."""
     folder = toy.make_inputs(tmp_path_factory.mktemp("inputs"))
     save_model(folder / "mixture", "qwen3_moe")
     return folder
@@ -319,7 +319,7 @@ def test_a_plan_foresees_what_is_trained_of_each_part(tmp_path, name, settings):
 
 
 def trained_of(model: Any, settings: dict[str, Any]) -> Counter[str]:
-    """Parameters that adapters have on each part of a model."""
+    """Return the number of parameters that adapters have on each part of a model."""
     trained = Counter[str]()
     adapted = add_lora(model, LoraConfig(r=4, **settings), task_type="CAUSAL_LM", seed=0)
     for name, parameter in adapted.named_parameters():
@@ -413,7 +413,7 @@ def test_targets_whose_adapters_would_learn_nothing_are_refused(name, modules, p
 
 
 def of(name: str) -> Any:
-    """A model of any family, without adapters."""
+    """Return a model of any family, without adapters."""
     return build_model(name, ALL[name] if name in ALL else small_configs.settings(name), lora=False)
 
 

@@ -78,7 +78,7 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def trained_logits(run_dir: Path, inputs: Path, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """What PEFT and transformers alone make of the checkpoint."""
+    """Return what PEFT and transformers alone make of the checkpoint."""
     base = AutoModelForCausalLM.from_pretrained(inputs / "model", dtype=dtype)
     return logits(PeftModel.from_pretrained(base, checkpoints.choose(run_dir)))
 

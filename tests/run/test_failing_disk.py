@@ -78,7 +78,7 @@ QUICK = ("init", "import", "report")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all that the verbs begin with."""
+    """Return a folder with all that the verbs begin with."""
     folder = tmp_path_factory.mktemp("failing") / "place"
     folder.mkdir()
     toy.make_inputs(folder)
@@ -146,7 +146,7 @@ def attempt(
 
 
 def pressed(folder: Path) -> Callable[[], int]:
-    """What *Start* of the page does in a folder: the exit code that a verb would have, which says the problems."""
+    """Return a function that presses *Start* on the page: it prints the problems and returns the exit code of a verb."""
     site = Site.of(folder / "outputs")
     values = {
         "name": "first",
@@ -173,7 +173,7 @@ def pressed(folder: Path) -> Callable[[], int]:
 
 
 def in_child(place: Path, *args: Any) -> tuple[int, str, list[str]]:
-    """The same in a process of its own, which is left with whatever was done to it."""
+    """Attempt it in a process of its own, which is left with whatever was done to it."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -190,7 +190,7 @@ def in_child(place: Path, *args: Any) -> tuple[int, str, list[str]]:
 
 
 def refuse_each(place: str, argv: list[str], answer_to: str) -> None:
-    """A verb unharmed, and then once for each kind of change that it makes, with that refused."""
+    """Run a verb unharmed, and then once for each kind of change that it makes, with that change refused."""
     tries = {"unharmed": in_child(Path(place), argv)}
     for change in dict.fromkeys(tries["unharmed"][2]):
         tries[change] = in_child(Path(place), argv, change)

@@ -47,13 +47,13 @@ def make_config(
 
 
 def require_equal(ours: Path, theirs: Path) -> None:
-    """Losses of all steps, evaluations, and the model that came out."""
+    """Require the same losses of all steps, evaluations, and the same model."""
     assert toy.losses(ours) == pytest.approx(toy.losses(theirs), abs=1e-5)
     toy.require_like(ours, theirs, trained_weights)
 
 
 def trained_weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    """What plain transformers and PEFT make of the last checkpoint."""
+    """Return what plain transformers and PEFT make of the last checkpoint."""
     last = run_dir / "checkpoints" / "last"
     if not (last / "adapter_config.json").exists():
         return dict(AutoModelForCausalLM.from_pretrained(last).state_dict())
@@ -119,7 +119,7 @@ def test_tied_heads_and_other_architectures(
 
 
 def differing(world: World, config: Config) -> list[str]:
-    """Names of weights and buffers that a model cut over the ranks has otherwise than one that is whole."""
+    """Return the names of weights and buffers that a model cut over the ranks has otherwise than one that is whole."""
     sharded = fsdp.load(AutoModelForCausalLM, ModelSpec.of(config), config.training, world)
     whole = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
     ours, theirs = (
@@ -186,7 +186,7 @@ def test_shared_weights_and_values_that_never_learn_are_saved_as_by_copies(
 
 
 def first_losses(world: World, config: Config) -> list[float]:
-    """Losses of three steps on this rank."""
+    """Return the losses of three steps on this rank."""
     from kubetune.models.acceleration import Workload
 
     learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
@@ -221,7 +221,7 @@ def test_arithmetic_in_bf16_is_that_of_copies(inputs: Path, sections: dict[str, 
 def summed_gradients(
     world: World, config: Config, is_kept: bool
 ) -> tuple[int, list[int], torch.Tensor]:
-    """Of one step: its micro-batches, how many collectives had summed gradients after each, and this rank's slices."""
+    """Return of one step its micro-batches, how many collectives had summed gradients after each, and this rank's slices."""
     from kubetune.models.acceleration import Workload
 
     learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
@@ -373,7 +373,7 @@ def test_a_rank_without_space_ends_all_with_what_to_do(inputs: Path, tmp_path: P
 
 
 def peaks(world: World, config: Config, small: Config) -> tuple[int, int, int, int]:
-    """Bytes by which a rank's memory was higher at its highest: while loading, after every weight was looked at, with
+    """Return the bytes by which a rank's memory rose at most: while loading, after every weight was looked at, with
     the optimizer; and the bytes of weights it holds then."""
     # The first collectives and DTensors cost some 50 to 90 MB whatever the size of the model.
     warm: Any = fsdp.load(AutoModelForCausalLM, ModelSpec.of(small), small.training, world)

@@ -25,7 +25,7 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def stopped(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LoRA run that was stopped at step 7 of 14."""
+    """Return a LoRA run that was stopped at step 7 of 14."""
     run_dir = toy.make_run(tmp_path_factory.mktemp("stopped") / "run", toy.make_config(inputs))
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 15:step:7"}) == [errors.PREEMPTED]
     return run_dir
@@ -43,7 +43,7 @@ def run_dir(stopped: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def other_base(inputs: Path, tmp_path: Path) -> Path:
-    """The same model with one weight that was trained on."""
+    """Return the same model with one weight that was trained on."""
     folder = shutil.copytree(inputs / "model", tmp_path / "other")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"] * 1.5
@@ -193,7 +193,7 @@ def test_a_base_of_other_shapes_is_refused_as_another(
 
 @pytest.fixture
 def from_elsewhere(inputs: Path, done: Path, tmp_path: Path) -> Path:
-    """A run whose base lay in a place that this machine does not have."""
+    """Return a run whose base lay in a place that this machine does not have."""
     run_dir = shutil.copytree(done, tmp_path / "fetched", symlinks=True)
     for name in ("resolved.json", "identity.json"):
         path = run_dir / name
@@ -310,7 +310,7 @@ def test_a_branch_of_the_hub_that_moves_is_one_commit_for_a_run(
 
 
 def base_of(folder: Path, inputs: Path, size: int) -> Config:
-    """A config whose model has weights of `size` bytes in four shards, which take no room on the disk."""
+    """Return a config whose model has weights of `size` bytes in four shards, which take no room on the disk."""
     shutil.copytree(inputs / "model", folder)
     (folder / "model.safetensors").unlink()
     names = [f"model-{number}-of-4.safetensors" for number in range(1, 5)]

@@ -19,7 +19,7 @@ from tests import toy
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run file, data, another tool's config, and a finished run."""
+    """Return a run file, data, another tool's config, and a finished run."""
     folder = toy.make_inputs(tmp_path_factory.mktemp("json"))
     config = toy.make_config(folder, {"num_train_epochs": 1})
     (folder / "run.yaml").write_text(config.model_dump_json(exclude_unset=True))
@@ -113,7 +113,7 @@ def test_what_is_said_before_a_failure_stands_elsewhere(
 def verbs_below(
     parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
 ) -> dict[str, argparse.ArgumentParser]:
-    """The verbs of a parser, `data check` and the like among them."""
+    """Return the verbs of a parser, `data check` and the like among them."""
     verbs = {" ".join(words): parser}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

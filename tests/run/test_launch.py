@@ -33,7 +33,7 @@ STEPS = 24
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny Llama, `model`, and `train.jsonl`."""
+    """Return a folder with a tiny Llama, `model`, and `train.jsonl`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("inputs")
@@ -80,13 +80,13 @@ def train(inputs: Path, run_dir: Path, *more: str) -> subprocess.CompletedProces
 
 
 def start_refused(inputs: Path, run_dir: Path, *more: str) -> tuple[int, str]:
-    """Exit code and standard error of a start that is refused before it has a process of its own, and so needs none."""
+    """Return the exit code and stderr of a start that is refused before it has a process of its own, and so needs none."""
     with contextlib.chdir(inputs), contextlib.redirect_stderr(io.StringIO()) as stderr:
         return cli.main(command(inputs, run_dir, *more)[3:]), stderr.getvalue()
 
 
 def run_among_bombs(folder: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
-    """What `kubetune` with these words does in a folder with modules of its own, none of which may be imported."""
+    """Run `kubetune` with these words in a folder with modules of its own, none of which may be imported."""
     folder.mkdir()
     canary = plant_modules(folder)
     done = subprocess.run(
@@ -186,7 +186,7 @@ def test_a_report_in_the_place_of_the_data_is_refused_before_anything_is_written
 
 
 def read_screen(terminal: int, until: bytes, seconds: float = 60) -> bytes:
-    """What appears on a terminal, up to `until` or the end."""
+    """Return what appears on a terminal, up to `until` or the end."""
     screen = b""
     while until not in screen:
         assert select.select([terminal], [], [], seconds)[0], screen
@@ -248,7 +248,7 @@ def test_two_processes_leave_a_log_each_and_run_nothing_of_the_current_folder(
 
 
 def require_nothing_trained(run_dir: Path, done: subprocess.CompletedProcess[str]) -> None:
-    """A start with `bad.jsonl` ended before its first step, and said what is there all the same."""
+    """Require that a start with `bad.jsonl` ended before its first step, and named what exists all the same."""
     assert done.returncode == 2, done.stdout + done.stderr
     assert "bad.jsonl:1:" in done.stdout
     assert "This start trained nothing; the run directory holds its config and logs." in done.stdout
@@ -365,7 +365,7 @@ def test_a_pod_makes_the_run_directory_from_its_config(
 
 
 def pod(folder: Path) -> subprocess.CompletedProcess[str]:
-    """A start of the agent as pods do it."""
+    """Start the agent as pods do."""
     return subprocess.run(
         [sys.executable, "-m", "kubetune.agent", "run", "--config", "run.yaml", "training.max_steps=1"],
         cwd=folder, env=environ(), capture_output=True, text=True, timeout=120,

@@ -50,7 +50,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, data, and task files."""
+    """Return a model, data, and task files."""
     folder = tmp_path_factory.mktemp("toy")
     return write_tasks(toy.make_inputs(folder))
 
@@ -79,7 +79,7 @@ def write_tasks(folder: Path) -> Path:
 
 
 def their_model(run_dir: Path, adapter: Path | None) -> Any:
-    """The harness's model of plain transformers and PEFT.
+    """Return the harness's model of plain transformers and PEFT.
 
     Its own option `peft` would cut the head down to the tokenizer's size, and so change every probability.
     """

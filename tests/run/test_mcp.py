@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def ask(*calls: tuple[str, dict[str, Any]], folder: Path) -> tuple[list[Any], list[dict[str, Any]]]:
-    """The server's tools, and its answers to calls; `$CODE` is the code of the answer before."""
+    """Return the server's tools, and its answers to calls; `$CODE` is the code of the answer before."""
 
     async def talk() -> tuple[list[Any], list[dict[str, Any]]]:
         command = StdioServerParameters(

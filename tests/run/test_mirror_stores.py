@@ -40,7 +40,7 @@ KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr
 
 
 def google(port: int) -> tuple[list[str], dict[str, str]]:
-    """The command of a server with the bucket `runs`, and what makes gcsfs speak to it."""
+    """Return the command of a server with the bucket `runs`, and what makes gcsfs speak to it."""
     if not find_spec("gcsfs") or not find_spec("gcp_storage_emulator"):
         pytest.skip("needs gcsfs and gcp-storage-emulator")
     command = [
@@ -60,7 +60,7 @@ def google(port: int) -> tuple[list[str], dict[str, str]]:
 
 
 def azure(port: int) -> tuple[list[str], dict[str, str]]:
-    """The command of a server, and what makes adlfs speak to it."""
+    """Return the command of a server, and what makes adlfs speak to it."""
     azurite = shutil.which("azurite-blob")
     if not find_spec("adlfs") or azurite is None:
         pytest.skip("needs adlfs and azurite-blob")
@@ -78,7 +78,7 @@ def azure(port: int) -> tuple[list[str], dict[str, str]]:
 
 
 def make_container(port: int) -> None:
-    """The container `runs`, by the request that Azure's documentation gives."""
+    """Create the container `runs`, by the request that Azure's documentation gives."""
     date = formatdate(usegmt=True)
     headers = f"x-ms-date:{date}\nx-ms-version:2023-11-03\n"
     signed = "PUT" + "\n" * 12 + headers + f"/{ACCOUNT}/{ACCOUNT}/runs\nrestype:container"
@@ -102,7 +102,7 @@ STORES: dict[str, Callable[[int], tuple[list[str], dict[str, str]]]] = {"gs": go
 
 @contextmanager
 def serving(scheme: str) -> Iterator[None]:
-    """A store with the empty bucket `runs` while the block runs; this process and its children use it."""
+    """Yield a store with the empty bucket `runs` while the block runs; this process and its children use it."""
     port = free_port()
     command, environ = STORES[scheme](port)
     before = dict(os.environ)
@@ -143,7 +143,7 @@ def run_dir(inputs: Path) -> Path:
 def train(
     folder: Path, inputs: Path, address: str, fault: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """`kubetune train` in a folder, as on a machine of its own."""
+    """Run `kubetune train` in a folder, as on a machine of its own."""
     folder.mkdir()
     toy.run_file(folder, inputs, address, num_train_epochs=1)
     environ = {**os.environ, **({fault_injection.FAULT: fault} if fault else {})}

@@ -18,7 +18,7 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "dataset_analysis.ipynb"
 
 
 def execute(folder: Path, **environ: str) -> tuple[str, int]:
-    """What the cells print, and how many pictures they draw; an error in a cell is raised."""
+    """Run the cells and return what they print, and how many pictures they draw; an error in a cell is raised."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)  # what is committed is the code
     with patch.dict(os.environ, environ):

@@ -39,7 +39,7 @@ VALID = jsonschema.Draft202012Validator(events.schema(), format_checker=jsonsche
 
 
 def made(folder: Path, **settings: Any) -> Config:
-    """A run directory with a few steps behind it, and its config."""
+    """Return a run directory with a few steps behind it, and its config."""
     config = Config.model_validate(
         {"name": "bot", "model": "m", "data": {"train": "d"}, **settings}
     )
@@ -66,7 +66,7 @@ def made(folder: Path, **settings: Any) -> Config:
 
 
 def tell(folder: Path) -> None:
-    """Events of a start that ends well."""
+    """Write the events of a start that ends well."""
     metrics.record_event(folder, "launch", node=0, nodes=1, processes=1)
     facts = {"machine": {}, "flops_per_token": 1e9, "peak_tflops": 1.0}
     metrics.record_event(folder, "start", step=0, steps=8, **facts)
@@ -246,7 +246,7 @@ class _Request(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing to print."""
+        """Print nothing."""
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -275,7 +275,7 @@ def served(server: _Server) -> Iterator[_Server]:
 
 @pytest.fixture
 def kubeflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Server]:
-    """A status server by Kubeflow's protocol, with a certificate and a token of its own, refusing the first report."""
+    """Yield a status server by Kubeflow's protocol, with a certificate and a token of its own, refusing the first report."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is missing")
     key, certificate = tmp_path / "key.pem", tmp_path / "ca.crt"
@@ -513,7 +513,7 @@ def test_a_real_prometheus_scrapes_a_run_and_promtool_takes_its_rules(tmp_path: 
 
 
 def _waiting(address: str) -> str:
-    """The address, once something answers there."""
+    """Return the address, once something answers there."""
     while True:
         try:
             with urllib.request.urlopen(address):

@@ -67,7 +67,7 @@ def losses_and_log(
     training: dict[str, Any] | None = None,
     **sections: Any,
 ) -> tuple[list[float], str]:
-    """The losses of a run in which every process begins with `start`, and the log of its first rank."""
+    """Return the losses of a run in which every process begins with `start`, and the log of its first rank."""
     begun = tmp_path / f"{name}-begun"
     begun.mkdir()
     (begun / "sitecustomize.py").write_text(OFFLINE + start)

@@ -59,7 +59,7 @@ def padding_free_gradients(model, rows, *, budget: int = 350):
 
 
 def require_exact_padding_free(model, rows):
-    """Loss and gradients of a packed batch are those of its sequences one by one."""
+    """Require that the loss and gradients of a packed batch are those of its sequences one by one."""
     loss, gradients = reference_gradients(model, rows)
     packed_loss, ours, route = padding_free_gradients(model, rows)
     assert route.padding_free, route.why_not

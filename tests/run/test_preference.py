@@ -64,7 +64,7 @@ def loaded(folder: Path) -> Any:
 def measured(
     model: Any, folder: Path, settings: PreferenceConfig, size: int, rows: Sequence[Row] = EIGHT
 ) -> tuple[list[float], torch.Tensor]:
-    """Loss and metrics of a step in micro-batches of `size`, and the whole gradient."""
+    """Return the loss and metrics of a step in micro-batches of `size`, and the whole gradient."""
     learner = causal_lm.TASK.learner_of(model, ModelSpec(ModelConfig(path=str(folder / "model"))))
     learner = replace(learner, preference=settings)
     assert learner.route.padding_free

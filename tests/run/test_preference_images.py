@@ -52,7 +52,7 @@ def save_model(folder: Path, name: str) -> Path:
 
 
 def config_of(folder: Path, loss: str) -> Config:
-    """A config of pairs about images that lie in the folder."""
+    """Return a config of pairs about images that lie in the folder."""
     data = folder / ("judged.jsonl" if loss == "kto" else "train.jsonl")
     return Config.model_validate(
         {
@@ -66,7 +66,7 @@ def config_of(folder: Path, loss: str) -> Config:
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folders with a model of a family, six pairs of which five have an image, and one answer of each judged."""
+    """Return folders with a model of a family, six pairs of which five have an image, and one answer of each judged."""
 
     def make(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
@@ -86,7 +86,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 def plain_rows(rows: Rows) -> list[Row]:
-    """Prepared rows as the plain losses take them, with their references."""
+    """Return prepared rows as the plain losses take them, with their references."""
     results = []
     for index in range(len(rows)):
         prompts, answers = zip(
@@ -103,14 +103,14 @@ def plain_rows(rows: Rows) -> list[Row]:
 
 
 def _parts(ids: Any, trained: Any) -> tuple[list[int], list[int]]:
-    """What is asked, and what is trained, without the line break behind it."""
+    """Return what is asked, and what is trained, without the line break behind it."""
     first, last = int(trained.argmax()), int(trained.nonzero()[0][-1])
     assert trained[first : last + 1].all()
     return ids[:first].tolist(), ids[first : last + 1].tolist()
 
 
 def plain_model(model: Path, name: str, rows: Rows, prompts: Sequence[Row]) -> tuple[Any, Any]:
-    """transformers' model, and what calls it with the images of the prompt that ids begin with, which transformers'
+    """Return transformers' model, and what calls it with the images of the prompt that ids begin with, which transformers'
     own processor has looked at."""
     lm = AutoModelForImageTextToText.from_pretrained(model, attn_implementation="eager").train()
     processor = (AutoProcessor if name in FAMILIES else AutoImageProcessor).from_pretrained(
@@ -189,7 +189,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers_however_the_batch_is_
 
 
 def run_config(folder: Path, name: str, loss: str = "dpo", **sections: Any) -> Config:
-    """A run on pairs about colours, of which some have no image, with 24 held out."""
+    """Return a run on pairs about colours, of which some have no image, with 24 held out."""
     save_model(folder, name)
     files = {"train": write_colour_pairs(folder, "train", 200, 1, text_rows=8),
              "eval": write_colour_pairs(folder, "eval", 24, 2)}  # fmt: skip

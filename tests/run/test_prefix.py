@@ -75,7 +75,7 @@ WHOLE = ("llama", "gemma2", "gpt2")
 
 
 def sharing_rows(seed: int = 0) -> list[tuple[Any, Any]]:
-    """(ids, trained) of rows whose beginnings nest; one row twice, some with none, labels in beginnings too."""
+    """Return (ids, trained) of rows whose beginnings nest; one row twice, some with none, labels in beginnings too."""
     draw = np.random.default_rng(seed)
 
     def text(length: int) -> Any:
@@ -106,7 +106,7 @@ def learn(learner: Learner, batch: Any, labels: int) -> tuple[float, Any]:
 
 
 def require_exact(model: Any, rows: list[tuple[Any, Any]]) -> None:
-    """The shared batch gives what transformers makes of its rows one by one."""
+    """Require that the shared batch gives what transformers makes of its rows one by one."""
     loss, gradients = reference_gradients(model, rows)
     learner = Learner(model, choose_attention(model))
     batch = collate_shared(rows)
@@ -324,7 +324,7 @@ def test_a_tree_out_of_order_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of which most begin with one of two long instructions."""
+    """Return rows of which most begin with one of two long instructions."""
     folder = toy.make_inputs(tmp_path_factory.mktemp("prefix"))
     draw = random.Random(1)
     systems = [" ".join(draw.choices(toy.WORDS, k=25)) for _ in range(2)]
@@ -387,7 +387,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(inputs: Path, shared_run: Path) -
 
 @pytest.fixture(scope="module")
 def pairs(inputs: Path) -> dict[str, Any]:
-    """`data` of a run on pairs whose prompts are longer than their answers."""
+    """Return `data` of a run on pairs whose prompts are longer than their answers."""
     draw = random.Random(2)
     with (inputs / "pairs.jsonl").open("w") as file:
         for number in range(12):

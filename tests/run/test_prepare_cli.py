@@ -123,7 +123,7 @@ def test_a_bad_record_ends_with_2_wherever_it_stands(
 
 
 def snapshot(folder: Path) -> dict[Path, bytes]:
-    """Every file but the locks of the cache, which stay because removing one could let two in."""
+    """Return every file but the locks of the cache, which stay because removing one could let two in."""
     return {
         path: path.read_bytes()
         for path in folder.rglob("*")

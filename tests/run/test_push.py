@@ -38,7 +38,7 @@ def hub() -> Iterator[Hub]:
 
 
 def environment(hub: Hub, **more: str) -> dict[str, str]:
-    """What makes the hub's client speak to ours, without Xet, whose servers are closed source."""
+    """Return what makes the hub's client speak to ours, without Xet, whose servers are closed source."""
     kept = {
         name: value
         for name, value in os.environ.items()

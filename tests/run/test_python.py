@@ -28,7 +28,7 @@ DEMO = ROOT / "kubetune" / "cli" / "local" / "embedded"
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
-    """The folder in which the README's block has run, the names it leaves behind, and what it printed."""
+    """Return the folder in which the README's block has run, the names it leaves behind, and what it printed."""
     folder, names = tmp_path_factory.mktemp("python"), dict[str, Any]()
     [block] = BLOCKS.findall((ROOT / "README.md").read_text())
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -37,7 +37,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 
 def config(folder: Path, **training: Any) -> dict[str, Any]:
-    """A run of the demo's model, as a mapping."""
+    """Return a run of the demo's model, as a mapping."""
     return {
         "model": DEMO / "model",
         "data": {"train": DEMO / "data" / "train.jsonl", "max_length": 128},
@@ -186,7 +186,7 @@ except KeyboardInterrupt as stopped:
 
 
 def start(settings: dict[str, Any], how: str) -> subprocess.Popen[str]:
-    """A program that trains, and gets a signal once the first steps are done."""
+    """Return a program that trains, and gets a signal once the first steps are done."""
     text = json.dumps(settings, default=str)
     return subprocess.Popen(
         [sys.executable, "-c", STOPPED, text, how], stdout=subprocess.PIPE, text=True

@@ -65,7 +65,7 @@ def route_in_rows(model: Any) -> Route:
 def require_same(
     model: Any, route: Route, rows: Any, batch: Any, expected: tuple[float, Any]
 ) -> None:
-    """One packed batch gives loss and gradients of plain transformers + PEFT."""
+    """Require that one packed batch gives the loss and gradients of plain transformers and PEFT."""
     loss, gradients = learn(model, batch, route, sum(int(trained[1:].sum()) for _, trained in rows))
     assert loss == pytest.approx(expected[0], rel=SAME)
     assert relative_error(gradients, expected[1]) <= GRADIENTS
@@ -164,7 +164,7 @@ def test_a_hybrid_whose_modules_stay_as_they_are_is_refused(
 
 
 def with_a_neighbour(cu_seqlens: Any, parents: Any, device: Any) -> Rows:
-    """Rows, the second with the last token of the sequence before in front of it."""
+    """Return rows, the second with the last token of the sequence before in front of it."""
     [batch], places = ROWS.__wrapped__(cu_seqlens, parents, device)
     shifted = torch.cat(
         [batch[:, :1], batch], 1
@@ -230,7 +230,7 @@ def test_an_unknown_rule_of_logits_is_refused() -> None:
 
 @pytest.fixture
 def hybrid(tmp_path: Path) -> dict[str, Any]:
-    """Sections of a run file for a small hybrid, and the folder of its inputs."""
+    """Return the sections of a run file for a small hybrid, and the folder of its inputs."""
     inputs = toy.make_inputs(tmp_path)
     train_tokenizer(tmp_path / "hybrid")
     torch.manual_seed(0)

@@ -27,7 +27,7 @@ from tests.ranks import started, wait_all, wait_until
 
 @pytest.fixture(scope="module")
 def run_dir(inputs: Path) -> Path:
-    """Two ranks, stopped once and gone on with."""
+    """Return two ranks, stopped once and gone on with."""
     run_dir = toy.make_run(inputs / "run", toy.make_config(inputs), 2)
     with started(worker.main, 2, [str(run_dir)]) as processes:
         wait_until(lambda: len(metrics.read_metrics(run_dir)) > 3)
@@ -249,7 +249,7 @@ def test_a_page_tells_of_data_what_is_recorded_and_no_more(run_dir: Path, tmp_pa
 
 
 def edited(run_dir: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """A copy of a run whose settings are changed."""
+    """Return a copy of a run whose settings are changed."""
     shutil.copytree(run_dir, folder, symlinks=True)
     settings = json.loads((folder / "resolved.json").read_text())
     change(settings)
@@ -377,7 +377,7 @@ def test_colours_have_contrast_and_controls_have_names(run_dir: Path, tmp_path: 
 
 
 def contrast(colour_a: str, other: str) -> float:
-    """The ratio of two colours as WCAG 2 defines it."""
+    """Return the ratio of two colours as WCAG 2 defines it."""
     shares = [[int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)] for colour in (colour_a, other)]
     linear = [
         [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]

@@ -26,7 +26,7 @@ DRAWN = "document.querySelector('[data-chart=\"{0}\"] canvas').toDataURL()"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two runs of 120 and 240 steps, with evaluations, a spike, and answers of long words."""
+    """Return two runs of 120 and 240 steps, with evaluations, a spike, and answers of long words."""
     folder = tmp_path_factory.mktemp("runs")
     directories = []
     for steps in (120, 240):

@@ -28,7 +28,7 @@ sys.exit(code)
 
 
 def write_run(run_dir: Path, steps: int, ranks: int = 2) -> Path:
-    """A run directory with the numbers of so many steps, and one spike of the loss."""
+    """Return a run directory with the numbers of so many steps, and one spike of the loss."""
     run_dir.mkdir()
     config = {
         "name": "long",

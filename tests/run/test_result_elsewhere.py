@@ -27,7 +27,7 @@ def finished(tmp_path: Path) -> Callable[[Config], Path]:
 
 
 def take_data_away(run_dir: Path, inputs: Path) -> Path:
-    """A copy of the run, where nothing but the base is left of what it was made from."""
+    """Return a copy of the run, where nothing but the base is left of what it was made from."""
     copy = shutil.copytree(run_dir, run_dir.parent / "copied", symlinks=True)
     shutil.rmtree(run_dir)
     for path in inputs.iterdir():
@@ -39,7 +39,7 @@ def take_data_away(run_dir: Path, inputs: Path) -> Path:
 
 
 def proof_of(run_dir: Path, out: Path, **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The proof of an export, and the files that do not tell the time."""
+    """Return the proof of an export, and the files that do not tell the time."""
     facts = export_run(run_dir, out=out, tell=lambda _: None, **settings).facts
     return facts["proof"], {
         name: file for name, file in facts["files"].items() if name.endswith(".safetensors")

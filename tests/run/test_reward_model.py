@@ -48,7 +48,7 @@ def batch_with_margins(rows: list[Row], first: int) -> Batch:
 
 
 def begun_alike(rows: list[Row]) -> list[Row]:
-    """Rows with the same beginning, and of the first pair one answer that the other goes on from."""
+    """Return rows with the same beginning, and of the first pair one answer that the other goes on from."""
     rows = [row._replace(prompt=[*range(5, 42), *row.prompt]) for row in rows]
     answer = rows[0].answers[0]
     return [rows[0]._replace(answers=(answer, answer + answer)), *rows[1:]]

@@ -55,7 +55,7 @@ LABELS = sum(int(trained[1:].sum()) for _, trained in ROWS)
 
 
 def of_transformers(model: Any) -> tuple[float, float, dict[str, torch.Tensor]]:
-    """Loss, balance loss and gradients of one padded batch of all rows."""
+    """Return the loss, balance loss and gradients of one padded batch of all rows."""
     size = (len(ROWS), max(len(ids) for ids, _ in ROWS))
     inputs, mask, labels = (
         torch.zeros(size).long(),
@@ -91,7 +91,7 @@ def learner_of(model: Any, **settings: Any) -> Learner:
 def a_step(
     learner: Learner, groups: list[list[int]]
 ) -> tuple[float, dict[str, float], dict[str, torch.Tensor]]:
-    """Loss, what was measured and gradients of a step of these micro-batches."""
+    """Return the loss, the measured numbers and the gradients of a step of these micro-batches."""
     batches = [collate([ROWS[row] for row in group]) for group in groups]
     work = Work(batches, LABELS, LABELS, sum(len(ids) for ids, _ in ROWS), len(ROWS))
     learner.routing.begin(work, World(), partial(causal_lm.TASK.evaluate, learner))

@@ -37,7 +37,7 @@ SMALL = Settings(
 
 
 def examine(settings: Settings, folder: Path) -> int:
-    """A rank that leaves its report, or the error that it ended with, in a file."""
+    """Be a rank that leaves its report, or the error that it ended with, in a file."""
     rank = os.environ["RANK"]
     try:
         facts: dict[str, Any] = asdict(report := smoke_rank.examine(settings))
@@ -132,7 +132,7 @@ def test_under_torchrun() -> None:
 
 
 def documented() -> list[dict[str, Any]]:
-    """The Kubernetes objects of docs/smoke.md."""
+    """Return the Kubernetes objects of docs/smoke.md."""
     text = (Path(__file__).parents[2] / "docs" / "smoke.md").read_text()
     return list(YAML(typ="safe").load_all(text.split("```yaml\n")[1].split("```")[0]))
 
@@ -307,7 +307,7 @@ def test_volumes_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 
 def print_to(path: Path, settings: Settings) -> int:
-    """A rank as the verb starts it, which prints to a file."""
+    """Be a rank as the verb starts it, which prints to a file."""
     with path.open("w") as file, redirect_stdout(file):
         return smoke_rank.run_rank(settings)
 

@@ -52,7 +52,7 @@ def first_evaluation(world: World, config: Config) -> dict[str, float]:
 
 
 def plain_losses(inputs: Path, config: Config) -> dict[str, float]:
-    """The loss a token of each source by transformers and torch alone, a row at a time."""
+    """Return the loss a token of each source by transformers and torch alone, a row at a time."""
     rows = prepare(config).eval
     assert rows is not None
     model = AutoModelForCausalLM.from_pretrained(inputs / "model").eval()

@@ -119,14 +119,14 @@ class Kernels:
         self, xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight,
         out_proj_bias, A, B=None, C=None, D=None, delta_bias=None, delta_softplus=True,
     ):  # fmt: skip
-        """Mamba's kernel for training, which knows no boundaries; it leaves the work to the others."""
+        """Stand for Mamba's kernel for training, which knows no boundaries; it leaves the work to the others."""
         self.calls.append(("mamba_inner_fn", len(xz), None))
 
     def selective_scan_fn(
         self, u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False,
         return_last_state=False,
     ):  # fmt: skip
-        """Mamba's scan, which knows no boundaries."""
+        """Stand for Mamba's scan, which knows no boundaries."""
         self.calls.append(("selective_scan_fn", len(u), None))
         return self.source.mamba_selective_scan(
             u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state

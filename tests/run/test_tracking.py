@@ -112,7 +112,7 @@ def test_mlflow_holds_one_run_over_two_starts(
 
 @pytest.fixture(scope="module")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with MLflow's tables, whose making takes longer than all that a test does with them."""
+    """Return a folder with MLflow's tables, whose making takes longer than all that a test does with them."""
     from mlflow import MlflowClient
 
     folder = tmp_path_factory.mktemp("store") / "mlruns"
@@ -122,7 +122,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
-    """Address of MLflow's own server, which keeps artifacts itself."""
+    """Yield the address of MLflow's own server, which keeps artifacts itself."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
@@ -436,7 +436,7 @@ def test_what_a_slow_tracker_has_no_room_for_is_counted_and_no_step_waits(
 
 
 def records(file: Path) -> list[dict[str, Any]]:
-    """What wandb's own reader finds in a file of a run."""
+    """Return what wandb's own reader finds in a file of a run."""
     environ = {**os.environ, "WANDB_ERROR_REPORTING": "false"}
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", file]
     stdout = subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout

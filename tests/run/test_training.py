@@ -58,7 +58,7 @@ def split(inputs: Path, batch: int, packing: bool = False) -> Config:
 
 
 def first_gradient(world: World, config: Config) -> tuple[np.ndarray, int]:
-    """The gradient of the first global batch over all ranks, and how many micro-batches this rank had."""
+    """Return the gradient of the first global batch over all ranks, and how many micro-batches this rank had."""
     learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, NO_WORK)
     randomize_lora(learner.model)
     optimizer = FlatAdamW(learner.model.named_parameters(), AdamSettings())
@@ -146,7 +146,7 @@ def test_ranks_have_equally_much_to_compute(inputs: Path) -> None:
     plan = make_plan(config, rows_per_epoch(data.train), world_size=2)
 
     def uneven(feeds: list[Feed]) -> float:
-        """By how much one rank has more to compute, over all of it."""
+        """Return by how much one rank has more to compute than another, over the whole."""
         steps = [[feed.step(step) for feed in feeds] for step in range(plan.num_steps)]
         loads = [
             [sum(flops[[*b.samples]].sum() for b in work.batches) for work in works]
@@ -168,7 +168,7 @@ def test_ranks_have_equally_much_to_compute(inputs: Path) -> None:
 
 
 def row_copy(rows: Rows, index: int) -> tuple[np.ndarray, np.ndarray]:
-    """A row that torch may share without a warning: the prepared ones cannot be written to."""
+    """Return a row that torch may share without a warning: the prepared ones cannot be written to."""
     ids, trained = rows.row(index)
     return ids.copy(), trained.copy()
 
@@ -196,7 +196,7 @@ def test_the_gradient_is_that_of_plain_transformers(
 
 
 def padded_loss(model: Any, rows: Rows, ids: list[int]) -> tuple[Tensor, int]:
-    """(summed cross-entropy, labels) as most people would compute it: right padding, mask, -100."""
+    """Return (summed cross-entropy, labels) as most people would compute it: right padding, mask, -100."""
     sequences = [torch.from_numpy(row_copy(rows, i)[0].astype(np.int64)) for i in ids]
     trained = [torch.from_numpy(row_copy(rows, i)[1]) for i in ids]
     pad = torch.nn.utils.rnn.pad_sequence
@@ -343,7 +343,7 @@ def stopped(run_dir: Path, config: Config, world_size: int, number: int, rank: i
 
 
 def epoch_lines(run_dir: Path) -> list[str]:
-    """What the log says of each epoch; its mean loss is that of the numbers in metrics.jsonl, whoever wrote them."""
+    """Return what the log says of each epoch; its mean loss is that of the numbers in metrics.jsonl, whoever wrote them."""
     log = toy.log_of(run_dir)
     lines = [line.partition("[EPOCH] ")[2] for line in log.splitlines() if "[EPOCH]" in line]
     steps = [line for line in metrics.read_metrics(run_dir) if "loss" in line]

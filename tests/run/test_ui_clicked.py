@@ -51,7 +51,7 @@ class Server:
         self.address, self.token = match[1], match[2]
 
     def enter(self, tab: Page) -> None:
-        """Come in by the token."""
+        """Open the page by its token."""
         tab.goto(f"{self.address}/{self.token}")
         tab.wait_for_url(f"{self.address}/")
 
@@ -63,7 +63,7 @@ class Server:
 
 
 def wait(tab: Page, expression: str) -> Any:
-    """The value of an expression once it is one, over reloads and new pages."""
+    """Return the value of an expression once it is one, over reloads and new pages."""
     from playwright.sync_api import Error
 
     until = time.monotonic() + SECONDS
@@ -148,7 +148,7 @@ def test_control_c_says_nothing_while_a_page_is_open(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def two_runs(server: Server, tab: Page, errors: list[str]) -> list[str]:
-    """Two runs begun from the form: the second as the first, with another rank."""
+    """Return two runs begun from the form: the second as the first, with another rank."""
     server.enter(tab)
     assert "No runs yet" in tab.evaluate("document.body.innerText")
     go(tab, server, "/new")
@@ -281,7 +281,7 @@ def test_both_models_answer_side_by_side(server: Server, tab: Page, two_runs: li
 
 @pytest.fixture(scope="module")
 def million(server: Server) -> str:
-    """A run whose prepared rows are a million."""
+    """Return a run whose prepared rows are a million."""
     return write_rows(server.folder).name
 
 

@@ -29,25 +29,25 @@ STEPS, STOP_AT = 5, 2
 
 @pytest.fixture
 def config(inputs: Path) -> Config:
-    """Dropout, so that the random state matters, and an evaluation on the way."""
+    """Return a config with dropout, so that the random state matters, and with an evaluation on the way."""
     return toy.make_config(inputs, lora={"r": 4, "dropout": 0.1})
 
 
 def seed_by_chance(argv: Sequence[str]) -> int:
-    """A rank that draws other dropout masks each time."""
+    """Be a rank that draws other dropout masks each time."""
     loop.mixed_seed = lambda *salt: int.from_bytes(os.urandom(7), "little")
     return worker.main(argv)
 
 
 def forget_seed_on_resume(argv: Sequence[str]) -> int:
-    """A rank that draws the right masks until it goes on from a checkpoint."""
+    """Be a rank that draws the right masks until it goes on from a checkpoint."""
     if any((Path(argv[0]) / "checkpoints").glob("step-*")):
         loop.mixed_seed = lambda *salt: 7
     return worker.main(argv)
 
 
 def skip_a_batch_on_resume(argv: Sequence[str]) -> int:
-    """A rank whose data moves on by a step while it is stopped."""
+    """Be a rank whose data moves on by a step while it is stopped."""
     if any((Path(argv[0]) / "checkpoints").glob("step-*")):
 
         class Hasty(feeding.Feed):
@@ -64,7 +64,7 @@ def verdict_of(
     worker: Callable[[Sequence[str]], int] = worker.main,
     world_size: int = 1,
 ) -> verify_resume.Verdict:
-    """The verdict on real ranks that run `worker`."""
+    """Return the verdict on real ranks that run `worker`."""
 
     def start(run_dir: Path, environ: Mapping[str, str]) -> int:
         with started(worker, world_size, [str(run_dir)], environ=environ) as processes:

@@ -66,7 +66,7 @@ TRAINING = {
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that sees, and questions with and without images."""
+    """Return a model that sees, and questions with and without images."""
     folder = tmp_path_factory.mktemp("vision")
     save_seeing_model(folder / "model")
     write_questions(folder, "train", 208, 1, text_rows=16)
@@ -83,7 +83,7 @@ def make_config(inputs: Path, training: dict[str, Any] | None = None, **sections
 
 @pytest.fixture(scope="module")
 def trained(inputs: Path) -> Path:
-    """A run that was trained on the colours, and was asked for them."""
+    """Return a run that was trained on the colours, and was asked for them."""
     asked = {"generate": {"metric": "exact_match", "max_new_tokens": 6, "batch_size": 5}}
     return toy.finished(inputs / "run", make_config(inputs, evaluation=asked))
 
@@ -324,7 +324,7 @@ def test_stacked_experts_that_lie_either_way_in_files_are_cut_over_ranks(
 
 
 def load_weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    """What plain transformers makes of the last checkpoint."""
+    """Return what plain transformers makes of the last checkpoint."""
     folder = run_dir / "checkpoints" / "last"
     model, loading_info = AutoModelForImageTextToText.from_pretrained(
         folder, output_loading_info=True
@@ -419,7 +419,7 @@ NAMES = [
 def build(
     folder: Path, name: str, vision: VisionConfig | None = None
 ) -> tuple[Learner, ImageProcessor]:
-    """A model with random adapters everywhere that may learn, and its image processor."""
+    """Return a model with random adapters everywhere that may learn, and its image processor."""
     save_seeing_model(folder, name, sharpen=3.0)
     settings = {"model": str(folder), "task": "vision_language", "data": {"train": "none"}}
     config = Config.model_validate(settings)
@@ -437,7 +437,7 @@ def build(
 
 
 def some_rows(processor: ImageProcessor) -> tuple[list[Any], list[Any]]:
-    """Sequences with two images, none, and one, all but their beginnings trained."""
+    """Return sequences with two images, none, and one, all but their beginnings trained."""
     draw = np.random.default_rng(3)
     rows, seen = [], []
     token = processor.placeholder.token
@@ -592,7 +592,7 @@ def test_packed_rows_of_a_hybrid_are_those_of_its_own_processor_one_by_one(
 
 
 def learns(folder: Path, vision: dict[str, bool]) -> set[str]:
-    """Which parts have adapters: the `tower`, the `projector`, the `language` model."""
+    """Return which parts have adapters: the `tower`, the `projector`, the `language` model."""
     task, _ = build(folder, "qwen3_vl", VisionConfig(**vision))
     names = [name for name, p in task.model.named_parameters() if p.requires_grad]
     kinds = {

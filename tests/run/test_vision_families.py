@@ -89,7 +89,7 @@ def encoder_of(model: Path, **sections: Any) -> VisionEncoder:
 
 
 def their_processor(model: Path, name: str) -> Any:
-    """transformers' processor of a model. Some load only with libraries that are not here, which images do not need."""
+    """Return transformers' processor of a model. Some load only with libraries that are absent, which images do not need."""
     if name == "smolvlm":  # writes what Idefics3's does
         pictures = AutoImageProcessor.from_pretrained(model, backend="pil")
         return Idefics3Processor(pictures, AutoTokenizer.from_pretrained(model), image_seq_len=4)
@@ -108,7 +108,7 @@ def their_processor(model: Path, name: str) -> Any:
 def their_inputs(
     processor: Any, conversation: list[dict[str, str]], images: list[Path], **settings: Any
 ) -> Any:
-    """What transformers makes of a conversation by a model's processor and template."""
+    """Return what transformers makes of a conversation by a model's processor and template."""
     opened = [Image.open(image).convert("RGB") for image in images]
     if "suffix" in signature(type(processor).__call__).parameters:
         question, answer = (
@@ -133,7 +133,7 @@ def their_inputs(
 
 
 def their_prompt(model: Path, name: str, images: list[Path]) -> list[int]:
-    """What transformers makes of the conversation before its last answer."""
+    """Return what transformers makes of the conversation before its last answer."""
     return list(
         map(
             int,

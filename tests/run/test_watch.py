@@ -32,7 +32,7 @@ from tests.ranks import started, wait_all, wait_until
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of one process, with the verdict that its agent would write."""
+    """Return a finished run of one process, with the verdict that its agent would write."""
     inputs = toy.make_inputs(tmp_path_factory.mktemp("toy"))
     run_dir = toy.finished(inputs / "run", toy.make_config(inputs))
     exit_status.write_exit_status(run_dir, exit_status.ExitStatus(0, "done", 14))
@@ -163,7 +163,7 @@ def test_what_is_no_run_is_refused(
 
 @contextmanager
 def on_a_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """`kubetune watch` on a terminal of its own, and the other end of that."""
+    """Yield `kubetune watch` on a terminal of its own, and the other end of that."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(ours, (24, 80))
     command = [sys.executable, "-m", "kubetune", "watch", *words]
@@ -180,7 +180,7 @@ def on_a_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 
 def read_until(terminal: int, words: str | None = None) -> str:
-    """What is written to a terminal, until certain words come, or to its end."""
+    """Return what is written to a terminal, until certain words come, or to its end."""
     text = b""
     while words is None or words.encode() not in text:
         assert select.select([terminal], [], [], 60)[0], (

@@ -37,7 +37,7 @@ MAMBA = {"vocab_size": 512, "hidden_size": 16, "num_hidden_layers": 1, "state_si
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tokenizer without a model, rows of 5 to 200 tokens, and a run file over both."""
+    """Return a tokenizer without a model, rows of 5 to 200 tokens, and a run file over both."""
     monkeypatch.chdir(tmp_path)
     train_tokenizer(tmp_path / "model")
     rows = [{"text": "one two three four five " * (1 + n)} for n in range(10)]

@@ -92,7 +92,7 @@ def theirs(source: str, messages: Messages, tools: Sequence[Any] | None = None) 
 
 
 def theirs_if_taken(source: str, messages: Messages) -> list[str]:
-    """Nothing where the template takes contents in another form only."""
+    """Return nothing where the template takes contents in another form only."""
     try:
         return [theirs(source, messages)]
     except (TemplateError, TypeError, AttributeError):

@@ -35,7 +35,7 @@ def commit(run_dir: Path, *steps: int) -> None:
 
 
 def flip_bits(path: Path) -> None:
-    """One bit, in the middle."""
+    """Flip one bit, in the middle."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

@@ -321,7 +321,7 @@ def test_what_is_no_label_is_refused(label: Any) -> None:
 
 
 def write_parquet(path: Path, names: list[str], *, listed: bool = False) -> Path:
-    """A Parquet file as `datasets` writes one whose labels are numbers with names."""
+    """Return a Parquet file as `datasets` writes one whose labels are numbers with names."""
     datasets = pytest.importorskip("datasets")
     label = datasets.ClassLabel(names=names)
     features = {

@@ -31,7 +31,7 @@ from kubetune.supervisor.local import create_run_dir
 
 
 def ended(*words: str) -> int:
-    """The exit code of a command that may leave by SystemExit."""
+    """Return the exit code of a command that may leave by SystemExit."""
     try:
         return main(words)
     except SystemExit as left:

@@ -95,7 +95,7 @@ class Operations(TorchDispatchMode):
 
 
 def counted(_: Any, name: str, layers: int, ranks: int, lora: bool) -> dict[str, Any]:
-    """Counts of one micro-batch on rank 0 of so many; in a process of its own."""
+    """Return the counts of one micro-batch on rank 0 of so many, in a process of its own."""
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     config = type(SHAPES[name])(
         **{**SHAPES[name].to_dict(), "num_hidden_layers": layers, "layer_types": None}

@@ -139,7 +139,7 @@ VALUES += [0, False]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to every value in a record, its own first."""
+    """Yield the way to every value in a record, its own first."""
     yield path
     items = (
         value.items()
@@ -159,7 +159,7 @@ def at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def words(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Every word of a record with where it stands."""
+    """Yield every word of a record with where it stands."""
     for place in places(value, path):
         if isinstance(text := at(value, place), str):
             yield from ((place, word) for word in re.findall(r"w[a-z]w", text))
@@ -167,7 +167,7 @@ def words(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, .
 
 @st.composite
 def changed(draw: st.DrawFn, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """A record with a key added, a value removed or a value replaced, once or twice."""
+    """Return a record with a key added, a value removed or a value replaced, once or twice."""
     record = copy.deepcopy(draw(st.sampled_from(records)))
     for _ in range(draw(st.integers(1, 2))):
         ways = [place for place in places(record) if place]
@@ -193,7 +193,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def encode(
     record: dict[str, Any], tokenizer: Tokenizer, labels: Labels | None, kind: RecordKind = "text"
 ) -> tuple[Result, str]:
-    """What becomes of a record, and the text that is kept of it."""
+    """Return what becomes of a record, and the text that is kept of it."""
     source = SourceConfig(path="a.jsonl")
     worker = Worker(tokenizer, DataConfig(train=(source,)), {"train": (source,)}, labels, kind=kind)
     result = worker.encode(Batch(0, "train", [(0, Record("a.jsonl", 7, record))]))
@@ -209,7 +209,7 @@ MESSAGES = (
 
 
 def is_counted(place: tuple[Any, ...], result: Result) -> bool:
-    """Whether a key above the place, or the place itself, is among those that are not used."""
+    """Return True if a key above the place, or the place itself, is among those that are not used."""
     names = [key for key in place if isinstance(key, str)]
     above = [names[0], *(f"{before}.{name}" for before in MESSAGES for name in names)]
     return any(name in result.tally.unused_keys for name in above)

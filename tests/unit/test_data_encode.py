@@ -71,7 +71,7 @@ def chat(*contents: str, **extra: Any) -> Chat:
 
 
 def trained(tokenizer: Tokenizer, row: Encoded) -> list[str]:
-    """The texts of the runs of labels."""
+    """Return the texts of the runs of labels."""
     runs: list[list[int]] = []
     for i, (id, trained) in enumerate(zip(row.ids, row.trained, strict=True)):
         if trained and (i == 0 or not row.trained[i - 1]):

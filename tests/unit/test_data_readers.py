@@ -67,7 +67,7 @@ BAD_LINES = {
 
 
 def read(file: Path) -> tuple[list[Record], Problems]:
-    """All records of a file that convert, and all problems."""
+    """Return all records of a file that convert, and all problems."""
     problems = Problems()
     records = []
     for record in reader_of(file)(file, problems):

@@ -493,7 +493,7 @@ def test_what_rebuilding_classes_build_is_known(name: str) -> None:
 
 
 def words(folder: Path, model_type: str | None) -> Path:
-    """A tokenizer of whole words; beside a Qwen2 model transformers reads its vocabulary as pieces of words."""
+    """Return a tokenizer of whole words; beside a Qwen2 model transformers reads its vocabulary as pieces of words."""
     from transformers import PreTrainedTokenizerFast
 
     backend = tokenizers.Tokenizer(

@@ -43,7 +43,7 @@ def test_no_held_out_request_is_about_a_service_where_the_training_data_have_it(
 
 
 def pairs(world, name: str) -> set[tuple[str, str]]:
-    """(service, namespace) of every chat."""
+    """Return (service, namespace) of every chat."""
     words = [
         set("".join(c if c.isalpha() else " " for c in request).split())
         for request, _ in chats(name)

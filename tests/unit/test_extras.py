@@ -39,7 +39,7 @@ data: {train: %s}
 
 
 def refusal(tmp_path: Path, extra: str, *words: str) -> str:
-    """What a command without the modules of an extra says, which ends with the code of a wrong command."""
+    """Return what a command without the modules of an extra says, which ends with the code of a wrong command."""
     modules = [module for module, brought in extras.EXTRA_OF.items() if brought == extra]
     blocked = tmp_path / "blocked"
     blocked.mkdir(exist_ok=True)

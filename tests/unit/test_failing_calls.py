@@ -162,7 +162,7 @@ def test_every_function_that_waits_for_other_ranks_is_here() -> None:
 
 
 def collect_late(world: World) -> list[object]:
-    """Result of each collective, for which the other rank comes late."""
+    """Return the result of each collective, for which the other rank comes late."""
     outcomes = []
     for call in COLLECTIVES.values():
         if world.rank:
@@ -176,7 +176,7 @@ def test_a_late_rank_is_waited_for_in_every_collective() -> None:
 
 
 def collect_alone(folder: str, number: int) -> int:
-    """Each collective, for which the other rank does not come; 0 where all of them say so."""
+    """Call each collective, for which the other rank does not come; return 0 where all of them say so."""
     with process_group.join(timeout_seconds=20.0) as world:
         if world.rank:
             os.kill(os.getpid(), number)
@@ -221,7 +221,7 @@ HUB_CASES = {
 
 @functools.cache
 def calls() -> list[tuple[str, ast.Call, str]]:
-    """Each call in kubetune: its file, itself, and the name of the function or method."""
+    """Return each call in kubetune: its file, itself, and the name of the function or method."""
     return [
         (
             str(path.relative_to(PACKAGE)),
@@ -235,13 +235,13 @@ def calls() -> list[tuple[str, ast.Call, str]]:
 
 
 def is_of(node: ast.Call, module: str) -> bool:
-    """A call of `module.something`."""
+    """Return True for a call of `module.something`."""
     of = getattr(node.func, "value", None)
     return isinstance(of, ast.Name) and of.id == module
 
 
 def require_cases(names: set[str], cases: dict[str, str]) -> None:
-    """AssertionError where a file makes such calls and no test breaks them, or a case is of none."""
+    """Require that each file with such calls has a test that breaks them, and that no case is superfluous."""
     assert names == set(cases)
     assert all((TESTS / test).is_file() for test in cases.values())
 
@@ -289,7 +289,7 @@ EXPLAINED_AT_THE_END = {"library", "scoring", "supervisor"}
 
 
 def changes_disk(node: ast.Call, name: str) -> bool:
-    """It makes, changes, moves or removes a file or a folder."""
+    """Return True if the call makes, changes, moves or removes a file or a folder."""
     if name == "open":
         modes = [str(arg.value) for arg in node.args[:2] if isinstance(arg, ast.Constant)]
         return any(set(mode) <= set("rwxabt+") and set(mode) & set("wxa+") for mode in modes)

@@ -24,7 +24,7 @@ LENGTH = 24
 
 
 def counted(model: Any) -> dict[str, int]:
-    """FLOPs of matrix products in one forward and backward, as PyTorch counts them, for a single sequence."""
+    """Return the FLOPs of matrix products in one forward and backward, as PyTorch counts them, for a single sequence."""
     ids = torch.arange(LENGTH)[None] + 3
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, labels=ids).loss.backward()

@@ -164,7 +164,7 @@ def test_the_bases_precision_and_the_method_decide_over_weights_and_state() -> N
 
 
 def state_of(memory: Forecast) -> list[int]:
-    """What is trained, its gradients, and AdamW's moments."""
+    """Return what is trained, its gradients, and AdamW's moments."""
     name = next(
         part for part in memory.parts if part in ("adapters, in fp32", "trained weights, in fp32")
     )
@@ -303,7 +303,7 @@ def test_hours_and_price_follow_from_a_rate_and_are_not_made_up() -> None:
 
 
 def save_header(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    """A safetensors file without its numbers: nothing but the header is ever read."""
+    """Write a safetensors file without its numbers: nothing but the header is ever read."""
     header = {
         name: {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 0]}
         for name, shape in shapes.items()
@@ -486,7 +486,7 @@ def test_what_dropout_drew_is_kept() -> None:
 
 
 def like(changes: dict[str, Any], rename: tuple[str, str] = ("", "")) -> Weights:
-    """The weights of WEIGHTS with another config, and other names."""
+    """Return the weights of WEIGHTS with another config, and other names."""
     shapes = {name.replace(*rename): shape for name, shape in WEIGHTS.shapes.items()}
     return Weights(shapes, {**QWEN3_8B, **changes}, stated=False)
 

@@ -48,7 +48,7 @@ CASES = {
 
 
 def built(folder: Path, **overlay: Any) -> list[dict[str, Any]]:
-    """What kustomize makes of an overlay of a rendered folder."""
+    """Return what kustomize makes of an overlay of a rendered folder."""
     (folder / "overlay").mkdir()
     (folder / "overlay" / "kustomization.yaml").write_text(
         yaml.safe_dump({"resources": ["../base"], **overlay})
@@ -60,7 +60,7 @@ def built(folder: Path, **overlay: Any) -> list[dict[str, Any]]:
 
 
 def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in an object with the path to it."""
+    """Yield every text in an object with the path to it."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from texts(inner, f"{path}.{key}")
@@ -141,7 +141,7 @@ def test_the_places_of_pod_templates_are_those_of_every_kind() -> None:
 
 
 def _at(value: Any, path: str) -> Iterator[Any]:
-    """What lies at a path of kustomize, which enters lists by itself."""
+    """Yield what lies at a path of kustomize, which enters lists by itself."""
     if isinstance(value, list):
         for inner in value:
             yield from _at(inner, path)

@@ -48,7 +48,7 @@ esac
 
 
 def bill(folder: Path) -> str:
-    """The bill of this Python's packages and of two of Debian's."""
+    """Return the bill of this Python's packages and of two of Debian's."""
     (folder / "status.d").mkdir(exist_ok=True)
     (folder / "status").write_text(f"{STATUS}\n{REPLACED}")
     (folder / "status.d" / "libibverbs1").write_text(UNPACKED)
@@ -108,7 +108,7 @@ def test_the_image_script_says_how_it_is_used(copy: Path) -> None:
 
 @contextmanager
 def registry(digest: str | None) -> Iterator[tuple[str, list[str]]]:
-    """A registry that knows one image, and the paths that it was asked for."""
+    """Yield a registry that knows one image, and the paths that it was asked for."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -133,7 +133,7 @@ def registry(digest: str | None) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The files that the scripts read and write, to be changed."""
+    """Return the files that the scripts read and write, to be changed."""
     shutil.copytree(
         ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -182,7 +182,7 @@ def test_base_and_debian_packages_are_pinned() -> None:
 
 
 def asked_of_builder(copy: Path, *words: str, **environ: str) -> tuple[dict[str, str], list[str]]:
-    """The build arguments that scripts/image gives a builder, and its other words."""
+    """Return the build arguments that scripts/image gives a builder, and its other words."""
     (copy / "bin").mkdir(exist_ok=True)
     builder, record = copy / "bin" / "builder", copy / "told"
     builder.write_text(BUILDER)

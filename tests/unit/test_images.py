@@ -119,7 +119,7 @@ def test_frames_and_shades_that_are_not_seen_are_known(tmp_path: Path) -> None:
 
 
 def png(width: int, height: int) -> bytes:
-    """A small PNG that claims to be of any size."""
+    """Return a small PNG that claims to be of any size."""
     chunks = b""
     for kind, content in (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),

@@ -819,7 +819,7 @@ _VALUES = (True, False, 4, 8, 0.5, 3, "epoch", "fp4", "linear", "a", "b", "keep_
 
 
 def _keys_of_settings(tool: Tool) -> dict[str, list[str]]:
-    """The keys of a tool's table that fill in each of our settings, where there are several."""
+    """Return the keys of a tool's table that fill in each of our settings, where there are several."""
     table = {key: row for row in tool.rows for key in row.keys.split()}
     keys: dict[str, list[str]] = {}
     for key, row in table.items():
@@ -838,7 +838,7 @@ def _understood(peer: str, settings: dict[str, Any]) -> Draft | None:
 
 
 def _telling_values(peer: str, key: str, path: str) -> list[Any]:
-    """Values with which a key fills in our setting, each otherwise, two at most."""
+    """Return values with which a key fills in our setting, each otherwise, two at most."""
     chosen: dict[str, Any] = {}
     for value in _VALUES:
         draft = _understood(peer, {key: value})

@@ -40,7 +40,7 @@ def table() -> dict[str, Any]:
 
 
 def another_value(kind: str, default: Any) -> Any:
-    """A value that the type allows and that is not the default."""
+    """Return a value that the type allows and that is not the default."""
     if "Literal[" in kind:
         literals = [
             node.value for node in ast.walk(ast.parse(kind)) if isinstance(node, ast.Constant)

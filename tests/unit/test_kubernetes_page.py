@@ -13,7 +13,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
 
 
 def blocks(heading: str, language: str) -> list[str]:
-    """The code blocks of a language below a heading, up to the next one."""
+    """Return the code blocks of a language below a heading, up to the next one."""
     section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 

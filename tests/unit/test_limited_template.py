@@ -42,7 +42,7 @@ SLOW = (
 
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A process with limits that a test reaches soon."""
+    """Yield a process with limits that a test reaches soon."""
     monkeypatch.setattr(limited_template, "SECONDS", 1)
     monkeypatch.setattr(limited_template, "MEMORY", 1 << 27)
     limited_template.end()

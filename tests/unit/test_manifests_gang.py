@@ -18,7 +18,7 @@ SECTION = "kubernetes.scheduling."
 
 
 def findings(*overrides: str) -> list[tuple[str, bool, str]]:
-    """What lint says about scheduling."""
+    """Return what lint says about scheduling."""
     config, plan = planned("compute.cpu=1", *overrides, file=MINIMAL)
     files = local_files(config)
     advice = lint(config, plan, render(config, plan, files), files)
@@ -28,7 +28,7 @@ def findings(*overrides: str) -> list[tuple[str, bool, str]]:
 
 
 def trainers(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    """The pod template of the trainer, of a Job, a StatefulSet or a JobSet."""
+    """Return the pod template of the trainer, of a Job, a StatefulSet or a JobSet."""
     spec = the(objects, kind)["spec"]
     if kind == "JobSet":
         spec = spec["replicatedJobs"][-1]["template"]["spec"]

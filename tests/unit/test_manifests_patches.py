@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "full.yaml"
 
 
 def rendered(*patches: dict[str, Any], kind: str = "job") -> list[Manifest]:
-    """All objects, without the run file that travels along: that holds the patches too."""
+    """Return all objects, without the run file that travels along: that holds the patches too."""
     config = load_config(
         GOLDEN, overrides=[f"kubernetes.kind={kind}", f"kubernetes.patches={json.dumps(patches)}"]
     )
@@ -251,7 +251,7 @@ def test_kustomize_merges_alike(tmp_path: Path) -> None:
     )
 
     def in_order(value: Any) -> Any:
-        """Lists that merge by a key, in the order of the key: kustomize puts new items first."""
+        """Return the object with lists that merge by a key in the order of the key: kustomize puts new items first."""
         if isinstance(value, dict):
             return {key: in_order(inner) for key, inner in value.items()}
         if isinstance(value, list):

@@ -15,7 +15,7 @@ from tests.golden.made import FULL, MINIMAL, made, planned, trainer_pods
 
 
 def every_pod(*overrides: str, kind: str = "job") -> dict[str, dict[str, Any]]:
-    """One pod spec of each component."""
+    """Return one pod spec of each component."""
     templates = [template for obj in made(kind, *overrides) for _, template in pod_templates(obj)]
     return {t["metadata"]["labels"]["app.kubernetes.io/component"]: t["spec"] for t in templates}
 

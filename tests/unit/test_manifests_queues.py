@@ -20,13 +20,13 @@ SHARED = "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}"
 
 
 def findings(*overrides: str) -> dict[str, Finding]:
-    """Those about a minimal run with changes, by key."""
+    """Return the findings about a minimal run with changes, by key."""
     config, plan = planned(*overrides, file=MINIMAL)
     return {finding.key: finding for finding in lint(config, plan, render(config, plan))}
 
 
 def topology_of(objects: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """What Kueue is told by each pod template that trains."""
+    """Return what Kueue is told by each pod template that trains."""
     return [
         {
             key.removeprefix(TOPOLOGY): text

@@ -51,7 +51,7 @@ def test_a_layer_keeps_what_its_operations_save():
 
 
 def planned(folder: Path, gib: int, *overrides: str, gpus: int = 1) -> tuple[Config, Plan, int]:
-    """The config, the plan, and the layers that `kubetune plan` says recompute on GPUs of so many GiB."""
+    """Return the config, the plan, and the layers that `kubetune plan` says recompute on GPUs of so many GiB."""
     (folder / "config.json").write_text(
         json.dumps({**QWEN3_8B, "vocab_size": 151_936, "model_type": "qwen3"})
     )

@@ -103,7 +103,7 @@ def test_a_missing_pad_token_is_told_once(tmp_path, caplog, pad_token, rank, lin
 
 
 def rows_of(folder, model, **facts):
-    """Prepared rows for a model, after `facts` have changed its config.json."""
+    """Prepare rows for a model, after `facts` have changed its config.json."""
     path = model / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
     data = folder / "rows.jsonl"

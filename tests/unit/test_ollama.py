@@ -36,7 +36,7 @@ class Renderer:
 
 
 def as_ollama(template: str, turns: Sequence[Turn]) -> str:
-    """What Go's template language makes of our few actions, here by translating them to Jinja's."""
+    """Return what Go's template language makes of our few actions, here by translating them to Jinja's."""
     known = {
         "{{ if .System }}": "{% if system %}", "{{ .System }}": "{{ system }}", "{{ else }}": "{% else %}",
         "{{ range .Messages }}": "{% for m in messages %}", '{{ if eq .Role "user" }}': "{% if m[0] == 'user' %}",

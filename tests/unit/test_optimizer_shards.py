@@ -25,7 +25,7 @@ WHOLE: dict[str, Tensor] = {
 
 
 def cut(world_size: int, rank: int) -> list[OptimizerShard]:
-    """A rank's rows of each parameter, as FSDP deals them: some ranks may get none."""
+    """Return a rank's rows of each parameter, as FSDP deals them: some ranks may get none."""
     pieces, start = [], 0
     for rows, *rest in LAYOUT.values():
         width, rows_per_rank = (rest or [1])[0], -(-rows // world_size)

@@ -43,7 +43,7 @@ KEY = re.compile(rf"`((?:{'|'.join(Config.model_fields)})(?:\.[a-z0-9_]+)+)\b")
 
 @cache
 def code() -> str:
-    """All of the code, where options are written out."""
+    """Return all of the code, where options are written out."""
     places = (ROOT / folder for folder in ("kubetune", "standin", "benchmarks", "tests"))
     scripts = (path for path in (ROOT / "scripts").iterdir() if path.is_file())
     return "\n".join(
@@ -53,7 +53,7 @@ def code() -> str:
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors that a forge makes of a page's headings."""
+    """Return the anchors that a forge makes of a page's headings."""
     headings_of_page = re.findall(
         r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.M | re.S), re.M
     )
@@ -63,7 +63,7 @@ def headings(page: Path) -> set[str]:
 
 
 def commands(name: str) -> Iterator[tuple[str, bool]]:
-    """Command lines of kubetune, as they are typed (in blocks of code), or as the text names them."""
+    """Yield command lines of kubetune, as they are typed (in blocks of code), or as the text names them."""
     fenced = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
     typed = "\n".join(text for _, text in fenced.findall(PAGES[name])).replace("\\\n", " ")
     for line in re.findall(

@@ -149,7 +149,7 @@ def prepared(
 
 
 def texts(rows: Rows, index: int, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Text of each sequence of a row, and of its labels."""
+    """Return the text of each sequence of a row, and of its labels."""
     return [
         tuple(
             tokenizer.decode(part.tolist(), skip_special_tokens=False)

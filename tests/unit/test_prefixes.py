@@ -34,7 +34,7 @@ ROWS = st.lists(
 
 
 def read_back(rows: list[Tokens]) -> dict[int, list[int]]:
-    """Ids of each row, as they are found by going up the tree from where it ends."""
+    """Return the ids of each row, by going up the tree from where it ends."""
     segments = prefix_tree(rows)
     parents = {segment.parent for segment in segments}
     by_row = {}

@@ -43,7 +43,7 @@ def trajectory(**changes: Any) -> dict[str, Any]:
 def rows(
     record: dict[str, Any], *, recipe: Any = fire, **options: Any
 ) -> tuple[list[dict[str, Any]], Converted]:
-    """Rows as a conversion writes them, but for their `id`."""
+    """Return rows as a conversion writes them, but for their `id`."""
     chosen = Options(**{"style": "bc", "max_history_rounds": 6, **options})
     image = record.get("image")
     converted = recipe.convert(record, bool(image), chosen)

@@ -61,13 +61,13 @@ class Import(NamedTuple):
 
 @cache
 def tree(path: Path) -> ast.Module:
-    """A file, parsed once for all tests."""
+    """Return a file, parsed once for all tests."""
     return ast.parse(path.read_text("utf-8"))
 
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """All nodes of a file."""
+    """Return all nodes of a file."""
     return tuple(ast.walk(tree(path)))
 
 
@@ -80,7 +80,7 @@ def _forget_the_trees() -> Iterator[None]:
 
 
 def imports(path: Path) -> Iterator[Import]:
-    """Every import in a file: `when` is `"now"`, `"late"` (inside a function) or `"types"` (for types only)."""
+    """Yield every import in a file: `when` is `"now"`, `"late"` (inside a function) or `"types"` (for types only)."""
     yield from _walk(tree(path), "now", path)
 
 
@@ -104,7 +104,7 @@ def _walk(node: ast.AST, when: str, path: Path) -> Iterator[Import]:
 
 
 def dotted(path: Path) -> str:
-    """`kubetune.config.load` of a file."""
+    """Return the dotted name of a file, such as `kubetune.config.load`."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -113,7 +113,7 @@ MODULES = {dotted(path): path for path in PACKAGE.rglob("*.py")}
 
 
 def room(module: str) -> str:
-    """`config` of `kubetune.config.load`; nothing for the package itself."""
+    """Return the room of a module, `config` of `kubetune.config.load`; nothing for the package itself."""
     return f"{module}.".split(".")[1]
 
 

@@ -76,7 +76,7 @@ def require_light(
     most_of_ours: int,
     tokenizers: int = 0,
 ) -> None:
-    """No package but these, few files of kubetune, no process, no connection; a tokenizer read as often as expected."""
+    """Require no package but these, few files of kubetune, no process and no connection."""
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stderr.splitlines()[-1])
     others = {

@@ -72,7 +72,7 @@ def search_of(*words: str, **changes: Any) -> Search:
 
 
 def curve(values: Mapping[str, str], share: float, seed: int = 42) -> float:
-    """A loss that falls the faster the nearer the learning rate is to 3e-3, in a way that crosses others'."""
+    """Return a loss that falls the faster the nearer the learning rate is to 3e-3, in a way that crosses others'."""
     off = abs(math.log10(float(values["training.learning_rate"]) / 3e-3))
     start = 2.0 + math.sin(seed + 37 * off) * 0.2
     return start * math.exp(-share * 2 / (1 + off)) + 0.1 * off
@@ -154,7 +154,7 @@ def driver_of(
 
 
 def plain_optuna(search: Search, order: list[tuple[int, int, float]]) -> list[FrozenTrial]:
-    """What Optuna by itself makes of the same reports in the same order."""
+    """Return what Optuna by itself makes of the same reports in the same order."""
     from kubetune.library.sweep.study import distributions, make_pruner, make_sampler
 
     study = optuna.create_study(

@@ -92,7 +92,7 @@ logging.getLogger("httpx").info("a library's note")
 
 
 def kubetune(words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The program as a shell starts it."""
+    """Return the program as a shell starts it."""
     command = ["sh", "-c", f"exec {sys.executable} -m kubetune {words}"]
     return subprocess.run(
         command, env=os.environ | environ, capture_output=True, text=True, timeout=120, check=False

@@ -46,12 +46,12 @@ class Template:
 
     @property
     def prompt(self) -> str:
-        """What a model is asked behind."""
+        """Return the ids behind which a model is asked."""
         return self.before.format(role="assistant")
 
     @property
     def jinja(self) -> str:
-        """The same for transformers."""
+        """Return the ids behind which transformers asks a model."""
         before, after = (
             json.dumps(text).replace("{role}", '" + message.role + "')
             for text in (self.before, self.after)

@@ -39,7 +39,7 @@ OURS = {"origin": "http://localhost"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs, one of a hostile name, hostile answers and a hostile log; beside them a run that is not theirs."""
+    """Return two runs, one of a hostile name, hostile answers and a hostile log; beside them a run that is not theirs."""
     place = tmp_path_factory.mktemp("ui")
     runs = place / "outputs"
     runs.mkdir()
@@ -344,7 +344,7 @@ def test_each_page_names_the_verb_that_does_the_same(client: TestClient, folder:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    """The address of a server of the folder, for browsers."""
+    """Yield the address of a server of the folder, for browsers."""
     import uvicorn
 
     with socket.create_server(("127.0.0.1", 0)) as listening:

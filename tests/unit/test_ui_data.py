@@ -30,7 +30,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two run files: of rows in two sources, which are prepared, and of rows that are not."""
+    """Return two run files: of rows in two sources, which are prepared, and of rows that are not."""
     place = tmp_path_factory.mktemp("data")
     for name, count in (("one", ROWS), ("two", 5)):
         lines = (

@@ -31,7 +31,7 @@ def judged(prompt: str, answer: str, reference: str, record: dict[str, Any]) -> 
 
 @pytest.fixture
 def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function of another file."""
+    """Return a function of another file."""
     (tmp_path / "elsewhere.py").write_text(SOURCE.format(name="strict"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "elsewhere", raising=False)

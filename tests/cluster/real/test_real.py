@@ -78,7 +78,7 @@ class Place:
         return report
 
     def until(self, name: str, test: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """The run's status once `test` is true of it."""
+        """Return the run's status once `test` is true of it."""
         deadline = time.monotonic() + SECONDS
         while not test(current := self.status(name)):
             events = self.kubectl("get", "events", code=None)
@@ -87,7 +87,7 @@ class Place:
         return current
 
     def write(self, name: str, kind: str, **training: int) -> str:
-        """A run file; its name."""
+        """Write a run file and return its name."""
         config = {
             "name": name,
             "model": {"path": "/models/demo", "local_files_only": True},
@@ -109,7 +109,7 @@ class Place:
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    """A namespace with the model on a claim, and one for results."""
+    """Yield a namespace with the model on a claim, and one for results."""
     chosen_namespace = os.environ.get("KUBETUNE_REAL_NAMESPACE")
     place = Place(
         tmp_path_factory.mktemp("real"), chosen_namespace or f"kubetune-real-{os.getpid()}"
@@ -150,7 +150,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def copying_pod(claims: list[str]) -> dict[str, Any]:
-    """A pod that copies the image's model; it mounts the claim for results too, so that both lie on one node."""
+    """Return a pod that copies the image's model; it mounts the claim for results too, so that both lie on one node."""
     volumes = [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in claims]
     mounts = [{"name": name, "mountPath": f"/{name.rpartition('-')[2]}"} for name in claims]
     security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -180,7 +180,7 @@ def copying_pod(claims: list[str]) -> dict[str, Any]:
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, place: Place) -> str:
-    """Each kind that the cluster serves."""
+    """Return each kind that the cluster serves."""
     kind_name = str(request.param)
     file = place.write(f"real-{kind_name}", kind_name, max_steps=2)
     done = subprocess.run(
@@ -194,7 +194,7 @@ def kind(request: pytest.FixtureRequest, place: Place) -> str:
 
 
 def saved_by_running(now: dict[str, Any]) -> int:
-    """The newest checkpoint of a run that goes on; 0 while its pods, just started, cannot be asked for it."""
+    """Return the newest checkpoint of a run that goes on; 0 while its pods, just started, cannot be asked for it."""
     return (now["saved_step"] or 0) if now["state"] == "running" else 0
 
 
