@@ -1,4 +1,7 @@
-"""kill -9 at any point: the run that goes on ends bit for bit as one that was never killed."""
+"""kill -9 at any point: the run that goes on ends bit for bit as one that was never killed.
+
+Also at each point of a commit that several ranks write together, or that is written beside the loop.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,13 @@ POINTS = [
     pytest.param("commit.renamed", 5, 14, id="named, the last one"),
 ]
 
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "fsdp": {"parallelism": "fsdp"},
+    "async": {"async_save": True},
+    "fsdp async": {"parallelism": "fsdp", "async_save": True},
+}
+"""Settings with which several ranks write a checkpoint together, or one is written beside the loop."""
+
 
 def kill_at(run_dir: Path, world_size: int, point: str, nth: int, rank: int = 0) -> list[int]:
     return toy.train(run_dir, world_size, {"KUBETUNE_FAULT": f"signal 9:{point}:{nth}:{rank}"})
@@ -54,6 +64,48 @@ def test_killed_at_each_point(
     assert toy.digests(run_dir) == uninterrupted(config, 1)
     assert os.readlink(run_dir / "checkpoints" / "last") == "step-000014"
     assert not list(run_dir.glob("checkpoints/.*.tmp"))
+
+
+@slow
+@pytest.mark.parametrize(("point", "nth", "safe"), [point.values for point in POINTS])
+@pytest.mark.parametrize("sections", [LORA, FULL], ids=["lora", "full"])
+@pytest.mark.parametrize("training", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_killed_at_each_point_of_a_commit_elsewhere(
+    toy_inputs: Path,
+    tmp_path: Path,
+    uninterrupted: Any,
+    training: dict[str, Any],
+    sections: dict[str, Any],
+    point: str,
+    nth: int,
+    safe: int,
+) -> None:
+    world_size = 2 if "parallelism" in training else 1
+    config = toy.make_config(toy_inputs, training, **sections)
+    plain = toy.make_config(toy_inputs, {**training, "async_save": False}, **sections)
+    run_dir = toy.make_run(tmp_path / "run", config, world_size)
+    assert kill_at(run_dir, world_size, point, nth) == [KILLED, errors.LOST_PEER][:world_size]
+    # The number of a micro-batch says little: two ranks share them, and saves go on beside the loop.
+    if point.startswith(("commit.", "write ", "link", "remove")):
+        assert checkpoints.find(run_dir) == checkpoints.folder_of(run_dir, safe)
+    assert toy.train(run_dir, world_size) == [0] * world_size
+    assert toy.digests(run_dir) == uninterrupted(plain, world_size)
+    assert not list(run_dir.glob("checkpoints/.*.tmp"))
+
+
+@slow
+@pytest.mark.parametrize("async_save", [False, True], ids=["between steps", "beside the loop"])
+def test_the_rank_that_only_writes_slices_is_killed(
+    toy_inputs: Path, tmp_path: Path, uninterrupted: Any, async_save: bool
+) -> None:
+    training = {"parallelism": "fsdp", "async_save": async_save}
+    config = toy.make_config(toy_inputs, training, **FULL)
+    plain = toy.make_config(toy_inputs, {**training, "async_save": False}, **FULL)
+    run_dir = toy.make_run(tmp_path / "run", config, 2)
+    assert kill_at(run_dir, 2, "commit.part", 2, 1) == [errors.LOST_PEER, KILLED]
+    assert checkpoints.find(run_dir) == checkpoints.folder_of(run_dir, 3)
+    assert toy.train(run_dir, 2) == [0, 0]
+    assert toy.digests(run_dir) == uninterrupted(plain, 2)
 
 
 def test_what_a_kill_left_half_written_is_gone_after_the_next_start(
