@@ -100,11 +100,9 @@ def _untouched_logging() -> Callable[[], None]:
     """Return a function that puts back the handlers, levels and hooks that `logs.configure` changes, as they are now."""
     loggers = logging.getLogger(), logging.getLogger("kubetune")
     kept = [(logger, list(logger.handlers), logger.level) for logger in loggers]
-    factory, hook, hook_of_threads = (
-        logging.getLogRecordFactory(),
-        sys.excepthook,
-        threading.excepthook,
-    )
+    factory = logging.getLogRecordFactory()
+    hook = sys.excepthook
+    hook_of_threads = threading.excepthook
 
     def put_back() -> None:
         for logger, handlers, level in kept:

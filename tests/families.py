@@ -27,10 +27,8 @@ OURS = PROMISED | PADDING_FREE | HYBRIDS | ONE_BY_ONE | BIASED
 FAMILIES = (*OURS, *OTHERS)
 SEEING = (*ARCHITECTURES, *SEEING_FAMILIES)
 NAMED = ("<!-- not tried -->\n", "<!-- end of those -->\n")
-TEXT, IMAGES = (
-    ("<!-- families -->\n", "<!-- end -->\n"),
-    ("<!-- families that see -->\n", "<!-- end of them -->\n"),
-)
+TEXT = ("<!-- families -->\n", "<!-- end -->\n")
+IMAGES = ("<!-- families that see -->\n", "<!-- end of them -->\n")
 
 
 def line(name: str) -> str:

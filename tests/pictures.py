@@ -152,9 +152,11 @@ def save_seeing_model(
 def paint(file: Path, colour: str, seed: int) -> Path:
     """Return a square of a colour on grey, anywhere, of any size; the image is of any size too."""
     draw = random.Random(seed)
-    width, height = draw.randint(56, 112), draw.randint(56, 112)
+    width = draw.randint(56, 112)
+    height = draw.randint(56, 112)
     image = Image.new("RGB", (width, height), (128, 128, 128))
-    left, top = draw.randint(0, width // 3), draw.randint(0, height // 3)
+    left = draw.randint(0, width // 3)
+    top = draw.randint(0, height // 3)
     shade = tuple(min(255, max(0, part + draw.randint(-20, 20))) for part in COLOURS[colour])
     ImageDraw.Draw(image).rectangle((left, top, left + width // 2, top + height // 2), fill=shade)
     image.save(file)

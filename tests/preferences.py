@@ -107,7 +107,8 @@ def plain_loss(model: nn.Module, rows: Sequence[Row], s: PreferenceConfig) -> Te
     sizes = [tuple(map(len, row.answers)) for row in rows]
     means = [(w / n, lost / m) for (w, lost), (n, m) in zip(both, sizes, strict=True)]
     nll = -sum(w for w, _ in both) / sum(n for n, _ in sizes)
-    sigmoid, eps = torch.sigmoid, s.label_smoothing
+    sigmoid = torch.sigmoid
+    eps = s.label_smoothing
     losses: list[Tensor]
     if s.loss in ("dpo", "robust"):
         pairs = both if s.reference_free else gained

@@ -165,7 +165,8 @@ class _Connection(BaseHTTPRequestHandler):
     def _batch(self, asked: dict[str, Any]) -> None:
         objects = []
         for wanted in asked["objects"]:
-            oid, size = wanted["oid"], wanted["size"]
+            oid = wanted["oid"]
+            size = wanted["size"]
             upload: dict[str, Any] = {"href": f"{self.server.url}/upload/{oid}", "header": {}}
             if size > PART_BYTES:
                 count = -(-size // PART_BYTES)

@@ -61,7 +61,8 @@ def refuse(rules: Sequence[str]) -> None:
             _step(_LOAD, 0) + _step(_IF_EQUAL, numbers[name], otherwise=len(refused) // 8) + refused
         )
     program += _step(_RETURN, _ALLOW)
-    libc, held = ctypes.CDLL(None, use_errno=True), ctypes.create_string_buffer(program)
+    libc = ctypes.CDLL(None, use_errno=True)
+    held = ctypes.create_string_buffer(program)
     filter_ = _Program(len(program) // 8, ctypes.addressof(held))
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if libc.prctl(_PR_SET_SECCOMP, _FILTER, ctypes.byref(filter_), 0, 0):

@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModel
 
 from kubetune.config.schema import Config
 
-GOOD, BAD = ("good", "great", "fine"), ("bad", "awful", "dull")
+GOOD = ("good", "great", "fine")
+BAD = ("bad", "awful", "dull")
 WORDS = (
     *GOOD,
     *BAD,

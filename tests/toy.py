@@ -122,7 +122,8 @@ def require_like(
     for mine, other in zip(metrics.read_metrics(ours), metrics.read_metrics(theirs), strict=True):
         assert mine == pytest.approx(other, abs=1e-5, rel=1e-5)
     if weights is not None:
-        came, wanted = weights(ours), weights(theirs)
+        came = weights(ours)
+        wanted = weights(theirs)
         assert came.keys() == wanted.keys()
         for name, tensor in came.items():
             torch.testing.assert_close(tensor, wanted[name], atol=2e-5, rtol=1e-4)

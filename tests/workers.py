@@ -86,7 +86,8 @@ def _work() -> None:
 def _main(descriptor: str, arguments: str) -> None:
     listener = socket.socket(fileno=int(descriptor))
     listener.set_inheritable(False)
-    kept, nowhere = (os.dup(1), os.dup(2)), os.open(os.devnull, os.O_WRONLY)
+    kept = (os.dup(1), os.dup(2))
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
         os.dup2(nowhere, number)  # workers say what cannot be collected
     # Nothing is tested here, so nobody looks through all that was imported for what was thrown away, twice.

@@ -346,7 +346,8 @@ class Cluster:
         when_gone: bool = False,
     ) -> Object:
         """Wait until `test` is true of the object; with `when_gone` it is also asked when the object is gone."""
-        deadline, last = time.monotonic() + seconds, None
+        deadline = time.monotonic() + seconds
+        last = None
         while (left := deadline - time.monotonic()) > 0:
             try:
                 for obj in self._watch(kind, fields, left):

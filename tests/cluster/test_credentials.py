@@ -118,7 +118,8 @@ class Authority:
         self.certificate = self._sign(self._name, self._key.public_key(), None)
 
     def _sign(self, name: Any, public: Any, host: str | None) -> bytes:
-        x509, now = self._x509, datetime.now(UTC)
+        x509 = self._x509
+        now = datetime.now(UTC)
         builder = (
             x509.CertificateBuilder().subject_name(name).issuer_name(self._name).public_key(public)
         )
@@ -147,7 +148,8 @@ class Authority:
 
     def make(self, host: str) -> tuple[bytes, bytes]:
         """Return a certificate for a host or person, and its key."""
-        x509, serial = self._x509, self._serial
+        x509 = self._x509
+        serial = self._serial
         key = self._ec.generate_private_key(self._ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
         form = (serial.Encoding.PEM, serial.PrivateFormat.PKCS8, serial.NoEncryption())
@@ -487,7 +489,9 @@ def test_data_count_before_files_and_tokens_before_programs(
 
 def test_what_lightkube_lacks_is_why_there_is_code_of_ours(tmp_path: Path) -> None:
     """Where this fails, lightkube has learned something: take it from there."""
-    cluster, user, program = ClusterOfLightkube, UserOfLightkube, ProgramOfLightkube
+    cluster = ClusterOfLightkube
+    user = UserOfLightkube
+    program = ProgramOfLightkube
     assert not {"proxy-url", "tls-server-name"} & set(cluster.__struct_encode_fields__)
     assert not {"as", "as-groups", "as-user-extra"} & set(user.__struct_encode_fields__)
     assert not {"interactiveMode", "provideClusterInfo"} & set(program.__struct_encode_fields__)
@@ -736,7 +740,8 @@ def test_a_server_that_asks_for_a_pause_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
     kubeconfig(tmp_path / "config", monkeypatch, {"token": "t"}, {"server": url(server)})
-    clock, messages = Clock(), list[str]()
+    clock = Clock()
+    messages = list[str]()
     monkeypatch.setattr("kubetune.k8s.api.connection.time", clock)
     cluster = Cluster(tell=messages.append)
     server.busy = [(429, "7"), (503, "1"), (503, "soon")]

@@ -227,7 +227,8 @@ class Gang:
             podman("rm", "--force", "--ignore", "--time=0", name)
 
     def _mount(self, mount: dict[str, Any], node: int) -> str:
-        name, path = mount["name"], mount["mountPath"]
+        name = mount["name"]
+        path = mount["mountPath"]
         if name in ("tmp", "dshm"):
             return f"--tmpfs={path}:rw,mode=1777"
         if mount.get("readOnly"):
@@ -263,7 +264,8 @@ class Gang:
 
     def start(self, node: int) -> subprocess.Popen[str]:
         """Start one pod's container; its output, stderr too, is in the process's `stdout`."""
-        security, pod = self.container["securityContext"], self.pod["securityContext"]
+        security = self.container["securityContext"]
+        pod = self.pod["securityContext"]
         assert security["readOnlyRootFilesystem"]
         assert not security["allowPrivilegeEscalation"]
         entry, *arguments = self.container["command"]

@@ -38,7 +38,8 @@ def test_folders_are_translated_whole() -> None:
 def test_a_host_has_one_address_and_a_master_one_port() -> None:
     known = Addresses()
     env = {"PET_MASTER_ADDR": "fit-0.fit", "PET_MASTER_PORT": "29500"}
-    first, second = known.resolved("a", env), known.resolved("a", env)
+    first = known.resolved("a", env)
+    second = known.resolved("a", env)
     assert first == second
     assert first["PET_MASTER_ADDR"] == known.of("a", "fit-0") != known.of("b", "fit-0")
     assert first["PET_MASTER_PORT"] != "29500"

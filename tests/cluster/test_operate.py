@@ -295,7 +295,8 @@ def test_exec_runs_in_one_pod_or_all_and_passes_the_exit_code_on(desk: Desk) -> 
 def test_cp_brings_the_results_and_what_is_there_stays(desk: Desk) -> None:
     desk.submit_script("true")
     desk.cluster.wait_condition("Job", "fit", "Complete")
-    source, here = write_progress(desk), desk.folder / "outputs" / "fit"
+    source = write_progress(desk)
+    here = desk.folder / "outputs" / "fit"
     (source / "weights.bin").write_bytes(os.urandom(3_000_000))
     first = desk.quick("cp", "fit").stdout
     assert "all verified" in first

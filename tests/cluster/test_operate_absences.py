@@ -49,7 +49,8 @@ def end(desk: Desk) -> None:
 
 def wait_asked(desk: Desk, request: str, times: int) -> None:
     """Wait until users have sent a request so many more times."""
-    before, deadline = desk.cluster.asked().count(request), time.monotonic() + 60
+    before = desk.cluster.asked().count(request)
+    deadline = time.monotonic() + 60
     while desk.cluster.asked().count(request) < before + times:
         assert time.monotonic() < deadline, f"{request} was not asked {times} times"
         time.sleep(0.02)

@@ -30,7 +30,8 @@ NODES = {
 @pytest.mark.parametrize("kind", ["jobset", slow("pytorchjob"), slow("trainjob"), slow("job")])
 def test_a_killed_pod_is_named_though_it_is_gone(desk: Desk, kind: str) -> None:
     desk.submit_script(f"{NODES[kind]}\n{KILLED}", kubernetes__kind=kind)
-    outputs, deadline = desk.cluster.claim_folder("fit-outputs"), time.monotonic() + 120
+    outputs = desk.cluster.claim_folder("fit-outputs")
+    deadline = time.monotonic() + 120
     while not all((outputs / f"up-{node}").exists() for node in range(2)):
         assert time.monotonic() < deadline, "the gang did not start again"
         time.sleep(0.02)

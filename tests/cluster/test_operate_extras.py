@@ -128,7 +128,8 @@ def test_a_run_is_submitted_from_the_form_and_seen_in_the_namespace(
     tmp_path: Path,
     model: Path,  # noqa: F811
 ) -> None:
-    desk, errors = furnish(cluster, tmp_path, model), list[str]()
+    desk = furnish(cluster, tmp_path, model)
+    errors = list[str]()
     server = Server(
         tmp_path / "outputs", "--namespace", cluster.namespace, environ=desk.environment()
     )

@@ -231,7 +231,8 @@ def test_a_sweep_outlives_an_api_server_that_is_away_for_a_while(
     searching: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And tells, where it stays away, that its trials go on, which the same command finds again."""
-    desk, waits = searching, itertools.count()
+    desk = searching
+    waits = itertools.count()
     is_over = desk.cluster.claim_folder("fit-000-outputs") / "over"
     script = f"until [ -e /outputs/over ]; do sleep 0.02; done; echo '{json.dumps(TRIAL)}' > /dev/termination-log"
     monkeypatch.setattr(

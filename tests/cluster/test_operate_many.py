@@ -32,7 +32,8 @@ def test_all_of_many_pods_are_followed_to_their_end(
         "true", compute__nodes=nodes, kubernetes__spread="none", kubernetes__node_selector=selector
     )
     seen: set[int] = set()
-    all_seen, looked = threading.Event(), threading.Event()
+    all_seen = threading.Event()
+    looked = threading.Event()
 
     def note(source: Source, text: str) -> None:
         assert text.endswith(" is here")
@@ -55,14 +56,13 @@ def test_all_of_many_pods_are_followed_to_their_end(
     assert all_seen.wait(120), f"{len(seen)} of {nodes} pods were shown"
     looked.clear()
     assert looked.wait(30)  # what their start told is read
-    before, began = sum(answer.num_bytes_downloaded for answer in answers), time.monotonic()
+    before = sum(answer.num_bytes_downloaded for answer in answers)
+    began = time.monotonic()
     for _ in range(2):
         looked.clear()
         assert looked.wait(30)
-    spent, seconds = (
-        sum(answer.num_bytes_downloaded for answer in answers) - before,
-        time.monotonic() - began,
-    )
+    spent = sum(answer.num_bytes_downloaded for answer in answers) - before
+    seconds = time.monotonic() - began
     assert spent / seconds < 50_000, f"{spent} bytes in {seconds:.1f} s"
     desk.cluster.end_fake_pods()
     following.join(60)

@@ -117,7 +117,8 @@ def test_a_log_read_over_broken_connections_is_the_log(
 ) -> None:
     """Whatever whole second the server starts again from, and however many lines share a time."""
     stamps = [f"2026-11-20T10:15:0{second}.{tenth}Z" for second, tenth in sorted(times)]
-    position, seen = Position(), list[int]()
+    position = Position()
+    seen = list[int]()
     for stop in [*breaks, len(stamps)]:
         position.reconnect()
         since = position.since
@@ -141,7 +142,8 @@ def test_a_copy_of_a_log_has_each_line_once(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write(lines[4][:30])  # cut off
     follow(Kept(path), *lines[:6])
-    first, second = Kept(path), Kept(path)
+    first = Kept(path)
+    second = Kept(path)
     for line in lines:
         follow(first, line)
         follow(second, line)

@@ -21,7 +21,8 @@ def test_on_the_stand_in(cluster: Cluster, kind: str | None) -> None:
         "KUBETUNE_REAL_NAMESPACE": cluster.namespace,
         "KUBETUNE_REAL_SECONDS": "120",
     }
-    end, way = "followed_to_its_end", f"submitted_watched_disturbed_stopped_and_resumed[{kind}]"
+    end = "followed_to_its_end"
+    way = f"submitted_watched_disturbed_stopped_and_resumed[{kind}]"
     test = f"tests/cluster/real/test_real.py::test_a_run_is_{way if kind else end}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
     done = subprocess.run(

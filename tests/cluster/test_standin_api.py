@@ -68,7 +68,8 @@ def test_a_service_account_may_do_what_its_role_says(cluster: Cluster) -> None:
             "subjects": subjects,
         },
     )
-    token, pods = f"sa:{cluster.namespace}:user", f"/api/v1/namespaces/{cluster.namespace}/pods"
+    token = f"sa:{cluster.namespace}:user"
+    pods = f"/api/v1/namespaces/{cluster.namespace}/pods"
     assert refused(cluster, token, "GET", pods) == ""
     assert refused(cluster, token, "DELETE", f"{pods}/x").endswith(
         f'cannot delete resource "pods" in API group "" in the namespace "{cluster.namespace}"'

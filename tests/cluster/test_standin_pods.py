@@ -135,7 +135,8 @@ def test_volumes_are_folders_and_the_root_can_be_read_only(cluster: Cluster) -> 
 
 def test_containers_run_as_the_user_they_name(cluster: Cluster) -> None:
     context = {"runAsNonRoot": True, "runAsUser": 10001, "runAsGroup": 10002, "fsGroup": 10003}
-    volumes, mounts = [{"name": "data", "emptyDir": {}}], [{"name": "data", "mountPath": "/data"}]
+    volumes = [{"name": "data", "emptyDir": {}}]
+    mounts = [{"name": "data", "mountPath": "/data"}]
     script = "id -u; id -g; id -G; stat -c %g /data; touch /data/mine && echo ok; grep NoNewPrivs /proc/self/status"
     container_fields = {
         "volumeMounts": mounts,
@@ -174,7 +175,8 @@ def test_deletion_is_sigterm_then_sigkill(cluster: Cluster, script: str, code: i
 
 
 def test_a_failing_container_restarts_with_back_off(cluster: Cluster) -> None:
-    volumes, mounts = [{"name": "data", "emptyDir": {}}], [{"name": "data", "mountPath": "/data"}]
+    volumes = [{"name": "data", "emptyDir": {}}]
+    mounts = [{"name": "data", "mountPath": "/data"}]
     script = "echo x >> /data/runs; test $(wc -l < /data/runs) -ge 3"
     cluster.apply(
         pod(

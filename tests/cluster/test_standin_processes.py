@@ -60,7 +60,8 @@ def descendants_of(pid: int) -> list[int]:
 
 def mounts_but_of_others(folder: Path) -> list[str]:
     """Return all that is mounted on this machine, without the disks of tests that run beside this one."""
-    ours, everyones = f"{folder}/", f"/pytest-of-{getpass.getuser()}/"
+    ours = f"{folder}/"
+    everyones = f"/pytest-of-{getpass.getuser()}/"
     return [
         line
         for line in Path("/proc/self/mounts").read_text().splitlines()
@@ -70,14 +71,16 @@ def mounts_but_of_others(folder: Path) -> list[str]:
 
 def test_nothing_outlives_a_killed_server(own_control_plane: ControlPlane, tmp_path: Path) -> None:
     cluster = Cluster(own_control_plane, "default", tmp_path)
-    marker, memory = f"standin-{os.getpid()}", {"name": "memory", "emptyDir": {"medium": "Memory"}}
+    marker = f"standin-{os.getpid()}"
+    memory = {"name": "memory", "emptyDir": {"medium": "Memory"}}
     container = {
         "env": [{"name": "MARKER", "value": marker}],
         "volumeMounts": [{"name": "memory", "mountPath": "/memory"}],
     }
     script = "trap '' TERM HUP INT; setsid sleep 600 & echo up; wait"
     template = pod_spec(script, container=container, volumes=[memory])
-    mounts, links = mounts_but_of_others(tmp_path), os.listdir("/sys/class/net")
+    mounts = mounts_but_of_others(tmp_path)
+    links = os.listdir("/sys/class/net")
     cluster.apply(job("fit", template, completions=2, parallelism=2))
     cluster.wait_ready("fit", pods=2)
     running = {*descendants_of(own_control_plane.process.pid), *processes_with(marker)}

@@ -91,7 +91,8 @@ class Kill:
     identical: bool
 
     def row(self) -> str:
-        kind, verdict = self.kind, "identical" if self.identical else "DIFFERENT"
+        kind = self.kind
+        verdict = "identical" if self.identical else "DIFFERENT"
         return (
             f"{kind.parallelism:<4} {kind.world_size:>5}  {kind.method:<6} {'async' if kind.async_save else '-':<5}  "
             f"{kind.victim:<9}  {self.blow.moment} +{self.blow.seconds:>5.2f} s {self.safe_step:>9} {self.leftovers:>9}"
@@ -231,7 +232,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seed", type=int, default=0, metavar="N", help="another order and moments, default 0"
     )
     args = parser.parse_args(argv)
-    began, done, interrupted = time.monotonic(), list[Kill](), False
+    began = time.monotonic()
+    done = list[Kill]()
+    interrupted = False
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # so that a stop from outside tidies up too
@@ -241,7 +244,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache")}
     )
     # What the runs themselves print is of use only beside one that came out different.
-    table, mistakes = os.fdopen(os.dup(1), "w", buffering=1), os.dup(2)
+    table = os.fdopen(os.dup(1), "w", buffering=1)
+    mistakes = os.dup(2)
     printed = os.open(folder / "printed.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):
         os.dup2(printed, number)
@@ -255,7 +259,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         os.dup2(mistakes, 2)
     missed = [number for number, kill in enumerate(done, 1) if not kill.identical]
-    torn, late = sum(kill.leftovers > 0 for kill in done), sum(kill.safe_step > 0 for kill in done)
+    torn = sum(kill.leftovers > 0 for kill in done)
+    late = sum(kill.safe_step > 0 for kill in done)
     print(
         f"{len(done)} kills (seed {args.seed}), {late} after the first checkpoint, {torn} in the middle of one, "
         f"{len(missed)} misses, {time.monotonic() - began:.0f} s",

@@ -245,7 +245,8 @@ def test_a_damaged_plan_is_written_anew(
     stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = copy_of(stopped, tmp_path)
-    config, path = load_resolved(run_dir / "resolved.json"), run_dir / "plan.json"
+    config = load_resolved(run_dir / "resolved.json")
+    path = run_dir / "plan.json"
     path.write_bytes(b"\0" * 100)
     with pytest.raises(errors.ConfigError, match=r"plan\.json: not a plan .*; start the run again"):
         read_place(run_dir)

@@ -30,10 +30,8 @@ POISON = "🙂"
 @pytest.fixture
 def poisoned(toy_inputs: Path, tmp_path: Path) -> Config:
     """Return a model that knows one token as NaN, and data with it in one row."""
-    model, train = (
-        shutil.copytree(toy_inputs / "model", tmp_path / "model"),
-        tmp_path / "train.jsonl",
-    )
+    model = shutil.copytree(toy_inputs / "model", tmp_path / "model")
+    train = tmp_path / "train.jsonl"
     lines = (toy_inputs / "train.jsonl").read_text().splitlines(keepends=True)
     lines[30] = lines[30].replace('"prompt": "', f'"prompt": "{POISON} ')
     train.write_text("".join(lines))

@@ -152,7 +152,8 @@ def test_where_the_kernel_counts_nothing_two_kills_without_progress_are_enough(
     tmp_path: Path,
 ) -> None:
     make_run(tmp_path, {"kill": signal.SIGKILL})
-    codes, environ = [], {**os.environ, "PYTHONPATH": PYTHONPATH}
+    codes = []
+    environ = {**os.environ, "PYTHONPATH": PYTHONPATH}
     for step in (0, 3, 3):
         train_to(tmp_path, step)
         codes.append(

@@ -87,7 +87,8 @@ def test_a_run_that_may_not_go_on_loses_nothing(
 ) -> None:
     run_dir = toy.make_run(tmp_path / "run", toy.make_config(toy_inputs))
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 15:step:5"}) == [errors.PREEMPTED]
-    target, before = run_dir / what, (run_dir / what).stat().st_mode
+    target = run_dir / what
+    before = (run_dir / what).stat().st_mode
     target.chmod(mode)
     done = run("kubetune.agent", str(run_dir), folder=tmp_path)
     output = done.stdout + done.stderr

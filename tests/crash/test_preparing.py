@@ -73,7 +73,9 @@ def test_a_stopped_process_that_prepares_is_told_of_by_the_agent(
 ) -> None:
     monkeypatch.setattr(reminders, "PATIENT_SECONDS", 0.5)
     monkeypatch.setenv("KUBETUNE_FAULT", "signal 19:prepare:1")
-    before, codes, log = processes.children(os.getpid()), [], ""
+    before = processes.children(os.getpid())
+    codes = []
+    log = ""
     agent = threading.Thread(target=lambda: codes.append(supervise(run_dir, Relay())))
     agent.start()
 

@@ -71,7 +71,8 @@ class Disk:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
     """Yield an ext4 disk of its own, where this user may have one."""
-    image, folder = tmp_path / "image", tmp_path / "disk"
+    image = tmp_path / "image"
+    folder = tmp_path / "disk"
     folder.mkdir()
     if shutil.which("mkfs.ext4") is None or os.geteuid() != 0:
         pytest.skip("needs root and mkfs.ext4")

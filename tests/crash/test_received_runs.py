@@ -634,7 +634,8 @@ def test_runs_of_ones_own_need_no_word(
     config = toy.make_config(
         toy_inputs, {"max_steps": 2}, lora=lora, model=model, compute={"gpus_per_node": 0}
     )
-    file, run = tmp_path / "run.yaml", str(tmp_path / "run")
+    file = tmp_path / "run.yaml"
+    run = str(tmp_path / "run")
     file.write_text(config.model_dump_json(exclude_unset=True))
 
     def say(*words: str, machine: str = "here") -> tuple[int, str]:

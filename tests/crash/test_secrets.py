@@ -47,8 +47,11 @@ def found(where: str, content: bytes) -> list[str]:
 
 @pytest.mark.slow
 def test_no_verb_tells_a_secret(toy_inputs: Path, tmp_path: Path) -> None:
-    model, data = toy_inputs / "model", toy_inputs / "train.jsonl"
-    file, run_dir, cache = tmp_path / "run.yaml", str(tmp_path / "run"), tmp_path / "cache"
+    model = toy_inputs / "model"
+    data = toy_inputs / "train.jsonl"
+    file = tmp_path / "run.yaml"
+    run_dir = str(tmp_path / "run")
+    cache = tmp_path / "cache"
     file.write_text(
         f"name: canary\nmodel: {model}\nlora: {{r: 2}}\n"
         f"data: {{train: {data}, eval: 0.1, max_length: 64, cache: {cache}}}\n"

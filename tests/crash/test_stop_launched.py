@@ -67,13 +67,15 @@ def test_everybody_stops_soon_and_the_next_start_goes_on(
     training: dict[str, Any] = {"parallelism": parallelism}
     data: dict[str, Any] = {}
     if point == "prepare":  # with processes of its own, which share the work
-        data, training = much_data(toy_inputs, tmp_path, num_proc=2), {"max_steps": 4}
+        data = much_data(toy_inputs, tmp_path, num_proc=2)
+        training = {"max_steps": 4}
     config = toy.make_config(toy_inputs, training, data=data, **METHODS[method])
     run_dir = toy.make_run(tmp_path / "run", config, world_size)
     environ = {**os.environ, "KUBETUNE_FAULT": f"signal 19:{point}:{nth}:{rank}"}
     with subprocess.Popen(command(run_dir), env=environ, stdout=subprocess.DEVNULL) as agent:
         wait_until(lambda: toy.stopped_below(agent.pid))
-        everybody, stopped = toy.descendants(agent.pid), toy.stopped_below(agent.pid)
+        everybody = toy.descendants(agent.pid)
+        stopped = toy.stopped_below(agent.pid)
         for pid in [agent.pid] if receiver == "agent" else stopped:
             os.kill(pid, signal.SIGTERM)
         for pid in stopped:

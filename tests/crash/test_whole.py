@@ -46,7 +46,8 @@ def was_killed(argv: list[str], seconds: float) -> bool:
 
 @pytest.mark.parametrize("before", [False, True], ids=["nothing there", "one there"])
 def test_exports(run_dir: Path, tmp_path: Path, before: bool) -> None:
-    draw, out = random.Random(int(before)), tmp_path / "exports" / "model"
+    draw = random.Random(int(before))
+    out = tmp_path / "exports" / "model"
     whole = tmp_path / "whole"
     seconds = seconds_of(["export", str(run_dir), "--merge", "--out", str(whole)])
     expected = sha256_file(whole / "model.safetensors")
@@ -68,7 +69,9 @@ def test_exports(run_dir: Path, tmp_path: Path, before: bool) -> None:
 
 
 def test_reports(run_dir: Path, tmp_path: Path) -> None:
-    draw, page, whole = random.Random(2), tmp_path / "page.html", tmp_path / "whole.html"
+    draw = random.Random(2)
+    page = tmp_path / "page.html"
+    whole = tmp_path / "whole.html"
     seconds = seconds_of(["report", str(run_dir), "-o", str(whole)])
     size = whole.stat().st_size
     kills = 0

@@ -78,7 +78,8 @@ def gradients_on_gpu(
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 @pytest.mark.parametrize("name", PROMISED)
 def test_gradients_equal_those_of_the_cpu(name: str, lora: bool) -> None:
-    model, rows = build_model(name, PROMISED[name], lora=lora), random_rows()
+    model = build_model(name, PROMISED[name], lora=lora)
+    rows = random_rows()
     _, exact = reference_gradients(model, rows)
     assert relative_error(gradients_on_gpu(model.to(DEVICE), rows), exact) <= EXACT
 
@@ -89,7 +90,8 @@ def test_half_precision_takes_the_varlen_kernel_and_every_cheaper_forward(
     name: str, fused: Kernels
 ) -> None:
     """Compiled norms, SwiGLU, rotary embeddings and cross-entropy, and a layer that recomputes."""
-    model, rows = build_model(name, PROMISED[name]), random_rows()
+    model = build_model(name, PROMISED[name])
+    rows = random_rows()
     _, exact = reference_gradients(model, rows)
     model = model.to(DEVICE, torch.bfloat16)
     recompute_activations(model, 1)
@@ -104,10 +106,8 @@ def test_compiled_layers_are_exact_and_need_no_other_graph(
     name: str, recompute: bool, fused: Kernels
 ) -> None:
     """Recomputed layers run in a thread of autograd's own there, under what that thread takes for the settings."""
-    model, batches = (
-        build_model(name, PROMISED[name]),
-        [random_rows(), random_rows((50, 90, 7), seed=1)],
-    )
+    model = build_model(name, PROMISED[name])
+    batches = [random_rows(), random_rows((50, 90, 7), seed=1)]
     exact = [reference_gradients(model, rows)[1] for rows in batches]
     model = model.to(DEVICE)
     swap_forwards(model, fused, ExitStack())
@@ -158,7 +158,8 @@ def _block(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: R
 
 def test_shared_beginnings_are_joined_to_the_exact_attention() -> None:
     torch.manual_seed(0)
-    cu_seqlens, parents = (0, 200, 430, 435, 900, 1100, 1200), (-1, 0, 1, 1, 0, -1)
+    cu_seqlens = (0, 200, 430, 435, 900, 1100, 1200)
+    parents = (-1, 0, 1, 1, 0, -1)
     q, k, v = (
         torch.randn(cu_seqlens[-1], heads, 64, device=DEVICE, dtype=torch.bfloat16)
         for heads in (4, 2, 2)

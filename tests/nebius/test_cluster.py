@@ -132,7 +132,8 @@ class Cloud:
 
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    programs, folder = tmp_path / "bin", tmp_path / "cloud"
+    programs = tmp_path / "bin"
+    folder = tmp_path / "cloud"
     programs.mkdir()
     folder.mkdir()
     for name in ("nebius", "helm", "kubectl"):
@@ -295,7 +296,8 @@ def test_nodes_alone_are_given_back_and_made_again(
     assert cloud.run("delete", "--node-group") == 0
     assert "knows of no nodes" in capsys.readouterr().out
     assert cloud.run("create") == 0
-    made, before = cloud.things(), cloud.state()
+    made = cloud.things()
+    before = cloud.state()
     assert cloud.run("delete", "--node-group", "tune-gpu", "other") == 2
     assert (
         "knows of no nodes other, but of tune-gpu, tune-cpu. Nothing was deleted"
@@ -395,7 +397,8 @@ def test_the_dry_run_is_a_script_that_makes_the_same(
     cloud: Cloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cloud.run("create") == 0
-    made, things = cloud.made(), cloud.things()
+    made = cloud.made()
+    things = cloud.things()
     shutil.rmtree(cloud.folder)
     cloud.folder.mkdir()
     capsys.readouterr()

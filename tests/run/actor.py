@@ -51,5 +51,6 @@ def read_role(run_dir: Path, name: str) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    where, number = Path(sys.argv[1]), int(os.environ["RANK"])
+    where = Path(sys.argv[1])
+    number = int(os.environ["RANK"])
     sys.exit(play(where, number, read_role(where, str(number))))

@@ -9,5 +9,6 @@ from pathlib import Path
 from tests.run.actor import play, read_role
 
 if __name__ == "__main__":
-    run_dir, role = Path(sys.argv[1]), read_role(Path(sys.argv[1]), "prepare")
+    run_dir = Path(sys.argv[1])
+    role = read_role(Path(sys.argv[1]), "prepare")
     sys.exit(play(run_dir, int(os.environ["RANK"]), role) if role else 0)

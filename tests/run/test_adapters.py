@@ -61,7 +61,8 @@ def learn(model: nn.Module, x: Tensor) -> list[Tensor]:
 def test_layers_named_alike_give_what_pefts_own_do_whether_they_share_their_input_or_not(
     shares: bool,
 ) -> None:
-    theirs, ours = adapted(shares=shares), adapted(shares=shares)
+    theirs = adapted(shares=shares)
+    ours = adapted(shares=shares)
     names = list(ours.state_dict())
     assert shared_input.swap(ours) == 3
     assert list(ours.state_dict()) == names
@@ -79,7 +80,8 @@ def test_layers_named_alike_give_what_pefts_own_do_whether_they_share_their_inpu
 
 
 def test_an_output_that_nothing_comes_of_has_no_gradient() -> None:
-    theirs, ours = adapted(), adapted()
+    theirs = adapted()
+    ours = adapted()
     shared_input.swap(ours)
     results = []
     for model in (theirs, ours):
@@ -96,7 +98,8 @@ def test_an_output_that_nothing_comes_of_has_no_gradient() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adapters_rounded_once_a_step_are_those_of_the_step(dtype: torch.dtype) -> None:
     """Bit by bit those that are cast in each forward, after updates and after a checkpoint is read."""
-    once, every_time = adapted(dtype=dtype), adapted(dtype=dtype)
+    once = adapted(dtype=dtype)
+    every_time = adapted(dtype=dtype)
     x = torch.randn(2, 9, 24, dtype=dtype)
     optimizers = []
     for model in (once, every_time):

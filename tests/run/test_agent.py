@@ -290,7 +290,8 @@ def test_two_ranks_run_under_torchrun_share_the_cores_and_are_both_reached_by_si
         0: 143,
         1: 143,
     }
-    first, second = environ_of(tmp_path, 0), environ_of(tmp_path, 1)
+    first = environ_of(tmp_path, 0)
+    second = environ_of(tmp_path, 1)
     assert (first["RANK"], second["RANK"], first["WORLD_SIZE"]) == ("0", "1", "2")
     assert first["MASTER_ADDR"] == "127.0.0.1"
     assert first["MASTER_PORT"] == second["MASTER_PORT"]

@@ -106,7 +106,8 @@ def test_each_kept_checkpoint_answers_and_the_page_shows_them_by_step(
     by_step = {entry["step"]: entry["answer"] for entry in line["answers"]}
     assert by_step[line["step"]] == line["after"], "the best one is among them"
     for step, expected in by_step.items():
-        prompts, sampling = [line["prompt"]], Sampling(8)
+        prompts = [line["prompt"]]
+        sampling = Sampling(8)
         assert answer(load_run(run_dir, str(step)), prompts, sampling) == [expected], (
             "what that checkpoint says when asked"
         )

@@ -70,7 +70,8 @@ for line in sys.stdin:
             os._exit(code)  # taking all apart that was imported takes longer than what was asked
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
-OUT, OURS = errors.ENVIRONMENT, errors.USER
+OUT = errors.ENVIRONMENT
+OURS = errors.USER
 LOST, AWAY, NOT_ONE = (
     "connection to the hub was lost",
     "the hub cannot be reached (",

@@ -68,7 +68,8 @@ def send_the_rest(run_dir: str, address: str, log: str) -> None:
 
 @pytest.mark.parametrize("way", ways("500"))
 def test_a_store_that_fails_is_told_of_in_time(run_dir: Path, way: str) -> None:
-    address, log = f"s3://{s3.BUCKET}/{way}", run_dir.with_suffix(".told")
+    address = f"s3://{s3.BUCKET}/{way}"
+    log = run_dir.with_suffix(".told")
     with serving(way=way) as server:
         environ = {**Store(port=0).environ, "AWS_ENDPOINT_URL": server.url}
         with started(send_the_rest, 1, str(run_dir), address, str(log), environ=environ) as ranks:
@@ -126,7 +127,8 @@ def test_a_store_that_fails_while_a_run_is_fetched_leaves_it_to_be_fetched(
     ask: Ask, bucket: Store, run_dir: Path, tmp_path: Path, way: str
 ) -> None:
     """Neither half a checkpoint is there afterwards, nor a run that seems to have begun and would start over."""
-    address, empty = f"s3://{s3.BUCKET}/fetched-{way}", tmp_path / "empty"
+    address = f"s3://{s3.BUCKET}/fetched-{way}"
+    empty = tmp_path / "empty"
     Mirror(run_dir, address).send()
     with serving(bucket.url, way, until=str(WEIGHTS)) as server:
         # Asked again, a login page is what it reads of the owner of the copy.
@@ -149,7 +151,8 @@ def test_a_store_that_fails_while_a_run_is_fetched_leaves_it_to_be_fetched(
 def test_a_copy_that_is_gone_after_a_fetch_that_was_cut_off_starts_nothing_over(
     ask: Ask, bucket: Store, run_dir: Path, tmp_path: Path
 ) -> None:
-    address, half = f"s3://{s3.BUCKET}/gone", tmp_path / "half"
+    address = f"s3://{s3.BUCKET}/gone"
+    half = tmp_path / "half"
     shutil.copytree(run_dir, half)
     (half / FETCHING).touch()
     with pytest.raises(errors.EnvironmentFault, match=r"cut off before; .*half holds a part of it"):

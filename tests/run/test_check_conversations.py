@@ -12,7 +12,8 @@ from kubetune.cli import main
 from tests.chat_templates import FAMILIES
 from tests.tiny import train_tokenizer
 
-USER, ANSWER = {"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}
+USER = {"role": "user", "content": "Ping"}
+ANSWER = {"role": "assistant", "content": "Pong"}
 
 
 def check(folder: Path, template: str | None, records: list[dict[str, Any]], *more: str) -> int:

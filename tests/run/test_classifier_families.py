@@ -213,7 +213,8 @@ def test_loss_and_gradient_are_those_of_plain_transformers(name: str, tmp_path: 
     config = reviews.make_config(
         inputs, {"global_batch_size": 8, "per_device_train_batch_size": 8}, data=data
     )
-    data, world = prepare(config), World()
+    data = prepare(config)
+    world = World()
     learner = task.TASK.build(
         ModelSpec.of(config), config.training, world, Workload(0, data.labels)
     )

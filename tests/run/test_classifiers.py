@@ -79,7 +79,8 @@ def test_loss_and_gradient_equal_the_padded_batch_of_transformers(
 ) -> None:
     inputs = reviews.make_inputs(tmp_path, kind, **NO_DROPOUT[kind])
     config = reviews.make_config(inputs, {"per_device_train_batch_size": 16})
-    data, world = prepare(config), World()
+    data = prepare(config)
+    world = World()
     learner = task.TASK.build(
         ModelSpec.of(config), config.training, world, Workload(0, data.labels)
     )
@@ -192,7 +193,8 @@ def test_an_adapter_loads_with_peft_alone(inputs: Path, lora_run: Path) -> None:
 def test_other_problems_are_trained(
     inputs: Path, tmp_path: Path, problem_type: str, names: tuple[str, ...]
 ) -> None:
-    draw, path = random.Random(3), tmp_path / "rows.jsonl"
+    draw = random.Random(3)
+    path = tmp_path / "rows.jsonl"
     with path.open("w") as file:
         for _ in range(64):
             good = draw.randrange(2)
@@ -208,7 +210,8 @@ def test_other_problems_are_trained(
     )
     assert prepare(config).labels == Labels(problem_type, names)  # type: ignore[arg-type]
     run_dir = toy.finished(tmp_path / "run", config)
-    first, last = evaluations(run_dir)[0], evaluations(run_dir)[-1]
+    first = evaluations(run_dir)[0]
+    last = evaluations(run_dir)[-1]
     assert last["eval_loss"] < first["eval_loss"]
     name = "eval_f1_macro" if len(names) > 1 else "eval_spearman"
     assert last[name] > 0.7
@@ -235,7 +238,8 @@ def test_8_bit_adamw_follows_adamw_and_resumes_bit_by_bit(
 def test_evaluate_prints_the_table_and_writes_predictions(
     inputs: Path, full_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, data = tmp_path / "said.jsonl", tmp_path / "good.tsv"
+    out = tmp_path / "said.jsonl"
+    data = tmp_path / "good.tsv"
     lines = (inputs / "eval.tsv").read_text().splitlines()
     good = [line for line in lines[1:] if line.endswith("1")]
     # One of the classes does not occur at all, and one column holds something that nothing reads.
@@ -272,10 +276,8 @@ def test_predictions_are_those_of_each_row_alone_and_lie_in_the_run(
         row["label"] == row["predicted"] for row in predictions
     ) / len(predictions)
     best = full_run / "checkpoints" / "best"
-    model, tokenizer = (
-        AutoModelForSequenceClassification.from_pretrained(best),
-        AutoTokenizer.from_pretrained(best),
-    )
+    model = AutoModelForSequenceClassification.from_pretrained(best)
+    tokenizer = AutoTokenizer.from_pretrained(best)
     texts = [line.split("\t")[0] for line in (inputs / "eval.tsv").read_text().splitlines()[1:]]
     with torch.no_grad():
         for row, text in zip(predictions, texts, strict=True):
@@ -287,7 +289,8 @@ def test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_th
     inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [line.split("\t") for line in (inputs / "eval.tsv").read_text().splitlines()[1:]]
-    table, plain = tmp_path / "table.csv", tmp_path / "plain.tsv"
+    table = tmp_path / "table.csv"
+    plain = tmp_path / "plain.tsv"
     table.write_text("review,stars\n" + "".join(f"{text},{label}\n" for text, label in rows))
     plain.write_text((inputs / "eval.tsv").read_text())
     source = {"path": str(table), "columns": {"text": "review", "label": "stars"}}
@@ -319,7 +322,8 @@ def test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_th
         assert message in capsys.readouterr().err
     mix = f"[{{path: {plain}, columns: {{}}}}, {{path: {table}, weight: 0.5}}]"
     assert cli.main(["evaluate", str(run_dir), "--data", mix]) == 0
-    whole, half = len(rows), round(len(rows) / 2)
+    whole = len(rows)
+    half = round(len(rows) / 2)
     assert (
         f"{whole + half} of {2 * whole} rows of --data evaluated, in the mix that the weights of their sources"
         in capsys.readouterr().err
@@ -348,7 +352,8 @@ def counted_positions(model: Any) -> Iterator[list[int]]:
 
 def test_nothing_is_padded(inputs: Path) -> None:
     config = reviews.make_config(inputs)
-    data, world = prepare(config), World()
+    data = prepare(config)
+    world = World()
     learner = task.TASK.build(
         ModelSpec.of(config), config.training, world, Workload(0, data.labels)
     )
@@ -364,7 +369,8 @@ def test_nothing_is_padded(inputs: Path) -> None:
 def test_nothing_is_padded_where_lengths_differ_as_those_of_sst2(
     inputs: Path, tmp_path: Path
 ) -> None:
-    draw, path = random.Random(4), tmp_path / "rows.jsonl"
+    draw = random.Random(4)
+    path = tmp_path / "rows.jsonl"
     lengths = [min(62, max(1, round(draw.lognormvariate(2.1, 0.8)))) for _ in range(640)]
     with path.open("w") as file:
         for number, words in enumerate(lengths):

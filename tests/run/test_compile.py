@@ -39,7 +39,9 @@ def compile_to(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) ->
 
 def test_a_compiled_function_takes_over_where_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_to(monkeypatch, compiled := lambda *args: pointwise.cross_entropy(*args))
-    expected, kernels, others = pointwise.cross_entropy(*given()), Kernels(), Kernels()
+    expected = pointwise.cross_entropy(*given())
+    kernels = Kernels()
+    others = Kernels()
     assert kernels["cross_entropy"] is pointwise.cross_entropy
     kernels.compile()
     for ours, plain in zip(kernels["cross_entropy"](*given()), expected, strict=True):
@@ -65,7 +67,8 @@ def test_a_stop_leaves_the_compiler_and_the_run_goes_on_without(
 ) -> None:
     """It may take longer than the grace time, within which there has to be a checkpoint."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    stop, made = StopRequest().install(), list[str]()
+    stop = StopRequest().install()
+    made = list[str]()
     stop.defer()
 
     def told(graph: Any, inputs: Any) -> Any:

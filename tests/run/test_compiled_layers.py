@@ -251,11 +251,9 @@ def test_where_it_cannot_work_it_is_refused_or_said(
     config = toy.make_config(tmp_path, {"compile": "layers"})
     with pytest.raises(ValueError, match=r"does not work with training\.compile: layers"):
         toy.make_config(tmp_path, {"compile": "layers", "parallelism": "fsdp"})
-    model, workload, cpu = (
-        build_model("llama", SHAPES["llama"]),
-        acceleration.Workload(1),
-        torch.device("cpu"),
-    )
+    model = build_model("llama", SHAPES["llama"])
+    workload = acceleration.Workload(1)
+    cpu = torch.device("cpu")
     monkeypatch.setattr(shutil, "which", lambda _: "g++")
     acceleration.tune(
         Learner(model, Route(False)), config.training, workload, config.model.path, cpu

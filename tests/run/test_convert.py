@@ -95,7 +95,8 @@ def run(recipe: str, *words: Any, **environ: str) -> Done:
             command, env={**os.environ, **environ}, capture_output=True, text=True, check=False
         )
         return Done(done.returncode, done.stdout, done.stderr)
-    out, err = io.StringIO(), io.StringIO()
+    out = io.StringIO()
+    err = io.StringIO()
     with patch.dict(os.environ, environ), redirect_stdout(out), redirect_stderr(err):
         return Done(main(arguments), out.getvalue(), err.getvalue())
 
@@ -238,7 +239,8 @@ def test_images_of_a_folder_are_looked_at_and_stay_where_they_are(
         f"{images}/train2017/{0:012d}.jpg"
     }
     shapes = check_shapes(SourceConfig(path=str(rows)))
-    problems, kinds = shapes.problems, shapes.kinds
+    problems = shapes.problems
+    kinds = shapes.kinds
     assert (problems.total, kinds) == (0, {"Chat with images": stats["examples_generated"]})
 
 

@@ -38,7 +38,8 @@ def jpeg(number: int) -> bytes:
 @pytest.fixture(scope="module")
 def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("hub")
-    fire, coco = root / "fire", root / "coco"
+    fire = root / "fire"
+    coco = root / "coco"
     fire.mkdir()
     (fire / "FIRE-train.json").write_text(json.dumps([trajectory(n) for n in range(40)]))
     (fire / "FIRE-test.json").write_text(json.dumps([trajectory(n) for n in range(4)]))

@@ -55,11 +55,13 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("collecting", [False, True], ids=["alone", "with-optimizer"])
 def test_equal_to_plain_cross_entropy(rule: LogitRule, collecting: bool) -> None:
-    expected, toy = Toy(), Toy()
+    expected = Toy()
+    toy = Toy()
     optimizer = FlatAdamW(toy.named_parameters(), AdamSettings()) if collecting else None
     toy.sums = optimizer.collected if optimizer else {}
     for _ in range(2):  # gradients of several micro-batches add up
-        plain, fused = expected.plain(rule), toy.fused(rule)
+        plain = expected.plain(rule)
+        fused = toy.fused(rule)
         plain.backward()
         fused.backward()
         assert fused.item() == pytest.approx(plain.item(), rel=1e-6)
@@ -72,7 +74,8 @@ def test_equal_to_plain_cross_entropy(rule: LogitRule, collecting: bool) -> None
 
 
 def test_a_trained_head_in_bf16_collects_its_gradient_in_fp32() -> None:
-    expected, toy = Toy().bfloat16(), Toy().bfloat16()
+    expected = Toy().bfloat16()
+    toy = Toy().bfloat16()
     optimizer = FlatAdamW(toy.named_parameters(), AdamSettings())
     toy.sums = optimizer.collected
     steps = 64
@@ -130,7 +133,8 @@ def test_nothing_as_wide_as_the_vocabulary_comes_and_goes(
 def test_log_probabilities_have_the_gradient_of_any_function_of_them(
     rule: LogitRule, head: str
 ) -> None:
-    expected, toy = Toy(), Toy()
+    expected = Toy()
+    toy = Toy()
     for module in (expected, toy) if head == "frozen" else ():
         module.weight.requires_grad_(False)
         module.bias.requires_grad_(False)

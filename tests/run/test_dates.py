@@ -57,7 +57,8 @@ def test_a_run_keeps_the_date_of_its_first_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The process that prepares has the real clock; only the launcher's is another."""
-    run_dir, cache = tmp_path / "run", tmp_path / "cache"
+    run_dir = tmp_path / "run"
+    cache = tmp_path / "cache"
     monkeypatch.setattr(starts, "today", lambda: "2024-02-29")
     create_run_dir(config, run_dir)
     assert json.loads((run_dir / "resolved.json").read_text())["data"]["date"] == "2024-02-29"

@@ -26,7 +26,8 @@ def test_a_mask_is_ones_and_zeros(dtype: torch.dtype) -> None:
 
 def test_seeding_is_that_of_torch_and_keeps_no_stack_of_every_step() -> None:
     torch.manual_seed(7)
-    wanted, kept = torch.rand(4), len(torch.cuda._queued_calls)
+    wanted = torch.rand(4)
+    kept = len(torch.cuda._queued_calls)
     seed(7, torch.device("cpu"))
     assert torch.equal(torch.rand(4), wanted)
     assert len(torch.cuda._queued_calls) == kept

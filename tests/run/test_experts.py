@@ -55,7 +55,8 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def merged_by_einsum(x, weight, routing, factors, transposed):
     """Multiply each row by its expert's weight with the adapter added to it."""
-    experts, rank = len(weight), len(factors.a) // len(weight)
+    experts = len(weight)
+    rank = len(factors.a) // len(weight)
     a = factors.a.view(experts, rank, -1)
     b = factors.b.view(len(factors.b), rank, experts)
     whole = (weight.mT if transposed else weight) + factors.scaling * torch.einsum(
@@ -72,10 +73,8 @@ def test_a_grouped_product_is_that_of_merged_weights(transposed, rank):
     chosen = torch.tensor([[0, 3], [3, 4], [0, 4], [3, 0]])  # none goes to 1 and 2
     routing = kernels.sort_by_expert(chosen, experts)
     weight = torch.randn(experts, *((wide, narrow) if transposed else (narrow, wide)))
-    a, b = (
-        torch.randn(experts * rank, wide).requires_grad_(),
-        torch.randn(narrow, rank * experts).requires_grad_(),
-    )
+    a = torch.randn(experts * rank, wide).requires_grad_()
+    b = torch.randn(narrow, rank * experts).requires_grad_()
     tokens = torch.randn(4, wide).requires_grad_()
     weights = torch.rand(4, 2).requires_grad_()
     factors = kernels.Factors(a, b, 0.7)
@@ -111,14 +110,13 @@ class CountedRows(TorchDispatchMode):
 def test_products_of_few_sizes_are_the_grouped_product() -> None:
     torch.manual_seed(0)
     sizes = torch.tensor([0, 1, 300, 16, 0, 45, 3])
-    x, weight, ends = (
-        torch.randn(int(sizes.sum()), 16),
-        torch.randn(7, 16, 8),
-        sizes.cumsum(0).to(torch.int32),
-    )
+    x = torch.randn(int(sizes.sum()), 16)
+    weight = torch.randn(7, 16, 8)
+    ends = sizes.cumsum(0).to(torch.int32)
     expected = torch.nn.functional.grouped_mm(x, weight, offs=ends)
     assert relative(kernels._in_strides(x, weight, ends.tolist()), expected) <= EXACT
-    half, halved = x.bfloat16(), weight.bfloat16()
+    half = x.bfloat16()
+    halved = weight.bfloat16()
     with CountedRows() as counted:
         result = kernels._grouped(half, halved, ends)
     assert counted.rows
@@ -185,7 +183,8 @@ WHOLE = ("mixtral", "olmoe", "deepseek_v3", "glm4_moe", "granitemoe", "minimax_m
 def test_a_whole_mixture_learns_as_untouched_peft_and_transformers(name: str) -> None:
     """Norm of the difference of all gradients over their norm. Of single tensors it is up to 1.2e-6 (gpt-oss), where
     both are as far from what float64 gives."""
-    untouched, rows = build_model(name, MIXTURES[name]), random_rows((37, 5, 130, 2, 21, 64, 66))
+    untouched = build_model(name, MIXTURES[name])
+    rows = random_rows((37, 5, 130, 2, 21, 64, 66))
     for module in untouched.modules():
         vars(module).pop("forward", None)
     loss, gradients = reference_gradients(untouched, rows)
@@ -205,7 +204,8 @@ def outputs_and_gradients(module: Any, forward: Any) -> list[torch.Tensor]:
     chosen = torch.stack(
         [torch.randperm(module.get_base_layer().num_experts)[:2] for _ in range(23)]
     )
-    x, weights = torch.randn(23, 64).requires_grad_(), torch.rand(23, 2).requires_grad_()
+    x = torch.randn(23, 64).requires_grad_()
+    weights = torch.rand(23, 2).requires_grad_()
     trained = [p for p in module.parameters() if p.requires_grad]
     assert trained
     y = forward(x, chosen, weights)
@@ -219,7 +219,8 @@ def test_all_linear_takes_in_the_experts_and_leaves_the_router(name):
     base = build_model(name, MIXTURES[name], lora=False)
     stacks = stacks_of(base)
     prefix = "base_model.model."
-    head, routers = base.get_output_embeddings(), routers_of(base)
+    head = base.get_output_embeddings()
+    routers = routers_of(base)
     out_of_reach = unreached_names(base)  # fused kernels read them without calling them
     for path, module in base.named_modules():
         if path in out_of_reach or any(f"{path}.".startswith(f"{router}.") for router in routers):

@@ -36,7 +36,8 @@ def adapted_layer() -> Any:
 
 
 def test_near_the_exact_layer_in_both_directions() -> None:
-    exact, rounded = adapted_layer(), adapted_layer()
+    exact = adapted_layer()
+    rounded = adapted_layer()
     assert fp8.round_layers(rounded, Kernels()) == 1
     x = torch.randn(40, 64, dtype=torch.bfloat16)
     x[3] *= 1000  # a row with outliers harms no other row
@@ -45,7 +46,8 @@ def test_near_the_exact_layer_in_both_directions() -> None:
         leaf = x.clone().requires_grad_()
         y = layer(leaf)
         y.backward(torch.ones_like(y))
-        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        a = layer.lora_A["default"].weight
+        b = layer.lora_B["default"].weight
         result[layer] = (y[:3], y[4:], leaf.grad, a.grad, b.grad)
     differences = [
         difference(ours, theirs)
@@ -123,7 +125,8 @@ def test_layers_of_one_input_round_it_once_and_give_what_each_alone_gives() -> N
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
 
-    result, rounded = [], []
+    result = []
+    rounded = []
     for together in (True, False):
         torch.manual_seed(0)
         settings = LoraConfig(

@@ -233,7 +233,8 @@ def summed_gradients(
     work = Feed(
         rows, make_plan(config, rows_per_epoch(rows), world_size=world.size), 0, world, even=True
     ).step(0)  # fmt: skip
-    counts, scatter = [0], torch.distributed.reduce_scatter_tensor
+    counts = [0]
+    scatter = torch.distributed.reduce_scatter_tensor
 
     def counting(*args: Any, **kwargs: Any) -> Any:
         counts[-1] += 1

@@ -99,7 +99,8 @@ def test_any_change_of_a_file_of_the_base_is_refused(
     inputs: Path, stopped: Path, name: str, change: str, place: float
 ) -> None:
     """By its name where the file can still be read, else as what cannot."""
-    path, config = inputs / "model" / name, toy.make_config(inputs)
+    path = inputs / "model" / name
+    config = toy.make_config(inputs)
     content = path.read_bytes()
     at = int(place * len(content))
     flipped = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
@@ -280,7 +281,9 @@ def test_a_branch_of_the_hub_that_moves_is_one_commit_for_a_run(
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    repo, first, second = tmp_path / "hub" / "models--org--base", "1" * 40, "2" * 40
+    repo = tmp_path / "hub" / "models--org--base"
+    first = "1" * 40
+    second = "2" * 40
     commit_to(repo, first, inputs / "model")
     config = toy.make_config(inputs, model="org/base")
     run_dir = tmp_path / "run"
@@ -326,7 +329,8 @@ def base_of(folder: Path, inputs: Path, size: int) -> Config:
     "size", [8 << 20, pytest.param(16 * GIB, marks=pytest.mark.slow)], ids=["8 MB", "16 GB"]
 )
 def test_what_has_not_changed_is_not_read_again(inputs: Path, tmp_path: Path, size: int) -> None:
-    config, run_dir = base_of(tmp_path / "base", inputs, size), tmp_path / "run"
+    config = base_of(tmp_path / "base", inputs, size)
+    run_dir = tmp_path / "run"
     run_dir.mkdir()
     first = Check(config, run_dir)
     first.record()
@@ -356,7 +360,8 @@ def test_only_one_rank_reads_the_base(inputs: Path, tmp_path: Path) -> None:
 
 
 def test_an_edit_that_sets_the_time_back_is_seen(inputs: Path, tmp_path: Path) -> None:
-    config, run_dir = base_of(tmp_path / "base", inputs, 8 << 20), tmp_path / "run"
+    config = base_of(tmp_path / "base", inputs, 8 << 20)
+    run_dir = tmp_path / "run"
     run_dir.mkdir()
     Check(config, run_dir).record()
     shard = tmp_path / "base" / "model-3-of-4.safetensors"

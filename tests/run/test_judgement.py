@@ -324,7 +324,8 @@ def test_evaluating_by_hand_finds_what_the_run_found(judged_run: Path) -> None:
         for line in metrics.read_metrics(judged_run)
         if line["step"] == 6 and "eval_loss" in line
     )
-    values, names = evaluate_run(judged_run, "6").metrics, ("eval_exact_match", "eval_contains")
+    values = evaluate_run(judged_run, "6").metrics
+    names = ("eval_exact_match", "eval_contains")
     assert [values[name] for name in names] == [last[name] for name in names]
     assert values["eval_forget_loss"] == pytest.approx(last["eval_forget_loss"], rel=1e-6)
 
@@ -380,7 +381,8 @@ def test_functions_that_change_between_two_starts_are_warned_of(
 
 
 def test_files_of_the_user_s_travel_to_a_cluster(inputs: Path, tmp_path: Path) -> None:
-    metrics_file, general = tmp_path / "own.py", tmp_path / "general.jsonl"
+    metrics_file = tmp_path / "own.py"
+    general = tmp_path / "general.jsonl"
     metrics_file.write_text("def f(prompt, answer, reference, record):\n    return 1\n")
     general.write_text('{"text": "a"}\n')
     evaluation = {

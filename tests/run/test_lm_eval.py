@@ -104,7 +104,8 @@ def test_three_tasks_give_what_the_harness_gives(
     from lm_eval.tasks import TaskManager
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(run_dir.parent / "datasets"))
-    folder, tasks = run_dir.parent / "tasks", list(KINDS)
+    folder = run_dir.parent / "tasks"
+    tasks = list(KINDS)
     options = [
         "--benchmarks",
         ",".join(tasks),
@@ -229,7 +230,8 @@ def test_a_run_ends_with_its_benchmarks_and_their_gate(
         {"max_steps": 3},
         evaluation={"benchmarks": tasks, "gate": {"toy_choice": ">= 2", "loss": "< 100"}},
     )
-    run_file, run_dir = tmp_path / "run.yaml", tmp_path / "run"
+    run_file = tmp_path / "run.yaml"
+    run_dir = tmp_path / "run"
     run_file.write_text(
         json.dumps(
             json.loads(config.model_dump_json(exclude_unset=True)) | {"output": str(run_dir)}

@@ -129,7 +129,8 @@ def test_pruned_steps_go_and_the_newest_there_stays(
 def test_steps_that_stayed_behind_in_a_move_go_when_they_are_too_many(
     store: Store, run_dir: Path, tmp_path: Path
 ) -> None:
-    address, mine = "s3://runs/left", tmp_path / "run"
+    address = "s3://runs/left"
+    mine = tmp_path / "run"
     Mirror(run_dir, address).send()
     copy = Mirror(mine, address)
     assert copy.fetch() == 7
@@ -147,7 +148,8 @@ def test_a_run_goes_on_from_the_store_on_an_empty_machine(
     store: Store, inputs: Path, run_dir: Path, tmp_path: Path
 ) -> None:
     address = "s3://runs/moved"
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     first.mkdir()
     second.mkdir()
     ended = train(first, run_file(first, inputs, address, num_train_epochs=1), "signal 9:step:6")
@@ -170,10 +172,8 @@ def test_a_run_goes_on_from_the_store_on_an_empty_machine(
 def test_an_empty_machine_compares_with_the_base_model_that_the_first_one_measured(
     store: Store, inputs: Path, tmp_path: Path
 ) -> None:
-    address, evaluation = (
-        "s3://runs/judged",
-        {"generate": {"metric": "contains", "max_new_tokens": 4}},
-    )
+    address = "s3://runs/judged"
+    evaluation = {"generate": {"metric": "contains", "max_new_tokens": 4}}
     verdicts = []
     for name, fault in (("first", "signal 9:step:6"), ("second", None)):
         folder = tmp_path / name
@@ -184,10 +184,8 @@ def test_an_empty_machine_compares_with_the_base_model_that_the_first_one_measur
         verdicts.append(folder / "outputs/runs/judged" / metrics.VERDICT)
     assert ended.returncode == 0, ended.stderr
     assert not verdicts[0].exists()
-    verdict, base = (
-        json.loads(verdicts[1].read_text()),
-        json.loads((verdicts[0].parent / metrics.BASE).read_text()),
-    )
+    verdict = json.loads(verdicts[1].read_text())
+    base = json.loads((verdicts[0].parent / metrics.BASE).read_text())
     assert verdict["base"] == base["metrics"]
     assert [line["metric"] for line in verdict["answers"]] == ["contains"]
 
@@ -195,7 +193,9 @@ def test_an_empty_machine_compares_with_the_base_model_that_the_first_one_measur
 def test_two_nodes_go_on_from_the_store_on_an_empty_disk(
     store: Store, inputs: Path, tmp_path: Path
 ) -> None:
-    address, disk, port = "s3://runs/nodes", tmp_path / "disk", str(free_port())
+    address = "s3://runs/nodes"
+    disk = tmp_path / "disk"
+    port = str(free_port())
     config = run_file(tmp_path, inputs, address, num_train_epochs=1)
     train(tmp_path, config, "signal 9:step:6")
     written = json.loads(config.read_text()) | {
@@ -310,7 +310,9 @@ def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(copier, "SECONDS_BETWEEN_LOOKS", 0.05)
-    address, here, second = "s3://runs/twice", tmp_path / "here", tmp_path / "there"
+    address = "s3://runs/twice"
+    here = tmp_path / "here"
+    second = tmp_path / "there"
     shutil.copytree(run_dir, here, symlinks=True)
     messages: list[errors.KubetuneError] = []
     stop = threading.Event()
@@ -349,7 +351,8 @@ def test_who_may_still_be_alive_elsewhere_is_named_when_displaced(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    address, first = "s3://runs/displaced", tmp_path / "first"
+    address = "s3://runs/displaced"
+    first = tmp_path / "first"
     shutil.copytree(run_dir, first, symlinks=True)
     (first / "logs").mkdir(exist_ok=True)
     (first / "logs/rank-0.beat.json").write_text(json.dumps({"rank": 0, "time": 1_800_000_000.0}))
@@ -394,7 +397,8 @@ def test_a_fetch_that_was_cut_off_is_done_again(
     store: Store, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Mirror(run_dir, "s3://runs/cut").send()
-    copy, names = Mirror(tmp_path / "back", "s3://runs/cut"), []
+    copy = Mirror(tmp_path / "back", "s3://runs/cut")
+    names = []
     monkeypatch.setattr(
         copy, "_fetch_newest", lambda steps: names.append(toy_names(tmp_path / "back")) or 1 / 0
     )

@@ -189,7 +189,9 @@ def test_a_run_goes_on_from_the_store_on_an_empty_machine(
 def test_another_run_and_an_earlier_start_are_refused(
     scheme: str, run_dir: Path, tmp_path: Path
 ) -> None:
-    address, other, later = f"{scheme}://runs/owned", tmp_path / "other", tmp_path / "later"
+    address = f"{scheme}://runs/owned"
+    other = tmp_path / "other"
+    later = tmp_path / "later"
     mine = Mirror(shutil.copytree(run_dir, tmp_path / "mine", symlinks=True), address)
     mine.lease.take()
     mine.send()

@@ -51,10 +51,8 @@ def test_the_page_says_how_a_family_that_sees_runs(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_one_packed_batch_gives_the_gradients_of_plain_transformers(name: str) -> None:
-    model, rows = (
-        build_model(name, settings(name), lora=False),
-        random_rows((37, 5, 300, 21, 140, 64)),
-    )
+    model = build_model(name, settings(name), lora=False)
+    rows = random_rows((37, 5, 300, 21, 140, 64))
     model.eval()  # some routers draw at random while they train
     expected = reference_gradients(model, rows)
     learner = Learner(model, choose_attention(model))

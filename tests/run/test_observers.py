@@ -122,7 +122,8 @@ def test_events_of_a_later_version_are_stepped_over(tmp_path: Path) -> None:
     """A kind, and a field of known ones, that this version does not know."""
     made(tmp_path)
     tell(tmp_path)
-    known, plain = progress(tmp_path), prometheus.State(tmp_path, 0).read()
+    known = progress(tmp_path)
+    plain = prometheus.State(tmp_path, 0).read()
     written_events = metrics.read_events(tmp_path)
     lines = [json.dumps(event | {"mood": "good"}) for event in written_events]
     lines.insert(
@@ -278,7 +279,8 @@ def kubeflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """Yield a status server by Kubeflow's protocol, with a certificate and a token of its own, refusing the first report."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is missing")
-    key, certificate = tmp_path / "key.pem", tmp_path / "ca.crt"
+    key = tmp_path / "key.pem"
+    certificate = tmp_path / "ca.crt"
     command = [
         "openssl",
         "req",
@@ -412,7 +414,8 @@ def test_a_collector_gets_the_run_its_starts_and_what_they_did_as_spans(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         made(tmp_path)
         follow(tmp_path)
-    spans, bodies = [], []
+    spans = []
+    bodies = []
     for path, _, content in server.got:
         if path == "/v1/traces":
             request = ExportTraceServiceRequest.FromString(content)
@@ -476,7 +479,8 @@ def test_a_real_prometheus_scrapes_a_run_and_promtool_takes_its_rules(tmp_path: 
     run = beside.Observed(run_dir, made(run_dir, tracking={"prometheus": True}), 0, 0)
     tell(run_dir)
     with _Server() as free, _Server() as chosen:
-        port, own_port = free.server_port, chosen.server_port
+        port = free.server_port
+        own_port = chosen.server_port
     run.config = run.config.model_validate(
         {**resolved(run.config), "tracking": {"prometheus": {"port": port}}}
     )

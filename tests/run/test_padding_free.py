@@ -70,21 +70,24 @@ def require_exact_padding_free(model, rows):
 @pytest.mark.parametrize("name", PROMISED)
 @pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
 def test_gradients_equal_one_by_one(name, lora):
-    model, rows = build_model(name, PROMISED[name], lora=lora), random_rows()
+    model = build_model(name, PROMISED[name], lora=lora)
+    rows = random_rows()
     require_exact_padding_free(model, rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PADDING_FREE)
 def test_more_architectures_run_flat(name):
-    model, rows = build_model(name, PADDING_FREE[name]), random_rows()
+    model = build_model(name, PADDING_FREE[name])
+    rows = random_rows()
     require_exact_padding_free(model, rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 def test_what_cannot_run_flat_is_refused_and_runs_one_by_one(name):
-    model, rows = build_model(name, ONE_BY_ONE[name]), random_rows()
+    model = build_model(name, ONE_BY_ONE[name])
+    rows = random_rows()
     loss, gradients = reference_gradients(model, rows)
     packed_loss, ours, route = padding_free_gradients(model, rows)
     assert not route.padding_free
@@ -113,7 +116,8 @@ def test_lora_variants_stay_exact(settings):
 
 @pytest.mark.parametrize("layers", [None, 1])
 def test_gradient_checkpointing_stays_exact(layers):
-    model, rows = build_model("llama", PROMISED["llama"]), random_rows()
+    model = build_model("llama", PROMISED["llama"])
+    rows = random_rows()
     loss, gradients = reference_gradients(model, rows)
     recompute_activations(model, layers)
     flags = [layer.gradient_checkpointing for layer in model.get_base_model().model.layers]
@@ -125,7 +129,8 @@ def test_gradient_checkpointing_stays_exact(layers):
 
 def test_leaking_across_sequences_gives_other_gradients(monkeypatch):
     """The negative control: with all sequences taken for one, and the guards off, the comparison above fails."""
-    model, rows = build_model("llama", PROMISED["llama"]), random_rows()
+    model = build_model("llama", PROMISED["llama"])
+    rows = random_rows()
     _, gradients = reference_gradients(model, rows)
     monkeypatch.setattr(hooks, "attend", _attend_to_everything)
     task = Learner(model, Route(True))
@@ -193,10 +198,8 @@ def test_the_rule_of_a_mask_is_found_without_a_look_at_the_device(model_type, se
     model.set_attn_implementation("padding_free")
     batch = collate(random_rows())
     for device in ("cpu", "meta"):
-        embedded, positions = (
-            torch.empty(1, batch.num_tokens, 64, device=device),
-            batch.position_ids[None].to(device),
-        )
+        embedded = torch.empty(1, batch.num_tokens, 64, device=device)
+        positions = batch.position_ids[None].to(device)
         with packed(batch.cu_seqlens):
             asked = [
                 make_mask(
@@ -255,7 +258,8 @@ def _formula(q, k, v, sink, rule):
 
 def test_long_sequences_take_another_kernel_with_the_same_result(monkeypatch):
     monkeypatch.setattr(hooks, "LONG", 100)
-    model, rows = build_model("qwen2", PROMISED["qwen2"]), random_rows()
+    model = build_model("qwen2", PROMISED["qwen2"])
+    rows = random_rows()
     loss, gradients = reference_gradients(model, rows)
     packed_loss, ours, _ = padding_free_gradients(model, rows, budget=500)
     assert packed_loss == pytest.approx(loss, abs=EXACT)
@@ -271,7 +275,8 @@ def test_flat_mask_cannot_be_computed_with():
 @pytest.mark.parametrize("name", PROMISED)
 def test_lean_forwards_change_nothing(name, fused):
     """Every swap together, dropped rows included, against plain transformers."""
-    model, rows = build_model(name, PROMISED[name]), random_rows()
+    model = build_model(name, PROMISED[name])
+    rows = random_rows()
     loss, gradients = reference_gradients(model, rows)
     names = [n for n, _ in model.named_parameters()]
     swapped = swap_forwards(model, Kernels() if fused else None, ExitStack())

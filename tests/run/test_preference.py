@@ -118,7 +118,8 @@ def test_a_model_that_takes_one_sequence_at_a_time_learns_the_same(folder: Path)
 
 @pytest.mark.parametrize("name", ["dpo", "kto"])
 def test_the_largest_batch_is_tried_as_a_step_of_its_own(folder: Path, name: str) -> None:
-    settings, model = of_loss(name), loaded(folder)
+    settings = of_loss(name)
+    model = loaded(folder)
     learner = causal_lm.TASK.learner_of(model, ModelSpec(ModelConfig(path=str(folder / "model"))))
     optimizer = SimpleNamespace(
         gradient_norm=lambda: float(gradient_of(model).norm()), clear_gradient=model.zero_grad
@@ -318,10 +319,8 @@ def test_a_stopped_run_goes_on_and_its_result_goes_where_others_go(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = run_config(folder, tmp_path / "cache")
-    whole, run_dir = (
-        toy.finished(tmp_path / "whole", config),
-        toy.make_run(tmp_path / "cut", config),
-    )
+    whole = toy.finished(tmp_path / "whole", config)
+    run_dir = toy.make_run(tmp_path / "cut", config)
     assert toy.train(
         run_dir, environ={"KUBETUNE_FAULT": f"signal {signal.SIGTERM.value}:step:2:0"}
     ) == [143]

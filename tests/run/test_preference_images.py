@@ -104,7 +104,8 @@ def plain_rows(rows: Rows) -> list[Row]:
 
 def _parts(ids: Any, trained: Any) -> tuple[list[int], list[int]]:
     """Return what is asked, and what is trained, without the line break behind it."""
-    first, last = int(trained.argmax()), int(trained.nonzero()[0][-1])
+    first = int(trained.argmax())
+    last = int(trained.nonzero()[0][-1])
     assert trained[first : last + 1].all()
     return ids[:first].tolist(), ids[first : last + 1].tolist()
 
@@ -159,7 +160,8 @@ def test_loss_and_gradient_are_those_of_plain_transformers_however_the_batch_is_
     folder_of: Callable[[str], Path], name: str, loss: str
 ) -> None:
     config = config_of(folder_of(name), loss)
-    rows, task = prepare(config).train, task_of(config.task_name)
+    rows = prepare(config).train
+    task = task_of(config.task_name)
     if config.preference.needs_reference:
         rows.reference = -22 - 8 * np.random.default_rng(1).random((len(rows), 2))
     plain = plain_rows(rows)
@@ -168,7 +170,8 @@ def test_loss_and_gradient_are_those_of_plain_transformers_however_the_batch_is_
     expected.backward()
     gradient = gradient_of(model)
     assert gradient.norm() > 0.01
-    learner, reader = learner_of(config), picture_reader(rows)
+    learner = learner_of(config)
+    reader = picture_reader(rows)
     assert learner.route.padding_free == (name not in FAMILIES)
     for size in (6, 2) if learner.route.padding_free else (1,):
         batches = [
@@ -228,7 +231,8 @@ def test_a_run_keeps_what_the_base_says_and_learns(name: str, tmp_path: Path) ->
         ]
         np.testing.assert_allclose(tables["eval"], expected, rtol=1e-6)
 
-    by_hand, noted = evaluate_run(run_dir, "last").metrics, evaluated[-1]
+    by_hand = evaluate_run(run_dir, "last").metrics
+    noted = evaluated[-1]
     assert by_hand == pytest.approx(
         {key: value for key, value in noted.items() if key.startswith("eval_")}, rel=1e-5
     )

@@ -157,7 +157,8 @@ def test_recomputed_activations_stay_exact() -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
 def test_cheaper_forwards_stay_exact(name: str) -> None:
-    model, rows = build_model(name, PROMISED[name]), sharing_rows()
+    model = build_model(name, PROMISED[name])
+    rows = sharing_rows()
     loss, gradients = reference_gradients(model, rows)
     with ExitStack() as undo:
         assert swap_forwards(model, Kernels(), undo)["rows"]
@@ -178,7 +179,8 @@ def test_long_rows_share_by_kernels_that_keep_no_scores(monkeypatch: pytest.Monk
 def test_parts_joined_by_their_log_sum_exps_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention in parts, by a flash kernel and by the formula in its place, against that with all its scores."""
     torch.manual_seed(0)
-    cu_seqlens, parents = (0, 40, 70, 75, 300, 340, 341, 400, 420), (-1, 0, 1, 1, 0, 0, -1, 6)
+    cu_seqlens = (0, 40, 70, 75, 300, 340, 341, 400, 420)
+    parents = (-1, 0, 1, 1, 0, 0, -1, 6)
     inputs = [torch.randn(420, heads, 16, requires_grad=True) for heads in (4, 2, 2)]
     weight = torch.randn(420, 4, 16)
     whole = block_attention(*inputs, None, cu_seqlens, Rule(0.25), parents)
@@ -210,7 +212,8 @@ class Formula:
         d_p = torch.einsum("qhd,khd->hqk", grad, v.repeat_interleave(2, 1))
         d_s = p * (d_p - (grad * out).sum(-1).t()[..., None]) * scale
         d_q = torch.einsum("hqk,khd->qhd", d_s, k.repeat_interleave(2, 1))
-        d_k, d_v = torch.einsum("hqk,qhd->khd", d_s, q), torch.einsum("hqk,qhd->khd", p, grad)
+        d_k = torch.einsum("hqk,qhd->khd", d_s, q)
+        d_v = torch.einsum("hqk,qhd->khd", p, grad)
         return d_q, *(d.unflatten(1, (2, 2)).sum(2) for d in (d_k, d_v))
 
     def scores(self, q: Any, k: Any, part: joined.Part, scale: float) -> Any:
@@ -230,14 +233,17 @@ class Formula:
 def test_what_differs_by_one_token_is_not_shared() -> None:
     """The negative control: rows of which one differs early, put into one tree by force, give other gradients."""
     ids, trained = sharing_rows()[0]
-    other, changed = ids.copy(), ids.copy()
+    other = ids.copy()
+    changed = ids.copy()
     other[-5:], changed[-5:] = other[-5:][::-1], changed[-5:][::-1]
     changed[3] = (changed[3] + 1) % 300
     apart = collate_shared([(ids, trained), (changed, trained)])
     assert apart.tree is None
-    model, rows = build_model("llama", PROMISED["llama"]), [(ids, trained), (changed, trained)]
+    model = build_model("llama", PROMISED["llama"])
+    rows = [(ids, trained), (changed, trained)]
     _, gradients = reference_gradients(model, rows)
-    learner, labels = Learner(model, choose_attention(model)), 2 * int(trained[1:].sum())
+    learner = Learner(model, choose_attention(model))
+    labels = 2 * int(trained[1:].sum())
     assert relative_error(learn(learner, apart, labels)[1], gradients) <= EXACT
     forced = collate_shared([(ids, trained), (other, trained)])
     assert forced.tree is not None
@@ -245,7 +251,8 @@ def test_what_differs_by_one_token_is_not_shared() -> None:
 
 
 def test_evaluation_of_a_shared_batch_is_that_of_its_rows() -> None:
-    rows, model = sharing_rows(), build_model("llama", PROMISED["llama"])
+    rows = sharing_rows()
+    model = build_model("llama", PROMISED["llama"])
     learner = Learner(model, choose_attention(model))
     samples = range(10, 10 + len(rows))
     shared, plain = (
@@ -261,16 +268,15 @@ def test_evaluation_of_a_shared_batch_is_that_of_its_rows() -> None:
 @pytest.mark.parametrize("name", ["dpo", "orpo"])
 def test_a_pair_shares_its_prompt(name: str) -> None:
     """Loss, measures and gradients of pairs whose prompts are computed once are those of whole ones."""
-    draw, pairs = np.random.default_rng(0), []
+    draw = np.random.default_rng(0)
+    pairs = []
     for length in (60, 33, 100, 33, 7):
         prompt = draw.integers(5, 300, length)
         for answer_length in draw.integers(3, 30, 2):
             ids = np.concatenate([prompt, draw.integers(5, 300, answer_length)]).astype(np.uint32)
             pairs.append((ids, np.arange(len(ids)) >= length))
-    settings, model = (
-        PreferenceConfig.model_validate({"loss": name}),
-        build_model("llama", PROMISED["llama"]),
-    )
+    settings = PreferenceConfig.model_validate({"loss": name})
+    model = build_model("llama", PROMISED["llama"])
     learner = replace(Learner(model, choose_attention(model)), preference=settings)
     reference = torch.linspace(-90, -30, 10, dtype=torch.float64).view(5, 2)
     results = []
@@ -402,7 +408,9 @@ def pairs(inputs: Path) -> dict[str, Any]:
 def test_what_the_reference_says_is_the_same_where_prompts_are_computed_once(
     inputs: Path, pairs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, world, tokens = toy.make_config(inputs, task="preference", data=pairs), World(), []
+    config = toy.make_config(inputs, task="preference", data=pairs)
+    world = World()
+    tokens = []
     asked = preference.log_probabilities
 
     def counted(learner: Learner, batch: Any) -> Any:
@@ -410,11 +418,10 @@ def test_what_the_reference_says_is_the_same_where_prompts_are_computed_once(
         return asked(learner, batch)
 
     monkeypatch.setattr(preference, "log_probabilities", counted)
-    rows, learner = (
-        prepare(config).train,
-        preference.TASK.build(ModelSpec.of(config), config.training, world, Workload(0)),
-    )
-    plan, runs = make_plan(config, len(rows)), []
+    rows = prepare(config).train
+    learner = preference.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
+    plan = make_plan(config, len(rows))
+    runs = []
     for shares in (True, False):
         tokens.append(0)
         runs.append(reference.scores(learner, {"train": rows}, plan, world, shares=shares)["train"])
@@ -439,7 +446,8 @@ def test_a_run_on_pairs_shares_their_prompts(inputs: Path, pairs: dict[str, Any]
 def test_plans_and_checks_say_what_is_shared(
     inputs: Path, shared_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plans, checks = [], []
+    plans = []
+    checks = []
     for sharing in ({}, {"share_prefixes": False}):
         config = json.loads(config_of(inputs, **sharing).model_dump_json(exclude_unset=True))
         file = inputs / "run.yaml"

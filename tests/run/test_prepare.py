@@ -209,7 +209,8 @@ def test_long_texts_are_split_without_loss(model: Path, tmp_path: Path, seed: in
         prepare(config(model, tmp_path, str(file), **settings))
         for settings in ({"max_length": 1000}, {"max_length": limit, "overlong": "split"})
     )
-    stats, rows = prepared.stats["train"], prepared.train
+    stats = prepared.stats["train"]
+    rows = prepared.train
     assert stats["trained_tokens"] == whole.stats["train"]["trained_tokens"]
     assert rows.lengths.max() <= limit
     assert len(rows) == stats["rows"] == stats["pieces"] + stats["records"] - stats["split"]

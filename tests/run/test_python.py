@@ -29,7 +29,8 @@ DEMO = ROOT / "kubetune" / "cli" / "local" / "embedded"
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], str]:
     """Return the folder in which the README's block has run, the names it leaves behind, and what it printed."""
-    folder, names = tmp_path_factory.mktemp("python"), dict[str, Any]()
+    folder = tmp_path_factory.mktemp("python")
+    names = dict[str, Any]()
     [block] = BLOCKS.findall((ROOT / "README.md").read_text())
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(block, "README.md", "exec"), names)

@@ -99,7 +99,8 @@ def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
     """8-bit layers also round their inputs to 8 bits, so there it is near and not equal."""
     make, module = TASKS[task]
     config = make(tmp_path, quantization)
-    data, world = prepare(config), World()
+    data = prepare(config)
+    world = World()
     learner = module.build(ModelSpec.of(config), config.training, world, Workload(0, data.labels))
     assert learner.route.padding_free, learner.route.why_not
     plain = module.build(
@@ -160,12 +161,11 @@ def test_quantised_layers_give_what_pefts_give(bits: str, dtype: str, tmp_path: 
 
 @pytest.mark.parametrize("bits", ["4bit", "8bit"])
 def test_the_reference_is_what_the_base_says_in_training(bits: str, tmp_path: Path) -> None:
-    config, world = make_preference(tmp_path, bits), World()
+    config = make_preference(tmp_path, bits)
+    world = World()
     rows = prepare(config).train
-    learner, plan = (
-        preference.TASK.build(ModelSpec.of(config), config.training, world, Workload(0)),
-        make_plan(config, len(rows)),
-    )
+    learner = preference.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
+    plan = make_plan(config, len(rows))
     rows.reference = reference.scores(learner, {"train": rows}, plan, world)["train"]
     work = preference.TASK.with_batch_totals(learner, Feed(rows, plan, 0, world).step(0), world)
     loss = sum(
@@ -203,7 +203,8 @@ def test_the_log_says_how_8_bits_are_multiplied_in_training_and_in_evaluation(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = make_causal_lm(tmp_path, "8bit")
-    data, world = prepare(config), World()
+    data = prepare(config)
+    world = World()
     with caplog.at_level("INFO", logger="kubetune"):
         learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
     assert (

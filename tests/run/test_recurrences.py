@@ -75,8 +75,10 @@ def require_same(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in HYBRIDS]
 )
 def test_a_packed_batch_gives_what_its_sequences_give_alone(name: str) -> None:
-    model, rows = build_model(name, HYBRIDS[name]), random_rows((37, 5, 130, 2, 21, 64, 66))
-    expected, route = reference_gradients(model, rows), route_in_rows(model)
+    model = build_model(name, HYBRIDS[name])
+    rows = random_rows((37, 5, 130, 2, 21, 64, 66))
+    expected = reference_gradients(model, rows)
+    route = route_in_rows(model)
     with ExitStack() as undo:
         require_same(model, route, rows, collate(rows), expected)
         swap_forwards(model, Kernels(), undo)
@@ -126,8 +128,10 @@ def test_what_float32_leaves_of_a_packed_batch_is_as_near_to_the_truth(name: str
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_next", "granitemoehybrid", "lfm2", "rwkv"])
 def test_full_fine_tuning_and_recomputing_stay_exact(name: str) -> None:
-    model, rows = build_model(name, HYBRIDS[name], lora=False), random_rows()
-    expected, route = reference_gradients(model, rows), route_in_rows(model)
+    model = build_model(name, HYBRIDS[name], lora=False)
+    rows = random_rows()
+    expected = reference_gradients(model, rows)
+    route = route_in_rows(model)
     require_same(model, route, rows, collate(rows), expected)
     if name != "rwkv":  # transformers recomputes none of its layers
         recompute_activations(model)
@@ -138,8 +142,10 @@ def test_full_fine_tuning_and_recomputing_stay_exact(name: str) -> None:
     "name", [pytest.param(n, marks=() if n == "lfm2" else pytest.mark.slow) for n in HYBRIDS]
 )
 def test_rows_share_their_beginnings(name: str) -> None:
-    model, rows = build_model(name, HYBRIDS[name]), sharing_rows()
-    expected, route = reference_gradients(model, rows), route_in_rows(model)
+    model = build_model(name, HYBRIDS[name])
+    rows = sharing_rows()
+    expected = reference_gradients(model, rows)
+    route = route_in_rows(model)
     require_same(model, route, rows, collate_shared(rows), expected)
     assert why_not(Learner(model, Route(True))) == ""
 

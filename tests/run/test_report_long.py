@@ -36,7 +36,8 @@ def write_run(run_dir: Path, steps: int, ranks: int = 2) -> Path:
         "data": {"train": [{"path": "train.jsonl"}]},
     }
     (run_dir / "resolved.json").write_text(json.dumps(config))
-    draw, spike = random.Random(0), steps * 2 // 3
+    draw = random.Random(0)
+    spike = steps * 2 // 3
     with (
         (run_dir / "metrics.jsonl").open("w") as lines,
         (run_dir / "timings.jsonl").open("w") as timings,
@@ -64,7 +65,8 @@ def write_run(run_dir: Path, steps: int, ranks: int = 2) -> Path:
     "steps", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)], ids=["20,000", "1,000,000"]
 )
 def test_a_long_run_is_read_in_one_go_and_in_little_memory(tmp_path: Path, steps: int) -> None:
-    run_dir, page = write_run(tmp_path / "run", steps), tmp_path / "page.html"
+    run_dir = write_run(tmp_path / "run", steps)
+    page = tmp_path / "page.html"
     done = subprocess.run(
         [sys.executable, "-P", "-c", MEASURED, str(run_dir), str(page)],
         capture_output=True,
@@ -93,10 +95,8 @@ def test_thinned_while_read_is_as_shortened_afterwards(count: int) -> None:
     thinner = Thinner(600)
     for begin in range(0, count, 97):
         thinner.extend(steps[begin : begin + 97], values[begin : begin + 97])
-    series, size = (
-        thinner.series(),
-        next(2**power for power in range(20) if count // 2**power <= 600),
-    )
+    series = thinner.series()
+    size = next(2**power for power in range(20) if count // 2**power <= 600)
     expected = shorten(steps, values, -(-count // size))
     assert isinstance(series, Series) or values == [None]
     if series is not None:

@@ -82,7 +82,8 @@ def test_an_adapter_is_exported_measured_and_asked(
 def test_a_run_from_before_such_facts_were_kept_goes_by_its_data(
     tmp_path: Path, finished: Callable[[Config], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    inputs, messages = toy.make_inputs(tmp_path / "inputs"), list[str]()
+    inputs = toy.make_inputs(tmp_path / "inputs")
+    messages = list[str]()
     run_dir = finished(toy.make_config(inputs, ONE_STEP))
     kept = export_run(run_dir, out=tmp_path / "kept", tell=messages.append)
     assert not [line for line in messages if "keeps no rows" in line]

@@ -62,7 +62,8 @@ def test_loss_and_gradient_are_those_of_plain_transformers(
     config = toy.make_config(folder, task="reward_model", preference=preference, lora=None)
     learner = reward_model.TASK.build(ModelSpec.of(config), config.training, World(), Workload(0))
     assert learner.route.padding_free
-    model, rows = learner.lm, begun(draw(ROWS))
+    model = learner.lm
+    rows = begun(draw(ROWS))
     assert not why_not(learner)
 
     def gradient() -> torch.Tensor:
@@ -121,7 +122,8 @@ def test_a_sharded_model_learns_and_is_exported_as_one_of_one_rank(
     folder: Path, tmp_path: Path, sections: dict[str, Any], attention: str
 ) -> None:
     """Its new head is drawn alike too. Of the optimizer's slices one rank has none of the head's only row."""
-    model, data = {"path": str(folder / "model"), "attention": attention}, write_pairs(folder)
+    model = {"path": str(folder / "model"), "attention": attention}
+    data = write_pairs(folder)
 
     def train(name: str, ranks: int, **training: Any) -> Path:
         settings = {
@@ -136,7 +138,8 @@ def test_a_sharded_model_learns_and_is_exported_as_one_of_one_rank(
         )
         return toy.finished(tmp_path / name, config, ranks)
 
-    sharded, alone = train("sharded", 2, parallelism="fsdp"), train("alone", 1)
+    sharded = train("sharded", 2, parallelism="fsdp")
+    alone = train("alone", 1)
     assert "UserWarning" not in toy.log_of(sharded)
     assert toy.losses(sharded) == pytest.approx(toy.losses(alone), abs=1e-5)
     pairs = [("How?", "So."), ("How?", "No.")]
@@ -155,7 +158,8 @@ def test_a_sharded_model_learns_and_is_exported_as_one_of_one_rank(
 @pytest.mark.slow
 def test_an_encoder_is_not_sharded_and_says_why(folder: Path, tmp_path: Path) -> None:
     settings = {"max_steps": 1, "parallelism": "fsdp"}
-    data, model = write_pairs(folder), reviews.save_model(tmp_path / "bert")
+    data = write_pairs(folder)
+    model = reviews.save_model(tmp_path / "bert")
     facts = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(facts | {"eos_token": "[SEP]"}))
     config = toy.make_config(

@@ -57,11 +57,9 @@ LABELS = sum(int(trained[1:].sum()) for _, trained in ROWS)
 def of_transformers(model: Any) -> tuple[float, float, dict[str, torch.Tensor]]:
     """Return the loss, balance loss and gradients of one padded batch of all rows."""
     size = (len(ROWS), max(len(ids) for ids, _ in ROWS))
-    inputs, mask, labels = (
-        torch.zeros(size).long(),
-        torch.zeros(size).long(),
-        torch.full(size, -100),
-    )
+    inputs = torch.zeros(size).long()
+    mask = torch.zeros(size).long()
+    labels = torch.full(size, -100)
     for number, (ids, trained) in enumerate(ROWS):
         inputs[number, : len(ids)] = torch.from_numpy(ids.astype("int64"))
         mask[number, : len(ids)] = 1

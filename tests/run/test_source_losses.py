@@ -45,7 +45,8 @@ def mixed(inputs: Path, **training: Any) -> Config:
 
 
 def first_evaluation(world: World, config: Config) -> dict[str, float]:
-    data, task = prepare(config), task_of(config.task_name)
+    data = prepare(config)
+    task = task_of(config.task_name)
     assert data.eval is not None
     learner = task.build(ModelSpec.of(config), config.training, world, Workload(0, data.labels))
     return evaluate(task, learner, data.eval, make_plan(config, world_size=world.size), world) or {}

@@ -224,7 +224,8 @@ def test_trackers_have_the_measures_of_pairs(
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "toy").mkdir()
-    folder, uri = toy.make_inputs(tmp_path / "toy"), str(tmp_path / "mlruns")
+    folder = toy.make_inputs(tmp_path / "toy")
+    uri = str(tmp_path / "mlruns")
     training = {"max_steps": 2, "eval_steps": 2, "save_steps": 2}
     wanted = {"tensorboard": True, "mlflow": {"uri": uri}}
     pairs = toy.make_config(
@@ -394,7 +395,8 @@ def test_one_failing_tracker_does_not_take_the_other_along(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracker_queue, "SECONDS_BETWEEN_SENDS", 0.0)
-    failing, working = Sink(fail), Sink()
+    failing = Sink(fail)
+    working = Sink()
     with (
         caplog.at_level(logging.WARNING),
         Tracker({"a": lambda: failing, "b": lambda: working}) as tracker,
@@ -417,7 +419,8 @@ def test_what_a_slow_tracker_has_no_room_for_is_counted_and_no_step_waits(
 ) -> None:
     monkeypatch.setattr(tracker_queue, "SECONDS_BETWEEN_SENDS", 0.0)
     monkeypatch.setattr(tracker_queue, "MOST_WAITING", 3)
-    goes_on, has_begun = threading.Event(), threading.Event()
+    goes_on = threading.Event()
+    has_begun = threading.Event()
     slow = Sink(lambda: (has_begun.set(), goes_on.wait(60)))
     with caplog.at_level(logging.WARNING), Tracker({"a": lambda: slow}) as tracker:
         step = 0
@@ -462,7 +465,9 @@ def test_wandb_holds_one_run_over_two_starts_in_files_of_its_own(
     with open_tracker(wanted, tmp_path, resume_step=1) as tracker:
         tracker.log(2, {"loss": 1.0, "eval_loss": 0.5})
         tracker.tell("ended", "well")
-    descriptions, history, exits = set(), [], []
+    descriptions = set()
+    history = []
+    exits = []
     for path in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):
         assert b"canary-value" not in path.read_bytes()
         for record in records(path):

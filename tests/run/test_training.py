@@ -137,10 +137,8 @@ def test_steps_of_so_many_tokens_are_the_same_at_every_world_size(
 
 def test_ranks_have_equally_much_to_compute(inputs: Path) -> None:
     config = toy.make_config(inputs, data={"share_prefixes": False})
-    data, learner = (
-        prepare(config),
-        causal_lm.TASK.build(ModelSpec.of(config), config.training, World(), NO_WORK),
-    )
+    data = prepare(config)
+    learner = causal_lm.TASK.build(ModelSpec.of(config), config.training, World(), NO_WORK)
     flops = flops_of(learner, data.train)
     assert flops is not None
     plan = make_plan(config, rows_per_epoch(data.train), world_size=2)

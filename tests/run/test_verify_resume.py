@@ -176,7 +176,8 @@ def run_verb(*args: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_verb_by_the_agent(config: Config, tmp_path: Path, processes: int) -> None:
-    run_file, output = tmp_path / "run.yaml", tmp_path / "output"
+    run_file = tmp_path / "run.yaml"
+    output = tmp_path / "output"
     run_file.write_text(as_yaml(config))
     shape = (f"output={output}", f"compute.processes={processes}", "compute.gpus_per_node=0")
     ended = run_verb(str(run_file), *shape, "--steps", "3", "--stop-at", "2", "--json")
@@ -207,7 +208,8 @@ def test_a_run_that_fails_is_told_once(config: Config, tmp_path: Path) -> None:
 @pytest.mark.parametrize("run", ["uninterrupted", "resumed"])
 def test_ctrl_c_is_no_verdict_and_leaves_nothing(config: Config, tmp_path: Path, run: str) -> None:
     """Also while the run that is to be stopped is stopped, whose exit code is the same."""
-    run_file, temporary = tmp_path / "run.yaml", tmp_path / "tmp"
+    run_file = tmp_path / "run.yaml"
+    temporary = tmp_path / "tmp"
     run_file.write_text(as_yaml(config))
     temporary.mkdir()
     command = [

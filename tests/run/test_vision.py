@@ -164,10 +164,8 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, tmp_
         "max_length": 128,
     }
     config = toy.make_config(tmp_path, task="vision_language", data=data, evaluation=asked)
-    prepared, model = (
-        prepare(config),
-        AutoModelForImageTextToText.from_pretrained(tmp_path / "model").eval(),
-    )
+    prepared = prepare(config)
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "model").eval()
     assert prepared.eval is not None
     judge = judge_of(
         config.evaluation, prepared.tokenizer, config.data.eval, prepared.eval, World()
@@ -439,7 +437,8 @@ def build(
 def some_rows(processor: ImageProcessor) -> tuple[list[Any], list[Any]]:
     """Return sequences with two images, none, and one, all but their beginnings trained."""
     draw = np.random.default_rng(3)
-    rows, seen = [], []
+    rows = []
+    seen = []
     token = processor.placeholder.token
     for sizes in ([(70, 60), (120, 80)], [], [(64, 130)]):
         pictures = []
@@ -551,7 +550,8 @@ def test_packed_rows_of_a_hybrid_are_those_of_its_own_processor_one_by_one(
         for text, pictures in records
     ]  # fmt: skip
     rows = [row for row in encoder.encode_batch(chats) if isinstance(row, Encoded)]
-    labels, total = sum(row.labels for row in rows), 0.0
+    labels = sum(row.labels for row in rows)
+    total = 0.0
     padding_free.set_attention(task.lm, "eager")
     for (text, pictures), row in zip(records, rows, strict=True):
         pieces = [{"type": "text", "text": piece} for piece in text.split("<image>")]

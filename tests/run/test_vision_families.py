@@ -197,7 +197,8 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
             (CONVERSATION, list(two)),
             ([{"role": "user", "content": "what is it"}, CONVERSATION[1]], []),
         ]
-    encoder, plain = encoder_of(folder), AutoModelForImageTextToText.from_pretrained(folder).train()
+    encoder = encoder_of(folder)
+    plain = AutoModelForImageTextToText.from_pretrained(folder).train()
     everything = VisionConfig(freeze_vision_tower=False, freeze_projector=False)
     frozen = vision_language.frozen_modules(plain, everything)
     model = add_lora(plain, LoraConfig(r=4), task_type="CAUSAL_LM", seed=0, frozen=frozen)
@@ -217,7 +218,8 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
         for messages, pictures in records
     ]
     rows = [row for row in encoder.encode_batch(chats) if isinstance(row, Encoded)]
-    labels, ours = sum(row.labels for row in rows), 0.0
+    labels = sum(row.labels for row in rows)
+    ours = 0.0
     reader = PictureReader(encoder._processor)
     for row in rows:
         arrays = np.array(row.ids, np.uint32), np.array(row.trained)
@@ -227,7 +229,8 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
     assert any(f".{tower}." in part for part in mine for tower in TOWERS)
 
     def theirs(without: tuple[str, ...] = ()) -> tuple[float, dict[str, Tensor]]:
-        total, processor = 0.0, their_processor(folder, name)
+        total = 0.0
+        processor = their_processor(folder, name)
         for (messages, pictures), row in zip(records, rows, strict=True):
             made = their_inputs(processor, messages, pictures, return_tensors="pt")
             assert made["input_ids"][0].tolist() == row.ids
@@ -259,7 +262,8 @@ def test_a_plan_knows_which_models_take_one_sequence_at_a_time(name: str, tmp_pa
     folder = (
         save_family_model(tmp_path, name) if name in FAMILIES else save_seeing_model(tmp_path, name)
     )
-    config, weights = config_of(folder), read_weights(str(folder), {})
+    config = config_of(folder)
+    weights = read_weights(str(folder), {})
     processor = DataSpec.of(config).image_processor(load_tokenizer(config.model))
     assert weights is not None
     assert processor is not None

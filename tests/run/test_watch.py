@@ -89,7 +89,8 @@ def test_a_verdict_is_shown(run_dir: Path) -> None:
         "lost": 0,
         "test": "McNemar",
     }
-    base, best = {"eval_exact_match": 0.0, "eval_forget_loss": 2.5}, {"eval_exact_match": 0.95}
+    base = {"eval_exact_match": 0.0, "eval_forget_loss": 2.5}
+    best = {"eval_exact_match": 0.95}
     verdict = {
         "step": 14,
         "base": base,
@@ -273,7 +274,8 @@ def test_ranks_say_where_they_are_while_they_run(run_dir: Path, tmp_path: Path) 
 
 
 def test_what_cannot_be_reached_is_waited_for(run_dir: Path) -> None:
-    away, looks = run_dir.with_name("away"), iter(range(4))
+    away = run_dir.with_name("away")
+    looks = iter(range(4))
 
     def look() -> RunView:
         number = next(looks)

@@ -83,7 +83,8 @@ def test_hours_and_price_are_compared(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     stated = ["compute.tokens_per_second=1000", "compute.price_per_gpu_hour=2"]
     rated = found(str(tmp_path), *stated)
-    hours, price = rated["hours"], rated["price"]
+    hours = rated["hours"]
+    price = rated["price"]
     keys = ("forecast", "step_hours", "total_hours", "relative_error")
     assert [hours[key] for key in keys] == [0.5, 0.5, 0.75, 0.0]
     assert (price["forecast"], price["steps"], price["total"]) == (2.0, 2.0, 3.0)

@@ -16,7 +16,9 @@ from kubetune.k8s.cluster.runs import on_all
 
 def test_an_interrupt_that_another_thread_was_handed_ends_the_wait() -> None:
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
-    has_ended, seen, answered = threading.Event(), list[bool](), threading.Event()
+    has_ended = threading.Event()
+    seen = list[bool]()
+    answered = threading.Event()
 
     main = threading.main_thread()
     stat = Path(f"/proc/self/task/{os.getpid()}/stat")

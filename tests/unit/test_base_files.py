@@ -37,7 +37,9 @@ def test_names_of_licences(name: str, is_licence: bool) -> None:
 def test_a_hub_that_cannot_be_asked_leaves_what_its_cache_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    snapshot, folder, messages = tmp_path / "snapshot", tmp_path / "export", list[str]()
+    snapshot = tmp_path / "snapshot"
+    folder = tmp_path / "export"
+    messages = list[str]()
     for name in ("config.json", "NOTICE", "additional_chat_templates/rag.jinja"):
         (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
         (snapshot / name).write_text(name)

@@ -141,7 +141,8 @@ def test_runs_take_what_was_measured_and_keep_it(
     cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "kubetune")
-    config, world = config_of(cache), World()
+    config = config_of(cache)
+    world = World()
     plan = make_plan(config, 10, world_size=1)
 
     def decided(

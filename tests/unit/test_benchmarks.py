@@ -93,7 +93,8 @@ def test_rows_end_and_hide_their_prompt(tmp_path: Path) -> None:
 
 def test_pairs_are_rows_with_a_second_answer(tmp_path: Path) -> None:
     corpus = Corpus(rows=50, longest=100)
-    pairs, rows = token_pairs(corpus, vocab_size=500), token_rows(corpus, vocab_size=500)
+    pairs = token_pairs(corpus, vocab_size=500)
+    rows = token_rows(corpus, vocab_size=500)
     write_pairs(tmp_path / "pairs.jsonl", pairs)
     lines = [json.loads(line) for line in (tmp_path / "pairs.jsonl").read_text().splitlines()]
     assert sum(len(pair.rejected) for pair in pairs) == pytest.approx(
@@ -136,7 +137,8 @@ def test_flops_of_one_token_by_hand() -> None:
     lora = 2 * 16 * ((4 + 4) + (4 + 2) + (4 + 2) + (4 + 4))
     assert flops.lora_parameters(shape, "attention") == lora
     assert flops.lora_parameters(shape, "all-linear") == lora + 2 * 16 * 3 * (4 + 6)
-    pair, head = 12 * 2 * 2 * 2, 4 * 10
+    pair = 12 * 2 * 2 * 2
+    head = 4 * 10
     assert (
         flops.training_flops(shape, "attention", [1], 1) == 4 * linear + 6 * lora + pair + 4 * head
     )
@@ -204,7 +206,8 @@ def test_table_shows_speeds_ratios_and_what_is_missing() -> None:
         for line in text.splitlines()
         if line.startswith("| ")
     }
-    ours, theirs = lines[TRAINERS["kubetune"].label], lines[TRAINERS["hf-best"].label]
+    ours = lines[TRAINERS["kubetune"].label]
+    theirs = lines[TRAINERS["hf-best"].label]
     assert "| 750 (500–1,000) |" in ours
     assert "| 250 |" in theirs
     assert "| 3.00× (2.00–4.00) |" in theirs

@@ -202,7 +202,9 @@ def test_retention_keeps_the_newest_good_ones_and_the_best(
     run_dir = tmp_path / "run"
     shutil.rmtree(run_dir, ignore_errors=True)
     run_dir.mkdir()
-    step, best, good = 0, 0, set[int]()
+    step = 0
+    best = 0
+    good = set[int]()
     for event in events:
         if event.startswith("save"):
             step += 1

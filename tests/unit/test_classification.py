@@ -510,7 +510,8 @@ def test_metrics_of_two_classes_counted_by_hand() -> None:
 
 
 def test_metrics_of_numbers() -> None:
-    predicted, true = np.array([[1.0], [2.0], [10.0]]), np.array([[1.0], [2.0], [3.0]])
+    predicted = np.array([[1.0], [2.0], [10.0]])
+    true = np.array([[1.0], [2.0], [3.0]])
     measured = measure(Labels("regression", ("value",)), predicted, true)
     assert measured["eval_spearman"] == pytest.approx(1.0)
     assert measured["eval_pearson"] == pytest.approx(

@@ -212,7 +212,8 @@ def test_ctrl_c_twice_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", _SecondInterrupt())
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr("kubetune.cli.remote.status.run", interrupt)
-    over, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    over = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
     reader = threading.Thread(target=over.wait)  # such as one that holds a connection
     reader.start()
     try:

@@ -358,7 +358,8 @@ def test_references_to_secrets_and_special_tokens_are_no_secrets(write: Any) -> 
 def test_local_paths_become_absolute_and_hub_ids_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, here = tmp_path / "configs", tmp_path / "here"
+    folder = tmp_path / "configs"
+    here = tmp_path / "here"
     for place in (folder, here):
         (place / "model").mkdir(parents=True)
     for file in (

@@ -123,7 +123,8 @@ def counted(_: Any, name: str, layers: int, ranks: int, lora: bool) -> dict[str,
     batch = collate(
         [(np.arange(length, dtype=np.uint32) + 3, np.ones(length, bool)) for length in LENGTHS]
     )
-    fake, operations = FakeTensorMode(allow_non_fake_inputs=True), Operations()
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    operations = Operations()
     with fake:
         model.to_empty(device="cpu")
         swap_forwards(model, None, ExitStack())
@@ -162,7 +163,8 @@ def require_as_planned(folder: Path, name: str, layers: int, ranks: int, lora: b
              **({"lora.r": 16, "lora.target_modules": "all-linear"} if lora else {})}  # fmt: skip
     (folder / "rows.jsonl").touch()
     config = load_config(None, flags=flags)
-    tokens, labels = sum(LENGTHS), sum(length - 1 for length in LENGTHS)
+    tokens = sum(LENGTHS)
+    labels = sum(length - 1 for length in LENGTHS)
     cost = planned_cost(Trainable(config.lora, config.sight), weights, has_vocabulary=True)
     assert cost is not None
     products = sum(

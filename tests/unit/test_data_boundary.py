@@ -277,9 +277,11 @@ def test_nothing_of_a_labelled_record_is_lost(record: dict[str, Any], tokenizer:
 def test_nothing_of_a_pair_is_lost(record: dict[str, Any], tokenizer: Tokenizer) -> None:
     require_nothing_lost(record, tokenizer, kind="graded")
     result, _ = encode(record, tokenizer, None, "pair")
-    ids, trained = result.chunk.tokens.tolist(), result.chunk.trained
+    ids = result.chunk.tokens.tolist()
+    trained = result.chunk.trained
     for split in result.chunk.splits:
-        chosen, rejected = trained.index(1), trained.index(1, split)
+        chosen = trained.index(1)
+        rejected = trained.index(1, split)
         assert ids[:chosen] == ids[split:rejected]  # what both are answers to
         assert ids[:split] != ids[split:]
 

@@ -11,7 +11,8 @@ import pytest
 
 from kubetune.data.reading.formats import Chat, Example, Labelled, Pair, Text, convert, detect, read
 
-USER, ANSWER = {"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}
+USER = {"role": "user", "content": "Ping"}
+ANSWER = {"role": "assistant", "content": "Pong"}
 PART = {"type": "text"}
 TAGGED = {"role": "user", "content": "<image>Ping"}
 SPOKEN = {"system": "Be short.", "history": [["Ping", "Pong"]]}
@@ -400,7 +401,8 @@ def test_what_has_no_shape_is_explained(value: dict[str, Any], message: str) -> 
         convert(value)
 
 
-GOOD, BAD = {"role": "assistant", "content": "Good"}, {"role": "assistant", "content": "Bad"}
+GOOD = {"role": "assistant", "content": "Good"}
+BAD = {"role": "assistant", "content": "Bad"}
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,9 @@ def test_a_json_list_is_read_in_pieces_with_its_lines(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    file, text, lines = tmp_path / "a.json", "[", []
+    file = tmp_path / "a.json"
+    text = "["
+    lines = []
     for number, value in enumerate(values):
         text += ("," if number else "") + gap
         lines.append(text.count("\n") + 1)
@@ -271,7 +273,8 @@ def test_what_gzip_packed_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name).write_bytes(gzip.compress(text.encode()))
     for path in (tmp_path / "data" / name, tmp_path / "data"):
-        problems, source = Problems(), SourceConfig(path=str(path))
+        problems = Problems()
+        source = SourceConfig(path=str(path))
         assert [record.value for record in read_source(source, problems)] == [
             {"text": "x"},
             {"text": "y"},
@@ -318,7 +321,8 @@ def test_what_gzip_packed_and_was_cut_off_is_refused(tmp_path: Path, kept: float
 def test_what_is_no_utf8_text_is_one_problem_that_says_what_it_is(
     tmp_path: Path, suffix: str, encode: Callable[[str], bytes], message: str
 ) -> None:
-    problems, file = Problems(), tmp_path / f"a.{suffix}"
+    problems = Problems()
+    file = tmp_path / f"a.{suffix}"
     file.write_bytes(encode('{"text": "x"}\n{"text": "y"}\n'))
     assert not list(read_file(file, problems))
     (problem,) = problems.first
@@ -334,7 +338,8 @@ def test_a_packed_file_in_a_folder_is_not_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.txt"])
 def test_a_pointer_of_git_lfs_is_one_problem(tmp_path: Path, name: str) -> None:
-    file, problems = tmp_path / name, Problems()
+    file = tmp_path / name
+    problems = Problems()
     file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n")
     assert list(read_file(file, problems)) == []
     assert problems.first == [
@@ -568,7 +573,8 @@ def test_a_file_that_cannot_be_read_is_explained(
 
 
 def test_the_problems_kept_are_those_of_the_lowest_lines() -> None:
-    few, all_of_them = Problems(), Problems(keep=None)
+    few = Problems()
+    all_of_them = Problems(keep=None)
     for line in [*range(30, 60), *range(1, 30)]:
         for problems in (few, all_of_them):
             problems.add(f"a.jsonl:{line}", "is blank")

@@ -305,12 +305,14 @@ def test_conversions(values: list[Any], to: str, expected: list[Any], tmp_path: 
 
 def test_converted_records_keep_what_is_trained(tmp_path: Path) -> None:
     """Read again, they have the answers that are trained, and no others; a key that is not written is counted."""
-    user, answer = {"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}
+    user = {"role": "user", "content": "Ping"}
+    answer = {"role": "assistant", "content": "Pong"}
     values: list[Any] = [
         {"messages": [user, answer | {"weight": 0}, user, answer], "id": 7},
         {"prompt": [user, answer, user], "completion": "Pong"},
     ]
-    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file = tmp_path / "in.jsonl"
+    output = tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps(value) + "\n" for value in values))
     assert convert_source(SourceConfig(path=str(file)), output, "messages")[1] == {"id": 1}
     for line in output.read_text().splitlines():
@@ -431,7 +433,8 @@ def test_offline_says_how_to_get_the_model(tmp_path: Path) -> None:
 
 
 def test_a_conversion_does_not_overwrite_what_it_reads(tmp_path: Path) -> None:
-    rows, link = tmp_path / "rows.jsonl", tmp_path / "link.jsonl"
+    rows = tmp_path / "rows.jsonl"
+    link = tmp_path / "link.jsonl"
     rows.write_text('{"prompt": "a", "completion": "b"}\n')
     link.symlink_to(rows)
     for source in (rows, link, tmp_path):

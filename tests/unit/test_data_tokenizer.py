@@ -70,7 +70,8 @@ def test_equal_to_transformers(name: str, tiny: Path) -> None:
     from transformers import AutoTokenizer
 
     folder = tiny if name == "tiny" else SHARED / name
-    theirs, mine = AutoTokenizer.from_pretrained(folder), ours(folder)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    mine = ours(folder)
     for text in TEXTS:
         ids = theirs(text, add_special_tokens=False)["input_ids"]
         assert mine.encode_text(text, special=False) == ids
@@ -111,7 +112,8 @@ def test_any_text_is_tokenised_and_comes_back(text: str, tiny: Path) -> None:
 
 def test_a_class_that_rebuilds_its_preprocessing_is_asked_once(tiny: Path, tmp_path: Path) -> None:
     """A GPT-2 class whose tokenizer.json splits digits differently: transformers ignores the file there."""
-    folder, cache = tmp_path / "model", tmp_path / "cache"
+    folder = tmp_path / "model"
+    cache = tmp_path / "cache"
     folder.mkdir()
     content = json.loads((tiny / "tokenizer.json").read_text())
     content["pre_tokenizer"] = {
@@ -152,7 +154,8 @@ def test_tokens_that_tokenizer_json_lacks_are_added_as_transformers_does(
     config = json.loads((tiny / "tokenizer_config.json").read_text())
     config |= {"bos_token": "<bos>", "extra_special_tokens": ["<one>", "<two>"]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    theirs, mine = AutoTokenizer.from_pretrained(tmp_path), ours(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    mine = ours(tmp_path)
     text = "<bos>a<two>b<one>"
     assert mine.encode_text(text) == theirs(text)["input_ids"]
     assert mine.vocab_size == len(theirs)
@@ -203,7 +206,8 @@ def test_special_tokens_of_all_forms_are_those_of_transformers(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     if "map" in files:
         (tmp_path / "special_tokens_map.json").write_text(json.dumps(files["map"]))
-    theirs, mine = AutoTokenizer.from_pretrained(tmp_path), ours(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    mine = ours(tmp_path)
     assert mine.special == theirs.special_tokens_map
     for text in ("see <image> image_token here", "<video>\n<two> video_token", "a<image>b"):
         assert mine.encode_text(text) == theirs(text, add_special_tokens=False)["input_ids"]
@@ -228,7 +232,8 @@ def test_tokens_that_the_config_does_not_list_are_those_of_transformers(
         token["id"]: {key: value for key, value in token.items() if key != "id"} for token in listed
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    theirs, mine = AutoTokenizer.from_pretrained(tmp_path), ours(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    mine = ours(tmp_path)
     text = "<think>\nso<|im_end|>"
     assert mine.encode_text(text) == theirs(text, add_special_tokens=False)["input_ids"]
 
@@ -323,7 +328,8 @@ WITH_TOOLS = (
 
 @pytest.mark.parametrize("is_file", [True, False], ids=["a file", "a list"])
 def test_a_template_for_tools_is_taken_where_there_are_any(is_file: bool, tmp_path: Path) -> None:
-    folder, saved = train_tokenizer(tmp_path / "model"), tmp_path / "saved"
+    folder = train_tokenizer(tmp_path / "model")
+    saved = tmp_path / "saved"
     if is_file:
         (folder / "additional_chat_templates").mkdir()
         (folder / "additional_chat_templates" / "tool_use.jinja").write_text(WITH_TOOLS)

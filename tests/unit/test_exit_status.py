@@ -26,7 +26,8 @@ from kubetune.rundir.exit_status import (
 from kubetune.rundir.status import state_of
 from kubetune.supervisor.place import Place, find_place
 
-KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
+KILLED = -signal.SIGKILL
+TERMINATED = -signal.SIGTERM
 
 
 def said(**codes: int) -> dict[int, ExitStatus]:

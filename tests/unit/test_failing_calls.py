@@ -28,7 +28,8 @@ from kubetune.k8s.api.client import Cluster
 from tests.broken_store import DRIP, WAYS, serving
 from tests.ranks import run_ranks, started, wait_until
 
-PACKAGE, TESTS = Path(kubetune.__file__).parent, Path(__file__).parents[1]
+PACKAGE = Path(kubetune.__file__).parent
+TESTS = Path(__file__).parents[1]
 
 CALLS: dict[str, Callable[[Cluster], object]] = {
     "get": lambda cluster: cluster.get("Pod", "fit-0"),
@@ -149,7 +150,8 @@ COLLECTED = [[3.0], [3.0], True, [0, 1], "of 0", None, [0, 1]]
 def test_every_function_that_waits_for_other_ranks_is_here() -> None:
     tree = ast.parse(Path(str(process_group.__file__)).read_text())
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    waiting, previous = {"peers"}, set[str]()
+    waiting = {"peers"}
+    previous = set[str]()
     while waiting != previous:
         previous = set(waiting)
         waiting |= {

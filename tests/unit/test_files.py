@@ -66,7 +66,8 @@ except EnvironmentFault as error:
 
 def test_no_file_takes_the_place_of_a_pipe_a_device_or_a_stream(tmp_path: Path) -> None:
     """As root /dev/null and /dev/stdout themselves would be replaced, for every process of the machine."""
-    pipe, device = tmp_path / "pipe", tmp_path / "device"
+    pipe = tmp_path / "pipe"
+    device = tmp_path / "device"
     os.mkfifo(pipe)
     device.symlink_to(os.devnull)
     for path, what in (

@@ -172,17 +172,17 @@ def state_of(memory: Forecast) -> list[int]:
 
 
 def test_sharding_divides_what_is_held_and_recomputing_what_is_kept() -> None:
-    single, eight = ahead(gpus=8), ahead("training.parallelism=fsdp", gpus=8)
+    single = ahead(gpus=8)
+    eight = ahead("training.parallelism=fsdp", gpus=8)
     assert state_of(eight) == [part // 8 for part in state_of(single)]
     assert "weights" not in eight.parts, "slices are fp32, the optimizer's own"
     assert "weights, gathered: two layers and what lies around them" in eight.parts
-    single, eight = (
-        ahead("lora.r=16", gpus=8),
-        ahead("lora.r=16", "training.parallelism=fsdp", gpus=8),
-    )
+    single = ahead("lora.r=16", gpus=8)
+    eight = ahead("lora.r=16", "training.parallelism=fsdp", gpus=8)
     assert eight.parts["weights"] == single.parts["weights"] // 8
     assert state_of(eight) == state_of(single), "adapters stay whole on every rank"
-    kept, again = ahead("lora.r=16"), ahead("lora.r=16", "training.gradient_checkpointing=true")
+    kept = ahead("lora.r=16")
+    again = ahead("lora.r=16", "training.gradient_checkpointing=true")
     assert again.peak_bytes < kept.peak_bytes
     assert again.parts["inputs of those layers"] == 36 * 2048 * 4096 * 2
 
@@ -201,7 +201,8 @@ def test_auto_recomputes_only_where_the_device_asks_for_it() -> None:
 
 
 def test_the_logits_do_not_grow_with_the_batch() -> None:
-    small, large = ahead("lora.r=16"), ahead("lora.r=16", "training.per_device_train_batch_size=16")
+    small = ahead("lora.r=16")
+    large = ahead("lora.r=16", "training.per_device_train_batch_size=16")
     name = "logits, a chunk at a time"
     assert small.parts[name] == large.parts[name] < 2 * GIB
 
@@ -244,7 +245,8 @@ def test_slices_come_with_what_is_borrowed_and_what_is_on_its_way() -> None:
 
 
 def test_a_classifiers_head_counts_for_nothing() -> None:
-    writes, classifies = ahead(), ahead("task=sequence_classification")
+    writes = ahead()
+    classifies = ahead("task=sequence_classification")
     assert set(writes.parts) - set(classifies.parts) == {"logits, a chunk at a time"}
     assert writes.parameters - classifies.parameters == 151_936 * 4096
     assert writes.trained_parameters - classifies.trained_parameters == 151_936 * 4096
@@ -364,7 +366,8 @@ def on_a_cpu(*overrides: str, weights: Weights = WEIGHTS, longest: int | None = 
 
 
 def test_rows_that_are_short_fill_no_micro_batch_meant_for_long_ones() -> None:
-    whole, short = on_a_cpu("lora.r=16"), on_a_cpu("lora.r=16", longest=140)
+    whole = on_a_cpu("lora.r=16")
+    short = on_a_cpu("lora.r=16", longest=140)
     assert short.parts["activations"] == pytest.approx(
         whole.parts["activations"] * 140 / 1024, rel=0.01
     )

@@ -8,7 +8,8 @@ import pytest
 
 from kubetune.base import humanize
 
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,8 @@ def test_base_and_debian_packages_are_pinned() -> None:
 def asked_of_builder(copy: Path, *words: str, **environ: str) -> tuple[dict[str, str], list[str]]:
     """Return the build arguments that scripts/image gives a builder, and its other words."""
     (copy / "bin").mkdir(exist_ok=True)
-    builder, record = copy / "bin" / "builder", copy / "told"
+    builder = copy / "bin" / "builder"
+    record = copy / "told"
     builder.write_text(BUILDER)
     builder.chmod(0o755)
     path = f"{copy / 'bin'}:{os.environ['PATH']}"

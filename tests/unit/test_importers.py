@@ -255,7 +255,8 @@ def test_ms_swift_from_a_script(tmp_path: Path) -> None:
 
 def test_resources_of_a_job(tmp_path: Path) -> None:
     result, config = imported(tmp_path, RESOURCES)
-    compute, kubernetes = config.compute, config.kubernetes
+    compute = config.compute
+    kubernetes = config.kubernetes
     assert (result.peer, config.name) == ("job resources", "run-1")
     assert (compute.nodes, compute.gpus_per_node, compute.cpu, compute.memory) == (4, 1, 4, "128G")
     assert kubernetes is not None

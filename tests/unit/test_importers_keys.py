@@ -72,7 +72,9 @@ def notes_of(peer: str, settings: dict[str, Any], folder: Path) -> list[Note]:
 
 @pytest.mark.parametrize("peer", SMALLEST)
 def test_every_key_of_a_peers_schema_ends_in_one_list(peer: str, tmp_path: Path) -> None:
-    lost, silent, refused = [], [], {}
+    lost = []
+    silent = []
+    refused = {}
     for key, value in keys(peer):
         try:
             notes = notes_of(peer, {**SMALLEST[peer], key: value}, tmp_path)

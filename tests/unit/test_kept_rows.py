@@ -14,7 +14,8 @@ from kubetune.data.prepared import data_facts, kept_rows
 from kubetune.data.prepared.data_facts import DataFacts
 from kubetune.data.prepared.kept_rows import PROOF, KeptRow, KeptRows
 
-IDS, TRAINED = np.array([5, 2**31, 7], np.uint32), np.array([0, 1, 1], bool)
+IDS = np.array([5, 2**31, 7], np.uint32)
+TRAINED = np.array([0, 1, 1], bool)
 EMPTY = KeptRow(3, IDS[:0], TRAINED[:0])
 LABELLED = [
     KeptRow(n, IDS, TRAINED, np.array([n, 0.5], np.float32), np.array([0, 1, 1], np.uint8))
@@ -40,7 +41,8 @@ def test_rows_are_read_as_they_were_kept(rows: tuple[KeptRow, ...], tmp_path: Pa
     ]
     for kept_row, other in zip(kept.rows, rows, strict=True):
         for name in ("ids", "trained", "target", "segments"):
-            mine, theirs = getattr(kept_row, name), getattr(other, name)
+            mine = getattr(kept_row, name)
+            theirs = getattr(other, name)
             assert (mine is None) == (theirs is None), name
             assert theirs is None or (
                 mine.dtype == theirs.dtype and np.array_equal(mine, theirs)

@@ -101,7 +101,8 @@ def test_a_renderer_ends_with_a_killed_process_though_it_is_busy() -> None:
 
 def test_it_writes_what_the_template_writes() -> None:
     for source in FAMILIES.values():
-        near, far = ChatTemplate(source, TOKENS), LimitedTemplate(source, TOKENS)
+        near = ChatTemplate(source, TOKENS)
+        far = LimitedTemplate(source, TOKENS)
         assert far.closing == near.closing
         assert far.render(CHAT, generation_prompt=True) == near.render(CHAT, generation_prompt=True)
         (rendered,) = far.render_all([(CHAT, [], [1])])

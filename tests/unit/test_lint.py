@@ -23,7 +23,8 @@ FULL = FOLDER / "full.yaml"
 
 def findings(*overrides: str) -> list[Finding]:
     config = load_config(FULL, overrides=overrides)
-    plan, files = make_plan(config), local_files(config)
+    plan = make_plan(config)
+    files = local_files(config)
     return lint(config, plan, render(config, plan, files), files)
 
 

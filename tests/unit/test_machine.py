@@ -56,7 +56,8 @@ def test_names_of_parts_are_read_where_the_system_keeps_them(
 
 
 def test_load_is_measured_between_two_moments(tmp_path: Path) -> None:
-    load, until = machine.Load(tmp_path), time.process_time() + 0.1
+    load = machine.Load(tmp_path)
+    until = time.process_time() + 0.1
     while time.process_time() < until:
         pass
     measured = load.measure()

@@ -44,7 +44,8 @@ def test_a_pod_group_holds_all_trainers_and_nothing_else(kind: str, owner: str) 
     queued = "kubernetes.queue=null"
 
     objects = made(kind, VOLCANO, queued)
-    group, template = the(objects, "PodGroup"), trainers(objects, owner)
+    group = the(objects, "PodGroup")
+    template = trainers(objects, owner)
     assert group["apiVersion"] == "scheduling.volcano.sh/v1beta1"
     assert group["spec"].pop("minResources") == everything
     assert group["spec"] == {"minMember": 4, "queue": "research", "priorityClassName": "training"}

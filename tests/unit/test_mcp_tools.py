@@ -64,7 +64,8 @@ def test_a_code_is_for_the_run_file_as_it_was_planned(
     monkeypatch.setattr(
         mcp, "_call", lambda *words: {"exit_code": 0, "result": words[0], "messages": ""}
     )
-    tools, file = mcp.Tools(), tmp_path / "run.yaml"
+    tools = mcp.Tools()
+    file = tmp_path / "run.yaml"
     file.write_text("model: small\n")
     code = tools.submit(str(file))["confirmation"]
     file.write_text("model: large\n")

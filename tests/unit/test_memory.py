@@ -63,7 +63,8 @@ def planned(folder: Path, gib: int, *overrides: str, gpus: int = 1) -> tuple[Con
         *overrides,
     ]
     config = load_config(None, overrides=[*words, f"compute.gpus_per_node={gpus}"])
-    weights, plan = read_weights(str(folder), {}), make_plan(config)
+    weights = read_weights(str(folder), {})
+    plan = make_plan(config)
     assert weights is not None
     memory = forecast(RankWork.of(config, plan), weights, gib * GIB)
     assert memory is not None
@@ -118,10 +119,8 @@ def test_compiling_is_expected_where_it_is_worth_it(tmp_path: Path) -> None:
 
 
 def test_experts_count_only_as_often_as_a_token_meets_them():
-    dense, mixture = (
-        Shape.of(QWEN3_8B),
-        Shape.of({**QWEN3_8B, "moe_intermediate_size": 768, "num_experts_per_tok": 8}),
-    )
+    dense = Shape.of(QWEN3_8B)
+    mixture = Shape.of({**QWEN3_8B, "moe_intermediate_size": 768, "num_experts_per_tok": 8})
     assert dense is not None
     assert mixture is not None
     assert mixture.intermediate == 8 * 768 < dense.intermediate

@@ -198,7 +198,8 @@ def test_the_copy_of_a_report_overwrites_nothing_but_reports(tmp_path: Path) -> 
         )
 
     (tmp_path / "resolved.json").write_text("{}")
-    rows, copy = tmp_path / "train.jsonl", tmp_path / "copy.json"
+    rows = tmp_path / "train.jsonl"
+    copy = tmp_path / "copy.json"
     rows.write_text('{"prompt": "a", "completion": "b"}\n')
     with pytest.raises(errors.ConfigError, match=r"train\.jsonl holds something other than"):
         write(rows)
@@ -310,7 +311,8 @@ def test_a_file_that_is_deleted_or_moved_away_is_noticed_at_the_next_step(tmp_pa
 def test_damaged_lines_are_judged_one_by_one(
     tmp_path: Path, damaged: list[str], wrong: list[int]
 ) -> None:
-    path, damaged_lines = tmp_path / "metrics.jsonl", list[int]()
+    path = tmp_path / "metrics.jsonl"
+    damaged_lines = list[int]()
     path.write_text("\n".join(['{"step": 1}', *damaged, '{"step": 9}', '{"step": 10']))
     assert [line["step"] for line in metrics.stream_lines(path, damaged_lines)] == [1, 9]
     assert damaged_lines == wrong
@@ -323,7 +325,9 @@ def test_a_growing_file_is_told_whole_however_it_changes(
 ) -> None:
     path = tmp_path_factory.mktemp("run") / metrics.TIMINGS
     follower = metrics.follower(path)
-    written, shown, half = list[int](), list[int](), b""
+    written = list[int]()
+    shown = list[int]()
+    half = b""
     for count, change in enumerate([*changes, "look"], 1):
         line = json.dumps({"step": count, "seconds": 0.5}).encode() + b"\n"
         if change == "add":

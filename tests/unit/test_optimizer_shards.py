@@ -26,10 +26,13 @@ WHOLE: dict[str, Tensor] = {
 
 def cut(world_size: int, rank: int) -> list[OptimizerShard]:
     """Return a rank's rows of each parameter, as FSDP deals them: some ranks may get none."""
-    pieces, start = [], 0
+    pieces = []
+    start = 0
     for rows, *rest in LAYOUT.values():
-        width, rows_per_rank = (rest or [1])[0], -(-rows // world_size)
-        first, last = min(rows, rank * rows_per_rank), min(rows, (rank + 1) * rows_per_rank)
+        width = (rest or [1])[0]
+        rows_per_rank = -(-rows // world_size)
+        first = min(rows, rank * rows_per_rank)
+        last = min(rows, (rank + 1) * rows_per_rank)
         pieces.append(OptimizerShard(start + first * width, (last - first) * width))
         start += rows * width
     return pieces

@@ -32,17 +32,13 @@ from kubetune.plan.plan import make_plan
 from kubetune.result.inference.classify import answer_of
 from tests.tiny import train_tokenizer
 
-ASKED, GOOD, BAD = (
-    {"role": "user", "content": "why?"},
-    {"role": "assistant", "content": "yes"},
-    {"role": "assistant", "content": "no"},
-)
+ASKED = {"role": "user", "content": "why?"}
+GOOD = {"role": "assistant", "content": "yes"}
+BAD = {"role": "assistant", "content": "no"}
 SYSTEM = {"role": "system", "content": "be"}
-HUMAN, GPT, BOT = (
-    {"from": "human", "value": "why?"},
-    {"from": "gpt", "value": "yes"},
-    {"from": "gpt", "value": "no"},
-)
+HUMAN = {"from": "human", "value": "why?"}
+GPT = {"from": "gpt", "value": "yes"}
+BOT = {"from": "gpt", "value": "no"}
 
 CHATS: dict[str, dict[str, Any]] = {
     "trl": {"prompt": [ASKED], "chosen": [GOOD], "rejected": [BAD]},
@@ -390,7 +386,8 @@ def test_a_check_without_a_model_knows_pairs(tmp_path: Path) -> None:
 
 def test_the_page_of_the_data_shows_both_answers(tmp_path: Path, tokenizer_folder: Path) -> None:
     records = [CHATS["hh"], CHATS["ms_swift"], REFUSED["equal"][0]]
-    file, page = write(tmp_path / "pairs.jsonl", records), tmp_path / "page.html"
+    file = write(tmp_path / "pairs.jsonl", records)
+    page = tmp_path / "page.html"
     settings = ("task=preference", "data.unusable_pairs=drop", "data.max_lost_share=0.5")
     check_of(file, tokenizer_folder, *settings, "--html", str(page))
     text = page.read_text("utf-8")
@@ -445,7 +442,8 @@ def test_ids_are_those_of_inference(
     ).chunk
     if not chunk.lengths:
         return  # both are the same to this tokenizer
-    prompt, split = tokenizer.encode_prompt(talk), chunk.splits[0]
+    prompt = tokenizer.encode_prompt(talk)
+    split = chunk.splits[0]
     for answer, ids, trained in (
         (answers[0], chunk.tokens[:split], chunk.trained[:split]),
         (answers[1], chunk.tokens[split:], chunk.trained[split:]),
@@ -480,7 +478,8 @@ def test_sequences_are_trls(tokenizer_folder: Path, tokenizer: Tokenizer) -> Non
     for record, line in zip(records, done.stdout.splitlines(), strict=True):
         prompt, chosen, rejected = json.loads(line)
         chunk = encode(record, tokenizer).chunk
-        split, ids = chunk.splits[0], chunk.tokens.tolist()
+        split = chunk.splits[0]
+        ids = chunk.tokens.tolist()
         assert (ids[:split], ids[split:]) == ([*prompt, *chosen], [*prompt, *rejected])
         assert chunk.trained.index(1) == len(prompt)
 

@@ -61,7 +61,8 @@ def test_the_longest_row_of_a_tree_lies_in_the_order_of_its_tokens(rows: list[To
         assert segment.parent < number
         if segment.parent < 0:
             longest = max(len(rows[row]) for row in segment.rows)
-            place, last = number, segment
+            place = number
+            last = segment
             while last.end < longest:
                 place += 1
                 assert segments[place].parent == place - 1
@@ -119,10 +120,8 @@ def test_a_split_keeps_rows_together_and_loses_none(
 def test_rows_that_share_nothing_are_split_as_ever() -> None:
     draw = np.random.default_rng(0)
     rows = [draw.integers(0, 1000, draw.integers(20, 90)).astype(np.uint32) for _ in range(40)]
-    lengths, ids = (
-        np.array([len(row) for row in rows], np.int64),
-        draw.permutation(40).astype(np.int64),
-    )
+    lengths = np.array([len(row) for row in rows], np.int64)
+    ids = draw.permutation(40).astype(np.int64)
     ours, computed = split_by_prefix(ids, lambda i: [rows[i]], 3, 200)
     theirs = split_batch(ids, lengths, 3, token_budget=200, sequences=1)
     assert as_lists(ours) == as_lists(theirs)

@@ -43,8 +43,10 @@ def test_a_patch_is_undone_after_an_error_too() -> None:
 
 def test_slices_of_experts_are_turned_by_what_the_others_of_their_shape_are() -> None:
     """Half of 4 experts, in files of transformers' own form and of the hub's."""
-    turn, name = patches.TURNING.owner()(1, 2, check_dims=True), "experts.down_proj"
-    model, slices = torch.nn.ParameterDict({"whole": torch.empty(4, 6, 3)}), torch.randn(2, 6, 3)
+    turn = patches.TURNING.owner()(1, 2, check_dims=True)
+    name = "experts.down_proj"
+    model = torch.nn.ParameterDict({"whole": torch.empty(4, 6, 3)})
+    slices = torch.randn(2, 6, 3)
 
     def read(tensor: torch.Tensor) -> torch.Tensor:
         converted = turn.convert(

@@ -326,7 +326,8 @@ VALUES: list[Any] = [
 def test_what_is_added_to_a_record_is_in_a_row_or_counted_or_the_record_is_skipped(
     base: tuple[Any, dict[str, Any]], place: int, key: str, value: Any
 ) -> None:
-    recipe, record = base[0], copy.deepcopy(base[1])
+    recipe = base[0]
+    record = copy.deepcopy(base[1])
     objects = [record, *record["conversations"], *([record["question"]] if recipe is fire else [])]
     objects[place % len(objects)][key] = value
     try:

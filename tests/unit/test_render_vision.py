@@ -97,10 +97,8 @@ def test_the_plan_of_fire_says_that_four_bits_fit_and_what_else_would(
 
 
 def test_what_sees_is_counted_whole_where_what_speaks_is_cut() -> None:
-    text, tower = (
-        shapes_of(QWEN3_VL_32B["text_config"]),
-        {"model.visual.blocks.0.mlp.weight": (4096, 1024)},
-    )
+    text = shapes_of(QWEN3_VL_32B["text_config"])
+    tower = {"model.visual.blocks.0.mlp.weight": (4096, 1024)}
     training = {"parallelism": "fsdp", "global_batch_size": 4}
     config = Config.model_validate(
         {"model": "x", "data": {"train": "x"}, "lora": {}, "training": training}

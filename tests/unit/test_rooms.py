@@ -178,7 +178,8 @@ def test_no_imports_go_in_a_circle_late_ones_and_those_for_types_included() -> N
 def test_what_is_light_imports_nothing_heavy() -> None:
     wrong = []
     for module in MODULES:
-        name, short = room(module), module.removeprefix("kubetune.")
+        name = room(module)
+        short = module.removeprefix("kubetune.")
         for imported in found_in(module):
             library = imported.module.split(".")[0]
             if name in LIGHT and library in HEAVY and (imported.when == "now" or short not in LATE):

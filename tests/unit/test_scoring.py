@@ -102,10 +102,8 @@ def test_bleu_and_chrf_are_those_of_the_corpus_and_rouge_is_its_package() -> Non
 def test_intervals_of_whole_corpora_hold_their_value(name: str) -> None:
     pytest.importorskip("sacrebleu")
     # Short answers have no 4-grams: single sentences are scored otherwise than the corpus.
-    answers, references = (
-        ["yes", "a red cat sat there", "no"] * 9,
-        ["yes", "the red cat sat there", "or not"] * 9,
-    )
+    answers = ["yes", "a red cat sat there", "no"] * 9
+    references = ["yes", "the red cat sat there", "or not"] * 9
     low, high = metrics.bounds(name, [100.0, 50.0, 0.0] * 9, answers, references)
     assert 0 <= low <= metrics.of_all(name, [], answers, references) <= high <= 100
     assert high - low < 40
@@ -159,7 +157,8 @@ def test_two_models_that_are_right_or_wrong_are_compared_by_mcnemar(gained: int,
 def test_two_models_with_other_scores_are_compared_by_flipped_signs() -> None:
     scipy = pytest.importorskip("scipy.stats")
     draw = np.random.default_rng(3)
-    before, after = draw.normal(0.4, 0.2, 40), draw.normal(0.47, 0.2, 40)
+    before = draw.normal(0.4, 0.2, 40)
+    after = draw.normal(0.47, 0.2, 40)
     theirs = scipy.permutation_test(
         (before, after),
         lambda x, y: float(np.mean(y - x)),

@@ -324,7 +324,8 @@ def test_no_run_is_begun_that_would_pass_the_budget(
     tmp_path: Path, text: str, repeat: int, devices: int, trials: int, spent: float
 ) -> None:
     search = search_of(pruner="none", rungs=(), repeat=repeat)
-    place, memory = Functions(search), optuna.storages.InMemoryStorage()
+    place = Functions(search)
+    memory = optuna.storages.InMemoryStorage()
     place.devices = devices
     driver = driver_of(tmp_path, search, place, storage=memory, budgets=parse_budgets([text], 5.0))
     assert "not begun" in driver.drive()
@@ -351,10 +352,8 @@ def test_a_trial_that_fails_is_a_result_and_an_error_of_all_is_the_end(tmp_path:
         def observe(self, run: TrialRun) -> Observation:
             return Observation(end) if (end := next(self._ends, None)) else super().observe(run)
 
-    diverged, memory = (
-        ExitStatus(4, "loss is nan at step 3"),
-        ExitStatus(3, "out of memory", error="OutOfMemory"),
-    )
+    diverged = ExitStatus(4, "loss is nan at step 3")
+    memory = ExitStatus(3, "out of memory", error="OutOfMemory")
     (tmp_path / "a").mkdir()
     ends = [diverged, memory, ExitStatus(145, "killed")]
     driver = driver_of(
@@ -379,7 +378,8 @@ def test_a_fault_of_the_surroundings_is_no_result_of_a_trial(
     tmp_path: Path, steps: list[int | None], starts: int
 ) -> None:
     """Else a full disk would end all that are left of a search, one after the other, as if their values were bad."""
-    search, storage = search_of(pruner="none", rungs=()), optuna.storages.InMemoryStorage()
+    search = search_of(pruner="none", rungs=())
+    storage = optuna.storages.InMemoryStorage()
     left = iter(steps)
 
     class Full(Functions):
@@ -447,7 +447,8 @@ def test_what_cannot_begin_for_long_ends_the_search_and_no_trial(tmp_path: Path)
             self.begun.append(run.name)
             raise errors.EnvironmentFault("exceeded quota")
 
-    place, memory = Refused(search), optuna.storages.InMemoryStorage()
+    place = Refused(search)
+    memory = optuna.storages.InMemoryStorage()
     driver = driver_of(tmp_path, search, place, total=2, storage=memory)
     with pytest.raises(errors.EnvironmentFault, match="run 000: exceeded quota"):
         driver.drive()
@@ -531,7 +532,8 @@ def test_the_folder_reads_back(tmp_path: Path) -> None:
 def test_a_study_that_is_damaged_or_lost_is_told_of_and_not_begun_anew(tmp_path: Path) -> None:
     from kubetune.library.sweep.study import explained
 
-    search, memory = search_of(pruner="none", rungs=()), optuna.storages.InMemoryStorage()
+    search = search_of(pruner="none", rungs=())
+    memory = optuna.storages.InMemoryStorage()
     driver_of(tmp_path, search, Functions(search), total=2, storage=memory).drive()
     (tmp_path / "empty").mkdir()
     for folder, storage in (
@@ -619,7 +621,8 @@ def test_each_trial_that_is_the_best_so_far_is_told_of(tmp_path: Path) -> None:
         "training.learning_rate=1e-3,2e-3,3e-3,4e-3", sampler="grid", pruner="none", rungs=()
     )
     measured = iter([3.0, 4.0, 1.0, 2.0])
-    place, numbers = Functions(search, measure=lambda *_: next(measured)), list[int]()
+    place = Functions(search, measure=lambda *_: next(measured))
+    numbers = list[int]()
     memory = optuna.storages.InMemoryStorage()
     driver = driver_of(
         tmp_path, search, place, total=4, storage=memory,

@@ -60,7 +60,8 @@ def test_trials_are_of_the_run_file_as_it_was_when_the_sweep_began(
 ) -> None:
     """Which may be edited while they train."""
     pytest.importorskip("optuna")
-    file, data = tmp_path / "run.yaml", EMBEDDED / "data" / "heldout.jsonl"
+    file = tmp_path / "run.yaml"
+    data = EMBEDDED / "data" / "heldout.jsonl"
     (tmp_path / "rows.jsonl").write_bytes(data.read_bytes())
     text = {
         "model": str(EMBEDDED / "model"),
@@ -196,7 +197,8 @@ def test_what_a_sweep_does_not_heed_and_how_few_settings_there_are_is_said(
 def test_what_a_search_cannot_do_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, data = tmp_path / "run.yaml", str(EMBEDDED / "data" / "heldout.jsonl")
+    file = tmp_path / "run.yaml"
+    data = str(EMBEDDED / "data" / "heldout.jsonl")
     training = {"max_steps": 2}
     file.write_text(
         json.dumps(

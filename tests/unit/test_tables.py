@@ -22,7 +22,8 @@ print_fact("w", "z " * 30, 9)
 
 
 def test_nothing_is_cut_off_and_no_line_is_wider_than_the_terminal() -> None:
-    whole, folded = list(table(HEAD, ROWS)), list(table(HEAD, ROWS, 50))
+    whole = list(table(HEAD, ROWS))
+    folded = list(table(HEAD, ROWS, 50))
     assert len(whole) == 3
     assert max(map(len, folded)) <= 50
     assert folded[:2] == ["RUN        STATE    WHY", "a          running"]

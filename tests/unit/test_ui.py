@@ -214,7 +214,8 @@ def test_requests_that_never_come_do_not_stay_open(
     assert place.hostname is not None
     with socket.create_connection((place.hostname, place.port or 80), timeout=0.05) as client:
         client.sendall(begun)
-        began, is_open = time.monotonic(), True
+        began = time.monotonic()
+        is_open = True
         while is_open:
             assert time.monotonic() - began < 30, "the server never gave up"
             try:
@@ -398,7 +399,8 @@ def test_a_run_that_changes_is_read_anew(client: TestClient, folder: Path) -> No
 
 def test_a_long_run_is_read_bit_by_bit_to_the_same_numbers(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "long", 1500)
-    reader, looks = NumbersReader(run_dir, 100), 0
+    reader = NumbersReader(run_dir, 100)
+    looks = 0
     while (so_far := reader.read(0)).unread:
         looks += 1
         assert so_far.totals.steps < 1500

@@ -64,7 +64,8 @@ def rows_of(text: str) -> list[int]:
 
 
 def test_rows_are_paged_and_nothing_in_them_is_html(client: TestClient) -> None:
-    seen, address = list[int](), "/data?file=first.yaml"
+    seen = list[int]()
+    address = "/data?file=first.yaml"
     while address:
         page = client.get(address).text
         assert HOSTILE not in page
@@ -94,7 +95,8 @@ def test_bad_records_are_listed_a_page_at_a_time(
     ).json()
     assert begun["problems"] == []
     wait_until(lambda: not client.get("/new/job", params={"name": begun["job"]}).json()["running"])
-    seen, address = list[tuple[str, str]](), "/data/bad?file=bad.yaml"
+    seen = list[tuple[str, str]]()
+    address = "/data/bad?file=bad.yaml"
     while address:
         page = client.get(address).text
         assert "3 bad records" in page
@@ -132,7 +134,8 @@ def test_filters_leave_what_fits(client: TestClient, folder: Path) -> None:
     assert [row["tokens"] for row in longest] == sorted(
         (row["tokens"] for row in longest), reverse=True
     )
-    low, high = longest[-1]["tokens"] - 1, longest[-1]["tokens"]
+    low = longest[-1]["tokens"] - 1
+    high = longest[-1]["tokens"]
     lengths = [row["tokens"] for row in opened.look(Query(low=low, high=high)).rows]
     assert lengths
     assert all(low <= length <= high for length in lengths)

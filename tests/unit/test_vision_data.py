@@ -97,7 +97,8 @@ def test_an_image_has_as_many_tokens_as_the_tower_makes_features(
 def test_the_image_processor_of_an_export_has_the_limits_of_the_run(
     model: Path, tmp_path: Path, old: dict[str, int]
 ) -> None:
-    base, out = tmp_path / "base", tmp_path / "out"
+    base = tmp_path / "base"
+    out = tmp_path / "out"
     shutil.copytree(model, base)
     facts = json.loads((base / "preprocessor_config.json").read_text()) | old
     (base / "preprocessor_config.json").write_text(json.dumps(facts))
@@ -147,7 +148,8 @@ def test_a_text_that_holds_the_placeholder_itself_is_refused(model: Path, tmp_pa
 
 def test_a_row_is_never_cut_through_an_image(model: Path, tmp_path: Path) -> None:
     config = make_config(model, tmp_path)
-    encoder, placeholder = encoder_of(config), processor_of(config).placeholder
+    encoder = encoder_of(config)
+    placeholder = processor_of(config).placeholder
     images = [paint(tmp_path / "a.png", "red", 1), paint(tmp_path / "b.png", "blue", 2)]
     example = chat("<image>what", "red", "<image>and", "blue", images=images)
     row = encode(encoder, example)
@@ -242,7 +244,8 @@ def test_bad_images_are_told_of_with_file_and_line(
 
 
 def test_images_decide_what_is_prepared_anew(model: Path, tmp_path: Path) -> None:
-    here, second = tmp_path / "here", tmp_path / "there"
+    here = tmp_path / "here"
+    second = tmp_path / "there"
     for folder in (here, second):
         folder.mkdir()
         write_questions(folder, "train", 2)
