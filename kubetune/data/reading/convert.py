@@ -43,15 +43,14 @@ def convert_source(
     each key was not used. Raises DataError with every record that is bad or cannot take the shape, ConfigError where the
     source holds the output.
     """
-    problems, counts, unused = (
-        Problems(),
-        Counter[str](read=0, written=0, skipped=0),
-        Counter[str](),
-    )
+    problems = Problems()
+    counts = Counter[str](read=0, written=0, skipped=0)
+    unused = Counter[str]()
     with written_whole(output) as file:
         for value in _converted(source, output, to, seed, problems, counts, unused):
             file.write((json.dumps(value, ensure_ascii=False) + "\n").encode())
             counts["written"] += 1
+        # Inside `written_whole`, so that a problem leaves no file.
         problems.raise_if_any()
         if not counts["written"]:
             raise DataError(f"{source.path} holds no record to convert. Nothing was written.")
@@ -64,37 +63,52 @@ def _converted(
     to: str,
     seed: int,
     problems: Problems,
-    *counters: Counter[str],
+    counts: Counter[str],
+    unused: Counter[str],
 ) -> Iterator[dict[str, Any]]:
-    counts, unused = counters
+    """Yield what is written for each record; count records and keys on the way."""
     file = None
     for record in _threads(read_taken(source, seed, problems), counts):
         if record.file != file:
             file = record.file
             require_not_read(output, file)
         try:
-            kind = _KINDS[to](record.value) if to in _KINDS else "text"
-            example, ignored, _ = read(record.value, source.format, source.columns, kind=kind)
-            example = _placed(example, record.file, output)
-            found = [SHAPERS[to](part) for part in _parts(example, to)]
+            example, ignored, _ = read(
+                record.value, source.format, source.columns, kind=_kind_of(record.value, to)
+            )
+            example = _with_placed_images(example, record.file, output)
+            values = [SHAPERS[to](part) for part in _parts(example, to)]
         except ValueError as error:
             problems.add(record.where, str(error))
             continue
-        counts["skipped"] += found.count(None)
         unused.update(key for key in ignored if key not in OF_TEMPLATES)  # those are written
-        yield from (value for value in found if value is not None)
+        for value in values:
+            if value is None:
+                counts["skipped"] += 1
+            else:
+                yield value
 
 
-def _placed(example: Example, data_file: str, output: Path) -> Example:
-    """The example with paths of images that hold from where it is written to; images that it holds stay in it."""
+def _kind_of(value: Mapping[str, Any], to: str) -> RecordKind:
+    """Return as what kind of record a value is read that is to take a shape."""
+    if to == "preference":
+        return "graded"
+    if to == "judged":
+        return "pair" if likely_kind(value) == "pair" else "judged"
+    return "text"
+
+
+def _with_placed_images(example: Example, data_file: str, output: Path) -> Example:
+    """Return the example with paths of images that hold where it is written; images that it holds stay in it."""
     if Path(data_file).absolute().parent == output.absolute().parent:
         return example
-    return with_images(
-        example,
-        lambda image: (
-            image if image.startswith(ADDRESS) else str(image_of_row(data_file, image).absolute())
-        ),
-    )
+
+    def placed(image: str) -> str:
+        if image.startswith(ADDRESS):
+            return image
+        return str(image_of_row(data_file, image).absolute())
+
+    return with_images(example, placed)
 
 
 def _to_messages(example: Example) -> dict[str, Any] | None:
@@ -105,29 +119,39 @@ def _to_messages(example: Example) -> dict[str, Any] | None:
             return {"messages": _marked(example)} | _beside(tools, example.images)
         case Pair(prompt, completion):
             return {"messages": _messages(prompt, completion)}
-        case Labelled(text, second, label):
-            return {
-                "messages": _messages(text if second is None else f"{text}\n{second}", str(label))
-            }
+        case Labelled():
+            return {"messages": _messages(_labelled_text(example), str(example.label))}
         case _:
             raise ValueError(
                 "is a plain text, which nobody says to anybody; convert it with --to text"
             )
 
 
+def _labelled_text(example: Labelled) -> str:
+    if example.second is None:
+        return example.text
+    return f"{example.text}\n{example.second}"
+
+
 def _beside(tools: Sequence[Any], images: Sequence[str]) -> dict[str, Any]:
-    return ({"tools": list(tools)} if tools else {}) | ({"images": list(images)} if images else {})
+    """Return the keys that stand beside the messages of a record, where it has any tools or images."""
+    keys: dict[str, Any] = {}
+    if tools:
+        keys["tools"] = list(tools)
+    if images:
+        keys["images"] = list(images)
+    return keys
 
 
 def _marked(chat: Chat) -> list[dict[str, Any]]:
-    """The messages; an answer that is not trained says so."""
-    untrained = {*range(chat.context), *chat.not_trained}
-    return [
-        {**message, "train": False}
-        if i in untrained and message["role"] == "assistant"
-        else message
-        for i, message in enumerate(chat.messages)
-    ]
+    """Return the messages; an answer that is not trained has `train: false`."""
+    messages = []
+    for i, message in enumerate(chat.messages):
+        is_trained = i >= chat.context and i not in chat.not_trained
+        if message["role"] == "assistant" and not is_trained:
+            message = {**message, "train": False}
+        messages.append(message)
+    return messages
 
 
 def _messages(question: str, answer: str) -> list[dict[str, str]]:
@@ -138,31 +162,35 @@ def _to_pair(example: Example) -> dict[str, Any] | None:
     match example:
         case Pair(prompt, completion):
             return {"prompt": prompt, "completion": completion}
-        case Chat(messages, tools):
-            answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-            if not answers:
-                return None
-            if answers[-1] in example.not_trained:
-                raise ValueError(
-                    "ends with an answer that is not trained, as a completion is; convert it --to messages"
-                )
-            before, answer = list(messages[: answers[-1]]), messages[answers[-1]]
-            tags = sum(message["content"].count(IMAGE_TAG) for message in (*before, answer))
-            more = _beside(tools, example.images[:tags])
-            if (
-                [message["role"] for message in before] == ["user"]
-                and not more
-                and "tool_calls" not in answer
-            ):
-                return {"prompt": before[0]["content"], "completion": answer["content"]}
-            return {"prompt": before, "completion": [answer]} | more
-        case Labelled(text, second, label):
-            return {
-                "prompt": text if second is None else f"{text}\n{second}",
-                "completion": str(label),
-            }
+        case Chat():
+            return _pair_of_chat(example)
+        case Labelled():
+            return {"prompt": _labelled_text(example), "completion": str(example.label)}
         case _:
             raise ValueError("is a plain text, which has no prompt; convert it with --to text")
+
+
+def _pair_of_chat(chat: Chat) -> dict[str, Any] | None:
+    """Return the last answer of a conversation with what precedes it; None where it has no answer."""
+    answers = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    if not answers:
+        return None
+    last = answers[-1]
+    if last in chat.not_trained:
+        raise ValueError(
+            "ends with an answer that is not trained, as a completion is; convert it --to messages"
+        )
+    before = list(chat.messages[:last])
+    answer = chat.messages[last]
+
+    # What follows the answer is left out, and its images with it.
+    tags = sum(message["content"].count(IMAGE_TAG) for message in (*before, answer))
+    beside = _beside(chat.tools, chat.images[:tags])
+
+    is_one_question = len(before) == 1 and before[0]["role"] == "user"
+    if is_one_question and not beside and "tool_calls" not in answer:
+        return {"prompt": before[0]["content"], "completion": answer["content"]}
+    return {"prompt": before, "completion": [answer], **beside}
 
 
 def _to_text(example: Example) -> dict[str, Any] | None:
@@ -178,7 +206,7 @@ def _to_text(example: Example) -> dict[str, Any] | None:
 
 
 def _parts(example: Example, to: str) -> tuple[Example, ...]:
-    """The example, or a pair as its two answers, where judged ones are asked for."""
+    """Return what a record is written as: itself, or a pair as its two answers where judged ones are asked for."""
     if to == "judged" and isinstance(example, Preference):
         return Judged(example.chosen, True), Judged(example.rejected, False)
     return (example,)
@@ -188,26 +216,26 @@ def _to_preference(example: Example) -> dict[str, Any]:
     if not isinstance(example, Preference):
         raise ValueError("has no two answers to compare")
     prompt, chosen, beside = _halves(example.chosen)
-    margin = {} if example.margin is None else {"margin": example.margin}
-    return (
-        {"prompt": prompt, "chosen": chosen, "rejected": _halves(example.rejected)[1]}
-        | beside
-        | margin
-    )
+    _, rejected, _ = _halves(example.rejected)
+    value = {"prompt": prompt, "chosen": chosen, "rejected": rejected, **beside}
+    if example.margin is not None:
+        value["margin"] = example.margin
+    return value
 
 
 def _to_judged(example: Example) -> dict[str, Any]:
     if not isinstance(example, Judged):
         raise ValueError("has no answer with a `label`")
     prompt, completion, beside = _halves(example.answer)
-    return {"prompt": prompt, "completion": completion, "label": example.is_good} | beside
+    return {"prompt": prompt, "completion": completion, "label": example.is_good, **beside}
 
 
 def _halves(answer: Chat | Pair) -> tuple[Any, Any, dict[str, Any]]:
-    """The prompt and the answer, as texts or messages, and what stands beside them."""
+    """Return the prompt and the answer, as texts or messages, and what stands beside them."""
     if isinstance(answer, Pair):
         return answer.prompt, answer.completion, {}
-    before, after = list(answer.messages[: answer.context]), _marked(answer)[answer.context :]
+    before = list(answer.messages[: answer.context])
+    after = _marked(answer)[answer.context :]
     return before, after, _beside(answer.tools, answer.images)
 
 
@@ -220,16 +248,20 @@ SHAPERS: Final[dict[str, Callable[[Example], dict[str, Any] | None]]] = {
 }
 """The shapes that records can be written in."""
 
-_KINDS: Final[dict[str, Callable[[Mapping[str, Any]], RecordKind]]] = {
-    "preference": lambda _: "graded",
-    "judged": lambda value: "pair" if likely_kind(value) == "pair" else "judged",
-}
-
 
 def _threads(records: Iterator[Record], counts: Counter[str]) -> Iterator[Record]:
-    """Records as they are; those that are nodes of message trees are gathered, and the best thread of each follows."""
+    """Yield records as they are, but the best thread of each message tree in place of its nodes, after all others.
+
+    A row of OpenAssistant's data is a node; only its parent's id says where it belongs:
+
+        message_id  parent_id  role       rank            thread
+        a           null       prompter   null            a
+        b           a          assistant  1
+        c           a          assistant  0               └ c
+        d           c          prompter   null              └ d
+    """
     roots: list[Record] = []
-    children: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    replies: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)  # by the parent's id
     for record in records:
         counts["read"] += 1
         if not record.value.keys() >= _TREE_KEYS:
@@ -237,25 +269,26 @@ def _threads(records: Iterator[Record], counts: Counter[str]) -> Iterator[Record
         elif record.value["parent_id"] is None:
             roots.append(record)
         else:
-            children[record.value["parent_id"]].append(record.value)
+            replies[record.value["parent_id"]].append(record.value)
+
     for root in roots:
-        turns = [
-            {"from": node["role"], "value": node["text"]}
-            for node in _best_thread(root.value, children)
-        ]
+        turns = []
+        for node in _best_thread(root.value, replies):
+            turns.append({"from": node["role"], "value": node["text"]})
         yield Record(root.file, root.line, {"conversations": turns})
 
 
 def _best_thread(
-    root: Mapping[str, Any], children: Mapping[str, list[Mapping[str, Any]]]
+    root: Mapping[str, Any], replies: Mapping[str, list[Mapping[str, Any]]]
 ) -> Iterator[Mapping[str, Any]]:
-    """From the root always to the reply that people ranked best (rank 0); unranked ones come last."""
+    """Yield the root, the reply to it that people ranked best, the best reply to that, and so on."""
     node: Mapping[str, Any] | None = root
     while node is not None:
         yield node
-        replies = children.get(node["message_id"], [])
-        node = min(
-            replies,
-            key=lambda reply: math.inf if reply.get("rank") is None else reply["rank"],
-            default=None,
-        )
+        node = min(replies.get(node["message_id"], []), key=_rank, default=None)
+
+
+def _rank(reply: Mapping[str, Any]) -> float:
+    """Return the rank that people gave a reply, 0 for the best; the last for one that nobody ranked."""
+    rank = reply.get("rank")
+    return math.inf if rank is None else rank

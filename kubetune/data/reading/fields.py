@@ -6,7 +6,7 @@ Nothing here knows the shapes of records (formats.py) or of messages (messages.p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from kubetune.base.humanize import visible
@@ -17,17 +17,23 @@ NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 
 
 class Fields(Mapping[str, Any]):
-    """A record as it is read.
+    """A record that remembers which of its keys were read, so that the user hears of the others.
 
-    What is asked for by key is used; `unused` are the other keys that hold something, and what was put to them. To look
-    whether a key is there uses nothing. `images` are what stands in the contents of messages.
+    Asking for a value reads its key; asking whether a key is there does not:
+
+        record = Fields({"text": "Hi", "id": 7, "note": ""})
+        record["text"]      →  "Hi"
+        record.unused       →  ("id",)     `note` holds nothing
     """
 
     def __init__(self, value: Mapping[str, Any]) -> None:
         self._value = value
         self._read: set[str] = set()
+        # Unread keys of what stands inside the record, such as `messages[].id`.
         self._noted: set[str] = set()
+        # What keys were taken as, where their names do not say it.
         self._taken: list[str] = []
+        # Images that stand in the contents of messages, in their order.
         self.images: list[Any] = []
 
     def __getitem__(self, key: str) -> Any:
@@ -36,7 +42,8 @@ class Fields(Mapping[str, Any]):
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As any mapping's, but without an exception for what is not there: most keys that are asked for are not."""
+        """Return the value of a key, or the default."""
+        # Mapping.get raises and catches a KeyError for a missing key, and most keys that are asked for are missing.
         return self[key] if key in self._value else default
 
     def __iter__(self) -> Iterator[str]:
@@ -75,7 +82,7 @@ class Fields(Mapping[str, Any]):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Keys that hold something and have not been read, in alphabetical order."""
+        """Return the keys that hold something and have not been read, in alphabetical order."""
         unread = {key for key in self._value if key not in self._read and self.holds(key)}
         return tuple(sorted(self._noted | unread))
 
@@ -106,6 +113,7 @@ def text_of(value: Any, where: str, *, may_be_empty: bool = False) -> str:
         raise ValueError(f"{where} is {show(value)}; expected a text")
     if not may_be_empty and not value.strip():
         raise ValueError(f"{where} is empty; expected a text")
+    # A NUL tells of a file that is no text. Half a surrogate pair has no UTF-8, which tokenizers take.
     if "\0" in value:
         raise ValueError(
             f"{where} holds a NUL character at position {value.index(chr(0))}; expected text"
@@ -136,9 +144,21 @@ def keys(value: Mapping[str, Any]) -> str:
     """Return the keys of a record, for messages."""
     if not value:
         return "has no keys"
-    return "has the keys " + ", ".join(
-        f"`{visible(str(key), keep='')}`" for key in list(value)[:12]
-    )
+    names = [f"`{visible(str(key), keep='')}`" for key in list(value)[:12]]
+    return f"has the keys {', '.join(names)}"
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Return names of keys for messages: "`chosen` and `rejected`"."""
+    return " and ".join(f"`{name}`" for name in names)
+
+
+def first_of(names: Iterable[str], value: Container[str]) -> str | None:
+    """Return the first of these keys that a record has, whatever it holds; None where it has none of them."""
+    for name in names:
+        if name in value:
+            return name
+    return None
 
 
 def show(value: Any) -> str:

@@ -13,7 +13,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kubetune.config.schema import RecordKind
-from kubetune.data.reading.fields import Fields, keys, listed, parsed, required, show, text_of
+from kubetune.data.reading.fields import (
+    Fields,
+    first_of,
+    keys,
+    listed,
+    parsed,
+    quoted,
+    required,
+    show,
+    text_of,
+)
 from kubetune.data.reading.images import data_address
 from kubetune.data.reading.messages import IMAGE_TAG as IMAGE_TAG
 from kubetune.data.reading.messages import (
@@ -41,17 +51,17 @@ ANSWERS: Final = ("answer", "response", "completion", "output")
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation: messages with `role` and `content` and, where the answer calls tools, `tool_calls`.
+    """A conversation, of which the assistant's answers are trained."""
 
-    The first `context` messages are never trained, whoever speaks them, nor are those of `not_trained`, of which the
-    data say so. `images` are paths, or addresses of data, which images.py makes files of; where there are any, the
-    contents hold one `<image>` for each, in their order.
-    """
-
+    # with `role` and `content` and, where the answer calls tools, `tool_calls`
     messages: tuple[dict[str, Any], ...]
+    # schemas of functions
     tools: tuple[Any, ...] = ()
+    # number of messages at the beginning that are never trained, whoever speaks them
     context: int = 0
+    # paths, or addresses of data (images.py); the contents hold one `<image>` for each, in their order
     images: tuple[str, ...] = ()
+    # indices of other messages that are not trained, since the data say so
     not_trained: frozenset[int] = frozenset()
 
 
@@ -75,28 +85,27 @@ Label = str | int | float | tuple[str | int, ...] | tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """A text, or two, and its label: the name or number of a class, several of them, or a number to predict.
-
-    A tuple of floats holds a 0.0 or 1.0 for every class.
-    """
+    """A text, or two, and its label."""
 
     text: str
     second: str | None
+    # the name or number of a class, several of them, a 0.0 or 1.0 for every class, or a number to predict
     label: Label
 
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Two answers to one prompt, each as an example of its own, and by how much the chosen one is better, if known."""
+    """Two answers to one prompt, each as an example that begins with the prompt."""
 
     chosen: Chat | Pair
     rejected: Chat | Pair
+    # by how much the chosen answer is better; None where nobody says
     margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An answer to a prompt, good or bad."""
+    """A prompt with one answer to it, good or bad."""
 
     answer: Chat | Pair
     is_good: bool
@@ -107,21 +116,24 @@ _E = TypeVar("_E", bound=Example)
 
 
 def images_of(example: Example) -> tuple[str, ...]:
-    """The images of a record; those of a pair once, which both answers go on from."""
+    """Return the images of a record; those of a pair once, since both answers have the same."""
     match example:
         case Preference(answer) | Judged(answer):
             return images_of(answer)
-    return example.images if isinstance(example, Chat) else ()
+        case Chat():
+            return example.images
+    return ()
 
 
 def with_images(example: _E, place: Callable[[str], str]) -> _E:
-    """The record with another place of each image."""
+    """Return the record with another place of each image."""
     match example:
         case Preference():
-            chosen, rejected = (
-                with_images(answer, place) for answer in (example.chosen, example.rejected)
+            return replace(
+                example,
+                chosen=with_images(example.chosen, place),
+                rejected=with_images(example.rejected, place),
             )
-            return replace(example, chosen=chosen, rejected=rejected)
         case Judged():
             return replace(example, answer=with_images(example.answer, place))
         case Chat() if example.images:
@@ -136,7 +148,7 @@ def convert(
     *,
     kind: RecordKind = "text",
 ) -> Example:
-    """The normal form of a record, of which nobody asks what was left aside; see `read`."""
+    """Return the normal form of a record; `read` also says which of its keys were left aside."""
     return read(value, shape, columns, kind=kind).example
 
 
@@ -162,44 +174,54 @@ def read(
     that would make another thing of the record than its texts say: preferences, media, settings of a template.
     """
     columns = columns or {}
-    replaced = [
-        expected
-        for expected in columns
-        if value.get(expected) is not None and expected not in columns.values()
-    ]
-    for expected, found in columns.items():
-        if found not in value:
-            raise ValueError(
-                f"has no column {found!r}, which data.columns gives for {expected!r}; {keys(value)}"
-            )
-        value = {
-            **{key: item for key, item in value.items() if key != found},
-            expected: value[found],
-        }
+    value, replaced = _renamed(value, columns)
     require_trained(value)
     if kind not in ("text", "labelled"):
-        example, unused = _read_preference(value, shape, kind)
-        return Reading(example, _without_obeyed(sorted({*unused, *replaced}), value))
+        answers, unused = _read_preference(value, shape, kind)
+        return Reading(answers, _without_obeyed(sorted({*unused, *replaced}), value))
+
     if kind == "text" and shape not in ("labelled", "text"):
         require_no_preference(value, columns)
     record = Fields(value)
     for key in replaced:
         record.note_unused(key)
-    shape = detect(value, kind=kind) if shape == "auto" else shape
-    if SHAPES[shape] in (_from_messages, _from_sharegpt, _from_alpaca, _from_pair, _from_question):
+    if shape == "auto":
+        shape = detect(value, kind=kind)
+    if shape in _MAY_BE_CHATS:
         require_readable(record)
-    whole = SHAPES[shape](record)
-    unread = (
-        key
-        for key in columns
-        if key not in DECIDING and record.holds(key) and not record.has_read(key)
-    )
-    if idle := next(unread, None):
+    example = SHAPES[shape](record)
+    _require_used_columns(record, columns, shape)
+    return Reading(example, _without_obeyed(record.unused, value), record.taken)
+
+
+def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str]]:
+    """Return a record with its keys named as expected, and those of its keys that another took the name of."""
+    replaced = []
+    for expected in columns:
+        if value.get(expected) is not None and expected not in columns.values():
+            replaced.append(expected)
+
+    for expected, column in columns.items():
+        if column not in value:
+            raise ValueError(
+                f"has no column {column!r}, which data.columns gives for {expected!r}; {keys(value)}"
+            )
+        renamed = dict(value)
+        item = renamed.pop(column)
+        renamed[expected] = item
+        value = renamed
+    return value, replaced
+
+
+def _require_used_columns(record: Fields, columns: Mapping[str, str], shape: str) -> None:
+    """Raise ValueError where `data.columns` names a key that records of this shape do not have."""
+    for key, column in columns.items():
+        if key in DECIDING or not record.holds(key) or record.has_read(key):
+            continue
         raise ValueError(
-            f"is read as {shape}, in which `data.columns` has no `{idle}` ({columns[idle]!r} is given for it); set "
+            f"is read as {shape}, in which `data.columns` has no `{key}` ({column!r} is given for it); set "
             "`data.format`, or leave it out"
         )
-    return Reading(whole, _without_obeyed(record.unused, value), record.taken)
 
 
 def _without_obeyed(unused: Sequence[str], value: Value) -> tuple[str, ...]:
@@ -210,7 +232,7 @@ def _without_obeyed(unused: Sequence[str], value: Value) -> tuple[str, ...]:
 def _read_preference(
     value: Value, shape: str, kind: RecordKind
 ) -> tuple[Preference | Judged, set[str]]:
-    """Answers to be compared or judged, and the keys that hold something and decide nothing."""
+    """Return answers to be compared or judged, and the keys that hold something and decide nothing."""
     if shape in ("text", "labelled"):
         raise ValueError(
             f"is read as {shape} by `data.format`, which has no answers to compare; expected auto"
@@ -219,76 +241,89 @@ def _read_preference(
         side, is_good = judged_side_of(value, shape)
         answer, unused = _read_side(side)
         return Judged(answer, is_good), unused
-    margin = value.get("margin") if kind == "graded" else None
-    if margin is not None:
-        value = {key: item for key, item in value.items() if key != "margin"}
-        if (
-            isinstance(margin, bool)
-            or not isinstance(margin, (int, float))
-            or not math.isfinite(margin)
-        ):
-            raise ValueError(
-                f"margin is {show(margin)}; expected a number: by how much the chosen answer is better"
-            )
-    (chosen, unused), (rejected, more) = map(_read_side, sides_of(value, shape))
+
+    margin = None
+    if kind == "graded":
+        value = dict(value)
+        margin = _margin(value.pop("margin", None))
+    chosen_side, rejected_side = sides_of(value, shape)
+    chosen, unused = _read_side(chosen_side)
+    rejected, unused_of_rejected = _read_side(rejected_side)
     if chosen == rejected:
         raise Unusable("has the same answer as chosen and as rejected; expected two that differ")
-    return Preference(chosen, rejected, None if margin is None else float(margin)), unused | more
+    return Preference(chosen, rejected, margin), unused | unused_of_rejected
+
+
+def _margin(margin: Any) -> float | None:
+    if margin is None:
+        return None
+    is_number = isinstance(margin, (int, float)) and not isinstance(margin, bool)
+    if not is_number or not math.isfinite(margin):
+        raise ValueError(
+            f"margin is {show(margin)}; expected a number: by how much the chosen answer is better"
+        )
+    return float(margin)
 
 
 def _read_side(side: Side) -> tuple[Chat | Pair, set[str]]:
+    """Return one of the answers with its prompt, and the keys that hold something and decide nothing."""
     record = Fields(side.record)
     require_readable(record)
     try:
         answer = _from_pair(record)
     except ValueError as error:
+        # The record is one that preferences.py made: the file has another name for its completion.
         kind = Unusable if "is empty" in str(error) else ValueError
         raise kind(str(error).replace("completion", side.name)) from None
-    if isinstance(answer, Chat) and all(
-        m["role"] != "assistant" for m in answer.messages[answer.context :]
-    ):
-        raise ValueError(f"{side.name} holds no message of the assistant; expected the answer")
+    if isinstance(answer, Chat):
+        roles = {message["role"] for message in answer.messages[answer.context :]}
+        if "assistant" not in roles:
+            raise ValueError(f"{side.name} holds no message of the assistant; expected the answer")
     return answer, set(record.unused)
 
 
 def detect(value: Value, *, kind: RecordKind = "text") -> str:
-    """The shape of a record by its keys, and by those that are null only where there are no others.
-
-    Raises ValueError when it has none.
-    """
+    """Return the shape of a record by the keys it has. Raises ValueError when it has none."""
     if kind == "labelled":
         return "labelled"
-    for there in ({key for key in value if value[key] is not None}, value.keys()):
-        for shape, *needed in _MARKS:
-            if all(any(key in there for key in alternatives) for alternatives in needed):
-                return str(shape)
+    # Tables give every row all their columns, so keys that are null decide only where no others do.
+    held = {key for key in value if value[key] is not None}
+    for present in (held, value.keys()):
+        for shape, groups in _MARKS:
+            if all(first_of(group, present) is not None for group in groups):
+                return shape
     raise ValueError(
         f"{keys(value)}; expected `messages`, `prompt` and `completion`, `text`, `conversations`, `instruction` "
         "and `output`, or `question` and `answer`; other names can be given in `data.columns`"
     )
 
 
-_MARKS: Final[tuple[tuple[Any, ...], ...]] = (
-    ("messages", ("messages",)),
-    ("sharegpt", ("conversations",)),
-    ("alpaca", ("instruction",), ("output",)),
-    ("prompt_completion", ("prompt", "input"), ("completion", "output")),
-    ("text", ("text",)),
-    ("question_answer", QUESTIONS, ANSWERS),
-    ("prompt_completion", ("prompt", "input"), ANSWERS),
-    ("labelled", ("label",), ("sentence", "premise")),
+_MARKS: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
+    ("messages", (("messages",),)),
+    ("sharegpt", (("conversations",),)),
+    ("alpaca", (("instruction",), ("output",))),
+    ("prompt_completion", (("prompt", "input"), ("completion", "output"))),
+    ("text", (("text",),)),
+    ("question_answer", (QUESTIONS, ANSWERS)),
+    ("prompt_completion", (("prompt", "input"), ANSWERS)),
+    ("labelled", (("label",), ("sentence", "premise"))),
 )
-"""Each shape with the keys it is known by: one of each group."""
+"""Each shape with the keys it is known by: one of each group. The first shape that fits is taken."""
 
 
 def _from_messages(record: Fields) -> Chat:
-    messages = listed(record, "messages")
-    return _chat(record, [_read_any(m, f"messages[{i}]", record) for i, m in enumerate(messages)])
+    return _chat(record, _read_all(listed(record, "messages"), "messages", record))
+
+
+def _read_all(messages: Sequence[Any], key: str, record: Fields) -> list[Turn]:
+    return [_read_any(message, f"{key}[{i}]", record) for i, message in enumerate(messages)]
 
 
 def _read_any(message: Any, where: str, record: Fields) -> Turn:
-    is_turn = isinstance(message, dict) and "from" in message and "role" not in message
-    return (read_turn if is_turn else read_message)(message, where, record)
+    """Return a message that is spelt as OpenAI does, or as ShareGPT does, in a list that may hold either."""
+    if isinstance(message, dict) and "from" in message and "role" not in message:
+        return read_turn(message, where, record)
+    return read_message(message, where, record)
 
 
 def _from_pair(record: Fields) -> Pair | Chat:
@@ -296,7 +331,8 @@ def _from_pair(record: Fields) -> Pair | Chat:
     completion_key = _key_of(
         record, ("completion", "output", "response", "answer"), "its completion"
     )
-    prompt, completion = required(record, prompt_key), required(record, completion_key)
+    prompt = required(record, prompt_key)
+    completion = required(record, completion_key)
     if prompt_key == "input" and record.holds("instruction"):
         raise ValueError(
             "has an `instruction` beside `input`, which would be lost; name its answer `output`"
@@ -305,24 +341,23 @@ def _from_pair(record: Fields) -> Pair | Chat:
         raise ValueError(
             "has a `history` beside its prompt, which would be lost; put all of it into `messages`"
         )
+
+    # A prompt in messages, with an answer in messages or as text.
     if isinstance(prompt, list) and isinstance(completion, (list, dict, str)):
-        completion = (
-            [{"role": "assistant", "content": completion}]
-            if isinstance(completion, str)
-            else completion
-        )
-        completion = [completion] if isinstance(completion, dict) else completion
-        before = [_read_any(m, f"{prompt_key}[{i}]", record) for i, m in enumerate(prompt)]
-        after = [_read_any(m, f"{completion_key}[{i}]", record) for i, m in enumerate(completion)]
-        if not before or not after:
-            raise ValueError(
-                f"{prompt_key if not before else completion_key} is empty; expected messages"
-            )
+        if isinstance(completion, str):
+            completion = {"role": "assistant", "content": completion}
+        if isinstance(completion, dict):
+            completion = [completion]
+        before = _read_all(prompt, prompt_key, record)
+        after = _read_all(completion, completion_key, record)
+        for key, turns in ((prompt_key, before), (completion_key, after)):
+            if not turns:
+                raise ValueError(f"{key} is empty; expected messages")
         return _chat(record, [*before, *after], context=len(before))
-    prompt, completion = (
-        text_of(prompt, prompt_key, may_be_empty=True),
-        text_of(completion, completion_key),
-    )
+
+    # Two texts, which go through the chat template only where there are images.
+    prompt = text_of(prompt, prompt_key, may_be_empty=True)
+    completion = text_of(completion, completion_key)
     if _images(record):
         return _chat(record, [_spoken("user", prompt), _spoken("assistant", completion)], context=1)
     for key in ("system", "system_prompt", "tools", "functions"):
@@ -335,10 +370,10 @@ def _from_pair(record: Fields) -> Pair | Chat:
 
 
 def _key_of(record: Fields, names: Sequence[str], meaning: str) -> str:
-    """Return the first of these keys that holds something, the first of all if none does."""
+    """Return the first of these keys that is not null; if all are, the first that is there, or the first name."""
     key = next((name for name in names if record.peek(name) is not None), None)
     if key is None:
-        key = next((name for name in names if name in record), names[0])
+        key = first_of(names, record) or names[0]
     if key != names[0]:
         record.note_taken(key, meaning)
     return key
@@ -360,11 +395,12 @@ def _only_key(record: Fields, names: Sequence[str], what: str) -> str:
     """Return the only one of these keys that holds something."""
     held = [name for name in names if record.holds(name)]
     if len(held) > 1:
-        places = " and ".join(f"`{name}`" for name in held)
         raise ValueError(
-            f"has {places}; expected one {what}, or `data.columns` that say which it is"
+            f"has {quoted(held)}; expected one {what}, or `data.columns` that say which it is"
         )
-    return held[0] if held else next((name for name in names if name in record), names[0])
+    if held:
+        return held[0]
+    return first_of(names, record) or names[0]
 
 
 def _spoken(role: str, content: str) -> Turn:
@@ -376,20 +412,21 @@ def _from_text(record: Fields) -> Text:
 
 
 def _from_sharegpt(record: Fields) -> Chat:
-    turns = listed(record, "conversations")
-    return _chat(
-        record, [read_turn(turn, f"conversations[{i}]", record) for i, turn in enumerate(turns)]
-    )
+    turns = []
+    for i, turn in enumerate(listed(record, "conversations")):
+        turns.append(read_turn(turn, f"conversations[{i}]", record))
+    return _chat(record, turns)
 
 
 def _from_alpaca(record: Fields) -> Chat:
-    extra = record.get("input")
-    extra = "" if extra is None else text_of(extra, "input", may_be_empty=True)
+    extra = ""
+    if record.get("input") is not None:
+        extra = text_of(record["input"], "input", may_be_empty=True)
     instruction = text_of(
         required(record, "instruction"), "instruction", may_be_empty=bool(extra.strip())
     )
     turns = _history(record)
-    turns.append(_spoken("user", "\n".join(part for part in (instruction, extra) if part)))
+    turns.append(_spoken("user", "\n".join(filter(None, (instruction, extra)))))
     turns.append(_spoken("assistant", text_of(required(record, "output"), "output")))
     return _chat(record, turns)
 
@@ -408,6 +445,7 @@ def _history(record: Fields) -> list[Turn]:
     return turns
 
 
+# Names of two texts that are compared.
 _PAIRS: Final = (
     ("premise", "hypothesis"),
     ("sentence1", "sentence2"),
@@ -419,27 +457,30 @@ _PAIRS: Final = (
 
 def _from_labelled(value: Fields) -> Labelled:
     text, second = texts_of(value)
-    return Labelled(
-        text, second, _label(required(value, label_key(value, is_pair=second is not None)))
-    )
+    key = label_key(value, is_pair=second is not None)
+    return Labelled(text, second, _label(required(value, key)))
 
 
 def label_key(value: Value, *, is_pair: bool) -> str:
-    """The key that a record's label stands under: sets with several write `labels`, pairs to compare have a `score`."""
-    spellings = ("label", "labels", "score") if is_pair else ("label", "labels")
-    return next((key for key in spellings if key in value), "label")
+    """Return the key that a record's label stands under.
+
+    Data sets with several labels write `labels`; those with pairs to compare have a `score`.
+    """
+    names = ("label", "labels", "score") if is_pair else ("label", "labels")
+    return first_of(names, value) or "label"
 
 
 def texts_of(value: Value) -> tuple[str, str | None]:
-    """The text, or two, of a record to be classified. Raises ValueError where there is none."""
-    pair = next((names for names in _PAIRS if all(key in value for key in names)), None)
-    names = pair or next(((key,) for key in ("sentence", "text") if key in value), None)
-    if names is None:
+    """Return the text, or two, of a record to be classified. Raises ValueError where there is none."""
+    for first, second in _PAIRS:
+        if first in value and second in value:
+            return text_of(value[first], first), text_of(value[second], second)
+    key = first_of(("sentence", "text"), value)
+    if key is None:
         raise ValueError(
             f"{keys(value)}; expected `sentence`, `text`, or `premise` and `hypothesis`, with `label`"
         )
-    texts = [text_of(value[key], key) for key in names]
-    return texts[0], texts[1] if pair else None
+    return text_of(value[key], key), None
 
 
 _WHOLE_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
@@ -467,19 +508,27 @@ def _label(label: Any) -> Label:
 
 
 def _several(labels: list[Any]) -> Label:
-    says_of_every_class = all(isinstance(item, bool) for item in labels) or (
-        any(isinstance(item, float) for item in labels) and all(item in (0, 1) for item in labels)
-    )
-    if labels and says_of_every_class:
-        return tuple(1.0 if item else 0.0 for item in labels)
-    if any(isinstance(name, bool) or not isinstance(name, (int, str)) for name in labels):
-        what = "a list of names or numbers of classes, or 0.0 or 1.0 for every class"
-        raise ValueError(f"label is {show(labels)}; expected {what}")
-    labels = [name.strip() if isinstance(name, str) else name for name in labels]
-    if len(set(labels)) < len(labels):
+    """Return several labels: the classes that apply, or a 0.0 or 1.0 for every class.
+
+    [2, 5] are two classes, [0.0, 1.0, 1.0] and [false, true, true] say of three classes whether each applies.
+    """
+    are_flags = all(isinstance(label, bool) for label in labels)
+    if any(isinstance(label, float) for label in labels):
+        are_flags = all(label in (0, 1) for label in labels)
+    if labels and are_flags:
+        return tuple(1.0 if label else 0.0 for label in labels)
+
+    classes = []
+    for label in labels:
+        if isinstance(label, bool) or not isinstance(label, (int, str)):
+            what = "a list of names or numbers of classes, or 0.0 or 1.0 for every class"
+            raise ValueError(f"label is {show(labels)}; expected {what}")
+        classes.append(label.strip() if isinstance(label, str) else label)
+    if len(set(classes)) < len(classes):
+        # [1, 0, 1] is refused here: it would be read as classes 1 and 0, and was hardly meant so.
         what = "each class that applies once, by name or number; a 0 or 1 for every class is written 0.0 or 1.0"
-        raise ValueError(f"label is {show(labels)}; expected {what}")
-    return tuple(labels)
+        raise ValueError(f"label is {show(classes)}; expected {what}")
+    return tuple(classes)
 
 
 SHAPES: Final[dict[str, Callable[[Fields], Example]]] = {
@@ -491,76 +540,101 @@ SHAPES: Final[dict[str, Callable[[Fields], Example]]] = {
     "question_answer": _from_question,
     "labelled": _from_labelled,
 }
+_MAY_BE_CHATS: Final = frozenset(SHAPES) - {"text", "labelled"}
 
 
 def _chat(record: Fields, turns: list[Turn], context: int = 0) -> Chat:
-    if system := _system(record, turns):
-        turns, context = [system, *turns], context + bool(context)
-    if trained := next((turn.where for turn in turns[:context] if turn.trained), None):
-        raise ValueError(f"{trained} says that it is trained; a prompt never is")
+    """Return a conversation with what stands beside its messages. `context`: how many of them are a prompt."""
+    system = _system(record, turns)
+    if system is not None:
+        turns = [system, *turns]
+        if context:
+            context += 1
+    for turn in turns[:context]:
+        if turn.trained:
+            raise ValueError(f"{turn.where} says that it is trained; a prompt never is")
     require_known_calls(turns)
-    not_trained = frozenset(i for i, turn in enumerate(turns) if turn.trained is False)
+
     messages = [turn.message for turn in turns]
-    images, tools = _images(record), read_tools(record)
+    images = _images(record)
+    tools = read_tools(record)
     if images is not None:  # without images the tag is text like any other
         messages = _place_tags(messages, len(images))
+    not_trained = frozenset(i for i, turn in enumerate(turns) if turn.trained is False)
     return Chat(tuple(messages), tools, context, images or (), not_trained)
 
 
 def _system(record: Fields, turns: list[Turn]) -> Turn | None:
-    """The message of the system that stands beside the messages, unless it is the first of these."""
-    found = {
-        key: text
-        for key in ("system", "system_prompt")
-        if (text := record.get(key)) not in (None, "")
-    }
-    if not found:
+    """Return the message of the system that stands beside the messages; None where they begin with it."""
+    texts = {}
+    for key in ("system", "system_prompt"):
+        text = record.get(key)
+        if text not in (None, ""):
+            texts[key] = text
+    if not texts:
         return None
-    key, system = next(iter(found.items()))
-    system = text_of(system, key)
-    has_own = turns[0].message["role"] == "system"
-    others = [*found.values(), *([turns[0].message["content"]] if has_own else [])]
+    key, text = next(iter(texts.items()))
+    system = text_of(text, key)
+    has_system = turns[0].message["role"] == "system"
+    others = list(texts.values())
+    if has_system:
+        others.append(turns[0].message["content"])
     if any(other != system for other in others):
         raise ValueError(
             f"has `{key}` and another message of the system, which says something else; expected one"
         )
-    return None if has_own else _spoken("system", system)
+    return None if has_system else _spoken("system", system)
 
 
 def _images(record: Fields) -> tuple[str, ...] | None:
-    """The images of a record, each a path or an address of data; None for a record that has no place for any."""
-    found = {key: images for key in ("images", "image") if (images := record.get(key)) is not None}
-    if len([images for images in found.values() if images]) + bool(record.images) > 1:
-        places = " and ".join(
-            [*(f"`{key}`" for key in found), *(["its messages"] if record.images else [])]
-        )
-        raise ValueError(f"has images in {places}; expected them in one place")
+    """Return the images of a record, each a path or an address of data; None where it has no place for any."""
+    columns = {}
+    for key in ("images", "image"):
+        images = record.get(key)
+        if images is not None:
+            columns[key] = images
+
+    filled = [key for key, images in columns.items() if images]
+    if len(filled) + bool(record.images) > 1:
+        places = [f"`{key}`" for key in columns]
+        if record.images:
+            places.append("its messages")
+        raise ValueError(f"has images in {' and '.join(places)}; expected them in one place")
+
     if record.images:
         return tuple(
             _image(image, f"image {i} of its messages") for i, image in enumerate(record.images, 1)
         )
-    for key, images in sorted(found.items(), key=lambda pair: not pair[1]):
-        images = [images] if isinstance(images, str | dict) else images
-        if not isinstance(images, list):
-            raise ValueError(f"{key} is {show(images)}; expected a list of paths")
-        return tuple(_image(image, f"{key}[{i}]") for i, image in enumerate(images))
-    return None
+    if not columns:
+        return None
+    key = filled[0] if filled else next(iter(columns))
+    images = columns[key]
+    if isinstance(images, str | dict):
+        images = [images]
+    if not isinstance(images, list):
+        raise ValueError(f"{key} is {show(images)}; expected a list of paths")
+    return tuple(_image(image, f"{key}[{i}]") for i, image in enumerate(images))
 
 
 def _image(image: Any, where: str) -> str:
-    """The path of an image, or its bytes as an address of data; `datasets` gives both, and means the bytes."""
+    """Return the path of an image, or its bytes as an address of data; `datasets` gives both, and means the bytes."""
     if not isinstance(image, dict):
         return text_of(image, where)
-    path, content = image.get("path"), image.get("bytes")
+    content = image.get("bytes")
     if not image.keys() <= {"path", "bytes"} or not isinstance(content, bytes | None):
         raise ValueError(
             f"{where} is {show(image)}; expected a path, an address `data:image/…;base64,…`, or `path`"
         )
-    return data_address(content) if content is not None else text_of(path, f"{where}.path")
+    if content is not None:
+        return data_address(content)
+    return text_of(image.get("path"), f"{where}.path")
 
 
 def _place_tags(messages: list[dict[str, Any]], images: int) -> list[dict[str, Any]]:
-    """The messages with as many tags as images: missing ones go before the first text of the user."""
+    """Return the messages with as many tags as images. Missing tags go before the first text of the user:
+
+    two images and the question "Which is older?"    →    "<image>\n<image>\nWhich is older?"
+    """
     tags = sum(message["content"].count(IMAGE_TAG) for message in messages)
     if tags > images:
         raise ValueError(
@@ -568,10 +642,10 @@ def _place_tags(messages: list[dict[str, Any]], images: int) -> list[dict[str, A
         )
     if tags == images:
         return messages
-    first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
-    if first is None:
-        raise ValueError(
-            f"has {images} images, {tags} {IMAGE_TAG} tags and no message of the user to put more into"
-        )
-    content = f"{IMAGE_TAG}\n" * (images - tags) + messages[first]["content"]
-    return [*messages[:first], {**messages[first], "content": content}, *messages[first + 1 :]]
+    for i, message in enumerate(messages):
+        if message["role"] == "user":
+            content = f"{IMAGE_TAG}\n" * (images - tags) + message["content"]
+            return [*messages[:i], {**message, "content": content}, *messages[i + 1 :]]
+    raise ValueError(
+        f"has {images} images, {tags} {IMAGE_TAG} tags and no message of the user to put more into"
+    )

@@ -1,4 +1,4 @@
-"""Finding a model's small files in a folder, in the hub's cache or on the hub, with an own message for each failure.
+"""Finds a model's small files in a folder, in the hub's cache or on the hub, with a message for each failure.
 
 Weights are not fetched here. `huggingface_hub` is imported only when the hub is really asked.
 """
@@ -23,8 +23,8 @@ from kubetune.config.schema import ModelConfig
 from kubetune.errors import EnvironmentFault, KubetuneError, ModelError, causes
 from kubetune.plan import model_shapes
 
+# Silence after which the hub counts as lost, however often it is asked. Its commits of large models take a while.
 PATIENCE_SECONDS = 120.0
-"""Silence after which the hub counts as lost, however often it is asked; its commits of large models take a while."""
 
 _NOT_HERE = (
     "{kind} {repo} is not in the local cache and the hub cannot be reached{why}; go online once "
@@ -39,13 +39,16 @@ def _not_here(kind: str, repo: str, why: str = "") -> str:
 
 
 def hub_token() -> str | None:
-    """The access token in the environment, under any of the names in use; None leaves it to `hf auth login`."""
-    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
-    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+    """Return the access token in the environment, under any of its names; None leaves it to `hf auth login`."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
+        token = os.environ.get(name)
+        if token:
+            return token
+    return None
 
 
 def is_local(path: str) -> bool:
-    """The model's path means a folder on disk rather than a hub id."""
+    """True if a model's path means a folder on disk rather than a hub id."""
     return (
         Path(path).expanduser().is_dir()
         or path.startswith(("/", "./", "../", "~"))
@@ -54,7 +57,7 @@ def is_local(path: str) -> bool:
 
 
 def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str, Path]:
-    """Those of `names` that the model at `path` has, each with where it lies on disk.
+    """Return those of `names` that the model at `path` has, each with where it lies on disk.
 
     Asks the hub for what is not in the cache, unless `model.local_files_only`. Raises ModelError when there is no
     such model, it is gated, or it cannot be had offline; EnvironmentFault when the hub cannot be reached.
@@ -87,15 +90,14 @@ def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str,
 
 
 def list_files(model: ModelConfig, path: str) -> list[str]:
-    """Paths of the files that the model at `path` has: all on the hub, those of a folder and of its folders here.
+    """Return the paths of the files of the model at `path`; of a local folder, two levels deep.
 
     Raises as `find_files` does, also where the hub is not to be asked.
     """
     if is_local(path):
         folder = Path(path).expanduser()
-        return sorted(
-            str(file.relative_to(folder)) for glob in ("*", "*/*") for file in folder.glob(glob)
-        )
+        files = [*folder.glob("*"), *folder.glob("*/*")]
+        return sorted(str(file.relative_to(folder)) for file in files)
     if model.local_files_only or _is_offline():
         raise EnvironmentFault(_not_here("list of files of model", path, ", or is not to be asked"))
     from huggingface_hub import HfApi
@@ -106,7 +108,7 @@ def list_files(model: ModelConfig, path: str) -> list[str]:
 
 
 def _download(repo: str, name: str, revision: str | None, local_files_only: bool) -> Path | None:
-    """One file of a hub repository, or None when the repository does not have it."""
+    """Return a file of a hub repository, or None when the repository does not have it."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
@@ -124,24 +126,24 @@ def _download(repo: str, name: str, revision: str | None, local_files_only: bool
         except RemoteEntryNotFoundError:
             return None
         except LocalEntryNotFoundError:
-            # Offline nobody can say whether it is missing or was never there; a repository has few of the names.
+            # Offline nobody can say whether the repository has this file; most have few of the names.
             if local_files_only or _is_offline():
                 return None
             raise
 
 
 def _is_offline() -> bool:
-    """HF_HUB_OFFLINE says that the hub must not be asked."""
+    """True if HF_HUB_OFFLINE says that the hub must not be asked."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
 def check_model_folder(model: ModelConfig) -> None:
-    """Look into a local folder before anything starts; transformers' own message would send the user to the hub.
+    """Check a local folder before anything starts; transformers' own message would send the user to the hub.
 
-    Raises ModelError when it is missing, is no model, holds weights only as pickles or elsewhere, an adapter, what is
-    no file inside it, or other code than the config pins.
+    Raises ModelError when it is missing or no model, when it holds an adapter, links that lead out of it, weights only
+    as pickles, or other code than the config pins.
     """
     if not is_local(model.path):
         return
@@ -163,12 +165,10 @@ def check_model_folder(model: ModelConfig) -> None:
         _require_read_code(folder, str(model.revision))
     if files:
         return
-    pickled = sorted(p.name for p in folder.glob("*.bin")) + sorted(
-        p.name for p in folder.glob("*.pt*")
-    )
-    if pickled:
+    pickles = [*sorted(folder.glob("*.bin")), *sorted(folder.glob("*.pt*"))]
+    if pickles:
         raise ModelError(
-            f"model {folder}: has only {pickled[0]}, a pickle that could run code when it is read; convert it to "
+            f"model {folder}: has only {pickles[0].name}, a pickle that could run code when it is read; convert it to "
             "safetensors (model.save_pretrained with transformers does)"
         )
     raise ModelError(f"model {folder}: has no *.safetensors file")
@@ -206,9 +206,8 @@ def explained_hub_errors(
     """Turn what `huggingface_hub` raises into errors that say what to do."""
     from huggingface_hub import errors as hub
 
-    logging.getLogger(
-        "huggingface_hub"
-    ).handlers.clear()  # what it tells reaches our log lines too, once is enough
+    # What it logs reaches our log through the root logger; its own handler would print it twice.
+    logging.getLogger("huggingface_hub").handlers.clear()
     bound_waits()
     page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{repo}"
     try:
@@ -240,7 +239,7 @@ def explained_hub_errors(
 
 
 def is_of_hub(error: Exception) -> bool:
-    """An error tells of the hub, or of the way there."""
+    """True if an error is about the hub, or the way there."""
     return isinstance(error, KubetuneError) or _explained(error, "", "") is not None
 
 
@@ -248,11 +247,12 @@ def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
     """Return the error that says what went wrong between here and the hub; None for what has nothing to do with it."""
     from huggingface_hub import errors as hub
 
-    # `datasets` tells of what went wrong in the words of an error about files, and hides the cause.
+    # `datasets` reports a hub that cannot be reached as a file that is not found, and hides the cause.
     words = "on the Hugging Face Hub either"
     is_wrapped = isinstance(error, FileNotFoundError) and words in str(error)
     chain = list(causes(error, hidden=is_wrapped))
     what = f"{kind} {repo}"
+    # An answer with a status comes first: it says most. A lost connection comes last: it may be behind any of them.
     for cause in chain:
         if isinstance(cause, hub.HfHubHTTPError):
             return _refused(cause.response.status_code, what)
@@ -294,6 +294,7 @@ def _unreachable(
     lost = next((cause for cause in chain if is_lost(cause)), None)
     reason = _one_line(lost or chain[-1])
     is_missing = any(isinstance(cause, LocalEntryNotFoundError) for cause in chain)
+    # These two mean that nothing was ever heard: the hub is away, and no download was cut off.
     is_connected = type(lost).__name__ not in ("ConnectError", "ConnectTimeout")
     if lost is not None and is_connected and not is_missing:
         return EnvironmentFault(
@@ -313,28 +314,30 @@ def _one_line(error: BaseException) -> str:
 
 @functools.cache
 def bound_waits() -> None:
-    """Have the hub's client give up on silence: by itself it waits for ever on much of what it asks, and asks again.
+    """Have the hub's client give up on silence, and on a hub that asks it to come back much later.
 
-    And on a hub that asks it to come back later than that: by itself it would wait for hours.
+    By itself it waits for ever on much of what it asks, asks again, and would wait for hours if it is told to.
     """
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
-    unheard = (
-        threading.local()
-    )  # since when nothing has been heard on what this thread asks, and how long it must wait
+    # Of each thread: `since`, the time at which it asked what has had no answer yet, and `waits`, the seconds that the
+    # hub has asked it to wait for since its last useful answer.
+    unheard = threading.local()
 
     def limit(request: Any) -> None:
         left = PATIENCE_SECONDS
-        if request.method in ("GET", "HEAD"):  # sending takes as long as it takes
+        # Only what reads: sending takes as long as it takes.
+        if request.method in ("GET", "HEAD"):
             since = unheard.__dict__.setdefault("since", time.monotonic())
             left -= time.monotonic() - since
         if left <= 0:
             unheard.__dict__.clear()
             raise TimeoutError(f"nothing heard from {request.url.host} for {PATIENCE_SECONDS:g} s")
-        asked = request.extensions.get("timeout", {})
-        kinds = ("connect", "read", "write", "pool")
-        request.extensions["timeout"] = {kind: min(asked.get(kind) or left, left) for kind in kinds}
+        timeouts = dict(request.extensions.get("timeout", {}))
+        for kind in ("connect", "read", "write", "pool"):
+            timeouts[kind] = min(timeouts.get(kind) or left, left)
+        request.extensions["timeout"] = timeouts
 
     def hear(response: Any) -> None:
         wait = _wait_asked_for(response)
@@ -354,24 +357,26 @@ def bound_waits() -> None:
         }
         return client
 
-    if hasattr(_http, "default_client_factory"):  # not so in older ones
+    # Older ones have none, and keep their own waits.
+    if hasattr(_http, "default_client_factory"):
         set_client_factory(make_client)
 
 
 def _wait_asked_for(response: Any) -> float:
-    """Seconds after which the hub wants to be asked again, as its client reads it; 0 where it says nothing of it."""
+    """Return the seconds after which the hub wants to be asked again, as its client reads it; 0 if it says nothing."""
     from huggingface_hub.utils import _http
 
     if response.status_code < 400:
         return 0.0
-    limit = _http.parse_ratelimit_headers(response.headers) if response.status_code == 429 else None
-    if limit is not None and limit.remaining == 0:
-        return float(limit.reset_in_seconds)
+    if response.status_code == 429:
+        limit = _http.parse_ratelimit_headers(response.headers)
+        if limit is not None and limit.remaining == 0:
+            return float(limit.reset_in_seconds)
     return float(_http._parse_retry_after(response.headers) or 0)
 
 
 def misread(chain: Sequence[BaseException]) -> str:
-    """Fault of an answer that the hub's client could not read; empty where that was not what went wrong."""
+    """Return what was wrong with an answer that the hub's client could not read; empty if that was not the fault."""
     import huggingface_hub
     from huggingface_hub.errors import FileMetadataError
 
@@ -381,22 +386,25 @@ def misread(chain: Sequence[BaseException]) -> str:
             return "expected JSON"
         if isinstance(error, FileMetadataError):
             return "expected the commit and the checksum of a file"
-        # It takes the fields of an answer for granted, and says of others, such as sizes, that they are not right.
-        is_odd = isinstance(error, KeyError | TypeError | AttributeError)
-        is_refused = type(error) is ValueError or (type(error) is OSError and error.errno is None)
-        if (is_odd or is_refused) and _origin(error).startswith(client):
-            return (
-                f"expected another answer ({type(error).__name__}: {' '.join(str(error).split())})"
-            )
+        # The client takes most fields of an answer for granted, and fails on a missing one as any code would. A few,
+        # such as sizes, it checks.
+        is_missing_field = isinstance(error, KeyError | TypeError | AttributeError)
+        is_failed_check = type(error) is ValueError or (
+            type(error) is OSError and error.errno is None
+        )
+        if (is_missing_field or is_failed_check) and _origin(error).startswith(client):
+            words = " ".join(str(error).split())
+            return f"expected another answer ({type(error).__name__}: {words})"
     return ""
 
 
 def _origin(error: BaseException) -> str:
-    """The file of the code that raised an error."""
+    """Return the file of the code that raised an error; empty if it was never raised."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return frames[-1][0].f_code.co_filename if frames else ""
 
 
 def is_lost(error: BaseException) -> bool:
-    """The connection failed. The hub's client has changed its HTTP library before; this name stayed."""
+    """True if an error means that the connection failed."""
+    # By name: the hub's client has changed its HTTP library before, and this name stayed.
     return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)

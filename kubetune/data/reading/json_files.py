@@ -22,7 +22,10 @@ _BLANKS: Final = codecs.BOM_UTF8 + b" \t\r\n"
 
 
 def read_jsonl(file: Path, problems: Problems) -> Iterator[Record]:
-    """Read one JSON object per line. Blank lines are passed over, as `datasets` and pandas do."""
+    """Read one JSON object per line. Blank lines are passed over, as `datasets` and pandas do.
+
+    A file that is laid out otherwise, such as one list, gets one problem that says so, not one for each of its lines.
+    """
     is_first = True
     blank = 0
     with opened(file) as stream:
@@ -30,7 +33,8 @@ def read_jsonl(file: Path, problems: Problems) -> Iterator[Record]:
             if line.isspace():
                 blank += 1
                 continue
-            problems.blank_lines += blank  # those at the end of the file are not counted
+            # Only now: blank lines at the end of the file are not counted.
+            problems.blank_lines += blank
             blank = 0
             try:
                 value = _parse_line(line)
@@ -132,6 +136,7 @@ def _is_one_list(file: Path) -> bool:
             return False
     if not isinstance(value, dict | Flawed):
         return False
+    # `[{"text": "a"}]` on every line is a list on each line: the first line ends with `]`, and others follow.
     with opened(file) as stream:
         written = (line for line in lines(stream) if line.strip(_BLANKS))
         first = next(written, b"")
@@ -157,9 +162,11 @@ class _JsonScan:
         # the line that is read, or that a mistake stands on
         self.line = 1
         self._stream = stream
+        # a block may end within a character
         self._utf8 = codecs.getincrementaldecoder("utf-8-sig")()
-        # what was read of the file and is still needed, and the place in it that reading has come to
+        # what was read of the file and is still needed
         self._text = ""
+        # the index in this text that reading has come to
         self._at = 0
         self._is_at_end = False
 
@@ -182,6 +189,7 @@ class _JsonScan:
         if self._next_char() != "[":
             raise ValueError("does not begin with `[`; expected a JSON list of objects")
         self._at += 1
+        # An empty list has `]` where others have their first value.
         separator = ","
         if self._next_char() == "]":
             separator = "]"

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from kubetune.data.reading.fields import Fields, parsed, show, text_of
+from kubetune.data.reading.fields import Fields, first_of, parsed, quoted, show, text_of
 
 IMAGE_TAG: Final = "<image>"
 
 ROLES: Final = ("system", "user", "assistant", "tool")
+
+# What ShareGPT's data call the speakers, and the role of each.
 SPEAKERS: Final = {
     "human": "user",
     "user": "user",
@@ -30,78 +32,88 @@ SPEAKERS: Final = {
     "tool": "tool",
     "function_response": "tool",
 }
-_MEANT: Final = {
+
+# Roles of OpenAI, Llama and ms-swift's agents that are refused, and what to write instead.
+_ROLES_TO_WRITE: Final = {
     "developer": "system, or make it the first message",
     "ipython": "tool",
     "tool_response": "tool",
     "tool_call": "assistant, with the call in `tool_calls`",
 }
-"""Roles of OpenAI, Llama and ms-swift's agents that are refused, and what stands for each here."""
 
 SWITCHES: Final = (
     "weight", "train", "training", "loss", "loss_weight", "loss_scale", "loss_mask", "trainable"
 )  # fmt: skip
-"""Switches for learning a message, or a whole record: of OpenAI, axolotl, ms-swift, LLaMA-Factory and others."""
+"""Keys that say whether a message, or a whole record, is trained: of OpenAI, axolotl, ms-swift, LLaMA-Factory, others."""
+# Keys that may mean "trained" or "hidden from training", depending on who wrote them.
 _MASKS: Final = ("mask", "masked")
-"""Keys that switch it off, if they are switches: which way they are meant is not known."""
+# Switches that mean nothing at a message of anybody but the assistant, as ms-swift has it.
 _OF_ANSWERS_ONLY: Final = ("loss", "loss_scale")
-"""Switches that mean nothing at a message of anybody but the assistant, as ms-swift has it."""
+# Keys under which axolotl's data say which characters of a message are trained.
 _DETAILS: Final = ("train_detail", "training_detail")
-"""Keys under which axolotl's data say which characters of a message are trained."""
 
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _READ: Final = frozenset(("role", "content", "tool_calls", *_REASONING))
 OF_TEMPLATES: Final = ("messages[].name", "messages[].tool_call_id")
 """Keys that are used where the chat template names them, as many do."""
 _LIKE_ARGUMENTS: Final = ("parameters", "args", "kwargs", "params", "input")
+_IMAGE_KINDS: Final = ("image", "image_url", "input_image")
 _PATH_KEYS: Final = ("image", "image_url", "url", "path", "value")
+# Parts that are texts: of most tools, and of OpenAI's Responses.
 _TEXT_KINDS: Final = ("text", "input_text", "output_text")
-"""Parts that are texts: of most tools, and of OpenAI's Responses."""
+_THOUGHT_KINDS: Final = ("reasoning", "thinking")
 _TEXT_KEYS: Final = ("text", "value", "content", "reasoning", "thinking")
 
 
 class Turn(NamedTuple):
-    """A message, whether it says of itself that it is trained or not, and its place for messages to people."""
+    """A message in the form that chat templates read."""
 
     message: dict[str, Any]
-    trained: bool | None
-    where: str
+    trained: bool | None  # what the data say of it; None where they say nothing
+    where: str  # its place in the record, for messages to people: `messages[2]`
 
 
 def read_turn(turn: Any, where: str, record: Fields) -> Turn:
-    """A turn spelt as ShareGPT does, or as OpenAI does. Raises ValueError that says what was expected."""
+    """Return a message that is spelt as ShareGPT does, or as OpenAI does. Raises ValueError: what was expected."""
     if isinstance(turn, dict) and "role" in turn and "content" in turn:
         return read_message(turn, where, record)
     if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
         raise ValueError(f"{where} is {show(turn)}; expected an object with `from` and `value`")
+
     speaker = turn["from"]
     role = SPEAKERS.get(speaker) if isinstance(speaker, str) else None
     if role is None:
         raise ValueError(
             f"{where}.from is {show(speaker)}; expected human, gpt, system, function_call or observation"
         )
-    rest = {
-        key: item for key, item in turn.items() if key not in ("from", "value") and item is not None
-    }
-    twins = {"content": "value", "role": "from"} | (
-        {"tool_calls": "value"} if speaker == "function_call" else {}
-    )
-    if twin := next(
-        (key for key in twins if key in rest and not (key == "role" and rest[key] == role)), None
-    ):
-        raise ValueError(f"{where} has both `{twins[twin]}` and `{twin}`; expected one of them")
-    if speaker == "function_call":
-        calls = parsed(text_of(turn["value"], f"{where}.value"), f"{where}.value")
-        calls = calls if isinstance(calls, list) else [calls]
-        rest["tool_calls"] = calls
-        content: Any = ""
-    else:
-        content = turn["value"]
+    is_call = speaker == "function_call"
+    rest = _without_nulls(turn)
+    del rest["from"]
+    rest.pop("value", None)
+    _require_one_spelling(rest, role, where, is_call=is_call)
+
+    content = turn["value"]
+    if is_call:
+        calls = parsed(text_of(content, f"{where}.value"), f"{where}.value")
+        rest["tool_calls"] = calls if isinstance(calls, list) else [calls]
+        content = ""
     return _turn({"role": role, "content": content, **rest}, where, record, "value")
 
 
+def _require_one_spelling(message: dict[str, Any], role: str, where: str, *, is_call: bool) -> None:
+    """Raise ValueError for a message of ShareGPT that has OpenAI's keys for the same thing as well."""
+    for theirs, ours in (("content", "value"), ("role", "from"), ("tool_calls", "value")):
+        if theirs not in message:
+            continue
+        if theirs == "role" and message["role"] == role:
+            continue
+        if theirs == "tool_calls" and not is_call:
+            continue
+        raise ValueError(f"{where} has both `{ours}` and `{theirs}`; expected one of them")
+
+
 def read_message(message: Any, where: str, record: Fields) -> Turn:
-    """A message with its role known, its content one string and its tool calls objects.
+    """Return a message with its role known, its content one string and its tool calls objects.
 
     Notes in the record keys that mean nothing here, and the images in its parts. Raises ValueError.
     """
@@ -109,224 +121,276 @@ def read_message(message: Any, where: str, record: Fields) -> Turn:
         raise ValueError(
             f"{where} is {show(message)}; expected an object with `role` and `content`"
         )
-    role = "tool" if message.get("role") == "function" else message.get("role")
-    if role == "developer" and where.endswith("[0]"):
-        # OpenAI's newer name for the message of the system, which a conversation begins with.
-        role = "system"
-        record.note_taken("developer", "the system's message")
-    if role not in ROLES:
-        found = f"is {show(role)}" if "role" in message else "is missing"
-        meant = f"; write {_MEANT[role]}" if isinstance(role, str) and role in _MEANT else ""
-        raise ValueError(f"{where}.role {found}; expected system, user, assistant or tool{meant}")
-    clean = {key: item for key, item in message.items() if item is not None} | {"role": role}
-    if call := clean.pop("function_call", None):
-        if clean.get("tool_calls"):
+    message = _without_nulls(message) | {"role": _role_of(message, where, record)}
+    call = message.pop("function_call", None)
+    if call:
+        if message.get("tool_calls"):
             raise ValueError(
                 f"{where} has both `function_call` and `tool_calls`; expected one of them"
             )
-        clean["tool_calls"] = [call]
-    return _turn(clean, where, record, "content")
+        message["tool_calls"] = [call]
+    return _turn(message, where, record, "content")
 
 
-def _turn(clean: dict[str, Any], where: str, record: Fields, content_key: str) -> Turn:
-    role = clean["role"]
-    trained = _switch(clean, role, where, record)
-    if isinstance(clean.get("content"), list):
-        clean = _joined(clean, f"{where}.{content_key}", record)
-    if calls := clean.get("tool_calls"):
+def _role_of(message: dict[str, Any], where: str, record: Fields) -> str:
+    """Return the role of one of OpenAI's messages, also where it has an older or a newer name."""
+    role = message.get("role")
+    if role == "function":
+        return "tool"
+    if role == "developer" and where.endswith("[0]"):
+        # OpenAI's newer name for the message of the system, which a conversation begins with.
+        record.note_taken("developer", "the system's message")
+        return "system"
+    if role in ROLES:
+        return str(role)
+    state = f"is {show(role)}" if "role" in message else "is missing"
+    advice = ""
+    if isinstance(role, str) and role in _ROLES_TO_WRITE:
+        advice = f"; write {_ROLES_TO_WRITE[role]}"
+    raise ValueError(f"{where}.role {state}; expected system, user, assistant or tool{advice}")
+
+
+def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def _turn(message: dict[str, Any], where: str, record: Fields, content_key: str) -> Turn:
+    """Return a message whose role is known with its other keys read. `content_key`: what the data call its content."""
+    role = message["role"]
+    trained = _take_switches(message, role, where, record)
+    if isinstance(message.get("content"), list):
+        message = _joined(message, f"{where}.{content_key}", record)
+    calls = message.get("tool_calls")
+    if calls:
         if role != "assistant" or not isinstance(calls, list):
             raise ValueError(
                 f"{where}.tool_calls is {show(calls)}; expected a list of calls, by the assistant"
             )
-        clean["tool_calls"] = [
+        # Keys keep the order of the data, in which templates that print a whole message print them.
+        message["tool_calls"] = [
             _call(call, f"{where}.tool_calls[{i}]", record) for i, call in enumerate(calls)
         ]
     else:
-        clean.pop("tool_calls", None)
-    thoughts = {
-        key: text_of(clean[key], f"{where}.{key}", may_be_empty=True)
-        for key in _REASONING
-        if key in clean
-    }
-    if len(set(thoughts.values())) > 1:
-        raise ValueError(
-            f"{where} has different texts in {' and '.join(f'`{key}`' for key in thoughts)}; expected one"
-        )
-    if "content" not in clean and not calls:
-        beside = (
-            ", beside a `refusal`; put that there to have it learned"
-            if clean.get("refusal")
-            else ""
-        )
-        raise ValueError(f"{where}.{content_key} is missing{beside or '; expected a text'}")
+        message.pop("tool_calls", None)
+    _require_one_thought(message, where)
+
+    place = f"{where}.{content_key}"
+    if "content" not in message and not calls:
+        expected = "; expected a text"
+        if message.get("refusal"):
+            expected = ", beside a `refusal`; put that there to have it learned"
+        raise ValueError(f"{place} is missing{expected}")
     may_be_empty = bool(calls) or role in ("system", "tool")
-    clean["content"] = text_of(
-        clean.get("content", ""), f"{where}.{content_key}", may_be_empty=may_be_empty
-    )
-    for key in clean.keys() - _READ:
-        if (switch := key.strip().lower()) in SWITCHES:
+    message["content"] = text_of(message.get("content", ""), place, may_be_empty=may_be_empty)
+
+    for key in message.keys() - _READ:
+        switch = key.strip().lower()
+        if switch in SWITCHES:
             raise ValueError(f"{where} has the key {key!r}; did you mean `{switch}`?")
         record.note_unused(f"messages[].{key}")
-    return Turn(clean, trained, where)
+    return Turn(message, trained, where)
 
 
-def _switch(clean: dict[str, Any], role: str, where: str, record: Fields) -> bool | None:
-    """Take what says whether a message is trained out of it; None where nothing does.
+def _require_one_thought(message: dict[str, Any], where: str) -> None:
+    """Raise ValueError for reasoning that is no text, or that stands under two keys and differs."""
+    keys = [key for key in _REASONING if key in message]
+    texts = {text_of(message[key], f"{where}.{key}", may_be_empty=True) for key in keys}
+    if len(texts) > 1:
+        raise ValueError(f"{where} has different texts in {quoted(keys)}; expected one")
+
+
+def _take_switches(message: dict[str, Any], role: str, where: str, record: Fields) -> bool | None:
+    """Take what says whether a message is trained out of it. Return None where nothing says so.
 
     Raises ValueError for a weight that is neither 0 nor 1, for two that differ, and for what cannot be trained.
     """
     for key in _DETAILS:
-        if clean.pop(key, None):
+        if message.pop(key, None):
             raise ValueError(
                 f"{where}.{key} marks parts of a message; one is trained whole or not at all"
             )
-    if mask := next((key for key in _MASKS if isinstance(clean.get(key), (bool, int))), None):
-        raise ValueError(
-            f"{where}.{mask} is {show(clean[mask])}; write `train: false` where a message is not trained"
-        )
-    said: dict[str, bool] = {}
-    for key in SWITCHES:
-        if (found := clean.pop(key, None)) is None:
-            continue
-        if not isinstance(found, (bool, int, float)) or found not in (0, 1):
+    for key in _MASKS:
+        if isinstance(message.get(key), (bool, int)):
             raise ValueError(
-                f"{where}.{key} is {show(found)}; expected 0, 1, false or true: a message is trained or is not"
+                f"{where}.{key} is {show(message[key])}; write `train: false` where a message is not trained"
+            )
+
+    switches: dict[str, bool] = {}
+    for key in SWITCHES:
+        value = message.pop(key, None)
+        if value is None:
+            continue
+        if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+            raise ValueError(
+                f"{where}.{key} is {show(value)}; expected 0, 1, false or true: a message is trained or is not"
             )
         if role != "assistant" and key in _OF_ANSWERS_ONLY:
             record.note_unused(f"messages[].{key}")
             continue
-        said[key] = bool(found)
-    if len(set(said.values())) > 1:
+        switches[key] = bool(value)
+
+    if not switches:
+        return None
+    first, trained = next(iter(switches.items()))
+    if len(set(switches.values())) > 1:
+        raise ValueError(f"{where} says by {quoted(switches)} both that it is trained and not")
+    if role != "assistant" and trained:
         raise ValueError(
-            f"{where} says by {' and '.join(f'`{key}`' for key in said)} both that it is trained and not"
+            f"{where}.{first} would have a message of the {role} trained; only the assistant's answers are"
         )
-    if role != "assistant" and any(said.values()):
-        key = next(iter(said))
-        raise ValueError(
-            f"{where}.{key} would have a message of the {role} trained; only the assistant's answers are"
-        )
-    return next(iter(said.values()), None)
+    return trained
 
 
 def _joined(message: dict[str, Any], where: str, record: Fields) -> dict[str, Any]:
-    """A message whose content is a list of parts, with one text: reasoning and tool calls go to their own fields."""
+    """Return a message whose content is a list of parts with one text as its content.
+
+    Reasoning and tool calls among the parts go to their own fields, images to those of the record:
+
+        [{"type": "image"}, {"type": "text", "text": "What is it?"}]    →    "<image>What is it?"
+    """
     texts: list[str] = []
-    reasoning: list[str] = []
+    thoughts: list[str] = []
     calls = list(message.get("tool_calls") or [])
-    for i, given in enumerate(message["content"]):
+    for i, written_part in enumerate(message["content"]):
         place = f"{where}[{i}]"
-        part = (
-            {key: item for key, item in given.items() if item is not None}
-            if isinstance(given, dict)
-            else {}
-        )
+        part = _without_nulls(written_part) if isinstance(written_part, dict) else {}
         kind = part.pop("type", None)
         if any(part.get(key) not in (None, True, 1) for key in SWITCHES):
             raise ValueError(
                 f"{place} is not to be trained, as a part of a message; one is trained whole or not"
             )
-        if kind in ("image", "image_url", "input_image"):
-            _take_image(part, place, record)
+        text_key = next((key for key in _TEXT_KEYS if isinstance(part.get(key), str)), None)
+        if kind in _IMAGE_KINDS:
+            _take_image(part, record)
             texts.append(IMAGE_TAG)
         elif kind == "tool_call" and "value" in part:
             call = part.pop("value")
             calls.append(parsed(call, place) if isinstance(call, str) else call)
-        elif kind in (*_TEXT_KINDS, "reasoning", "thinking") and any(
-            isinstance(part.get(key), str) for key in _TEXT_KEYS
-        ):
-            key = next(key for key in _TEXT_KEYS if isinstance(part.get(key), str))
-            (texts if kind in _TEXT_KINDS else reasoning).append(part.pop(key))
+        elif kind in _TEXT_KINDS and text_key is not None:
+            texts.append(part.pop(text_key))
+        elif kind in _THOUGHT_KINDS and text_key is not None:
+            thoughts.append(part.pop(text_key))
         else:
             raise ValueError(
-                f'{place} is {show(given)}; expected {{"type": "text", "text": …}}, {{"type": "image"}} for the next '
-                "of `images`, or parts as LLaMA-Factory writes them: text, reasoning, tool_call, image_url"
+                f'{place} is {show(written_part)}; expected {{"type": "text", "text": …}}, {{"type": "image"}} for the '
+                "next of `images`, or parts as LLaMA-Factory writes them: text, reasoning, tool_call, image_url"
             )
         for key in part.keys() - set(SWITCHES):
             record.note_unused(f"messages[].content[].{key}")
-    if reasoning and any(message.get(key) for key in _REASONING):
-        raise ValueError(
-            f"{where} holds reasoning, and so does the message beside it; expected one of them"
-        )
-    more = ({"reasoning_content": "".join(reasoning)} if reasoning else {}) | (
-        {"tool_calls": calls} if calls else {}
-    )
-    return {**message, "content": "".join(texts), **more}
+
+    joined = {**message, "content": "".join(texts)}
+    if thoughts:
+        if any(message.get(key) for key in _REASONING):
+            raise ValueError(
+                f"{where} holds reasoning, and so does the message beside it; expected one of them"
+            )
+        joined["reasoning_content"] = "".join(thoughts)
+    if calls:
+        joined["tool_calls"] = calls
+    return joined
 
 
-def _take_image(part: dict[str, Any], where: str, record: Fields) -> None:
-    """Put the image that a part holds to those of the record; one without any stands for the next of `images`."""
-    given = [key for key in _PATH_KEYS if key in part]
-    if not given:
+def _take_image(part: dict[str, Any], record: Fields) -> None:
+    """Put the image that a part holds to those of the record. A part without any stands for the next of `images`."""
+    key = first_of(_PATH_KEYS, part)
+    if key is None:
         return
-    image = part.pop(given[0])
-    for key in image.keys() - {"url", "path", "bytes"} if isinstance(image, dict) else ():
-        record.note_unused(f"messages[].content[].{given[0]}.{key}")
-    record.images.append(image["url"] if isinstance(image, dict) and "url" in image else image)
+    image = part.pop(key)
+    if isinstance(image, dict):
+        for detail in image.keys() - {"url", "path", "bytes"}:
+            record.note_unused(f"messages[].content[].{key}.{detail}")
+        image = image.get("url", image)
+    record.images.append(image)
 
 
 def _call(call: Any, where: str, record: Fields) -> dict[str, Any]:
-    """A tool call whose arguments are an object; OpenAI's API writes them as JSON text, chat templates want objects."""
+    """Return a tool call with its arguments as an object. OpenAI's API writes them as JSON text.
+
+    A function alone, without the call around it, gets one:
+
+        {"name": "f", "arguments": "{\\"a\\": 1}"}
+        →  {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    """
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ValueError(
             f"{where} is {show(call)}; expected an object with the function's `name` and `arguments`"
         )
+    arguments = _arguments(function, where)
+
+    if function is call:
+        unused = call.keys() - {"id", "type", "name", "arguments"}
+    else:
+        unused = call.keys() - {"id", "type", "function"}
+        for key in function.keys() - {"name", "arguments"}:
+            record.note_unused(f"messages[].tool_calls[].function.{key}")
+    for key in unused:
+        record.note_unused(f"messages[].tool_calls[].{key}")
+
+    # The keys keep the order of the data, in which templates that print a whole call print them.
+    function = {key: function[key] for key in function if key in ("name", "arguments")}
+    function["arguments"] = arguments
+    read: dict[str, Any] = {}
+    if call.get("type") is None:
+        read["type"] = "function"
+    for key in call:
+        if key in ("id", "type", "function") and call[key] is not None:
+            read[key] = call[key]
+    read["function"] = function
+    return read
+
+
+def _arguments(function: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object; an empty one where it has none."""
     arguments = function.get("arguments")
     if arguments is None:
-        if other := next((key for key in _LIKE_ARGUMENTS if function.get(key)), None):
-            raise ValueError(
-                f"{where} has no `arguments`, and `{other}` in their place; expected `arguments`"
-            )
-        arguments = {}
+        for key in _LIKE_ARGUMENTS:
+            if function.get(key):
+                raise ValueError(
+                    f"{where} has no `arguments`, and `{key}` in their place; expected `arguments`"
+                )
+        return {}
     if isinstance(arguments, str):
         arguments = parsed(arguments, f"{where}.arguments")
     if not isinstance(arguments, dict):
         raise ValueError(
             f"{where}.arguments is {show(arguments)}; expected an object, or JSON text of one"
         )
-    ours = {"name", "arguments"}
-    for key in call.keys() - {"id", "type"} - (ours if function is call else {"function"}):
-        record.note_unused(f"messages[].tool_calls[].{key}")
-    for key in function.keys() - ours if function is not call else ():
-        record.note_unused(f"messages[].tool_calls[].function.{key}")
-    written = {key: function[key] for key in function if key in ours} | {"arguments": arguments}
-    # In the order given, in which templates that write whole calls write them.
-    own = {
-        key: call[key]
-        for key in call
-        if key in ("id", "type", "function") and call[key] is not None
-    }
-    return {**({} if "type" in own else {"type": "function"}), **own, "function": written}
+    return arguments
 
 
 def require_known_calls(turns: Sequence[Turn]) -> None:
-    """Raise ValueError for the result of a tool that names a call which nobody made, where calls have ids."""
-    made: list[Any] = []
+    """Raise ValueError for the result of a tool that names a call which nobody made, where all calls have ids."""
+    ids: list[Any] = []  # of the calls made so far; None for a call without one
     for turn in turns:
-        made += [call.get("id") for call in turn.message.get("tool_calls", ())]
+        for call in turn.message.get("tool_calls", ()):
+            ids.append(call.get("id"))
         answered = turn.message.get("tool_call_id") if turn.message["role"] == "tool" else None
-        if answered is not None and made and None not in made and answered not in made:
-            known = " or ".join(map(show, made[-4:]))
-            raise ValueError(
-                f"{turn.where}.tool_call_id is {show(answered)}, which no call before it has; {known} is"
-            )
+        if answered is None or not ids or None in ids or answered in ids:
+            continue
+        known = " or ".join(map(show, ids[-4:]))
+        raise ValueError(
+            f"{turn.where}.tool_call_id is {show(answered)}, which no call before it has; {known} is"
+        )
 
 
 def read_tools(record: Fields) -> tuple[Any, ...]:
-    """The tools of a record as chat templates expect them, from `tools` or OpenAI's older `functions`.
+    """Return the tools of a record as chat templates expect them, from `tools` or OpenAI's older `functions`.
 
-    They may be a list, one schema, or JSON text of either; so may each be. Raises ValueError for what is no schema.
+    They may be a list, one schema, or JSON text of either; so may be each item. Raises ValueError for what is no schema.
     """
-    found = []
+    schemas = []
     for key in ("tools", "functions"):
-        given = record.get(key) or []
-        if isinstance(given, str):
-            given = parsed(given, key) or []
-        given = [given] if isinstance(given, dict) else given
-        if not isinstance(given, list):
-            raise ValueError(f"{key} is {show(given)}; expected a list of function schemas")
-        found += [_tool(tool, key, f"{key}[{i}]") for i, tool in enumerate(given)]
-    return tuple(found)
+        tools = record.get(key) or []
+        if isinstance(tools, str):
+            tools = parsed(tools, key) or []
+        if isinstance(tools, dict):
+            tools = [tools]
+        if not isinstance(tools, list):
+            raise ValueError(f"{key} is {show(tools)}; expected a list of function schemas")
+        for i, tool in enumerate(tools):
+            schemas.append(_tool(tool, key, f"{key}[{i}]"))
+    return tuple(schemas)
 
 
 def _tool(tool: Any, key: str, where: str) -> dict[str, Any]:
@@ -334,6 +398,7 @@ def _tool(tool: Any, key: str, where: str) -> dict[str, Any]:
         tool = parsed(tool, where)
     if not isinstance(tool, dict):
         raise ValueError(f"{key} is [… {show(tool)} …]; expected a list of function schemas")
+    # The schema of a function alone gets the object around it that templates expect.
     if isinstance(tool.get("name"), str) and "function" not in tool:
         return {"type": "function", "function": _with_parameters(tool, where)}
     if isinstance(tool.get("function"), dict):
@@ -346,6 +411,7 @@ def _tool(tool: Any, key: str, where: str) -> dict[str, Any]:
 
 
 def _with_parameters(function: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the schema of a function with its parameters read, where they are JSON text."""
     if not isinstance(function.get("parameters"), str):
         return function
     return {**function, "parameters": parsed(function["parameters"], f"{where}.parameters")}

@@ -1,4 +1,4 @@
-"""Data files as bytes: unpacked where gzip packed them, and told apart by their first bytes from what is no UTF-8 text.
+"""Data files as bytes: what gzip packed is unpacked, and what is no UTF-8 text is known by its first bytes.
 
 `x.jsonl.gz` is read as `x.jsonl`, and so is `x.jsonl` that is packed all the same, as `datasets` does. Other packers
 need libraries that Python does not have everywhere, and their files are refused with what unpacks them.
@@ -19,21 +19,24 @@ from kubetune.config.data_files import ending_of
 from kubetune.errors import DataError
 
 _GZIP: Final = b"\x1f\x8b"
-_OTHERS: Final = {
+# How files of other packers begin, and what unpacks them.
+_UNPACKERS: Final = {
     b"BZh": "bunzip2",
     b"\xfd7zXZ": "unxz",
     b"\x28\xb5\x2f\xfd": "unzstd",
     b"PK\x03\x04": "unzip",
 }
-_LFS: Final = b"version https://git-lfs.github.com/spec/"
+_LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 
 
 def opened(file: Path) -> IO[bytes]:
-    """The bytes of a file, unpacked. Raises DataError where it cannot be opened."""
+    """Open a file for its bytes, unpacked. Raises DataError where it cannot be opened."""
     try:
         with open(file, "rb") as stream:
             is_packed = stream.read(len(_GZIP)) == _GZIP
-        return cast(IO[bytes], gzip.open(file)) if is_packed else open(file, "rb")
+        if is_packed:
+            return cast(IO[bytes], gzip.open(file))
+        return open(file, "rb")
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}. Nothing was written.") from error
 
@@ -50,17 +53,20 @@ def unpacking(file: Path) -> Iterator[None]:
 
 
 def why_unreadable(start: bytes, file: Path) -> str | None:
-    """Reason why a file that begins so is no UTF-8 text, and what to do; None where it may be text."""
-    if start.startswith(_LFS):
+    """Return why a file that begins like this is no UTF-8 text, and what to do; None where it may be text."""
+    if start.startswith(_LFS_POINTER):
         size = re.search(rb"^size (\d+)", start, re.MULTILINE)
         whole = f" of {int(size[1]):,} bytes" if size else ""
         return f"is a pointer of Git LFS in place of a file{whole}; fetch that by `git lfs pull`"
-    if unpacker := next((name for magic, name in _OTHERS.items() if start.startswith(magic)), None):
-        return f"is packed; unpack it by `{unpacker} {file.name}`, or pack it by gzip, which is read as it is"
+    for magic, unpacker in _UNPACKERS.items():
+        if start.startswith(magic):
+            return f"is packed; unpack it by `{unpacker} {file.name}`, or pack it by gzip, which is read as it is"
     if start.startswith(b"PAR1") and ending_of(file) != ".parquet":
         return f"is a Parquet file; name it {file.stem}.parquet"
-    if start.strip(b"\0") and not (encoding := json.detect_encoding(start)).startswith("utf-8"):
-        name = re.sub("-(?=[BL]E)", "", encoding.upper())
+    # NULs alone say nothing of an encoding: the reader names the line they stand on.
+    encoding = json.detect_encoding(start)
+    if start.strip(b"\0") and not encoding.startswith("utf-8"):
+        name = re.sub("-(?=[BL]E)", "", encoding.upper())  # iconv has UTF-16LE, Python utf-16-le
         return (
             f"is {name}; expected UTF-8: `iconv -f {name} -t UTF-8 {file.name} > utf8-{file.name}`"
         )

@@ -1,5 +1,8 @@
 """Answers to be compared, or judged, in every spelling: each as a record of its own with `prompt` and `completion`.
 
+    {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
+    →  {"prompt": "2+2?", "completion": "4"} and {"prompt": "2+2?", "completion": "5"}
+
 Those records are then read as any others are (formats.py), which knows messages, tools and images; nothing here does.
 The spellings are TRL's, LLaMA-Factory's, ms-swift's and axolotl's, and Anthropic's texts of "\n\nHuman: …".
 """
@@ -11,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
-from kubetune.data.reading.fields import keys, listed, show
+from kubetune.data.reading.fields import keys, listed, quoted, show
 from kubetune.data.reading.messages import SPEAKERS
 
 _CHOSEN: Final = ("chosen", "chosen_response", "chosen_messages")
@@ -20,10 +23,10 @@ _TALKS: Final = ("messages", "conversations", "conversation")
 _QUESTIONS: Final = ("prompt", "question", "query", "instruction", "input")
 _ANSWERS: Final = ("completion", "output", "response", "answer")
 _VERDICTS: Final = ("label", "kto_tag")
+# Keys that say that a prompt goes through the chat template, plain text though it is.
 _OF_CHATS: Final = ("system", "system_prompt", "tools", "functions", "images", "image", "history")
-"""Keys that say that a prompt goes through the chat template, plain text though it is."""
+# Keys that ms-swift may have a second time for the rejected answer, as `rejected_images`.
 _OF_REJECTED: Final = ("images", "image", "videos", "audios", "tools", "objects")
-"""Keys that ms-swift may have a second time for the rejected answer, as `rejected_images`."""
 
 _SPOKEN: Final = re.compile(r"(?:^|\n\n)(Human|Assistant):")
 
@@ -36,7 +39,7 @@ class Side(NamedTuple):
     """One answer with its prompt, as a record of the shape prompt_completion, and what it is called in the file."""
 
     record: dict[str, Any]
-    name: str
+    name: str  # `chosen`, `rejected_response`, `output[0]`, …
 
 
 def likely_kind(value: Mapping[str, Any]) -> RecordKind:
@@ -57,6 +60,8 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
     chosen = _take(rest, _CHOSEN)
     rejected = _take(rest, _REJECTED)
     has_talk = any(rest.get(key) for key in _TALKS)
+
+    # LLaMA-Factory's older files have both answers in `output`, the better one first.
     output = rest.get("output")
     if chosen is None and rejected is None and isinstance(output, list) and len(output) == 2:
         chosen = ("output[0]", output[0])
@@ -64,6 +69,7 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
         del rest["output"]
     elif chosen is None and not has_talk:
         chosen = _take(rest, _ANSWERS)
+
     answers = rest.get("answers")
     if chosen is None and rejected is None and isinstance(answers, list):
         raise ValueError(
@@ -74,12 +80,14 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
         raise ValueError(
             f"{keys(value)}; expected two answers, `chosen` and `rejected`, with their prompt"
         )
+
     # Without a key for the chosen answer, it is the end of the conversation.
-    name, answer = chosen or ("messages", None)
-    prompt, (good, bad) = _compared(rest, answer, rejected[1])
+    chosen_name, chosen_answer = chosen or ("messages", None)
+    rejected_name, rejected_answer = rejected
+    prompt, (good, bad) = _compared(rest, chosen_answer, rejected_answer)
     return (
-        Side(_record(rest, prompt, good, shape), name),
-        Side(_record(rest, prompt, bad, shape), rejected[0]),
+        Side(_record(rest, prompt, good, shape), chosen_name),
+        Side(_record(rest, prompt, bad, shape), rejected_name),
     )
 
 
@@ -92,18 +100,22 @@ def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
             "has two answers, and `preference.loss: kto` takes one at a time; `kubetune data convert --to judged` "
             "makes two records of each"
         )
+
+    # The answer is the end of a conversation …
     talk = _taken_talk(rest)
     if talk is not None:
         prompt, answer = _last_answer(talk)
-        _require_told(rest, talk)
+        _take_repeated_prompts(rest, talk)
         return Side(_record(rest, prompt, answer, shape), "messages"), is_good
+
+    # … or stands under a key, with its prompt before it there or beside it.
     named_answer = _take(rest, _ANSWERS)
     if named_answer is None:
         raise ValueError(f"{keys(value)}; expected `completion` or `messages`, with `label`")
     name, answer = named_answer
     if _is_conversation(answer):
         prompt, answer = _last_answer(answer)
-        _require_told(rest, prompt)
+        _take_repeated_prompts(rest, prompt)
     else:
         prompt = _question(rest)
     return Side(_record(rest, prompt, answer, shape), name), is_good
@@ -111,23 +123,28 @@ def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
 
 def _compared(rest: dict[str, Any], chosen: Any, rejected: Any) -> tuple[Any, tuple[Any, Any]]:
     """Return the prompt of both answers, and the two: texts or messages. Takes the prompt out of `rest`."""
+    # A conversation that ends with the good answer, and a bad one.
     if chosen is None:
         whole = _taken_talk(rest) or []
         if _is_conversation(rejected):
             return _shared(whole, rejected)
         prompt, answer = _last_answer(whole)
         return prompt, (answer, rejected)
+
+    # Two conversations that are the same up to the answer.
     if _is_conversation(chosen) or _is_conversation(rejected):
         if not (_is_conversation(chosen) and _is_conversation(rejected)):
             raise ValueError(
                 "has one answer with its prompt and one without; expected both as whole conversations"
             )
         prompt, answers = _shared(chosen, rejected)
-        _require_told(rest, [*prompt, *answers[0]])
+        _take_repeated_prompts(rest, [*prompt, *answers[0]])
         return prompt, answers
+
+    # A conversation, or a question, and two answers to it.
     talk = _taken_talk(rest)
     if talk is not None:
-        _require_told(rest, talk)
+        _take_repeated_prompts(rest, talk)
         return talk, (chosen, rejected)
     if any(rest.get(key) is not None for key in _QUESTIONS):
         was_text = isinstance(rest.get("prompt"), str)
@@ -136,6 +153,8 @@ def _compared(rest: dict[str, Any], chosen: Any, rejected: Any) -> tuple[Any, tu
             # HH-RLHF's texts: their answers begin with the space behind "Assistant:".
             return prompt, (_stripped(chosen), _stripped(rejected))
         return prompt, (chosen, rejected)
+
+    # Two texts that begin alike, such as Anthropic's dialogues.
     if not isinstance(chosen, str) or not isinstance(rejected, str):
         raise ValueError(
             f"has no prompt: {keys(rest)} beside the answers; expected `prompt` or `messages`"
@@ -170,12 +189,15 @@ def _record(rest: dict[str, Any], prompt: Any, answer: Any, shape: str) -> dict[
 
 def _take(rest: dict[str, Any], names: Sequence[str]) -> tuple[str, Any] | None:
     """Take out the one key of these that holds something. Raises ValueError where several do."""
-    held = [name for name in names if rest.get(name) not in (None, [], {})]
-    if len(held) > 1:
-        quoted = " and ".join(f"`{name}`" for name in held)
-        raise ValueError(f"has {quoted}; expected one of them, or `data.columns` that say which")
-    values = {name: rest.pop(name, None) for name in names}
-    return (held[0], values[held[0]]) if held else None
+    taken = []
+    for name in names:
+        value = rest.pop(name, None)
+        if value not in (None, [], {}):
+            taken.append((name, value))
+    if len(taken) > 1:
+        places = quoted(name for name, _ in taken)
+        raise ValueError(f"has {places}; expected one of them, or `data.columns` that say which")
+    return taken[0] if taken else None
 
 
 def _taken_talk(rest: dict[str, Any]) -> list[Any] | None:
@@ -206,17 +228,21 @@ def _turns(talk: list[Any]) -> list[Any]:
 
 def _question(rest: dict[str, Any]) -> Any:
     """Take out the prompt, in messages or as text. Alpaca's has two parts."""
-    asked = {key: rest.pop(key) for key in _QUESTIONS if rest.get(key) not in (None, [])}
-    if asked.keys() == {"instruction", "input"}:
-        parts = (asked["instruction"], asked["input"])
+    questions = {}
+    for key in _QUESTIONS:
+        if rest.get(key) not in (None, []):
+            questions[key] = rest.pop(key)
+    if questions.keys() == {"instruction", "input"}:
+        parts = (questions["instruction"], questions["input"])
         if all(isinstance(part, str) for part in parts):
-            return _asked(rest, "\n".join(part for part in parts if part))
-    if len(asked) != 1:
-        names = " and ".join(f"`{key}`" for key in asked) or "no prompt"
+            return _asked(rest, "\n".join(filter(None, parts)))
+    if len(questions) != 1:
+        names = quoted(questions) or "no prompt"
         raise ValueError(
             f"has {names}; expected one prompt, or `data.columns` that say which it is"
         )
-    key, prompt = asked.popitem()
+
+    key, prompt = questions.popitem()
     if isinstance(prompt, str):
         dialogue = _dialogue(prompt, opens=True)
         # A question is always somebody's; a prompt may be any text.
@@ -257,9 +283,12 @@ def _is_conversation(answer: Any) -> bool:
 
 
 def _last_answer(talk: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """A conversation up to the last message of the user, and what follows."""
-    asked = [i for i, message in enumerate(talk) if _speaker(message) == "user"]
-    end = asked[-1] + 1 if asked else sum(_speaker(message) == "system" for message in talk[:1])
+    """Return a conversation up to the last message of the user, and what follows. Without one, all is the answer."""
+    end = 0
+    for i, message in enumerate(talk):
+        is_system = i == 0 and _speaker(message) == "system"
+        if is_system or _speaker(message) == "user":
+            end = i + 1
     if not talk[end:]:
         raise ValueError("ends with a message of the user; expected the answer to it")
     return list(talk[:end]), list(talk[end:])
@@ -270,9 +299,12 @@ def _shared(
 ) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
     """Return the beginning that two conversations share, and the rest of each.
 
+        chosen    [system, user "2+2?", assistant "4"]
+        rejected  [system, user "2+2?", assistant "5"]    share their first two messages
+
     Raises ValueError where the rest is no answer.
     """
-    same = 0
+    same = 0  # messages
     for ours, theirs in zip(chosen, rejected, strict=False):
         if _without_nulls(ours) != _without_nulls(theirs):
             break
@@ -297,25 +329,38 @@ def _without_nulls(message: Any) -> Any:
 
 
 def _shared_text(chosen: str, rejected: str) -> tuple[str, tuple[str, str]]:
-    """The beginning that two texts share, up to the end of a word, and the rest of each."""
-    same = next((i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), None)
-    if same is None:
-        what = (
-            "the same answer as chosen and as rejected"
-            if chosen == rejected
-            else "an answer that the other begins with"
+    """Return the beginning that two texts share, up to the end of a word, and the rest of each.
+
+    "One is red." and "One is right." share "One is".
+    """
+    if chosen == rejected:
+        raise Unusable(
+            "has the same answer as chosen and as rejected; expected two that differ, and a `prompt`"
         )
-        raise Unusable(f"has {what}; expected two that differ, and a `prompt`")
-    same = len(
-        re.sub(r"\s*\S*$", "", chosen[:same])
-    )  # no word, and no space before one, is cut in two
-    if not same:
+    same = 0  # characters
+    for ours, theirs in zip(chosen, rejected, strict=False):
+        if ours != theirs:
+            break
+        same += 1
+    if same in (len(chosen), len(rejected)):
+        raise Unusable(
+            "has an answer that the other begins with; expected two that differ, and a `prompt`"
+        )
+    # Neither a word, nor the space before it, which tokenizers take with it, is cut off from the rest.
+    prompt = re.sub(r"\s*\S*$", "", chosen[:same])
+    if not prompt:
         raise ValueError("has no `prompt`, and its answers share no beginning that could be it")
-    return chosen[:same], (chosen[same:], rejected[same:])
+    return prompt, (chosen[len(prompt) :], rejected[len(prompt) :])
 
 
 def _dialogue(text: str, *, opens: bool = False) -> list[dict[str, str]]:
-    """Messages of a text such as HH-RLHF's; none where it is another. `opens`: the answer to it is to follow."""
+    """Return the messages of a text such as HH-RLHF's; none for another text.
+
+        "\\n\\nHuman: Hi\\n\\nAssistant: Hello"    →    user "Hi", assistant "Hello"
+
+    `opens`: the text is a prompt, so it must end with "Assistant:", which is left out.
+    """
+    # The split gives what stands before the first speaker, then each speaker and what it says.
     parts = _SPOKEN.split(text)
     if len(parts) < 5 or parts[0].strip() or parts[1] != "Human":
         return []
@@ -325,11 +370,12 @@ def _dialogue(text: str, *, opens: bool = False) -> list[dict[str, str]]:
         turns.append({"role": role, "content": content.strip()})
     if not opens:
         return turns
-    return turns[:-1] if turns[-1] == {"role": "assistant", "content": ""} else []
+    is_open = turns[-1] == {"role": "assistant", "content": ""}
+    return turns[:-1] if is_open else []
 
 
-def _require_told(rest: dict[str, Any], talk: Sequence[Any]) -> None:
-    """Take prompts out that a conversation holds too, as UltraFeedback has them. Raises ValueError for another."""
+def _take_repeated_prompts(rest: dict[str, Any], talk: Sequence[Any]) -> None:
+    """Take out prompts that a conversation repeats, as UltraFeedback has them. Raises ValueError for another."""
     contents = []
     for message in talk:
         if isinstance(message, dict):

@@ -15,34 +15,34 @@ class Problems:
     """Counts every problem and keeps those of the lowest lines, each as `file:line: what, what was expected`."""
 
     def __init__(self, keep: int | None = SHOWN) -> None:
-        """`keep` is how many are kept; None for all."""
+        """Keep so many problems; None for all."""
         self.total = 0
+        # Blank lines that were passed over, but for those at the ends of files.
         self.blank_lines = 0
-        """Lines that were passed over, but for those at the ends of files."""
         self._keep = keep
+        # (file, line, what is wrong), in ascending order.
         self._kept: list[tuple[str, int, str]] = []
 
     def add(self, where: str, what: str) -> None:
         """Note a problem of the record at `where` (`file:line`)."""
         self.total += 1
         file, _, line = where.rpartition(":")
-        insort(
-            self._kept, (file, int(line), what)
-        )  # reading runs ahead of encoding, so they come in no order
+        # Reading runs ahead of encoding, so problems come in no order.
+        insort(self._kept, (file, int(line), what))
         if self._keep is not None:
             del self._kept[self._keep :]
 
     def part(self) -> Problems:
-        """Problems that are noted here, and counted on their own as well: those of one source."""
+        """Return problems of one source: they are counted on their own, and noted here too."""
         return _Part(self)
 
     @property
     def first(self) -> list[str]:
-        """The problems kept, in the order of their lines."""
+        """Return the problems kept, in the order of their lines."""
         return [visible(f"{file}:{line}: {what}.", keep="") for file, line, what in self._kept]
 
     def error(self) -> DataError:
-        """The error that shows the problems and says that nothing was written."""
+        """Return the error that shows the problems and says that nothing was written."""
         if self.total == 1:
             return DataError(f"{self.first[0]} Nothing was written.")
         more = f", of which {SHOWN} are shown" if self.total > SHOWN else ""
@@ -57,6 +57,8 @@ class Problems:
 
 
 class _Part(Problems):
+    """Counts problems and hands them on to those that it is a part of."""
+
     def __init__(self, whole: Problems) -> None:
         super().__init__(0)
         self._whole = whole

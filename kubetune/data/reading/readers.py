@@ -60,9 +60,9 @@ def read_txt(file: Path, problems: Problems) -> Iterator[Record]:
 
     So a file without blank lines is one record, and line breaks within a paragraph stay.
     """
-    begin = 1
-    size = 0
-    texts: list[str] = []
+    begin = 1  # line that the paragraph begins on
+    size = 0  # bytes of the paragraph so far
+    texts: list[str] = []  # its lines
     with opened(file) as stream:
         # One more blank line ends the last paragraph.
         for number, line in enumerate(chain(lines(stream), [b""]), 1):
@@ -70,6 +70,7 @@ def read_txt(file: Path, problems: Problems) -> Iterator[Record]:
                 if size == 0:
                     begin = number
                 size += len(line)
+                # What is too long is not held in memory.
                 if size > record.MAX_RECORD_BYTES:
                     texts = []
                     continue

@@ -31,6 +31,7 @@ class Record:
 def lines(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield lines with their line breaks; of a line that is too long only the beginning."""
     while line := stream.readline(MAX_RECORD_BYTES + 1):
+        # The rest of a line that is too long is read and thrown away, so that the next line begins where it does.
         if len(line) > MAX_RECORD_BYTES:
             rest = line
             while rest and not rest.endswith(b"\n"):

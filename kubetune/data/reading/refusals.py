@@ -1,4 +1,4 @@
-"""Contents of records that would make the rows another thing than their author meant, were it passed over.
+"""Refuses records that hold what kubetune would pass over, where the rows would then not be what their author meant.
 
 Other keys that nothing here knows are counted (fields.py), since most of them are numbers and notes of the author's.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kubetune.data.reading.fields import Fields, show
+from kubetune.data.reading.fields import Fields, quoted, show
 from kubetune.data.reading.messages import SWITCHES
 
+# Answers to be preferred to others: TRL's and LLaMA-Factory's, LLaMA-Factory's new form, ms-swift's.
 _PREFERENCES: Final = (
     "chosen",
     "rejected",
@@ -21,9 +22,8 @@ _PREFERENCES: Final = (
     "positive_messages",
     "negative_messages",
 )
-"""Answers to be preferred to others: TRL's and LLaMA-Factory's, LLaMA-Factory's new form, ms-swift's."""
-
 _PROMPTS: Final = ("instruction", "prompt", "messages", "conversations", "question", "input")
+# Keys that say whether an answer is a good one.
 _VERDICTS: Final = ("label", "kto_tag")
 _ANSWERED: Final = ("messages", "conversations", "completion", "output", "response")
 _TELLING: Final = frozenset((*_PREFERENCES, *_VERDICTS))
@@ -40,18 +40,22 @@ def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) 
         return
     if any(column in _PREFERENCES for column in columns.values()):
         return
+
     answers = []
     for key in _PREFERENCES:
+        # A number is a score of something, and no answer.
         if value.get(key) and isinstance(value[key], (str, list, dict)):
             answers.append(key)
     if answers:
-        names = " and ".join(f"`{key}`" for key in answers)
         raise ValueError(
-            f"is preference data, by {names}, and `task: causal_lm` would train the bad answers like the good ones; "
-            f"set `task: preference`{_advice(value, answers)}"
+            f"is preference data, by {quoted(answers)}, and `task: causal_lm` would train the bad answers like the good "
+            f"ones; set `task: preference`{_advice(value, answers)}"
         )
+
+    # A text with `label: 0` and no answer is to be classified.
+    has_answer = any(value.get(answer) for answer in _ANSWERED)
     for key in _VERDICTS:
-        if _is_false(value.get(key)) and any(value.get(answer) for answer in _ANSWERED):
+        if has_answer and _is_false(value.get(key)):
             raise ValueError(
                 f"is preference data: `{key}` is {show(value[key])}, so its answer is a bad one, and `task: causal_lm` "
                 "would train the bad answers; set `task: preference` and `preference.loss: kto`, or leave them out"
@@ -60,12 +64,12 @@ def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) 
 
 def _advice(value: Mapping[str, Any], answers: Sequence[str]) -> str:
     """Return how to train the good ones of these answers alone; empty where none is known to be good."""
-    chosen = next((key for key in answers if key.startswith(("chosen", "positive"))), None)
-    if chosen is None:
-        return ""
-    prompt = next((key for key in _PROMPTS if value.get(key)), None)
-    columns = _columns(prompt, chosen)
-    return f", or to train the good ones alone, give `columns: {{{columns}}}`"
+    for answer in answers:
+        if answer.startswith(("chosen", "positive")):
+            prompt = next((key for key in _PROMPTS if value.get(key)), None)
+            columns = _columns(prompt, answer)
+            return f", or to train the good ones alone, give `columns: {{{columns}}}`"
+    return ""
 
 
 def _columns(prompt: str | None, chosen: str) -> str:

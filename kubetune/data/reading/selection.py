@@ -1,4 +1,4 @@
-"""The records of a source that are taken, and those of them held out: pure functions of a seed and an index."""
+"""Which records of a source are taken, and which of these are held out: pure functions of a seed and an index."""
 
 from __future__ import annotations
 
@@ -11,34 +11,60 @@ from kubetune.data.prepared.order import Ids, hash_ids
 from kubetune.data.reading.sources import count_rows, locate
 from kubetune.errors import DataError
 
+# What becomes of a record, a byte for each.
+_NOT_TAKEN = 0
+_TAKEN = 1
+_HELD_OUT = 2
+
 
 def decide_fates(
     sources: Sequence[SourceConfig], seed: int, share: float = 0.0
 ) -> list[bytes | None]:
-    """For each source what becomes of each record: 0 it is not taken, 1 it is, 2 it is held out; None: all are taken.
+    """Return for each source the fate of its records: 0 not taken, 1 taken, 2 held out; None where all are taken.
 
-    `share` of what is taken from all the sources together is held out. Records beyond the end are not taken.
+    `share` of what is taken from all sources together is held out. Records beyond the end of the bytes are not taken.
+
+    Example: a source of five records, of which 0, 2 and 3 are taken and 2 is held out
+
+        record  0  1  2  3  4
+        fate    1  0  2  1       the bytes end with the last record that is taken
     """
-    taken = [select_rows(source, seed) for source in sources]
-    if not share:
-        return [None if ids is None else _codes(ids) for ids in taken]
-    present = [
-        np.arange(count_rows(source), dtype=np.int64) if ids is None else ids
-        for source, ids in zip(sources, taken, strict=True)
-    ]
-    return [_codes(*pair) for pair in zip(present, hold_out(present, share, seed), strict=True)]
+    if share:
+        return _fates_with_held_out(sources, seed, share)
+    fates: list[bytes | None] = []
+    for source in sources:
+        taken = select_rows(source, seed)
+        fates.append(None if taken is None else _fates(taken))
+    return fates
 
 
-def _codes(taken: Ids, held_out: Ids | None = None) -> bytes:
-    codes = np.zeros(int(taken[-1]) + 1 if len(taken) else 0, np.uint8)
-    codes[taken] = 1
+def _fates_with_held_out(
+    sources: Sequence[SourceConfig], seed: int, share: float
+) -> list[bytes | None]:
+    taken = []
+    for source in sources:
+        ids = select_rows(source, seed)
+        if ids is None:
+            ids = np.arange(count_rows(source), dtype=np.int64)
+        taken.append(ids)
+
+    fates: list[bytes | None] = []
+    for ids, held_out in zip(taken, hold_out(taken, share, seed), strict=True):
+        fates.append(_fates(ids, held_out))
+    return fates
+
+
+def _fates(taken: Ids, held_out: Ids | None = None) -> bytes:
+    count = int(taken[-1]) + 1 if len(taken) else 0
+    fates = np.full(count, _NOT_TAKEN, np.uint8)
+    fates[taken] = _TAKEN
     if held_out is not None:
-        codes[held_out] = 2
-    return codes.tobytes()
+        fates[held_out] = _HELD_OUT
+    return fates.tobytes()
 
 
 def select_rows(source: SourceConfig, seed: int) -> Ids | None:
-    """The indices of the records that `path#N` and `range` take, ascending, or None for all.
+    """Return the indices of the records that `path#N` and `range` take, ascending; None where all are taken.
 
     The records are shuffled by a hash of (seed, index); `#N` takes the first N of them, `range` a slice of those.
     """
@@ -56,15 +82,29 @@ def select_rows(source: SourceConfig, seed: int) -> Ids | None:
 
 
 def hold_out(taken: Sequence[Ids], share: float, seed: int) -> list[Ids]:
-    """The records of each source to evaluate on: `share` of all that are taken, but at least one and never all."""
-    total = sum(len(ids) for ids in taken)
+    """Return the records of each source to evaluate on: `share` of all that are taken, at least one and never all.
+
+    `taken` and the result: the indices of each source's records, ascending.
+    """
+    sizes = [len(ids) for ids in taken]
+    total = sum(sizes)
     if total < 2:
         raise DataError(
             f"data.eval: {share} holds out a share of data.train, which has {total} record; expected 2"
         )
     number = min(max(1, round(share * total)), total - 1)
-    keys = np.concatenate([hash_ids(ids, seed, "eval", source) for source, ids in enumerate(taken)])
+
+    # The records with the smallest hashes, over all sources together.
+    hashes = []
+    for source, ids in enumerate(taken):
+        hashes.append(hash_ids(ids, seed, "eval", source))
     chosen = np.zeros(total, bool)
-    chosen[np.argsort(keys, kind="stable")[:number]] = True
-    parts = np.split(chosen, np.cumsum([len(ids) for ids in taken])[:-1])
-    return [ids[part] for ids, part in zip(taken, parts, strict=True)]
+    chosen[np.argsort(np.concatenate(hashes), kind="stable")[:number]] = True
+
+    held_out = []
+    begin = 0
+    for ids in taken:
+        end = begin + len(ids)
+        held_out.append(ids[chosen[begin:end]])
+        begin = end
+    return held_out

@@ -53,30 +53,39 @@ _PART: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The data of a source: `files` on disk, or else a data set on the hub or saved by `datasets` at `path`. `others`:
-    all else that lies in the folder of the files."""
+    """Where the data of a source lie."""
 
-    path: str
-    files: tuple[Path, ...]
-    sample: int | None
-    others: tuple[Path, ...] = ()
+    path: str  # without `#N`
+    files: tuple[
+        Path, ...
+    ]  # none for a data set of the hub, or one saved by `datasets`, which lies at `path`
+    sample: int | None  # the N of `path#N`
+    others: tuple[Path, ...] = ()  # all else that lies in the folder of the files
 
 
 def locate(source: SourceConfig) -> Located:
-    """The files of a source. Raises DataError when there are none, or `path` is something that holds no records."""
-    path, sample = source.path, None
+    """Return where a source lies. Raises DataError when nothing is there, or something that holds no records."""
+    path = source.path
+    sample = None
     if not Path(path).expanduser().exists() and (match := _SAMPLE.fullmatch(path)):
-        path, sample = match[1], int(match[2])
+        path = match[1]
+        sample = int(match[2])
         if not sample:
             raise DataError(f"{source.path} asks for 0 samples; expected at least 1")
-    place = Path(path).expanduser()
     if "\0" in path or "://" in path:
         raise DataError(
             f"{path!r} is no path; expected a file, a folder, a pattern such as data/*.jsonl, or a hub id"
         )
-    if place.is_dir() and _is_saved_dataset(place):
+
+    place = Path(path).expanduser()
+    others: tuple[Path, ...] = ()
+    if not place.is_dir():
+        files = _files_of(place, path)
+    elif _is_saved_dataset(place):
         return Located(path, (), sample)
-    files, others = _files_in(place) if place.is_dir() else (_files_of(place, path), ())
+    else:
+        files, others = _files_in(place)
+
     if files:
         if source.subset or source.split != "train":
             asked = f"subset: {source.subset}" if source.subset else f"split: {source.split}"
@@ -96,7 +105,7 @@ def locate(source: SourceConfig) -> Located:
 
 
 def _files_of(place: Path, path: str) -> tuple[Path, ...]:
-    """The files that a path or pattern means; none where nothing is there. Raises DataError for what is no data."""
+    """Return the files that a path or pattern means; none if nothing is there. Raises DataError for what is no data."""
     if place.is_file():
         return (_known(place),)
     if place.exists():
@@ -114,19 +123,18 @@ def _files_of(place: Path, path: str) -> tuple[Path, ...]:
 
 
 def read_source(source: SourceConfig, problems: Problems) -> Iterator[Record]:
-    """All records of a source, in order. What cannot be read as a record goes to `problems`, and reading goes on."""
+    """Yield all records of a source, in order. What is no record goes to `problems`, and reading goes on."""
     located = locate(source)
-    if located.files:
-        for file in located.files:
-            yield from read_file(file, problems)
-    else:
+    for file in located.files:
+        yield from read_file(file, problems)
+    if not located.files:
         dataset = load_dataset(located.path, source.subset, source.split)
         for number, value in enumerate(_undecoded(dataset), 1):
             yield Record(located.path, number, without_nulls(value))
 
 
 def _undecoded(dataset: Dataset) -> Iterator[dict[str, Any]]:
-    """The rows of a data set, its images as the path or the bytes that it has, not as pixels."""
+    """Yield the rows of a data set, its images as the path or the bytes that it has, not as pixels."""
     if "'_type': 'Image'" not in str(dataset.features.to_dict()):
         yield from dataset
         return
@@ -135,7 +143,7 @@ def _undecoded(dataset: Dataset) -> Iterator[dict[str, Any]]:
 
 
 def count_rows(source: SourceConfig) -> int:
-    """The number of records of a source, bad ones included, without parsing where the format allows that."""
+    """Return the number of records of a source, bad ones too, without parsing them where the format allows that."""
     located = locate(source)
     if not located.files:
         return len(load_dataset(located.path, source.subset, source.split))
@@ -143,43 +151,49 @@ def count_rows(source: SourceConfig) -> int:
 
 
 def evaluated_rows(rows: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Rows that an evaluation takes of each source, such that it has the mix that an epoch of training has.
+    """Return how many rows an evaluation takes of each source, so that it has the mix of an epoch of training.
 
-    All of the source of the largest weight, of others as much less as their weight is, but at least one.
+    All of the source with the largest weight; of others a part, as their weight is smaller, but at least one row.
     """
-    largest = max(
-        (weight for count, weight in zip(rows, weights, strict=True) if count), default=1.0
-    )
-    return [
-        max(1, round(count * weight / largest)) if count else 0
-        for count, weight in zip(rows, weights, strict=True)
-    ]
+    largest = 1.0
+    weights_in_use = [weight for count, weight in zip(rows, weights, strict=True) if count]
+    if weights_in_use:
+        largest = max(weights_in_use)
+
+    taken = []
+    for count, weight in zip(rows, weights, strict=True):
+        share = max(1, round(count * weight / largest))
+        taken.append(share if count else 0)
+    return taken
 
 
 def names_of(sources: Sequence[SourceConfig]) -> tuple[str, ...]:
-    """A name for each source: as much of the end of its path as tells it from the others, in signs that all trackers
-    take."""
-    paths = [
-        PurePath(
-            re.sub(r"#\d+$", "", source.path),
-            source.subset or "",
-            source.split.replace("train", ""),
-        )
-        for source in sources
-    ]
+    """Return a name for each source: as much of the end of its path as tells it from the others.
+
+    `data/maths/train.jsonl` and `data/poems/train.jsonl` are called `maths/train.jsonl` and `poems/train.jsonl`. Signs
+    that not all trackers take become `_`.
+    """
+    paths = []
+    for source in sources:
+        path = re.sub(r"#\d+$", "", source.path)
+        paths.append(PurePath(path, source.subset or "", source.split.replace("train", "")))
+
     names: list[str] = []
-    for depth in range(1, max((len(path.parts) for path in paths), default=0) + 1):
-        names = [
-            re.sub(r"[^\w./ -]", "_", PurePath(*path.parts[-depth:]).as_posix().lstrip("/"))
-            for path in paths
-        ]
+    longest = max((len(path.parts) for path in paths), default=0)
+    for depth in range(1, longest + 1):
+        names = [_name(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
             return tuple(names)
+    # The same path twice.
     return tuple(f"{name} {number}" for number, name in enumerate(names, 1))
 
 
+def _name(parts: Sequence[str]) -> str:
+    return re.sub(r"[^\w./ -]", "_", PurePath(*parts).as_posix().lstrip("/"))
+
+
 def input_digests(source: SourceConfig) -> list[str]:
-    """SHA-256 of every file a source reads, in order; of a hub data set, of the files it lies in on disk."""
+    """Return the SHA-256 of every file a source reads, in order; of a hub data set, of its files in the cache."""
     located = locate(source)
     if located.files:
         return [sha256_file(file) for file in located.files]
@@ -188,7 +202,7 @@ def input_digests(source: SourceConfig) -> list[str]:
 
 
 def class_names(source: SourceConfig) -> tuple[str, ...]:
-    """The names that a data set has for the numbers in its column of labels; none where it does not say.
+    """Return the names that a data set has for the numbers in its column of labels; none where it does not say.
 
     Data sets of the hub say so in their features, and Parquet files that `datasets` wrote in their schema. Raises
     DataError where two files of a source have different names.
@@ -204,6 +218,7 @@ def class_names(source: SourceConfig) -> tuple[str, ...]:
         if ending_of(file) == ".parquet":
             names = _names_of_classes(parquet_features(file), source)
         if names and first and names != first:
+            # Each file alone would be read well; together, a number would be one class here and another there.
             raise DataError(
                 f"{file} numbers its classes {', '.join(names[:12])}, but {first_file} {', '.join(first[:12])}: one "
                 "number would mean two classes. Give all the same names in the same order. Nothing was written."
@@ -216,40 +231,29 @@ def class_names(source: SourceConfig) -> tuple[str, ...]:
 
 def _names_of_classes(features: Mapping[Any, Any], source: SourceConfig) -> tuple[str, ...]:
     """Return the names of classes that the features of a data set have in its column of labels."""
-    kind: Any = next(
-        (
-            features[key]
-            for key in (source.columns.get("label"), "label", "labels")
-            if key in features
-        ),
-        {},
-    )
+    kind: Any = {}
+    for key in (source.columns.get("label"), "label", "labels"):
+        if key in features:
+            kind = features[key]
+            break
+    # A list of labels has the account of one label inside: [kind], or {"feature": kind}.
     while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):
-        kind = kind[0] if isinstance(kind, list) else kind["feature"]  # a list of labels
-    return tuple(kind.get("names") or ()) if isinstance(kind, dict) else ()
+        kind = kind[0] if isinstance(kind, list) else kind["feature"]
+    if not isinstance(kind, dict):
+        return ()
+    return tuple(kind.get("names") or ())
 
 
 @lru_cache(maxsize=8)
 def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
-    """A data set of the hub, or one saved to a folder by `datasets`, with that optional library."""
+    """Return a data set of the hub, or one saved to a folder by `datasets`, with that optional library."""
     from kubetune.extras import require
 
     require(f"{path}, a Hugging Face data set,", "datasets")
     import datasets
 
     if Path(path).expanduser().is_dir():
-        _require_saved_inside(Path(path).expanduser())
-        saved: Any = datasets.load_from_disk(str(Path(path).expanduser()))
-        whole = (
-            ("train", str(saved.split or "train")) if isinstance(saved, datasets.Dataset) else ()
-        )
-        splits = dict.fromkeys(whole, saved) or saved
-        if subset or split not in splits:
-            asked = f"subset {subset!r}" if subset else f"split {split!r}"
-            raise DataError(
-                f"{path} has no {asked}; it has the splits {', '.join(splits)}. {_PART}"
-            )
-        return splits[split]
+        return _load_saved(path, subset, split)
     with explained_hub_errors(path, kind="dataset"):
         try:
             return datasets.load_dataset(path, subset, split=split, token=hub_token())
@@ -259,22 +263,46 @@ def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
                 f"data set {path} (subset {subset}, split {split}): {error}{advice}"
             ) from error
         except Exception as error:
-            if told := _unread(error, f"data set {path} (subset {subset}, split {split})"):
-                raise told from error
-            raise
+            explained = _unreadable(error, f"data set {path} (subset {subset}, split {split})")
+            if explained is None:
+                raise
+            raise explained from error
 
 
-def _unread(error: Exception, what: str) -> KubetuneError | None:
-    """The error where `datasets` can make no rows of files that are here; None where the hub is to blame."""
-    found = list(causes(error, hidden=True))
-    if fault := next(filter(None, map(fault_of, found)), None):
-        return fault
-    if is_of_hub(error) and not any(type(cause).__module__ == "pyarrow.lib" for cause in found):
+def _load_saved(path: str, subset: str | None, split: str) -> Dataset:
+    """Return a split of a data set that `datasets` saved to a folder."""
+    import datasets
+
+    folder = Path(path).expanduser()
+    _require_saved_inside(folder)
+    saved: Any = datasets.load_from_disk(str(folder))
+    splits = saved
+    if isinstance(saved, datasets.Dataset):
+        # Saved without its splits: it is the split that it says, and `train`, which is the default.
+        splits = {"train": saved, str(saved.split or "train"): saved}
+    if subset or split not in splits:
+        asked = f"subset {subset!r}" if subset else f"split {split!r}"
+        raise DataError(f"{path} has no {asked}; it has the splits {', '.join(splits)}. {_PART}")
+    return splits[split]
+
+
+def _unreadable(error: Exception, what: str) -> KubetuneError | None:
+    """Return the error where `datasets` can make no rows of files that are here; None if the hub is to blame."""
+    chain = list(causes(error, hidden=True))
+    for cause in chain:
+        fault = fault_of(cause)
+        if fault is not None:
+            return fault
+    is_of_arrow = any(type(cause).__module__ == "pyarrow.lib" for cause in chain)
+    if is_of_hub(error) and not is_of_arrow:
         return None
-    words = [" ".join(str(cause).split())[:500] for cause in causes(error)]
-    said = next(filter(None, reversed(words)), "they have none")
+
+    # The last error of the chain that says anything is the nearest to what went wrong.
+    reason = "they have none"
+    for cause in causes(error):
+        reason = " ".join(str(cause).split())[:500] or reason
     return DataError(
-        f"{what}: no rows can be made of its files ({said}). Give some of them by their paths instead"
+        f"{what}: no rows can be made of its files ({reason}). Give some of them by their paths instead"
     )
 
 
@@ -299,9 +327,9 @@ def _is_saved_dataset(folder: Path) -> bool:
 
 
 def not_read(sources: Iterable[SourceConfig], *, images: bool = False) -> Counter[str]:
-    """Number of files of each kind that lie in folders that sources are, and hold none of their records.
+    """Count by ending the files in the folders of sources that hold none of their records.
 
-    With `images` theirs are not counted: records name them.
+    With `images`, files of images are not counted: records name them.
     """
     left: Counter[str] = Counter()
     for located in map(locate, sources):
@@ -313,25 +341,30 @@ def not_read(sources: Iterable[SourceConfig], *, images: bool = False) -> Counte
 
 
 def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """The files of a folder that hold records, and all else in it. Raises DataError where none does."""
-    found = sorted(
-        file
-        for file in folder.rglob("*")
-        if not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    )
-    for file in found:
-        if why := _why_not_read(file):
-            raise DataError(f"{file} {why}, or move it out of {folder}: what it holds is not read")
-        require_in_folder(file, folder)
-    files = [file for file in found if is_read(file) and file.is_file()]
-    records = [file for file in files if ending_of(file) != ".txt"]
-    files = records or files  # beside records, plain texts are licences and notes
-    if not files:
+    """Return the files of a folder that hold records, and all else in it. Raises DataError if none holds any."""
+    entries = []
+    for entry in sorted(folder.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in entry.relative_to(folder).parts)
+        if not is_hidden:
+            entries.append(entry)
+
+    for entry in entries:
+        reason = _why_not_read(entry)
+        if reason:
+            raise DataError(
+                f"{entry} {reason}, or move it out of {folder}: what it holds is not read"
+            )
+        require_in_folder(entry, folder)
+
+    readable = [entry for entry in entries if is_read(entry) and entry.is_file()]
+    # Beside records, plain texts are licences and notes.
+    records = [file for file in readable if ending_of(file) != ".txt"] or readable
+    if not records:
         raise DataError(
             f"{folder} holds no data; expected files of {readable_endings()}, or a data set saved by `datasets`"
         )
-    taken = set(files)
-    return tuple(files), tuple(file for file in found if file not in taken)
+    others = set(entries).difference(records)
+    return tuple(records), tuple(sorted(others))
 
 
 def _folder_of_pattern(pattern: Path) -> Path:
@@ -382,7 +415,7 @@ def _names_in(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _why_not_read(file: Path) -> str:
-    """The reason why something in a folder that holds records, or may, is not read, and what to do; mostly none."""
+    """Return why something in a folder of data is not read though it may hold records; empty for most entries."""
     if is_packed_otherwise(file) and is_read(file.stem):
         return "is packed; unpack it"
     if file.suffix.lower() in OTHER_RECORDS:

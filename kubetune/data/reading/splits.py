@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from kubetune.base.humanize import counted
 from kubetune.config.schema import DataConfig, SourceConfig
@@ -13,7 +13,8 @@ from kubetune.data.reading.record import Record
 from kubetune.data.reading.sources import locate, read_source
 from kubetune.errors import DataError
 
-_KEYS: dict[Split, str] = {
+# Where the run file names the data of each split.
+_KEYS: Final[dict[Split, str]] = {
     "train": "data.train",
     "eval": "data.eval",
     "forget": "evaluation.forget.data",
@@ -32,9 +33,10 @@ def plan_batches(
     problems: Problems,
     tallies: Mapping[Split, Sequence[Tally]],
 ) -> Iterator[Batch]:
-    """Read every record of a run, in the order of the sources, training first; `held_out` is a share of training's.
+    """Read every record of a run, in the order of the sources, training first.
 
-    What cannot be read is counted in the tallies; where a share is held out, in those of training.
+    `held_out`: the share of training's records that goes to evaluation. `tallies`: by split and source, what became of
+    the records. What cannot be read is counted there, where a share is held out as one of training.
     """
     for split, sources in splits.items():
         share = held_out if split == "train" else 0.0
@@ -49,7 +51,7 @@ def plan_batches(
 
 
 def read_taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[Record]:
-    """The records of a source that `path#N` and `range` take, whatever split they go to."""
+    """Yield the records of a source that `path#N` and `range` take, whatever split they go to."""
     (fates,) = _fates([source], seed, 0.0)
     for index, record in enumerate(read_source(source, problems)):
         if fates is None or (index < len(fates) and fates[index]):
@@ -57,6 +59,7 @@ def read_taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[
 
 
 def _fates(sources: Sequence[SourceConfig], seed: int, share: float) -> Sequence[bytes | None]:
+    """Return what becomes of the records of each source, as `selection.decide_fates` does."""
     if not share and not any(source.range or locate(source).sample for source in sources):
         return [None] * len(sources)
     # It imports numpy, which the common case does without.
@@ -66,21 +69,26 @@ def _fates(sources: Sequence[SourceConfig], seed: int, share: float) -> Sequence
 
 
 def _splitter(split: Split, fates: bytes | None) -> Callable[[int], Split | None]:
-    """A function from the index of a record to its split. `fates` are as in `selection.decide_fates`."""
-    if fates is None:
-        return lambda _: split
-    splits: tuple[Split | None, ...] = (None, split, "eval")
-    return lambda index: splits[fates[index]] if index < len(fates) else None
+    """Return a function from the index of a record to its split; None for one that is not taken."""
+
+    def split_of(index: int) -> Split | None:
+        if fates is None:
+            return split
+        # Behind the last record that is taken there are no fates.
+        fate = fates[index] if index < len(fates) else 0
+        return split_of_fate[fate]
+
+    split_of_fate: tuple[Split | None, ...] = (None, split, "eval")
+    return split_of
 
 
 def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict[str, Any]:
-    """Contents of stats.json: what became of the records, in all and by source."""
+    """Return the contents of stats.json: what became of the records, in all and by source."""
     total = Tally()
-    for tally in tallies:
+    by_source = []
+    for source, tally in zip(sources, tallies, strict=True):
         total.add(tally)
-    by_source = [
-        {"path": source.path, **vars(tally)} for source, tally in zip(sources, tallies, strict=True)
-    ]
+        by_source.append({"path": source.path, **vars(tally)})
     return {**vars(total), "lost_share": total.lost_share, "sources": by_source}
 
 

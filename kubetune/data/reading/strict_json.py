@@ -7,8 +7,8 @@ import math
 from collections import Counter
 from typing import Any, Final, NoReturn
 
+# Python reads no longer whole numbers (sys.set_int_max_str_digits).
 _MOST_DIGITS: Final = 4300
-"""Python reads no longer numbers."""
 
 
 class Flawed(ValueError):
@@ -48,6 +48,7 @@ def value_at(text: str, at: int) -> tuple[Any, int]:
 
 def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
+    # {"label": 1, "label": 0} has two pairs and one key.
     if len(value) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         twice = next(key for key, count in counts.items() if count > 1)
@@ -77,4 +78,5 @@ _STRICT_RULES: Final[dict[str, Any]] = {
     "parse_float": _as_float,
 }
 _STRICT: Final = json.JSONDecoder(**_STRICT_RULES)
+# It reads whole numbers of any length, as how many digits they have.
 _LENIENT: Final = json.JSONDecoder(parse_int=len)

@@ -86,8 +86,8 @@ def _count_rows(file: Path, quoting: Quoting) -> int:
 def _read_table(
     file: Path, problems: Problems, delimiter: str, quoting: Quoting
 ) -> Iterator[Record]:
-    line = 1
-    blank = 0
+    line = 1  # the line that a row begins on: quoted values may go on over several
+    blank = 0  # blank lines since the last row
     with opened(file) as stream:
         rows = _rows(stream, delimiter, quoting)
         try:
@@ -98,7 +98,8 @@ def _read_table(
             line = rows.line_num + 1
             for row in rows:
                 if row:
-                    problems.blank_lines += blank  # those at the end of the file are not counted
+                    # Only now: blank lines at the end of the file are not counted.
+                    problems.blank_lines += blank
                     blank = 0
                     if len(row) == len(header):
                         yield Record(str(file), line, dict(zip(header, row, strict=True)))
@@ -175,6 +176,7 @@ def _without_nulls_within(value: Any) -> Any:
 
 def _named_twice(fields: Iterable[Any], place: str = "") -> str:
     """Return the first name that two fields of Arrow beside each other have; empty where none has."""
+    # {"a": …, "a": …} is legal in a Parquet file, and loses a value when a row becomes a dict.
     names: set[str] = set()
     for field in fields:
         name = f"{place}{field.name}"
@@ -199,6 +201,7 @@ def parquet_rows(file: Path) -> int:
 def parquet_features(file: Path) -> dict[str, Any]:
     """Return the account that `datasets` gives of the columns of a Parquet file that it wrote; empty for others."""
     metadata = _parquet(file).schema_arrow.metadata or {}
+    # `datasets` writes its account as JSON; other tools may use the same key for anything.
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
     except (ValueError, LookupError, TypeError):
